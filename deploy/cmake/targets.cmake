@@ -1,0 +1,42 @@
+# Functions for our own targets, so that flags and include paths are decided once.
+
+set(LOGPROBD_WARNINGS -Wall -Wextra -Wconversion -Werror)
+
+function(logprobd_target_settings target)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LOGPROBD_WARNINGS}>)
+  if(LOGPROBD_SANITIZE)
+    target_compile_options(${target} PUBLIC
+      $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOGPROBD_SANITIZE} -fno-omit-frame-pointer>)
+    target_link_options(${target} PUBLIC -fsanitize=${LOGPROBD_SANITIZE})
+  endif()
+endfunction()
+
+# logprobd_library(name SOURCES ... [PUBLIC libs...] [PRIVATE libs...]): a folder's target.
+# PRIVATE is the rule; PUBLIC is for what our headers show.
+function(logprobd_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  logprobd_target_settings(${name})
+  target_link_libraries(${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
+endfunction()
+
+# logprobd_executable(name SOURCES ... LIBS ...)
+function(logprobd_executable name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  logprobd_target_settings(${name})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS})
+endfunction()
+
+# logprobd_test(name SOURCES ... LIBS ... [LABELS unit|gpu|integration|slow]): a GoogleTest binary,
+# each of whose tests is a CTest test.
+function(logprobd_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;LABELS" ${ARGN})
+  logprobd_executable(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS} GTest::gmock_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  gtest_discover_tests(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
+endfunction()

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/common/host_device.h"
+#include "kernels/common/tile.h"
+
+namespace logprobd::kernels {
+
+/// The sums of a row over any set of its tiles, as 64-bit fixed point relative to one exponent.
+///
+/// Integer addition is associative: any grouping of tiles over threads, chunks or shards gives the
+/// same bits, provided that all use the same `exponent`, the row's largest over all tiles. So find
+/// that first (max over tiles, then over shards), then add. V <= 2^20: sums stay below 2^62.
+struct RowSums {
+  int32_t exponent = kEmptyExponent;
+  int64_t sum = 0;
+  int64_t weighted = 0;
+  int64_t sum_squares = 0;
+};
+
+/// Fixed-point quantum: 2^-42. A row's sum is at least 1/2, so it is known to 5e-13 relative.
+inline constexpr double kFixedPointOne = 4398046511104.0;
+
+LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
+  return static_cast<int64_t>(rint(value * kFixedPointOne));
+}
+
+/// Adds `tile` to `row`, whose exponent is final and at least the tile's. A tile 100 or more below
+/// the row's exponent is under half a quantum and adds nothing.
+LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
+  if (tile.exponent == kEmptyExponent || row.exponent == kNonfiniteExponent) return;
+  const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
+  if (shift <= -100) return;
+  // Moving to the row's exponent: S' = S 2^shift, W' = (W + shift S) 2^shift, Q' = Q 2^(2 shift).
+  const double factor = ldexp(1.0, static_cast<int>(shift));
+  const double sum = tile.sum;
+  row.sum += ToFixedPoint(sum * factor);
+  row.weighted += ToFixedPoint(
+      (static_cast<double>(tile.weighted) + static_cast<double>(shift) * sum) * factor);
+  row.sum_squares += ToFixedPoint(static_cast<double>(tile.sum_squares) * factor * factor);
+}
+
+/// A row's normaliser: log2 of the sum of 2^y is exponent + log2_sum.
+struct RowNormalizer {
+  int32_t exponent;
+  double log2_sum;
+  bool finite;  ///< False: a logit was NaN or +inf, or all were -inf; every score is NaN.
+};
+
+LOGPROBD_HOST_DEVICE inline RowNormalizer NormalizerOf(const RowSums& row) {
+  const bool finite =
+      row.exponent != kNonfiniteExponent && row.exponent != kEmptyExponent && row.sum > 0;
+  return {row.exponent, finite ? log2(static_cast<double>(row.sum) / kFixedPointOne) : 0.0, finite};
+}
+
+inline constexpr double kLn2 = 0.69314718055994530942;
+
+/// Log-probability, in nats and never above 0, of the token with logit z. The same function serves
+/// target, argmax, top-k and candidates, so equal logits have equal bits and order is kept.
+LOGPROBD_HOST_DEVICE inline float LogprobOf(float logit, float log2_scale,
+                                            const RowNormalizer& row) {
+  if (!row.finite) return NAN;
+  const double u = static_cast<double>(logit) * static_cast<double>(log2_scale) -
+                   static_cast<double>(row.exponent);
+  return static_cast<float>(fmin(kLn2 * (u - row.log2_sum), 0.0));
+}
+
+/// Entropy in nats, in [0, ln vocab_size].
+LOGPROBD_HOST_DEVICE inline float EntropyOf(const RowSums& sums, const RowNormalizer& row,
+                                            int64_t vocab_size) {
+  if (!row.finite) return NAN;
+  const double entropy =
+      kLn2 * (row.log2_sum - static_cast<double>(sums.weighted) / static_cast<double>(sums.sum));
+  return static_cast<float>(fmin(fmax(entropy, 0.0), log(static_cast<double>(vocab_size))));
+}
+
+/// ln of the sum of exp(z / temperature), in nats.
+LOGPROBD_HOST_DEVICE inline float LseOf(const RowNormalizer& row) {
+  if (!row.finite) return NAN;
+  return static_cast<float>(kLn2 * (static_cast<double>(row.exponent) + row.log2_sum));
+}
+
+/// Sum of squared probabilities, in (0, 1].
+LOGPROBD_HOST_DEVICE inline float SumPSquaredOf(const RowSums& sums, const RowNormalizer& row) {
+  if (!row.finite) return NAN;
+  const double sum = static_cast<double>(sums.sum) / kFixedPointOne;
+  const double squares = static_cast<double>(sums.sum_squares) / kFixedPointOne;
+  return static_cast<float>(fmin(squares / (sum * sum), 1.0));
+}
+
+}  // namespace logprobd::kernels

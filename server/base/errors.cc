@@ -1,0 +1,44 @@
+#include "server/base/errors.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace logprobd {
+namespace {
+
+constexpr absl::string_view kRetryAfterUrl = "logprobd.retry_after_ms";
+
+}  // namespace
+
+absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after) {
+  const int64_t milliseconds =
+      absl::ToInt64Milliseconds(absl::Ceil(retry_after, absl::Milliseconds(1)));
+  status.SetPayload(kRetryAfterUrl, absl::Cord(absl::StrCat(milliseconds)));
+  return status;
+}
+
+std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRetryAfterUrl);
+  int64_t milliseconds = 0;
+  if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &milliseconds)) {
+    return std::nullopt;
+  }
+  return absl::Milliseconds(milliseconds);
+}
+
+absl::Status WithContext(const absl::Status& status, absl::string_view prefix) {
+  if (status.ok()) {
+    return status;
+  }
+  absl::Status result(status.code(), absl::StrCat(prefix, ": ", status.message()));
+  status.ForEachPayload([&result](absl::string_view url, const absl::Cord& payload) {
+    result.SetPayload(url, payload);
+  });
+  return result;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace logprobd {
+
+/// A RESOURCE_EXHAUSTED or UNAVAILABLE status that says when to try again. The transport sends the
+/// hint as `grpc-retry-pushback-ms` and, on a stream, in the chunk's answer.
+absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after);
+
+/// The hint of a status, if it has one.
+std::optional<absl::Duration> RetryAfter(const absl::Status& status);
+
+/// The same status with `prefix` and ": " before its message; payloads stay.
+absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
+
+}  // namespace logprobd
+
+/// Returns from the function when `expression`, a Status, is an error.
+#define LOGPROBD_RETURN_IF_ERROR(expression)                  \
+  do {                                                        \
+    if (absl::Status status_ = (expression); !status_.ok()) { \
+      return status_;                                         \
+    }                                                         \
+  } while (false)
+
+#define LOGPROBD_INTERNAL_CONCAT2(a, b) a##b
+#define LOGPROBD_INTERNAL_CONCAT(a, b) LOGPROBD_INTERNAL_CONCAT2(a, b)
+
+/// Declares `target` from a StatusOr, or returns its error.
+#define LOGPROBD_ASSIGN_OR_RETURN(target, expression) \
+  LOGPROBD_INTERNAL_ASSIGN(LOGPROBD_INTERNAL_CONCAT(status_or_, __LINE__), target, expression)
+#define LOGPROBD_INTERNAL_ASSIGN(temporary, target, expression) \
+  auto temporary = (expression);                                \
+  if (!temporary.ok()) {                                        \
+    return std::move(temporary).status();                       \
+  }                                                             \
+  target = *std::move(temporary)

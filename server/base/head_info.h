@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/base/dtype.h"
+
+namespace logprobd {
+
+/// What a request must keep; beyond it the request is INVALID_ARGUMENT whatever the load.
+struct RequestLimits {
+  /// Most rows of a request or of a stream's chunk, >= 1.
+  int64_t request_rows_max = 65'536;
+  /// Largest message, in bytes.
+  int64_t message_bytes_max = int64_t{64} << 20;
+  int32_t top_k_max = 128;
+  /// Most candidate ids of a request.
+  int64_t candidates_max = 1 << 20;
+  int64_t segments_max = 65'536;
+  /// Chunks of one stream that may wait for their answer.
+  int32_t stream_window = 8;
+};
+
+/// The facts about a served head that requests are checked against and ListHeads reports.
+struct HeadInfo {
+  std::string name;
+  std::string model_type;
+  std::string tensor;  ///< Name in the checkpoint.
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;  ///< Valid ids; targets lie in [0, vocab_size).
+  int64_t vocab_rows = 0;  ///< Rows of the weight, padding included; >= vocab_size.
+  Dtype dtype = Dtype::kBf16;
+  bool tied = false;
+  bool has_bias = false;
+  float scale = 1.0F;    ///< z = cap(scale * (h . w) + bias).
+  float softcap = 0.0F;  ///< 0: none.
+  int64_t weight_bytes = 0;
+  uint64_t weights_version = 1;
+  std::string engine;         ///< For example "cuda/chunked".
+  std::string engine_reason;  ///< Why this engine.
+  RequestLimits limits;
+};
+
+/// Memory of one kind that is reserved at start, for the plan, the log and the metrics.
+struct MemoryUse {
+  std::string place;  ///< "host", or "gpu0".
+  std::string kind;   ///< "weights", "workspace", "staging", "receive".
+  int64_t bytes = 0;
+};
+
+using MemoryPlan = std::vector<MemoryUse>;
+
+}  // namespace logprobd

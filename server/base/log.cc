@@ -1,0 +1,129 @@
+#include "server/base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace logprobd {
+namespace {
+
+constexpr absl::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+/// The process's logger; its format is decided by LineOf, so spdlog only filters and writes.
+struct LogState {
+  LogState()
+      : logger(std::make_shared<spdlog::logger>(
+            "logprobd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
+    logger->set_pattern("%v");
+    logger->set_level(spdlog::level::info);
+    logger->flush_on(spdlog::level::debug);
+  }
+  std::shared_ptr<spdlog::logger> logger;
+  LogFormat format = LogFormat::kText;
+};
+
+LogState& State() {
+  static auto* const state = new LogState;  // never destroyed: threads may log while exiting
+  return *state;
+}
+
+/// JSON string escapes; text lines use the same, so that no value can start a new line.
+std::string Escape(absl::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out.push_back('\\');
+      out.push_back(c);
+    } else if (byte < 0x20 || byte == 0x7F) {
+      absl::StrAppendFormat(&out, "\\u%04x", byte);
+    } else {
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
+std::string LineOf(LogFormat format, LogLevel level, absl::string_view message,
+                   std::initializer_list<LogField> fields) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
+  const absl::string_view name = kLevelNames[static_cast<int>(level)];
+  std::string line;
+  if (format == LogFormat::kJson) {
+    line = absl::StrCat("{\"time\":\"", time, "\",\"level\":\"", name, "\",\"message\":\"",
+                        Escape(message), "\"");
+    for (const LogField& field : fields) {
+      absl::StrAppend(&line, ",\"", Escape(field.key), "\":\"", Escape(field.value), "\"");
+    }
+    line.push_back('}');
+    return line;
+  }
+  line = absl::StrCat(time, " ", name, " ", Escape(message));
+  for (const LogField& field : fields) {
+    const bool quote =
+        field.value.empty() || field.value.find_first_of(" \"=") != std::string::npos;
+    absl::StrAppend(&line, " ", field.key, "=", quote ? "\"" : "", Escape(field.value),
+                    quote ? "\"" : "");
+  }
+  return line;
+}
+
+}  // namespace
+
+void ConfigureLog(const LogOptions& options) {
+  State().logger->set_level(ToSpdlog(options.level));
+  State().format = options.format;
+}
+
+absl::Status ParseLogLevel(absl::string_view name, LogLevel& level) {
+  for (int i = 0; i < 4; ++i) {
+    if (name == kLevelNames[i]) {
+      level = static_cast<LogLevel>(i);
+      return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level \"", name, "\": use debug, info, warning or error"));
+}
+
+absl::Status ParseLogFormat(absl::string_view name, LogFormat& format) {
+  if (name != "text" && name != "json") {
+    return absl::InvalidArgumentError(absl::StrCat("log format \"", name, "\": use text or json"));
+  }
+  format = name == "json" ? LogFormat::kJson : LogFormat::kText;
+  return absl::OkStatus();
+}
+
+void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+  LogState& state = State();
+  const spdlog::level::level_enum spdlog_level = ToSpdlog(level);
+  if (!state.logger->should_log(spdlog_level)) {
+    return;
+  }
+  state.logger->log(spdlog_level,
+                    spdlog::string_view_t(LineOf(state.format, level, message, fields)));
+}
+
+}  // namespace logprobd

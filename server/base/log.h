@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace logprobd {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+enum class LogFormat { kText, kJson };
+
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kText;
+};
+
+/// Sets level and format of the process's log, which goes to standard error. Before the first
+/// thread; without it the defaults hold.
+void ConfigureLog(const LogOptions& options);
+
+/// INVALID_ARGUMENT lists the names.
+absl::Status ParseLogLevel(absl::string_view name, LogLevel& level);
+absl::Status ParseLogFormat(absl::string_view name, LogFormat& format);
+
+/// A named value of a log line.
+struct LogField {
+  template <typename T>
+  LogField(absl::string_view name, const T& field_value)  // NOLINT: made in braces at each call
+      : key(name), value(absl::StrCat(field_value)) {}
+  absl::string_view key;
+  std::string value;
+};
+
+/// Writes one line: `message` and the fields. Control characters in either are escaped, so a line
+/// stays a line whatever a client sent. Never pass hidden states, targets or scores. Thread-safe.
+void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
+
+inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kDebug, message, fields);
+}
+inline void LogInfo(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kInfo, message, fields);
+}
+inline void LogWarning(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kWarning, message, fields);
+}
+inline void LogError(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kError, message, fields);
+}
+
+}  // namespace logprobd

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/base/dtype.h"
+#include "server/base/outputs.h"
+
+namespace logprobd {
+
+enum class Priority : int32_t { kHigh = 0, kNormal = 1, kLow = 2 };
+inline constexpr int kNumPriorities = 3;
+
+inline constexpr int32_t kDefaultIgnoreIndex = -100;
+
+/// A payload in the pieces in which it arrived; nothing is copied until a batch is formed.
+struct HiddenPayload {
+  std::vector<absl::Span<const std::byte>> pieces;
+  int64_t bytes = 0;            ///< Sum over the pieces.
+  std::shared_ptr<void> owner;  ///< Keeps the pieces' memory alive.
+};
+
+/// A request as parsed: the fields of proto ScoreRequest, small arrays decoded, nothing checked
+/// beyond the wire format. Shapes and meanings are stated there.
+struct ScoreRequest {
+  std::string request_id;
+  std::string head;
+  uint64_t weights_version = 0;
+  uint64_t chunk_id = 0;
+  int32_t dtype_number = 0;  ///< As on the wire, perhaps unknown; `dtype()` once validated.
+  int64_t rows = 0;
+  int64_t hidden_size = 0;
+  std::vector<int32_t> targets;         ///< [rows]
+  std::optional<float> temperature;     ///< Absent: 1.
+  std::vector<float> row_temperatures;  ///< [rows], or empty.
+  std::optional<float> entropy_temperature;
+  int32_t ignore_index = kDefaultIgnoreIndex;
+  uint32_t output_bits = 0;  ///< As on the wire; `outputs()` once validated.
+  int64_t top_k = 0;
+  std::vector<int32_t> candidate_ids;
+  std::vector<uint32_t> candidate_offsets;  ///< [rows + 1], or empty.
+  std::vector<uint32_t> segment_offsets;    ///< [segments + 1], or empty.
+  int32_t priority_number = 0;              ///< As on the wire; `priority()` once validated.
+  bool reject_nonfinite = false;
+  HiddenPayload hidden;
+
+  /// Set by the transport, not by the client's message.
+  std::string client_id;                         ///< For fairness: metadata, else peer address.
+  absl::Time deadline = absl::InfiniteFuture();  ///< On the server's Clock.
+  absl::Time received;                           ///< On the server's Clock.
+
+  Dtype dtype() const { return static_cast<Dtype>(dtype_number); }
+  OutputSet outputs() const { return output_bits == 0 ? kDefaultOutputs : OutputSet(output_bits); }
+  Priority priority() const {
+    return priority_number == 0 ? Priority::kNormal : static_cast<Priority>(priority_number - 1);
+  }
+  int64_t num_segments() const {
+    return segment_offsets.empty() ? 0 : static_cast<int64_t>(segment_offsets.size()) - 1;
+  }
+};
+
+}  // namespace logprobd

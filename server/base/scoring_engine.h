@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/base/dtype.h"
+#include "server/base/head_info.h"
+#include "server/base/outputs.h"
+
+namespace logprobd {
+
+/// Memory from which an engine reads a batch's hidden rows: pinned where a GPU copies from it.
+class StagingBuffer {
+ public:
+  virtual ~StagingBuffer() = default;
+  virtual std::byte* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+};
+
+/// Rows to score in one call and where their scores go. All memory is the caller's and stays valid
+/// until `done`. Every row is to be scored (ignored rows never reach an engine), ids are in range.
+///
+/// Invariance: what a row gets depends on that row alone, bit for bit, not on the other rows, their
+/// order or the outputs asked beside it.
+struct ScoreBatch {
+  Dtype dtype = Dtype::kBf16;            ///< Of `hidden`.
+  int64_t num_rows = 0;                  ///< 1 to batch_rows_max.
+  const std::byte* hidden = nullptr;     ///< [num_rows, hidden_size], start of a StagingBuffer.
+  absl::Span<const int32_t> targets;     ///< [num_rows]
+  absl::Span<const float> temperatures;  ///< [num_rows]
+  absl::Span<const float> entropy_temperatures;  ///< [num_rows], or empty: as `temperatures`.
+  OutputSet outputs;                             ///< Union over the rows.
+  int32_t top_k = 0;                             ///< Largest of any row.
+  absl::Span<const int32_t> candidate_rows;  ///< [num_candidates], row in this batch, ascending.
+  absl::Span<const int32_t> candidate_ids;   ///< [num_candidates]
+
+  /// Filled by the engine for the outputs in `outputs`; other spans may be empty and stay
+  /// untouched. A row whose logits hold NaN or +Inf (or only -Inf) gets NaN, ids -1, nonfinite 1.
+  absl::Span<float> logprob;             ///< [num_rows]
+  absl::Span<float> entropy;             ///< [num_rows]
+  absl::Span<float> lse;                 ///< [num_rows]
+  absl::Span<int32_t> argmax_id;         ///< [num_rows]; kArgmax or kGreedy
+  absl::Span<float> argmax_logprob;      ///< [num_rows]; kArgmax
+  absl::Span<float> sum_p_squared;       ///< [num_rows]
+  absl::Span<float> max_logit;           ///< [num_rows]
+  absl::Span<float> min_logit;           ///< [num_rows]
+  absl::Span<int32_t> top_k_ids;         ///< [num_rows, top_k]
+  absl::Span<float> top_k_logprobs;      ///< [num_rows, top_k]
+  absl::Span<float> candidate_logprobs;  ///< [num_candidates]
+  absl::Span<uint8_t> nonfinite;         ///< [num_rows], always filled.
+
+  /// Seconds, filled by the engine; 0 where a stage does not exist.
+  double h2d_seconds = 0;
+  double kernel_seconds = 0;
+  double combine_seconds = 0;
+  double d2h_seconds = 0;
+};
+
+/// Called once when a batch's scores lie in place or it failed; must not block.
+using ScoreDone = absl::AnyInvocable<void(absl::Status) &&>;
+
+/// Scores batches on one replica: CpuEngine, CudaEngine, or FakeEngine in tests.
+///
+/// Threads: Start from one thread at a time; the rest from any. At most kBatchesInFlight batches
+/// are between Start and `done`; batches end in the order in which they were started. The
+/// destructor waits for the batches in flight.
+class ScoringEngine {
+ public:
+  static constexpr int kBatchesInFlight = 2;
+
+  virtual ~ScoringEngine() = default;
+
+  /// The facts an engine knows: sizes, dtype, transforms, its own name.
+  virtual const HeadInfo& info() const = 0;
+
+  /// Most rows of a batch; fixed at creation.
+  virtual int64_t batch_rows_max() const = 0;
+
+  /// Memory reserved at creation, staging of AllocateStaging not included.
+  virtual MemoryPlan memory() const = 0;
+
+  /// RESOURCE_EXHAUSTED when the memory is not there.
+  virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
+
+  /// Begins to score `batch` and returns; `done` is called once, on the engine's thread. Errors,
+  /// given to `done`:
+  ///   RESOURCE_EXHAUSTED  the batch does not fit in device memory; the engine stays usable.
+  ///   INTERNAL            a device fault; healthy() is false from now on.
+  virtual void Start(ScoreBatch& batch, ScoreDone done) = 0;
+
+  virtual bool healthy() const = 0;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/base/head_info.h"
+#include "server/base/score_request.h"
+#include "server/base/score_result.h"
+
+namespace logprobd {
+
+/// Names a submitted request so that it can be cancelled.
+using RequestTicket = uint64_t;
+
+struct VerifyOptions {
+  int32_t rows = 8;  ///< 1 to 64.
+  uint64_t seed = 1;
+};
+
+/// Largest differences between the engine's scores and double precision on a seeded probe.
+struct VerifyReport {
+  bool passed = false;
+  int32_t rows = 0;
+  double logprob_difference_max = 0;
+  double entropy_difference_max = 0;
+  double logprob_tolerance = 0;
+  double entropy_tolerance = 0;
+  double logit_stddev = 0;
+  double seconds = 0;
+};
+
+using VerifyCallback = absl::AnyInvocable<void(absl::StatusOr<VerifyReport>) &&>;
+
+/// A head as the transport sees it: facts, a way in, a way out. Thread-safe.
+class ServedHead {
+ public:
+  virtual ~ServedHead() = default;
+
+  virtual const HeadInfo& info() const = 0;
+
+  /// Whether requests can be scored now (weights loaded, an engine healthy, not draining).
+  virtual bool ready() const = 0;
+
+  /// Queues a validated request; never blocks and copies no payload. On error `done` is dropped
+  /// uncalled; else it is called once. Errors:
+  ///   RESOURCE_EXHAUSTED  the queue or the client's share is full; carries a retry hint
+  ///   (errors.h). DEADLINE_EXCEEDED   the deadline has passed. UNAVAILABLE         not ready, or
+  ///   shutting down.
+  virtual absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) = 0;
+
+  /// Drops what of the request has not been launched; its callback gets CANCELLED at once. Unknown
+  /// or finished tickets are ignored.
+  virtual void Cancel(RequestTicket ticket) = 0;
+
+  /// Scores a probe and compares it with double precision, on a thread of its own; one at a time
+  /// (RESOURCE_EXHAUSTED otherwise).
+  virtual void Verify(const VerifyOptions& options, VerifyCallback done) = 0;
+};
+
+/// The heads by name. Thread-safe.
+class HeadRegistry {
+ public:
+  virtual ~HeadRegistry() = default;
+
+  /// An empty name finds the only head (INVALID_ARGUMENT if there are several). NOT_FOUND lists the
+  /// names; UNAVAILABLE while nothing is loaded.
+  virtual absl::StatusOr<std::shared_ptr<ServedHead>> Find(absl::string_view name) const = 0;
+
+  virtual std::vector<std::shared_ptr<ServedHead>> List() const = 0;
+};
+
+}  // namespace logprobd

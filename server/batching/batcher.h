@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/score_request.h"
+#include "server/base/score_result.h"
+#include "server/base/scoring_engine.h"
+#include "server/base/served_head.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// Groups the rows of requests into batches for an engine.
+///
+///   Submit (any thread) -> queues by priority and client -> batch thread: cut, gather rows into a
+///   staging buffer (copy pool) -> engine.Start -> results scattered to requests -> callbacks
+///
+/// Work-conserving: a batch leaves when the engine is free and something waits. Rows of a request
+/// may be cut anywhere; ignored rows never reach the engine. Fair over clients (deficit round robin
+/// over rows) within a priority; lower priorities keep a share. Deadline and cancellation are
+/// checked at Submit, in the queue and before launch, also while the engine is stuck. Each request
+/// ends in exactly one way: Submit fails and `done` is dropped, or `done` is called once.
+class Batcher {
+ public:
+  struct Options {
+    /// Most rows in a batch, 1 to engine.batch_rows_max().
+    int64_t batch_rows_max = 8'192;
+    /// Longest wait for company while the engine is free. Zero: leave at once.
+    absl::Duration batch_wait_max = absl::Microseconds(500);
+    /// Most rows waiting, >= 1. A longer request is never admissible.
+    int64_t queue_rows_max = 262'144;
+    /// Most payload bytes waiting or in a batch being formed.
+    int64_t queue_bytes_max = int64_t{2} << 30;
+    int64_t queue_requests_max = 65'536;
+    /// Share of the limits above that one client may hold, 0 to 1.
+    double client_share_max = 0.5;
+    /// Threads that gather payloads into staging memory.
+    int32_t copy_threads = 2;
+    /// Label of the metrics.
+    std::string head = "default";
+  };
+
+  /// INVALID_ARGUMENT names the bad option, RESOURCE_EXHAUSTED staging memory that is not there.
+  /// `engine`, `clock` and `metrics` must outlive the Batcher.
+  static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
+                                                         ScoringEngine& engine, const Clock& clock,
+                                                         Metrics& metrics);
+
+  /// Answers what is queued with UNAVAILABLE, waits for the batches in flight, joins its threads.
+  ~Batcher();
+
+  /// As ServedHead::Submit; the request has been validated. Also INVALID_ARGUMENT for more rows or
+  /// bytes than could ever be admitted.
+  absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
+
+  /// As ServedHead::Cancel.
+  void Cancel(RequestTicket ticket);
+
+  /// Refuses new requests from now on and returns when nothing is queued or in flight, or at
+  /// `deadline` (on the Clock); whether all work was finished.
+  bool Drain(absl::Time deadline);
+
+  /// Reserved at creation: the staging buffers.
+  MemoryPlan memory() const;
+
+ private:
+  struct Impl;
+  explicit Batcher(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// HTTP for operators: /metrics, /healthz (the process lives), /readyz (200 when it can score, else
+/// 503 with the reason), / (a status page).
+class HttpServer {
+ public:
+  struct Options {
+    /// host:port; port 0 takes a free one.
+    std::string listen = "127.0.0.1:9470";
+    /// Empty string: ready; else why not. Called on a request's thread; must not block.
+    std::function<std::string()> not_ready_reason;
+    /// Plain text of the status page. As above.
+    std::function<std::string()> status_text;
+  };
+
+  /// UNAVAILABLE when the port is in use, INVALID_ARGUMENT for a bad address.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const Options& options,
+                                                            const Metrics& metrics);
+  ~HttpServer();
+
+  int port() const;
+
+ private:
+  struct Impl;
+  explicit HttpServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace logprobd

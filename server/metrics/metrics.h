@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/base/head_info.h"
+#include "server/base/score_request.h"
+
+namespace logprobd {
+
+/// The server's metrics: names, labels and units are in README.md of this folder. Thread-safe;
+/// every method is cheap enough for a request's path.
+///
+/// Labels come from bounded sets: a head not configured is "unknown". All label sets are created
+/// at zero, so that rates exist from the first scrape.
+class Metrics {
+ public:
+  struct Options {
+    std::vector<std::string> heads;  ///< Configured head names.
+    std::string version;
+    std::string commit;
+    bool has_gpu = false;  ///< Creates the GPU families.
+  };
+
+  enum class Method { kScore, kScoreStream, kListHeads, kVerify };
+  enum class Transport { kTcp, kShm, kCudaIpc };
+  enum class Stage { kReceive, kCopy, kQueue, kH2d, kKernel, kCombine, kD2h, kReply };
+  enum class Rejection {
+    kQueueRows,
+    kQueueBytes,
+    kQueueRequests,
+    kClientShare,
+    kDeadline,
+    kDraining,
+    kNotReady,
+    kInvalid
+  };
+  /// Where a request was when it was cancelled or its deadline passed.
+  enum class LeftAt { kArrival, kQueue, kEngine };
+
+  explicit Metrics(const Options& options);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  void RecordRequest(Method method, absl::string_view head, absl::StatusCode code, double seconds,
+                     Transport transport);
+  void RecordStage(Stage stage, double seconds);
+  void RecordRows(absl::string_view head, int64_t scored, int64_t ignored, int64_t nonfinite);
+  void RecordBatch(absl::string_view head, int64_t rows, int64_t requests);
+  void RecordRejection(Rejection reason);
+  void RecordCancelled(LeftAt stage);
+  void RecordDeadlineExceeded(LeftAt stage);
+  void RecordReceived(Transport transport, int64_t bytes);
+  void RecordSent(Transport transport, int64_t bytes);
+  void RecordFlops(int gpu, double flops, double busy_seconds);
+  void RecordGpuError(int gpu, absl::string_view kind);
+
+  struct QueueState {
+    int64_t rows = 0;
+    int64_t bytes = 0;
+    int64_t requests = 0;
+  };
+  void SetQueue(absl::string_view head, Priority priority, const QueueState& state);
+  void SetQueueOldestAge(absl::string_view head, double seconds);
+  void SetInflightBytes(int64_t bytes, int64_t limit);
+  void SetHead(const HeadInfo& info);
+  void SetReady(absl::string_view head, bool ready);
+  void RecordWeightsLoad(absl::string_view head, double seconds);
+  void SetMemory(const MemoryPlan& plan);
+
+  /// The Prometheus text format, with process_* and, where there are GPUs, NVML's readings taken
+  /// now.
+  std::string Serialize() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/served_head.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// The gRPC listeners: data (TCP), local (Unix socket) and admin, with health and, by flag,
+/// reflection.
+class GrpcServer {
+ public:
+  struct Options {
+    /// host:port; port 0 takes a free one.
+    std::string listen = "127.0.0.1:8470";
+    /// Path of a Unix socket; empty: none.
+    std::string local;
+    /// host:port of the admin listener; empty: none.
+    std::string admin;
+    /// Allows a listener on a public address without TLS.
+    bool insecure = false;
+    bool reflection = false;
+    int64_t message_bytes_max = int64_t{64} << 20;
+    /// Memory for messages being received, over all connections (gRPC ResourceQuota).
+    int64_t receive_bytes_max = int64_t{2} << 30;
+    int32_t streams_max = 256;
+    std::string version;
+  };
+
+  /// Binds and serves; health says NOT_SERVING until SetServing(true). Errors: INVALID_ARGUMENT (an
+  /// address), FAILED_PRECONDITION (public address without `insecure`), UNAVAILABLE (port in use).
+  /// References must outlive the server.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
+                                                            const HeadRegistry& heads,
+                                                            Metrics& metrics, const Clock& clock);
+  ~GrpcServer();
+
+  /// Port of the data listener.
+  int port() const;
+  /// Port of the admin listener, or 0.
+  int admin_port() const;
+
+  /// What grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
+  void SetServing(bool serving);
+
+  /// Refuses new calls, lets calls in flight finish for `grace`, then cancels them. Idempotent.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  struct Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace logprobd
