@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Checks the format of C++, CUDA, proto and Python files; --fix writes it instead.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mode=(--dry-run --Werror)
+ruff=(format --check)
+[ "${1:-}" = --fix ] && mode=(-i) && ruff=(format)
+clang_format=$(command -v clang-format-14 || command -v clang-format)
+git ls-files -co --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' '*.inc' | xargs "$clang_format" "${mode[@]}"
+python=build/venv-tests/bin/python
+[ -x "$python" ] || python=python3
+"$python" -m ruff "${ruff[@]}" --config client/python/pyproject.toml client/python tests deploy .ci
+echo "format: ok"

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# From a bare Debian 12 (or Ubuntu 24.04) to scored rows, in one command.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'EOF'
+Usage: bash deploy/quickstart.sh [options]
+
+Installs what is needed, builds the server, writes a small demo model, serves it, scores a few rows
+through the Python client and compares them with double precision. Needs root or sudo the first time.
+A second run takes seconds.
+
+  --device auto|cpu|cuda   where to score (default auto: CUDA where there is a GPU and a toolkit)
+  --model DIR              serve this model folder instead of the demo model
+  --keep                   leave the server running
+  --port N                 gRPC port (default 8470)
+  --http-port N            port of /metrics, /healthz, /readyz (default 9470)
+  --help
+EOF
+}
+
+device=auto model="" keep=false port=8470 http_port=9470
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --device | --model | --port | --http-port)
+      [ $# -ge 2 ] || { echo "quickstart.sh: error: $1 needs a value" >&2; exit 2; }
+      case "$1" in
+        --device) device=$2 ;;
+        --model) model=$2 ;;
+        --port) port=$2 ;;
+        --http-port) http_port=$2 ;;
+      esac
+      shift 2
+      ;;
+    --keep) keep=true; shift ;;
+    --help | -h) usage; exit 0 ;;
+    *) echo "quickstart.sh: error: unknown option $1 (see --help)" >&2; exit 2 ;;
+  esac
+done
+case "$device" in
+  auto | cpu | cuda) ;;
+  *) echo "quickstart.sh: error: --device $device: use auto, cpu or cuda" >&2; exit 2 ;;
+esac
+
+step_logs=build/quickstart step_count=6
+[ -n "$model" ] || step_count=7
+source deploy/packages.sh
+source deploy/steps.sh
+[ -z "$model" ] || [ -e "$model" ] || fail "--model $model: no such folder"
+command -v apt-get >/dev/null || fail "this script needs apt-get (Debian 12 or Ubuntu 24.04)"
+
+# A GPU without a toolkit is worth a word: it is the one thing that apt cannot install here.
+has_gpu=false has_nvcc=false
+[ -e /dev/nvidia0 ] && has_gpu=true
+{ command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; } && has_nvcc=true
+cuda_advice="install NVIDIA's CUDA toolkit 13 or later (packages cuda-nvcc-13-0, cuda-cudart-dev-13-0 and \
+libcublas-dev-13-0 of NVIDIA's own repository, see docs.nvidia.com/cuda), put nvcc on PATH and run this again"
+if [ "$device" = cuda ]; then
+  $has_gpu || fail "--device cuda: no NVIDIA GPU is visible here (/dev/nvidia0 is missing)"
+  $has_nvcc || fail "--device cuda: there is a GPU, but no CUDA toolkit: $cuda_advice"
+elif [ "$device" = auto ] && $has_gpu && ! $has_nvcc; then
+  echo "note: there is a GPU, but no CUDA toolkit, so rows are scored on the CPU. To use the GPU, $cuda_advice."
+fi
+
+build() {
+  local -a options=()
+  [ "$device" = cpu ] && options+=(-DLOGPROBD_CUDA=OFF)
+  # A tree that is already configured (by tests/run.sh, say) is left as it is.
+  [ -f build/release/build.ninja ] ||
+    cmake --preset release -DLOGPROBD_TESTS=OFF ${options[@]+"${options[@]}"}
+  cmake --build build/release --target logprobd logprobctl
+}
+
+# The client in a virtual environment of its own, made again only when the client has changed.
+python_client() {
+  local stamp=build/venv/.client wanted
+  wanted=$(find client/python -type f -name '*.py' -o -type f -name pyproject.toml | sort | xargs sha256sum | sha256sum)
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
+  /usr/bin/python3 -m venv build/venv
+  build/venv/bin/python -m pip install --quiet --disable-pip-version-check ./client/python
+  printf '%s' "$wanted" >"$stamp"
+}
+
+server_pid=""
+stop_server() {
+  [ -n "$server_pid" ] || return 0
+  kill "$server_pid" 2>/dev/null || true
+  wait "$server_pid" 2>/dev/null || true
+  server_pid=""
+}
+trap stop_server EXIT
+trap 'exit 130' INT TERM
+
+wait_ready() {
+  local i
+  for i in $(seq 1200); do
+    curl -fsS -o /dev/null "http://127.0.0.1:$http_port/readyz" 2>/dev/null && return 0
+    if ! kill -0 "$server_pid" 2>/dev/null; then
+      cat build/quickstart/server.log
+      echo "the server ended while starting"
+      return 1
+    fi
+    sleep 0.1
+  done
+  echo "the server was not ready after 120 s; its log is build/quickstart/server.log"
+  return 1
+}
+
+step "installing distribution packages" install_packages "${build_packages[@]}" "${run_packages[@]}"
+step "building the server (Release)" build
+step "installing the Python client" python_client
+if [ -z "$model" ]; then
+  model=build/demo-model
+  step "writing the demo model" build/venv/bin/python deploy/demo/make_demo_model.py "$model"
+fi
+build/release/bin/logprobd --model "$model" --device "$device" --listen "127.0.0.1:$port" \
+  --http "127.0.0.1:$http_port" >build/quickstart/server.log 2>&1 </dev/null &
+server_pid=$!
+step "starting the server" wait_ready
+step "asking it what it serves" build/release/bin/logprobctl info --address "127.0.0.1:$port"
+step "scoring rows through the Python client" build/venv/bin/python deploy/demo/score_demo.py \
+  --address "127.0.0.1:$port" --model "$model"
+
+echo
+cat "$step_logs/$step_count.log"
+cat <<EOF
+
+Metrics   http://127.0.0.1:$http_port/metrics      health  http://127.0.0.1:$http_port/readyz
+Server    build/release/bin/logprobd --model $model        (--help explains every option)
+Try next  build/release/bin/logprobctl selftest            compare the engine with double precision
+          build/release/bin/logprobctl bench --rows 256    latency and rows/s
+          README.md                                        ten lines of Python for your own rows
+EOF
+if $keep; then
+  echo
+  echo "The server keeps running as process $server_pid (log: build/quickstart/server.log); stop it with: kill $server_pid"
+  disown "$server_pid"
+  server_pid=""
+fi

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Proof that the README's first command works on a bare system: makes a minimal Debian 12 root with
+# debootstrap, puts the committed tree into it and runs deploy/quickstart.sh there, twice.
+#   sudo bash tests/bare_debian.sh [DIR]     DIR: where the root is made (default build/bare-debian)
+# Not part of tests/run.sh: it needs root and about fifteen minutes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+root=$(realpath -m "${1:-build/bare-debian}")
+[ "$(id -u)" -eq 0 ] || { echo "bare_debian.sh: error: needs root for debootstrap and chroot" >&2; exit 1; }
+command -v debootstrap >/dev/null || { echo "bare_debian.sh: error: install debootstrap" >&2; exit 1; }
+[ ! -e "$root" ] || { echo "bare_debian.sh: error: $root exists: remove it first" >&2; exit 1; }
+
+cleanup() {
+  local mount
+  for mount in proc dev/pts dev; do
+    mountpoint -q "$root/$mount" && umount -l "$root/$mount" || true
+  done
+}
+trap cleanup EXIT
+
+echo "making a bare root in $root"
+debootstrap --variant=minbase bookworm "$root" >"$root.log" 2>&1 || { tail "$root.log"; exit 1; }
+mount -t proc proc "$root/proc"
+cp /etc/resolv.conf "$root/etc/resolv.conf"
+# The same sources as this machine's, where it uses its own.
+if [ -d /etc/apt/apt.conf.d ]; then cp -n /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true; fi
+mkdir -p "$root/src"
+git archive HEAD | tar -x -C "$root/src"
+
+in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"; }
+packages_before=$(in_root dpkg-query -f '.\n' -W | wc -l)
+echo "a bare root has $packages_before packages; first run:"
+start=$SECONDS
+in_root bash /src/deploy/quickstart.sh --device cpu --port 18470 --http-port 19470
+first=$((SECONDS - start))
+echo
+echo "second run:"
+start=$SECONDS
+in_root bash /src/deploy/quickstart.sh --device cpu --port 18470 --http-port 19470
+second=$((SECONDS - start))
+if in_root find /src/build/venv -iname 'nvidia*' -o -iname 'torch*' | grep -q .; then
+  echo "FAIL: the CPU set-up downloaded CUDA wheels or torch" >&2
+  exit 1
+fi
+[ "$second" -lt 30 ] || { echo "FAIL: the second run took $second s, 30 s allowed" >&2; exit 1; }
+echo
+echo "PASS: bare Debian 12, first run $first s, second run $second s, no CUDA wheels"

@@ -1,0 +1,61 @@
+"""Shared fixtures: where the built binaries are, small model folders, running servers."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support" / "python"))
+sys.path.insert(0, str(ROOT / "client" / "python"))
+
+from model_folder import ModelFolder  # noqa: E402
+from server_process import ServerProcess  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def repository() -> pathlib.Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def binaries() -> pathlib.Path:
+    """The folder with logprobd and logprobctl; LOGPROBD_BIN, else the release build."""
+    folder = pathlib.Path(os.environ.get("LOGPROBD_BIN", ROOT / "build" / "release" / "bin"))
+    assert (folder / "logprobd").exists(), f"{folder}/logprobd is missing: build the release preset"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A head of 1,003 ids (not a multiple of the tile) and 64 hidden elements, fast to score."""
+    return ModelFolder.write(tmp_path_factory.mktemp("model"), vocab=1003, hidden=64)
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A head large enough that a full batch takes a good part of a second on two cores."""
+    return ModelFolder.write(tmp_path_factory.mktemp("slow"), vocab=40_000, hidden=1024)
+
+
+@pytest.fixture(scope="session")
+def server(binaries: pathlib.Path, model: ModelFolder):
+    """A server on the CPU with default limits, shared by tests that leave it as they found it."""
+    with ServerProcess(binaries, "--model", str(model.path), "--reflection") as process:
+        yield process
+
+
+@pytest.fixture
+def start_server(binaries: pathlib.Path):
+    """Starts servers with options of a test's own; they end with the test."""
+    processes: list[ServerProcess] = []
+
+    def start(*options: str, **keywords) -> ServerProcess:
+        process = ServerProcess(binaries, *options, **keywords)
+        processes.append(process)
+        return process.start()
+
+    yield start
+    for process in processes:
+        process.stop()

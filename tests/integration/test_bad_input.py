@@ -1,0 +1,304 @@
+"""Bad requests against a running server: one row a case, named as in the list of faults in README.md.
+
+After every case the server lives, says SERVING, answers a valid request and holds no bytes.
+"""
+
+import dataclasses
+import struct
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import pytest
+import scoring_rpc
+from scoring_rpc import Scoring, floats, request
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NAN_ROW, INF_ROW = 1, 2
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while True:
+        out += bytes([(value & 0x7F) | (0x80 if value > 0x7F else 0)])
+        value >>= 7
+        if not value:
+            return out
+
+
+def field(number: int, wire_type: int, payload: bytes) -> bytes:
+    """A field as it lies on the wire; length-delimited ones get their length."""
+    length = varint(len(payload)) if wire_type == 2 else b""
+    return varint(number << 3 | wire_type) + length + payload
+
+
+def i32(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def u32(*values: int) -> bytes:
+    return np.array(values, np.uint32).tobytes()
+
+
+def f32(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+def valid(**fields) -> bytes:
+    return request(**fields).SerializeToString()
+
+
+def nested(depth: int) -> bytes:
+    data = b""
+    for _ in range(depth):
+        data = field(50, 2, data)
+    return data
+
+
+@dataclasses.dataclass
+class Case:
+    """A message and what must come back. `text` must appear in the error."""
+
+    id: str
+    what: str
+    data: Callable[[], bytes]
+    code: grpc.StatusCode = INVALID
+    text: str = ""
+
+
+# The server of these cases has a head of 1,003 ids and 64 hidden elements.
+REFUSED = [
+    Case("A1", "random bytes", lambda: np.random.default_rng(3).bytes(300)),
+    Case("A2", "a length that runs past the end", lambda: valid()[:-5]),
+    Case("A3", "a varint of eleven bytes", lambda: b"\x28" + b"\xff" * 10 + b"\x01" + valid()),
+    Case("A3b", "a length that overflows", lambda: field(7, 2, b"")[:1] + b"\xff" * 9 + b"\x01"),
+    Case("A4", "rows sent as bytes", lambda: field(5, 2, b"\x02") + valid(rows=None), text="rows"),
+    Case("A5", "two hidden fields", lambda: valid() + field(32, 2, b"\0" * 512), text="hidden"),
+    Case("A7", "70 KiB of unknown fields", lambda: field(99, 2, b"x" * 70_000) + valid()),
+    Case("A8", "a group", lambda: b"\xab\x06" * 200 + valid()),
+    Case("A9", "an empty message", lambda: b""),
+    Case("A15", "a request id that is not UTF-8", lambda: field(1, 2, b"\xff\xfe") + valid()),
+    Case("A16", "a request id with an escape", lambda: valid(request_id="a\x1b[31m"), text="request_id"),
+    Case("B23", "a payload one byte short", lambda: valid(hidden=b"\0" * 511), text="512"),
+    Case("B24", "a product beyond 64 bits", lambda: valid(rows=2**32 - 1, hidden_size=2**32 - 1)),
+    Case("B25", "another head's hidden size", lambda: valid(hidden_size=32), text="64"),
+    Case("B27", "more rows than a request may have",
+         lambda: request(rows=70_000, hidden=b"", targets=b"").SerializeToString(), text="65536"),
+    Case("B28", "a target too few", lambda: valid(targets=i32(1)), text="targets"),
+    Case("B28b", "targets that are no whole number of ids", lambda: valid(targets=b"\0" * 7)),
+    Case("B29", "a target at the vocabulary's end", lambda: valid(targets=i32(5, 1003)), text="1003"),
+    Case("B29b", "a negative target", lambda: valid(targets=i32(5, -1)), text="row 1"),
+    Case("B32", "no dtype", lambda: valid(dtype=0), text="dtype"),
+    Case("B32b", "a dtype of the future", lambda: valid(dtype=77), text="77"),
+    Case("B33b", "NaN where it is to be refused",
+         lambda: valid(hidden=f32(*[float("nan")] * 128), reject_nonfinite=True), text="row 0"),
+    *(Case(f"B35-{t}", f"temperature {t}", lambda t=t: valid(temperature=t), text="temperature")
+      for t in (0.0, -1.0, float("nan"), float("inf"), 1e-30)),
+    Case("B35b", "a row's temperature", lambda: valid(row_temperatures=f32(1, 0)), text="row 1"),
+    Case("B35c", "a temperature too few", lambda: valid(row_temperatures=f32(1)), text="row_temperatures"),
+    Case("B35d", "an entropy temperature of 0", lambda: valid(entropy_temperature=0.0),
+         text="entropy_temperature"),
+    Case("B36", "top_k above the limit", lambda: valid(top_k=129), text="128"),
+    Case("B37", "segments that fall", lambda: valid(segment_offsets=u32(0, 2, 1, 2)), text="segment"),
+    Case("B37b", "segments that end early", lambda: valid(segment_offsets=u32(0, 1)), text="segment"),
+    Case("B38", "candidate offsets that end elsewhere",
+         lambda: valid(candidate_ids=i32(1, 2), candidate_offsets=u32(0, 1, 1)), text="candidate"),
+    Case("B38b", "a candidate out of range",
+         lambda: valid(candidate_ids=i32(1, 2000), candidate_offsets=u32(0, 1, 2)), text="2000"),
+    Case("B38c", "candidates without offsets", lambda: valid(candidate_ids=i32(1)), text="candidate"),
+    Case("B42", "no payload", lambda: valid(hidden=None), text="hidden"),
+    Case("B-outputs", "an output of the future", lambda: valid(outputs=1 << 20), text="outputs"),
+    Case("B-priority", "a priority of the future", lambda: valid(priority=9), text="priority"),
+    Case("B-ignore", "an ignore_index that is a token", lambda: valid(ignore_index=7), text="ignore_index"),
+    Case("C44", "a head that is not served", lambda: valid(head="other"),
+         grpc.StatusCode.NOT_FOUND, "other"),
+    Case("C45", "weights that are not live", lambda: valid(weights_version=9),
+         grpc.StatusCode.FAILED_PRECONDITION, "1"),
+]
+
+ACCEPTED = [
+    Case("A6", "hidden before everything else",
+         lambda: field(32, 2, f32(*[0.5] * 128)) + valid(hidden=None)),
+    Case("A7b", "small unknown fields", lambda: field(99, 2, b"later") + valid()),
+    Case("A8b", "a submessage that we do not know", lambda: nested(100) + valid()),
+    Case("A16b", "a request id of letters", lambda: valid(request_id="step-12/rank-3")),
+    Case("B26", "no rows", lambda: valid(rows=0, targets=None, hidden=None)),
+    Case("B31", "an ignored row", lambda: valid(targets=i32(-100, 3))),
+    Case("B33", "NaN in one row", lambda: valid(hidden=f32(*[float("nan")] * 64, *[1.0] * 64))),
+    Case("B34", "Inf in one row", lambda: valid(hidden=f32(*[float("inf")] * 64, *[1.0] * 64))),
+    Case("B34b", "denormals", lambda: valid(hidden=f32(*[1e-42] * 128))),
+    Case("B35e", "the coldest temperature", lambda: valid(temperature=1e-4)),
+    Case("B35f", "the hottest temperature", lambda: valid(temperature=1e4)),
+    Case("B39", "hidden at an odd offset", lambda: valid(request_id="x")),
+    Case("B41", "fp32 hidden with a bf16 head", lambda: valid()),
+]
+
+
+def assert_unharmed(server, scoring: Scoring) -> None:
+    """The invariant after every case."""
+    assert scoring.health() == 1
+    reply = scoring.score(request(rows=1))
+    assert -20 < floats(reply.logprob)[0] < 0
+    assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
+    assert server.metric("logprobd_queue_rows") == 0
+
+
+@pytest.fixture(scope="module")
+def scoring(server):
+    with Scoring(server.grpc) as scoring:
+        yield scoring
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda c: f"{c.id}: {c.what}")
+def test_is_refused_with_a_reason(server, scoring: Scoring, case: Case) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        scoring.score_raw(case.data())
+    assert error.value.code() == case.code
+    assert len(error.value.details()) > 10
+    assert case.text in error.value.details()
+    assert_unharmed(server, scoring)
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda c: f"{c.id}: {c.what}")
+def test_is_scored(server, scoring: Scoring, case: Case) -> None:
+    scoring_rpc.messages().ScoreResponse.FromString(scoring.score_raw(case.data()))
+    assert_unharmed(server, scoring)
+
+
+def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server, model) -> None:
+    server = start_server("--model", str(model.path), "--max-message-bytes", "1MiB",
+                          "--receive-bytes", "64MiB")
+    with Scoring(server.grpc) as scoring:
+        with pytest.raises(grpc.RpcError) as error:
+            scoring.score_raw(b"\0" * (200 << 20))
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert server.metric("process_resident_memory_bytes") < 400e6
+        assert_unharmed(server, scoring)
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a12_compression_is_refused_before_it_inflates(server, scoring: Scoring, algorithm) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        scoring.score_raw(b"\0" * (8 << 20), compression=algorithm)
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert_unharmed(server, scoring)
+
+
+def test_a13_an_unknown_method_is_unimplemented(server, scoring: Scoring) -> None:
+    for method in ("/logprobd.v1.Scoring/Guess", "/other.Service/Score"):
+        with pytest.raises(grpc.RpcError) as error:
+            scoring.channel.unary_unary(method)(b"", timeout=5)
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert_unharmed(server, scoring)
+
+
+def test_a14_metadata_beyond_the_limit_is_refused(server, scoring: Scoring) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        scoring.score_raw(valid(), metadata=(("x-big", "v" * 20_000),))
+    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert_unharmed(server, scoring)
+
+
+def test_a22_a_stream_closed_before_any_message_ends_cleanly(server, scoring: Scoring) -> None:
+    assert list(scoring.stream([])) == []
+    assert_unharmed(server, scoring)
+
+
+def test_a_bad_chunk_does_not_end_its_stream(server, scoring: Scoring) -> None:
+    chunks = [request(chunk_id=1), request(chunk_id=2, targets=i32(0, 5000)), request(chunk_id=3)]
+    answers = {reply.chunk_id: reply for reply in scoring.stream(chunks)}
+    assert [answers[i].status_code for i in (1, 2, 3)] == [0, INVALID.value[0], 0]
+    assert "5000" in answers[2].status_message
+    assert_unharmed(server, scoring)
+
+
+@pytest.mark.parametrize("method", ["ListHeads", "Verify"])
+def test_a1_small_methods_refuse_malformed_messages(server, scoring: Scoring, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        scoring.channel.unary_unary(f"/logprobd.v1.Scoring/{method}")(b"\xff\xff\xff", timeout=5)
+    assert error.value.code() == INVALID
+    assert_unharmed(server, scoring)
+
+
+def test_b30_a_padded_id_is_out_of_range(start_server, model) -> None:
+    server = start_server("--model", str(model.path), "--valid-vocab", "1000")
+    with Scoring(server.grpc) as scoring:
+        with pytest.raises(grpc.RpcError) as error:
+            scoring.score_raw(valid(targets=i32(0, 1001)))
+        assert error.value.code() == INVALID
+        assert "1000" in error.value.details()
+        assert_unharmed(server, scoring)
+
+
+def test_b31_ignored_rows_are_exact_zeros_and_counted(server, scoring: Scoring) -> None:
+    reply = scoring.score(request(targets=i32(-100, 3), outputs=255, top_k=2))
+    assert reply.ignored_rows == 1
+    for name in ("logprob", "entropy", "lse", "argmax_logprob", "sum_p_squared", "max_logit"):
+        values = floats(getattr(reply, name))
+        assert values[0] == 0 and values[1] != 0, name
+    assert np.frombuffer(reply.top_k_ids, np.int32)[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_b33_nonfinite_values_touch_their_own_row_only(server, scoring: Scoring, bad) -> None:
+    clean = request(rows=3)
+    hidden = np.frombuffer(clean.hidden, np.float32).copy().reshape(3, 64)
+    hidden[1, 10] = bad
+    reply = scoring.score(request(rows=3, hidden=hidden.tobytes()))
+    logprob = floats(reply.logprob)
+    assert np.isnan(logprob[1])
+    assert reply.nonfinite_rows == 1
+    assert (logprob[[0, 2]] == floats(scoring.score(clean).logprob)[[0, 2]]).all()
+
+
+def test_b40_a_payload_in_many_small_frames_is_scored(server) -> None:
+    options = (("grpc.http2.max_frame_size", 16384), ("grpc.http2.bdp_probe", 0))
+    with Scoring(server.grpc, options) as scoring:
+        rows = 2000
+        targets = np.zeros(rows, np.int32).tobytes()
+        reply = scoring.score(request(rows=rows, targets=targets))
+        alone = scoring.score(request(rows=rows, targets=targets, request_id="odd"))
+        assert len(floats(reply.logprob)) == rows
+        assert reply.logprob == alone.logprob
+
+
+def test_c46_requests_before_the_weights_are_loaded_are_unavailable(start_server, slow_model) -> None:
+    # The gap between listening and ready is short: whatever is answered in it must say UNAVAILABLE.
+    server = start_server("--model", str(slow_model.path), "--listen", "127.0.0.1:18479", wait=False)
+    codes = set()
+    with Scoring("127.0.0.1:18479") as scoring:
+        for _ in range(2000):
+            try:
+                scoring.score_raw(valid(hidden_size=1024), timeout=2)
+                break
+            except grpc.RpcError as error:
+                codes.add(error.code())
+        assert codes <= {grpc.StatusCode.UNAVAILABLE}
+        assert server.eventually(lambda: server.grpc != "")
+        assert scoring.health() == 1
+
+
+def test_g104_many_head_names_add_no_series(server, scoring: Scoring) -> None:
+    def series() -> int:
+        return len([x for x in server.get("/metrics")[1].splitlines() if not x.startswith("#")])
+
+    before = series()
+    for i in range(200):
+        with pytest.raises(grpc.RpcError):
+            scoring.score_raw(valid(head=f"head-{i}\n{{}}\""))
+    assert series() == before
+    assert_unharmed(server, scoring)
+
+
+def test_g107_logs_hold_no_payload(start_server, model) -> None:
+    server = start_server("--model", str(model.path), "--log-level", "debug")
+    hidden = f32(*[123.4567] * 128)
+    with Scoring(server.grpc) as scoring:
+        scoring.score_raw(valid(hidden=hidden, targets=i32(777, 778), request_id="find-me"))
+        with pytest.raises(grpc.RpcError):
+            scoring.score_raw(valid(hidden=hidden, targets=i32(777, 99_778), request_id="find-me"))
+    server.stop()
+    log = "".join(server.log)
+    assert "find-me" in log
+    for secret in ("123.4567", "123.456", struct.pack("<f", 123.4567).hex(), "777"):
+        assert secret not in log

@@ -1,0 +1,210 @@
+"""Overload, deadlines, cancellation and shutdown of a running server (rows D59 to D74)."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+from scoring_rpc import ROOT, Scoring, floats, request
+
+ROWS = 2000  # of the slow model: a good part of a second on two cores
+
+
+def bulk(rows: int = ROWS, **fields) -> bytes:
+    targets = np.zeros(rows, np.int32).tobytes()
+    return request(rows=rows, hidden_size=1024, targets=targets, **fields).SerializeToString()
+
+
+def codes_of(futures) -> list[grpc.StatusCode]:
+    return [future.code() for future in futures]
+
+
+def assert_empty(server) -> None:
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
+    assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
+
+
+def test_d59_a_queue_full_of_rows_refuses_with_a_retry_hint(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--queue-rows", str(3 * ROWS),
+                          "--batch-rows", "512", "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        futures = [scoring.score_future(bulk()) for _ in range(12)]
+        codes = codes_of(futures)
+        refused = [f for f in futures if f.code() == grpc.StatusCode.RESOURCE_EXHAUSTED]
+        assert refused and grpc.StatusCode.OK in codes
+        assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        hints = dict(refused[0].trailing_metadata())
+        assert 1 <= int(hints["grpc-retry-pushback-ms"]) <= 10_000
+        assert server.metric("logprobd_rejected_total", reason="queue_rows") >= 1
+        assert_empty(server)
+
+
+def test_d60_a_queue_full_of_bytes_refuses(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--queue-bytes", "20MiB",
+                          "--batch-rows", "512", "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        codes = codes_of([scoring.score_future(bulk()) for _ in range(10)])
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+    assert server.metric("logprobd_rejected_total", reason="queue_bytes") >= 1
+    assert_empty(server)
+
+
+def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--queue-rows", str(4 * ROWS),
+                          "--batch-rows", "512", "--client-share", "0.5")
+    with Scoring(server.grpc) as greedy, Scoring(server.grpc) as modest:
+        futures = [greedy.score_future(bulk(), metadata=(("client-id", "greedy"),))
+                   for _ in range(10)]
+        small = modest.score_raw(bulk(rows=4), metadata=(("client-id", "modest"),), timeout=30)
+        assert small
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes_of(futures)
+    assert server.metric("logprobd_rejected_total", reason="client_share") >= 1
+    assert_empty(server)
+
+
+def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_server, slow_model):
+    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        busy = [scoring.score_future(bulk(8000)) for _ in range(3)]
+        time.sleep(0.1)
+        start = time.monotonic()
+        late = scoring.score_future(bulk(8000), timeout=0.3)
+        assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.monotonic() - start < 2
+        assert server.eventually(lambda: server.metric("logprobd_queue_requests") <= 3)
+        assert set(codes_of(busy)) == {grpc.StatusCode.OK}
+    assert_empty(server)
+
+
+def test_d65_cancelled_requests_are_dropped(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        futures = [scoring.score_future(bulk()) for _ in range(8)]
+        time.sleep(0.2)
+        for future in futures[1:]:
+            future.cancel()
+        assert futures[0].code() == grpc.StatusCode.OK
+        assert server.eventually(lambda: server.metric("logprobd_cancelled_total") >= 1)
+        assert_empty(server)
+        assert scoring.score_raw(bulk(rows=1))
+
+
+def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); import test_load_and_shutdown as t\n"
+        "scoring = t.Scoring(sys.argv[1])\n"
+        "futures = [scoring.score_future(t.bulk(200)) for _ in range(64)]\n"
+        "print('sent', flush=True); time.sleep(60)\n"
+    )
+    here = str(ROOT / "tests" / "integration")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support" / "python")}
+    client = subprocess.Popen([sys.executable, "-c", program, server.grpc, here],
+                              stdout=subprocess.PIPE, env=environment)
+    client.stdout.readline()
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    # What was queued goes within a second; the batches in flight are finished for nobody.
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0, seconds=3)
+    assert_empty(server)
+
+
+def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    with Scoring(server.grpc) as heavy, Scoring(server.grpc) as light:
+        scored = light.score(request(rows=1, hidden_size=1024))
+        start = time.monotonic()
+        futures = [heavy.score_future(bulk(8000), metadata=(("client-id", "heavy"),))
+                   for _ in range(4)]
+        time.sleep(0.1)
+        waits = []
+        for _ in range(5):
+            sent = time.monotonic()
+            reply = light.score(request(rows=1, hidden_size=1024), metadata=(("client-id", "light"),))
+            waits.append(time.monotonic() - sent)
+            assert reply.logprob == scored.logprob  # the same bits beside bulk as alone
+        assert set(codes_of(futures)) == {grpc.StatusCode.OK}
+        total = time.monotonic() - start
+    assert max(waits) < total / 2
+
+
+def test_d72_sigterm_finishes_what_is_in_flight_and_exits_0(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--grace-s", "60", "--client-share", "1")
+    with Scoring(server.grpc) as scoring, Scoring(server.grpc) as other:
+        assert other.health() == 1
+        futures = [scoring.score_future(bulk()) for _ in range(3)]
+        assert server.eventually(lambda: server.metric("logprobd_received_bytes_total") > 3 * ROWS * 4096)
+        server.signal()
+        assert set(codes_of(futures)) == {grpc.StatusCode.OK}
+        assert all(len(floats(response_logprob(f.result()))) == ROWS for f in futures)
+    assert server.wait() == 0
+
+
+def response_logprob(data: bytes) -> bytes:
+    import scoring_rpc
+
+    return scoring_rpc.messages().ScoreResponse.FromString(data).logprob
+
+
+def test_d72_health_says_not_serving_while_draining(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--grace-s", "60", "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        watch = scoring.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+        seen = [next(watch)[1]]
+        futures = [scoring.score_future(bulk(8000)) for _ in range(2)]
+        assert server.eventually(lambda: server.metric("logprobd_received_bytes_total") > 60e6)
+        server.signal()
+        seen.append(next(watch)[1])
+        assert seen == [1, 2]
+        assert server.get("/readyz")[0] == 503
+        assert set(codes_of(futures)) == {grpc.StatusCode.OK}
+        watch.cancel()
+    assert server.wait() == 0
+
+
+def test_d73_a_second_sigterm_ends_at_once(start_server, slow_model) -> None:
+    server = start_server("--model", str(slow_model.path), "--grace-s", "60", "--client-share", "1")
+    with Scoring(server.grpc) as scoring:
+        futures = [scoring.score_future(bulk(8000)) for _ in range(4)]
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+        server.signal()
+        assert server.eventually(lambda: server.get("/readyz")[0] == 503)
+        server.signal()
+        assert server.wait(20) == 3
+        assert set(codes_of(futures)) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED,
+                                          grpc.StatusCode.OK}
+
+
+def test_d74_sigterm_while_loading_exits_0(start_server, slow_model) -> None:
+    for delay in (0.0, 0.05, 0.2):
+        server = start_server("--model", str(slow_model.path), wait=False)
+        time.sleep(delay)
+        server.signal()
+        # Before main has set its handlers the default action ends the process; that is as clean.
+        assert server.wait() in (0, -signal.SIGTERM)
+
+
+def test_many_clients_at_once_get_their_own_answers(server, model) -> None:
+    def work(seed: int) -> None:
+        with Scoring(server.grpc) as scoring:
+            for i in range(20):
+                message = request(rows=3, seed=seed * 100 + i)
+                hidden = np.frombuffer(message.hidden, np.float32).reshape(3, 64)
+                got = floats(scoring.score(message).logprob)
+                for row in range(3):
+                    truth = model.score(hidden[row], row).logprob
+                    if abs(got[row] - truth) > 1e-4:
+                        errors.append((seed, i, row, got[row], truth))
+
+    errors: list[tuple] = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, runs every test, and prints a summary last.
+#   bash tests/run.sh            everything
+#   bash tests/run.sh --quick    no installation; only what CTest and pytest label as unit tests
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+quick=false
+case "${1:-}" in
+  --quick) quick=true ;;
+  "") ;;
+  *) echo "usage: bash tests/run.sh [--quick]" >&2; exit 2 ;;
+esac
+
+step_logs=build/tests-logs step_count=4
+$quick && step_count=1
+source deploy/packages.sh
+source deploy/steps.sh
+
+export CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
+jobs=$(nproc)
+
+python_environment() {
+  local stamp=build/venv-tests/.requirements wanted
+  wanted=$(sha256sum tests/requirements.txt client/python/pyproject.toml)
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
+  /usr/bin/python3 -m venv build/venv-tests
+  build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+  build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check --editable ./client/python
+  printf '%s' "$wanted" >"$stamp"
+}
+
+build() {
+  cmake --preset release -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON
+  cmake --build build/release -j "$jobs"
+}
+
+if ! $quick; then
+  step "installing distribution packages" install_packages \
+    "${build_packages[@]}" "${run_packages[@]}" "${test_packages[@]}"
+  step "installing Python packages" python_environment
+fi
+step "building everything (Release)" build
+
+# Both suites run to their end whatever the first one says: a summary names all that is broken.
+export LOGPROBD_BIN=$PWD/build/release/bin
+ctest_log=build/tests-logs/ctest.log pytest_log=build/tests-logs/pytest.log
+ctest_options=(--test-dir build/release --output-on-failure -j "$jobs" -LE gpu)
+pytest_options=(-q tests)
+if $quick; then
+  ctest_options+=(-L unit)
+  pytest_options=(-q tests/unit)
+fi
+status=0
+ctest "${ctest_options[@]}" 2>&1 | tee "$ctest_log" | grep -vE '^ *(Start|[0-9]+/[0-9]+ Test.*Passed)' || true
+[ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+build/venv-tests/bin/python -m pytest "${pytest_options[@]}" 2>&1 | tee "$pytest_log"
+[ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+
+echo
+echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
+grep -E '^[0-9]+% tests passed|tests failed out of' "$ctest_log" | sed 's/^/  C++     /'
+tail -n 1 "$pytest_log" | sed 's/^/  Python  /'
+echo "  GPU     not run here: see tests/gpu/README.md"
+[ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: logs in build/tests-logs."
+exit "$status"

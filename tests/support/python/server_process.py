@@ -1,0 +1,121 @@
+"""Runs the built server for a test, on free ports."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+
+READY = re.compile(r"\bready\b.*\bgrpc=(?P<grpc>\S+).*\bhttp=(?P<http>\S+)")
+
+
+class ServerProcess:
+    """A logprobd process; `log` holds what it has written. Use as a context, or start and stop."""
+
+    def __init__(
+        self,
+        binaries: pathlib.Path,
+        *options: str,
+        device: str = "cpu",
+        wait: bool = True,
+        prefix: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.command = [*prefix, str(binaries / "logprobd"), "--device", device]
+        for name in ("--listen", "--http"):
+            if name not in options:
+                self.command += [name, "127.0.0.1:0"]
+        self.command += options
+        self.wait_until_ready = wait
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("LOGPROBD_")
+        } | (environment or {})
+        self.log: list[str] = []
+        self.grpc = ""
+        self.http = ""
+
+    def start(self) -> "ServerProcess":
+        self.process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=self.environment,
+        )
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if self.wait_until_ready:
+            assert self._ready.wait(60), "not ready in 60 s:\n" + "".join(self.log)
+            assert self.grpc, "ended while starting:\n" + "".join(self.log)
+        return self
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            match = READY.search(line)
+            if match:
+                self.grpc, self.http = match["grpc"], match["http"]
+                self._ready.set()
+        self._ready.set()
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30) -> int:
+        """Waits for the end; the exit code."""
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+    def stop(self) -> None:
+        if not hasattr(self, "process"):
+            return
+        if self.process.poll() is None:
+            self.signal()
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self._reader.join(5)
+
+    def __enter__(self) -> "ServerProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def get(self, path: str, timeout: float = 5) -> tuple[int, str]:
+        """Status and text of an HTTP GET."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=timeout) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that have these labels."""
+        total, found = 0.0, False
+        for line in self.get("/metrics")[1].splitlines():
+            match = re.match(r"(\w+)(?:\{(.*)\})? (\S+)$", line)
+            if not match or match[1] != name:
+                continue
+            have = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+            if all(have.get(key) == value for key, value in labels.items()):
+                total, found = total + float(match[3]), True
+        assert found, f"no sample of {name} with {labels}"
+        return total
+
+    def eventually(self, condition, seconds: float = 10) -> bool:
+        """Whether `condition()` becomes true within that time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if condition():
+                return True
+            time.sleep(0.02)
+        return bool(condition())
