@@ -57,9 +57,9 @@ def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_mode
     server = start_server("--model", str(slow_model.path), "--queue-rows", str(4 * ROWS),
                           "--batch-rows", "512", "--client-share", "0.5")
     with Scoring(server.grpc) as greedy, Scoring(server.grpc) as modest:
-        futures = [greedy.score_future(bulk(), metadata=(("client-id", "greedy"),))
+        futures = [greedy.score_future(bulk(), metadata=(("client_id", "greedy"),))
                    for _ in range(10)]
-        small = modest.score_raw(bulk(rows=4), metadata=(("client-id", "modest"),), timeout=30)
+        small = modest.score_raw(bulk(rows=4), metadata=(("client_id", "modest"),), timeout=30)
         assert small
         assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes_of(futures)
     assert server.metric("logprobd_rejected_total", reason="client_share") >= 1
@@ -119,13 +119,13 @@ def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
     with Scoring(server.grpc) as heavy, Scoring(server.grpc) as light:
         scored = light.score(request(rows=1, hidden_size=1024))
         start = time.monotonic()
-        futures = [heavy.score_future(bulk(8000), metadata=(("client-id", "heavy"),))
+        futures = [heavy.score_future(bulk(8000), metadata=(("client_id", "heavy"),))
                    for _ in range(4)]
         time.sleep(0.1)
         waits = []
         for _ in range(5):
             sent = time.monotonic()
-            reply = light.score(request(rows=1, hidden_size=1024), metadata=(("client-id", "light"),))
+            reply = light.score(request(rows=1, hidden_size=1024), metadata=(("client_id", "light"),))
             waits.append(time.monotonic() - sent)
             assert reply.logprob == scored.logprob  # the same bits beside bulk as alone
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}

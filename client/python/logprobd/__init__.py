@@ -1,0 +1,49 @@
+"""logprobd: log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
+
+with logprobd.Client("127.0.0.1:8470") as client:
+    result = client.score(hidden, targets)
+    result.logprob, result.entropy
+"""
+
+from logprobd.aio import AsyncClient
+from logprobd.client import Client
+from logprobd.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogprobdError,
+    NotFound,
+    Overloaded,
+    ServerBug,
+    Unavailable,
+    WeightsVersionMismatch,
+)
+from logprobd.facts import HeadInfo, Limits, VerifyReport
+from logprobd.packing import Shifted, from_packed, from_padded
+from logprobd.result import ScoreResult
+from logprobd.retry import RetryPolicy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "DeadlineExceeded",
+    "HeadInfo",
+    "InvalidArgument",
+    "Limits",
+    "LogprobdError",
+    "NotFound",
+    "Overloaded",
+    "RetryPolicy",
+    "ScoreResult",
+    "ServerBug",
+    "Shifted",
+    "Unavailable",
+    "VerifyReport",
+    "WeightsVersionMismatch",
+    "__version__",
+    "from_packed",
+    "from_padded",
+]

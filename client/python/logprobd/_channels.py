@@ -1,0 +1,97 @@
+"""The gRPC channels of a client: made at first use, in each process anew."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from typing import Any
+
+import grpc
+
+from logprobd.errors import Cancelled, LogprobdError, from_status
+from logprobd.settings import Settings
+
+# Channels that a forked child got from its parent: closing or freeing them there could hang.
+_inherited: list[Any] = []
+
+
+def identity(data: bytes) -> bytes:
+    """Messages are encoded by this package, so gRPC passes bytes through."""
+    return data
+
+
+class Channels:
+    """Several connections to one server, used in turn. Any thread may use it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._channels: list[Any] = []
+        self._closed = False
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+        _live.add(self)
+
+    def next(self) -> Any:
+        """The next channel in turn. Cancelled after close()."""
+        with self._lock:
+            if self._closed:
+                raise Cancelled("the client is closed: make another one")
+            if not self._channels:
+                self._channels = [
+                    grpc.insecure_channel(
+                        self._settings.address, options=self._settings.channel_options(index)
+                    )
+                    for index in range(self._settings.channels)
+                ]
+            return self._channels[next(self._turn) % len(self._channels)]
+
+    def close(self) -> None:
+        """Cancels what is in flight. Idempotent."""
+        with self._lock:
+            channels, self._channels, self._closed = self._channels, [], True
+        for channel in channels:
+            channel.close()
+
+    def forget_after_fork(self) -> None:
+        """In a child: leaves the parent's connections alone; new ones are made at first use."""
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        _inherited.extend(self._channels)
+        self._channels = []
+
+
+_live: weakref.WeakSet[Channels] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for channels in list(_live):
+        channels.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def error_of(call: Any, address: str) -> LogprobdError:
+    """The typed error of a failed call: a grpc.RpcError, or a call that has ended."""
+    return status_error(call.code(), call.details(), call.trailing_metadata(), address)
+
+
+def status_error(code: Any, details: str | None, metadata: Any, address: str) -> LogprobdError:
+    """The typed error of a status. OK stands for a stream that ended before all was answered."""
+    if code is grpc.StatusCode.OK:
+        return from_status("UNAVAILABLE", "the server ended the stream early", address=address)
+    return from_status(
+        code.name, details or "", address=address, retry_after=pushback_seconds(metadata)
+    )
+
+
+def pushback_seconds(metadata: Any) -> float | None:
+    """The server's retry hint; negative ("do not retry") also for what is not a number."""
+    for key, value in metadata or ():
+        if key == "grpc-retry-pushback-ms":
+            try:
+                return int(value) / 1000
+            except ValueError:
+                return -1.0
+    return None

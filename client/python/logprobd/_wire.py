@@ -1,0 +1,190 @@
+"""The messages of proto/logprobd/v1/scoring.proto and of grpc.health.v1 that the client uses.
+
+Meanings are stated in scoring.proto; field order here is the order on the wire, so that `hidden`
+comes last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logprobd._protobuf import Buffer, DecodeError, decode, encode, wire
+
+__all__ = [
+    "DTYPE_NAMES",
+    "DTYPE_NUMBERS",
+    "OUTPUT_BITS",
+    "PRIORITIES",
+    "SERVING",
+    "Buffer",
+    "DecodeError",
+    "Head",
+    "HealthRequest",
+    "HealthResponse",
+    "Limits",
+    "ListHeadsRequest",
+    "ListHeadsResponse",
+    "ScoreRequest",
+    "ScoreResponse",
+    "StageTimings",
+    "VerifyRequest",
+    "VerifyResponse",
+    "decode",
+    "encode",
+]
+
+SCORE = "/logprobd.v1.Scoring/Score"
+SCORE_STREAM = "/logprobd.v1.Scoring/ScoreStream"
+LIST_HEADS = "/logprobd.v1.Scoring/ListHeads"
+VERIFY = "/logprobd.v1.Scoring/Verify"
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+SCORING_SERVICE = "logprobd.v1.Scoring"
+
+DTYPE_NUMBERS = {"bf16": 1, "fp16": 2, "fp32": 3}
+DTYPE_NAMES = {number: name for name, number in DTYPE_NUMBERS.items()}
+PRIORITIES = {"high": 1, "normal": 2, "low": 3}
+OUTPUT_BITS = {
+    "logprob": 1,
+    "entropy": 2,
+    "lse": 4,
+    "argmax": 8,
+    "greedy": 16,
+    "sum_p_squared": 32,
+    "max_logit": 64,
+    "min_logit": 128,
+}
+SERVING = 1  # grpc.health.v1 HealthCheckResponse.ServingStatus
+
+
+@dataclass
+class ScoreRequest:
+    request_id: str = wire(1, "string")
+    head: str = wire(2, "string")
+    weights_version: int = wire(3, "uint")
+    dtype: int = wire(4, "int")
+    rows: int = wire(5, "uint")
+    hidden_size: int = wire(6, "uint")
+    targets: Buffer = wire(7, "bytes")
+    temperature: float | None = wire(8, "float", optional=True)
+    row_temperatures: Buffer = wire(9, "bytes")
+    entropy_temperature: float | None = wire(10, "float", optional=True)
+    ignore_index: int | None = wire(11, "sint", optional=True)
+    outputs: int = wire(12, "uint")
+    top_k: int = wire(13, "uint")
+    candidate_ids: Buffer = wire(14, "bytes")
+    candidate_offsets: Buffer = wire(15, "bytes")
+    segment_offsets: Buffer = wire(16, "bytes")
+    priority: int = wire(17, "int")
+    reject_nonfinite: bool = wire(18, "bool")
+    chunk_id: int = wire(19, "uint")
+    hidden: Buffer = wire(32, "bytes")
+
+
+@dataclass
+class StageTimings:
+    queue_us: int = wire(1, "uint")
+    copy_us: int = wire(2, "uint")
+    engine_us: int = wire(3, "uint")
+    total_us: int = wire(4, "uint")
+
+
+@dataclass
+class ScoreResponse:
+    request_id: str = wire(1, "string")
+    chunk_id: int = wire(2, "uint")
+    weights_version: int = wire(3, "uint")
+    status_code: int = wire(4, "int")
+    status_message: str = wire(5, "string")
+    retry_after_ms: int = wire(6, "uint")
+    rows: int = wire(7, "uint")
+    ignored_rows: int = wire(8, "uint")
+    nonfinite_rows: int = wire(9, "uint")
+    logprob: Buffer = wire(10, "bytes")
+    entropy: Buffer = wire(11, "bytes")
+    lse: Buffer = wire(12, "bytes")
+    argmax_id: Buffer = wire(13, "bytes")
+    argmax_logprob: Buffer = wire(14, "bytes")
+    greedy: Buffer = wire(15, "bytes")
+    sum_p_squared: Buffer = wire(16, "bytes")
+    max_logit: Buffer = wire(17, "bytes")
+    min_logit: Buffer = wire(18, "bytes")
+    top_k_ids: Buffer = wire(19, "bytes")
+    top_k_logprobs: Buffer = wire(20, "bytes")
+    candidate_logprobs: Buffer = wire(21, "bytes")
+    segment_logprob: Buffer = wire(22, "bytes")
+    segment_rows: Buffer = wire(23, "bytes")
+    segment_greedy: Buffer = wire(24, "bytes")
+    timings: StageTimings = wire(25, "message", message=StageTimings)
+
+
+@dataclass
+class Limits:
+    message_bytes_max: int = wire(1, "uint")
+    request_rows_max: int = wire(2, "uint")
+    top_k_max: int = wire(3, "uint")
+    candidates_max: int = wire(4, "uint")
+    segments_max: int = wire(5, "uint")
+    stream_window: int = wire(6, "uint")
+
+
+@dataclass
+class Head:
+    name: str = wire(1, "string")
+    model_type: str = wire(2, "string")
+    vocab_size: int = wire(3, "uint")
+    vocab_rows: int = wire(4, "uint")
+    hidden_size: int = wire(5, "uint")
+    dtype: int = wire(6, "int")
+    weights_version: int = wire(7, "uint")
+    ready: bool = wire(8, "bool")
+    tied: bool = wire(9, "bool")
+    scale: float = wire(10, "float")
+    softcap: float = wire(11, "float")
+    has_bias: bool = wire(12, "bool")
+    tensor: str = wire(13, "string")
+    engine: str = wire(14, "string")
+    weight_bytes: int = wire(15, "uint")
+    limits: Limits = wire(16, "message", message=Limits)
+    transports: list[str] = wire(17, "string", repeated=True)
+
+
+@dataclass
+class ListHeadsRequest:
+    pass
+
+
+@dataclass
+class ListHeadsResponse:
+    heads: list[Head] = wire(1, "message", repeated=True, message=Head)
+    server_version: str = wire(2, "string")
+
+
+@dataclass
+class VerifyRequest:
+    head: str = wire(1, "string")
+    rows: int = wire(2, "uint")
+    seed: int = wire(3, "uint")
+
+
+@dataclass
+class VerifyResponse:
+    passed: bool = wire(1, "bool")
+    rows: int = wire(2, "uint")
+    logprob_difference_max: float = wire(3, "double")
+    entropy_difference_max: float = wire(4, "double")
+    logprob_tolerance: float = wire(5, "double")
+    entropy_tolerance: float = wire(6, "double")
+    logit_stddev: float = wire(7, "double")
+    weights_version: int = wire(8, "uint")
+    engine: str = wire(9, "string")
+    seconds: float = wire(10, "double")
+
+
+@dataclass
+class HealthRequest:
+    service: str = wire(1, "string")
+
+
+@dataclass
+class HealthResponse:
+    status: int = wire(1, "int")

@@ -1,0 +1,304 @@
+"""Arrays in and out: torch, NumPy and DLPack inputs, results in the kind given.
+
+torch and ml_dtypes are never imported unless the caller's own arrays come from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from logprobd._protobuf import Buffer
+from logprobd.errors import InvalidArgument
+
+Array = Any
+"""A torch.Tensor or a numpy.ndarray."""
+
+Ints = npt.NDArray[np.int64]
+Rows = slice | Ints
+"""Rows of a call: a range, or indices in rising order."""
+
+_NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+_KDLCPU = 1
+
+
+def is_torch(value: object) -> bool:
+    """Whether `value` is a torch.Tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def bf16_from_fp32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """bfloat16 bits of `values`, rounded to nearest, ties to even. NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
+        16
+    )
+    # Rounding could carry a NaN's mantissa into the sign, so NaN is cut and made quiet instead.
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x0040)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def fp32_from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The exact values of bfloat16 bits."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+class OutputKind:
+    """Turns NumPy results into what the caller works with: NumPy, or torch on the input's
+    device."""
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = device
+
+    def give(self, values: npt.NDArray[Any]) -> Array:
+        if self._device is None:
+            return values
+        torch = sys.modules["torch"]
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+
+class HiddenRows:
+    """Hidden states `[..., hidden_size]` seen as `[rows, hidden_size]`; nothing is copied until
+    `take`.
+
+    A non-contiguous input is gathered a chunk at a time, a CUDA tensor copied a chunk at a time.
+    """
+
+    def __init__(
+        self,
+        array: Any,
+        dtype: str,
+        kind: OutputKind,
+        to_bytes: Callable[[Any], Buffer],
+    ) -> None:
+        shape = tuple(int(extent) for extent in array.shape)
+        if not shape:
+            raise InvalidArgument(
+                "hidden is a scalar: pass hidden states [..., hidden_size]", field="hidden"
+            )
+        self.leading_shape = shape[:-1]
+        self.hidden_size = shape[-1]
+        self.rows = int(np.prod(self.leading_shape, dtype=np.int64))
+        self.dtype = dtype
+        self.kind = kind
+        self._to_bytes = to_bytes
+        self._array, self._is_flat = _flatten(array, self.rows, self.hidden_size)
+
+    def take(self, rows: Rows) -> Buffer:
+        """The bytes of some rows, valid until the next call; may be a view of the caller's
+        memory."""
+        if self._is_flat:
+            return self._to_bytes(self._array[rows])
+        flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return self._to_bytes(self._array[np.unravel_index(flat, self.leading_shape)])
+
+
+def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
+    """`array` as [rows, hidden_size] where that needs no copy, else as it is."""
+    if array.ndim == 2:
+        return array, True
+    if is_torch(array):
+        try:
+            return array.view(rows, hidden_size), True
+        except RuntimeError:
+            return array, False
+    return (array.reshape(rows, hidden_size), True) if array.flags.c_contiguous else (array, False)
+
+
+def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
+    """Hidden states as given by the caller.
+
+    `dtype` ("bf16", "fp16", "fp32") says what a uint16 array holds, or asks for a conversion (to
+    nearest, ties to even). Without it the type of `hidden` is sent, which must be one of these.
+    Raises InvalidArgument.
+    """
+    if dtype is not None:
+        dtype = _ALIASES.get(dtype, dtype)
+        if dtype not in _NUMPY_NAMES.values():
+            raise InvalidArgument(
+                f'dtype is "{dtype}": use "bf16", "fp16" or "fp32"', field="dtype"
+            )
+    if is_torch(hidden):
+        return _torch_rows(hidden, dtype)
+    array = _as_numpy(hidden)
+    if is_torch(array):  # DLPack memory that only torch can read: results are still NumPy's
+        rows = _torch_rows(array, dtype)
+        rows.kind = OutputKind()
+        return rows
+    return _numpy_rows(array, dtype)
+
+
+def _as_numpy(value: Any) -> Any:
+    """`value` as a NumPy array; as a torch tensor if it is DLPack memory that NumPy cannot read."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        device = value.__dlpack_device__()[0] if hasattr(value, "__dlpack_device__") else _KDLCPU
+        if int(device) == _KDLCPU:
+            try:
+                return np.from_dlpack(value)
+            except (BufferError, RuntimeError, TypeError):  # e.g. bfloat16, unknown to NumPy
+                if hasattr(value, "__array__"):
+                    return np.asarray(value)
+        try:
+            import torch  # noqa: PLC0415 - only for memory that NumPy cannot read
+        except ImportError as error:
+            raise InvalidArgument(
+                "NumPy cannot read this DLPack array (device memory or bfloat16): install torch, "
+                "or "
+                "pass a NumPy array",
+                field="hidden",
+            ) from error
+        return torch.from_dlpack(value)
+    return np.asarray(value)
+
+
+def _numpy_rows(array: npt.NDArray[Any], dtype: str | None) -> HiddenRows:
+    name = array.dtype.name
+    if name == "uint16":
+        if dtype != "bf16":
+            raise InvalidArgument(
+                'hidden is uint16: pass dtype="bf16" if it holds bfloat16 bits', field="hidden"
+            )
+        given = "bf16"
+    elif name in _NUMPY_NAMES:
+        given = _NUMPY_NAMES[name]
+    elif name == "float64" and dtype is not None:
+        given = "float64"
+    else:
+        raise _wrong_type(name, "hidden.astype(numpy.float32)")
+    wanted = dtype or given
+
+    def to_bytes(rows: npt.NDArray[Any]) -> Buffer:
+        return _numpy_bytes(_numpy_convert(rows, given, wanted))
+
+    return HiddenRows(array, wanted, OutputKind(), to_bytes)
+
+
+def _numpy_convert(rows: npt.NDArray[Any], given: str, wanted: str) -> npt.NDArray[Any]:
+    if given == wanted:
+        return rows
+    if given == "bf16":
+        rows = fp32_from_bf16(np.ascontiguousarray(rows).view(np.uint16))
+    if wanted == "bf16":
+        return bf16_from_fp32(rows.astype(np.float32))
+    return rows.astype(np.float16 if wanted == "fp16" else np.float32)
+
+
+def _numpy_bytes(rows: npt.NDArray[Any]) -> Buffer:
+    if rows.size == 0:
+        return b""
+    rows = np.ascontiguousarray(rows)
+    if rows.dtype.byteorder == ">":
+        rows = rows.astype(rows.dtype.newbyteorder("<"))
+    return rows.view(np.uint8).reshape(-1).data
+
+
+def _torch_rows(tensor: Any, dtype: str | None) -> HiddenRows:
+    torch = sys.modules["torch"]
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    types = {name: kind for kind, name in names.items()}
+    given = names.get(tensor.dtype)
+    if given is None and (dtype is None or tensor.dtype != torch.float64):
+        raise _wrong_type(str(tensor.dtype), "hidden.float()")
+    wanted = dtype or given
+    assert wanted is not None
+    staging = _Staging()
+
+    def to_bytes(rows: Any) -> Buffer:
+        rows = rows.to(types[wanted]).contiguous()
+        if rows.numel() == 0:
+            return b""
+        # NumPy has no bfloat16: the bytes travel as integers of the same width.
+        rows = rows.view(torch.int32 if wanted == "fp32" else torch.int16)
+        host = rows if rows.device.type == "cpu" else staging.copy(rows)
+        return cast(memoryview, host.numpy().view(np.uint8).reshape(-1).data)
+
+    return HiddenRows(tensor.detach(), wanted, OutputKind(tensor.device), to_bytes)
+
+
+class _Staging:
+    """Page-locked memory for the copies of a call's chunks, allocated once."""
+
+    def __init__(self) -> None:
+        self._buffer: Any = None
+
+    def copy(self, rows: Any) -> Any:
+        if rows.device.type != "cuda":
+            return rows.cpu()
+        torch = sys.modules["torch"]
+        if self._buffer is None or self._buffer.numel() < rows.numel():
+            self._buffer = torch.empty(rows.numel(), dtype=rows.dtype, pin_memory=True)
+        host = self._buffer[: rows.numel()].view(rows.shape)
+        host.copy_(rows, non_blocking=True)
+        torch.cuda.current_stream(rows.device).synchronize()
+        return host
+
+
+def _wrong_type(name: str, cure: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"hidden has type {name}: bfloat16, float16 and float32 are sent as they are; convert it "
+        f'({cure}), or pass dtype="fp32" to have it rounded',
+        field="hidden",
+    )
+
+
+def to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
+    """A small argument (ids, offsets, temperatures) as a NumPy array. Raises InvalidArgument."""
+    if is_torch(value):
+        value = value.detach().cpu()
+        torch = sys.modules["torch"]
+        return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
+    try:
+        array = _as_numpy(value)
+        return np.asarray(array.cpu().numpy() if is_torch(array) else array)
+    except ValueError as error:  # ragged lists
+        raise InvalidArgument(f"{name} is not an array: {error}", field=name) from error
+
+
+def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
+    """Ids as int32; InvalidArgument where they are no integers or do not fit."""
+    array = to_numpy(value, name)
+    if array.size == 0:
+        return array.astype(np.int32)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{name} has type {array.dtype}: ids are integers (int32 or int64)", field=name
+        )
+    info = np.iinfo(np.int32)
+    outside = (
+        (array > info.max) if array.dtype.kind == "u" else (array > info.max) | (array < info.min)
+    )
+    if outside.any():
+        index = int(np.flatnonzero(outside)[0])
+        raise InvalidArgument(
+            f"{name}[{index}]: {array.reshape(-1)[index]}, must fit in int32",
+            field=name,
+            row=index if name == "targets" else None,
+        )
+    return array.astype(np.int32)
+
+
+def to_offsets(value: Any, name: str, end: int) -> Ints:
+    """Offsets of consecutive ranges: from 0, never falling, ending at `end`. InvalidArgument "
+    "else."""
+    array = to_numpy(value, name)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{name} has shape {array.shape} and type {array.dtype}: offsets are integers [n + 1]",
+            field=name,
+        )
+    offsets = array.astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        raise InvalidArgument(
+            f"{name} must start at 0, never fall, and end at {end}; it starts at {offsets[0]} and "
+            f"ends at {offsets[-1]}",
+            field=name,
+        )
+    return offsets

@@ -1,0 +1,160 @@
+"""What a call can raise. Every error is a LogprobdError and says what to change.
+
+The classes also extend the nearest built-in exception, and survive pickling (for Ray and
+multiprocessing).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Numbers of grpc.StatusCode, as ScoreResponse.status_code carries them.
+_CODES = {
+    1: "CANCELLED",
+    2: "UNKNOWN",
+    3: "INVALID_ARGUMENT",
+    4: "DEADLINE_EXCEEDED",
+    5: "NOT_FOUND",
+    7: "PERMISSION_DENIED",
+    8: "RESOURCE_EXHAUSTED",
+    9: "FAILED_PRECONDITION",
+    12: "UNIMPLEMENTED",
+    13: "INTERNAL",
+    14: "UNAVAILABLE",
+    15: "DATA_LOSS",
+    16: "UNAUTHENTICATED",
+}
+
+
+class LogprobdError(Exception):
+    """Base of all errors of this package. `code` is the gRPC status name, "" for local errors."""
+
+    code: str = ""
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[LogprobdError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidArgument(LogprobdError, ValueError):
+    """The request breaks a rule; sending it again will not help.
+
+    `field` names the argument, `row` the first offending row of the flattened hidden states; None
+    where the message does not tell.
+    """
+
+    field: str | None = None
+    row: int | None = None
+
+
+class NotFound(LogprobdError, LookupError):
+    """No such head, or the address is not a logprobd server."""
+
+
+class Overloaded(LogprobdError):
+    """The server had no room for as long as the call could wait.
+
+    `retry_after` is the server's hint in seconds, None without one, negative for "do not retry".
+    """
+
+    retry_after: float | None = None
+
+
+class Unavailable(LogprobdError, ConnectionError):
+    """The server cannot be reached, is starting, or is stopping."""
+
+    retry_after: float | None = None
+
+
+class DeadlineExceeded(LogprobdError, TimeoutError):
+    """The call's timeout passed before its answer came."""
+
+
+class WeightsVersionMismatch(LogprobdError):
+    """The weights_version asked for is not live."""
+
+
+class Cancelled(LogprobdError):
+    """The call was cancelled, for instance by close() in another thread."""
+
+
+class ServerBug(LogprobdError):
+    """The server failed, or answered something that breaks the protocol."""
+
+
+def code_name(number: int) -> str:
+    """The name of a gRPC status code."""
+    return _CODES.get(number, "UNKNOWN")
+
+
+def from_status(
+    code: str, details: str, *, address: str, retry_after: float | None = None
+) -> LogprobdError:
+    """The error for a gRPC status. `retry_after` is the server's hint in seconds."""
+    if code == "INVALID_ARGUMENT":
+        field, row = parse_place(details)
+        return InvalidArgument(details, code=code, field=field, row=row)
+    if code == "RESOURCE_EXHAUSTED":
+        if "larger than max" in details:
+            return InvalidArgument(
+                f"{details}: lower chunk_bytes, or raise the server's message limit", code=code
+            )
+        hint = "" if retry_after is None else f" (it asks to wait {retry_after:.3g} s)"
+        return Overloaded(
+            f"{address} is overloaded{hint}: {details}. Send less at once (max_inflight), allow "
+            "more time (timeout), or add replicas",
+            code=code,
+            retry_after=retry_after,
+        )
+    if code == "UNAVAILABLE":
+        return Unavailable(
+            f"{address} is not available: {details}. Check that the server runs and the address "
+            "(LOGPROBD_ADDRESS); wait_ready() waits for a starting server",
+            code=code,
+            retry_after=retry_after,
+        )
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(
+            f"no answer from {address} in time: {details}. Raise timeout (LOGPROBD_TIMEOUT_S) or "
+            "send fewer rows a call",
+            code=code,
+        )
+    if code == "NOT_FOUND":
+        return NotFound(details, code=code)
+    if code == "UNIMPLEMENTED":
+        return NotFound(
+            f"{address} does not serve this method: {details}. Is it a logprobd server of this "
+            "version?",
+            code=code,
+        )
+    if code == "FAILED_PRECONDITION":
+        return WeightsVersionMismatch(
+            f"{details}. Pass weights_version=0 for whichever is live, or see info()", code=code
+        )
+    if code == "CANCELLED":
+        return Cancelled(details or "the call was cancelled", code=code)
+    if code in ("INTERNAL", "UNKNOWN", "DATA_LOSS"):
+        return ServerBug(f"{address} failed: {code}: {details}. See the server's log", code=code)
+    return LogprobdError(f"{code}: {details}", code=code)
+
+
+def parse_place(details: str) -> tuple[str | None, int | None]:
+    """Field and index named by a server's message, such as `targets[3] = 9 ...` or `row 3 ...`."""
+    match = re.search(r"\b([a-z][a-z_]*)\[(\d+)\]", details)
+    if match:
+        return match[1], int(match[2])
+    field = re.match(r"([a-z][a-z_]*)\b(?= |:|=)", details)
+    row = re.search(r"\brow (\d+)", details)
+    return field[1] if field else None, int(row[1]) if row else None

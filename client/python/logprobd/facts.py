@@ -1,0 +1,92 @@
+"""What a server says of itself: heads, limits, verification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logprobd import _wire
+from logprobd.errors import InvalidArgument, NotFound
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may hold. The client cuts calls to keep them."""
+
+    message_bytes_max: int
+    request_rows_max: int
+    top_k_max: int
+    candidates_max: int
+    segments_max: int
+    stream_window: int
+
+
+@dataclass(frozen=True)
+class HeadInfo:
+    """A head that the server holds."""
+
+    name: str
+    model_type: str
+    vocab_size: int
+    """Valid ids: targets lie in [0, vocab_size)."""
+    vocab_rows: int
+    """Rows of the weight, padding included."""
+    hidden_size: int
+    dtype: str
+    """Type of the weight: "bf16", "fp16" or "fp32"."""
+    weights_version: int
+    ready: bool
+    tied: bool
+    """The weight is the input embedding."""
+    scale: float
+    """Logits are multiplied by it."""
+    softcap: float
+    """Logits become softcap * tanh(logits / softcap); 0: they do not."""
+    has_bias: bool
+    tensor: str
+    """Name of the tensor in the checkpoint."""
+    engine: str
+    weight_bytes: int
+    limits: Limits
+    transports: tuple[str, ...]
+    server_version: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The server's comparison of its engine with double precision on a seeded probe."""
+
+    passed: bool
+    rows: int
+    logprob_difference_max: float
+    entropy_difference_max: float
+    logprob_tolerance: float
+    entropy_tolerance: float
+    logit_stddev: float
+    """Of the probe's logits: near 0 would prove nothing."""
+    weights_version: int
+    engine: str
+    seconds: float
+
+
+def heads_from_wire(response: _wire.ListHeadsResponse) -> list[HeadInfo]:
+    heads = []
+    for head in response.heads:
+        facts = dict(vars(head))
+        facts["dtype"] = _wire.DTYPE_NAMES.get(head.dtype, "unknown")
+        facts["limits"] = Limits(**vars(head.limits))
+        facts["transports"] = tuple(head.transports)
+        heads.append(HeadInfo(**facts, server_version=response.server_version))
+    return heads
+
+
+def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
+    """The head called `name`, or the only one for "". NotFound, InvalidArgument."""
+    names = ", ".join(f'"{head.name}"' for head in heads) or "none"
+    if not name and len(heads) == 1:
+        return heads[0]
+    if not name and heads:
+        raise InvalidArgument(f"the server holds several heads ({names}): pass head=", field="head")
+    for head in heads:
+        if head.name == name:
+            return head
+    raise NotFound(f'no head "{name}"; the server holds: {names}')

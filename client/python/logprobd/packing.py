@@ -1,0 +1,126 @@
+"""Shifts targets for packed and padded batches. `score` itself never shifts.
+
+Row i of hidden states predicts token i + 1; both helpers pair them so, and leave out what predicts
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from logprobd.arrays import Array, is_torch, to_numpy, to_offsets
+from logprobd.errors import InvalidArgument
+
+DEFAULT_IGNORE_INDEX = -100
+
+
+class Shifted(NamedTuple):
+    """Arguments of score: `client.score(s.hidden, s.targets, segments=s.segments)`."""
+
+    hidden: Array
+    targets: Array
+    segments: Array
+    """[sequences + 1] int64, NumPy: offsets of the sequences among the flattened rows."""
+
+
+def from_packed(
+    hidden: Array,
+    input_ids: Array,
+    cu_seqlens: Any,
+    *,
+    ignore_index: int = DEFAULT_IGNORE_INDEX,
+) -> Shifted:
+    """Sequences laid end to end.
+
+    Args:
+        hidden: [tokens, hidden_size] or [1, tokens, hidden_size].
+        input_ids: [tokens] or [1, tokens], the ids that gave `hidden`.
+        cu_seqlens: [sequences + 1], from 0 to tokens.
+
+    Returns hidden as it is and targets of the shape of input_ids: targets[i] is input_ids[i + 1],
+    and ignore_index on the last token of each sequence, which predicts nothing. So logprob[i] is
+    that of token i + 1, and 0 at each sequence's end.
+
+    Raises InvalidArgument.
+    """
+    ids_shape = _shape(input_ids)
+    is_flat = len(ids_shape) == 1 or (len(ids_shape) == 2 and ids_shape[0] == 1)
+    if not is_flat or ids_shape != _shape(hidden)[:-1]:
+        raise InvalidArgument(
+            f"input_ids has shape {ids_shape}, hidden {_shape(hidden)}: pass [tokens] with "
+            "[tokens, hidden_size], or both with a leading 1",
+            field="input_ids",
+        )
+    offsets = to_offsets(cu_seqlens, "cu_seqlens", ids_shape[-1])
+    targets = _copy(input_ids)
+    targets[..., :-1] = input_ids[..., 1:]
+    ends = offsets[1:][np.diff(offsets) > 0] - 1
+    targets[..., ends] = ignore_index
+    return Shifted(hidden, targets, offsets)
+
+
+def from_padded(
+    hidden: Array,
+    input_ids: Array,
+    attention_mask: Array | None = None,
+    *,
+    keep_last: int | None = None,
+    ignore_index: int = DEFAULT_IGNORE_INDEX,
+) -> Shifted:
+    """Sequences padded to one length, on either side.
+
+    Args:
+        hidden: [batch, length, hidden_size].
+        input_ids: [batch, length], the ids that gave `hidden`.
+        attention_mask: [batch, length], 0 on padding. None: no padding.
+        keep_last: score only the last `keep_last` tokens (the responses), 1 to length - 1. None:
+            all but
+            the first token.
+
+    Returns hidden [batch, R, hidden_size] (a view) and targets [batch, R] with R = keep_last or
+    length - 1: logprob[:, j] is that of token input_ids[:, length - R + j]. Tokens that are
+    padding, or
+    follow padding, are ignore_index.
+
+    Raises InvalidArgument.
+    """
+    shape = _shape(input_ids)
+    if len(shape) != 2 or shape != _shape(hidden)[:-1]:
+        raise InvalidArgument(
+            f"input_ids has shape {shape}, hidden {_shape(hidden)}: pass [batch, length] and "
+            "[batch, "
+            "length, hidden_size]",
+            field="input_ids",
+        )
+    batch, length = shape
+    if length < 2:
+        raise InvalidArgument(f"length is {length}: one token predicts no other", field="input_ids")
+    rows = length - 1 if keep_last is None else int(keep_last)
+    if not 1 <= rows < length:
+        raise InvalidArgument(
+            f"keep_last is {rows}: it must lie in [1, {length - 1}]", field="keep_last"
+        )
+    targets = _copy(input_ids[:, length - rows :])
+    if attention_mask is not None:
+        if _shape(attention_mask) != shape:
+            raise InvalidArgument(
+                f"attention_mask has shape {_shape(attention_mask)}, input_ids {shape}",
+                field="attention_mask",
+            )
+        real = attention_mask != 0
+        # The first token after padding on the left has no predecessor to be predicted from.
+        scored = real[:, length - rows :] & real[:, length - rows - 1 : length - 1]
+        targets[~scored] = ignore_index
+    segments = np.arange(batch + 1, dtype=np.int64) * rows
+    return Shifted(hidden[:, length - rows - 1 : length - 1], targets, segments)
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in array.shape)
+
+
+def _copy(ids: Any) -> Any:
+    """A writable copy that can hold a negative ignore_index."""
+    return ids.clone() if is_torch(ids) else to_numpy(ids, "input_ids").astype(np.int64)

@@ -1,0 +1,180 @@
+"""What a call returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logprobd.arrays import Array, OutputKind, to_numpy, to_offsets
+from logprobd.errors import InvalidArgument
+
+# How to ask for an output that is missing.
+_ASK = {
+    "argmax_id": 'outputs=("argmax", ...)',
+    "argmax_logprob": 'outputs=("argmax", ...)',
+    "top_k_ids": "top_k=k",
+    "top_k_logprobs": "top_k=k",
+    "candidate_logprobs": "candidates=...",
+    "candidate_offsets": "candidates=... as lists or (ids, offsets)",
+    "segment_logprob": "segments=offsets",
+    "segment_rows": "segments=offsets",
+    "segment_greedy": "segments=offsets",
+}
+
+
+class ScoreResult:
+    """Scores of the rows of one call.
+
+    Arrays are of the caller's kind (torch on the device of `hidden`, or NumPy). "[...]" is the
+    shape of the targets: that of `hidden` without its last axis. Values are float32, in nats; ids
+    are int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. An
+    output that was not asked for raises AttributeError.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        kind: OutputKind,
+        *,
+        shape: tuple[int, ...],
+        weights_version: int,
+        ignored_rows: int,
+        nonfinite_rows: int,
+    ) -> None:
+        self._arrays = {name: kind.give(values) for name, values in arrays.items()}
+        self._kind = kind
+        self.shape = shape
+        """Shape of the targets, "[...]" above."""
+        self.weights_version = weights_version
+        """Version of the weights that scored every row."""
+        self.ignored_rows = ignored_rows
+        """Rows whose target was ignore_index."""
+        self.nonfinite_rows = nonfinite_rows
+        """Rows whose logits held NaN or Inf."""
+
+    def _get(self, name: str) -> Array:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            ask = _ASK.get(name, f'outputs=("{name}", ...)')
+            raise AttributeError(f"{name} was not asked for: call score with {ask}") from None
+
+    @property
+    def logprob(self) -> Array:
+        """[...], log-probability of the target, never above 0."""
+        return self._get("logprob")
+
+    @property
+    def entropy(self) -> Array:
+        """[...], entropy of the distribution, in [0, ln vocab]."""
+        return self._get("entropy")
+
+    @property
+    def lse(self) -> Array:
+        """[...], logsumexp of logits / temperature."""
+        return self._get("lse")
+
+    @property
+    def argmax_id(self) -> Array:
+        """[...] int64, the most likely id; the lowest among equals."""
+        return self._get("argmax_id")
+
+    @property
+    def argmax_logprob(self) -> Array:
+        """[...], log-probability of argmax_id."""
+        return self._get("argmax_logprob")
+
+    @property
+    def greedy(self) -> Array:
+        """[...] bool, whether the target is the argmax."""
+        return self._get("greedy")
+
+    @property
+    def sum_p_squared(self) -> Array:
+        """[...], sum of squared probabilities."""
+        return self._get("sum_p_squared")
+
+    @property
+    def max_logit(self) -> Array:
+        """[...], largest logit before temperature."""
+        return self._get("max_logit")
+
+    @property
+    def min_logit(self) -> Array:
+        """[...], smallest logit before temperature."""
+        return self._get("min_logit")
+
+    @property
+    def top_k_ids(self) -> Array:
+        """[..., top_k] int64, best first, lowest id first among equals."""
+        return self._get("top_k_ids")
+
+    @property
+    def top_k_logprobs(self) -> Array:
+        """[..., top_k], log-probabilities of top_k_ids."""
+        return self._get("top_k_logprobs")
+
+    @property
+    def candidate_logprobs(self) -> Array:
+        """[..., n] for candidates given as an array, else [ids], flat, in the order given."""
+        return self._get("candidate_logprobs")
+
+    @property
+    def candidate_offsets(self) -> Array:
+        """[rows + 1] int64, where each row's candidates begin, for candidates given as lists."""
+        return self._get("candidate_offsets")
+
+    @property
+    def segment_logprob(self) -> Array:
+        """[segments] float64, sum of logprob over the scored rows of each segment."""
+        return self._get("segment_logprob")
+
+    @property
+    def segment_rows(self) -> Array:
+        """[segments] int64, scored (not ignored) rows."""
+        return self._get("segment_rows")
+
+    @property
+    def segment_greedy(self) -> Array:
+        """[segments] bool, whether every scored row is greedy."""
+        return self._get("segment_greedy")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the arrays held."""
+        return tuple(self._arrays)
+
+    def sum_by_segment(self, segments: Any = None) -> Array:
+        """[segments] float64, sum of logprob between consecutive offsets of the flattened rows.
+
+        Without an argument, the segments of the call. InvalidArgument for bad offsets.
+        """
+        if segments is None:
+            return self.segment_logprob
+        logprob = to_numpy(self.logprob, "logprob").reshape(-1).astype(np.float64)
+        offsets = to_offsets(segments, "segments", len(logprob))
+        ranges = itertools.pairwise(offsets)
+        return self._kind.give(
+            np.array([logprob[b:e].cumsum()[-1] if e > b else 0.0 for b, e in ranges])
+        )
+
+    def candidate_lists(self) -> list[Array]:
+        """candidate_logprobs of each row, for candidates given as lists."""
+        if "candidate_offsets" not in self._arrays:
+            if "candidate_logprobs" not in self._arrays:
+                raise InvalidArgument("the call had no candidates")
+            values = self.candidate_logprobs
+            return list(values.reshape(-1, values.shape[-1]))
+        values, offsets = self.candidate_logprobs, self.candidate_offsets
+        return [values[int(b) : int(e)] for b, e in itertools.pairwise(offsets)]
+
+    def __repr__(self) -> str:
+        return (
+            f"ScoreResult(shape={self.shape}, outputs={list(self._arrays)}, "
+            f"weights_version={self.weights_version}, ignored_rows={self.ignored_rows}, "
+            f"nonfinite_rows={self.nonfinite_rows})"
+        )

@@ -1,0 +1,67 @@
+"""When to send again: scoring is idempotent, so overload and lost connections are safe to retry."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from logprobd.errors import LogprobdError, Overloaded, Unavailable
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Exponential backoff with full jitter, within the call's deadline.
+
+    A server's hint (`grpc-retry-pushback-ms`) replaces the backoff; a negative hint forbids a
+    retry.
+    """
+
+    attempts_max: int = 8
+    """Most attempts while the server is unavailable, 1: no retries."""
+    overloaded_attempts_max: int = 1000
+    """Most attempts while the server refuses for load: in effect, until the deadline."""
+    base_seconds: float = 0.1
+    """Bound of the first wait; it doubles with each attempt."""
+    cap_seconds: float = 5.0
+    """Largest bound of a wait."""
+
+    def delay(
+        self, error: LogprobdError, attempts: int, uniform: random.Random | None = None
+    ) -> float | None:
+        """Seconds to wait after `attempts` failed attempts, or None: give up with `error`."""
+        if isinstance(error, Overloaded):
+            most = self.overloaded_attempts_max
+        elif isinstance(error, Unavailable):
+            most = self.attempts_max
+        else:
+            return None
+        if attempts >= most:
+            return None
+        draw = (uniform or _RANDOM).uniform
+        hint = error.retry_after
+        if hint is not None:
+            # A little more than asked, so that refused clients do not come back all at once.
+            return None if hint < 0 else hint * draw(1.0, 1.25)
+        return draw(0.0, min(self.cap_seconds, self.base_seconds * 2 ** min(attempts - 1, 30)))
+
+
+# Not a seeded generator: forked workers would wait alike.
+_RANDOM = random.SystemRandom()
+
+
+class Window:
+    """How many chunks may be in flight: halved when the server refuses, regrown on success."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = float(most)
+
+    @property
+    def size(self) -> int:
+        return int(self._size)
+
+    def succeeded(self) -> None:
+        self._size = min(self._most, self._size + 1 / self._size)
+
+    def refused(self) -> None:
+        self._size = max(1.0, self._size / 2)

@@ -1,0 +1,138 @@
+"""Settings of a client: an argument wins over the environment, the environment over the default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from logprobd.errors import InvalidArgument
+from logprobd.retry import RetryPolicy
+
+DEFAULT_ADDRESS = "127.0.0.1:8470"
+DEFAULT_PORT = 8470
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_MAX_INFLIGHT = 8
+DEFAULT_CHUNK_ROWS = 1024
+DEFAULT_CHUNK_BYTES = 4 << 20
+CLIENT_ID_LENGTH_MAX = 64
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a client is made of; the whole of its pickled state."""
+
+    address: str
+    timeout: float
+    max_inflight: int
+    channels: int
+    chunk_rows: int
+    chunk_bytes: int
+    retry: RetryPolicy
+    client_id: str | None
+
+    @property
+    def is_unix(self) -> bool:
+        return self.address.startswith(("unix:", "unix-abstract:"))
+
+    @property
+    def is_loopback(self) -> bool:
+        host = self.address.rsplit(":", 1)[0].strip("[]")
+        return self.is_unix or host in ("localhost", "::1") or host.startswith("127.")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        return None if self.client_id is None else (("client_id", self.client_id),)
+
+    def channel_options(self, index: int) -> list[tuple[str, int]]:
+        """gRPC options of channel `index`: each has its own connection, messages are not
+        limited."""
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("logprobd.channel", index),
+            # This package retries, with the server's hints; come back quickly after a restart.
+            ("grpc.enable_retries", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
+        if self.is_loopback:
+            options.append(("grpc.enable_http_proxy", 0))
+        return options
+
+
+def make_settings(
+    address: str | None,
+    *,
+    timeout: float | None,
+    max_inflight: int | None,
+    channels: int,
+    chunk_rows: int,
+    chunk_bytes: int,
+    retry: RetryPolicy | None,
+    client_id: str | None,
+) -> Settings:
+    """Settings from arguments and LOGPROBD_* variables. InvalidArgument names the bad one."""
+    return Settings(
+        address=_address(address or os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS),
+        timeout=_number("timeout", timeout, "LOGPROBD_TIMEOUT_S", DEFAULT_TIMEOUT_S, float),
+        max_inflight=_number(
+            "max_inflight", max_inflight, "LOGPROBD_MAX_INFLIGHT", DEFAULT_MAX_INFLIGHT, int
+        ),
+        channels=_number("channels", channels, None, 1, int),
+        chunk_rows=_number("chunk_rows", chunk_rows, None, 1, int),
+        chunk_bytes=_number("chunk_bytes", chunk_bytes, None, 1, int),
+        retry=retry or RetryPolicy(),
+        client_id=_client_id(client_id),
+    )
+
+
+def _address(address: str) -> str:
+    if address.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")):
+        return address
+    if "/" in address:
+        raise InvalidArgument(
+            f'address is "{address}": use host:port, or unix:/path for a socket', field="address"
+        )
+    has_port = address.rpartition(":")[2].isdigit() and not address.endswith("]")
+    return address if has_port else f"{address}:{DEFAULT_PORT}"
+
+
+def _client_id(client_id: str | None) -> str | None:
+    """A name that can travel as gRPC metadata."""
+    if client_id is not None and not (
+        0 < len(client_id) <= CLIENT_ID_LENGTH_MAX
+        and client_id.isascii()
+        and client_id.isprintable()
+    ):
+        raise InvalidArgument(
+            f"client_id is {client_id!r}: use 1 to {CLIENT_ID_LENGTH_MAX} printable ASCII letters",
+            field="client_id",
+        )
+    return client_id
+
+
+def _number(
+    name: str,
+    given: Number | None,
+    variable: str | None,
+    default: Number,
+    convert: Callable[[str], Number],
+) -> Number:
+    text = os.environ.get(variable, "") if variable is not None else ""
+    value = default
+    if given is not None:
+        value = given
+    elif text:
+        name = variable or name
+        try:
+            value = convert(text)
+        except ValueError:
+            raise InvalidArgument(f'{name} is "{text}": set a number', field=name) from None
+    if not value > 0:
+        raise InvalidArgument(f"{name} is {value}: it must be above 0", field=name)
+    return value

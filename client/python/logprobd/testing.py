@@ -1,0 +1,285 @@
+"""A logprobd server in NumPy, for the tests of code that uses the client.
+
+    with FakeServer(vocab_size=100, hidden_size=16) as server:
+        client = logprobd.Client(server.address)
+
+It speaks the real protocol over a real gRPC connection, computes in double precision, and can be
+told to fail. It is slow: a few thousand ids, a few thousand rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from logprobd import _wire
+from logprobd._fake_scoring import FakeHead, Floats, Refusal, score
+
+
+@dataclass
+class ReceivedRequest:
+    """What the server saw of a request."""
+
+    method: str
+    rows: int
+    head: str
+    request_id: str
+    message_bytes: int
+    metadata: dict[str, str]
+    weights_version: int
+
+
+@dataclass
+class _Fault:
+    code: str
+    left: int
+    retry_after: float | None
+
+
+@dataclass
+class FakeServer:
+    """One head behind a gRPC server on a free port of 127.0.0.1.
+
+    Use it as a context manager, or call start and stop. Attributes may be changed while it runs.
+    """
+
+    vocab_size: int = 1003
+    hidden_size: int = 64
+    name: str = "fake"
+    tensor: str = "lm_head.weight"
+    """The name that ListHeads gives to the weight."""
+    seed: int = 0
+    weight: Any = None
+    """[vocab_size, hidden_size] float32, or None: seeded, so that N(0, 1) rows give logits of std
+    3."""
+    scale: float = 1.0
+    bias: Any = None
+    """[vocab_size], or None."""
+    softcap: float = 0.0
+    weights_version: int = 1
+    ready: bool = True
+    """What health says; while False, Score is UNAVAILABLE."""
+    delay: float = 0.0
+    """Seconds before each answer."""
+    message_bytes_max: int = 64 << 20
+    request_rows_max: int = 8192
+    top_k_max: int = 128
+    candidates_max: int = 1 << 20
+    segments_max: int = 65536
+    stream_window: int = 16
+    workers: int = 16
+    requests: list[ReceivedRequest] = field(default_factory=list)
+    """Every Score and ScoreStream message so far, refused ones included."""
+    _faults: list[_Fault] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _server: Any = None
+    _port: int = 0
+
+    def __post_init__(self) -> None:
+        if self.weight is None:
+            draw = np.random.default_rng(self.seed)
+            shape = (self.vocab_size, self.hidden_size)
+            self.weight = (draw.standard_normal(shape) * 3 / math.sqrt(self.hidden_size)).astype(
+                np.float32
+            )
+        self.vocab_size, self.hidden_size = self.weight.shape
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> FakeServer:
+        """Serves; after a stop, on the same port again."""
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(self.workers),
+            options=[
+                ("grpc.max_receive_message_length", self.message_bytes_max),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.start()
+        return self
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stops after at most `grace` seconds, cancelling what is in flight."""
+        if self._server is not None:
+            self._server.stop(grace).wait()
+            self._server = None
+
+    def __enter__(self) -> FakeServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def fail_next(
+        self, count: int = 1, code: str = "RESOURCE_EXHAUSTED", retry_after: float | None = None
+    ) -> None:
+        """Refuses the next `count` scoring messages with a gRPC status.
+
+        `retry_after` (seconds, negative: do not retry) is sent as grpc-retry-pushback-ms, and on a
+        stream in the chunk's answer.
+        """
+        with self._lock:
+            self._faults.append(_Fault(code, count, retry_after))
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Logits [vocab_size] of one hidden row, in double: scale, then bias, then cap."""
+        z: Floats = self.scale * (np.asarray(self.weight, np.float64) @ hidden)
+        if self.bias is not None:
+            z = z + np.asarray(self.bias, np.float64)
+        return self.softcap * np.tanh(z / self.softcap) if self.softcap > 0 else z
+
+    def head(self) -> _wire.Head:
+        """The head as ListHeads gives it."""
+        return _wire.Head(
+            name=self.name,
+            model_type="fake",
+            vocab_size=self.vocab_size,
+            vocab_rows=self.vocab_size,
+            hidden_size=self.hidden_size,
+            dtype=_wire.DTYPE_NUMBERS["fp32"],
+            weights_version=self.weights_version,
+            ready=self.ready,
+            scale=self.scale,
+            softcap=self.softcap,
+            has_bias=self.bias is not None,
+            tensor=self.tensor,
+            engine="numpy",
+            weight_bytes=self.vocab_size * self.hidden_size * 4,
+            limits=_wire.Limits(
+                message_bytes_max=self.message_bytes_max,
+                request_rows_max=self.request_rows_max,
+                top_k_max=self.top_k_max,
+                candidates_max=self.candidates_max,
+                segments_max=self.segments_max,
+                stream_window=self.stream_window,
+            ),
+            transports=["tcp"],
+        )
+
+    def _answer(self, method: str, data: bytes, metadata: Any) -> _wire.ScoreResponse:
+        """Scores one message. Raises Refusal."""
+        try:
+            request = _wire.decode(_wire.ScoreRequest, data)
+        except _wire.DecodeError as error:
+            raise Refusal("INVALID_ARGUMENT", f"message: {error}") from error
+        received = ReceivedRequest(
+            method,
+            request.rows,
+            request.head,
+            request.request_id,
+            len(data),
+            {key: value for key, value in metadata or () if isinstance(value, str)},
+            request.weights_version,
+        )
+        with self._lock:
+            self.requests.append(received)
+            fault = next((fault for fault in self._faults if fault.left > 0), None)
+            if fault is not None:
+                fault.left -= 1
+        if self.delay:
+            time.sleep(self.delay)
+        if fault is not None:
+            raise Refusal(fault.code, "told to fail", fault.retry_after)
+        if not self.ready:
+            raise Refusal("UNAVAILABLE", "the head is loading")
+        return score(
+            FakeHead(
+                name=self.name,
+                vocab_size=self.vocab_size,
+                hidden_size=self.hidden_size,
+                weights_version=self.weights_version,
+                request_rows_max=self.request_rows_max,
+                top_k_max=self.top_k_max,
+                candidates_max=self.candidates_max,
+                logits=self.logits,
+            ),
+            request,
+        )
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Methods by name; messages pass as bytes."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._fake = server
+
+    def service(self, details: Any) -> Any:
+        unary = {
+            _wire.SCORE: self._score,
+            _wire.LIST_HEADS: self._list_heads,
+            _wire.VERIFY: self._verify,
+            _wire.HEALTH_CHECK: self._health,
+        }
+        if details.method in unary:
+            return grpc.unary_unary_rpc_method_handler(unary[details.method])
+        if details.method == _wire.SCORE_STREAM:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        return None
+
+    def _score(self, data: bytes, context: Any) -> bytes:
+        try:
+            return _wire.encode(self._fake._answer("Score", data, context.invocation_metadata()))
+        except Refusal as refusal:
+            if refusal.retry_after is not None:
+                pushback = str(round(refusal.retry_after * 1000))
+                context.set_trailing_metadata((("grpc-retry-pushback-ms", pushback),))
+            context.abort(grpc.StatusCode[refusal.code], refusal.message)
+            raise AssertionError("abort raises") from refusal
+
+    def _stream(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for data in messages:
+            try:
+                answer = self._fake._answer("ScoreStream", data, context.invocation_metadata())
+            except Refusal as refusal:
+                if refusal.code == "ABORTED":  # ends the whole stream
+                    context.abort(grpc.StatusCode.UNAVAILABLE, refusal.message)
+                answer = _wire.ScoreResponse(
+                    status_code=grpc.StatusCode[refusal.code].value[0],
+                    status_message=refusal.message,
+                    retry_after_ms=round(max(refusal.retry_after or 0, 0) * 1000),
+                )
+                with contextlib.suppress(_wire.DecodeError):
+                    answer.chunk_id = _wire.decode(_wire.ScoreRequest, data).chunk_id
+            yield _wire.encode(answer)
+
+    def _list_heads(self, data: bytes, context: Any) -> bytes:
+        return _wire.encode(
+            _wire.ListHeadsResponse(heads=[self._fake.head()], server_version="fake")
+        )
+
+    def _verify(self, data: bytes, context: Any) -> bytes:
+        request = _wire.decode(_wire.VerifyRequest, data)
+        rows = request.rows or 8
+        if rows > 64:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rows: {rows}, must be in [0, 64]")
+        return _wire.encode(
+            _wire.VerifyResponse(
+                passed=True,
+                rows=rows,
+                logprob_tolerance=1e-4,
+                entropy_tolerance=2e-4,
+                logit_stddev=3.0,
+                weights_version=self._fake.weights_version,
+                engine="numpy",
+            )
+        )
+
+    def _health(self, data: bytes, context: Any) -> bytes:
+        service = _wire.decode(_wire.HealthRequest, data).service
+        if service not in ("", _wire.SCORING_SERVICE):
+            context.abort(grpc.StatusCode.NOT_FOUND, f'no service "{service}"')
+        return _wire.encode(_wire.HealthResponse(status=_wire.SERVING if self._fake.ready else 2))

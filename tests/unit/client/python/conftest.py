@@ -1,0 +1,42 @@
+"""Fixtures of the Python client's tests: a FakeServer, a client of it, rows to score."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "client" / "python"))
+
+import logprobd
+from logprobd.testing import FakeServer
+
+HIDDEN_SIZE = 16
+VOCAB_SIZE = 101  # odd, so that a mix-up of rows and columns shows
+
+
+@pytest.fixture
+def server():
+    with FakeServer(vocab_size=VOCAB_SIZE, hidden_size=HIDDEN_SIZE) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with logprobd.Client(server.address, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def small_chunks(server):
+    """A client that cuts every call into requests of at most 3 rows."""
+    with logprobd.Client(server.address, timeout=20, chunk_rows=3, max_inflight=4) as client:
+        yield client
+
+
+@pytest.fixture
+def rows():
+    """10 rows of float32 hidden states and their targets."""
+    draw = np.random.default_rng(7)
+    hidden = draw.standard_normal((10, HIDDEN_SIZE)).astype(np.float32)
+    return hidden, draw.integers(0, VOCAB_SIZE, 10)

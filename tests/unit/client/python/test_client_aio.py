@@ -1,0 +1,190 @@
+"""AsyncClient does what Client does."""
+
+import asyncio
+import inspect
+import time
+
+import numpy as np
+import pytest
+from logprobd import (
+    AsyncClient,
+    Cancelled,
+    Client,
+    DeadlineExceeded,
+    InvalidArgument,
+    Overloaded,
+    RetryPolicy,
+    Unavailable,
+)
+from logprobd.plan import OUTPUTS
+
+
+def run(server, body, **settings):
+    """Runs `body(client)` with an AsyncClient of the server."""
+
+    async def main():
+        async with AsyncClient(server.address, **{"timeout": 20, **settings}) as client:
+            return await body(client)
+
+    return asyncio.run(main())
+
+
+def test_the_methods_and_their_parameters_are_those_of_client():
+    for name in ("score", "score_stream", "list_heads", "info", "verify", "wait_ready", "close"):
+        theirs = inspect.signature(getattr(Client, name)).parameters
+        ours = inspect.signature(getattr(AsyncClient, name)).parameters
+        assert {p: (v.kind, v.default) for p, v in ours.items()} == {
+            p: (v.kind, v.default) for p, v in theirs.items()
+        }, name
+    assert inspect.signature(Client) == inspect.signature(AsyncClient)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_scores_equal_those_of_the_synchronous_client(server, client, rows, chunk_rows):
+    arguments = {
+        "outputs": OUTPUTS,
+        "top_k": 2,
+        "segments": [0, 3, 10],
+        "candidates": [[row] for row in range(10)],
+        "temperature": np.linspace(0.5, 1.5, 10),
+    }
+    rows[1][2] = -100
+    expected = client.score(*rows, **arguments)
+
+    result = run(server, lambda c: c.score(*rows, **arguments), chunk_rows=chunk_rows)
+
+    for name in expected.outputs:
+        assert np.array_equal(getattr(result, name), getattr(expected, name)), name
+    assert result.ignored_rows == 1
+
+
+def test_many_calls_at_once(server, client, rows):
+    expected = client.score(*rows).logprob
+
+    async def body(c):
+        return await asyncio.gather(*(c.score(*rows) for _ in range(30)))
+
+    for result in run(server, body, chunk_rows=4):
+        assert np.array_equal(result.logprob, expected)
+
+
+def test_info_verify_and_wait_ready(server, client):
+    async def body(c):
+        await c.wait_ready(5)
+        return await c.info(), await c.list_heads(), await c.verify(3)
+
+    info, heads, report = run(server, body)
+
+    assert info == client.info()
+    assert heads == [info]
+    assert report.rows == 3
+
+
+def test_overload_is_retried_and_errors_are_typed(server, rows):
+    server.fail_next(3, "RESOURCE_EXHAUSTED", retry_after=0.01)
+    assert run(server, lambda c: c.score(*rows), chunk_rows=3).logprob.shape == (10,)
+
+    server.fail_next(1, "RESOURCE_EXHAUSTED", retry_after=-1)
+    with pytest.raises(Overloaded):
+        run(server, lambda c: c.score(*rows))
+    targets = rows[1].copy()
+    targets[7] = 101
+    with pytest.raises(InvalidArgument) as caught:
+        run(server, lambda c: c.score(rows[0], targets), chunk_rows=2)
+    assert caught.value.row == 7
+
+
+def test_deadlines_hold(server, rows):
+    server.delay = 1.0
+    begin = time.monotonic()
+
+    with pytest.raises(DeadlineExceeded):
+        run(server, lambda c: c.score(*rows, timeout=0.2), chunk_rows=3)
+
+    assert time.monotonic() - begin < 0.9
+
+
+def test_a_cancelled_task_stops_waiting(server, rows):
+    server.delay = 1.0
+
+    async def body(c):
+        await c.info()
+        await asyncio.wait_for(c.score(*rows), 0.1)
+
+    with pytest.raises(asyncio.TimeoutError):
+        run(server, body, chunk_rows=2)
+
+
+def test_an_absent_server_is_unavailable(rows):
+    async def main():
+        client = AsyncClient("127.0.0.1:1", retry=RetryPolicy(attempts_max=1))
+        with pytest.raises(Unavailable):
+            await client.score(*rows)
+        with pytest.raises(Unavailable):
+            await client.wait_ready(0.1)
+        await client.close()
+        with pytest.raises(Cancelled):
+            await client.score(*rows)
+
+    asyncio.run(main())
+
+
+def test_a_stream_of_batches(server, client, rows):
+    expected = client.score(*rows).logprob
+    server.fail_next(2, "RESOURCE_EXHAUSTED", retry_after=0.01)
+
+    async def batches():
+        for _ in range(4):
+            yield rows
+
+    async def body(c):
+        return [r async for r in c.score_stream(batches())] + [
+            r async for r in c.score_stream([rows, {"hidden": rows[0], "targets": rows[1]}])
+        ]
+
+    results = run(server, body, chunk_rows=3)
+
+    assert len(results) == 6
+    assert all(np.array_equal(result.logprob, expected) for result in results)
+
+
+def test_a_broken_stream_is_opened_again(server, rows):
+    server.fail_next(1, "ABORTED")
+
+    async def body(c):
+        return [result async for result in c.score_stream([rows] * 3)]
+
+    results = run(server, body, chunk_rows=3, retry=RetryPolicy(base_seconds=0.01))
+
+    assert len(results) == 3
+
+
+def test_a_bad_batch_of_a_stream(server, rows):
+    batches = [rows, (rows[0], [1]), rows]
+
+    async def body(c):
+        return [result async for result in c.score_stream(batches, on_error="return")]
+
+    results = run(server, body)
+    assert isinstance(results[1], InvalidArgument)
+    assert results[2].logprob.shape == (10,)
+
+
+def test_a_silent_server_ends_a_stream(server, rows):
+    server.delay = 1.0
+
+    async def body(c):
+        await c.info()
+        return [result async for result in c.score_stream([rows], timeout=0.2)]
+
+    with pytest.raises(DeadlineExceeded):
+        run(server, body)
+
+
+def test_a_client_serves_one_loop_after_another(server, rows):
+    client = AsyncClient(server.address, timeout=20)
+
+    first = asyncio.run(client.score(*rows))
+    second = asyncio.run(client.score(*rows))
+
+    assert np.array_equal(first.logprob, second.logprob)

@@ -1,0 +1,195 @@
+"""Inputs of every kind become the right bytes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from logprobd import InvalidArgument
+from logprobd.arrays import bf16_from_fp32, fp32_from_bf16, hidden_rows, to_int32, to_offsets
+
+ALL = slice(None)
+
+
+def all_bytes(hidden, dtype=None):
+    rows = hidden_rows(hidden, dtype)
+    return bytes(rows.take(slice(0, rows.rows)))
+
+
+@pytest.fixture
+def values():
+    return np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+
+
+def test_bf16_rounds_to_nearest_and_ties_to_even():
+    def from_bits(*bits):
+        return np.array(bits, np.uint32).view(np.float32)
+
+    rounded = bf16_from_fp32(
+        from_bits(0x3F80_8000, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF, 0x7F7F_FFFF, 0x8000_0000)
+    )
+
+    # a tie to even below, a tie to even above, above a tie, below a tie, overflow to inf, -0
+    assert [hex(bits) for bits in rounded] == [
+        "0x3f80",
+        "0x3f82",
+        "0x3f81",
+        "0x3f80",
+        "0x7f80",
+        "0x8000",
+    ]
+
+
+def test_bf16_rounding_agrees_with_torch_and_ml_dtypes_on_random_bits():
+    bits = np.random.default_rng(1).integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    finite = values[~np.isnan(values)]
+
+    ours = bf16_from_fp32(finite)
+
+    assert np.array_equal(ours, finite.astype(ml_dtypes.bfloat16).view(np.uint16))
+    theirs = torch.from_numpy(finite).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(ours, theirs)
+
+
+def test_bf16_keeps_every_nan():
+    nans = np.array([0x7FFF_FFFF, 0x7F80_0001, 0xFFFF_FFFF, 0xFF80_0001], np.uint32)
+
+    assert np.isnan(fp32_from_bf16(bf16_from_fp32(nans.view(np.float32)))).all()
+
+
+@pytest.mark.parametrize(
+    ("numpy_type", "torch_type", "name"),
+    [
+        (np.float32, torch.float32, "fp32"),
+        (np.float16, torch.float16, "fp16"),
+        (ml_dtypes.bfloat16, torch.bfloat16, "bf16"),
+    ],
+)
+def test_numpy_and_torch_give_the_same_bytes(values, numpy_type, torch_type, name):
+    array = values.astype(numpy_type)
+    tensor = torch.from_numpy(values).to(torch_type)
+
+    assert hidden_rows(array).dtype == hidden_rows(tensor).dtype == name
+    assert all_bytes(array) == all_bytes(tensor) == array.tobytes()
+
+
+def test_uint16_is_taken_as_bf16_when_told(values):
+    bits = bf16_from_fp32(values)
+
+    assert all_bytes(bits, "bf16") == bits.tobytes()
+    with pytest.raises(InvalidArgument, match='dtype="bf16"'):
+        hidden_rows(bits)
+
+
+def test_a_dtype_asks_for_rounding(values):
+    expected = values.astype(ml_dtypes.bfloat16).tobytes()
+
+    assert all_bytes(values, "bf16") == expected
+    assert all_bytes(torch.from_numpy(values), "bf16") == expected
+    assert all_bytes(values.astype(np.float64), "fp32") == values.tobytes()
+    assert all_bytes(torch.from_numpy(values).double(), "fp32") == values.tobytes()
+    assert all_bytes(values.astype(ml_dtypes.bfloat16), "fp32") == (
+        values.astype(ml_dtypes.bfloat16).astype(np.float32).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        np.zeros((2, 3)),
+        torch.zeros(2, 3, dtype=torch.float64),
+        [[0.5, 1.0]],
+        np.zeros((2, 3), int),
+        torch.zeros(2, 3, dtype=torch.int32),
+    ],
+)
+def test_other_types_are_refused_with_the_cure(hidden):
+    with pytest.raises(InvalidArgument, match="float32"):
+        hidden_rows(hidden)
+
+
+def test_an_unknown_dtype_is_refused(values):
+    with pytest.raises(InvalidArgument, match="fp8"):
+        hidden_rows(values, "fp8")
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_strides_are_followed(make):
+    base = np.arange(2 * 5 * 8, dtype=np.float32).reshape(2, 5, 8)
+    array = make(base)
+
+    assert all_bytes(array[:, :-1]) == base[:, :-1].tobytes()
+    assert all_bytes(array[:, :, ::2] if make is np.asarray else array[:, :, 0:8:2]) == (
+        base[:, :, ::2].tobytes()
+    )
+    assert all_bytes(array[0].T) == base[0].T.tobytes()
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_chosen_rows_are_gathered(make):
+    base = np.arange(2 * 5 * 8, dtype=np.float32).reshape(2, 5, 8)
+    chosen = np.array([0, 3, 7])
+
+    for view in (base, base[:, 1:]):
+        rows = hidden_rows(make(view))
+        flat = view.reshape(-1, 8)
+        assert bytes(rows.take(chosen)) == flat[chosen].tobytes()
+        assert bytes(rows.take(slice(2, 6))) == flat[2:6].tobytes()
+
+
+def test_contiguous_numpy_rows_are_not_copied(values):
+    view = hidden_rows(values).take(slice(1, 3))
+
+    values[1, 0] = 42.0
+
+    assert np.frombuffer(view, np.float32)[0] == 42.0
+
+
+def test_big_endian_arrays_are_swapped(values):
+    assert all_bytes(values.astype(">f4")) == values.tobytes()
+
+
+def test_a_tensor_that_requires_grad_is_accepted(values):
+    assert all_bytes(torch.from_numpy(values).requires_grad_()) == values.tobytes()
+
+
+class DlpackOnly:
+    """An array of another library: nothing but the protocol."""
+
+    def __init__(self, owner):
+        self._owner = owner
+
+    def __dlpack__(self, **kwargs):
+        return self._owner.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self._owner.__dlpack_device__()
+
+
+def test_dlpack_arrays_are_read(values):
+    assert all_bytes(DlpackOnly(values)) == values.tobytes()
+
+
+def test_dlpack_bf16_is_read_through_torch(values):
+    tensor = torch.from_numpy(values).bfloat16()
+
+    rows = hidden_rows(DlpackOnly(tensor))
+
+    assert rows.dtype == "bf16"
+    assert bytes(rows.take(slice(0, 4))) == values.astype(ml_dtypes.bfloat16).tobytes()
+    assert isinstance(rows.kind.give(np.zeros(2)), np.ndarray)
+
+
+def test_ids_must_be_integers_that_fit():
+    assert to_int32(torch.tensor([1, -100]), "targets").tolist() == [1, -100]
+    with pytest.raises(InvalidArgument, match="float64"):
+        to_int32([1.0, 2.0], "targets")
+    with pytest.raises(InvalidArgument, match=r"targets\[1\]: 2147483648") as caught:
+        to_int32([0, 2**31], "targets")
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("offsets", [[1, 4], [0, 3], [0, 3, 2, 4], [], [[0, 4]], [0.0, 4.0]])
+def test_bad_offsets_are_refused(offsets):
+    with pytest.raises(InvalidArgument, match="segments"):
+        to_offsets(offsets, "segments", 4)

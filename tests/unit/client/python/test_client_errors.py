@@ -1,0 +1,70 @@
+"""Statuses become typed errors that survive pickling."""
+
+import pickle
+
+import grpc
+import pytest
+from logprobd import errors
+from logprobd.errors import code_name, from_status, parse_place
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("INVALID_ARGUMENT", errors.InvalidArgument),
+        ("RESOURCE_EXHAUSTED", errors.Overloaded),
+        ("UNAVAILABLE", errors.Unavailable),
+        ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
+        ("NOT_FOUND", errors.NotFound),
+        ("UNIMPLEMENTED", errors.NotFound),
+        ("FAILED_PRECONDITION", errors.WeightsVersionMismatch),
+        ("CANCELLED", errors.Cancelled),
+        ("INTERNAL", errors.ServerBug),
+        ("UNKNOWN", errors.ServerBug),
+        ("PERMISSION_DENIED", errors.LogprobdError),
+    ],
+)
+def test_each_code_has_its_class(code, error):
+    made = from_status(code, "some details", address="host:1")
+
+    assert type(made) is error
+    assert made.code == code
+    assert "some details" in str(made)
+
+
+def test_errors_extend_the_nearest_builtin():
+    assert issubclass(errors.InvalidArgument, ValueError)
+    assert issubclass(errors.DeadlineExceeded, TimeoutError)
+    assert issubclass(errors.Unavailable, ConnectionError)
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("targets[12]: 7, must be in [0, 5) or the ignore_index -100", ("targets", 12)),
+        ("candidate_ids[3]: -1, must be in [0, 5)", ("candidate_ids", 3)),
+        ("top_k: 500, must be in [0, 128]", ("top_k", None)),
+        ("hidden: the logits of row 4 hold NaN or Inf (2 rows do)", ("hidden", 4)),
+        ("Something else", (None, None)),
+    ],
+)
+def test_the_place_is_read_from_the_message(message, place):
+    assert parse_place(message) == place
+
+
+def test_errors_survive_pickling():
+    error = errors.InvalidArgument("targets[3] is bad", field="targets", row=3, code="X")
+
+    again = pickle.loads(pickle.dumps(error))
+
+    assert type(again) is errors.InvalidArgument
+    assert (str(again), again.field, again.row, again.code) == (str(error), "targets", 3, "X")
+    overloaded = pickle.loads(pickle.dumps(errors.Overloaded("full", retry_after=0.5)))
+    assert overloaded.retry_after == 0.5
+
+
+def test_codes_have_the_names_of_grpc():
+    for status in grpc.StatusCode:
+        number, _ = status.value
+        if status.name not in ("OK", "ALREADY_EXISTS", "ABORTED", "OUT_OF_RANGE"):
+            assert code_name(number) == status.name

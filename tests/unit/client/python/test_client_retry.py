@@ -1,0 +1,238 @@
+"""When a call is sent again, when it gives up, and with which error."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from logprobd import (
+    Cancelled,
+    Client,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogprobdError,
+    Overloaded,
+    RetryPolicy,
+    ServerBug,
+    Unavailable,
+)
+from logprobd.retry import Window
+from logprobd.testing import FakeServer
+
+
+class Highest(random.Random):
+    """Draws the upper bound of each wait."""
+
+    def uniform(self, a, b):
+        return b
+
+
+def test_waits_double_up_to_the_cap():
+    policy = RetryPolicy(base_seconds=0.1, cap_seconds=1.0)
+    error = Unavailable("x")
+
+    waits = [policy.delay(error, attempts, Highest()) for attempts in range(1, 7)]
+
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_waits_have_full_jitter():
+    policy = RetryPolicy(base_seconds=1.0)
+    waits = [policy.delay(Unavailable("x"), 1) for _ in range(200)]
+
+    assert min(waits) < 0.2
+    assert max(waits) > 0.8
+
+
+def test_a_hint_replaces_the_wait_and_a_negative_one_forbids_it():
+    policy = RetryPolicy(base_seconds=100)
+    hinted = [policy.delay(Overloaded("x", retry_after=0.4), 1) for _ in range(100)]
+
+    assert all(0.4 <= wait <= 0.5 for wait in hinted)
+    assert policy.delay(Overloaded("x", retry_after=-1.0), 1) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("x"),
+        DeadlineExceeded("x"),
+        Cancelled("x"),
+        ServerBug("x"),
+        LogprobdError("x"),
+    ],
+)
+def test_other_errors_are_not_retried(error):
+    assert RetryPolicy().delay(error, 1) is None
+
+
+def test_attempts_are_bounded():
+    policy = RetryPolicy(attempts_max=3, overloaded_attempts_max=5)
+
+    assert policy.delay(Unavailable("x"), 2) is not None
+    assert policy.delay(Unavailable("x"), 3) is None
+    assert policy.delay(Overloaded("x"), 4) is not None
+    assert policy.delay(Overloaded("x"), 5) is None
+
+
+def test_the_window_halves_and_grows_back():
+    window = Window(8)
+    window.refused()
+    window.refused()
+    assert window.size == 2
+    for _ in range(100):
+        window.succeeded()
+    assert window.size == 8
+    for _ in range(10):
+        window.refused()
+    assert window.size == 1
+
+
+@pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "UNAVAILABLE"])
+@pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_refused_requests_are_sent_again(server, rows, code, chunk_rows):
+    with Client(server.address, chunk_rows=chunk_rows, timeout=20) as client:
+        expected = client.score(*rows).logprob
+        server.requests.clear()
+        server.fail_next(3, code, retry_after=0.01)
+
+        result = client.score(*rows)
+
+    assert np.array_equal(result.logprob, expected)
+    assert len(server.requests) == 3 + (4 if chunk_rows == 3 else 1)
+
+
+def test_the_servers_hint_is_waited_for(server, client, rows):
+    server.fail_next(1, retry_after=0.3)
+
+    begin = time.monotonic()
+    client.score(*rows)
+
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_a_negative_hint_is_obeyed(server, client, rows):
+    server.fail_next(1, retry_after=-1)
+
+    with pytest.raises(Overloaded) as caught:
+        client.score(*rows)
+
+    assert caught.value.retry_after < 0
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_invalid_arguments_are_sent_once(server, rows, chunk_rows):
+    server.fail_next(100, "INVALID_ARGUMENT")
+
+    with (
+        Client(server.address, chunk_rows=chunk_rows, max_inflight=1) as client,
+        pytest.raises(InvalidArgument),
+    ):
+        client.score(*rows)
+
+    assert len(server.requests) == 1
+
+
+def test_a_wait_beyond_the_deadline_is_not_begun(server, rows):
+    server.fail_next(100, retry_after=60)
+
+    begin = time.monotonic()
+    with Client(server.address) as client, pytest.raises(Overloaded) as caught:
+        client.score(*rows, timeout=5)
+
+    assert time.monotonic() - begin < 4
+    assert caught.value.retry_after == 60
+    assert "max_inflight" in str(caught.value)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_a_slow_server_is_a_deadline_error(server, rows, chunk_rows):
+    with Client(server.address, chunk_rows=chunk_rows) as client:
+        client.info()
+        server.delay = 1.0
+        begin = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="timeout") as caught:
+            client.score(*rows, timeout=0.3)
+    assert time.monotonic() - begin < 0.9
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_an_absent_server_is_named(rows):
+    policy = RetryPolicy(attempts_max=2, base_seconds=0.01)
+
+    with (
+        Client("127.0.0.1:1", retry=policy) as client,
+        pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*LOGPROBD_ADDRESS"),
+    ):
+        client.score(*rows)
+
+
+def test_a_call_survives_a_restart_of_the_server(rows):
+    server = FakeServer(hidden_size=16).start()
+    with Client(server.address, timeout=20) as client:
+        client.score(*rows)
+        server.stop()
+        restart = threading.Timer(0.3, server.start)
+        restart.start()
+
+        assert client.score(*rows).logprob.shape == (10,)
+
+        restart.join()
+    server.stop()
+
+
+def test_wait_ready_waits_for_a_starting_server(server, client):
+    server.ready = False
+    with pytest.raises(Unavailable, match="starting or stopping"):
+        client.wait_ready(timeout=0.2)
+    threading.Timer(0.2, lambda: setattr(server, "ready", True)).start()
+
+    client.wait_ready(timeout=10)
+
+
+def test_wait_ready_tells_why_nothing_answers():
+    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
+        client.wait_ready(timeout=0.2)
+
+
+def test_internal_errors_are_server_bugs(server, client, rows):
+    server.fail_next(1, "INTERNAL")
+
+    with pytest.raises(ServerBug, match="log"):
+        client.score(*rows)
+
+
+def test_a_message_above_the_servers_limit_says_so(rows):
+    with (
+        FakeServer(hidden_size=16, message_bytes_max=300) as server,
+        Client(server.address) as client,
+    ):
+        server.message_bytes_max = 0  # so that the client does not know
+        with pytest.raises(InvalidArgument, match="chunk_bytes"):
+            client.score(*rows)
+
+
+def test_close_cancels_what_is_in_flight(server, rows):
+    client = Client(server.address)
+    client.info()
+    server.delay = 1.0
+    errors = []
+
+    def score():
+        try:
+            client.score(*rows)
+        except LogprobdError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    while not server.requests:
+        time.sleep(0.005)
+    client.close()
+    thread.join(timeout=5)
+
+    assert [type(error) for error in errors] == [Cancelled]
+    with pytest.raises(Cancelled, match="closed"):
+        client.score(*rows)

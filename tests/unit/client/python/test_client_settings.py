@@ -1,0 +1,100 @@
+"""Arguments win over the environment, the environment over the defaults."""
+
+import pytest
+from logprobd import Client, InvalidArgument
+
+
+def settings(*args, **kwargs):
+    return Client(*args, **kwargs)._settings
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for name in ("ADDRESS", "TIMEOUT_S", "MAX_INFLIGHT"):
+        monkeypatch.delenv(f"LOGPROBD_{name}", raising=False)
+
+
+def test_defaults():
+    chosen = settings()
+
+    assert (chosen.address, chosen.timeout, chosen.max_inflight) == ("127.0.0.1:8470", 300.0, 8)
+
+
+def test_the_environment_is_read_and_arguments_win(monkeypatch):
+    monkeypatch.setenv("LOGPROBD_ADDRESS", "scorer:9000")
+    monkeypatch.setenv("LOGPROBD_TIMEOUT_S", "2.5")
+    monkeypatch.setenv("LOGPROBD_MAX_INFLIGHT", "3")
+
+    chosen, given = settings(), settings("other:1", timeout=7, max_inflight=1)
+
+    assert (chosen.address, chosen.timeout, chosen.max_inflight) == ("scorer:9000", 2.5, 3)
+    assert (given.address, given.timeout, given.max_inflight) == ("other:1", 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TIMEOUT_S", "soon"), ("TIMEOUT_S", "-1"), ("MAX_INFLIGHT", "0")]
+)
+def test_a_bad_variable_is_named(monkeypatch, name, value):
+    monkeypatch.setenv(f"LOGPROBD_{name}", value)
+
+    with pytest.raises(InvalidArgument, match=f"LOGPROBD_{name} is "):
+        Client()
+
+
+@pytest.mark.parametrize("name", ["timeout", "max_inflight", "channels", "chunk_rows"])
+def test_a_bad_argument_is_named(name):
+    with pytest.raises(InvalidArgument, match=name):
+        Client(**{name: 0})
+
+
+@pytest.mark.parametrize("client_id", ["", "a\nb", "ü", "x" * 65])
+def test_a_client_id_that_cannot_travel_is_refused(client_id):
+    with pytest.raises(InvalidArgument, match="client_id"):
+        Client(client_id=client_id)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("scorer", "scorer:8470"),
+        ("scorer:1", "scorer:1"),
+        ("[::1]:2", "[::1]:2"),
+        ("[::1]", "[::1]:8470"),
+        ("unix:/run/l.sock", "unix:/run/l.sock"),
+        ("dns:///scorer:3", "dns:///scorer:3"),
+    ],
+)
+def test_addresses(given, used):
+    assert settings(given).address == used
+
+
+def test_a_url_is_refused():
+    with pytest.raises(InvalidArgument, match="host:port"):
+        Client("http://scorer:1")
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("localhost:1", True),
+        ("127.0.0.2:1", True),
+        ("[::1]:1", True),
+        ("unix:/a", True),
+        ("scorer:1", False),
+    ],
+)
+def test_proxies_are_bypassed_on_loopback(address, loopback):
+    assert (("grpc.enable_http_proxy", 0) in settings(address).channel_options(0)) == loopback
+
+
+def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    with Client(server.address, timeout=5) as client:
+        assert client.score(*rows).logprob.shape == (10,)
+
+
+def test_channels_differ_so_that_each_has_its_connection():
+    options = [tuple(settings().channel_options(index)) for index in range(4)]
+
+    assert len(set(options)) == 4

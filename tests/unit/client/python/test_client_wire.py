@@ -1,0 +1,217 @@
+"""The hand-written encoding against protobuf's own."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from logprobd import _wire
+
+PROTO = Path(__file__).resolve().parents[4] / "proto"
+
+
+@pytest.fixture(scope="module")
+def pb2(tmp_path_factory):
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    out = tmp_path_factory.mktemp("proto")
+    arguments = ["protoc", f"-I{PROTO}", f"--python_out={out}", "logprobd/v1/scoring.proto"]
+    assert protoc.main(arguments) == 0
+    # The generated file lies in logprobd/v1/, a name that the package under test already has.
+    (out / "logprobd/v1/scoring_pb2.py").rename(out / "scoring_pb2_for_test.py")
+    sys.path.insert(0, str(out))
+    yield importlib.import_module("scoring_pb2_for_test")
+    sys.path.remove(str(out))
+
+
+REQUEST = {
+    "request_id": "töken-1",
+    "head": "policy",
+    "weights_version": 2**63 + 5,
+    "dtype": 1,
+    "rows": 2,
+    "hidden_size": 4,
+    "targets": b"\x01\0\0\0\x9c\xff\xff\xff",
+    "temperature": 0.5,
+    "row_temperatures": b"\0\0\x80?\0\0\0@",
+    "entropy_temperature": 1.0,
+    "ignore_index": -100,
+    "outputs": 255,
+    "top_k": 5,
+    "candidate_ids": b"\x07\0\0\0",
+    "candidate_offsets": b"\0" * 12,
+    "segment_offsets": b"\0\0\0\0\x02\0\0\0",
+    "priority": 3,
+    "reject_nonfinite": True,
+    "chunk_id": 300,
+    "hidden": bytes(range(16)),
+}
+RESPONSE_BYTES = [
+    "logprob",
+    "entropy",
+    "lse",
+    "argmax_id",
+    "argmax_logprob",
+    "greedy",
+    "sum_p_squared",
+    "max_logit",
+    "min_logit",
+    "top_k_ids",
+    "top_k_logprobs",
+    "candidate_logprobs",
+    "segment_logprob",
+    "segment_rows",
+    "segment_greedy",
+]
+
+
+def test_a_full_request_has_the_bytes_of_protobuf(pb2):
+    ours = _wire.encode(_wire.ScoreRequest(**REQUEST))
+
+    assert ours == pb2.ScoreRequest(**REQUEST).SerializeToString()
+
+
+def test_a_request_of_defaults_is_empty_but_optional_zeros_are_sent(pb2):
+    zeros = {"temperature": 0.0, "entropy_temperature": 0.0, "ignore_index": 0}
+
+    assert _wire.encode(_wire.ScoreRequest()) == b""
+    assert (
+        _wire.encode(_wire.ScoreRequest(**zeros)) == pb2.ScoreRequest(**zeros).SerializeToString()
+    )
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, -64, 2**31 - 1, -(2**31)])
+def test_ignore_index_is_zigzag_coded(pb2, value):
+    ours = _wire.encode(_wire.ScoreRequest(ignore_index=value))
+
+    assert pb2.ScoreRequest.FromString(ours).ignore_index == value
+    assert _wire.decode(_wire.ScoreRequest, ours).ignore_index == value
+
+
+def test_a_request_decodes_to_what_protobuf_wrote(pb2):
+    ours = _wire.decode(_wire.ScoreRequest, pb2.ScoreRequest(**REQUEST).SerializeToString())
+
+    assert vars(ours) == REQUEST
+
+
+def test_hidden_is_the_last_field_on_the_wire():
+    ours = _wire.encode(_wire.ScoreRequest(**REQUEST))
+
+    assert ours.endswith(REQUEST["hidden"])
+
+
+def test_a_response_decodes_as_in_protobuf(pb2):
+    theirs = pb2.ScoreResponse(
+        request_id="r",
+        chunk_id=9,
+        weights_version=4,
+        status_code=8,
+        status_message="full",
+        retry_after_ms=20,
+        rows=3,
+        ignored_rows=1,
+        nonfinite_rows=2,
+        timings=pb2.StageTimings(queue_us=1, copy_us=2, engine_us=3, total_us=2**32 - 1),
+        **{name: name.encode() for name in RESPONSE_BYTES},
+    )
+
+    ours = _wire.decode(_wire.ScoreResponse, theirs.SerializeToString())
+
+    assert [bytes(getattr(ours, name)) for name in RESPONSE_BYTES] == [
+        name.encode() for name in RESPONSE_BYTES
+    ]
+    assert (ours.status_code, ours.status_message, ours.retry_after_ms) == (8, "full", 20)
+    assert ours.timings == _wire.StageTimings(1, 2, 3, 2**32 - 1)
+    assert _wire.encode(ours) == theirs.SerializeToString()
+
+
+def test_a_negative_status_code_survives(pb2):
+    data = pb2.ScoreResponse(status_code=-1).SerializeToString()
+
+    assert _wire.decode(_wire.ScoreResponse, data).status_code == -1
+    assert _wire.encode(_wire.ScoreResponse(status_code=-1)) == data
+
+
+def test_heads_decode_as_in_protobuf(pb2):
+    head = {"name": "a", "vocab_size": 7, "scale": 0.25, "tied": True, "transports": ["tcp", "shm"]}
+    theirs = pb2.ListHeadsResponse(
+        heads=[pb2.Head(**head, limits=pb2.Limits(message_bytes_max=2**40)), pb2.Head(name="b")],
+        server_version="1.2",
+    )
+
+    ours = _wire.decode(_wire.ListHeadsResponse, theirs.SerializeToString())
+
+    assert [h.name for h in ours.heads] == ["a", "b"]
+    assert {name: getattr(ours.heads[0], name) for name in head} == head
+    assert ours.heads[0].limits.message_bytes_max == 2**40
+    assert ours.heads[1].limits == _wire.Limits()
+    assert _wire.encode(ours) == theirs.SerializeToString()
+
+
+def test_verify_travels_as_in_protobuf(pb2):
+    request = {"head": "h", "rows": 64, "seed": 2**64 - 1}
+    response = {"passed": True, "rows": 8, "logprob_difference_max": 1e-7, "engine": "cpu"}
+
+    assert (
+        _wire.encode(_wire.VerifyRequest(**request))
+        == pb2.VerifyRequest(**request).SerializeToString()
+    )
+    ours = _wire.decode(_wire.VerifyResponse, pb2.VerifyResponse(**response).SerializeToString())
+    assert {name: getattr(ours, name) for name in response} == response
+
+
+def test_all_fields_of_the_proto_are_known(pb2):
+    for ours in (
+        _wire.ScoreRequest,
+        _wire.ScoreResponse,
+        _wire.StageTimings,
+        _wire.Head,
+        _wire.Limits,
+        _wire.ListHeadsResponse,
+        _wire.VerifyRequest,
+        _wire.VerifyResponse,
+    ):
+        theirs = pb2.DESCRIPTOR.message_types_by_name[ours.__name__]
+        numbers = {f.name: f.metadata["wire"].number for f in ours.__dataclass_fields__.values()}
+        assert numbers == {field.name: field.number for field in theirs.fields}
+
+
+def test_enums_are_those_of_the_proto(pb2):
+    assert _wire.DTYPE_NUMBERS == {
+        "bf16": pb2.DTYPE_BF16,
+        "fp16": pb2.DTYPE_F16,
+        "fp32": pb2.DTYPE_F32,
+    }
+    assert {
+        name.removeprefix("PRIORITY_").lower(): number
+        for name, number in pb2.Priority.items()
+        if number
+    } == _wire.PRIORITIES
+    assert {
+        name.removeprefix("OUTPUT_").lower(): number
+        for name, number in pb2.Output.items()
+        if number
+    } == _wire.OUTPUT_BITS
+
+
+def test_unknown_fields_are_skipped():
+    unknown = b"\xa0\x06\x05" + b"\xa2\x06\x02hi" + b"\xa5\x06\0\0\0\0" + b"\xa1\x06" + b"\0" * 8
+
+    response = _wire.decode(_wire.ScoreResponse, unknown + b"\x38\x03")
+
+    assert response.rows == 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a\x05ab",  # a length beyond the end
+        b"\x80",  # a tag cut short
+        b"\x38" + b"\xff" * 10 + b"\x01",  # a varint of 11 bytes
+        b"\x3a\x00",  # rows as a length-delimited field
+        b"\x0b",  # a group
+        b"\x0a\x01\xff",  # a string that is not UTF-8
+    ],
+)
+def test_malformed_bytes_are_refused(data):
+    with pytest.raises(_wire.DecodeError):
+        _wire.decode(_wire.ScoreResponse, data)
