@@ -12,10 +12,7 @@ command -v debootstrap >/dev/null || { echo "bare_debian.sh: error: install debo
 [ ! -e "$root" ] || { echo "bare_debian.sh: error: $root exists: remove it first" >&2; exit 1; }
 
 cleanup() {
-  local mount
-  for mount in proc dev/pts dev; do
-    mountpoint -q "$root/$mount" && umount -l "$root/$mount" || true
-  done
+  mountpoint -q "$root/proc" && umount -l "$root/proc" || true
 }
 trap cleanup EXIT
 
@@ -23,8 +20,9 @@ echo "making a bare root in $root"
 debootstrap --variant=minbase bookworm "$root" >"$root.log" 2>&1 || { tail "$root.log"; exit 1; }
 mount -t proc proc "$root/proc"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-# The same sources as this machine's, where it uses its own.
-if [ -d /etc/apt/apt.conf.d ]; then cp -n /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true; fi
+# A machine behind a proxy of its own trusts a further certificate: hand it on, as its owner did here.
+mkdir -p "$root/usr/local/share/ca-certificates"
+find /usr/local/share/ca-certificates -name '*.crt' -exec cp {} "$root/usr/local/share/ca-certificates/" \;
 mkdir -p "$root/src"
 git archive HEAD | tar -x -C "$root/src"
 

@@ -21,11 +21,13 @@ namespace logprobd {
 ///   Submit (any thread) -> queues by priority and client -> batch thread: cut, gather rows into a
 ///   staging buffer (copy pool) -> engine.Start -> results scattered to requests -> callbacks
 ///
-/// Work-conserving: a batch leaves when the engine is free and something waits. Rows of a request
-/// may be cut anywhere; ignored rows never reach the engine. Fair over clients (deficit round robin
-/// over rows) within a priority; lower priorities keep a share. Deadline and cancellation are
-/// checked at Submit, in the queue and before launch, also while the engine is stuck. Each request
-/// ends in exactly one way: Submit fails and `done` is dropped, or `done` is called once.
+/// Work-conserving: a batch leaves when the engine is free and something waits (launch_rule.h).
+/// Rows of a request may be cut anywhere; ignored rows never reach the engine. Fair over clients
+/// (deficit round robin over rows) within a priority; lower priorities keep a share. Deadline and
+/// cancellation are checked at Submit, in the queue and before launch, also while the engine is
+/// stuck. Each request ends in exactly one way: Submit fails and `done` is dropped, or `done` is
+/// called once, on the batch thread or the engine's, never inside Submit or Cancel and under no
+/// lock.
 class Batcher {
  public:
   struct Options {
@@ -33,14 +35,14 @@ class Batcher {
     int64_t batch_rows_max = 8'192;
     /// Longest wait for company while the engine is free. Zero: leave at once.
     absl::Duration batch_wait_max = absl::Microseconds(500);
-    /// Most rows waiting, >= 1. A longer request is never admissible.
+    /// Most rows waiting, >= 1. A request longer than a client's share is never admissible.
     int64_t queue_rows_max = 262'144;
     /// Most payload bytes waiting or in a batch being formed.
     int64_t queue_bytes_max = int64_t{2} << 30;
     int64_t queue_requests_max = 65'536;
-    /// Share of the limits above that one client may hold, 0 to 1.
+    /// Share of the limits above that one client may hold, above 0, at most 1.
     double client_share_max = 0.5;
-    /// Threads that gather payloads into staging memory.
+    /// Threads that gather payloads into staging memory beside the batch thread, 0 to 256.
     int32_t copy_threads = 2;
     /// Label of the metrics.
     std::string head = "default";

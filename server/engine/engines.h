@@ -25,7 +25,7 @@ struct EngineOptions {
   /// CUDA device ordinal.
   int32_t gpu = 0;
   /// Told while the weight is read: bytes done and in all. May be empty.
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
   /// May be null. Must outlive the engine.
   Metrics* metrics = nullptr;
 };

@@ -20,10 +20,11 @@ namespace logprobd {
 class Metrics {
  public:
   struct Options {
-    std::vector<std::string> heads;  ///< Configured head names.
-    std::string version;
-    std::string commit;
-    bool has_gpu = false;  ///< Creates the GPU families.
+    std::vector<std::string> heads = {};  ///< Configured head names.
+    std::string version = {};
+    std::string commit = {};
+    bool has_gpu = false;  ///< Creates the GPU families, for `gpu`.
+    int gpu = 0;           ///< CUDA device ordinal of the GPU that is used.
   };
 
   enum class Method { kScore, kScoreStream, kListHeads, kVerify };
@@ -58,6 +59,7 @@ class Metrics {
   void RecordReceived(Transport transport, int64_t bytes);
   void RecordSent(Transport transport, int64_t bytes);
   void RecordFlops(int gpu, double flops, double busy_seconds);
+  /// `kind` is cuda or out_of_memory; any other counts as "other".
   void RecordGpuError(int gpu, absl::string_view kind);
 
   struct QueueState {

@@ -13,6 +13,9 @@
 
 namespace logprobd {
 
+/// Most valid ids of a head: the kernels' fixed-point sums hold no more.
+inline constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
+
 /// A head's weight before it lies in an engine: facts, and rows read on demand. Thread-safe.
 class HeadWeights {
  public:
@@ -33,10 +36,10 @@ class HeadWeights {
 
 /// How to find the head in a model folder; the defaults suit a Hugging Face checkpoint.
 struct ModelFolderOptions {
-  std::string head_name = "default";   ///< Name under which it is served.
-  std::string head_tensor;             ///< Tensor to use; empty: resolved by name and config.
-  std::optional<int64_t> valid_vocab;  ///< Rows at or beyond it take no part.
-  bool include_padding = false;        ///< All rows of the tensor take part.
+  std::string head_name = "default";  ///< Name under which it is served.
+  std::string head_tensor = "";       ///< Tensor to use; empty: resolved by name and config.
+  std::optional<int64_t> valid_vocab = std::nullopt;  ///< Rows at or beyond it take no part.
+  bool include_padding = false;                       ///< All rows of the tensor take part.
   uint64_t weights_version = 1;
 };
 
@@ -47,11 +50,17 @@ struct ModelFolderHead {
 };
 
 /// Opens a folder with config.json and safetensors (single or indexed), or one .safetensors file
-/// with config.json beside it. Reads headers only. Rules: README.md of this folder. Errors say what
-/// to change: NOT_FOUND (no such folder, file or tensor), INVALID_ARGUMENT (malformed or
-/// contradictory), UNIMPLEMENTED (quantised head, pickle files), PERMISSION_DENIED (a path that
-/// leaves the folder).
+/// with config.json beside it (also an index file). Reads headers and the bias only; where a model
+/// that says it is tied stores two tensors, also compares these, in small pieces. Rules: README.md
+/// of this folder. Errors say what to change: NOT_FOUND (no such folder, file or tensor),
+/// INVALID_ARGUMENT (malformed or contradictory), UNIMPLEMENTED (quantised head, pickle files),
+/// PERMISSION_DENIED (a path that leaves the folder, a file that may not be read), DATA_LOSS (a
+/// file that cannot be read).
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                 const ModelFolderOptions& options);
+
+/// One line for people: "qwen3: hidden 1024, vocab 151936 of 151936 rows, model.embed_tokens.weight
+/// (tied), bf16, scale 1, no cap, no bias, 296.8 MiB".
+std::string DescribeHead(const HeadInfo& head);
 
 }  // namespace logprobd

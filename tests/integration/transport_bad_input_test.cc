@@ -24,8 +24,8 @@
 namespace logprobd::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using grpc::StatusCode;
+using ::testing::HasSubstr;
 
 grpc::Status SendBytes(TransportServer& server, const std::string& bytes, size_t slice_bytes = 0) {
   grpc::ClientContext context;
@@ -124,18 +124,26 @@ const float kInfinity = std::numeric_limits<float>::infinity();
 const Fault kWireFaults[] = {
     {"A1RandomBytes", Only("\xF7\x13\x9C\x00\xFE\x41\x88"), StatusCode::INVALID_ARGUMENT,
      "ScoreRequest"},
-    {"A2TruncatedField", With("\xD2\x05\x7F" "short"), StatusCode::INVALID_ARGUMENT,
-     "length 127, but 5 bytes are left"},
-    {"A3LongNumber", With("\x28" + std::string(10, '\xFF') + "\x01"),
-     StatusCode::INVALID_ARGUMENT, "rows: a number that is cut short or more than 64 bits"},
+    {"A2TruncatedField",
+     With("\xD2\x05\x7F"
+          "short"),
+     StatusCode::INVALID_ARGUMENT, "length 127, but 5 bytes are left"},
+    {"A3LongNumber", With("\x28" + std::string(10, '\xFF') + "\x01"), StatusCode::INVALID_ARGUMENT,
+     "rows: a number that is cut short or more than 64 bits"},
     {"A3LongLength", With("\x82\x02" + std::string(4, '\xFF') + "\x0F"),
      StatusCode::INVALID_ARGUMENT, "hidden: length 4294967295"},
-    {"A4WrongWireType", With("\x2D" "1234"), StatusCode::INVALID_ARGUMENT,
-     "rows: wire type 5, must be 0"},
-    {"A5HiddenTwice", With("\x82\x02\x04" "1234"), StatusCode::INVALID_ARGUMENT,
-     "hidden: given twice"},
-    {"A5TargetsTwice", With("\x3A\x04" "1234"), StatusCode::INVALID_ARGUMENT,
-     "targets: given twice"},
+    {"A4WrongWireType",
+     With("\x2D"
+          "1234"),
+     StatusCode::INVALID_ARGUMENT, "rows: wire type 5, must be 0"},
+    {"A5HiddenTwice",
+     With("\x82\x02\x04"
+          "1234"),
+     StatusCode::INVALID_ARGUMENT, "hidden: given twice"},
+    {"A5TargetsTwice",
+     With("\x3A\x04"
+          "1234"),
+     StatusCode::INVALID_ARGUMENT, "targets: given twice"},
     {"A6PayloadFirst",
      [](TransportServer& server) {
        v1::ScoreRequest hidden;
@@ -154,12 +162,11 @@ const Fault kWireFaults[] = {
          groups += "\xC3\x02";
        }
        return groups;
-     }()), StatusCode::INVALID_ARGUMENT,
-     "groups are not supported"},
+     }()),
+     StatusCode::INVALID_ARGUMENT, "groups are not supported"},
     {"A9EmptyMessage", Only(""), StatusCode::INVALID_ARGUMENT, "dtype: 0, must be"},
     {"A10MessageOverTheLimit", Only(std::string(2 << 20, '\0')), StatusCode::RESOURCE_EXHAUSTED},
-    {"A12Gzip",
-     [](TransportServer& server) { return SendCompressed(server, GRPC_COMPRESS_GZIP); },
+    {"A12Gzip", [](TransportServer& server) { return SendCompressed(server, GRPC_COMPRESS_GZIP); },
      StatusCode::UNIMPLEMENTED},
     {"A12Deflate",
      [](TransportServer& server) { return SendCompressed(server, GRPC_COMPRESS_DEFLATE); },
@@ -182,20 +189,21 @@ const Fault kWireFaults[] = {
     {"A14LargeMetadata",
      [](TransportServer& server) {
        grpc::ClientContext context;
-       context.AddMetadata("client-id", std::string(20'000, 'a'));
+       context.AddMetadata("client_id", std::string(20'000, 'a'));
        v1::ScoreResponse response;
        return server.stub->Score(&context, ValidRequest(2), &response);
      },
      StatusCode::RESOURCE_EXHAUSTED},
-    {"A15IdNotUtf8", With("\x0A\x02" "a\xFF"), StatusCode::INVALID_ARGUMENT,
-     "request_id: not UTF-8"},
+    {"A15IdNotUtf8",
+     With("\x0A\x02"
+          "a\xFF"),
+     StatusCode::INVALID_ARGUMENT, "request_id: not UTF-8"},
     {"A15HeadNotUtf8", With("\x12\x01\x80"), StatusCode::INVALID_ARGUMENT, "head: not UTF-8"},
     {"A16IdWithNewline", Changed([](v1::ScoreRequest& r) { r.set_request_id("a\nerror b"); }),
      StatusCode::INVALID_ARGUMENT, "request_id: holds control characters"},
     {"A16IdWithEscape", Changed([](v1::ScoreRequest& r) { r.set_request_id("\x1B[2J"); }),
      StatusCode::INVALID_ARGUMENT, "request_id: holds control characters"},
-    {"A16IdTooLong",
-     Changed([](v1::ScoreRequest& r) { r.set_request_id(std::string(129, 'a')); }),
+    {"A16IdTooLong", Changed([](v1::ScoreRequest& r) { r.set_request_id(std::string(129, 'a')); }),
      StatusCode::INVALID_ARGUMENT, "request_id: 129 bytes, must be at most 128"},
     {"A22NoMessage",
      [](TransportServer& server) { return CallWithoutMessage(server.channel, kScoreMethod); },
@@ -226,17 +234,21 @@ const Fault kShapeFaults[] = {
      StatusCode::INVALID_ARGUMENT, "targets: 1 ids, must be 2"},
     {"B28OddTargets", Changed([](v1::ScoreRequest& r) { r.set_targets("12345"); }),
      StatusCode::INVALID_ARGUMENT, "targets: 5 bytes, must be a multiple of 4"},
-    {"B29TargetTooLarge",
-     Changed([](v1::ScoreRequest& r) { r.set_targets(BytesOf<int32_t>({5, 2'000'000})); }),
+    {"B29TargetTooLarge", Changed([](v1::ScoreRequest& r) {
+       r.set_targets(BytesOf<int32_t>({5, 2'000'000}));
+     }),
      StatusCode::INVALID_ARGUMENT, "targets[1]: 2000000, must be in [0, 100)"},
-    {"B29NegativeTarget",
-     Changed([](v1::ScoreRequest& r) { r.set_targets(BytesOf<int32_t>({-1, 5})); }),
+    {"B29NegativeTarget", Changed([](v1::ScoreRequest& r) {
+       r.set_targets(BytesOf<int32_t>({-1, 5}));
+     }),
      StatusCode::INVALID_ARGUMENT, "targets[0]: -1"},
-    {"B30TargetInThePadding",
-     Changed([](v1::ScoreRequest& r) { r.set_targets(BytesOf<int32_t>({5, 103})); }),
+    {"B30TargetInThePadding", Changed([](v1::ScoreRequest& r) {
+       r.set_targets(BytesOf<int32_t>({5, 103}));
+     }),
      StatusCode::INVALID_ARGUMENT, "targets[1]: 103, must be in [0, 100)"},
-    {"B31IgnoredRows",
-     Changed([](v1::ScoreRequest& r) { r.set_targets(BytesOf<int32_t>({-100, -100})); }),
+    {"B31IgnoredRows", Changed([](v1::ScoreRequest& r) {
+       r.set_targets(BytesOf<int32_t>({-100, -100}));
+     }),
      StatusCode::OK, ""},
     {"B31IgnoreIndexOfAnId", Changed([](v1::ScoreRequest& r) { r.set_ignore_index(7); }),
      StatusCode::INVALID_ARGUMENT, "ignore_index: 7, must lie outside [0, 100)"},
@@ -264,8 +276,9 @@ const Fault kShapeFaults[] = {
      StatusCode::OK, ""},
     {"B35LargestTemperature", Changed([](v1::ScoreRequest& r) { r.set_temperature(1e4F); }),
      StatusCode::OK, ""},
-    {"B35RowTemperature",
-     Changed([](v1::ScoreRequest& r) { r.set_row_temperatures(BytesOf<float>({1, 0})); }),
+    {"B35RowTemperature", Changed([](v1::ScoreRequest& r) {
+       r.set_row_temperatures(BytesOf<float>({1, 0}));
+     }),
      StatusCode::INVALID_ARGUMENT, "row_temperatures[1]: 0"},
     {"B35EntropyTemperature", Changed([](v1::ScoreRequest& r) { r.set_entropy_temperature(0); }),
      StatusCode::INVALID_ARGUMENT, "entropy_temperature: 0"},
@@ -275,8 +288,9 @@ const Fault kShapeFaults[] = {
        r.set_segment_offsets(BytesOf<uint32_t>({0, 2, 1, 2}));
      }),
      StatusCode::INVALID_ARGUMENT, "segment_offsets[2]: 1"},
-    {"B37SegmentsEndLate",
-     Changed([](v1::ScoreRequest& r) { r.set_segment_offsets(BytesOf<uint32_t>({0, 3})); }),
+    {"B37SegmentsEndLate", Changed([](v1::ScoreRequest& r) {
+       r.set_segment_offsets(BytesOf<uint32_t>({0, 3}));
+     }),
      StatusCode::INVALID_ARGUMENT, "segment_offsets[1]: 3, must end at rows, 2"},
     {"B37CandidateOffsetsFall", Changed([](v1::ScoreRequest& r) {
        r.set_candidate_ids(BytesOf<int32_t>({1, 2}));
@@ -308,7 +322,10 @@ const Fault kShapeFaults[] = {
        r.set_hidden(std::string(64, '\0'));
      }),
      StatusCode::OK, ""},
-    {"B42SharedMemoryBesideHidden", With("\x8A\x02\x01" "x"), StatusCode::INVALID_ARGUMENT,
+    {"B42SharedMemoryBesideHidden",
+     With("\x8A\x02\x01"
+          "x"),
+     StatusCode::INVALID_ARGUMENT,
      "field 33: payloads in shared memory and CUDA IPC are not supported"},
     {"B42NoPayload", Changed([](v1::ScoreRequest& r) { r.clear_hidden(); }),
      StatusCode::INVALID_ARGUMENT, "hidden: 0 bytes, must be 32"},

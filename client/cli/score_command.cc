@@ -1,0 +1,264 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/command.h"
+#include "client/cli/output_names.h"
+#include "client/cli/progress.h"
+#include "client/cli/score_input.h"
+#include "client/cli/score_output.h"
+#include "client/cli/table.h"
+#include "nlohmann/json.hpp"
+
+namespace logprobd::client {
+namespace {
+
+struct ScoreOptions {
+  CommonOptions common;
+  ScoreFiles files;
+  std::vector<std::string> outputs = {"logprob", "entropy"};
+  ScoreArgs args;  ///< What is not an array.
+  std::optional<float> entropy_temperature;
+  std::string priority = "normal";
+  std::string format = "jsonl";
+  std::string output;
+  int32_t max_inflight = Client::Options().max_inflight;
+  int32_t retries = Client::Options().retries;
+};
+
+/// The names are checked when they are parsed.
+Priority ToPriority(const std::string& name) {
+  if (name == "high") return Priority::kHigh;
+  return name == "low" ? Priority::kLow : Priority::kNormal;
+}
+
+void PrintSummary(const ScoreOptions& options, const ScoreResult& result, double seconds,
+                  std::ostream& out) {
+  const double rows_per_second = static_cast<double>(result.rows) / seconds;
+  if (options.common.json) {
+    const nlohmann::ordered_json summary = {{"rows", result.rows},
+                                            {"ignored_rows", result.ignored_rows},
+                                            {"nonfinite_rows", result.nonfinite_rows},
+                                            {"weights_version", result.weights_version},
+                                            {"requests", result.requests},
+                                            {"retries", result.retries},
+                                            {"seconds", seconds},
+                                            {"rows_per_second", rows_per_second}};
+    out << summary.dump() << '\n';
+    return;
+  }
+  out << "scored " << CountText(result.rows) << " rows (" << CountText(result.ignored_rows)
+      << " ignored, " << CountText(result.nonfinite_rows) << " with NaN or Inf) in "
+      << absl::StrFormat("%.2f s, %s rows/s", seconds,
+                         CountText(static_cast<int64_t>(rows_per_second)))
+      << ", " << result.requests << " requests, " << result.retries << " retries, weights version "
+      << result.weights_version << '\n';
+}
+
+absl::Status WriteOutput(const ScoreOptions& options, const ScoreArgs& args,
+                         const ScoreResult& result, std::ostream& standard_output) {
+  if (options.format == "npy") return WriteNpyFiles(args, result, options.output);
+  if (options.output.empty()) {
+    WriteJsonLines(args, result, standard_output);
+    standard_output.flush();
+    return standard_output ? absl::OkStatus()
+                           : absl::DataLossError("cannot write to standard output");
+  }
+  std::ofstream file(options.output, std::ios::trunc);
+  if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot write ", options.output));
+  WriteJsonLines(args, result, file);
+  file.close();
+  if (!file) {
+    return absl::DataLossError(
+        absl::StrCat("cannot write ", options.output, ": is the disk full?"));
+  }
+  return absl::OkStatus();
+}
+
+int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
+  const absl::StatusOr<uint32_t> outputs = ParseOutputs(options.outputs);
+  if (!outputs.ok()) {
+    ReportError(streams, options.common, outputs.status());
+    return kExitUsage;
+  }
+  absl::StatusOr<std::unique_ptr<ScoreInput>> input = ScoreInput::Load(options.files);
+  if (!input.ok()) return ReportError(streams, options.common, input.status());
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      Connect(options.common, {.retries = options.retries, .max_inflight = options.max_inflight});
+  if (!client.ok()) return ReportError(streams, options.common, client.status());
+
+  ScoreArgs& args = (*input)->args();
+  args.outputs = *outputs;
+  args.temperature = options.args.temperature;
+  args.entropy_temperature = options.entropy_temperature;
+  args.ignore_index = options.args.ignore_index;
+  args.top_k = options.args.top_k;
+  args.head = options.args.head;
+  args.weights_version = options.args.weights_version;
+  args.priority = ToPriority(options.priority);
+  args.reject_nonfinite = options.args.reject_nonfinite;
+  args.request_id = options.args.request_id;
+  ProgressLine progress(streams.err, streams.is_terminal);
+  args.on_progress = [&](int64_t rows) {
+    progress.Update(absl::StrFormat("scored %s of %s rows (%d%%)", CountText(rows),
+                                    CountText(args.rows),
+                                    rows * 100 / std::max<int64_t>(args.rows, 1)));
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<ScoreResult> result = (*client)->Score(args);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  progress.Clear();
+  if (!result.ok()) return ReportError(streams, options.common, result.status());
+
+  if (absl::Status status = WriteOutput(options, args, *result, streams.out); !status.ok()) {
+    return ReportError(streams, options.common, status);
+  }
+  const bool is_output_free = !options.output.empty();
+  PrintSummary(options, *result, seconds, is_output_free ? streams.out : streams.err);
+  return kExitOk;
+}
+
+void AddInputOptions(CLI::App& command, ScoreFiles& files) {
+  const std::string group = "Input";
+  CLI::Option* input =
+      command.add_option("input", files.input, "A .safetensors file with hidden and targets");
+  CLI::Option* hidden = command.add_option("--hidden", files.hidden,
+                                           "Hidden states, [.., hidden]: .npy or .safetensors");
+  CLI::Option* targets = command.add_option(
+      "--targets", files.targets, "Token ids (int32 or int64), one a row: .npy or .safetensors");
+  hidden->needs(targets)->group(group);
+  targets->needs(hidden)->group(group);
+  hidden->excludes(input);
+  command.add_option("--hidden-name", files.hidden_name, "Tensor with the hidden states")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--targets-name", files.targets_name, "Tensor with the targets")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--dtype", files.dtype, "What a uint16 array holds")
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
+      ->group(group);
+  command
+      .add_option("--segments", files.segments,
+                  "Offsets [segments + 1] of rows to sum: .npy, .safetensors or text")
+      ->group(group);
+  command
+      .add_option("--row-temperatures", files.row_temperatures,
+                  "A temperature for each row: .npy, .safetensors or text")
+      ->group(group);
+  CLI::Option* candidates =
+      command.add_option("--candidates", files.candidates, "Ids to score on every row, as 1,2,3")
+          ->delimiter(',')
+          ->allow_extra_args(false)
+          ->group(group);
+  CLI::Option* candidate_ids =
+      command
+          .add_option("--candidate-ids", files.candidate_ids, "Ids to score, [rows, k] or a list")
+          ->excludes(candidates)
+          ->group(group);
+  command
+      .add_option("--candidate-offsets", files.candidate_offsets,
+                  "Where each row's ids begin in the list, [rows + 1]")
+      ->needs(candidate_ids)
+      ->group(group);
+}
+
+void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
+  const std::string group = "Scoring";
+  command
+      .add_option("--outputs", options.outputs,
+                  absl::StrCat("Of ", absl::StrJoin(OutputNames(), ", "), ", all"))
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--temperature", options.args.temperature, "Logits are divided by it")
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--entropy-temperature", options.entropy_temperature,
+                  "Temperature of the entropy alone; the row's by default")
+      ->group(group);
+  command.add_option("--ignore-index", options.args.ignore_index, "Target of rows not to score")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--top-k", options.args.top_k, "Best ids to return for each row")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--head", options.args.head, "Head to score with; the only one by default")
+      ->group(group);
+  command
+      .add_option("--weights-version", options.args.weights_version,
+                  "Weights that must be live; 0: any")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--priority", options.priority, "Order of service")
+      ->check(CLI::IsMember({"high", "normal", "low"}))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_flag("--reject-nonfinite", options.args.reject_nonfinite,
+                "Fail when a row gives NaN or Inf")
+      ->group(group);
+  command.add_option("--request-id", options.args.request_id, "For the server's log")->group(group);
+  command.add_option("--max-inflight", options.max_inflight, "Requests in flight at once")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group("Connection");
+  command.add_option("--retries", options.retries, "Most times a request is sent again")
+      ->check(CLI::Range(0, 100))
+      ->capture_default_str()
+      ->group("Connection");
+}
+
+}  // namespace
+
+void AddScoreCommand(CLI::App& app, CommandState& state) {
+  auto options = std::make_shared<ScoreOptions>();
+  CLI::App* command = app.add_subcommand("score", "Score hidden states and targets from files");
+  AddCommonOptions(*command, options->common);
+  AddInputOptions(*command, options->files);
+  AddRequestOptions(*command, *options);
+  command->add_option("--format", options->format, "jsonl, or npy: one file an output")
+      ->check(CLI::IsMember({"jsonl", "npy"}))
+      ->capture_default_str()
+      ->group("Output");
+  command
+      ->add_option("--output", options->output,
+                   "File (jsonl; standard output by default) or folder (npy)")
+      ->group("Output");
+  command->footer(
+      "The hidden states are those that enter the head: after the final norm. The target of row i "
+      "is the token to score on it; nothing is shifted here. bf16 in .npy files is uint16 with "
+      "--dtype bf16.\n\n"
+      "Examples:\n"
+      "  logprobctl score rows.safetensors > scores.jsonl\n"
+      "  logprobctl score --hidden h.npy --targets t.npy --dtype bf16 --format npy --output out/\n"
+      "  logprobctl score rows.safetensors --outputs logprob,greedy --segments offsets.txt\n"
+      "  logprobctl score rows.safetensors --top-k 5 --candidates 319,350,315,360\n"
+      "  logprobctl score --hidden a.safetensors:states --targets a.safetensors:ids --temperature "
+      "0.7");
+  command->callback([options, &state] {
+    if (options->files.input.empty() && options->files.hidden.empty()) {
+      throw CLI::RequiredError("a .safetensors file, or --hidden and --targets,");
+    }
+    if (options->format == "npy" && options->output.empty()) {
+      throw CLI::RequiredError("--output FOLDER, for --format npy,");
+    }
+    state.exit_code = RunScore(*options, state.streams);
+  });
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,146 @@
+#include "client/cli/tensor_files/tensor.h"
+
+#include <cstring>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace logprobd::client {
+namespace {
+
+template <typename From, typename To>
+std::vector<To> Convert(const Tensor& tensor) {
+  std::vector<To> values;
+  values.reserve(tensor.data.size() / sizeof(From));
+  for (size_t offset = 0; offset < tensor.data.size(); offset += sizeof(From)) {
+    From value;  // the file's alignment is not ours to choose
+    std::memcpy(&value, tensor.data.data() + offset, sizeof(From));
+    values.push_back(static_cast<To>(value));
+  }
+  return values;
+}
+
+absl::Status CheckOneDimension(const Tensor& tensor) {
+  if (tensor.shape.size() == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      tensor.name, " has shape ", ShapeText(tensor.shape), ", must have one dimension"));
+}
+
+}  // namespace
+
+int64_t ElementBytes(ElementType type) {
+  switch (type) {
+    case ElementType::kU8:
+      return 1;
+    case ElementType::kBf16:
+    case ElementType::kF16:
+    case ElementType::kU16:
+      return 2;
+    case ElementType::kF32:
+    case ElementType::kI32:
+    case ElementType::kU32:
+      return 4;
+    case ElementType::kF64:
+    case ElementType::kI64:
+    case ElementType::kU64:
+      return 8;
+  }
+  return 0;
+}
+
+absl::string_view ElementName(ElementType type) {
+  switch (type) {
+    case ElementType::kBf16:
+      return "bf16";
+    case ElementType::kF16:
+      return "f16";
+    case ElementType::kF32:
+      return "f32";
+    case ElementType::kF64:
+      return "f64";
+    case ElementType::kI32:
+      return "int32";
+    case ElementType::kI64:
+      return "int64";
+    case ElementType::kU8:
+      return "uint8";
+    case ElementType::kU16:
+      return "uint16";
+    case ElementType::kU32:
+      return "uint32";
+    case ElementType::kU64:
+      return "uint64";
+  }
+  return "unknown";
+}
+
+int64_t Tensor::elements() const { return static_cast<int64_t>(data.size()) / ElementBytes(type); }
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::StatusOr<int64_t> TensorBytes(absl::Span<const int64_t> shape, ElementType type) {
+  int64_t bytes = ElementBytes(type);
+  for (const int64_t dimension : shape) {
+    if (dimension < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shape ", ShapeText(shape), " has a negative dimension"));
+    }
+    if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shape ", ShapeText(shape), " is larger than any file"));
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::vector<int64_t>> ToInt64(const Tensor& tensor) {
+  if (absl::Status status = CheckOneDimension(tensor); !status.ok()) return status;
+  switch (tensor.type) {
+    case ElementType::kI32:
+      return Convert<int32_t, int64_t>(tensor);
+    case ElementType::kI64:
+      return Convert<int64_t, int64_t>(tensor);
+    case ElementType::kU8:
+      return Convert<uint8_t, int64_t>(tensor);
+    case ElementType::kU16:
+      return Convert<uint16_t, int64_t>(tensor);
+    case ElementType::kU32:
+      return Convert<uint32_t, int64_t>(tensor);
+    case ElementType::kU64:
+      // Values beyond int64 turn negative here and are refused by whoever checks the range.
+      return Convert<uint64_t, int64_t>(tensor);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensor.name, " holds ", ElementName(tensor.type), ", must hold int32 or int64"));
+  }
+}
+
+absl::StatusOr<std::vector<int32_t>> ToTokenIds(const Tensor& tensor) {
+  absl::StatusOr<std::vector<int64_t>> wide = ToInt64(tensor);
+  if (!wide.ok()) return wide.status();
+  std::vector<int32_t> ids;
+  ids.reserve(wide->size());
+  for (size_t i = 0; i < wide->size(); ++i) {
+    const int64_t id = (*wide)[i];
+    if (id < std::numeric_limits<int32_t>::min() || id > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor.name, "[", i, "] is ", id, ", must fit in int32"));
+    }
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+absl::StatusOr<std::vector<float>> ToFloats(const Tensor& tensor) {
+  if (absl::Status status = CheckOneDimension(tensor); !status.ok()) return status;
+  if (tensor.type == ElementType::kF32) return Convert<float, float>(tensor);
+  if (tensor.type == ElementType::kF64) return Convert<double, float>(tensor);
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.name, " holds ", ElementName(tensor.type), ", must hold float32"));
+}
+
+}  // namespace logprobd::client

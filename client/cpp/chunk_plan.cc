@@ -1,0 +1,52 @@
+#include "client/cpp/chunk_plan.h"
+
+#include <algorithm>
+
+namespace logprobd::client {
+namespace {
+
+// Room in a message for names, scalar fields, tags and lengths.
+constexpr int64_t kFixedBytes = 1024;
+
+}  // namespace
+
+ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes) {
+  const bool has_candidates = !args.candidate_offsets.empty();
+  const int64_t row_bytes = args.hidden_size * DtypeBytes(args.dtype) + 4 +  // target
+                            (args.row_temperatures.empty() ? 0 : 4) +        // temperature
+                            (has_candidates ? 4 : 0);                        // offset
+  const int64_t message_bytes =
+      std::max<int64_t>(1, std::min(request_bytes, limits.message_bytes_max) - kFixedBytes);
+  const int64_t segments =
+      std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
+
+  ChunkPlan plan;
+  Chunk chunk;
+  int64_t bytes = segments * 4;
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const int64_t candidates_end = has_candidates ? args.candidate_offsets[row + 1] : 0;
+    const int64_t candidates_of_row =
+        candidates_end - (has_candidates ? args.candidate_offsets[row] : 0);
+    const int64_t bytes_of_row = row_bytes + 4 * candidates_of_row;
+    const bool full = chunk.rows() >= limits.request_rows_max ||
+                      bytes + bytes_of_row > message_bytes ||
+                      candidates_end - chunk.candidate_begin > limits.candidates_max;
+    if (full && chunk.rows() > 0) {
+      plan.chunks.push_back(chunk);
+      chunk = {.row_begin = row,
+               .row_end = row,
+               .candidate_begin = chunk.candidate_end,
+               .candidate_end = chunk.candidate_end};
+      bytes = 0;
+    }
+    chunk.row_end = row + 1;
+    chunk.candidate_end = candidates_end;
+    bytes += bytes_of_row;
+  }
+  plan.chunks.push_back(chunk);
+  plan.sum_segments_locally =
+      segments > 0 && (plan.chunks.size() > 1 || segments > limits.segments_max);
+  return plan;
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,273 @@
+#include "client/cpp/client.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "client/cpp/check_args.h"
+#include "client/cpp/grpc_transport.h"
+#include "client/cpp/health.h"
+#include "client/cpp/retrying_call.h"
+#include "client/cpp/score_call.h"
+#include "client/cpp/server_messages.h"
+
+namespace logprobd::client {
+namespace {
+
+constexpr char kListHeadsMethod[] = "/logprobd.v1.Scoring/ListHeads";
+constexpr char kVerifyMethod[] = "/logprobd.v1.Scoring/Verify";
+constexpr char kScoringService[] = "logprobd.v1.Scoring";
+
+absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, ", must be ", least, " to ", most));
+}
+
+absl::Status CheckOptions(const Client::Options& options) {
+  absl::Status status;
+  if (options.address.empty()) {
+    status.Update(
+        absl::InvalidArgumentError("address is empty, must be host:port or unix:///path"));
+  }
+  status.Update(CheckRange("channels", options.channels, 1, 64));
+  status.Update(CheckRange("retries", options.retries, 0, 100));
+  status.Update(CheckRange("max_inflight", options.max_inflight, 1, 1024));
+  status.Update(CheckRange("request_bytes", options.request_bytes, 4096,
+                           std::numeric_limits<int64_t>::max()));
+  if (options.timeout <= absl::ZeroDuration()) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat("timeout is ", absl::FormatDuration(options.timeout), ", must be above 0")));
+  }
+  if (options.backoff_initial < absl::ZeroDuration() ||
+      options.backoff_max < options.backoff_initial) {
+    status.Update(
+        absl::InvalidArgumentError("backoff_initial must be at least 0 and at most backoff_max"));
+  }
+  return status;
+}
+
+double UnitRandom() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform(generator, 0.0, 1.0);
+}
+
+/// Limits of the named head; cautious ones where it is not known, so that the server itself says
+/// what is wrong.
+Limits FindLimits(const ServerInfo& info, const std::string& head) {
+  if (head.empty() && info.heads.size() == 1) return info.heads.front().limits;
+  for (const Head& candidate : info.heads) {
+    if (candidate.name == head) return candidate.limits;
+  }
+  return {};
+}
+
+}  // namespace
+
+struct Client::Impl {
+  explicit Impl(const Options& client_options)
+      : options(client_options),
+        transport({.address = options.address,
+                   .channels = options.channels,
+                   .client_id = options.client_id}),
+        environment({.transport = &transport,
+                     .retry = {.retries = options.retries,
+                               .backoff_initial = options.backoff_initial,
+                               .backoff_max = options.backoff_max},
+                     .address = options.address,
+                     .unit_random = UnitRandom}),
+        single_try(environment) {
+    single_try.retry.retries = 0;
+  }
+
+  absl::Time DeadlineAfter(absl::Duration timeout) const { return transport.Now() + timeout; }
+
+  /// Sends one request and waits.
+  CallOutcome CallAndWait(const CallEnvironment& call_environment, std::string method,
+                          std::function<grpc::ByteBuffer()> request, absl::Duration timeout) {
+    CallOutcome outcome;
+    absl::Notification ended;
+    StartRetryingCall(call_environment,
+                      {.method = std::move(method),
+                       .request = std::move(request),
+                       .deadline = DeadlineAfter(timeout),
+                       .timeout = timeout,
+                       .scope = transport.NewScope()},
+                      [&](CallOutcome result) {
+                        outcome = std::move(result);
+                        ended.Notify();
+                      });
+    ended.WaitForNotification();
+    return outcome;
+  }
+
+  std::shared_ptr<const ServerInfo> CachedInfo() {
+    absl::MutexLock lock(&mutex);
+    return info;
+  }
+
+  void SetInfo(std::shared_ptr<const ServerInfo> new_info) {
+    absl::MutexLock lock(&mutex);
+    info = std::move(new_info);
+  }
+
+  /// Scores with limits that are known.
+  void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
+             absl::Duration timeout, ScoreCallback done) {
+    StartScoreCall(environment, args,
+                   {.limits = FindLimits(server, args.head),
+                    .request_bytes = options.request_bytes,
+                    .max_inflight = options.max_inflight,
+                    .deadline = deadline,
+                    .timeout = timeout},
+                   [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
+                     // Perhaps the server was restarted with other limits: ask again next time.
+                     if (!result.ok()) SetInfo(nullptr);
+                     std::move(done)(std::move(result));
+                   });
+  }
+
+  const Options options;
+  GrpcTransport transport;
+  CallEnvironment environment;
+  CallEnvironment single_try;  ///< Without retries: the caller has a loop of its own.
+
+  absl::Mutex mutex;
+  std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
+  int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< ScoreAsync whose callback has not returned.
+};
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options)));
+}
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Client::~Client() {
+  impl_->transport.Shutdown();
+  absl::MutexLock lock(&impl_->mutex);
+  impl_->mutex.Await(absl::Condition(
+      +[](int64_t* calls) { return *calls == 0; }, &impl_->calls));
+}
+
+absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
+  absl::StatusOr<ScoreResult> result;
+  absl::Notification ended;
+  ScoreAsync(args, [&](absl::StatusOr<ScoreResult> scored) {
+    result = std::move(scored);
+    ended.Notify();
+  });
+  ended.WaitForNotification();
+  return result;
+}
+
+void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
+  const absl::Duration timeout = args.timeout.value_or(impl_->options.timeout);
+  absl::Status status = CheckScoreArgs(args);
+  if (timeout <= absl::ZeroDuration()) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat("timeout is ", absl::FormatDuration(timeout), ", must be above 0")));
+  }
+  if (!status.ok()) {
+    std::move(done)(status);
+    return;
+  }
+  Impl* const impl = impl_.get();
+  {
+    absl::MutexLock lock(&impl->mutex);
+    ++impl->calls;
+  }
+  auto counted_done = [impl, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
+    std::move(done)(std::move(result));
+    absl::MutexLock lock(&impl->mutex);
+    --impl->calls;
+  };
+  const absl::Time deadline = impl->DeadlineAfter(timeout);
+  if (const std::shared_ptr<const ServerInfo> info = impl->CachedInfo(); info != nullptr) {
+    impl->Start(args, *info, deadline, timeout, std::move(counted_done));
+    return;
+  }
+  StartRetryingCall(
+      impl->environment,
+      {.method = kListHeadsMethod,
+       .request = EncodeListHeads,
+       .deadline = deadline,
+       .timeout = timeout,
+       .scope = impl->transport.NewScope()},
+      [impl, args, deadline, timeout, done = std::move(counted_done)](CallOutcome outcome) mutable {
+        if (!outcome.status.ok()) {
+          std::move(done)(outcome.status);
+          return;
+        }
+        absl::StatusOr<ServerInfo> parsed = ParseListHeads(std::move(outcome.body));
+        if (!parsed.ok()) {
+          std::move(done)(parsed.status());
+          return;
+        }
+        auto info = std::make_shared<const ServerInfo>(*std::move(parsed));
+        impl->SetInfo(info);
+        impl->Start(args, *info, deadline, timeout, std::move(done));
+      });
+}
+
+absl::StatusOr<ServerInfo> Client::ListHeads() {
+  CallOutcome outcome = impl_->CallAndWait(impl_->environment, kListHeadsMethod, EncodeListHeads,
+                                           impl_->options.timeout);
+  if (!outcome.status.ok()) return outcome.status;
+  return ParseListHeads(std::move(outcome.body));
+}
+
+absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
+  CallOutcome outcome = impl_->CallAndWait(
+      impl_->environment, kVerifyMethod, [&args] { return EncodeVerify(args); },
+      impl_->options.timeout);
+  if (!outcome.status.ok()) return outcome.status;
+  return ParseVerify(std::move(outcome.body));
+}
+
+absl::StatusOr<bool> Client::Ready() {
+  const CallOutcome outcome = impl_->CallAndWait(
+      impl_->environment, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
+      impl_->options.timeout);
+  if (!outcome.status.ok()) return outcome.status;
+  return IsServing(outcome.body);
+}
+
+absl::Status Client::WaitReady(absl::Duration timeout) {
+  constexpr absl::Duration kProbeTimeout = absl::Seconds(5);
+  constexpr absl::Duration kPause = absl::Milliseconds(100);
+  const absl::Time deadline = impl_->DeadlineAfter(timeout);
+  std::string last = "it was not asked";
+  while (true) {
+    const absl::Duration remaining = deadline - impl_->transport.Now();
+    if (remaining <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat(impl_->options.address,
+                                                      " was not ready within ",
+                                                      absl::FormatDuration(timeout), ": ", last));
+    }
+    const CallOutcome outcome = impl_->CallAndWait(
+        impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
+        std::min(remaining, kProbeTimeout));
+    if (outcome.status.code() == absl::StatusCode::kUnimplemented) return outcome.status;
+    if (outcome.status.ok()) {
+      const absl::StatusOr<bool> serving = IsServing(outcome.body);
+      if (!serving.ok()) return serving.status();
+      if (*serving) return absl::OkStatus();
+      last = "it answers, but is not serving yet (loading, or shutting down)";
+    } else {
+      last = std::string(outcome.status.message());
+    }
+    absl::SleepFor(
+        std::min(kPause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));
+  }
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,245 @@
+#include "client/cpp/grpc_transport.h"
+
+#include <grpc/impl/codegen/grpc_types.h>
+#include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+
+namespace logprobd::client {
+namespace {
+
+constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
+constexpr char kClientIdKey[] = "client_id";
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index) {
+  grpc::ChannelArguments args;
+  // Channels of equal arguments would share one connection, in the global or in a local pool.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt("logprobd.channel", index);
+  args.SetMaxReceiveMessageSize(-1);
+  args.SetMaxSendMessageSize(-1);
+  // Retries are ours: gRPC's own buffer (256 KiB) is smaller than a request.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // A proxy of the environment is meant for the web, not for a scoring service.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
+  // A peer that vanished or stopped reading is noticed, and the caller's memory released.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+/// `delay` from now, on gRPC's monotonic clock.
+gpr_timespec GprDeadline(absl::Duration delay) {
+  if (delay == absl::InfiniteDuration()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(delay), GPR_TIMESPAN));
+}
+
+std::optional<std::string> FindPushback(
+    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
+  const auto found = metadata.find(kPushbackKey);
+  if (found == metadata.end()) return std::nullopt;
+  return std::string(found->second.data(), found->second.size());
+}
+
+}  // namespace
+
+/// A delay that can be cut short, before or after it was armed.
+class GrpcTransport::Timer {
+ public:
+  void Arm(absl::Duration delay, std::function<void(bool)> callback) {
+    absl::MutexLock lock(&mutex_);
+    is_armed_ = true;
+    alarm_.Set(GprDeadline(is_cancelled_ ? absl::ZeroDuration() : delay), std::move(callback));
+  }
+
+  void Cancel() {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+    // Cancelling an alarm that is not set would be lost.
+    if (is_armed_) alarm_.Cancel();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool is_armed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
+};
+
+class GrpcTransport::Scope final : public CancelScope {
+ public:
+  void Cancel() override {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+    for (grpc::ClientContext* context : contexts_) context->TryCancel();
+    for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
+  }
+
+  /// Whether the call may begin.
+  bool Add(grpc::ClientContext* context) {
+    absl::MutexLock lock(&mutex_);
+    if (!is_cancelled_) contexts_.insert(context);
+    return !is_cancelled_;
+  }
+
+  void Remove(grpc::ClientContext* context) {
+    absl::MutexLock lock(&mutex_);
+    contexts_.erase(context);
+  }
+
+  void Add(const std::shared_ptr<Timer>& timer) {
+    absl::MutexLock lock(&mutex_);
+    timers_.insert(timer);
+    if (is_cancelled_) timer->Cancel();
+  }
+
+  void Remove(const std::shared_ptr<Timer>& timer) {
+    absl::MutexLock lock(&mutex_);
+    timers_.erase(timer);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<std::shared_ptr<Timer>> timers_ ABSL_GUARDED_BY(mutex_);
+};
+
+struct GrpcTransport::CallState {
+  std::shared_ptr<grpc::Channel> channel;
+  std::shared_ptr<Scope> scope;
+  grpc::ClientContext context;
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+  RpcDone done;
+};
+
+GrpcTransport::GrpcTransport(const Options& options)
+    : client_id_(options.client_id), all_(std::make_shared<Scope>()) {
+  for (int index = 0; index < options.channels; ++index) {
+    channels_.push_back(MakeChannel(options.address, index));
+  }
+}
+
+GrpcTransport::~GrpcTransport() {
+  Shutdown();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](int64_t* live) { return *live == 0; }, &live_));
+}
+
+std::shared_ptr<CancelScope> GrpcTransport::NewScope() { return std::make_shared<Scope>(); }
+
+std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel() {
+  absl::MutexLock lock(&mutex_);
+  if (shut_down_) return nullptr;
+  ++live_;
+  return channels_[next_channel_.fetch_add(1, std::memory_order_relaxed) % channels_.size()];
+}
+
+void GrpcTransport::FinishOne() {
+  absl::MutexLock lock(&mutex_);
+  --live_;
+}
+
+void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+                         const std::shared_ptr<CancelScope>& scope, RpcDone done) {
+  std::shared_ptr<grpc::Channel> channel = NextChannel();
+  if (channel == nullptr) {
+    std::move(done)({.status = absl::CancelledError("the client is shutting down")});
+    return;
+  }
+  auto* state = new CallState;
+  state->channel = std::move(channel);
+  state->scope = std::static_pointer_cast<Scope>(scope);
+  state->request = std::move(request);
+  state->done = std::move(done);
+  if (deadline != absl::InfiniteFuture()) {
+    state->context.set_deadline(GprDeadline(deadline - Now()));
+  }
+  if (!client_id_.empty()) state->context.AddMetadata(kClientIdKey, client_id_);
+
+  const auto finish = [this, state](const grpc::Status& status) {
+    state->scope->Remove(&state->context);
+    all_->Remove(&state->context);
+    RpcReply reply;
+    reply.status =
+        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+    if (status.ok()) {
+      reply.body.Swap(&state->response);
+    } else {
+      reply.pushback = FindPushback(state->context.GetServerTrailingMetadata());
+    }
+    RpcDone callback = std::move(state->done);
+    // Before the callback: it may wait for the caller's memory to be released.
+    delete state;
+    std::move(callback)(std::move(reply));
+    FinishOne();
+  };
+  if (!state->scope->Add(&state->context) || !all_->Add(&state->context)) {
+    state->scope->Remove(&state->context);
+    RpcDone callback = std::move(state->done);
+    delete state;
+    std::move(callback)({.status = absl::CancelledError("cancelled before it was sent")});
+    FinishOne();
+    return;
+  }
+  grpc::GenericStub(state->channel)
+      .UnaryCall(&state->context, method, grpc::StubOptions(), &state->request, &state->response,
+                 finish);
+}
+
+void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+                          absl::AnyInvocable<void() &&> callback) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++live_;
+  }
+  auto timer = std::make_shared<Timer>();
+  auto own_scope = std::static_pointer_cast<Scope>(scope);
+  if (own_scope != nullptr) own_scope->Add(timer);
+  all_->Add(timer);
+  // gRPC wants a copyable function.
+  auto shared_callback = std::make_shared<absl::AnyInvocable<void() &&>>(std::move(callback));
+  timer->Arm(delay, [this, timer, own_scope, shared_callback](bool) mutable {
+    if (own_scope != nullptr) own_scope->Remove(timer);
+    all_->Remove(timer);
+    std::move (*shared_callback)();
+    shared_callback.reset();
+    FinishOne();
+  });
+}
+
+absl::Time GrpcTransport::Now() const {
+  const auto since_epoch = std::chrono::steady_clock::now().time_since_epoch();
+  return absl::UnixEpoch() + absl::FromChrono(since_epoch);
+}
+
+void GrpcTransport::Shutdown() {
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  {
+    absl::MutexLock lock(&mutex_);
+    shut_down_ = true;
+  }
+  all_->Cancel();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](int64_t* live) { return *live == 0; }, &live_));
+  channels.swap(channels_);
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/rpc_transport.h"
+
+namespace logprobd::client {
+
+/// RpcTransport over several gRPC channels, each with a connection of its own.
+class GrpcTransport final : public RpcTransport {
+ public:
+  struct Options {
+    std::string address;
+    int32_t channels = 4;
+    std::string client_id;
+  };
+
+  explicit GrpcTransport(const Options& options);
+  /// Shutdown(), then waits for the last callback.
+  ~GrpcTransport() override;
+
+  std::shared_ptr<CancelScope> NewScope() override;
+  void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+            const std::shared_ptr<CancelScope>& scope, RpcDone done) override;
+  void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+             absl::AnyInvocable<void() &&> callback) override;
+  absl::Time Now() const override;
+
+  /// Cancels what is in flight and all timers, waits for their callbacks, closes the connections.
+  /// Calls made from then on end with CANCELLED.
+  void Shutdown();
+
+ private:
+  class Scope;
+  struct CallState;
+  class Timer;
+
+  /// Null once shut down; else the caller owes a FinishOne().
+  std::shared_ptr<grpc::Channel> NextChannel();
+  void FinishOne();
+
+  const std::string client_id_;
+  std::atomic<uint32_t> next_channel_{0};
+  std::shared_ptr<Scope> all_;
+
+  absl::Mutex mutex_;
+  std::vector<std::shared_ptr<grpc::Channel>> channels_ ABSL_GUARDED_BY(mutex_);
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t live_ ABSL_GUARDED_BY(mutex_) = 0;  // calls and timers whose callback has not returned
+};
+
+}  // namespace logprobd::client

@@ -1,0 +1,153 @@
+#include "client/cpp/result_merger.h"
+
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/cpp/request_encoder.h"
+#include "logprobd/v1/scoring.pb.h"
+
+namespace logprobd::client {
+namespace {
+
+/// Copies the chunk's part of one output to its place.
+template <typename T>
+absl::Status Place(absl::string_view name, const std::string& bytes, int64_t begin, int64_t count,
+                   std::vector<T>* values) {
+  const auto expected_bytes = static_cast<size_t>(count) * sizeof(T);
+  if (bytes.size() != expected_bytes) {
+    return absl::InternalError(absl::StrCat("the server sent ", bytes.size(), " bytes of ", name,
+                                            " where ", expected_bytes, " were due"));
+  }
+  if (expected_bytes > 0) std::memcpy(values->data() + begin, bytes.data(), expected_bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
+    : args_(args), plan_(plan) {
+  const auto rows = static_cast<size_t>(args.rows);
+  const uint32_t outputs = RequestedOutputs(args, plan);
+  const auto size = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
+  result_.rows = args.rows;
+  result_.top_k = args.top_k;
+  result_.logprob.resize(size(output::kLogprob));
+  result_.entropy.resize(size(output::kEntropy));
+  result_.lse.resize(size(output::kLse));
+  result_.argmax_id.resize(size(output::kArgmax));
+  result_.argmax_logprob.resize(size(output::kArgmax));
+  result_.greedy.resize(size(output::kGreedy));
+  result_.sum_p_squared.resize(size(output::kSumPSquared));
+  result_.max_logit.resize(size(output::kMaxLogit));
+  result_.min_logit.resize(size(output::kMinLogit));
+  result_.top_k_ids.resize(rows * static_cast<size_t>(args.top_k));
+  result_.top_k_logprobs.resize(rows * static_cast<size_t>(args.top_k));
+  result_.candidate_logprobs.resize(args.candidate_ids.size());
+  const size_t segments = args.segment_offsets.empty() ? 0 : args.segment_offsets.size() - 1;
+  result_.segment_logprob.resize(segments);
+  result_.segment_rows.resize(segments);
+  result_.segment_greedy.resize(segments);
+}
+
+absl::Status ResultMerger::Add(const Chunk& chunk, grpc::ByteBuffer body) {
+  v1::ScoreResponse response;
+  grpc::ProtoBufferReader reader(&body);
+  if (!reader.status().ok() || !response.ParseFromZeroCopyStream(&reader)) {
+    return absl::InternalError("the server's answer is not a ScoreResponse");
+  }
+  if (response.rows() != chunk.rows()) {
+    return absl::InternalError(absl::StrCat("the server answered ", response.rows(), " rows where ",
+                                            chunk.rows(), " were sent"));
+  }
+  if (chunks_added_ > 0 && response.weights_version() != result_.weights_version) {
+    return absl::AbortedError(absl::StrCat(
+        "the server's weights changed from version ", result_.weights_version, " to ",
+        response.weights_version(),
+        " while this call was scored in several requests: call again, or set weights_version"));
+  }
+
+  const int64_t rows = chunk.rows();
+  const int64_t begin = chunk.row_begin;
+  const uint32_t outputs = RequestedOutputs(args_, plan_);
+  const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
+  const int64_t segments =
+      plan_.sum_segments_locally ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
+  absl::Status status;
+  status.Update(
+      Place("logprob", response.logprob(), begin, count(output::kLogprob), &result_.logprob));
+  status.Update(
+      Place("entropy", response.entropy(), begin, count(output::kEntropy), &result_.entropy));
+  status.Update(Place("lse", response.lse(), begin, count(output::kLse), &result_.lse));
+  status.Update(
+      Place("argmax_id", response.argmax_id(), begin, count(output::kArgmax), &result_.argmax_id));
+  status.Update(Place("argmax_logprob", response.argmax_logprob(), begin, count(output::kArgmax),
+                      &result_.argmax_logprob));
+  status.Update(Place("greedy", response.greedy(), begin, count(output::kGreedy), &result_.greedy));
+  status.Update(Place("sum_p_squared", response.sum_p_squared(), begin, count(output::kSumPSquared),
+                      &result_.sum_p_squared));
+  status.Update(Place("max_logit", response.max_logit(), begin, count(output::kMaxLogit),
+                      &result_.max_logit));
+  status.Update(Place("min_logit", response.min_logit(), begin, count(output::kMinLogit),
+                      &result_.min_logit));
+  status.Update(Place("top_k_ids", response.top_k_ids(), begin * args_.top_k, rows * args_.top_k,
+                      &result_.top_k_ids));
+  status.Update(Place("top_k_logprobs", response.top_k_logprobs(), begin * args_.top_k,
+                      rows * args_.top_k, &result_.top_k_logprobs));
+  status.Update(Place("candidate_logprobs", response.candidate_logprobs(), chunk.candidate_begin,
+                      chunk.candidate_end - chunk.candidate_begin, &result_.candidate_logprobs));
+  status.Update(
+      Place("segment_logprob", response.segment_logprob(), 0, segments, &result_.segment_logprob));
+  status.Update(Place("segment_rows", response.segment_rows(), 0, segments, &result_.segment_rows));
+  status.Update(
+      Place("segment_greedy", response.segment_greedy(), 0, segments, &result_.segment_greedy));
+  if (!status.ok()) return status;
+
+  ++chunks_added_;
+  result_.weights_version = response.weights_version();
+  result_.ignored_rows += response.ignored_rows();
+  result_.nonfinite_rows += response.nonfinite_rows();
+  ServerTimings& timings = result_.timings;
+  timings.queue_us = std::max(timings.queue_us, response.timings().queue_us());
+  timings.copy_us = std::max(timings.copy_us, response.timings().copy_us());
+  timings.engine_us = std::max(timings.engine_us, response.timings().engine_us());
+  timings.total_us = std::max(timings.total_us, response.timings().total_us());
+  return absl::OkStatus();
+}
+
+ScoreResult ResultMerger::Finish() {
+  result_.requests = static_cast<int32_t>(plan_.chunks.size());
+  if (plan_.sum_segments_locally) SumSegments();
+  return std::move(result_);
+}
+
+void ResultMerger::SumSegments() {
+  for (size_t segment = 0; segment < result_.segment_logprob.size(); ++segment) {
+    double sum = 0;
+    uint32_t scored = 0;
+    bool greedy = true;
+    for (int64_t row = args_.segment_offsets[segment]; row < args_.segment_offsets[segment + 1];
+         ++row) {
+      const auto index = static_cast<size_t>(row);
+      if (args_.targets[index] == args_.ignore_index) continue;
+      sum += static_cast<double>(result_.logprob[index]);
+      greedy = greedy && result_.greedy[index] != 0;
+      ++scored;
+    }
+    result_.segment_logprob[segment] = sum;
+    result_.segment_rows[segment] = scored;
+    result_.segment_greedy[segment] = greedy ? 1 : 0;
+  }
+  // Asked of the server for the sums alone.
+  const uint32_t outputs = args_.outputs == 0 ? output::kDefault : args_.outputs;
+  if ((outputs & output::kLogprob) == 0) result_.logprob = {};
+  if ((outputs & output::kGreedy) == 0) result_.greedy = {};
+}
+
+}  // namespace logprobd::client

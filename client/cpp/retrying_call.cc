@@ -1,0 +1,97 @@
+#include "client/cpp/retrying_call.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace logprobd::client {
+namespace {
+
+/// State of one call; lives in the callbacks that carry it on.
+struct Attempts {
+  const CallEnvironment& environment;
+  CallSpec spec;
+  absl::AnyInvocable<void(CallOutcome) &&> done;
+  int32_t made = 0;
+};
+
+void Attempt(std::shared_ptr<Attempts> call);
+
+void HandleReply(std::shared_ptr<Attempts> call, RpcReply reply) {
+  const CallEnvironment& environment = call->environment;
+  if (!reply.status.ok()) {
+    const std::optional<absl::Duration> delay = environment.retry.NextDelay(
+        {.attempts = call->made,
+         .status = reply.status,
+         .pushback = reply.pushback,
+         .remaining = call->spec.deadline - environment.transport->Now()},
+        environment.unit_random());
+    if (delay.has_value()) {
+      environment.transport->After(*delay, call->spec.scope, [call] { Attempt(call); });
+      return;
+    }
+    reply.status = ExplainStatus(reply.status, environment.address, call->spec.timeout, call->made);
+  }
+  std::move(call->done)(
+      {.status = std::move(reply.status), .body = std::move(reply.body), .attempts = call->made});
+}
+
+void Attempt(std::shared_ptr<Attempts> call) {
+  ++call->made;
+  call->environment.transport->Call(
+      call->spec.method, call->spec.request(), call->spec.deadline, call->spec.scope,
+      [call](RpcReply reply) { HandleReply(call, std::move(reply)); });
+}
+
+}  // namespace
+
+void StartRetryingCall(const CallEnvironment& environment, CallSpec spec,
+                       absl::AnyInvocable<void(CallOutcome) &&> done) {
+  Attempt(std::make_shared<Attempts>(
+      Attempts{.environment = environment, .spec = std::move(spec), .done = std::move(done)}));
+}
+
+absl::Status ExplainStatus(const absl::Status& status, const std::string& address,
+                           absl::Duration timeout, int32_t attempts) {
+  const std::string tries = attempts > 1 ? absl::StrCat(" (after ", attempts, " attempts)") : "";
+  std::string advice;
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+      advice = absl::StrCat("; check that logprobd runs and is ready at ", address,
+                            ", or name another address");
+      break;
+    case absl::StatusCode::kDeadlineExceeded:
+      advice = absl::StrCat("; no answer from ", address, " within the timeout of ",
+                            absl::FormatDuration(timeout),
+                            ": raise the timeout or score fewer rows a call");
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      advice = IsMessageTooLarge(status)
+                   ? "; a single row, or the request_bytes option, is above the server's message "
+                     "limit: raise --message-bytes-max there"
+                   : "; the server stayed full: send with fewer requests in flight, allow more "
+                     "retries, or add servers";
+      break;
+    case absl::StatusCode::kUnimplemented:
+      advice = absl::StrCat("; ", address,
+                            " does not serve logprobd.v1.Scoring: is it the gRPC port (8470 by "
+                            "default) of a logprobd of this version?");
+      break;
+    case absl::StatusCode::kNotFound:
+      advice = "; list the heads with ListHeads (logprobctl info)";
+      break;
+    case absl::StatusCode::kFailedPrecondition:
+      advice = "; set weights_version to 0 to score with whichever weights are live";
+      break;
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      advice = "; the server's log has more under this request's id";
+      break;
+    default:
+      break;
+  }
+  return absl::Status(status.code(), absl::StrCat(status.message(), tries, advice));
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/cpp/retry_policy.h"
+#include "client/cpp/rpc_transport.h"
+
+namespace logprobd::client {
+
+/// What every call of a client shares. Outlives the calls.
+struct CallEnvironment {
+  RpcTransport* transport = nullptr;
+  RetryPolicy retry;
+  std::string address;                  ///< For messages.
+  std::function<double()> unit_random;  ///< In [0, 1), thread-safe.
+};
+
+/// One unary call and its retries.
+struct CallSpec {
+  std::string method;
+  /// Encodes the request, once for each attempt.
+  std::function<grpc::ByteBuffer()> request;
+  absl::Time deadline = absl::InfiniteFuture();  ///< On the transport's clock; all attempts.
+  absl::Duration timeout;                        ///< What the caller asked for, for messages.
+  std::shared_ptr<CancelScope> scope;
+};
+
+struct CallOutcome {
+  absl::Status status;  ///< In the words of ExplainStatus when it is an error.
+  grpc::ByteBuffer body = {};
+  int32_t attempts = 1;
+};
+
+/// Calls `done` once, perhaps before returning.
+void StartRetryingCall(const CallEnvironment& environment, CallSpec spec,
+                       absl::AnyInvocable<void(CallOutcome) &&> done);
+
+/// The same status, its message followed by what to change.
+absl::Status ExplainStatus(const absl::Status& status, const std::string& address,
+                           absl::Duration timeout, int32_t attempts);
+
+}  // namespace logprobd::client

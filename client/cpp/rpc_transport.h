@@ -1,0 +1,54 @@
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace logprobd::client {
+
+/// How a request ended.
+struct RpcReply {
+  absl::Status status;
+  grpc::ByteBuffer body = {};                ///< When `status` is OK.
+  std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
+};
+
+using RpcDone = absl::AnyInvocable<void(RpcReply) &&>;
+
+/// Requests and delays that are given up together.
+class CancelScope {
+ public:
+  virtual ~CancelScope() = default;
+  /// Ends requests in flight, and those sent later, with CANCELLED; delays end now. Any thread.
+  virtual void Cancel() = 0;
+};
+
+/// Sends encoded requests and tells the time: gRPC, or a fake in tests. Thread-safe.
+class RpcTransport {
+ public:
+  virtual ~RpcTransport() = default;
+
+  virtual std::shared_ptr<CancelScope> NewScope() = 0;
+
+  /// Sends `request` to `method` ("/package.Service/Method"); `done` is called once, on a thread of
+  /// the transport or, for a cancelled scope, before this returns. `deadline` is on this
+  /// transport's clock.
+  virtual void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+                    const std::shared_ptr<CancelScope>& scope, RpcDone done) = 0;
+
+  /// Calls `callback` once, on a thread of the transport, after `delay` or when `scope` (which may
+  /// be null) is cancelled.
+  virtual void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+                     absl::AnyInvocable<void() &&> callback) = 0;
+
+  /// Monotonic, with an arbitrary epoch.
+  virtual absl::Time Now() const = 0;
+};
+
+}  // namespace logprobd::client

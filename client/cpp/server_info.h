@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/cpp/score_args.h"
+
+namespace logprobd::client {
+
+/// What one request may hold; larger calls are cut by the client.
+struct Limits {
+  int64_t message_bytes_max = int64_t{4} << 20;
+  int64_t request_rows_max = 65'536;
+  int64_t top_k_max = 0;
+  int64_t candidates_max = 1 << 20;
+  int64_t segments_max = 65'536;
+  int64_t stream_window = 0;
+};
+
+/// A head as the server describes it.
+struct Head {
+  std::string name;
+  std::string model_type;
+  int64_t vocab_size = 0;  ///< Valid ids: targets lie in [0, vocab_size).
+  int64_t vocab_rows = 0;  ///< Rows of the weight, padding included.
+  int64_t hidden_size = 0;
+  Dtype dtype = Dtype::kBf16;
+  uint64_t weights_version = 0;
+  bool ready = false;
+  bool tied = false;
+  float scale = 1.0F;
+  float softcap = 0.0F;  ///< 0: none.
+  bool has_bias = false;
+  std::string tensor;
+  std::string engine;
+  int64_t weight_bytes = 0;
+  Limits limits;
+  std::vector<std::string> transports;
+};
+
+struct ServerInfo {
+  std::string server_version;
+  std::vector<Head> heads;
+};
+
+struct VerifyArgs {
+  std::string head = {};  ///< Empty: the only head.
+  int32_t rows = 0;       ///< 1 to 64; 0: the server's default.
+  uint64_t seed = 0;      ///< 0: the server's default.
+};
+
+/// The server's comparison of its engine with double precision on a seeded probe.
+struct VerifyReport {
+  bool passed = false;
+  int32_t rows = 0;
+  double logprob_difference_max = 0;
+  double entropy_difference_max = 0;
+  double logprob_tolerance = 0;
+  double entropy_tolerance = 0;
+  double logit_stddev = 0;  ///< Near 0 the probe would prove nothing.
+  uint64_t weights_version = 0;
+  std::string engine;
+  double seconds = 0;
+};
+
+}  // namespace logprobd::client

@@ -1,0 +1,100 @@
+#include "client/cpp/server_messages.h"
+
+#include <grpcpp/support/proto_buffer_reader.h>
+#include <grpcpp/support/slice.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "logprobd/v1/scoring.pb.h"
+
+namespace logprobd::client {
+namespace {
+
+template <typename Message>
+grpc::ByteBuffer Encode(const Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return {&slice, 1};
+}
+
+template <typename Message>
+absl::Status Parse(grpc::ByteBuffer& body, Message* message) {
+  grpc::ProtoBufferReader reader(&body);
+  if (!reader.status().ok() || !message->ParseFromZeroCopyStream(&reader)) {
+    return absl::InternalError(
+        absl::StrCat("the server's answer is not a ", message->GetTypeName()));
+  }
+  return absl::OkStatus();
+}
+
+Limits ToLimits(const v1::Limits& limits) {
+  Limits result;
+  // A field that an older server does not send keeps its cautious default.
+  if (limits.message_bytes_max() > 0) {
+    result.message_bytes_max = static_cast<int64_t>(limits.message_bytes_max());
+  }
+  if (limits.request_rows_max() > 0) result.request_rows_max = limits.request_rows_max();
+  if (limits.candidates_max() > 0) result.candidates_max = limits.candidates_max();
+  if (limits.segments_max() > 0) result.segments_max = limits.segments_max();
+  result.top_k_max = limits.top_k_max();
+  result.stream_window = limits.stream_window();
+  return result;
+}
+
+Head ToHead(const v1::Head& head) {
+  return {.name = head.name(),
+          .model_type = head.model_type(),
+          .vocab_size = head.vocab_size(),
+          .vocab_rows = head.vocab_rows(),
+          .hidden_size = head.hidden_size(),
+          .dtype = static_cast<Dtype>(head.dtype()),
+          .weights_version = head.weights_version(),
+          .ready = head.ready(),
+          .tied = head.tied(),
+          .scale = head.scale(),
+          .softcap = head.softcap(),
+          .has_bias = head.has_bias(),
+          .tensor = head.tensor(),
+          .engine = head.engine(),
+          .weight_bytes = static_cast<int64_t>(head.weight_bytes()),
+          .limits = ToLimits(head.limits()),
+          .transports = {head.transports().begin(), head.transports().end()}};
+}
+
+}  // namespace
+
+grpc::ByteBuffer EncodeListHeads() { return Encode(v1::ListHeadsRequest()); }
+
+absl::StatusOr<ServerInfo> ParseListHeads(grpc::ByteBuffer body) {
+  v1::ListHeadsResponse response;
+  if (absl::Status status = Parse(body, &response); !status.ok()) return status;
+  ServerInfo info{.server_version = response.server_version(), .heads = {}};
+  for (const v1::Head& head : response.heads()) info.heads.push_back(ToHead(head));
+  return info;
+}
+
+grpc::ByteBuffer EncodeVerify(const VerifyArgs& args) {
+  v1::VerifyRequest request;
+  request.set_head(args.head);
+  request.set_rows(static_cast<uint32_t>(args.rows));
+  request.set_seed(args.seed);
+  return Encode(request);
+}
+
+absl::StatusOr<VerifyReport> ParseVerify(grpc::ByteBuffer body) {
+  v1::VerifyResponse response;
+  if (absl::Status status = Parse(body, &response); !status.ok()) return status;
+  return VerifyReport{.passed = response.passed(),
+                      .rows = static_cast<int32_t>(response.rows()),
+                      .logprob_difference_max = response.logprob_difference_max(),
+                      .entropy_difference_max = response.entropy_difference_max(),
+                      .logprob_tolerance = response.logprob_tolerance(),
+                      .entropy_tolerance = response.entropy_tolerance(),
+                      .logit_stddev = response.logit_stddev(),
+                      .weights_version = response.weights_version(),
+                      .engine = response.engine(),
+                      .seconds = response.seconds()};
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,139 @@
+#include "kernels/chunked/chunk_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/common/tile.h"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int64_t kWidestElementBytes = 4;
+constexpr int64_t kHiddenBytesMax = int64_t{64} << 20;
+constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
+/// TileSums at two temperatures and TileExtremes.
+constexpr int64_t kPartialBytesPerTile = 2 * sizeof(TileSums) + sizeof(TileExtremes);
+/// Normaliser (24), target logit (4), rounded up.
+constexpr int64_t kRowStateBytes = 32;
+constexpr int64_t kTopKEntryBytes = 8;
+/// Target and two scales in, nine scores out; four bytes each.
+constexpr int64_t kSlotBytesPerRow = (3 + 9) * 4;
+/// Row and id in, logprob out.
+constexpr int64_t kSlotBytesPerCandidate = 3 * 4;
+/// Buffers start at multiples of this.
+constexpr int64_t kAlignment = 256;
+
+/// Outputs of one thread block of the GEMM that cuBLASLt picks on Hopper for a large bf16 product.
+/// If another is picked, chunks are only sized less well.
+constexpr int64_t kGemmBlockColumns = 256;
+constexpr int64_t kGemmBlockRows = 128;
+/// Launches and the ramps at their ends cost about a seventh of a wave a chunk (H=4096).
+constexpr int64_t kWaveCost = 7;
+constexpr int64_t kChunkCost = 1;
+
+int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t RoundDownRows(int64_t rows) {
+  return std::max(rows / kRowGranularity * kRowGranularity, kRowGranularity);
+}
+
+void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
+  const int64_t widest_row = plan.padded_hidden * kWidestElementBytes;
+  const int64_t least_hidden = kRowGranularity * (widest_row + plan.padded_hidden * 2);
+  plan.hidden_bytes =
+      Align(std::max(std::min(plan.block_rows * widest_row, kHiddenBytesMax), least_hidden));
+  const int64_t tile_logits = kTileColumns * int64_t{sizeof(float)};
+  const int64_t whole = plan.block_rows * plan.num_tiles * tile_logits;
+  plan.logits_bytes =
+      Align(std::max(std::min(options.logits_bytes, whole), plan.block_rows * tile_logits));
+  const int64_t tile_weight = kTileColumns * widest_row;
+  plan.converted_weight_bytes =
+      plan.head_dtype == Dtype::kF32
+          ? 0
+          : Align(std::max(std::min(kConvertedWeightBytes, plan.num_tiles * tile_weight),
+                           tile_weight));
+  plan.partial_bytes = Align(plan.block_rows * plan.num_tiles * kPartialBytesPerTile);
+  plan.row_state_bytes =
+      Align(plan.block_rows * (kRowStateBytes + plan.top_k_max * kTopKEntryBytes));
+  plan.slot_bytes =
+      Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
+            plan.candidates_per_pass * kSlotBytesPerCandidate);
+  plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
+  plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.logits_bytes +
+                         plan.converted_weight_bytes + plan.partial_bytes + plan.row_state_bytes +
+                         plan.gemm_bytes;
+}
+
+}  // namespace
+
+int64_t ChunkPlan::weight_bytes() const {
+  return num_tiles * kTileColumns * padded_hidden * DtypeBytes(head_dtype);
+}
+
+int64_t ChunkPlan::BlockRows(Dtype hidden_dtype) const {
+  // 16-bit rows of a mixed pair lie behind their widened copies, in the same buffer.
+  int64_t row_bytes = padded_hidden * DtypeBytes(hidden_dtype);
+  if (!IsNativePair(hidden_dtype) && hidden_dtype != Dtype::kF32) {
+    row_bytes += padded_hidden * kWidestElementBytes;
+  }
+  return std::min(block_rows, RoundDownRows(hidden_bytes / row_bytes));
+}
+
+int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {
+  int64_t tiles = logits_bytes / (PadRows(rows) * kTileColumns * int64_t{sizeof(float)});
+  if (!IsNativePair(hidden_dtype) && head_dtype != Dtype::kF32) {
+    tiles = std::min(tiles,
+                     converted_weight_bytes / (kTileColumns * padded_hidden * kWidestElementBytes));
+  }
+  const int64_t tiles_max = std::clamp(tiles, int64_t{1}, num_tiles);
+  const auto waves = [&](int64_t chunk_tiles) {
+    const int64_t blocks = CeilDivide(chunk_tiles * kTileColumns, kGemmBlockColumns) *
+                           CeilDivide(PadRows(rows), kGemmBlockRows);
+    return CeilDivide(blocks, num_sms);
+  };
+  int64_t best_tiles = tiles_max;
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (int64_t count = tiles_max; count >= 1; --count) {
+    const int64_t whole_chunks = num_tiles / count;
+    const int64_t rest = num_tiles % count;
+    const int64_t chunks = whole_chunks + (rest > 0 ? 1 : 0);
+    if (chunks * kChunkCost >= best_cost) break;  // smaller counts only add chunks
+    const int64_t cost = kWaveCost * (whole_chunks * waves(count) + (rest > 0 ? waves(rest) : 0)) +
+                         kChunkCost * chunks;
+    if (cost < best_cost) {
+      best_cost = cost;
+      best_tiles = count;
+    }
+  }
+  return best_tiles;
+}
+
+ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
+  ChunkPlan plan;
+  plan.vocab_size = options.vocab_size;
+  plan.hidden_size = options.hidden_size;
+  plan.head_dtype = options.head_dtype;
+  plan.batch_rows_max = options.batch_rows_max;
+  plan.top_k_max = options.top_k_max;
+  plan.candidates_per_pass = options.candidates_per_pass;
+  plan.num_sms = options.num_sms;
+  plan.num_tiles = NumTiles(options.vocab_size);
+  plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
+  plan.block_rows =
+      std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));
+  ChunkPlanOptions sized = options;
+  SizeBuffers(plan, sized);
+  while (plan.workspace_bytes > options.workspace_bytes_max && plan.block_rows > kRowGranularity) {
+    plan.block_rows = RoundDownRows(plan.block_rows / 2);
+    SizeBuffers(plan, sized);
+  }
+  while (plan.workspace_bytes > options.workspace_bytes_max && sized.logits_bytes > 1) {
+    sized.logits_bytes /= 2;
+    SizeBuffers(plan, sized);
+  }
+  return plan;
+}
+
+}  // namespace logprobd::kernels

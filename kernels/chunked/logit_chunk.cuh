@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/chunked/logit_chunk.h"
+#include "kernels/common/tile.h"
+
+namespace logprobd::kernels {
+
+/// Columns of the chunk that lie in the vocabulary.
+inline int64_t ValidColumns(const LogitChunk& chunk) {
+  const int64_t begin = chunk.tile_begin * kTileColumns;
+  const int64_t columns = chunk.num_tiles * kTileColumns;
+  return chunk.vocab_size - begin < columns ? chunk.vocab_size - begin : columns;
+}
+
+inline bool IsValid(const LogitChunk& chunk) {
+  return chunk.dots != nullptr && chunk.num_rows >= 0 && chunk.num_rows <= (1 << 24) &&
+         chunk.tile_begin >= 0 && chunk.num_tiles >= 1 && chunk.row_stride % 4 == 0 &&
+         chunk.row_stride >= chunk.num_tiles * kTileColumns && chunk.vocab_size >= 1 &&
+         (chunk.tile_begin + chunk.num_tiles - 1) * kTileColumns < chunk.vocab_size;
+}
+
+inline bool HasTransform(const LogitChunk& chunk) {
+  return chunk.bias != nullptr || chunk.transform.scale != 1.0F || chunk.transform.softcap > 0.0F;
+}
+
+/// z = cap(scale * dot + bias). Rounds the same wherever it is inlined: no contraction is left to
+/// the compiler.
+__device__ __forceinline__ float LogitOf(float dot, float bias, const LogitTransform& transform) {
+  const float z = __fmaf_rn(dot, transform.scale, bias);
+  if (transform.softcap <= 0.0F) return z;
+  return __fmul_rn(transform.softcap, tanhf(__fdiv_rn(z, transform.softcap)));
+}
+
+/// Logit of a valid column, counted from the chunk's first.
+template <bool kTransform>
+__device__ __forceinline__ float LogitAt(const LogitChunk& chunk, int64_t row, int64_t column) {
+  const float dot = chunk.dots[row * chunk.row_stride + column];
+  if constexpr (!kTransform) return dot;
+  const float bias =
+      chunk.bias == nullptr ? 0.0F : chunk.bias[chunk.tile_begin * kTileColumns + column];
+  return LogitOf(dot, bias, chunk.transform);
+}
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
+
+namespace logprobd::kernels {
+
+/// Inputs and outputs of LaunchRowScores. Pointers are device memory and stay the caller's; an
+/// output that is null is not asked. Meanings and ranges: row_sums.h.
+struct RowScoresParams {
+  int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
+  int64_t num_tiles = 0;                   ///< Tiles of the whole vocabulary, 1 to 5462.
+  int64_t vocab_size = 0;                  ///< 1 to 2^20.
+  const TileSums* sums = nullptr;          ///< [num_rows, num_tiles]
+  const TileSums* entropy_sums = nullptr;  ///< The same at the entropy's temperature, or null.
+  const TileExtremes* extremes = nullptr;  ///< [num_rows, num_tiles], or null.
+  const float* log2_scales = nullptr;      ///< [num_rows]
+  const float* target_logits = nullptr;    ///< [num_rows]
+
+  RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written: LaunchListScores needs it.
+  uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.
+  float* logprob = nullptr;              ///< [num_rows], as all below.
+  float* entropy = nullptr;
+  float* lse = nullptr;
+  int32_t* argmax_id = nullptr;  ///< As the next three: needs `extremes`.
+  float* argmax_logprob = nullptr;
+  float* max_logit = nullptr;
+  float* min_logit = nullptr;
+  float* sum_p_squared = nullptr;
+};
+
+/// Enqueues the joining of every row's tile partials into its scores on `stream` and returns
+/// without waiting. A row with NaN or +inf, or with -inf alone, gets NaN, id -1 and nonfinite 1.
+///
+/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+[[nodiscard]] cudaError_t LaunchRowScores(const RowScoresParams& params, cudaStream_t stream);
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,200 @@
+// Dot products of bf16 rows with a bf16 weight by AMX.
+//
+// Idea      Tile registers of 16 rows x 32 hidden elements and 16 pairs x 16 columns; four hold the
+//           sums of 32 x 32 (or, for up to 16 rows, 16 x 64) dot products. The weight is used as it
+//           lies in memory.
+// Work      kBlockSteps * 32 hidden elements of two groups of columns stay in the first-level cache
+//           while all blocks of rows pass; between such blocks the sums rest in the dot products.
+// Numerics  One step adds the products of 32 hidden elements in two chains of 16 and then adds
+//           these to the sum, all in fp32: the same steps in the same order for every shape.
+//           Denormal inputs and sums count as zero (the instruction's own rule).
+// Limits    The caller has asked the operating system for the tile registers (CpuIsaRuns).
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/packed_weight.h"
+#include "kernels/cpu/tile_kernels.h"
+
+namespace logprobd::kernels::internal {
+namespace {
+
+constexpr int kRowBlock = 16;
+constexpr int64_t kStep = 32;       // hidden elements of one instruction
+constexpr int64_t kBlockSteps = 8;  // 8 * 32 elements x 32 columns of bf16: 16 KiB
+constexpr int64_t kHiddenTileElements = kRowBlock * kStep;
+constexpr int64_t kWeightTileBytes = 1024;         // 16 pairs of 16 columns
+constexpr int64_t kDotsStride = kTileColumns * 4;  // bytes
+static_assert(kStep / 2 * kGroupColumns * 4 == kWeightTileBytes);
+
+/// Some steps of all groups of columns; `weights` is at the first step of the first group.
+struct Weights {
+  const char* weights;
+  int64_t group_bytes;  // from one group to the next
+  const char* Group(int64_t column) const { return weights + column / kGroupColumns * group_bytes; }
+};
+
+constexpr int64_t Steps(int64_t hidden_size) { return (hidden_size + kStep - 1) / kStep; }
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+/// The compiler does not know that tile instructions read memory.
+inline void MemoryIsReadBelow(const void* memory) {
+  __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
+/// 32 rows x 32 columns over `num_steps` steps; `first`: the sums begin at zero.
+inline void Dots32x32(const uint16_t* hidden, int64_t hidden_block_elements, const char* left,
+                      const char* right, int64_t num_steps, float* dots, bool first) {
+  float* lower = dots + kRowBlock * kTileColumns;
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, dots, kDotsStride);
+    _tile_loadd(1, dots + 16, kDotsStride);
+    _tile_loadd(2, lower, kDotsStride);
+    _tile_loadd(3, lower + 16, kDotsStride);
+  }
+  for (int64_t step = 0; step < num_steps; ++step) {
+    const uint16_t* h = hidden + step * kHiddenTileElements;
+    _tile_loadd(4, h, 64);
+    _tile_loadd(6, left + step * kWeightTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, right + step * kWeightTileBytes, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, h + hidden_block_elements, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, dots, kDotsStride);
+  _tile_stored(1, dots + 16, kDotsStride);
+  _tile_stored(2, lower, kDotsStride);
+  _tile_stored(3, lower + 16, kDotsStride);
+}
+
+/// 16 rows x 64 columns.
+inline void Dots16x64(const uint16_t* hidden, const char* weights, int64_t group_bytes,
+                      int64_t num_steps, float* dots, bool first) {
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, dots, kDotsStride);
+    _tile_loadd(1, dots + 16, kDotsStride);
+    _tile_loadd(2, dots + 32, kDotsStride);
+    _tile_loadd(3, dots + 48, kDotsStride);
+  }
+  for (int64_t step = 0; step < num_steps; ++step) {
+    const char* w = weights + step * kWeightTileBytes;
+    _tile_loadd(4, hidden + step * kHiddenTileElements, 64);
+    _tile_loadd(5, w, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, w + group_bytes, 64);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(7, w + 2 * group_bytes, 64);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, w + 3 * group_bytes, 64);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, dots, kDotsStride);
+  _tile_stored(1, dots + 16, kDotsStride);
+  _tile_stored(2, dots + 32, kDotsStride);
+  _tile_stored(3, dots + 48, kDotsStride);
+}
+
+/// All row blocks over `num_steps` steps. `hidden` is at the first of them in the first block.
+void DotsOfSteps(const TileDotsParams& params, const uint16_t* hidden, const Weights& weights,
+                 int64_t num_steps, bool first) {
+  const int64_t block_elements = Steps(params.hidden_size) * kHiddenTileElements;
+  const int64_t num_blocks = (params.num_rows + kRowBlock - 1) / kRowBlock;
+  const int64_t paired_blocks = num_blocks / 2 * 2;
+  for (int64_t column = 0; column < kTileColumns; column += 32) {
+    for (int64_t block = 0; block < paired_blocks; block += 2) {
+      Dots32x32(hidden + block * block_elements, block_elements, weights.Group(column),
+                weights.Group(column + 16), num_steps,
+                params.dots + block * kRowBlock * kTileColumns + column, first);
+    }
+  }
+  if (paired_blocks < num_blocks) {
+    for (int64_t column = 0; column < kTileColumns; column += 64) {
+      Dots16x64(hidden + paired_blocks * block_elements, weights.Group(column), weights.group_bytes,
+                num_steps, params.dots + paired_blocks * kRowBlock * kTileColumns + column, first);
+    }
+  }
+}
+
+/// The weights of a last step that is cut, filled up with zeros: [groups, 16, 16] pairs.
+void PadLastStep(const char* weights, int64_t group_bytes, int64_t rest_bytes, char* padded) {
+  for (int64_t group = 0; group < kTileColumns / kGroupColumns; ++group) {
+    char* to = padded + group * kWeightTileBytes;
+    __builtin_memcpy(to, weights + group * group_bytes, static_cast<size_t>(rest_bytes));
+    __builtin_memset(to + rest_bytes, 0, static_cast<size_t>(kWeightTileBytes - rest_bytes));
+  }
+  MemoryIsReadBelow(padded);
+}
+
+void TileDots(const TileDotsParams& params) {
+  const TileConfig config;
+  MemoryIsReadBelow(&config);
+  _tile_loadconfig(&config);
+  const auto* hidden = static_cast<const uint16_t*>(params.hidden);
+  const auto* weights = static_cast<const char*>(params.weight_tile);
+  const int64_t packed_hidden = PackedHidden(Dtype::kBf16, params.hidden_size);
+  const int64_t group_bytes = packed_hidden * kGroupColumns * 2;
+  const int64_t whole_steps = packed_hidden / kStep;
+  for (int64_t step = 0; step < whole_steps; step += kBlockSteps) {
+    const int64_t num_steps = whole_steps - step < kBlockSteps ? whole_steps - step : kBlockSteps;
+    DotsOfSteps(params, hidden + step * kHiddenTileElements,
+                {weights + step * kWeightTileBytes, group_bytes}, num_steps, step == 0);
+  }
+  if (whole_steps < Steps(params.hidden_size)) {
+    auto* padded = static_cast<char*>(params.scratch);
+    PadLastStep(weights + whole_steps * kWeightTileBytes, group_bytes,
+                group_bytes - whole_steps * kWeightTileBytes, padded);
+    DotsOfSteps(params, hidden + whole_steps * kHiddenTileElements, {padded, kWeightTileBytes}, 1,
+                whole_steps == 0);
+  }
+  _tile_release();
+}
+
+/// [blocks, steps, kRowBlock, kStep] of bf16; zeros where there is no row or element.
+void PackRows(Dtype /*dtype: bf16*/, const void* hidden, int64_t num_rows, int64_t hidden_size,
+              void* packed) {
+  const auto* rows = static_cast<const uint16_t*>(hidden);
+  const int64_t block_elements = Steps(hidden_size) * kHiddenTileElements;
+  auto* block = static_cast<uint16_t*>(packed);
+  for (int64_t row = 0; row < num_rows; row += kRowBlock, block += block_elements) {
+    if (row + kRowBlock > num_rows || hidden_size % kStep != 0) {
+      __builtin_memset(block, 0, static_cast<size_t>(block_elements) * sizeof(uint16_t));
+    }
+    for (int64_t r = 0; r < kRowBlock && row + r < num_rows; ++r) {
+      const uint16_t* from = rows + (row + r) * hidden_size;
+      for (int64_t k = 0; k < hidden_size; k += kStep) {
+        const int64_t count = hidden_size - k < kStep ? hidden_size - k : kStep;
+        __builtin_memcpy(block + k * kRowBlock + r * kStep, from + k,
+                         static_cast<size_t>(count) * sizeof(uint16_t));
+      }
+    }
+  }
+}
+
+int64_t PackedRowBytes(int64_t hidden_size) { return Steps(hidden_size) * kStep * 2; }
+
+}  // namespace
+
+const DotKernel kAmxBf16Dots = {kRowBlock, PackedRowBytes, PackRows, TileDots};
+
+}  // namespace logprobd::kernels::internal

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace logprobd::kernels {
+
+/// A fixed set of threads that run one loop at a time; the caller is one of them.
+class ThreadPool {
+ public:
+  /// `num_threads` >= 1, the calling thread included.
+  explicit ThreadPool(int32_t num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int32_t num_threads() const { return static_cast<int32_t>(threads_.size()) + 1; }
+
+  /// Calls `body(unit, worker)` once for every unit in [0, num_units), units taken in order by
+  /// whichever worker in [0, num_threads) is free, and returns when all are done. From one thread
+  /// at a time. `body` must not throw.
+  void ForEach(int64_t num_units, const std::function<void(int64_t unit, int32_t worker)>& body);
+
+ private:
+  struct Loop;
+  void Work(int32_t worker);
+
+  std::mutex mutex_;
+  std::condition_variable started_;
+  std::condition_variable finished_;
+  Loop* loop_ = nullptr;     // The loop that runs, guarded by mutex_.
+  uint64_t generation_ = 0;  // Loops begun so far, guarded by mutex_.
+  int32_t busy_ = 0;         // Threads in the loop, guarded by mutex_.
+  bool stopping_ = false;    // Guarded by mutex_.
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,232 @@
+#pragma once
+
+// One pass over a tile of dot products, while it lies in cache: logits, their maximum, and the sums
+// of TileSums.
+//
+// Idea      Rows go in groups of as many as a vector has lanes, so that what is done once a row
+//           (reductions over lanes, exponents) is done for all of them in vectors.
+// Numerics  2^x by rounding x to an integer and a polynomial of degree 6 for the rest (below one
+//           unit in the last place of a float). x is held at kLeast or above: such terms, -inf
+//           among them, come to less than 2^-90 of the tile's sum, far below the last place of the
+//           row's fixed-point sums. Lane i of a vector adds columns i, i + lanes, ...; then lanes
+//           are added as a tree: a fixed order. A NaN anywhere makes the sum NaN, which is how it
+//           is found.
+// Limits    Included by one file an instruction set; everything here has internal linkage.
+
+#include <cstdint>
+
+#include "kernels/cpu/tile_kernels.h"
+
+namespace logprobd::kernels {
+namespace {
+
+/// 2^x for x in [-126, 126], NaN for NaN.
+template <class V>
+inline typename V::Float Exp2(typename V::Float x) {
+  using Float = typename V::Float;
+  const Float n = V::Round(x);
+  const Float f = V::Sub(x, n);  // exact, in [-1/2, 1/2]
+  // Minimax in relative error (2e-9) with the constant term 1, so that 2^0 is exactly 1.
+  Float p = V::Set(0x1.41fbbcp-13F);
+  p = V::MulAdd(p, f, V::Set(0x1.5f3e54p-10F));
+  p = V::MulAdd(p, f, V::Set(0x1.3b2d4cp-7F));
+  p = V::MulAdd(p, f, V::Set(0x1.c6aee8p-5F));
+  p = V::MulAdd(p, f, V::Set(0x1.ebfbdcp-3F));
+  p = V::MulAdd(p, f, V::Set(0x1.62e430p-1F));
+  p = V::MulAdd(p, f, V::Set(1.0F));
+  return V::Scale(p, n);
+}
+
+/// tanh to about 2e-7 relative: an odd polynomial near 0, else through 2^x.
+template <class V>
+inline typename V::Float Tanh(typename V::Float x) {
+  using Float = typename V::Float;
+  const Float one = V::Set(1.0F);
+  const Float a = V::Abs(x);
+  const Float s = V::Mul(x, x);
+  Float p = V::Set(-0.0057049864F);
+  p = V::MulAdd(p, s, V::Set(0.020639086F));
+  p = V::MulAdd(p, s, V::Set(-0.053739715F));
+  p = V::MulAdd(p, s, V::Set(0.13331442F));
+  p = V::MulAdd(p, s, V::Set(-0.3333328F));
+  const Float small = V::MulAdd(V::Mul(x, s), p, x);
+  // Beyond 10 the result rounds to 1. The order of Min's arguments keeps NaN.
+  const Float e = Exp2<V>(V::Mul(V::Min(V::Set(10.0F), a), V::Set(2.88539008F)));
+  const Float large = V::Sub(one, V::Div(V::Set(2.0F), V::Add(e, one)));
+  return V::SelectLess(a, V::Set(0.625F), small, V::CopySign(large, x));
+}
+
+template <class V>
+inline void TransformRow(const TileStatsParams& params, float* logits) {
+  using Float = typename V::Float;
+  const Float scale = V::Set(params.transform.scale);
+  const float softcap = params.transform.softcap;
+  for (int column = 0; column < kTileColumns; column += V::kLanes) {
+    const Float bias = params.bias != nullptr ? V::Load(params.bias + column) : V::Set(0.0F);
+    Float z = V::MulAdd(scale, V::Load(logits + column), bias);
+    if (softcap > 0) {
+      z = V::Mul(V::Set(softcap), Tanh<V>(V::Div(z, V::Set(softcap))));
+    }
+    V::Store(logits + column, z);
+  }
+}
+
+template <class V>
+inline typename V::Float MaxOfRow(const float* logits) {
+  typename V::Float max[2] = {V::Load(logits), V::Load(logits + V::kLanes)};
+#pragma GCC unroll 12
+  for (int i = 2; i < kTileColumns / V::kLanes; ++i) {
+    max[i % 2] = V::Max(max[i % 2], V::Load(logits + i * V::kLanes));
+  }
+  return V::Max(max[0], max[1]);
+}
+
+constexpr float kLeast = -100.0F;
+
+/// Sums by lane of one row at one scale.
+template <class V>
+struct LaneSums {
+  typename V::Float sum;
+  typename V::Float weighted;
+  typename V::Float squares;
+};
+
+template <class V, bool kSquares>
+inline LaneSums<V> SumsOfRow(const float* logits, float log2_scale, float exponent) {
+  using Float = typename V::Float;
+  const Float c = V::Set(log2_scale);
+  const Float minus_k = V::Set(-exponent);
+  const Float zero = V::Set(0.0F);
+  LaneSums<V> part[2] = {{zero, zero, zero}, {zero, zero, zero}};
+#pragma GCC unroll 12
+  for (int i = 0; i < kTileColumns / V::kLanes; ++i) {
+    LaneSums<V>& to = part[i % 2];
+    const Float shifted = V::MulAddOnce(V::Load(logits + i * V::kLanes), c, minus_k);
+    const Float x = V::Max(V::Set(kLeast), shifted);  // in this order NaN stays
+    const Float e = Exp2<V>(x);
+    to.sum = V::Add(to.sum, e);
+    to.weighted = V::MulAdd(x, e, to.weighted);
+    if (kSquares) to.squares = V::MulAdd(e, e, to.squares);
+  }
+  return {V::Add(part[0].sum, part[1].sum), V::Add(part[0].weighted, part[1].weighted),
+          V::Add(part[0].squares, part[1].squares)};
+}
+
+/// Whether a tile without any logit above -inf holds a NaN, which the maximum passes over.
+inline bool HasNan(const float* logits) {
+  bool has_nan = false;
+  for (int column = 0; column < kTileColumns; ++column) {
+    has_nan |= logits[column] != logits[column];
+  }
+  return has_nan;
+}
+
+/// The lowest column of the tile that holds `max_logit`.
+template <class V>
+inline int32_t ArgmaxOfRow(const float* logits, float max_logit) {
+  for (int column = 0; column < kTileColumns; column += V::kLanes) {
+    const uint32_t mask = V::EqualMask(V::Load(logits + column), V::Set(max_logit));
+    if (mask != 0) return column + __builtin_ctz(mask);
+  }
+  return 0;
+}
+
+inline float MinOfRow(const float* logits, int32_t num_columns) {
+  float min = logits[0];
+  for (int32_t column = 1; column < num_columns; ++column) {
+    min = logits[column] < min ? logits[column] : min;
+  }
+  return min;
+}
+
+/// TileSums of `num_rows` (at most V::kLanes) rows, which start at `logits`, at scales[row].
+template <class V, bool kSquares>
+inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_logits,
+                        const float* scales, TileSums* sums, int64_t sums_stride) {
+  using Float = typename V::Float;
+  int32_t exponents[V::kLanes];
+  Float sum[V::kLanes];
+  Float weighted[V::kLanes];
+  Float squares[V::kLanes];
+  for (int row = 0; row < V::kLanes; ++row) {
+    sum[row] = weighted[row] = squares[row] = V::Set(0.0F);
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    exponents[row] = TileExponent(max_logits[row], scales[row]);
+    const bool is_real = exponents[row] != kEmptyExponent && exponents[row] != kNonfiniteExponent;
+    const LaneSums<V> lanes =
+        SumsOfRow<V, kSquares>(logits + row * kTileColumns, scales[row],
+                               is_real ? static_cast<float>(exponents[row]) : 0.0F);
+    sum[row] = lanes.sum;
+    weighted[row] = lanes.weighted;
+    if (kSquares) squares[row] = lanes.squares;
+  }
+  float row_sum[V::kLanes];
+  float row_weighted[V::kLanes];
+  float row_squares[V::kLanes] = {};
+  V::Store(row_sum, V::ReduceAddRows(sum));
+  V::Store(row_weighted, V::ReduceAddRows(weighted));
+  if (kSquares) V::Store(row_squares, V::ReduceAddRows(squares));
+  for (int64_t row = 0; row < num_rows; ++row) {
+    TileSums& to = sums[row * sums_stride];
+    to = {exponents[row], row_sum[row], row_weighted[row], row_squares[row]};
+    if (exponents[row] == kEmptyExponent) {
+      const bool has_nan = HasNan(logits + row * kTileColumns);
+      to = {has_nan ? kNonfiniteExponent : kEmptyExponent, 0, 0, 0};
+    } else if (exponents[row] == kNonfiniteExponent || row_sum[row] != row_sum[row]) {
+      to = {kNonfiniteExponent, 0, 0, 0};
+    }
+  }
+}
+
+template <class V, bool kSquares>
+inline void StatsOfGroup(const TileStatsParams& params, int64_t row_begin, int64_t num_rows) {
+  using Float = typename V::Float;
+  const bool transforms =
+      params.transform.scale != 1.0F || params.transform.softcap > 0 || params.bias != nullptr;
+  float* logits = params.logits + row_begin * kTileColumns;
+  Float max[V::kLanes];
+  for (int row = 0; row < V::kLanes; ++row) max[row] = V::Set(0.0F);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* row_logits = logits + row * kTileColumns;
+    if (transforms) TransformRow<V>(params, row_logits);
+    for (int32_t column = params.num_columns; column < kTileColumns; ++column) {
+      row_logits[column] = -__builtin_inff();
+    }
+    max[row] = MaxOfRow<V>(row_logits);
+  }
+  float max_logits[V::kLanes];
+  V::Store(max_logits, V::ReduceMaxRows(max));
+
+  SumsOfGroup<V, kSquares>(logits, num_rows, max_logits, params.log2_scales + row_begin,
+                           params.sums + row_begin * params.sums_stride, params.sums_stride);
+  if (params.entropy_log2_scales != nullptr) {
+    SumsOfGroup<V, false>(logits, num_rows, max_logits, params.entropy_log2_scales + row_begin,
+                          params.entropy_sums + row_begin * params.sums_stride, params.sums_stride);
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    TileExtremes& extremes = params.extremes[row_begin + row];
+    extremes.max_logit = max_logits[row];
+    if (params.extremes_wanted) {
+      const float* row_logits = logits + row * kTileColumns;
+      extremes.argmax = params.first_column + ArgmaxOfRow<V>(row_logits, max_logits[row]);
+      extremes.min_logit = MinOfRow(row_logits, params.num_columns);
+    }
+  }
+}
+
+template <class V>
+inline void TileStats(const TileStatsParams& params) {
+  for (int64_t row = 0; row < params.num_rows; row += V::kLanes) {
+    const int64_t rest = params.num_rows - row;
+    const int64_t num_rows = rest < V::kLanes ? rest : V::kLanes;
+    if (params.squares) {
+      StatsOfGroup<V, true>(params, row, num_rows);
+    } else {
+      StatsOfGroup<V, false>(params, row, num_rows);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::kernels

@@ -1,0 +1,149 @@
+#include <limits>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "server/app/server_options.h"
+
+namespace logprobd {
+namespace {
+
+constexpr double kMillion = 1e6;
+constexpr double kKib = 1024;
+constexpr double kGib = kKib * kKib * kKib;
+constexpr double kTib = kKib * kGib;
+constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
+
+using Kind = Flag::Kind;
+using O = ServerOptions;
+
+std::vector<Flag> MakeFlags() {
+  return {
+      {"model", "Model", Kind::kText, &O::model, "DIR",
+       "Hugging Face folder, or one .safetensors file; required"},
+      {"head-name", "Model", Kind::kText, &O::head_name, "NAME", "Name that requests use"},
+      {"head-tensor", "Model", Kind::kText, &O::head_tensor, "NAME",
+       "Tensor of the head; empty: found by name and config.json"},
+      {"weights-version", "Model", Kind::kInteger, &O::weights_version, "NUMBER",
+       "Version that answers report and requests may pin", 1, 9e15},
+      {"valid-vocab", "Model", Kind::kInteger, &O::valid_vocab, "ROWS",
+       "Rows from here on are padding; 0: as config.json says", 0, kInt32Max},
+      {"include-padding", "Model", Kind::kSwitch, &O::include_padding, "",
+       "Let all rows of the tensor take part"},
+
+      {"device",
+       "Engine",
+       Kind::kChoice,
+       &O::device,
+       "NAME",
+       "auto takes a GPU where there is one",
+       0,
+       0,
+       {"auto", "cpu", "cuda"}},
+      {"gpu", "Engine", Kind::kInteger, &O::gpu, "ORDINAL", "CUDA device", 0, 1'023},
+      {"cpu-threads", "Engine", Kind::kInteger, &O::cpu_threads, "THREADS",
+       "0: all cores the process may use", 0, 4'096},
+
+      {"listen", "Listeners", Kind::kText, &O::listen, "HOST:PORT", "gRPC; port 0: a free one"},
+      {"http", "Listeners", Kind::kAddress, &O::http, "HOST:PORT",
+       "/metrics, /healthz, /readyz; none: off"},
+      {"local", "Listeners", Kind::kAddress, &O::local, "PATH", "gRPC on a Unix socket; none: off"},
+      {"admin", "Listeners", Kind::kAddress, &O::admin, "HOST:PORT", "Admin gRPC; none: off"},
+      {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
+       "Allow an address that is not loopback, without TLS"},
+      {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection"},
+
+      {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",
+       "Largest gRPC message", kKib, kInt32Max},
+      {"receive-bytes", "Limits", Kind::kBytes, &O::receive_bytes, "BYTES",
+       "Memory for messages being received, over all connections", kKib * kKib, kTib},
+      {"streams-max", "Limits", Kind::kInteger, &O::streams_max, "CALLS",
+       "Concurrent calls of one connection", 1, kMillion},
+      {"stream-window", "Limits", Kind::kInteger, &O::stream_window, "CHUNKS",
+       "Unanswered chunks of one stream", 1, kKib},
+      {"request-rows", "Limits", Kind::kInteger, &O::request_rows, "ROWS",
+       "Most rows of a request or chunk", 1, kInt32Max},
+      {"top-k-max", "Limits", Kind::kInteger, &O::top_k_max, "IDS", "Largest top_k", 0, kKib},
+      {"candidates-max", "Limits", Kind::kInteger, &O::candidates_max, "IDS",
+       "Most candidate ids of a request", 0, kInt32Max},
+      {"segments-max", "Limits", Kind::kInteger, &O::segments_max, "SEGMENTS",
+       "Most segments of a request", 0, kInt32Max},
+
+      {"batch-rows", "Batching", Kind::kInteger, &O::batch_rows, "ROWS",
+       "Most rows of an engine call; fixes the workspace", 1, kKib * kKib},
+      {"batch-wait-us", "Batching", Kind::kInteger, &O::batch_wait_us, "MICROSECONDS",
+       "Longest wait for company while the engine is free", 0, kMillion},
+      {"queue-rows", "Batching", Kind::kInteger, &O::queue_rows, "ROWS", "Most rows waiting", 1,
+       1e12},
+      {"queue-bytes", "Batching", Kind::kBytes, &O::queue_bytes, "BYTES", "Most payload waiting",
+       kKib, kTib},
+      {"queue-requests", "Batching", Kind::kInteger, &O::queue_requests, "REQUESTS",
+       "Most requests waiting", 1, 1e9},
+      {"client-share", "Batching", Kind::kNumber, &O::client_share, "RATIO",
+       "Share of the queue that one client may hold", 1e-6, 1},
+      {"copy-threads", "Batching", Kind::kInteger, &O::copy_threads, "THREADS",
+       "Threads that gather payloads", 1, kKib},
+
+      {"grace-s", "Process", Kind::kNumber, &O::grace_s, "SECONDS",
+       "Time for work in flight after SIGTERM", 0, 86'400},
+      {"log-level",
+       "Process",
+       Kind::kChoice,
+       &O::log_level,
+       "LEVEL",
+       "Least level written",
+       0,
+       0,
+       {"debug", "info", "warning", "error"}},
+      {"log-format",
+       "Process",
+       Kind::kChoice,
+       &O::log_format,
+       "FORMAT",
+       "Form of a log line",
+       0,
+       0,
+       {"text", "json"}},
+      {"config", "Process", Kind::kText, &O::config, "FILE",
+       "TOML file with any of these settings"},
+
+      {"dry-run",
+       "Actions",
+       Kind::kSwitch,
+       &O::dry_run,
+       "",
+       "Print the plan (head, engine, memory) and stop",
+       0,
+       0,
+       {},
+       true},
+      {"print-config",
+       "Actions",
+       Kind::kSwitch,
+       &O::print_config,
+       "",
+       "Print all settings as TOML, with where each came from, and stop",
+       0,
+       0,
+       {},
+       true},
+      {"version",
+       "Actions",
+       Kind::kSwitch,
+       &O::version,
+       "",
+       "Print the version and stop",
+       0,
+       0,
+       {},
+       true},
+  };
+}
+
+}  // namespace
+
+absl::Span<const Flag> Flags() {
+  static const auto* const flags = new std::vector<Flag>(MakeFlags());
+  return *flags;
+}
+
+}  // namespace logprobd

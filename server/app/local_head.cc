@@ -1,0 +1,139 @@
+#include "server/app/local_head.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/types/span.h"
+#include "server/app/verify_probe.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo& head,
+                       absl::Time now) {
+  ScoreRequest request;
+  request.request_id = "verify";
+  request.client_id = "verify";
+  request.head = head.name;
+  request.dtype_number = static_cast<int32_t>(probe->dtype);
+  request.rows = probe->rows;
+  request.hidden_size = head.hidden_size;
+  request.targets = probe->targets;
+  request.output_bits = kDefaultOutputs.bits();
+  request.hidden.pieces = {absl::MakeConstSpan(probe->hidden)};
+  request.hidden.bytes = static_cast<int64_t>(probe->hidden.size());
+  request.hidden.owner = probe;
+  request.received = now;
+  return request;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<LocalHead>> LocalHead::Create(
+    HeadInfo info, std::unique_ptr<const HeadWeights> weights,
+    std::unique_ptr<ScoringEngine> engine, const Batcher::Options& options, const Clock& clock,
+    Metrics& metrics) {
+  std::shared_ptr<LocalHead> head(
+      new LocalHead(std::move(info), std::move(weights), std::move(engine), clock));
+  LOGPROBD_ASSIGN_OR_RETURN(head->batcher_,
+                            Batcher::Create(options, *head->engine_, clock, metrics));
+  return head;
+}
+
+LocalHead::~LocalHead() {
+  is_draining_ = true;
+  stop_verify_ = true;
+  batcher_.reset();  // a Verify that waits for its scores gets UNAVAILABLE
+  std::thread verify;
+  {
+    const absl::MutexLock lock(&verify_mutex_);
+    verify = std::move(verify_thread_);
+  }
+  if (verify.joinable()) {
+    verify.join();
+  }
+}
+
+bool LocalHead::ready() const { return !is_draining_ && engine_->healthy(); }
+
+absl::StatusOr<RequestTicket> LocalHead::Submit(ScoreRequest request, ScoreCallback done) {
+  return batcher_->Submit(std::move(request), std::move(done));
+}
+
+bool LocalHead::Drain(absl::Time deadline) {
+  is_draining_ = true;
+  stop_verify_ = true;
+  return batcher_->Drain(deadline);
+}
+
+MemoryPlan LocalHead::memory() const {
+  MemoryPlan plan = engine_->memory();
+  for (const MemoryUse& use : batcher_->memory()) {
+    plan.push_back(use);
+  }
+  return plan;
+}
+
+void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
+  if (options.rows < 1 || options.rows > 64) {
+    std::move(done)(
+        absl::InvalidArgumentError(absl::StrCat("rows: ", options.rows, ", must be in [1, 64]")));
+    return;
+  }
+  std::thread previous;
+  {
+    const absl::MutexLock lock(&verify_mutex_);
+    if (is_draining_) {
+      std::move(done)(absl::UnavailableError("the server is shutting down"));
+      return;
+    }
+    if (is_verifying_) {
+      std::move(done)(
+          WithRetryAfter(absl::ResourceExhaustedError("a Verify is running already: one at a time"),
+                         absl::Seconds(5)));
+      return;
+    }
+    is_verifying_ = true;
+    previous = std::move(verify_thread_);
+    verify_thread_ = std::thread([this, options, done = std::move(done)]() mutable {
+      absl::StatusOr<VerifyReport> report = RunVerify(options);
+      {
+        const absl::MutexLock inner(&verify_mutex_);
+        is_verifying_ = false;
+      }
+      std::move(done)(std::move(report));
+    });
+  }
+  if (previous.joinable()) {
+    previous.join();  // it has cleared is_verifying_ and is about to return
+  }
+}
+
+absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) {
+  const absl::Time start = clock_.Now();
+  LOGPROBD_ASSIGN_OR_RETURN(VerifyProbe made, MakeVerifyProbe(*weights_, options));
+  const auto probe = std::make_shared<VerifyProbe>(std::move(made));
+  absl::Notification answered;
+  absl::StatusOr<ScoreResult> scores;
+  const absl::StatusOr<RequestTicket> ticket = batcher_->Submit(
+      RequestOf(probe, info_, start), [&answered, &scores](absl::StatusOr<ScoreResult> result) {
+        scores = std::move(result);
+        answered.Notify();
+      });
+  LOGPROBD_RETURN_IF_ERROR(ticket.status());
+  // The engine scores meanwhile.
+  const absl::StatusOr<VerifyTruth> truth = ScoreVerifyProbe(*weights_, *probe, stop_verify_);
+  answered.WaitForNotification();
+  LOGPROBD_RETURN_IF_ERROR(truth.status());
+  LOGPROBD_RETURN_IF_ERROR(WithContext(scores.status(), "scoring the probe"));
+  VerifyReport report = CompareWithTruth(*truth, scores->logprob, scores->entropy);
+  report.seconds = absl::ToDoubleSeconds(clock_.Now() - start);
+  return report;
+}
+
+}  // namespace logprobd

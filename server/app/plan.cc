@@ -1,0 +1,165 @@
+#include "server/app/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/base/scoring_engine.h"
+
+namespace logprobd {
+namespace {
+
+/// `count` scaled by a ratio of at most 1, at least 1.
+int64_t Share(int64_t count, double ratio) {
+  return std::max<int64_t>(static_cast<int64_t>(static_cast<double>(count) * ratio), 1);
+}
+
+/// What Batcher::Create reserves: a buffer for each batch in flight, rows of the head's own dtype,
+/// at least one row of fp32.
+int64_t StagingBytes(int64_t batch_rows, const HeadInfo& head) {
+  const int64_t buffer_bytes = std::max(batch_rows * head.hidden_size * DtypeBytes(head.dtype),
+                                        head.hidden_size * DtypeBytes(Dtype::kF32));
+  return ScoringEngine::kBatchesInFlight * buffer_bytes;
+}
+
+void AppendLine(std::string& text, absl::string_view name, const std::string& value) {
+  absl::StrAppendFormat(&text, "%-12s %s\n", name, value);
+}
+
+std::string NumberOrNone(float value, float none) {
+  return value == none ? "none" : absl::StrCat(value);
+}
+
+void AppendMemory(std::string& text, const MemoryPlan& memory) {
+  std::vector<std::string> places;
+  for (const MemoryUse& use : memory) {
+    if (std::find(places.begin(), places.end(), use.place) == places.end()) {
+      places.push_back(use.place);
+    }
+  }
+  for (const std::string& place : places) {
+    for (const MemoryUse& use : memory) {
+      if (use.place == place) {
+        AppendLine(text, "memory",
+                   absl::StrFormat("%-5s %-10s %10s%s", place, use.kind, HumanBytes(use.bytes),
+                                   use.kind == "receive" ? "  (at most)" : ""));
+      }
+    }
+    AppendLine(
+        text, "memory",
+        absl::StrFormat("%-5s %-10s %10s", place, "total", HumanBytes(TotalBytes(memory, place))));
+  }
+}
+
+}  // namespace
+
+ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
+  ModelFolderOptions result;
+  result.head_name = options.head_name;
+  result.head_tensor = options.head_tensor;
+  if (options.valid_vocab > 0) {
+    result.valid_vocab = options.valid_vocab;
+  }
+  result.include_padding = options.include_padding;
+  result.weights_version = static_cast<uint64_t>(options.weights_version);
+  return result;
+}
+
+EngineOptions EngineOptionsOf(const ServerOptions& options) {
+  EngineOptions result;
+  result.device = options.device == "cpu"    ? Device::kCpu
+                  : options.device == "cuda" ? Device::kCuda
+                                             : Device::kAuto;
+  result.batch_rows_max = options.batch_rows;
+  result.cpu_threads = static_cast<int32_t>(options.cpu_threads);
+  result.gpu = static_cast<int32_t>(options.gpu);
+  return result;
+}
+
+Batcher::Options BatcherOptionsOf(const ServerOptions& options) {
+  Batcher::Options result;
+  result.batch_rows_max = options.batch_rows;
+  result.batch_wait_max = absl::Microseconds(options.batch_wait_us);
+  result.queue_rows_max = options.queue_rows;
+  result.queue_bytes_max = options.queue_bytes;
+  result.queue_requests_max = options.queue_requests;
+  result.client_share_max = options.client_share;
+  result.copy_threads = static_cast<int32_t>(options.copy_threads);
+  result.head = options.head_name;
+  return result;
+}
+
+RequestLimits LimitsOf(const ServerOptions& options) {
+  RequestLimits limits;
+  limits.request_rows_max =
+      std::min(options.request_rows, Share(options.queue_rows, options.client_share));
+  limits.message_bytes_max =
+      std::min(options.max_message_bytes, Share(options.queue_bytes, options.client_share));
+  limits.top_k_max = static_cast<int32_t>(options.top_k_max);
+  limits.candidates_max = options.candidates_max;
+  limits.segments_max = options.segments_max;
+  limits.stream_window = static_cast<int32_t>(options.stream_window);
+  return limits;
+}
+
+ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
+                            const EnginePlan& engine, const std::vector<std::string>& warnings) {
+  ServingPlan plan;
+  plan.head = head;
+  plan.head.engine = engine.engine;
+  plan.head.engine_reason = engine.reason;
+  plan.head.limits = LimitsOf(options);
+  plan.engine = engine;
+  plan.warnings = warnings;
+  plan.memory = engine.memory;
+  plan.memory.push_back({"host", "staging", StagingBytes(options.batch_rows, head)});
+  plan.memory.push_back({"host", "receive", options.receive_bytes});
+  return plan;
+}
+
+int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place) {
+  int64_t total = 0;
+  for (const MemoryUse& use : plan) {
+    total += use.place == place ? use.bytes : 0;
+  }
+  return total;
+}
+
+std::string HumanBytes(int64_t bytes) {
+  constexpr std::pair<int64_t, absl::string_view> kUnits[] = {
+      {int64_t{1} << 30, "GiB"}, {int64_t{1} << 20, "MiB"}, {int64_t{1} << 10, "KiB"}};
+  for (const auto& [one, unit] : kUnits) {
+    if (bytes >= 10 * one || (bytes >= one && one > 1024)) {
+      return absl::StrFormat("%.1f %s", static_cast<double>(bytes) / static_cast<double>(one),
+                             unit);
+    }
+  }
+  return absl::StrCat(bytes, " B");
+}
+
+std::string PlanText(const ServingPlan& plan) {
+  const HeadInfo& head = plan.head;
+  std::string text;
+  AppendLine(text, "head", head.name);
+  AppendLine(text, "model type", head.model_type);
+  AppendLine(text, "tensor", absl::StrCat(head.tensor, head.tied ? " (tied)" : ""));
+  AppendLine(text, "version", absl::StrCat(head.weights_version));
+  AppendLine(text, "hidden", absl::StrCat(head.hidden_size));
+  AppendLine(text, "vocabulary",
+             absl::StrCat(head.vocab_rows, " rows, ", head.vocab_size, " valid"));
+  AppendLine(text, "scale", NumberOrNone(head.scale, 1));
+  AppendLine(text, "cap", NumberOrNone(head.softcap, 0));
+  AppendLine(text, "bias", head.has_bias ? "yes" : "none");
+  AppendLine(text, "dtype", std::string(DtypeName(head.dtype)));
+  AppendLine(text, "weight",
+             absl::StrCat(HumanBytes(head.weight_bytes), " (", head.weight_bytes, " bytes)"));
+  AppendLine(text, "engine", absl::StrCat(plan.engine.engine, ": ", plan.engine.reason));
+  AppendMemory(text, plan.memory);
+  for (const std::string& warning : plan.warnings) {
+    AppendLine(text, "warning", warning);
+  }
+  return text;
+}
+
+}  // namespace logprobd

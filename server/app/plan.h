@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "server/app/server_options.h"
+#include "server/base/head_info.h"
+#include "server/batching/batcher.h"
+#include "server/engine/engines.h"
+#include "server/weights/head_weights.h"
+
+namespace logprobd {
+
+/// What a server would serve and what it takes, known before any weight is read.
+struct ServingPlan {
+  HeadInfo head;  ///< Complete: engine, reason and limits too.
+  EnginePlan engine;
+  MemoryPlan memory;  ///< Weights, workspace, staging and receive quota.
+  std::vector<std::string> warnings;
+};
+
+/// The parts' own options, from the server's.
+ModelFolderOptions ModelOptionsOf(const ServerOptions& options);
+EngineOptions EngineOptionsOf(const ServerOptions& options);
+Batcher::Options BatcherOptionsOf(const ServerOptions& options);
+
+/// The limits that requests are told and held to. Never more than one client's share of the queue
+/// admits, so that a request within them can always be served.
+RequestLimits LimitsOf(const ServerOptions& options);
+
+ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
+                            const EnginePlan& engine, const std::vector<std::string>& warnings);
+
+/// Bytes of all entries at `place`.
+int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place);
+
+/// "296.8 MiB"; below 10 KiB in bytes.
+std::string HumanBytes(int64_t bytes);
+
+/// The text of --dry-run and of the status page, a fact a line.
+std::string PlanText(const ServingPlan& plan);
+
+}  // namespace logprobd

@@ -1,0 +1,222 @@
+#include "server/app/server_options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+
+namespace logprobd {
+namespace {
+
+std::string WithDashes(absl::string_view name) { return absl::StrReplaceAll(name, {{"_", "-"}}); }
+
+/// Number of letters to insert, delete or replace.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) {
+    row[j] = j;
+  }
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+    }
+  }
+  return row.back();
+}
+
+std::string NumberText(double value) {
+  return value == std::floor(value) && std::abs(value) < 1e18
+             ? absl::StrCat(static_cast<int64_t>(value))
+             : absl::StrCat(value);
+}
+
+/// 67108864 as "64MiB"; other numbers as they are.
+std::string BytesText(int64_t bytes) {
+  constexpr std::pair<int, absl::string_view> kUnits[] = {{30, "GiB"}, {20, "MiB"}, {10, "KiB"}};
+  for (const auto& [shift, unit] : kUnits) {
+    const int64_t one = int64_t{1} << shift;
+    if (bytes >= one && bytes % one == 0) {
+      return absl::StrCat(bytes / one, unit);
+    }
+  }
+  return absl::StrCat(bytes);
+}
+
+std::string RangeText(const Flag& flag) {
+  if (flag.kind == Flag::Kind::kBytes) {
+    return absl::StrCat("must be bytes, as in 64MiB or 67108864, from ",
+                        BytesText(static_cast<int64_t>(flag.min)), " to ",
+                        BytesText(static_cast<int64_t>(flag.max)));
+  }
+  return absl::StrCat("must be ", flag.kind == Flag::Kind::kInteger ? "a whole number" : "a number",
+                      " from ", NumberText(flag.min), " to ", NumberText(flag.max));
+}
+
+bool ParseInteger(absl::string_view text, int64_t& value) {
+  return !absl::StartsWith(text, "+") && absl::SimpleAtoi(text, &value);
+}
+
+bool ParseBytes(absl::string_view text, int64_t& value) {
+  int shift = 0;
+  if (absl::ConsumeSuffix(&text, "KiB")) {
+    shift = 10;
+  } else if (absl::ConsumeSuffix(&text, "MiB")) {
+    shift = 20;
+  } else if (absl::ConsumeSuffix(&text, "GiB")) {
+    shift = 30;
+  }
+  const absl::string_view digits = absl::StripAsciiWhitespace(text);
+  constexpr int64_t kLargest = int64_t{1} << 62;
+  if (!ParseInteger(digits, value) || value > (kLargest >> shift) || value < -kLargest) {
+    return false;
+  }
+  value = value < 0 ? value : value << shift;
+  return true;
+}
+
+absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  const absl::Status error = absl::InvalidArgumentError(RangeText(flag));
+  if (flag.kind == Flag::Kind::kNumber) {
+    double value = 0;
+    if (!absl::SimpleAtod(text, &value) || !(value >= flag.min && value <= flag.max)) {
+      return error;
+    }
+    options.*std::get<double ServerOptions::*>(flag.member) = value;
+    return absl::OkStatus();
+  }
+  int64_t value = 0;
+  const bool parsed =
+      flag.kind == Flag::Kind::kBytes ? ParseBytes(text, value) : ParseInteger(text, value);
+  if (!parsed || value < static_cast<int64_t>(flag.min) || value > static_cast<int64_t>(flag.max)) {
+    return error;
+  }
+  options.*std::get<int64_t ServerOptions::*>(flag.member) = value;
+  return absl::OkStatus();
+}
+
+absl::Status SetSwitch(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  const bool is_true = text == "true" || text == "1";
+  if (!is_true && text != "false" && text != "0") {
+    return absl::InvalidArgumentError("must be true or false");
+  }
+  options.*std::get<bool ServerOptions::*>(flag.member) = is_true;
+  return absl::OkStatus();
+}
+
+absl::Status SetText(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  if (flag.kind == Flag::Kind::kChoice && absl::c_find(flag.choices, text) == flag.choices.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("must be one of: ", absl::StrJoin(flag.choices, ", ")));
+  }
+  if (text.find('\0') != absl::string_view::npos) {
+    return absl::InvalidArgumentError("must not hold a NUL byte");
+  }
+  const bool is_off = flag.kind == Flag::Kind::kAddress && text == "none";
+  options.*std::get<std::string ServerOptions::*>(flag.member) = is_off ? "" : std::string(text);
+  return absl::OkStatus();
+}
+
+std::string TomlString(absl::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (byte < 0x20 || byte == 0x7F) {
+      constexpr absl::string_view kHex = "0123456789ABCDEF";
+      out += absl::StrCat("\\u00", kHex.substr(byte >> 4, 1), kHex.substr(byte & 15, 1));
+    } else {
+      out.push_back(c);
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+const Flag* FindFlag(absl::string_view name) {
+  const std::string dashed = WithDashes(name);
+  for (const Flag& flag : Flags()) {
+    if (flag.name == dashed) {
+      return &flag;
+    }
+  }
+  return nullptr;
+}
+
+std::string NearestFlag(absl::string_view name) {
+  // Long nonsense is cut: the distance takes time in proportion to its length.
+  const std::string dashed = absl::AsciiStrToLower(WithDashes(name.substr(0, 64)));
+  const auto flags = Flags();
+  const auto* const nearest =
+      std::min_element(flags.begin(), flags.end(), [&dashed](const Flag& a, const Flag& b) {
+        return EditDistance(dashed, a.name) < EditDistance(dashed, b.name);
+      });
+  return std::string(nearest->name);
+}
+
+absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  switch (flag.kind) {
+    case Flag::Kind::kText:
+    case Flag::Kind::kChoice:
+    case Flag::Kind::kAddress:
+      return SetText(flag, text, options);
+    case Flag::Kind::kSwitch:
+      return SetSwitch(flag, text, options);
+    case Flag::Kind::kInteger:
+    case Flag::Kind::kBytes:
+    case Flag::Kind::kNumber:
+      return SetNumber(flag, text, options);
+  }
+  return absl::InternalError("no such kind of flag");
+}
+
+std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options) {
+  if (const auto* text = std::get_if<std::string ServerOptions::*>(&flag.member)) {
+    const std::string& value = options.**text;
+    return TomlString(value.empty() && flag.kind == Flag::Kind::kAddress ? "none" : value);
+  }
+  if (const auto* is_on = std::get_if<bool ServerOptions::*>(&flag.member)) {
+    return options.**is_on ? "true" : "false";
+  }
+  if (const auto* number = std::get_if<double ServerOptions::*>(&flag.member)) {
+    return NumberText(options.**number);
+  }
+  const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
+  const std::string text = flag.kind == Flag::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
+  return std::isdigit(static_cast<unsigned char>(text.back())) != 0 ? text : TomlString(text);
+}
+
+absl::Status CheckServerOptions(const ServerOptions& options) {
+  if (options.model.empty()) {
+    return absl::InvalidArgumentError(
+        "--model is missing: name a model folder (config.json and safetensors); see --help");
+  }
+  if (options.head_name.empty()) {
+    return absl::InvalidArgumentError("--head-name must not be empty");
+  }
+  if (options.valid_vocab > 0 && options.include_padding) {
+    return absl::InvalidArgumentError(
+        "--valid-vocab and --include-padding contradict each other: use one of them");
+  }
+  if (options.receive_bytes < options.max_message_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--receive-bytes ", BytesText(options.receive_bytes), " is below --max-message-bytes ",
+        BytesText(options.max_message_bytes), ": no such message could ever be received"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace logprobd

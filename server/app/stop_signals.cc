@@ -1,0 +1,63 @@
+#include "server/app/stop_signals.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "server/base/check.h"
+
+namespace logprobd {
+namespace {
+
+sigset_t StopSet() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+StopSignals::StopSignals(std::function<void(int, int)> on_signal)
+    : on_signal_(std::move(on_signal)) {
+  const sigset_t set = StopSet();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+  end_fd_ = eventfd(0, EFD_CLOEXEC);
+  LOGPROBD_CHECK(signal_fd_ >= 0 && end_fd_ >= 0, "signalfd and eventfd");
+  thread_ = std::thread([this] { Watch(); });
+}
+
+StopSignals::~StopSignals() {
+  const uint64_t one = 1;
+  LOGPROBD_CHECK(write(end_fd_, &one, sizeof(one)) == sizeof(one));
+  thread_.join();
+  close(signal_fd_);
+  close(end_fd_);
+}
+
+void StopSignals::Watch() {
+  pollfd fds[] = {{signal_fd_, POLLIN, 0}, {end_fd_, POLLIN, 0}};
+  int count = 0;
+  while (true) {
+    if (poll(fds, 2, -1) < 0) {
+      continue;  // EINTR
+    }
+    if (fds[1].revents != 0) {
+      return;
+    }
+    signalfd_siginfo info{};
+    if (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
+      on_signal_(static_cast<int>(info.ssi_signo), ++count);
+    }
+  }
+}
+
+}  // namespace logprobd

@@ -1,0 +1,131 @@
+#include "server/batching/admission.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/check.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+int64_t Share(int64_t limit, double share) {
+  return std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(limit) * share), 1, limit);
+}
+
+}  // namespace
+
+QueueLoad& QueueLoad::operator+=(const QueueLoad& other) {
+  rows += other.rows;
+  bytes += other.bytes;
+  requests += other.requests;
+  return *this;
+}
+
+QueueLoad& QueueLoad::operator-=(const QueueLoad& other) {
+  rows -= other.rows;
+  bytes -= other.bytes;
+  requests -= other.requests;
+  return *this;
+}
+
+Admission::Admission(const Limits& limits)
+    : limit_(limits.total),
+      client_limit_{.rows = Share(limits.total.rows, limits.client_share),
+                    .bytes = Share(limits.total.bytes, limits.client_share),
+                    .requests = Share(limits.total.requests, limits.client_share)} {}
+
+Admission::Refusal Admission::CheckPossible(const QueueLoad& load) const {
+  if (load.rows > client_limit_.rows) {
+    return {.status = absl::InvalidArgumentError(
+                absl::StrCat("rows: ", load.rows, " are more than a client may have waiting (",
+                             client_limit_.rows, "): send fewer rows a request"))};
+  }
+  if (load.bytes > client_limit_.bytes) {
+    return {.status = absl::InvalidArgumentError(absl::StrCat(
+                "hidden: ", load.bytes, " bytes are more than a client may have waiting (",
+                client_limit_.bytes, "): send fewer rows a request"))};
+  }
+  return {};
+}
+
+Admission::Refusal Admission::Admit(const std::string& client_id, Priority priority,
+                                    const QueueLoad& load, const DrainRate& rate) {
+  QueueLoad after = total_;
+  after += load;
+  const auto refuse = [&](absl::string_view what, int64_t waiting, int64_t more, int64_t limit,
+                          const QueueLoad& excess, Metrics::Rejection reason) {
+    return Refusal{.status = WithRetryAfter(absl::ResourceExhaustedError(
+                                                absl::StrCat(what, ": ", waiting, " wait, ", more,
+                                                             " more pass the limit of ", limit)),
+                                            RetryAfter(excess, rate)),
+                   .reason = reason};
+  };
+  if (after.rows > limit_.rows) {
+    return refuse("queue rows", total_.rows, load.rows, limit_.rows,
+                  QueueLoad{.rows = after.rows - limit_.rows}, Metrics::Rejection::kQueueRows);
+  }
+  if (after.bytes > limit_.bytes) {
+    return refuse("queue bytes", total_.bytes, load.bytes, limit_.bytes,
+                  QueueLoad{.bytes = after.bytes - limit_.bytes}, Metrics::Rejection::kQueueBytes);
+  }
+  if (after.requests > limit_.requests) {
+    return refuse("queue requests", total_.requests, load.requests, limit_.requests,
+                  QueueLoad{.requests = after.requests - limit_.requests},
+                  Metrics::Rejection::kQueueRequests);
+  }
+
+  const auto found = by_client_.find(client_id);
+  const QueueLoad client = found == by_client_.end() ? QueueLoad() : found->second;
+  QueueLoad client_after = client;
+  client_after += load;
+  const auto share = Metrics::Rejection::kClientShare;
+  if (client_after.rows > client_limit_.rows) {
+    return refuse("this client's queue rows", client.rows, load.rows, client_limit_.rows,
+                  QueueLoad{.rows = client_after.rows - client_limit_.rows}, share);
+  }
+  if (client_after.bytes > client_limit_.bytes) {
+    return refuse("this client's queue bytes", client.bytes, load.bytes, client_limit_.bytes,
+                  QueueLoad{.bytes = client_after.bytes - client_limit_.bytes}, share);
+  }
+  if (client_after.requests > client_limit_.requests) {
+    return refuse("this client's queue requests", client.requests, load.requests,
+                  client_limit_.requests,
+                  QueueLoad{.requests = client_after.requests - client_limit_.requests}, share);
+  }
+
+  total_ = after;
+  by_priority_[static_cast<size_t>(priority)] += load;
+  by_client_[client_id] = client_after;
+  return {};
+}
+
+void Admission::Release(const std::string& client_id, Priority priority, const QueueLoad& load) {
+  total_ -= load;
+  by_priority_[static_cast<size_t>(priority)] -= load;
+  const auto found = by_client_.find(client_id);
+  LOGPROBD_CHECK(found != by_client_.end());
+  QueueLoad& client = found->second;
+  client -= load;
+  LOGPROBD_CHECK(client.rows >= 0 && client.bytes >= 0 && client.requests >= 0, client.rows, " ",
+                 client.bytes, " ", client.requests);
+  if (client.requests == 0) {
+    LOGPROBD_CHECK(client.rows == 0 && client.bytes == 0, client.rows, " ", client.bytes);
+    by_client_.erase(found);
+  }
+}
+
+absl::Duration Admission::RetryAfter(const QueueLoad& excess, const DrainRate& rate) const {
+  // Bytes and requests leave with their rows: converted at what a waiting row carries of them.
+  const auto rows = static_cast<double>(std::max<int64_t>(total_.rows, 1));
+  const auto per_row = [&](int64_t amount) {
+    return std::max(static_cast<double>(amount) / rows, 1e-9);
+  };
+  const double excess_rows = static_cast<double>(excess.rows) +
+                             static_cast<double>(excess.bytes) / per_row(total_.bytes) +
+                             static_cast<double>(excess.requests) / per_row(total_.requests);
+  return rate.RetryAfter(excess_rows);
+}
+
+}  // namespace logprobd

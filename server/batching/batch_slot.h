@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/base/outputs.h"
+#include "server/base/scoring_engine.h"
+#include "server/batching/pending_request.h"
+
+namespace logprobd {
+
+/// What the engine must give so that the request can be answered: its outputs, and for segments
+/// the logprob and the argmax beside them.
+OutputSet EngineOutputs(const ScoreRequest& request);
+
+/// A batch and all of its memory, which is kept from batch to batch.
+///
+/// The batch thread owns it while it is filled and started, the engine's thread from `done` on.
+class BatchSlot {
+ public:
+  explicit BatchSlot(std::unique_ptr<StagingBuffer> staging) : staging_(std::move(staging)) {}
+
+  /// Takes the parts of the next batch and builds the arrays for their rows; the hidden rows are
+  /// gathered into staging() by the caller.
+  void Fill(std::vector<BatchPart> parts, int64_t hidden_size);
+
+  /// The batch that the engine is to score: all rows, or one half after Halve.
+  ScoreBatch& batch() { return batch_; }
+  const ScoreBatch& batch() const { return batch_; }
+
+  std::byte* staging() { return staging_->data(); }
+  int64_t staging_bytes() const { return staging_->size_bytes(); }
+  const std::vector<BatchPart>& parts() const { return parts_; }
+  int64_t num_rows() const { return num_rows_; }
+  int64_t row_bytes() const { return row_bytes_; }
+
+  /// Whether the batch that did not fit may be tried again in two halves.
+  bool CanHalve() const { return !is_halved_ && num_rows_ > 1; }
+  /// Makes batch() the first half.
+  void Halve();
+  /// After the end of batch() with `status`: makes batch() the second half and returns true if that
+  /// is still to be scored.
+  bool NextHalf(const absl::Status& status);
+
+  /// OK when every row of the part was scored, else why not.
+  const absl::Status& StatusOf(const BatchPart& part) const;
+
+  /// Drops the parts, for the next Fill.
+  std::vector<BatchPart> TakeParts() { return std::move(parts_); }
+
+  /// Outputs of all rows, in the batch's order; those not asked for are empty.
+  struct Outputs {
+    std::vector<float> logprob;
+    std::vector<float> entropy;
+    std::vector<float> lse;
+    std::vector<int32_t> argmax_id;
+    std::vector<float> argmax_logprob;
+    std::vector<float> sum_p_squared;
+    std::vector<float> max_logit;
+    std::vector<float> min_logit;
+    std::vector<int32_t> top_k_ids;     ///< [num_rows, top_k]
+    std::vector<float> top_k_logprobs;  ///< [num_rows, top_k]
+    std::vector<float> candidate_logprobs;
+    std::vector<uint8_t> nonfinite;
+  };
+  const Outputs& outputs() const { return outputs_; }
+  int32_t top_k() const { return top_k_; }
+
+  /// Times of the batch, for the requests' StageSeconds.
+  absl::Time cut_time;
+  absl::Time start_time;
+  double copy_seconds = 0;
+
+ private:
+  void AppendRows(const BatchPart& part);
+  void AppendEntropyTemperatures(const BatchPart& part);
+  void AppendCandidates(BatchPart& part);
+  void SizeOutputs();
+  void SetRange(int64_t row_begin, int64_t row_end);
+
+  std::unique_ptr<StagingBuffer> staging_;
+  std::vector<BatchPart> parts_;
+  int64_t num_rows_ = 0;
+  int64_t row_bytes_ = 0;
+  int32_t top_k_ = 0;
+  OutputSet wanted_;
+  Dtype dtype_ = Dtype::kBf16;
+  std::vector<int32_t> targets_;
+  std::vector<float> temperatures_;
+  std::vector<float> entropy_temperatures_;
+  std::vector<int32_t> candidate_rows_;
+  std::vector<int32_t> candidate_ids_;
+  Outputs outputs_;
+  ScoreBatch batch_;
+  int64_t range_begin_ = 0;  // rows of batch_
+  int64_t range_end_ = 0;
+  bool is_halved_ = false;
+  int64_t middle_ = 0;  // rows below it have first_status_, others last_status_
+  absl::Status first_status_;
+  absl::Status last_status_;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,77 @@
+#include "server/batching/batcher.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/base/errors.h"
+#include "server/batching/batcher_impl.h"
+
+namespace logprobd {
+namespace {
+
+absl::Status CheckRange(absl::string_view option, int64_t value, int64_t min, int64_t max) {
+  if (value < min || value > max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, ": ", value, " is not in [", min, ", ", max, "]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptions(const Batcher::Options& options, const ScoringEngine& engine) {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  LOGPROBD_RETURN_IF_ERROR(
+      CheckRange("batch_rows_max", options.batch_rows_max, 1, engine.batch_rows_max()));
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_rows_max", options.queue_rows_max, 1, kAny));
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_bytes_max", options.queue_bytes_max, 1, kAny));
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_requests_max", options.queue_requests_max, 1, kAny));
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("copy_threads", options.copy_threads, 0, 256));
+  if (options.batch_wait_max < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch_wait_max: ", absl::FormatDuration(options.batch_wait_max), " is below 0"));
+  }
+  if (!(options.client_share_max > 0 && options.client_share_max <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("client_share_max: ", options.client_share_max, " is not in (0, 1]"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
+                                                         ScoringEngine& engine, const Clock& clock,
+                                                         Metrics& metrics) {
+  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options, engine));
+  // Sized for the head's own dtype; wider rows come fewer to a batch. One row of any dtype fits.
+  const HeadInfo& head = engine.info();
+  const int64_t f32_row_bytes = head.hidden_size * DtypeBytes(Dtype::kF32);
+  const int64_t staging_bytes =
+      std::max(options.batch_rows_max * head.hidden_size * DtypeBytes(head.dtype), f32_row_bytes);
+  std::vector<std::unique_ptr<StagingBuffer>> staging;
+  for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine.AllocateStaging(staging_bytes));
+  }
+  auto impl = std::make_unique<Impl>(options, engine, clock, metrics, std::move(staging));
+  impl->Start();
+  return std::unique_ptr<Batcher>(new Batcher(std::move(impl)));
+}
+
+Batcher::Batcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Batcher::~Batcher() { impl_->Stop(); }
+
+absl::StatusOr<RequestTicket> Batcher::Submit(ScoreRequest request, ScoreCallback done) {
+  return impl_->Submit(std::move(request), std::move(done));
+}
+
+void Batcher::Cancel(RequestTicket ticket) { impl_->Cancel(ticket); }
+
+bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
+
+MemoryPlan Batcher::memory() const { return impl_->memory(); }
+
+}  // namespace logprobd

@@ -1,0 +1,170 @@
+// The end of batches and of requests in a Batcher.
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/errors.h"
+#include "server/batching/batcher_impl.h"
+
+namespace logprobd {
+
+void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& status) {
+  BatchSlot& batch = slot.batch;
+  if (status.ok()) {
+    RecordEngineStages(batch.batch());
+  }
+  bool relaunch = false;
+  if (absl::IsResourceExhausted(status) && batch.CanHalve()) {
+    batch.Halve();
+    relaunch = true;
+  } else {
+    relaunch = batch.NextHalf(status);
+  }
+  if (relaunch) {
+    // Starting is for the batch thread alone: engines take one caller at a time.
+    absl::MutexLock lock(&mutex_);
+    slot.state = SlotState::kRelaunch;
+    wake_ = true;
+    return;
+  }
+
+  slot.scattered.clear();
+  for (const BatchPart& part : batch.parts()) {
+    slot.scattered.push_back(batch.StatusOf(part).ok() ? ScatterPart(batch, part)
+                                                       : ScatteredPart());
+  }
+  std::vector<Ending> endings;
+  std::vector<BatchPart> parts;
+  {
+    absl::MutexLock lock(&mutex_);
+    EndBatchLocked(slot, clock_.Now(), endings);
+    parts = batch.TakeParts();
+    slot.state = SlotState::kFree;
+    --in_flight_;
+    ++answering_;
+    wake_ = wake_ || !queue_.empty();
+  }
+  for (Ending& ending : endings) {
+    Answer(ending);
+  }
+  endings.clear();
+  parts.clear();
+  absl::MutexLock lock(&mutex_);
+  --answering_;
+  UpdateIdleLocked();
+}
+
+void Batcher::Impl::RecordEngineStages(const ScoreBatch& batch) {
+  const auto record = [this](Metrics::Stage stage, double seconds) {
+    if (seconds > 0) {  // else the engine has no such stage
+      metrics_.RecordStage(stage, seconds);
+    }
+  };
+  record(Metrics::Stage::kH2d, batch.h2d_seconds);
+  record(Metrics::Stage::kKernel, batch.kernel_seconds);
+  record(Metrics::Stage::kCombine, batch.combine_seconds);
+  record(Metrics::Stage::kD2h, batch.d2h_seconds);
+}
+
+void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings) {
+  const BatchSlot& batch = slot.batch;
+  const double engine_seconds = absl::ToDoubleSeconds(now - batch.start_time);
+  bool all_scored = true;
+  for (size_t i = 0; i < batch.parts().size(); ++i) {
+    const BatchPart& part = batch.parts()[i];
+    PendingRequest& pending = *part.pending;
+    --pending.parts_in_flight;
+    absl::Status status = batch.StatusOf(part);
+    all_scored = all_scored && status.ok();
+    if (pending.is_answered) {
+      continue;
+    }
+    if (!status.ok()) {
+      if (absl::IsResourceExhausted(status)) {
+        status = WithRetryAfter(std::move(status),
+                                rate_.RetryAfter(static_cast<double>(batch.num_rows())));
+      }
+      EndLocked(part.pending, std::move(status), endings);
+      continue;
+    }
+    const ScatteredPart& scattered = slot.scattered[i];
+    pending.scored_rows += part.num_rows;
+    pending.nonfinite_rows += scattered.nonfinite_rows;
+    if (scattered.nonfinite_rows > 0) {
+      pending.first_nonfinite_row =
+          std::min(pending.first_nonfinite_row, scattered.first_nonfinite_row);
+    }
+    StageSeconds& stages = pending.stages;
+    stages.queue =
+        std::max(stages.queue, absl::ToDoubleSeconds(batch.cut_time - pending.submitted));
+    stages.copy = std::max(stages.copy, batch.copy_seconds);
+    stages.engine = std::max(stages.engine, engine_seconds);
+    if (pending.next_row == pending.request.rows && pending.parts_in_flight == 0) {
+      EndLocked(part.pending, absl::OkStatus(), endings);
+    }
+  }
+  if (all_scored) {
+    rate_.AddBatch(batch.num_rows(), batch.start_time, now);
+  }
+}
+
+void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
+                              std::vector<Ending>& endings) {
+  const ScoreRequest& request = pending->request;
+  pending->is_answered = true;
+  requests_.erase(pending->ticket);
+  deadlines_.erase({request.deadline, pending->ticket});
+  if (pending->is_queued) {
+    admission_.Release(request.client_id, request.priority(),
+                       QueueLoad{.rows = request.rows - pending->next_row});
+    queue_.Remove(*pending);
+  }
+  Ending ending{.pending = pending, .status = std::move(status), .payload = {}};
+  if (!pending->is_gathering) {
+    ending.payload = TakePayloadLocked(*pending);
+  }
+  endings.push_back(std::move(ending));
+}
+
+HiddenPayload Batcher::Impl::TakePayloadLocked(PendingRequest& pending) {
+  if (pending.is_charged) {
+    pending.is_charged = false;
+    admission_.Release(pending.request.client_id, pending.request.priority(),
+                       QueueLoad{.bytes = pending.request.hidden.bytes, .requests = 1});
+  }
+  return std::exchange(pending.request.hidden, HiddenPayload());
+}
+
+void Batcher::Impl::Answer(Ending& ending) {
+  PendingRequest& pending = *ending.pending;
+  const ScoreRequest& request = pending.request;
+  if (absl::IsDeadlineExceeded(ending.status)) {
+    metrics_.RecordDeadlineExceeded(pending.next_row < request.rows ? Metrics::LeftAt::kQueue
+                                                                    : Metrics::LeftAt::kEngine);
+  }
+  if (!ending.status.ok()) {
+    std::move(pending.done)(std::move(ending.status));
+    return;
+  }
+  if (pending.scored_rows == 0) {
+    PrepareResult(pending, engine_.info().weights_version);  // no batch has
+  }
+  const absl::Time received =
+      request.received == absl::Time() ? pending.submitted : request.received;
+  pending.stages.total = absl::ToDoubleSeconds(clock_.Now() - received);
+  metrics_.RecordStage(Metrics::Stage::kQueue, pending.stages.queue);
+  metrics_.RecordRows(options_.head, pending.scored_rows - pending.nonfinite_rows,
+                      request.rows - pending.scored_rows, pending.nonfinite_rows);
+  std::move(pending.done)(FinishResult(pending));
+}
+
+bool Batcher::Impl::IsIdleLocked() const {
+  return requests_.empty() && endings_.empty() && in_flight_ == 0 && answering_ == 0;
+}
+
+void Batcher::Impl::UpdateIdleLocked() {
+  is_idle_ = IsIdleLocked();
+  wake_ = wake_ || is_stopping_;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,138 @@
+// What callers' threads do in a Batcher: admit, cancel, drain.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/errors.h"
+#include "server/batching/batcher_impl.h"
+
+namespace logprobd {
+
+absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreCallback done) {
+  auto pending = std::make_shared<PendingRequest>();
+  pending->request = std::move(request);
+  pending->done = std::move(done);
+  pending->SkipIgnoredRows();
+
+  absl::Status status;
+  auto reason = Metrics::Rejection::kNotReady;
+  if (engine_.healthy()) {
+    absl::MutexLock lock(&mutex_);
+    status = AdmitLocked(pending, reason);
+    if (status.ok()) {
+      return pending->ticket;
+    }
+  } else {
+    status = absl::UnavailableError("the engine has failed: retry on another server");
+  }
+  metrics_.RecordRejection(reason);
+  if (reason == Metrics::Rejection::kDeadline) {
+    metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
+  }
+  return status;
+}
+
+absl::Status Batcher::Impl::AdmitLocked(const Pending& pending, Metrics::Rejection& reason) {
+  const ScoreRequest& request = pending->request;
+  const absl::Time now = clock_.Now();
+  const bool has_rows = pending->next_row < request.rows;
+  if (is_draining_ || is_stopping_) {
+    reason = Metrics::Rejection::kDraining;
+    return absl::UnavailableError("the server is shutting down: retry on another server");
+  }
+  if (absl::Status status = CheckDeadlineLocked(*pending, now); !status.ok()) {
+    reason = Metrics::Rejection::kDeadline;
+    return status;
+  }
+  if (has_rows) {
+    const QueueLoad load{
+        .rows = request.rows - pending->next_row, .bytes = request.hidden.bytes, .requests = 1};
+    Admission::Refusal refusal = admission_.CheckPossible(load);
+    if (refusal.status.ok()) {
+      refusal = admission_.Admit(request.client_id, request.priority(), load, rate_);
+    }
+    if (!refusal.status.ok()) {
+      reason = refusal.reason;
+      return std::move(refusal.status);
+    }
+    pending->is_charged = true;
+  }
+
+  pending->ticket = ++last_ticket_;
+  pending->submitted = now;
+  requests_.emplace(pending->ticket, pending);
+  is_idle_ = false;
+  if (!has_rows) {
+    EndLocked(pending, absl::OkStatus(), endings_);
+    wake_ = true;
+    return absl::OkStatus();
+  }
+  if (request.deadline != absl::InfiniteFuture()) {
+    deadlines_.emplace(request.deadline, pending->ticket);
+  }
+  if (pending->is_small()) {
+    launch_rule_.NoteSmallRequest(now);
+  }
+  // The batch thread is woken only if this request changes what it waits for.
+  const bool was_empty = queue_.empty();
+  queue_.Push(pending);
+  const bool may_launch = in_flight_ < ScoringEngine::kBatchesInFlight &&
+                          launch_rule_.LaunchTime(queue_, in_flight_, now) <= now;
+  wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
+  return absl::OkStatus();
+}
+
+absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
+                                                absl::Time now) const {
+  const ScoreRequest& request = pending.request;
+  if (request.deadline <= now) {
+    return absl::DeadlineExceededError("the deadline had passed on arrival");
+  }
+  if (request.deadline == absl::InfiniteFuture()) {
+    return absl::OkStatus();
+  }
+  // A lower bound: what this client has queued before it must leave first, at best at full speed.
+  const int64_t rows =
+      request.rows + queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
+  const std::optional<absl::Duration> wait = rate_.TimeFor(static_cast<double>(rows));
+  if (wait.has_value() && now + *wait > request.deadline) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the deadline is ", absl::FormatDuration(request.deadline - now), " away, but ", rows,
+        " rows of this client take at least ", absl::FormatDuration(*wait)));
+  }
+  return absl::OkStatus();
+}
+
+void Batcher::Impl::Cancel(RequestTicket ticket) {
+  auto left_at = Metrics::LeftAt::kQueue;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = requests_.find(ticket);
+    if (found == requests_.end()) {
+      return;
+    }
+    const Pending pending = found->second;
+    if (!pending->is_queued) {
+      left_at = Metrics::LeftAt::kEngine;
+    }
+    EndLocked(pending, absl::CancelledError("the client cancelled the request"), endings_);
+    wake_ = true;
+  }
+  metrics_.RecordCancelled(left_at);
+}
+
+bool Batcher::Impl::Drain(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  is_draining_ = true;
+  return clock_.AwaitUntil(mutex_, absl::Condition(&is_idle_), deadline);
+}
+
+MemoryPlan Batcher::Impl::memory() const {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<Slot>& slot : slots_) {
+    bytes += slot->batch.staging_bytes();
+  }
+  return {MemoryUse{.place = "host", .kind = "staging", .bytes = bytes}};
+}
+
+}  // namespace logprobd

@@ -1,0 +1,267 @@
+// The batch thread of a Batcher: it cuts, gathers and starts batches, expires deadlines, and calls
+// the callbacks of requests that end without the engine.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/check.h"
+#include "server/batching/batcher_impl.h"
+
+namespace logprobd {
+namespace {
+
+/// How often the age of the oldest request is refreshed while it waits.
+constexpr absl::Duration kGaugePeriod = absl::Seconds(1);
+
+}  // namespace
+
+Batcher::Impl::Impl(const Options& options, ScoringEngine& engine, const Clock& clock,
+                    Metrics& metrics, std::vector<std::unique_ptr<StagingBuffer>> staging)
+    : options_(options),
+      engine_(engine),
+      clock_(clock),
+      metrics_(metrics),
+      hidden_size_(engine.info().hidden_size),
+      copy_pool_(options.copy_threads),
+      gather_(copy_pool_),
+      admission_({.total = {.rows = options.queue_rows_max,
+                            .bytes = options.queue_bytes_max,
+                            .requests = options.queue_requests_max},
+                  .client_share = options.client_share_max}),
+      rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
+      launch_rule_(options.batch_rows_max,
+                   std::min(options.batch_rows_max, staging.front()->size_bytes() /
+                                                        (hidden_size_ * DtypeBytes(Dtype::kF32))),
+                   options.batch_wait_max) {
+  for (std::unique_ptr<StagingBuffer>& buffer : staging) {
+    slots_.push_back(std::make_unique<Slot>(std::move(buffer)));
+  }
+}
+
+void Batcher::Impl::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Batcher::Impl::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_stopping_ = true;
+    wake_ = true;
+  }
+  thread_.join();
+}
+
+void Batcher::Impl::Run() {
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    wake_ = false;
+    if (DoNextLocked()) {
+      continue;
+    }
+    if (is_stopping_ && is_idle_) {
+      return;
+    }
+    wake_time_ = NextWakeLocked(clock_.Now());
+    clock_.AwaitUntil(mutex_, absl::Condition(&wake_), wake_time_);
+  }
+}
+
+bool Batcher::Impl::DoNextLocked() {
+  const absl::Time now = clock_.Now();
+  ExpireDeadlinesLocked(now);
+  if (!queue_.empty()) {
+    if (is_stopping_) {
+      EndQueuedLocked(absl::UnavailableError("the server is shutting down"));
+    } else if (!engine_.healthy()) {
+      EndQueuedLocked(absl::UnavailableError("the engine has failed: retry on another server"));
+    }
+  }
+  if (!endings_.empty()) {
+    AnswerEndingsLocked();
+    return true;
+  }
+  if (Slot* slot = FindSlotLocked(SlotState::kRelaunch); slot != nullptr) {
+    RelaunchLocked(*slot);
+    return true;
+  }
+  if (Slot* slot = FindSlotLocked(SlotState::kFree);
+      slot != nullptr && launch_rule_.LaunchTime(queue_, in_flight_, now) <= now) {
+    LaunchLocked(*slot, now);
+    return true;
+  }
+  return PublishGaugesLocked(now);
+}
+
+void Batcher::Impl::ExpireDeadlinesLocked(absl::Time now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto found = requests_.find(deadlines_.begin()->second);
+    LOGPROBD_CHECK(found != requests_.end());
+    const Pending pending = found->second;
+    const int64_t waiting = pending->request.rows - pending->next_row;
+    EndLocked(pending,
+              absl::DeadlineExceededError(
+                  waiting > 0 ? absl::StrCat("the deadline passed while ", waiting, " of ",
+                                             pending->request.rows, " rows waited in the queue")
+                              : "the deadline passed while the engine scored the rows"),
+              endings_);
+  }
+}
+
+void Batcher::Impl::EndQueuedLocked(const absl::Status& status) {
+  while (!queue_.empty()) {
+    const Pending pending = requests_.at(queue_.Oldest()->ticket);
+    EndLocked(pending, status, endings_);
+  }
+}
+
+void Batcher::Impl::AnswerEndingsLocked() {
+  std::vector<Ending> endings = std::exchange(endings_, {});
+  ++answering_;
+  mutex_.Unlock();
+  for (Ending& ending : endings) {
+    Answer(ending);
+  }
+  endings.clear();
+  mutex_.Lock();
+  --answering_;
+  UpdateIdleLocked();
+}
+
+void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
+  std::vector<BatchPart> parts = queue_.Cut(launch_rule_.Budget(queue_, now));
+  LOGPROBD_CHECK(!parts.empty(), queue_.rows());
+  for (const BatchPart& part : parts) {
+    PendingRequest& pending = *part.pending;
+    ++pending.parts_in_flight;
+    pending.is_gathering = true;
+    admission_.Release(pending.request.client_id, pending.request.priority(),
+                       QueueLoad{.rows = pending.next_row - part.row_begin});
+  }
+  slot.state = SlotState::kInFlight;
+  slot.batch.cut_time = now;
+  ++in_flight_;
+
+  mutex_.Unlock();
+  FillBatch(slot, std::move(parts));
+  mutex_.Lock();
+  std::vector<HiddenPayload> payloads;
+  if (!FinishGatherLocked(slot, payloads)) {
+    DropBatchLocked(slot);
+    return;
+  }
+  slot.batch.start_time = clock_.Now();
+  const int64_t num_rows = slot.batch.num_rows();
+  const auto num_requests = static_cast<int64_t>(slot.batch.parts().size());
+  const double copy_seconds = slot.batch.copy_seconds;
+  mutex_.Unlock();
+  engine_.Start(slot.batch.batch(),
+                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
+  // From here on the slot is the engine's thread's.
+  payloads.clear();
+  metrics_.RecordBatch(options_.head, num_rows, num_requests);
+  metrics_.RecordStage(Metrics::Stage::kCopy, copy_seconds);
+  mutex_.Lock();
+}
+
+void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
+  for (const BatchPart& part : parts) {
+    if (part.pending->piece_offsets.empty()) {
+      IndexPieces(*part.pending);
+      PrepareResult(*part.pending, engine_.info().weights_version);
+    }
+  }
+  slot.batch.Fill(std::move(parts), hidden_size_);
+  const absl::Time begin = clock_.Now();
+  gather_.Gather(slot.batch.parts(), slot.batch.row_bytes(), slot.batch.staging());
+  slot.batch.copy_seconds = absl::ToDoubleSeconds(clock_.Now() - begin);
+}
+
+bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads) {
+  const absl::Time now = clock_.Now();
+  bool is_wanted = false;
+  for (const BatchPart& part : slot.batch.parts()) {
+    PendingRequest& pending = *part.pending;
+    pending.is_gathering = false;
+    if (pending.is_answered || pending.next_row == pending.request.rows) {
+      payloads.push_back(TakePayloadLocked(pending));
+    }
+    is_wanted = is_wanted || (!pending.is_answered && pending.request.deadline > now);
+  }
+  return is_wanted;
+}
+
+void Batcher::Impl::DropBatchLocked(Slot& slot) {
+  // Every request of it has been answered or will be: its deadline has passed.
+  std::vector<BatchPart> parts = slot.batch.TakeParts();
+  for (const BatchPart& part : parts) {
+    --part.pending->parts_in_flight;
+  }
+  slot.state = SlotState::kFree;
+  --in_flight_;
+  mutex_.Unlock();
+  parts.clear();
+  mutex_.Lock();
+  UpdateIdleLocked();
+}
+
+void Batcher::Impl::RelaunchLocked(Slot& slot) {
+  slot.state = SlotState::kInFlight;
+  mutex_.Unlock();
+  engine_.Start(slot.batch.batch(),
+                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
+  mutex_.Lock();
+}
+
+bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
+  const bool has_age = !queue_.empty();
+  std::array<bool, kNumPriorities> has_changed{};
+  bool any = (has_age && now - published_time_ >= kGaugePeriod) || has_age != has_published_age_;
+  for (size_t i = 0; i < published_.size(); ++i) {
+    const QueueLoad& load = admission_.of(static_cast<Priority>(i));
+    has_changed[i] = load.rows != published_[i].rows || load.bytes != published_[i].bytes ||
+                     load.requests != published_[i].requests;
+    published_[i] = load;
+    any = any || has_changed[i];
+  }
+  if (!any) {
+    return false;
+  }
+  published_time_ = now;
+  has_published_age_ = has_age;
+  const double age = has_age ? absl::ToDoubleSeconds(now - queue_.OldestSubmitted()) : 0;
+  const std::array<QueueLoad, kNumPriorities> loads = published_;
+  mutex_.Unlock();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (has_changed[i]) {
+      metrics_.SetQueue(
+          options_.head, static_cast<Priority>(i),
+          {.rows = loads[i].rows, .bytes = loads[i].bytes, .requests = loads[i].requests});
+    }
+  }
+  metrics_.SetQueueOldestAge(options_.head, age);
+  mutex_.Lock();
+  return true;
+}
+
+absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
+  absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
+  if (!queue_.empty()) {
+    wake = std::min(wake, published_time_ + kGaugePeriod);
+  }
+  if (in_flight_ < ScoringEngine::kBatchesInFlight) {
+    wake = std::min(wake, launch_rule_.LaunchTime(queue_, in_flight_, now));
+  }
+  return wake;
+}
+
+Batcher::Impl::Slot* Batcher::Impl::FindSlotLocked(SlotState state) {
+  for (const std::unique_ptr<Slot>& slot : slots_) {
+    if (slot->state == state) {
+      return slot.get();
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace logprobd

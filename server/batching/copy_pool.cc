@@ -1,0 +1,64 @@
+#include "server/batching/copy_pool.h"
+
+#include "absl/base/thread_annotations.h"
+
+namespace logprobd {
+
+CopyPool::CopyPool(int32_t num_threads) {
+  for (int32_t i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([this] { Work(); });
+  }
+}
+
+CopyPool::~CopyPool() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    has_work_ = true;
+  }
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void CopyPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
+  if (num_tasks <= 1 || threads_.empty()) {
+    for (int64_t i = 0; i < num_tasks; ++i) {
+      task(i);
+    }
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  task_ = &task;
+  next_ = 0;
+  end_ = num_tasks;
+  has_work_ = true;
+  is_done_ = false;
+  TakeTasks();
+  mutex_.Await(absl::Condition(&is_done_));
+  task_ = nullptr;
+}
+
+void CopyPool::Work() {
+  absl::MutexLock lock(&mutex_);
+  while (!stopping_) {
+    TakeTasks();
+    mutex_.Await(absl::Condition(&has_work_));
+  }
+}
+
+void CopyPool::TakeTasks() {
+  while (next_ < end_) {
+    const int64_t i = next_++;
+    has_work_ = next_ < end_ || stopping_;
+    ++running_;
+    const Task& task = *task_;
+    mutex_.Unlock();
+    task(i);
+    mutex_.Lock();
+    --running_;
+    is_done_ = running_ == 0 && next_ == end_;
+  }
+}
+
+}  // namespace logprobd

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+
+namespace logprobd {
+
+/// Threads that share the tasks of one caller at a time; they sleep in between.
+class CopyPool {
+ public:
+  /// `num_threads` >= 0 beside the caller, who always takes part.
+  explicit CopyPool(int32_t num_threads);
+  ~CopyPool();
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  /// Calls `task(i)` for every i in [0, num_tasks), in any order and on any of the threads, and
+  /// returns when all have returned. From one thread at a time.
+  void Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task);
+
+ private:
+  using Task = absl::FunctionRef<void(int64_t)>;
+
+  void Work();
+  /// Takes tasks until none is left. The mutex is held on entry and exit, not while a task runs.
+  void TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Mutex mutex_;
+  const Task* task_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t end_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_work_ ABSL_GUARDED_BY(mutex_) = false;  // tasks to take, or stopping
+  bool is_done_ ABSL_GUARDED_BY(mutex_) = true;    // every task has returned
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,211 @@
+#include "server/batching/row_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/check.h"
+
+namespace logprobd {
+namespace {
+
+/// Share of a batch that a waiting lower priority earns.
+constexpr double kLowerPriorityShare = 1.0 / 16;
+
+/// Rows of a client's turn: many turns a batch, but few enough that their cost does not show.
+int64_t TurnRows(int64_t rows_max) { return std::clamp<int64_t>(rows_max / 16, 1, 64); }
+
+}  // namespace
+
+/// The batch being cut.
+struct RowQueue::Cutting {
+  BatchBudget budget;
+  int64_t turn_rows = 1;
+  int64_t rows_left = 0;
+  int64_t bulk_rows_left = 0;
+  std::optional<Dtype> dtype = std::nullopt;
+  std::vector<BatchPart> parts = {};
+
+  bool Fits(const PendingRequest& pending) const {
+    return !dtype.has_value() || *dtype == pending.request.dtype();
+  }
+
+  void ChooseDtype(Dtype first) {
+    if (!dtype.has_value()) {
+      dtype = first;
+      rows_left = std::min(rows_left, budget.RowsFor(first));
+    }
+  }
+};
+
+void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
+  PendingRequest& request = *pending;
+  LOGPROBD_CHECK(!request.is_queued && request.next_row < request.request.rows);
+  Level& level = levels_[Index(request.request.priority())];
+  const auto [found, is_new] =
+      level.by_client.try_emplace(request.request.client_id, level.flows.end());
+  if (is_new) {
+    found->second = level.flows.insert(level.flows.end(), Flow());
+    found->second->client_id = request.request.client_id;
+  }
+  Flow& flow = *found->second;
+  Requests& requests = request.is_small() ? flow.small : flow.bulk;
+  request.is_queued = true;
+  small_requests_ += request.is_small() ? 1 : 0;
+  request.queue_position = requests.insert(requests.end(), std::move(pending));
+  request.arrival_position = arrivals_.insert(arrivals_.end(), &request);
+  CountRows(flow, request, request.request.rows - request.next_row);
+}
+
+void RowQueue::Remove(PendingRequest& pending) {
+  LOGPROBD_CHECK(pending.is_queued);
+  Level& level = levels_[Index(pending.request.priority())];
+  const auto found = level.by_client.find(pending.request.client_id);
+  LOGPROBD_CHECK(found != level.by_client.end());
+  Flow& flow = *found->second;
+  CountRows(flow, pending, pending.next_row - pending.request.rows);
+  Unlink(pending.is_small() ? flow.small : flow.bulk, pending);
+  if (flow.small.empty() && flow.bulk.empty()) {
+    level.flows.erase(found->second);
+    level.by_client.erase(found);
+  }
+}
+
+std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
+  Cutting cutting{.budget = budget,
+                  .turn_rows = TurnRows(budget.rows_max),
+                  .rows_left = budget.rows_max,
+                  .bulk_rows_left = budget.bulk_rows_max};
+  EarnCredit(budget.rows_max);
+  // A level owed a whole batch goes first: its rows may be of another dtype than all others.
+  for (size_t i = levels_.size(); i-- > 1;) {
+    if (levels_[i].credit >= static_cast<double>(budget.rows_max)) {
+      TakeFromLevel(levels_[i], cutting.rows_left, cutting);
+    }
+  }
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    int64_t reserved = 0;
+    for (size_t lower = i + 1; lower < levels_.size(); ++lower) {
+      reserved += static_cast<int64_t>(levels_[lower].credit);
+    }
+    TakeFromLevel(levels_[i], cutting.rows_left - reserved, cutting);
+  }
+  for (Level& level : levels_) {
+    TakeFromLevel(level, cutting.rows_left, cutting);  // what was reserved in vain
+  }
+  int64_t batch_row = 0;
+  for (BatchPart& part : cutting.parts) {
+    part.batch_row = batch_row;
+    batch_row += part.num_rows;
+    part.pending->part_in_cut = -1;
+  }
+  return std::move(cutting.parts);
+}
+
+int64_t RowQueue::ClientRows(const std::string& client_id, Priority priority, bool is_small) const {
+  const Level& level = levels_[Index(priority)];
+  const auto found = level.by_client.find(client_id);
+  if (found == level.by_client.end()) {
+    return 0;
+  }
+  return is_small ? found->second->small_rows : found->second->bulk_rows;
+}
+
+void RowQueue::EarnCredit(int64_t rows_max) {
+  bool higher_waits = !levels_[0].flows.empty();
+  for (size_t i = 1; i < levels_.size(); ++i) {
+    Level& level = levels_[i];
+    const auto whole_batch = static_cast<double>(rows_max);
+    if (level.flows.empty()) {
+      level.credit = 0;
+    } else if (higher_waits) {
+      level.credit = std::min(level.credit + whole_batch * kLowerPriorityShare, whole_batch);
+    }
+    higher_waits = higher_waits || !level.flows.empty();
+  }
+}
+
+void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
+  std::list<Flow> blocked;  // cannot give more to this batch; first in turn for the next
+  rows_max = std::min(rows_max, cutting.rows_left);
+  while (rows_max > 0 && !level.flows.empty()) {
+    const auto flow = level.flows.begin();
+    if (flow->deficit <= 0) {
+      flow->deficit = cutting.turn_rows;
+    }
+    const int64_t taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
+    // The first row chooses the dtype, and with it the budget.
+    rows_max = std::min(rows_max - taken, cutting.rows_left);
+    flow->deficit -= taken;
+    level.credit = std::max(level.credit - static_cast<double>(taken), 0.0);
+    if (flow->small.empty() && flow->bulk.empty()) {
+      level.by_client.erase(flow->client_id);
+      level.flows.erase(flow);
+    } else if (flow->deficit == 0) {
+      level.flows.splice(level.flows.end(), level.flows, flow);
+    } else if (rows_max > 0) {
+      blocked.splice(blocked.end(), level.flows, flow);
+    }
+  }
+  level.flows.splice(level.flows.begin(), blocked);
+}
+
+int64_t RowQueue::TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting) {
+  // Small requests get half of a turn that large ones want too, and either what the other leaves.
+  const int64_t small_share = flow.bulk.empty() ? rows_max : (rows_max + 1) / 2;
+  int64_t taken = TakeFromRequests(flow, flow.small, small_share, cutting);
+  const int64_t bulk_max = std::min(rows_max - taken, cutting.bulk_rows_left);
+  const int64_t bulk_taken = TakeFromRequests(flow, flow.bulk, bulk_max, cutting);
+  cutting.bulk_rows_left -= bulk_taken;
+  taken += bulk_taken;
+  return taken + TakeFromRequests(flow, flow.small, rows_max - taken, cutting);
+}
+
+int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_max,
+                                   Cutting& cutting) {
+  int64_t taken = 0;
+  while (taken < rows_max && !requests.empty() && cutting.Fits(*requests.front())) {
+    PendingRequest& pending = *requests.front();
+    cutting.ChooseDtype(pending.request.dtype());
+    const int64_t wanted = std::min(rows_max - taken, cutting.rows_left);
+    if (wanted <= 0) {
+      break;
+    }
+    if (pending.part_in_cut < 0) {
+      pending.part_in_cut = static_cast<int64_t>(cutting.parts.size());
+      cutting.parts.push_back(BatchPart{
+          .pending = requests.front(), .row_begin = pending.next_row, .row_end = pending.next_row});
+    }
+    BatchPart& part = cutting.parts[static_cast<size_t>(pending.part_in_cut)];
+    const int64_t first_row = pending.next_row;
+    int64_t part_rows = 0;
+    while (part_rows < wanted && pending.next_row < pending.request.rows) {
+      ++part_rows;
+      ++pending.next_row;
+      part.row_end = pending.next_row;  // behind a scored row: contiguous parts show as such
+      pending.SkipIgnoredRows();
+    }
+    CountRows(flow, pending, first_row - pending.next_row);
+    part.num_rows += part_rows;
+    taken += part_rows;
+    cutting.rows_left -= part_rows;
+    if (pending.next_row == pending.request.rows) {
+      Unlink(requests, pending);
+    }
+  }
+  return taken;
+}
+
+void RowQueue::CountRows(Flow& flow, const PendingRequest& pending, int64_t rows) {
+  (pending.is_small() ? flow.small_rows : flow.bulk_rows) += rows;
+  rows_ += rows;
+  bulk_rows_ += pending.is_small() ? 0 : rows;
+}
+
+void RowQueue::Unlink(Requests& requests, PendingRequest& pending) {
+  pending.is_queued = false;
+  small_requests_ -= pending.is_small() ? 1 : 0;
+  arrivals_.erase(pending.arrival_position);
+  requests.erase(pending.queue_position);  // may be the last owner
+}
+
+}  // namespace logprobd

@@ -1,0 +1,448 @@
+#include "server/engine/cuda_engine.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/chunked/chunk_plan.h"
+#include "kernels/chunked/tile_stats.h"
+#include "kernels/chunked/top_k.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/engine/cuda_head.h"
+#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_scorer.h"
+#include "server/engine/cuda_slot.h"
+#include "server/engine/cuda_status.h"
+
+namespace logprobd {
+namespace {
+
+using kernels::ChunkPlan;
+
+constexpr int64_t kVocabMax = int64_t{1} << 20;
+/// How long a finished batch is looked for before the thread sleeps.
+constexpr absl::Duration kLookFor = absl::Milliseconds(2);
+
+/// The device must exist.
+ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options) {
+  kernels::ChunkPlanOptions chunk_options;
+  chunk_options.vocab_size = head.vocab_size;
+  chunk_options.hidden_size = head.hidden_size;
+  chunk_options.head_dtype = KernelDtype(head.dtype);
+  chunk_options.batch_rows_max = options.batch_rows_max;
+  chunk_options.top_k_max = kernels::kTopKMax;
+  int num_sms = 0;
+  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, options.gpu) ==
+      cudaSuccess) {
+    chunk_options.num_sms = num_sms;  // else the default: only speed hangs on it
+  }
+  return kernels::PlanChunks(chunk_options);
+}
+
+class PinnedStaging : public StagingBuffer {
+ public:
+  PinnedStaging(PinnedBuffer memory, int64_t size_bytes)
+      : memory_(std::move(memory)), size_bytes_(size_bytes) {}
+  std::byte* data() override { return memory_.get(); }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  PinnedBuffer memory_;
+  int64_t size_bytes_;
+};
+
+double SecondsBetween(cudaEvent_t begin, cudaEvent_t end) {
+  float milliseconds = 0;
+  return cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess ? milliseconds * 1e-3 : 0.0;
+}
+
+/// Waits for `event`: at first by looking, since waking up a sleeping thread takes as long as a
+/// small batch, then asleep.
+cudaError_t WaitFor(cudaEvent_t event) {
+  const absl::Time asleep_from = absl::Now() + kLookFor;
+  cudaError_t error = cudaErrorNotReady;
+  while (error == cudaErrorNotReady && absl::Now() < asleep_from) {
+    error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) std::this_thread::yield();
+  }
+  return error == cudaErrorNotReady ? cudaEventSynchronize(event) : error;
+}
+
+/// The chunked path on one GPU.
+///
+///   Start -> submit thread (enqueues copies and kernels) -> finish thread (waits, copies out,
+///   done)
+///
+/// Streams: copies in, kernels, copies out. Hidden rows pass through a ring of two device buffers,
+/// so that the copy of a block runs beside the kernels of the one before, of the same batch or not.
+class CudaEngine : public ScoringEngine {
+ public:
+  static absl::StatusOr<std::unique_ptr<ScoringEngine>> Create(const HeadWeights& weights,
+                                                               const EnginePlan& plan,
+                                                               const EngineOptions& options);
+  ~CudaEngine() override;
+
+  const HeadInfo& info() const override { return info_; }
+  int64_t batch_rows_max() const override { return plan_.batch_rows_max; }
+  MemoryPlan memory() const override { return memory_; }
+  absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
+  void Start(ScoreBatch& batch, ScoreDone done) override;
+  bool healthy() const override { return healthy_.load(std::memory_order_acquire); }
+
+ private:
+  /// A batch between Start and `done`.
+  struct Job {
+    ScoreBatch* batch = nullptr;
+    ScoreDone done = {};
+    CudaSlot* slot = nullptr;
+    absl::Status status = {};  ///< Of enqueuing.
+    int64_t num_blocks = 0;    ///< Of the last pass.
+  };
+  using JobQueue = std::deque<Job>;
+
+  struct HiddenBuffer {
+    DeviceBuffer memory;
+    CudaEvent read;  ///< The kernels have read the rows.
+  };
+
+  CudaEngine(HeadInfo info, const EnginePlan& plan, const EngineOptions& options)
+      : info_(std::move(info)),
+        memory_(plan.memory),
+        gpu_(options.gpu),
+        metrics_(options.metrics),
+        plan_(ChunkPlanOf(info_, options)) {}
+
+  absl::Status Initialize(const HeadWeights& weights, const EngineOptions& options);
+
+  void RunSubmitThread();
+  void RunFinishThread();
+  std::optional<Job> Take(JobQueue& queue, const bool& no_more);
+
+  absl::Status CheckBatch(const ScoreBatch& batch) const;
+  absl::Status Enqueue(Job& job);
+  absl::Status EnqueuePass(Job& job);
+  absl::Status EnqueueHidden(const ScoreBatch& batch, const HiddenBuffer& buffer, int64_t row_begin,
+                             int64_t num_rows);
+  absl::Status Finish(Job& job);
+  void RecordTimes(Job& job);
+
+  HeadInfo info_;
+  const MemoryPlan memory_;
+  const int gpu_;
+  Metrics* const metrics_;
+  const ChunkPlan plan_;
+  std::atomic<bool> healthy_{true};
+
+  std::unique_ptr<CudaScorer> scorer_;
+  CudaStream copy_in_;
+  CudaStream compute_;
+  CudaStream copy_out_;
+  std::array<HiddenBuffer, kernels::kChunkSlots> hidden_;
+  std::vector<CudaSlot> slots_;
+  size_t next_hidden_ = 0;  ///< Submit thread only, as the next.
+  size_t next_slot_ = 0;
+
+  absl::Mutex mutex_;
+  JobQueue started_ ABSL_GUARDED_BY(mutex_);
+  JobQueue enqueued_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;      ///< Nothing more joins started_.
+  bool submit_ended_ ABSL_GUARDED_BY(mutex_) = false;  ///< Nothing more joins enqueued_.
+  std::thread submit_thread_;
+  std::thread finish_thread_;
+};
+
+static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
+
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CudaEngine::Create(const HeadWeights& weights,
+                                                                  const EnginePlan& plan,
+                                                                  const EngineOptions& options) {
+  HeadInfo info = weights.info();
+  info.engine = plan.engine;
+  info.engine_reason = plan.reason;
+  std::unique_ptr<CudaEngine> engine(new CudaEngine(std::move(info), plan, options));
+  LOGPROBD_RETURN_IF_ERROR(engine->Initialize(weights, options));
+  return engine;
+}
+
+absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOptions& options) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu_));
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const int64_t needed_bytes = CudaHeadBytes(plan_, info_.has_bias) + plan_.workspace_bytes;
+  if (needed_bytes > static_cast<int64_t>(free_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("GPU ", gpu_, " has ", free_bytes >> 20,
+                     " MiB of memory free, the head needs ", needed_bytes >> 20, " MiB (weight ",
+                     plan_.weight_bytes() >> 20, ", workspace ", plan_.workspace_bytes >> 20, ")"));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(CudaHead head, LoadCudaHead(weights, plan_, options.progress));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      scorer_, CudaScorer::Create(plan_, std::make_shared<const CudaHead>(std::move(head))));
+  LogInfo("CUDA engine ready to score", {{"gpu", gpu_},
+                                         {"gemm", scorer_->algorithm()},
+                                         {"block_rows", plan_.block_rows},
+                                         {"workspace_bytes", plan_.workspace_bytes}});
+  LOGPROBD_ASSIGN_OR_RETURN(copy_in_, CreateStream());
+  LOGPROBD_ASSIGN_OR_RETURN(compute_, CreateStream());
+  LOGPROBD_ASSIGN_OR_RETURN(copy_out_, CreateStream());
+  for (HiddenBuffer& buffer : hidden_) {
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.memory, AllocateDevice(plan_.hidden_bytes, "hidden rows"));
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.read, CreateEvent());
+  }
+  for (int64_t i = 0; i < kernels::kChunkSlots; ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(plan_));
+    slots_.push_back(std::move(slot));
+  }
+  submit_thread_ = std::thread([this] { RunSubmitThread(); });
+  finish_thread_ = std::thread([this] { RunFinishThread(); });
+  return absl::OkStatus();
+}
+
+CudaEngine::~CudaEngine() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (submit_thread_.joinable()) submit_thread_.join();
+  if (finish_thread_.joinable()) finish_thread_.join();
+}
+
+absl::StatusOr<std::unique_ptr<StagingBuffer>> CudaEngine::AllocateStaging(int64_t size_bytes) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu_));
+  LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer memory, AllocatePinned(size_bytes, "staged hidden rows"));
+  return std::make_unique<PinnedStaging>(std::move(memory), size_bytes);
+}
+
+void CudaEngine::Start(ScoreBatch& batch, ScoreDone done) {
+  absl::MutexLock lock(&mutex_);
+  started_.push_back({.batch = &batch, .done = std::move(done)});
+}
+
+/// The oldest job, or none when the queue is empty and stays so.
+std::optional<CudaEngine::Job> CudaEngine::Take(JobQueue& queue, const bool& no_more) {
+  absl::MutexLock lock(&mutex_);
+  const auto has_news = [&] { return !queue.empty() || no_more; };
+  mutex_.Await(absl::Condition(&has_news));
+  if (queue.empty()) return std::nullopt;
+  Job job = std::move(queue.front());
+  queue.pop_front();
+  return job;
+}
+
+void CudaEngine::RunSubmitThread() {
+  (void)cudaSetDevice(gpu_);  // a failure shows at the first call that uses it
+  while (std::optional<Job> job = Take(started_, stopping_)) {
+    job->slot = &slots_[next_slot_];
+    next_slot_ = (next_slot_ + 1) % slots_.size();
+    job->status = CheckBatch(*job->batch);
+    if (job->status.ok()) job->status = Enqueue(*job);
+    absl::MutexLock lock(&mutex_);
+    enqueued_.push_back(*std::move(job));
+  }
+  absl::MutexLock lock(&mutex_);
+  submit_ended_ = true;
+}
+
+void CudaEngine::RunFinishThread() {
+  (void)cudaSetDevice(gpu_);
+  while (std::optional<Job> job = Take(enqueued_, submit_ended_)) {
+    absl::Status status = Finish(*job);
+    if (absl::IsInternal(status) && healthy_.exchange(false)) {
+      LogError("CUDA engine failed", {{"gpu", gpu_}, {"error", status.message()}});
+      if (metrics_ != nullptr) metrics_->RecordGpuError(gpu_, "device");
+    }
+    std::move(job->done)(std::move(status));
+  }
+}
+
+absl::Status CudaEngine::CheckBatch(const ScoreBatch& batch) const {
+  if (!healthy()) return absl::InternalError("the GPU failed earlier");
+  if (batch.num_rows < 1 || batch.num_rows > plan_.batch_rows_max || batch.top_k < 0 ||
+      batch.top_k > plan_.top_k_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch of ", batch.num_rows, " rows with top-k ", batch.top_k, ", the engine takes 1 to ",
+        plan_.batch_rows_max, " rows and top-k to ", plan_.top_k_max));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Enqueue(Job& job) {
+  const int64_t num_passes = job.slot->NumPasses(*job.batch);
+  for (int64_t pass = 0; pass < num_passes; ++pass) {
+    job.slot->Prepare(*job.batch, pass);
+    LOGPROBD_RETURN_IF_ERROR(EnqueuePass(job));
+    if (pass + 1 < num_passes) {  // the slot is needed again
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(job.slot->output_end()));
+      job.slot->CopyOut(*job.batch);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::EnqueuePass(Job& job) {
+  CudaSlot& slot = *job.slot;
+  const ScoreBatch& batch = *job.batch;
+  const kernels::Dtype dtype = KernelDtype(batch.dtype);
+  const int64_t block_rows = plan_.BlockRows(dtype);
+  job.num_blocks = 0;
+  for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
+    const int64_t num_rows = std::min(block_rows, slot.row_end() - row);
+    const CudaSlot::BlockEvents& events = slot.blocks()[static_cast<size_t>(job.num_blocks)];
+    const HiddenBuffer& buffer = hidden_[next_hidden_];
+    next_hidden_ = (next_hidden_ + 1) % hidden_.size();
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), buffer.read.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.copy_begin.get(), copy_in_.get()));
+    if (job.num_blocks == 0) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
+    LOGPROBD_RETURN_IF_ERROR(EnqueueHidden(batch, buffer, row, num_rows));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.copy_end.get(), copy_in_.get()));
+
+    CudaBlock block = slot.Block(row, num_rows);
+    block.hidden_dtype = dtype;
+    block.hidden = buffer.memory.get();
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(compute_.get(), events.copy_end.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_begin.get(), compute_.get()));
+    LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueuePartials(block, compute_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.read.get(), compute_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_end.get(), compute_.get()));
+    LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueueScores(block, compute_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.combine_end.get(), compute_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_out_.get(), events.combine_end.get()));
+    ++job.num_blocks;
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), copy_out_.get()));
+  LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::EnqueueHidden(const ScoreBatch& batch, const HiddenBuffer& buffer,
+                                       int64_t row_begin, int64_t num_rows) {
+  const int64_t element_bytes = DtypeBytes(batch.dtype);
+  const auto row_bytes = static_cast<size_t>(info_.hidden_size * element_bytes);
+  const auto pitch = static_cast<size_t>(plan_.padded_hidden * element_bytes);
+  const auto rows = static_cast<size_t>(num_rows);
+  std::byte* const out = buffer.memory.get() + scorer_->HiddenOffset(KernelDtype(batch.dtype));
+  const std::byte* const in = batch.hidden + static_cast<size_t>(row_begin) * row_bytes;
+  if (pitch == row_bytes) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(out, in, rows * row_bytes, cudaMemcpyHostToDevice, copy_in_.get()));
+    return absl::OkStatus();
+  }
+  // What an earlier batch of another dtype left in the padding could be NaN, and 0 * NaN is NaN.
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      cudaMemset2DAsync(out + row_bytes, pitch, 0, pitch - row_bytes, rows, copy_in_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, in, row_bytes, row_bytes, rows,
+                                                  cudaMemcpyHostToDevice, copy_in_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Finish(Job& job) {
+  if (!job.status.ok()) {
+    // What was enqueued before the failure still reads the caller's memory.
+    for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
+      (void)cudaStreamSynchronize(stream);
+    }
+    return job.status;
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(WaitFor(job.slot->output_end()));
+  job.slot->CopyOut(*job.batch);
+  RecordTimes(job);
+  return absl::OkStatus();
+}
+
+void CudaEngine::RecordTimes(Job& job) {
+  ScoreBatch& batch = *job.batch;
+  batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = 0;
+  for (int64_t i = 0; i < job.num_blocks; ++i) {
+    const CudaSlot::BlockEvents& events = job.slot->blocks()[static_cast<size_t>(i)];
+    batch.h2d_seconds += SecondsBetween(events.copy_begin.get(), events.copy_end.get());
+    batch.kernel_seconds += SecondsBetween(events.kernel_begin.get(), events.kernel_end.get());
+    batch.combine_seconds += SecondsBetween(events.kernel_end.get(), events.combine_end.get());
+  }
+  batch.d2h_seconds = SecondsBetween(job.slot->output_begin(), job.slot->output_end());
+  if (metrics_ == nullptr) return;
+  metrics_->RecordStage(Metrics::Stage::kH2d, batch.h2d_seconds);
+  metrics_->RecordStage(Metrics::Stage::kKernel, batch.kernel_seconds);
+  metrics_->RecordStage(Metrics::Stage::kCombine, batch.combine_seconds);
+  metrics_->RecordStage(Metrics::Stage::kD2h, batch.d2h_seconds);
+  const double flops = 2.0 * static_cast<double>(batch.num_rows) *
+                       static_cast<double>(info_.vocab_size) *
+                       static_cast<double>(info_.hidden_size);
+  metrics_->RecordFlops(gpu_, flops, batch.kernel_seconds + batch.combine_seconds);
+}
+
+absl::Status NoGpu(cudaError_t error) {
+  (void)cudaGetLastError();
+  return absl::FailedPreconditionError(
+      absl::StrCat("no NVIDIA driver/GPU: ", cudaGetErrorString(error),
+                   "; install the driver (for CUDA 13: 580 or later) or use --device cpu"));
+}
+
+}  // namespace
+
+absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
+                                          std::string reason) {
+  int num_devices = 0;
+  cudaError_t error = cudaGetDeviceCount(&num_devices);
+  if (error != cudaSuccess) return NoGpu(error);
+  if (options.gpu < 0 || options.gpu >= num_devices) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GPU ", options.gpu, " does not exist: there ",
+                     num_devices == 1 ? "is " : "are ", num_devices, ", counted from 0"));
+  }
+  cudaDeviceProp properties{};
+  error = cudaGetDeviceProperties(&properties, options.gpu);
+  if (error != cudaSuccess) return NoGpu(error);
+  const std::string device = absl::StrCat(properties.name, ", compute capability ",
+                                          properties.major, ".", properties.minor);
+  if (properties.major < 8) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GPU ", options.gpu, " (", device,
+                     ") is too old: 8.0 or later is needed; use --device cpu"));
+  }
+  error = cudaSetDevice(options.gpu);
+  if (error == cudaSuccess) error = kernels::ProbeTileStats();
+  if (error == cudaErrorNoKernelImageForDevice) {
+    (void)cudaGetLastError();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this build has no code for GPU ", options.gpu, " (", device,
+        "): build with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor));
+  }
+  if (error != cudaSuccess) return NoGpu(error);
+  if (head.vocab_size > kVocabMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabMax));
+  }
+  const ChunkPlan chunks = ChunkPlanOf(head, options);
+  const std::string place = absl::StrCat("gpu", options.gpu);
+  EnginePlan plan;
+  plan.device = Device::kCuda;
+  plan.engine = "cuda/chunked";
+  plan.reason = absl::StrCat(reason, reason.empty() ? "" : "; ", device);
+  plan.memory = {{place, "weights", CudaHeadBytes(chunks, head.has_bias)},
+                 {place, "workspace", chunks.workspace_bytes},
+                 {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes}};
+  return plan;
+}
+
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateCudaEngine(const HeadWeights& weights,
+                                                                const EnginePlan& plan,
+                                                                const EngineOptions& options) {
+  return CudaEngine::Create(weights, plan, options);
+}
+
+}  // namespace logprobd

@@ -1,0 +1,149 @@
+#include "server/metrics/head_metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/metrics/label_value.h"
+
+namespace logprobd {
+namespace {
+
+constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "ListHeads", "Verify"};
+constexpr const char* kTransportNames[kNumTransports] = {"tcp", "shm", "cuda_ipc"};
+constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
+constexpr const char* kUnknownHead = "unknown";
+
+}  // namespace
+
+const char* TransportName(Metrics::Transport transport) {
+  return kTransportNames[static_cast<size_t>(transport)];
+}
+
+HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads)
+    : requests_(AddCounters(registry, "logprobd_requests_total",
+                            "Calls answered, by method, head and gRPC code; a chunk of a stream "
+                            "counts as a call.")),
+      duration_(AddHistograms(registry, "logprobd_request_duration_seconds",
+                              "Time from a call's arrival to its answer, in seconds.")),
+      rows_(AddCounters(registry, "logprobd_rows_total",
+                        "Rows answered, by kind: scored, ignored (the target is ignore_index) or "
+                        "nonfinite (their logits held NaN or Inf).")),
+      batch_rows_(AddHistograms(registry, "logprobd_batch_rows", "Rows of an engine call.")),
+      batch_requests_(AddHistograms(registry, "logprobd_batch_requests",
+                                    "Requests that had rows in an engine call.")),
+      queue_rows_(AddGauges(registry, "logprobd_queue_rows", "Rows waiting for a batch.")),
+      queue_bytes_(
+          AddGauges(registry, "logprobd_queue_bytes", "Payload waiting for a batch, in bytes.")),
+      queue_requests_(
+          AddGauges(registry, "logprobd_queue_requests", "Requests waiting for a batch.")),
+      queue_oldest_age_(AddGauges(registry, "logprobd_queue_oldest_age_seconds",
+                                  "Time that the oldest waiting request has waited, in seconds.")),
+      weights_version_(AddGauges(registry, "logprobd_weights_version",
+                                 "Version of the live weights; 0 before they are loaded.")),
+      ready_(AddGauges(registry, "logprobd_ready", "1 when the head can score, else 0.")),
+      weights_load_(AddHistograms(registry, "logprobd_weights_load_duration_seconds",
+                                  "Time to read a head's weight into its engine, in seconds.")),
+      info_(AddGauges(registry, "logprobd_head_info", "1; the labels are the head's facts.")) {
+  for (const std::string& head : heads) {
+    if (heads_.try_emplace(head).second) {
+      CreateSeries(head, true);
+    }
+  }
+  CreateSeries(kUnknownHead, false);
+}
+
+void HeadMetrics::CreateSeries(const std::string& head, bool configured) {
+  const std::string label = LabelValue(head);
+  HeadSeries& series = configured ? heads_.find(head)->second : unknown_;
+  for (size_t method = 0; method < kNumMethods; ++method) {
+    for (size_t code = 0; code < kNumCodes; ++code) {
+      series.requests[method][code] =
+          &requests_.Add({{"method", kMethodNames[method]},
+                          {"head", label},
+                          {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+    }
+    series.tcp_duration[method] = &duration_.Add(
+        {{"method", kMethodNames[method]}, {"head", label}, {"transport", kTransportNames[0]}},
+        DurationBuckets());
+  }
+  if (!configured) {
+    return;
+  }
+  series.rows_scored = &rows_.Add({{"head", label}, {"kind", "scored"}});
+  series.rows_ignored = &rows_.Add({{"head", label}, {"kind", "ignored"}});
+  series.rows_nonfinite = &rows_.Add({{"head", label}, {"kind", "nonfinite"}});
+  series.batch_rows = &batch_rows_.Add({{"head", label}}, CountBuckets());
+  series.batch_requests = &batch_requests_.Add({{"head", label}}, CountBuckets());
+  for (size_t priority = 0; priority < kNumPriorities; ++priority) {
+    const prometheus::Labels labels = {{"head", label}, {"priority", kPriorityNames[priority]}};
+    series.queue_rows[priority] = &queue_rows_.Add(labels);
+    series.queue_bytes[priority] = &queue_bytes_.Add(labels);
+    series.queue_requests[priority] = &queue_requests_.Add(labels);
+  }
+  series.queue_oldest_age = &queue_oldest_age_.Add({{"head", label}});
+  series.weights_version = &weights_version_.Add({{"head", label}});
+  series.ready = &ready_.Add({{"head", label}});
+  series.weights_load = &weights_load_.Add({{"head", label}}, LoadBuckets());
+}
+
+HeadSeries& HeadMetrics::Any(absl::string_view head) {
+  HeadSeries* const series = Configured(head);
+  return series == nullptr ? unknown_ : *series;
+}
+
+HeadSeries* HeadMetrics::Configured(absl::string_view head) {
+  const auto found = heads_.find(head);
+  return found == heads_.end() ? nullptr : &found->second;
+}
+
+void HeadMetrics::ObserveRequest(Metrics::Method method, absl::string_view head,
+                                 Metrics::Transport transport, double seconds) {
+  const auto index = static_cast<size_t>(method);
+  if (transport == Metrics::Transport::kTcp) {
+    Any(head).tcp_duration[index]->Observe(seconds);
+    return;
+  }
+  const std::string label = Configured(head) == nullptr ? kUnknownHead : LabelValue(head);
+  duration_
+      .Add({{"method", kMethodNames[index]},
+            {"head", label},
+            {"transport", TransportName(transport)}},
+           DurationBuckets())
+      .Observe(seconds);
+}
+
+void HeadMetrics::SetInfo(const HeadInfo& info) {
+  HeadSeries* const series = Configured(info.name);
+  if (series == nullptr) {
+    return;
+  }
+  series->weights_version->Set(static_cast<double>(info.weights_version));
+  prometheus::Gauge& facts = info_.Add({{"head", LabelValue(info.name)},
+                                        {"model_type", LabelValue(info.model_type)},
+                                        {"tensor", LabelValue(info.tensor)},
+                                        {"hidden", absl::StrCat(info.hidden_size)},
+                                        {"vocab", absl::StrCat(info.vocab_size)},
+                                        {"vocab_rows", absl::StrCat(info.vocab_rows)},
+                                        {"dtype", std::string(DtypeName(info.dtype))},
+                                        {"tied", info.tied ? "true" : "false"},
+                                        {"bias", info.has_bias ? "true" : "false"},
+                                        {"scale", absl::StrCat(info.scale)},
+                                        {"softcap", absl::StrCat(info.softcap)},
+                                        {"engine", LabelValue(info.engine)}});
+  facts.Set(1);
+  const absl::MutexLock lock(&info_mutex_);
+  prometheus::Gauge*& current = info_series_[info.name];
+  if (current != nullptr && current != &facts) {
+    info_.Remove(current);
+  }
+  current = &facts;
+}
+
+}  // namespace logprobd

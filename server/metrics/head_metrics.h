@@ -1,0 +1,85 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/head_info.h"
+#include "server/base/score_request.h"
+#include "server/metrics/families.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+inline constexpr size_t kNumMethods = 4;
+inline constexpr size_t kNumCodes = 17;  ///< gRPC's codes, 0 to 16.
+inline constexpr size_t kNumTransports = 3;
+
+/// Label value of a transport.
+const char* TransportName(Metrics::Transport transport);
+
+/// The series of one head, looked up once so that recording is a few atomic additions.
+struct HeadSeries {
+  std::array<std::array<prometheus::Counter*, kNumCodes>, kNumMethods> requests{};
+  /// Transports other than TCP are created when first used.
+  std::array<prometheus::Histogram*, kNumMethods> tcp_duration{};
+
+  /// Null for the "unknown" head, which queues and scores nothing.
+  prometheus::Counter* rows_scored = nullptr;
+  prometheus::Counter* rows_ignored = nullptr;
+  prometheus::Counter* rows_nonfinite = nullptr;
+  prometheus::Histogram* batch_rows = nullptr;
+  prometheus::Histogram* batch_requests = nullptr;
+  std::array<prometheus::Gauge*, kNumPriorities> queue_rows{};
+  std::array<prometheus::Gauge*, kNumPriorities> queue_bytes{};
+  std::array<prometheus::Gauge*, kNumPriorities> queue_requests{};
+  prometheus::Gauge* queue_oldest_age = nullptr;
+  prometheus::Gauge* weights_version = nullptr;
+  prometheus::Gauge* ready = nullptr;
+  prometheus::Histogram* weights_load = nullptr;
+};
+
+/// All families that have a head as label. Fixed at construction but for head_info.
+class HeadMetrics {
+ public:
+  HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads);
+
+  /// For request counts: any name that is not configured is "unknown".
+  HeadSeries& Any(absl::string_view head);
+  /// The series of a configured head, or null.
+  HeadSeries* Configured(absl::string_view head);
+
+  void ObserveRequest(Metrics::Method method, absl::string_view head, Metrics::Transport transport,
+                      double seconds);
+  void SetInfo(const HeadInfo& info);
+
+ private:
+  void CreateSeries(const std::string& head, bool configured);
+
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Histogram>& duration_;
+  prometheus::Family<prometheus::Counter>& rows_;
+  prometheus::Family<prometheus::Histogram>& batch_rows_;
+  prometheus::Family<prometheus::Histogram>& batch_requests_;
+  prometheus::Family<prometheus::Gauge>& queue_rows_;
+  prometheus::Family<prometheus::Gauge>& queue_bytes_;
+  prometheus::Family<prometheus::Gauge>& queue_requests_;
+  prometheus::Family<prometheus::Gauge>& queue_oldest_age_;
+  prometheus::Family<prometheus::Gauge>& weights_version_;
+  prometheus::Family<prometheus::Gauge>& ready_;
+  prometheus::Family<prometheus::Histogram>& weights_load_;
+  prometheus::Family<prometheus::Gauge>& info_;
+  std::map<std::string, HeadSeries, std::less<>> heads_;
+  HeadSeries unknown_;
+  /// head_info of each head, replaced when its facts change.
+  absl::Mutex info_mutex_;
+  std::map<std::string, prometheus::Gauge*> info_series_ ABSL_GUARDED_BY(info_mutex_);
+};
+
+}  // namespace logprobd

@@ -1,0 +1,133 @@
+#include "server/metrics/nvml.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+
+namespace logprobd {
+namespace {
+
+// The few declarations of nvml.h that are used, as its stable ABI has them.
+using NvmlDevice = struct NvmlDeviceOpaque*;
+constexpr int kNvmlSuccess = 0;
+constexpr int kNvmlClockSm = 1;
+
+struct NvmlUtilization {
+  unsigned int gpu;  ///< Percent.
+  unsigned int memory;
+};
+
+struct NvmlMemory {
+  unsigned long long total;
+  unsigned long long free;
+  unsigned long long used;
+};
+
+/// The entry of CUDA_VISIBLE_DEVICES that CUDA device `gpu` stands for: NVML knows neither this
+/// variable nor CUDA's numbers. Empty where the variable is not set.
+std::string VisibleDevice(int gpu) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr || *visible == '\0') {
+    return "";
+  }
+  const std::vector<std::string> entries = absl::StrSplit(visible, ',');
+  return static_cast<size_t>(gpu) < entries.size() ? entries[static_cast<size_t>(gpu)] : "";
+}
+
+}  // namespace
+
+struct Nvml::Impl {
+  void* library = nullptr;
+  bool started = false;
+  int (*init)() = nullptr;
+  int (*shutdown)() = nullptr;
+  int (*by_index)(unsigned int, NvmlDevice*) = nullptr;
+  int (*by_uuid)(const char*, NvmlDevice*) = nullptr;
+  int (*utilization)(NvmlDevice, NvmlUtilization*) = nullptr;
+  int (*power)(NvmlDevice, unsigned int*) = nullptr;
+  int (*clock)(NvmlDevice, int, unsigned int*) = nullptr;
+  int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
+
+  template <typename Function>
+  bool Load(const char* name, Function& function) const {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    return function != nullptr;
+  }
+
+  NvmlDevice Device(int gpu) const {
+    NvmlDevice device = nullptr;
+    const std::string entry = VisibleDevice(gpu);
+    int index = gpu;
+    if (absl::StartsWith(entry, "GPU-") || absl::StartsWith(entry, "MIG-")) {
+      return by_uuid(entry.c_str(), &device) == kNvmlSuccess ? device : nullptr;
+    }
+    if (!entry.empty() && !absl::SimpleAtoi(entry, &index)) {
+      return nullptr;
+    }
+    return by_index(static_cast<unsigned int>(index), &device) == kNvmlSuccess ? device : nullptr;
+  }
+};
+
+Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  impl.library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (impl.library == nullptr) {
+    return;
+  }
+  const bool complete = impl.Load("nvmlInit_v2", impl.init) &&
+                        impl.Load("nvmlShutdown", impl.shutdown) &&
+                        impl.Load("nvmlDeviceGetHandleByIndex_v2", impl.by_index) &&
+                        impl.Load("nvmlDeviceGetHandleByUUID", impl.by_uuid) &&
+                        impl.Load("nvmlDeviceGetUtilizationRates", impl.utilization) &&
+                        impl.Load("nvmlDeviceGetPowerUsage", impl.power) &&
+                        impl.Load("nvmlDeviceGetClockInfo", impl.clock) &&
+                        impl.Load("nvmlDeviceGetMemoryInfo", impl.memory);
+  impl.started = complete && impl.init() == kNvmlSuccess;
+}
+
+Nvml::~Nvml() {
+  if (impl_->started) {
+    impl_->shutdown();
+  }
+  if (impl_->library != nullptr) {
+    dlclose(impl_->library);
+  }
+}
+
+GpuReadings Nvml::Read(int gpu) const {
+  GpuReadings readings;
+  if (!impl_->started) {
+    return readings;
+  }
+  const NvmlDevice device = impl_->Device(gpu);
+  if (device == nullptr) {
+    return readings;
+  }
+  NvmlUtilization utilization{};
+  if (impl_->utilization(device, &utilization) == kNvmlSuccess) {
+    readings.utilization_ratio = utilization.gpu / 100.0;
+  }
+  unsigned int milliwatts = 0;
+  if (impl_->power(device, &milliwatts) == kNvmlSuccess) {
+    readings.power_watts = milliwatts / 1e3;
+  }
+  unsigned int megahertz = 0;
+  if (impl_->clock(device, kNvmlClockSm, &megahertz) == kNvmlSuccess) {
+    readings.sm_clock_hertz = megahertz * 1e6;
+  }
+  NvmlMemory memory{};
+  if (impl_->memory(device, &memory) == kNvmlSuccess) {
+    readings.memory_used_bytes = static_cast<double>(memory.used);
+    readings.memory_free_bytes = static_cast<double>(memory.free);
+  }
+  return readings;
+}
+
+}  // namespace logprobd

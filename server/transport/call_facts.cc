@@ -1,0 +1,45 @@
+#include "server/transport/call_facts.h"
+
+#include <chrono>
+
+#include "absl/strings/ascii.h"
+
+namespace logprobd {
+namespace internal {
+
+std::string ClientId(absl::string_view claimed, absl::string_view peer) {
+  if (claimed.empty()) {
+    // "ipv4:127.0.0.1:50312", "ipv6:%5B::1%5D:50312", "unix:"
+    if (peer.substr(0, 4) == "unix") {
+      return "unix";
+    }
+    return std::string(peer.substr(0, peer.rfind(':')));
+  }
+  std::string id(claimed.substr(0, kClientIdBytesMax));
+  for (char& c : id) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) &&
+        absl::string_view("._:@/-").find(c) == absl::string_view::npos) {
+      c = '_';
+    }
+  }
+  return id;
+}
+
+}  // namespace internal
+
+CallFacts FactsOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  CallFacts facts;
+  const auto& metadata = context.client_metadata();
+  const auto claimed = metadata.find("client_id");
+  facts.client_id = internal::ClientId(
+      claimed == metadata.end() ? absl::string_view()
+                                : absl::string_view(claimed->second.data(), claimed->second.size()),
+      context.peer());
+  const auto deadline = context.deadline();
+  if (deadline != std::chrono::system_clock::time_point::max()) {
+    facts.deadline = clock.Now() + absl::FromChrono(deadline - std::chrono::system_clock::now());
+  }
+  return facts;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,228 @@
+#include "server/transport/grpc_server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "grpc/compression.h"
+#include "grpc/grpc.h"
+#include "grpc/support/log.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "grpcpp/impl/server_builder_plugin.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/transport/listen_address.h"
+#include "server/transport/scoring_service.h"
+
+namespace logprobd {
+namespace {
+
+constexpr char kServiceName[] = "logprobd.v1.Scoring";
+constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
+
+// A connection without traffic is asked after a minute whether its peer is still there, so that a
+// host that vanished does not hold its requests.
+constexpr int kKeepaliveMs = 60'000;
+constexpr int kClientPingIntervalMinMs = 20'000;
+
+/// gRPC's reflection plug-in joins every server of a process that links it; this takes it out of
+/// those that should not have it.
+class ReflectionOption final : public grpc::ServerBuilderOption {
+ public:
+  explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    if (!enabled_) {
+      plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                    [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+                                      return plugin->name() == "proto_server_reflection";
+                                    }),
+                     plugins->end());
+    }
+  }
+
+ private:
+  bool enabled_;
+};
+
+/// What of gRPC is set for the process, once: health for every server, reflection available, and
+/// its own log lines at our debug level, since clients can cause them at will.
+void PrepareGrpc() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    gpr_set_log_function([](gpr_log_func_args* line) {
+      LogDebug("grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
+    });
+  });
+}
+
+absl::Status CheckOptions(const GrpcServer::Options& options) {
+  if (options.message_bytes_max < 1 || options.message_bytes_max > kMessageBytesMaxLimit) {
+    return absl::InvalidArgumentError(absl::StrCat("message_bytes_max: ", options.message_bytes_max,
+                                                   ", must be in [1, ", kMessageBytesMaxLimit,
+                                                   "]"));
+  }
+  if (options.receive_bytes_max < 2 * options.message_bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat("receive_bytes_max: ", options.receive_bytes_max,
+                                                   ", must hold two messages, at least ",
+                                                   2 * options.message_bytes_max));
+  }
+  if (options.streams_max < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("streams_max: ", options.streams_max, ", must be at least 1"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
+                                             bool insecure) {
+  LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
+  if (!address.is_loopback && !insecure) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(flag, ": ", text,
+                     " can be reached from outside, without encryption or authentication; use "
+                     "--insecure to allow that, or a loopback address like 127.0.0.1"));
+  }
+  return address;
+}
+
+void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder) {
+  // Without it a second server could take the same port and half of the connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.streams_max);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kClientPingIntervalMinMs);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
+  // Decompression is not charged to the quota: a small message could inflate to gigabytes.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // The message limit alone does not bound memory: what is over it is received before it is
+  // refused.
+  grpc::ResourceQuota quota("logprobd");
+  quota.Resize(static_cast<size_t>(options.receive_bytes_max));
+  builder.SetResourceQuota(quota);
+  builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
+}
+
+void SetHealth(grpc::Server* server, bool serving) {
+  if (server != nullptr) {
+    grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
+    health->SetServingStatus("", serving);
+    health->SetServingStatus(kServiceName, serving);
+  }
+}
+
+}  // namespace
+
+struct GrpcServer::Impl {
+  Impl(const HeadRegistry& heads, ServerFacts facts, Metrics& metrics, const Clock& clock)
+      : service(heads, std::move(facts), metrics, clock), clock(clock) {}
+
+  ScoringService service;
+  const Clock& clock;
+  /// Answers UNIMPLEMENTED: health and reflection come from gRPC, but a server without a service of
+  /// its own does not start.
+  grpc::CallbackGenericService admin_methods;
+  std::unique_ptr<grpc::Server> data;
+  std::unique_ptr<grpc::Server> admin;
+  int port = 0;
+  int admin_port = 0;
+  std::once_flag shutdown_once;
+};
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& options,
+                                                               const HeadRegistry& heads,
+                                                               Metrics& metrics,
+                                                               const Clock& clock) {
+  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
+                            CheckedAddress("--listen", options.listen, options.insecure));
+  PrepareGrpc();
+
+  ServerFacts facts{options.version, {"tcp"}};
+  if (!options.local.empty()) {
+    facts.transports.emplace_back("unix");
+  }
+  auto impl = std::make_unique<Impl>(heads, std::move(facts), metrics, clock);
+
+  grpc::ServerBuilder builder;
+  Configure(options, builder);
+  builder.RegisterService(&impl->service);
+  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &impl->port);
+  int local_bound = 1;
+  if (!options.local.empty()) {
+    LOGPROBD_RETURN_IF_ERROR(CheckSocketPath("--local", options.local));
+    builder.AddListeningPort(absl::StrCat("unix:", options.local),
+                             grpc::InsecureServerCredentials(), &local_bound);
+  }
+  impl->data = builder.BuildAndStart();
+  if (impl->data == nullptr) {
+    return local_bound == 0 && impl->port != 0
+               ? absl::UnavailableError(absl::StrCat("--local: cannot listen on ", options.local))
+               : WhyNotListening("--listen", listen);
+  }
+  SetHealth(impl->data.get(), false);
+
+  if (!options.admin.empty()) {
+    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
+                              CheckedAddress("--admin", options.admin, options.insecure));
+    grpc::ServerBuilder admin_builder;
+    Configure(options, admin_builder);
+    admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
+    admin_builder.AddListeningPort(address.ToString(), grpc::InsecureServerCredentials(),
+                                   &impl->admin_port);
+    impl->admin = admin_builder.BuildAndStart();
+    if (impl->admin == nullptr) {
+      return WhyNotListening("--admin", address);
+    }
+    SetHealth(impl->admin.get(), false);
+  }
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+int GrpcServer::port() const { return impl_->port; }
+int GrpcServer::admin_port() const { return impl_->admin_port; }
+
+void GrpcServer::SetServing(bool serving) {
+  SetHealth(impl_->data.get(), serving);
+  SetHealth(impl_->admin.get(), serving);
+}
+
+void GrpcServer::Shutdown(absl::Duration grace) {
+  std::call_once(impl_->shutdown_once, [this, grace] {
+    SetServing(false);
+    ScoreHandler& handler = impl_->service.handler();
+    handler.RefuseNew();
+    // Not gRPC's own grace: it would also wait for idle streams and for watchers of the health
+    // service, which never end by themselves.
+    handler.work().AwaitNone(impl_->clock, impl_->clock.Now() + grace);
+    const auto now = std::chrono::system_clock::now();
+    impl_->data->Shutdown(now);
+    if (impl_->admin != nullptr) {
+      impl_->admin->Shutdown(now);
+    }
+  });
+}
+
+}  // namespace logprobd

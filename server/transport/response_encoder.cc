@@ -1,0 +1,140 @@
+#include "server/transport/response_encoder.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "grpcpp/support/slice.h"
+#include "server/transport/grpc_status.h"
+
+namespace logprobd {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "arrays are sent as they lie in memory");
+
+constexpr uint32_t kVarintType = 0;
+constexpr uint32_t kBytesType = 2;
+
+/// Below it a copy is cheaper than a slice of its own.
+constexpr size_t kSliceBytesMin = 4'096;
+
+void AppendVarint(std::string& out, uint64_t value) {
+  while (value >= 0x80) {
+    out.push_back(static_cast<char>(value | 0x80));
+    value >>= 7;
+  }
+  out.push_back(static_cast<char>(value));
+}
+
+void AppendNumber(std::string& out, uint32_t field, uint64_t value) {
+  if (value != 0) {
+    AppendVarint(out, field << 3 | kVarintType);
+    AppendVarint(out, value);
+  }
+}
+
+void AppendHeader(std::string& out, uint32_t field, size_t bytes) {
+  AppendVarint(out, field << 3 | kBytesType);
+  AppendVarint(out, bytes);
+}
+
+void AppendBytes(std::string& out, uint32_t field, absl::string_view bytes) {
+  if (!bytes.empty()) {
+    AppendHeader(out, field, bytes.size());
+    out.append(bytes.data(), bytes.size());
+  }
+}
+
+/// A message as small fields, gathered in one buffer, and large arrays between them.
+class MessageWriter {
+ public:
+  std::string& buffer() { return buffer_; }
+
+  template <typename T>
+  void AddArray(uint32_t field, std::vector<T> values) {
+    const size_t bytes = values.size() * sizeof(T);
+    if (bytes < kSliceBytesMin) {
+      AppendBytes(buffer_, field, {reinterpret_cast<const char*>(values.data()), bytes});
+      return;
+    }
+    AppendHeader(buffer_, field, bytes);
+    Flush();
+    auto* owned = new std::vector<T>(std::move(values));
+    slices_.emplace_back(
+        owned->data(), bytes, [](void* array) { delete static_cast<std::vector<T>*>(array); },
+        owned);
+  }
+
+  grpc::ByteBuffer Finish() && {
+    Flush();
+    return {slices_.data(), slices_.size()};
+  }
+
+ private:
+  void Flush() {
+    if (!buffer_.empty()) {
+      slices_.emplace_back(buffer_.data(), buffer_.size());
+      buffer_.clear();
+    }
+  }
+
+  std::string buffer_;
+  std::vector<grpc::Slice> slices_;
+};
+
+uint64_t Microseconds(double seconds) {
+  constexpr double kMax = std::numeric_limits<uint32_t>::max();
+  return static_cast<uint64_t>(std::clamp(seconds * 1e6, 0.0, kMax));
+}
+
+std::string EncodeTimings(const StageSeconds& stages) {
+  std::string out;
+  AppendNumber(out, 1, Microseconds(stages.queue));
+  AppendNumber(out, 2, Microseconds(stages.copy));
+  AppendNumber(out, 3, Microseconds(stages.engine));
+  AppendNumber(out, 4, Microseconds(stages.total));
+  return out;
+}
+
+}  // namespace
+
+grpc::ByteBuffer EncodeScoreReply(ScoreReply reply) {
+  MessageWriter writer;
+  std::string& out = writer.buffer();
+  ScoreResult& result = reply.result;
+  AppendBytes(out, 1, reply.request_id);
+  AppendNumber(out, 2, reply.chunk_id);
+  AppendNumber(out, 3, result.weights_version);
+  if (!reply.status.ok()) {
+    AppendNumber(out, 4, static_cast<uint64_t>(reply.status.code()));
+    AppendBytes(out, 5, ClientMessage(reply.status));
+    AppendNumber(out, 6, RetryAfterMs(reply.status));
+    return std::move(writer).Finish();
+  }
+  AppendNumber(out, 7, static_cast<uint64_t>(result.rows));
+  AppendNumber(out, 8, static_cast<uint64_t>(result.ignored_rows));
+  AppendNumber(out, 9, static_cast<uint64_t>(result.nonfinite_rows));
+  writer.AddArray(10, std::move(result.logprob));
+  writer.AddArray(11, std::move(result.entropy));
+  writer.AddArray(12, std::move(result.lse));
+  writer.AddArray(13, std::move(result.argmax_id));
+  writer.AddArray(14, std::move(result.argmax_logprob));
+  writer.AddArray(15, std::move(result.greedy));
+  writer.AddArray(16, std::move(result.sum_p_squared));
+  writer.AddArray(17, std::move(result.max_logit));
+  writer.AddArray(18, std::move(result.min_logit));
+  writer.AddArray(19, std::move(result.top_k_ids));
+  writer.AddArray(20, std::move(result.top_k_logprobs));
+  writer.AddArray(21, std::move(result.candidate_logprobs));
+  writer.AddArray(22, std::move(result.segment_logprob));
+  writer.AddArray(23, std::move(result.segment_rows));
+  writer.AddArray(24, std::move(result.segment_greedy));
+  AppendBytes(out, 25, EncodeTimings(result.stages));
+  return std::move(writer).Finish();
+}
+
+}  // namespace logprobd

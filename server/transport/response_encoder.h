@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "server/base/score_result.h"
+
+namespace logprobd {
+
+/// The answer to one ScoreRequest: a result, or a status that is not OK.
+struct ScoreReply {
+  absl::Status status;
+  std::string request_id;
+  uint64_t chunk_id = 0;
+  ScoreResult result;
+};
+
+/// `reply` as a serialised proto ScoreResponse. Large arrays are not copied: they move into slices
+/// of the message.
+grpc::ByteBuffer EncodeScoreReply(ScoreReply reply);
+
+}  // namespace logprobd

@@ -1,0 +1,143 @@
+#include "server/transport/score_handler.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/transport/payload_slices.h"
+#include "server/transport/wire_parser.h"
+#include "server/validation/validate_request.h"
+
+namespace logprobd {
+namespace {
+
+/// What may be logged of a refusal: of INVALID_ARGUMENT only the field, since the message quotes
+/// values that the client sent.
+absl::string_view LoggedMessage(const absl::Status& status) {
+  const absl::string_view message = status.message();
+  return absl::IsInvalidArgument(status) ? message.substr(0, message.find(':')) : message;
+}
+
+}  // namespace
+
+/// A request between its arrival and its answer.
+struct ScoreHandler::Pending {
+  std::string request_id;
+  std::string client_id;
+  std::string head;  ///< As asked until the head is found, then its name.
+  uint64_t chunk_id = 0;
+  Metrics::Method method = Metrics::Method::kScore;
+  absl::Time received;
+  absl::Time deadline;
+  ReplyCallback done;
+};
+
+std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
+                                              const CallFacts& facts, Metrics::Method method,
+                                              ReplyCallback done) {
+  const absl::Time received = clock_.Now();
+  PayloadSlices slices = SlicesOf(message);
+  metrics_.RecordReceived(Metrics::Transport::kTcp, slices.bytes);
+  ParsedScoreRequest parsed = ParseScoreRequest(slices.pieces, std::move(slices.owner));
+
+  ScoreRequest& request = parsed.request;
+  request.client_id = facts.client_id;
+  request.deadline = facts.deadline;
+  request.received = received;
+  auto pending = std::make_shared<Pending>();
+  pending->request_id = request.request_id;
+  pending->client_id = facts.client_id;
+  pending->head = request.head;
+  pending->chunk_id = request.chunk_id;
+  pending->method = method;
+  pending->received = received;
+  pending->deadline = facts.deadline;
+  pending->done = std::move(done);
+
+  absl::StatusOr<Submission> submission =
+      parsed.status.ok() ? Submit(std::move(request), pending)
+                         : absl::StatusOr<Submission>(std::move(parsed.status));
+  metrics_.RecordStage(Metrics::Stage::kReceive, absl::ToDoubleSeconds(clock_.Now() - received));
+  if (!submission.ok()) {
+    if (absl::IsInvalidArgument(submission.status())) {
+      metrics_.RecordRejection(Metrics::Rejection::kInvalid);
+    }
+    Answer(*pending, std::move(submission).status());
+    return std::nullopt;
+  }
+  return *std::move(submission);
+}
+
+absl::StatusOr<Submission> ScoreHandler::Submit(ScoreRequest request,
+                                                const std::shared_ptr<Pending>& pending) {
+  if (refuses_new_.load(std::memory_order_relaxed)) {
+    metrics_.RecordRejection(Metrics::Rejection::kDraining);
+    return absl::UnavailableError("the server is shutting down");
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<ServedHead> head, heads_.Find(request.head));
+  pending->head = head->info().name;
+  if (!head->ready()) {
+    metrics_.RecordRejection(Metrics::Rejection::kNotReady);
+    return WithRetryAfter(
+        absl::UnavailableError(absl::StrCat("head \"", pending->head, "\" is not ready")),
+        absl::Seconds(1));
+  }
+  LOGPROBD_RETURN_IF_ERROR(ValidateRequest(request, head->info()));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      const RequestTicket ticket,
+      head->Submit(std::move(request), [this, pending](absl::StatusOr<ScoreResult> result) {
+        Answer(*pending, std::move(result));
+      }));
+  return Submission{head, ticket};
+}
+
+void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) {
+  const absl::Time now = clock_.Now();
+  ScoreReply reply;
+  reply.request_id = std::move(pending.request_id);
+  reply.chunk_id = pending.chunk_id;
+  if (result.ok()) {
+    reply.result = *std::move(result);
+  } else {
+    reply.status = std::move(result).status();
+    if (absl::IsCancelled(reply.status) && now >= pending.deadline) {
+      // gRPC ends a call whose deadline passes by cancelling it.
+      reply.status = absl::DeadlineExceededError("the deadline passed before the answer was ready");
+    }
+    LogFailure(pending, reply);
+  }
+  metrics_.RecordRequest(pending.method, pending.head, reply.status.code(),
+                         absl::ToDoubleSeconds(now - pending.received), Metrics::Transport::kTcp);
+  std::move(pending.done)(std::move(reply));
+}
+
+void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
+  LogLevel level = LogLevel::kDebug;
+  int64_t suppressed = 0;
+  if (absl::IsInternal(reply.status)) {  // ours to look into, not the client's
+    const std::optional<int64_t> admitted = error_lines_.Admit();
+    if (!admitted.has_value()) {
+      return;
+    }
+    level = LogLevel::kError;
+    suppressed = *admitted;
+  }
+  Log(level, "request failed",
+      {{"request_id", reply.request_id},
+       {"client", pending.client_id},
+       {"head", pending.head},
+       {"code", absl::StatusCodeToString(reply.status.code())},
+       {"reason", LoggedMessage(reply.status)},
+       {"lines_suppressed", suppressed}});
+}
+
+void ScoreHandler::RecordReplied(absl::Time answered, int64_t sent_bytes) {
+  metrics_.RecordStage(Metrics::Stage::kReply, absl::ToDoubleSeconds(clock_.Now() - answered));
+  metrics_.RecordSent(Metrics::Transport::kTcp, sent_bytes);
+}
+
+}  // namespace logprobd

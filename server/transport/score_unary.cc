@@ -1,0 +1,72 @@
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "server/transport/call_facts.h"
+#include "server/transport/grpc_status.h"
+#include "server/transport/score_call.h"
+
+namespace logprobd {
+namespace {
+
+/// gRPC calls OnCancel and OnDone only after StartScoreCall has returned, and OnDone last: until
+/// the request is answered (Finish), `this` lives.
+class ScoreUnary final : public grpc::ServerUnaryReactor {
+ public:
+  ScoreUnary(ScoreHandler& handler, grpc::CallbackServerContext& context,
+             grpc::ByteBuffer& response)
+      : handler_(handler), context_(context), response_(response) {
+    handler_.work().Begin();
+  }
+
+  void Start(const grpc::ByteBuffer& request) {
+    submission_ =
+        handler_.Start(request, FactsOf(context_, handler_.clock()), Metrics::Method::kScore,
+                       [this](ScoreReply reply) { Reply(std::move(reply)); });
+  }
+
+  void OnCancel() override {
+    if (submission_.has_value()) {
+      submission_->Cancel();
+    }
+  }
+
+  void OnDone() override {
+    handler_.RecordReplied(answered_, sent_bytes_);
+    handler_.work().End();
+    delete this;
+  }
+
+ private:
+  void Reply(ScoreReply reply) {
+    answered_ = handler_.clock().Now();
+    if (!reply.status.ok()) {
+      AddRetryHint(reply.status, context_);
+      Finish(ToGrpcStatus(reply.status));
+      return;
+    }
+    response_ = EncodeScoreReply(std::move(reply));
+    sent_bytes_ = static_cast<int64_t>(response_.Length());
+    Finish(grpc::Status::OK);
+  }
+
+  ScoreHandler& handler_;
+  grpc::CallbackServerContext& context_;
+  grpc::ByteBuffer& response_;
+  std::optional<Submission> submission_;
+  absl::Time answered_;
+  int64_t sent_bytes_ = 0;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* StartScoreCall(ScoreHandler& handler,
+                                         grpc::CallbackServerContext& context,
+                                         const grpc::ByteBuffer& request,
+                                         grpc::ByteBuffer& response) {
+  auto* call = new ScoreUnary(handler, context, response);
+  call->Start(request);
+  return call;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "logprobd/v1/scoring.grpc.pb.h"
+#include "server/transport/info_calls.h"
+#include "server/transport/score_handler.h"
+
+namespace logprobd {
+
+/// The Scoring service with raw methods throughout: gRPC hands over the bytes and we decide what a
+/// malformed message is worth (typed methods answer UNIMPLEMENTED).
+class ScoringService final
+    : public v1::Scoring::WithRawCallbackMethod_Score<
+          v1::Scoring::WithRawCallbackMethod_ScoreStream<
+              v1::Scoring::WithRawCallbackMethod_ListHeads<
+                  v1::Scoring::WithRawCallbackMethod_Verify<v1::Scoring::Service>>>> {
+ public:
+  /// References must outlive the service.
+  ScoringService(const HeadRegistry& heads, ServerFacts server, Metrics& metrics,
+                 const Clock& clock);
+
+  grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ScoreStream(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* ListHeads(grpc::CallbackServerContext* context,
+                                      const grpc::ByteBuffer* request,
+                                      grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+
+  ScoreHandler& handler() { return handler_; }
+
+ private:
+  ScoreHandler handler_;
+  const ServerFacts server_;
+};
+
+}  // namespace logprobd

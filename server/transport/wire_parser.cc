@@ -1,0 +1,368 @@
+#include "server/transport/wire_parser.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/transport/piece_reader.h"
+#include "server/transport/text_check.h"
+
+namespace logprobd {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "arrays are copied as they arrive");
+
+enum class WireType : uint32_t {
+  kVarint = 0,
+  kFixed64 = 1,
+  kBytes = 2,
+  kGroupBegin = 3,
+  kGroupEnd = 4,
+  kFixed32 = 5
+};
+
+/// Numbers of proto ScoreRequest.
+enum FieldNumber : uint32_t {
+  kRequestId = 1,
+  kHead = 2,
+  kWeightsVersion = 3,
+  kDtype = 4,
+  kRows = 5,
+  kHiddenSize = 6,
+  kTargets = 7,
+  kTemperature = 8,
+  kRowTemperatures = 9,
+  kEntropyTemperature = 10,
+  kIgnoreIndex = 11,
+  kOutputs = 12,
+  kTopK = 13,
+  kCandidateIds = 14,
+  kCandidateOffsets = 15,
+  kSegmentOffsets = 16,
+  kPriority = 17,
+  kRejectNonfinite = 18,
+  kChunkId = 19,
+  kHidden = 32,
+  kSharedMemory = 33,  // reserved
+  kCudaIpc = 34,       // reserved
+};
+
+struct Field {
+  absl::string_view name;  ///< Empty: unknown.
+  WireType type = WireType::kVarint;
+};
+
+Field FieldOf(uint32_t number) {
+  switch (number) {
+    case kRequestId:
+      return {"request_id", WireType::kBytes};
+    case kHead:
+      return {"head", WireType::kBytes};
+    case kWeightsVersion:
+      return {"weights_version", WireType::kVarint};
+    case kDtype:
+      return {"dtype", WireType::kVarint};
+    case kRows:
+      return {"rows", WireType::kVarint};
+    case kHiddenSize:
+      return {"hidden_size", WireType::kVarint};
+    case kTargets:
+      return {"targets", WireType::kBytes};
+    case kTemperature:
+      return {"temperature", WireType::kFixed32};
+    case kRowTemperatures:
+      return {"row_temperatures", WireType::kBytes};
+    case kEntropyTemperature:
+      return {"entropy_temperature", WireType::kFixed32};
+    case kIgnoreIndex:
+      return {"ignore_index", WireType::kVarint};
+    case kOutputs:
+      return {"outputs", WireType::kVarint};
+    case kTopK:
+      return {"top_k", WireType::kVarint};
+    case kCandidateIds:
+      return {"candidate_ids", WireType::kBytes};
+    case kCandidateOffsets:
+      return {"candidate_offsets", WireType::kBytes};
+    case kSegmentOffsets:
+      return {"segment_offsets", WireType::kBytes};
+    case kPriority:
+      return {"priority", WireType::kVarint};
+    case kRejectNonfinite:
+      return {"reject_nonfinite", WireType::kVarint};
+    case kChunkId:
+      return {"chunk_id", WireType::kVarint};
+    case kHidden:
+      return {"hidden", WireType::kBytes};
+    default:
+      return {};
+  }
+}
+
+// Protobuf reads no longer tags and lengths, so neither do we.
+constexpr int kTagBytesMax = 5;
+constexpr int kLengthBytesMax = 5;
+constexpr int kVarintBytesMax = 10;
+
+class Parser {
+ public:
+  Parser(absl::Span<const PieceReader::Piece> pieces, std::shared_ptr<void> owner)
+      : reader_(pieces) {
+    request_.hidden.owner = std::move(owner);
+  }
+
+  ParsedScoreRequest Parse() && {
+    while (!reader_.AtEnd() && ReadField()) {
+    }
+    return {std::move(status_), std::move(request_)};
+  }
+
+ private:
+  /// Keeps the first error.
+  template <typename... Parts>
+  void Fail(const Parts&... parts) {
+    if (status_.ok()) {
+      status_ = absl::InvalidArgumentError(absl::StrCat(parts...));
+    }
+  }
+
+  /// For errors after which no further field can be found.
+  template <typename... Parts>
+  bool Break(const Parts&... parts) {
+    Fail("ScoreRequest: ", parts...);
+    return false;
+  }
+
+  /// False when parsing cannot go on.
+  bool ReadField() {
+    const int64_t begin = reader_.position();
+    uint64_t tag = 0;
+    if (!reader_.ReadVarint(kTagBytesMax, tag) || tag > std::numeric_limits<uint32_t>::max()) {
+      return Break("no field's tag at byte ", begin);
+    }
+    const auto number = static_cast<uint32_t>(tag >> 3);
+    const auto type = static_cast<WireType>(tag & 7);
+    if (number == 0) {
+      return Break("field number 0 at byte ", begin);
+    }
+    const Field field = FieldOf(number);
+    const bool is_known = !field.name.empty();
+    const bool matches = is_known && field.type == type;
+    if (number == kSharedMemory || number == kCudaIpc) {
+      Fail("field ", number,
+           ": payloads in shared memory and CUDA IPC are not supported, must be "
+           "sent as hidden");
+    }
+    if (is_known && !matches) {
+      Fail(field.name, ": wire type ", tag & 7, ", must be ", static_cast<uint32_t>(field.type));
+    }
+    if (!ReadValue(number, type, field.name, matches)) {
+      return false;
+    }
+    if (!is_known) {
+      unknown_bytes_ += reader_.position() - begin;
+      if (unknown_bytes_ > kUnknownBytesMax) {
+        Fail("ScoreRequest: ", unknown_bytes_, " bytes of unknown fields, must be at most ",
+             kUnknownBytesMax);
+      }
+    }
+    return true;
+  }
+
+  bool ReadValue(uint32_t number, WireType type, absl::string_view name, bool matches) {
+    const absl::string_view shown = name.empty() ? "an unknown field" : name;
+    switch (type) {
+      case WireType::kVarint: {
+        uint64_t value = 0;
+        if (!reader_.ReadVarint(kVarintBytesMax, value)) {
+          return Break(shown, ": a number that is cut short or more than 64 bits");
+        }
+        if (matches) {
+          SetNumber(number, name, value);
+        }
+        return true;
+      }
+      case WireType::kFixed32: {
+        if (reader_.remaining() < 4) {
+          return Break(shown, ": cut short");
+        }
+        float value = 0;
+        reader_.CopyTo(&value, 4);
+        if (matches) {
+          (number == kTemperature ? request_.temperature : request_.entropy_temperature) = value;
+        }
+        return true;
+      }
+      case WireType::kFixed64:
+        if (reader_.remaining() < 8) {
+          return Break(shown, ": cut short");
+        }
+        reader_.Skip(8);
+        return true;
+      case WireType::kBytes: {
+        uint64_t length = 0;
+        if (!reader_.ReadVarint(kLengthBytesMax, length)) {
+          return Break(shown, ": a length that is cut short or too large");
+        }
+        if (length > static_cast<uint64_t>(reader_.remaining())) {
+          return Break(shown, ": length ", length, ", but ", reader_.remaining(),
+                       " bytes are left");
+        }
+        const auto bytes = static_cast<int64_t>(length);
+        if (matches) {
+          SetBytes(number, name, bytes);
+        } else {
+          reader_.Skip(bytes);
+        }
+        return true;
+      }
+      default:
+        return Break(shown, ": wire type ", static_cast<uint32_t>(type),
+                     ", groups are not supported");
+    }
+  }
+
+  void SetNumber(uint32_t number, absl::string_view name, uint64_t value) {
+    switch (number) {
+      case kWeightsVersion:
+        request_.weights_version = value;
+        return;
+      case kChunkId:
+        request_.chunk_id = value;
+        return;
+      case kRejectNonfinite:
+        request_.reject_nonfinite = value != 0;
+        return;
+      case kDtype:
+        request_.dtype_number = EnumOf(name, value);
+        return;
+      case kPriority:
+        request_.priority_number = EnumOf(name, value);
+        return;
+      default:
+        break;
+    }
+    if (value > std::numeric_limits<uint32_t>::max()) {
+      Fail(name, ": ", value, ", must be less than 2^32");
+      return;
+    }
+    const auto small = static_cast<uint32_t>(value);
+    switch (number) {
+      case kRows:
+        request_.rows = small;
+        return;
+      case kHiddenSize:
+        request_.hidden_size = small;
+        return;
+      case kOutputs:
+        request_.output_bits = small;
+        return;
+      case kTopK:
+        request_.top_k = small;
+        return;
+      case kIgnoreIndex:  // sint32: zigzag
+        request_.ignore_index = static_cast<int32_t>((small >> 1) ^ (~(small & 1) + 1));
+        return;
+      default:
+        return;
+    }
+  }
+
+  /// Negative values of an enum come sign-extended to 64 bits.
+  int32_t EnumOf(absl::string_view name, uint64_t value) {
+    const auto number = static_cast<int64_t>(value);
+    if (number != static_cast<int32_t>(number)) {
+      Fail(name, ": ", number, ", must fit into 32 bits");
+      return 0;
+    }
+    return static_cast<int32_t>(number);
+  }
+
+  void SetBytes(uint32_t number, absl::string_view name, int64_t length) {
+    switch (number) {
+      case kRequestId:
+        request_.request_id = TextOf(name, length, kRequestIdBytesMax);
+        return;
+      case kHead:
+        request_.head = TextOf(name, length, kHeadNameBytesMax);
+        return;
+      default:
+        break;
+    }
+    const uint64_t bit = uint64_t{1} << number;
+    if ((payloads_seen_ & bit) != 0) {
+      Fail(name, ": given twice, must be given once");
+      reader_.Skip(length);
+      return;
+    }
+    payloads_seen_ |= bit;
+    switch (number) {
+      case kTargets:
+        return SetArray(name, length, request_.targets);
+      case kRowTemperatures:
+        return SetArray(name, length, request_.row_temperatures);
+      case kCandidateIds:
+        return SetArray(name, length, request_.candidate_ids);
+      case kCandidateOffsets:
+        return SetArray(name, length, request_.candidate_offsets);
+      case kSegmentOffsets:
+        return SetArray(name, length, request_.segment_offsets);
+      default:
+        request_.hidden.bytes = length;
+        reader_.Take(length,
+                     [this](PieceReader::Piece piece) { request_.hidden.pieces.push_back(piece); });
+    }
+  }
+
+  template <typename T>
+  void SetArray(absl::string_view name, int64_t length, std::vector<T>& values) {
+    static_assert(sizeof(T) == 4);
+    if (length % 4 != 0) {
+      Fail(name, ": ", length, " bytes, must be a multiple of 4");
+      reader_.Skip(length);
+      return;
+    }
+    values.resize(static_cast<size_t>(length) / 4);
+    reader_.CopyTo(values.data(), length);
+  }
+
+  /// Empty when the text breaks a rule: what is echoed and logged has been checked.
+  std::string TextOf(absl::string_view name, int64_t length, int64_t bytes_max) {
+    if (length > bytes_max) {
+      Fail(name, ": ", length, " bytes, must be at most ", bytes_max);
+      reader_.Skip(length);
+      return {};
+    }
+    std::string text(static_cast<size_t>(length), '\0');
+    reader_.CopyTo(text.data(), length);
+    if (!IsUtf8(text)) {
+      Fail(name, ": not UTF-8");
+      return {};
+    }
+    if (HasControlCharacters(text)) {
+      Fail(name, ": holds control characters, must hold none");
+      return {};
+    }
+    return text;
+  }
+
+  PieceReader reader_;
+  absl::Status status_;
+  ScoreRequest request_;
+  uint64_t payloads_seen_ = 0;  ///< Bit n: field n; all numbers are below 64.
+  int64_t unknown_bytes_ = 0;
+};
+
+}  // namespace
+
+ParsedScoreRequest ParseScoreRequest(absl::Span<const absl::Span<const std::byte>> pieces,
+                                     std::shared_ptr<void> owner) {
+  return Parser(pieces, std::move(owner)).Parse();
+}
+
+}  // namespace logprobd

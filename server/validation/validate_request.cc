@@ -1,0 +1,176 @@
+#include "server/validation/validate_request.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/base/dtype.h"
+#include "server/base/errors.h"
+#include "server/base/outputs.h"
+#include "server/validation/validate_lists.h"
+
+namespace logprobd {
+namespace {
+
+using internal::CheckIds;
+using internal::CheckOffsets;
+using internal::CheckTargets;
+using internal::CheckTemperature;
+using internal::CheckTemperatures;
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::Status CheckEnums(const ScoreRequest& request) {
+  if (request.dtype_number < 1 || request.dtype_number > 3) {
+    return Invalid("dtype: ", request.dtype_number,
+                   ", must be DTYPE_BF16 (1), DTYPE_F16 (2) or DTYPE_F32 (3)");
+  }
+  if (request.priority_number < 0 || request.priority_number > kNumPriorities) {
+    return Invalid("priority: ", request.priority_number, ", must be in [0, ", kNumPriorities, "]");
+  }
+  if ((request.output_bits & ~OutputSet::kAllBits) != 0) {
+    return Invalid("outputs: ", request.output_bits, ", has bits beyond ", OutputSet::kAllBits,
+                   ", the sum of all Output values");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const ScoreRequest& request, const HeadInfo& head) {
+  if (request.hidden_size != head.hidden_size) {
+    return Invalid("hidden_size: ", request.hidden_size, ", must be ", head.hidden_size,
+                   " for head \"", head.name, "\"");
+  }
+  if (request.rows < 0 || request.rows > head.limits.request_rows_max) {
+    return Invalid("rows: ", request.rows, ", must be in [0, ", head.limits.request_rows_max, "]");
+  }
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(request.rows, request.hidden_size, &elements) ||
+      __builtin_mul_overflow(elements, DtypeBytes(request.dtype()), &bytes)) {
+    return Invalid("rows: ", request.rows, " x hidden_size ", request.hidden_size,
+                   " is more than 2^63 bytes");
+  }
+  if (request.hidden.bytes != bytes) {
+    return Invalid("hidden: ", request.hidden.bytes, " bytes, must be ", bytes, " (", request.rows,
+                   " rows x ", request.hidden_size, " x ", DtypeBytes(request.dtype()),
+                   " bytes of ", DtypeName(request.dtype()), ")");
+  }
+  if (static_cast<int64_t>(request.targets.size()) != request.rows) {
+    return Invalid("targets: ", request.targets.size(), " ids, must be ", request.rows,
+                   ", one for each row");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTargetIds(const ScoreRequest& request, const HeadInfo& head) {
+  if (request.ignore_index >= 0 && request.ignore_index < head.vocab_size) {
+    return Invalid("ignore_index: ", request.ignore_index, ", must lie outside [0, ",
+                   head.vocab_size, "), where it would hide a real id");
+  }
+  return CheckTargets(request.targets, head.vocab_size, request.ignore_index);
+}
+
+absl::Status CheckAllTemperatures(const ScoreRequest& request) {
+  if (request.temperature.has_value()) {
+    if (!request.row_temperatures.empty()) {
+      return Invalid("row_temperatures: ", request.row_temperatures.size(),
+                     " values beside temperature ", *request.temperature,
+                     ", must be only one of "
+                     "the two");
+    }
+    LOGPROBD_RETURN_IF_ERROR(CheckTemperature("temperature", *request.temperature));
+  }
+  if (!request.row_temperatures.empty()) {
+    if (static_cast<int64_t>(request.row_temperatures.size()) != request.rows) {
+      return Invalid("row_temperatures: ", request.row_temperatures.size(), " values, must be ",
+                     request.rows, ", one for each row");
+    }
+    LOGPROBD_RETURN_IF_ERROR(CheckTemperatures("row_temperatures", request.row_temperatures));
+  }
+  if (request.entropy_temperature.has_value()) {
+    LOGPROBD_RETURN_IF_ERROR(CheckTemperature("entropy_temperature", *request.entropy_temperature));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCandidates(const ScoreRequest& request, const HeadInfo& head) {
+  const auto num_ids = static_cast<int64_t>(request.candidate_ids.size());
+  if (num_ids > head.limits.candidates_max) {
+    return Invalid("candidate_ids: ", num_ids, " ids, must be at most ",
+                   head.limits.candidates_max);
+  }
+  if (request.candidate_offsets.empty() && num_ids == 0) {
+    return absl::OkStatus();
+  }
+  if (static_cast<int64_t>(request.candidate_offsets.size()) != request.rows + 1) {
+    return Invalid("candidate_offsets: ", request.candidate_offsets.size(), " offsets, must be ",
+                   request.rows + 1, ", rows + 1");
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckOffsets("candidate_offsets", request.candidate_offsets, num_ids,
+                                        "the number of candidate_ids"));
+  return CheckIds("candidate_ids", request.candidate_ids, head.vocab_size);
+}
+
+absl::Status CheckSegments(const ScoreRequest& request, const HeadInfo& head) {
+  if (request.segment_offsets.empty()) {
+    return absl::OkStatus();
+  }
+  if (request.num_segments() > head.limits.segments_max) {
+    return Invalid("segment_offsets: ", request.num_segments(), " segments, must be at most ",
+                   head.limits.segments_max);
+  }
+  return CheckOffsets("segment_offsets", request.segment_offsets, request.rows, "rows");
+}
+
+absl::Status CheckTopK(const ScoreRequest& request, const HeadInfo& head) {
+  const int64_t top_k_max = std::min(static_cast<int64_t>(head.limits.top_k_max), head.vocab_size);
+  if (request.top_k < 0 || request.top_k > top_k_max) {
+    return Invalid("top_k: ", request.top_k, ", must be in [0, ", top_k_max, "]");
+  }
+  return absl::OkStatus();
+}
+
+/// The answer is held in memory until it is sent, and a client has to be able to receive it.
+absl::Status CheckAnswerSize(const ScoreRequest& request, const HeadInfo& head) {
+  const OutputSet outputs = request.outputs();
+  int64_t row_bytes = 8 * request.top_k;
+  for (const Output output : {Output::kLogprob, Output::kEntropy, Output::kLse,
+                              Output::kSumPSquared, Output::kMaxLogit, Output::kMinLogit}) {
+    row_bytes += outputs.Has(output) ? 4 : 0;
+  }
+  row_bytes += outputs.Has(Output::kArgmax) ? 8 : 0;
+  row_bytes += outputs.Has(Output::kGreedy) ? 1 : 0;
+  const int64_t bytes = request.rows * row_bytes +
+                        4 * static_cast<int64_t>(request.candidate_ids.size()) +
+                        13 * request.num_segments();
+  if (bytes > head.limits.message_bytes_max) {
+    return Invalid("rows: ", request.rows, " rows with top_k ", request.top_k,
+                   " give an answer of ", bytes, " bytes, must be at most ",
+                   head.limits.message_bytes_max, ": send fewer rows");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateRequest(const ScoreRequest& request, const HeadInfo& head) {
+  if (request.weights_version != 0 && request.weights_version != head.weights_version) {
+    return absl::FailedPreconditionError(absl::StrCat("weights_version: ", request.weights_version,
+                                                      ", but version ", head.weights_version,
+                                                      " is live for head \"", head.name, "\""));
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckEnums(request));
+  LOGPROBD_RETURN_IF_ERROR(CheckShape(request, head));
+  LOGPROBD_RETURN_IF_ERROR(CheckTargetIds(request, head));
+  LOGPROBD_RETURN_IF_ERROR(CheckAllTemperatures(request));
+  LOGPROBD_RETURN_IF_ERROR(CheckTopK(request, head));
+  LOGPROBD_RETURN_IF_ERROR(CheckCandidates(request, head));
+  LOGPROBD_RETURN_IF_ERROR(CheckSegments(request, head));
+  return CheckAnswerSize(request, head);
+}
+
+}  // namespace logprobd

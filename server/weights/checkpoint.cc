@@ -1,0 +1,216 @@
+#include "server/weights/checkpoint.h"
+
+#include <array>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/errors.h"
+#include "server/weights/printable_name.h"
+
+namespace logprobd {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr absl::string_view kSingleFile = "model.safetensors";
+constexpr absl::string_view kIndexFile = "model.safetensors.index.json";
+constexpr std::array<absl::string_view, 5> kPickleSuffixes = {".bin", ".pt", ".pth", ".ckpt",
+                                                              ".distcp"};
+
+bool IsPickle(absl::string_view file_name) {
+  for (const absl::string_view suffix : kPickleSuffixes) {
+    if (absl::EndsWithIgnoreCase(file_name, suffix)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status PickleUnsupported(const std::string& folder, absl::string_view file_name) {
+  return absl::UnimplementedError(absl::StrCat(
+      PrintableName(file_name), " in ", PrintableName(folder),
+      " is a pickle file, which is never loaded since it can run code; convert the model once: "
+      "python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained(",
+      PrintableName(folder), ", dtype='auto').save_pretrained('OUT', safe_serialization=True)\""));
+}
+
+absl::Status GgufUnsupported(absl::string_view file_name) {
+  return absl::UnimplementedError(
+      absl::StrCat(PrintableName(file_name),
+                   " is a GGUF file; give the folder of the original safetensors checkpoint"));
+}
+
+absl::Status PathError(const std::string& path, const std::error_code& error) {
+  if (error == std::errc::permission_denied) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(PrintableName(path), " cannot be read; open it to the user of the server"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), ": ", error.message()));
+}
+
+// The folder has neither the single file nor an index: says what it has instead.
+absl::Status ExplainNoWeights(const std::string& folder) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  std::string pickle;
+  std::string gguf;
+  std::string safetensors;
+  bool is_cache = false;
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (IsPickle(name)) {
+      pickle = name;
+    } else if (absl::EndsWith(name, ".gguf")) {
+      gguf = name;
+    } else if (absl::EndsWith(name, ".safetensors")) {
+      safetensors = name;
+    } else if (name == "snapshots") {
+      is_cache = true;
+    }
+  }
+  if (error) {
+    return PathError(folder, error);
+  }
+  const std::string no_weights =
+      absl::StrCat(PrintableName(folder), " has neither ", kSingleFile, " nor ", kIndexFile);
+  if (is_cache) {
+    return absl::NotFoundError(
+        absl::StrCat(no_weights,
+                     "; it is a download cache: give one of the folders in its "
+                     "'snapshots' folder"));
+  }
+  if (absl::StartsWith(safetensors, "adapter_")) {
+    return absl::NotFoundError(
+        absl::StrCat(no_weights, "; it holds an adapter: merge it into its base model first"));
+  }
+  if (!safetensors.empty()) {
+    return absl::NotFoundError(absl::StrCat(no_weights, "; to use ", PrintableName(safetensors),
+                                            ", give the path of that file"));
+  }
+  if (!pickle.empty()) {
+    return PickleUnsupported(folder, pickle);
+  }
+  if (!gguf.empty()) {
+    return GgufUnsupported(gguf);
+  }
+  return absl::NotFoundError(no_weights);
+}
+
+absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string folder =
+      path.has_parent_path() ? path.parent_path().string() : std::string(".");
+  if (IsPickle(name)) {
+    return PickleUnsupported(folder, name);
+  }
+  if (absl::EndsWith(name, ".gguf")) {
+    return GgufUnsupported(name);
+  }
+  const bool indexed = absl::EndsWith(name, ".safetensors.index.json");
+  if (!indexed && !absl::EndsWith(name, ".safetensors")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(PrintableName(path.string()),
+                     " is neither a model folder nor a .safetensors file nor an index"));
+  }
+  return ModelPaths{folder, path.string(), indexed};
+}
+
+}  // namespace
+
+absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError("the model's path is empty or holds a NUL");
+  }
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) {
+    return absl::NotFoundError(absl::StrCat(
+        PrintableName(path),
+        " does not exist; the model must be a local folder (nothing is downloaded by its name)"));
+  }
+  if (error) {
+    return PathError(path, error);
+  }
+  if (status.type() != fs::file_type::directory) {
+    return PathsOfFile(path);
+  }
+  for (const absl::string_view name : {kSingleFile, kIndexFile}) {
+    const fs::path file = fs::path(path) / std::string(name);
+    // A dangling link counts as present, so that opening it explains what is wrong.
+    if (fs::symlink_status(file, error).type() != fs::file_type::not_found && !error) {
+      return ModelPaths{path, file.string(), name == kIndexFile};
+    }
+    if (error && error != std::errc::no_such_file_or_directory) {
+      return PathError(path, error);
+    }
+  }
+  return ExplainNoWeights(path);
+}
+
+Checkpoint::Checkpoint(const ModelPaths& paths, HeadNameFilter& filter)
+    : paths_(paths), filter_(&filter) {}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFilter& filter) {
+  Checkpoint checkpoint(paths, filter);
+  if (paths.indexed) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto index, RegularFile::Open(paths.weights));
+    auto files = ReadSafetensorsIndex(
+        *index, [&filter](absl::string_view name) { return filter.Wants(name); });
+    if (!files.ok()) {
+      return WithContext(files.status(), PrintableName(paths.weights));
+    }
+    checkpoint.files_ = *std::move(files);
+    return checkpoint;
+  }
+  const std::string file_name = fs::path(paths.weights).filename().string();
+  LOGPROBD_ASSIGN_OR_RETURN(const Shard* shard, checkpoint.OpenShard(file_name));
+  for (const TensorEntry& entry : shard->header.tensors) {
+    checkpoint.files_[entry.name] = file_name;
+  }
+  return checkpoint;
+}
+
+absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string& file_name) {
+  std::unique_ptr<Shard>& slot = shards_[file_name];
+  if (slot == nullptr) {
+    const std::string path = (fs::path(paths_.folder) / file_name).string();
+    LOGPROBD_ASSIGN_OR_RETURN(auto file, RegularFile::Open(path));
+    auto header = ReadSafetensorsHeader(
+        *file, [this](absl::string_view name) { return filter_->Wants(name); });
+    if (!header.ok()) {
+      return WithContext(header.status(), PrintableName(path));
+    }
+    slot = std::make_unique<Shard>(Shard{std::move(file), *std::move(header)});
+  }
+  return slot.get();
+}
+
+absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
+  const auto file_name = files_.find(name);
+  if (file_name == files_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat(PrintableName(paths_.weights), " has no tensor ", PrintableName(name)));
+  }
+  auto shard = OpenShard(file_name->second);
+  if (!shard.ok()) {
+    return absl::IsNotFound(shard.status()) && paths_.indexed
+               ? WithContext(shard.status(),
+                             absl::StrCat("the index places ", PrintableName(name),
+                                          " in a file that is missing (download it again)"))
+               : shard.status();
+  }
+  const TensorEntry* entry = (*shard)->header.Find(name);
+  if (entry == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the index places ", PrintableName(name), " in ", PrintableName((*shard)->file->path()),
+        ", which has no such tensor; index and files belong to different checkpoints"));
+  }
+  return StoredTensor{(*shard)->file, *entry};
+}
+
+}  // namespace logprobd

@@ -1,0 +1,165 @@
+#include "server/weights/head_choice.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/base/errors.h"
+#include "server/weights/printable_name.h"
+
+namespace logprobd {
+namespace {
+
+std::string FirstPresent(const Checkpoint& checkpoint, absl::Span<const absl::string_view> names) {
+  for (const absl::string_view name : names) {
+    if (checkpoint.Has(name)) {
+      return std::string(name);
+    }
+  }
+  return "";
+}
+
+// The trace of quantisation of a weight, or empty.
+std::string QuantizedTrace(const Checkpoint& checkpoint, absl::string_view weight_name) {
+  for (const std::string& name : QuantizedNamesOf(weight_name)) {
+    if (checkpoint.Has(name)) {
+      return name;
+    }
+  }
+  return "";
+}
+
+absl::Status QuantizedUnsupported(absl::string_view trace, const HeadConfig& config) {
+  return absl::UnimplementedError(absl::StrCat(
+      "unsupported: quantised head (tensor ", PrintableName(trace),
+      config.quantization_method.empty()
+          ? ""
+          : absl::StrCat(", quant_method ", PrintableName(config.quantization_method)),
+      "); serve the model's unquantised checkpoint, or quantise again leaving the head out "
+      "(modules_to_not_convert=['lm_head'])"));
+}
+
+absl::Status NoHead(const HeadNameFilter& filter) {
+  std::string hint;
+  if (!filter.lookalikes().empty()) {
+    hint = absl::StrCat(
+        "; names that look like one: ",
+        absl::StrJoin(filter.lookalikes(), ", ", [](std::string* out, const std::string& name) {
+          absl::StrAppend(out, PrintableName(name));
+        }));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "the checkpoint has no head under a known name (", absl::StrJoin(HeadTensorNames(), ", "),
+      ", or for tied weights ", absl::StrJoin(EmbeddingTensorNames(), ", "),
+      "); name it with --head-tensor", hint));
+}
+
+// Compares whole tensors, since a single row may have been changed; 2 MiB of memory.
+absl::StatusOr<bool> SameBits(const StoredTensor& a, const StoredTensor& b) {
+  if (a.entry.dtype != b.entry.dtype || a.entry.shape != b.entry.shape) {
+    return false;
+  }
+  constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  std::vector<std::byte> piece_a;
+  std::vector<std::byte> piece_b;
+  const int64_t total = a.entry.file_end - a.entry.file_begin;
+  for (int64_t done = 0; done < total; done += kPieceBytes) {
+    const auto length = static_cast<size_t>(std::min(kPieceBytes, total - done));
+    piece_a.resize(length);
+    piece_b.resize(length);
+    LOGPROBD_RETURN_IF_ERROR(a.file->Read(a.entry.file_begin + done, absl::MakeSpan(piece_a)));
+    LOGPROBD_RETURN_IF_ERROR(b.file->Read(b.entry.file_begin + done, absl::MakeSpan(piece_b)));
+    if (std::memcmp(piece_a.data(), piece_b.data(), length) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Both a head and an embedding, and config.json says that they are one: true only if they are equal
+// bit for bit; else the embedding is what the model was tied to.
+absl::StatusOr<HeadChoice> ChooseAmongTied(Checkpoint& checkpoint, const std::string& head,
+                                           const std::string& embedding) {
+  HeadChoice choice;
+  choice.tied = true;
+  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
+  LOGPROBD_ASSIGN_OR_RETURN(StoredTensor embedding_tensor, checkpoint.Find(embedding));
+  LOGPROBD_ASSIGN_OR_RETURN(const bool same, SameBits(choice.tensor, embedding_tensor));
+  if (!same) {
+    choice.tensor = std::move(embedding_tensor);
+    choice.warnings.push_back(absl::StrCat("config.json says tie_word_embeddings, but ", head,
+                                           " and ", embedding, " differ; ", embedding,
+                                           " is used (--head-tensor ", head, " for the other)"));
+  }
+  return choice;
+}
+
+absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig& config,
+                                        const HeadNameFilter& filter) {
+  const std::string head = FirstPresent(checkpoint, HeadTensorNames());
+  const std::string embedding = FirstPresent(checkpoint, EmbeddingTensorNames());
+  HeadChoice choice;
+  if (!head.empty()) {
+    if (config.tied.value_or(false) && !embedding.empty()) {
+      return ChooseAmongTied(checkpoint, head, embedding);
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
+    choice.tied = config.tied.value_or(false);
+    return choice;
+  }
+  for (const absl::string_view name : HeadTensorNames()) {
+    if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
+      return QuantizedUnsupported(trace, config);
+    }
+  }
+  if (embedding.empty()) {
+    for (const absl::string_view name : EmbeddingTensorNames()) {
+      if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
+        return QuantizedUnsupported(trace, config);
+      }
+    }
+    return NoHead(filter);
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
+  choice.tied = true;
+  if (!config.tied.value_or(true)) {
+    choice.warnings.push_back(
+        absl::StrCat("config.json says that the head is not tied, but the checkpoint has none; ",
+                     embedding, " is used"));
+  }
+  return choice;
+}
+
+}  // namespace
+
+absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& config,
+                                      const HeadNameFilter& filter,
+                                      const std::string& head_tensor) {
+  HeadChoice choice;
+  if (head_tensor.empty()) {
+    LOGPROBD_ASSIGN_OR_RETURN(choice, ChooseByName(checkpoint, config, filter));
+  } else {
+    if (!checkpoint.Has(head_tensor)) {
+      if (const std::string trace = QuantizedTrace(checkpoint, head_tensor); !trace.empty()) {
+        return QuantizedUnsupported(trace, config);
+      }
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head_tensor));
+    const auto embeddings = EmbeddingTensorNames();
+    choice.tied = std::find(embeddings.begin(), embeddings.end(), head_tensor) != embeddings.end();
+  }
+  const std::string& name = choice.tensor.entry.name;
+  if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
+    return QuantizedUnsupported(trace, config);
+  }
+  return choice;
+}
+
+}  // namespace logprobd

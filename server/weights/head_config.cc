@@ -1,0 +1,296 @@
+#include "server/weights/head_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/types/span.h"
+#include "server/base/errors.h"
+#include "server/weights/printable_name.h"
+#include "server/weights/python_json.h"
+
+namespace logprobd {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kDimensionMax = int64_t{1} << 31;
+
+constexpr std::array<absl::string_view, 3> kHiddenKeys = {"hidden_size", "n_embd", "d_model"};
+// z is multiplied by these: Cohere; Falcon-H1; muP models in three spellings.
+constexpr std::array<absl::string_view, 5> kMultipliers = {
+    "logit_scale", "lm_head_multiplier", "output_multiplier", "output_multiplier_scale",
+    "mup_output_mult"};
+// Keys that look as if they touched the logits of the head and do not.
+constexpr std::array<absl::string_view, 6> kHarmless = {
+    "final_logit_softcapping", "logits_scaling",  "num_logits_to_keep",
+    "logits_to_keep",          "mup_denominator", "logit_scale_init_value"};
+constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
+
+// Defaults of model classes whose config files may leave the key out.
+struct FamilyDefault {
+  absl::string_view model_type;
+  absl::string_view key;
+  double value;
+};
+constexpr std::array<FamilyDefault, 3> kFamilyDefaults = {{
+    {"cohere", "logit_scale", 0.0625},
+    {"cohere2", "logit_scale", 0.0625},
+    {"gemma2", "final_logit_softcapping", 30.0},
+}};
+
+// The objects of a config in which a key is looked for, innermost first.
+class ConfigLevels {
+ public:
+  static absl::StatusOr<ConfigLevels> Of(const Json& top) {
+    ConfigLevels levels;
+    LOGPROBD_ASSIGN_OR_RETURN(const Json* text, Nested(top, "text_config"));
+    if (text == nullptr) {
+      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(top, "llm_config"));
+    }
+    const Json* thinker = nullptr;
+    if (text == nullptr) {
+      LOGPROBD_ASSIGN_OR_RETURN(thinker, Nested(top, "thinker_config"));
+    }
+    if (thinker != nullptr) {
+      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(*thinker, "text_config"));
+    } else if (text == nullptr) {
+      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(top, "language_config"));
+    }
+    for (const Json* level : {text, thinker, &top}) {
+      if (level != nullptr) {
+        levels.levels_.push_back(level);
+      }
+    }
+    return levels;
+  }
+
+  // Null where no level has the key, or where the innermost that has it says null.
+  const Json* Find(absl::string_view key) const {
+    for (const Json* level : levels_) {
+      const auto found = level->find(std::string(key));
+      if (found != level->end()) {
+        return found->is_null() ? nullptr : &*found;
+      }
+    }
+    return nullptr;
+  }
+
+  bool Has(absl::string_view key) const {
+    return std::any_of(levels_.begin(), levels_.end(),
+                       [key](const Json* level) { return level->contains(std::string(key)); });
+  }
+
+  absl::Span<const Json* const> all() const { return levels_; }
+
+ private:
+  static absl::StatusOr<const Json*> Nested(const Json& parent, absl::string_view key) {
+    const auto found = parent.find(std::string(key));
+    if (found == parent.end() || found->is_null()) {
+      return nullptr;
+    }
+    if (!found->is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat(key, " is not an object"));
+    }
+    return &*found;
+  }
+
+  std::vector<const Json*> levels_;
+};
+
+absl::Status WrongValue(absl::string_view key, const Json& value, absl::string_view wanted) {
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return absl::InvalidArgumentError(
+      absl::StrCat(key, " is ", PrintableName(text), ", not ", wanted));
+}
+
+absl::StatusOr<std::optional<int64_t>> Dimension(const ConfigLevels& levels,
+                                                 absl::string_view key) {
+  const Json* value = levels.Find(key);
+  if (value == nullptr) {
+    return std::optional<int64_t>();
+  }
+  if (!value->is_number_unsigned() || value->get<uint64_t>() == 0 ||
+      value->get<uint64_t>() > static_cast<uint64_t>(kDimensionMax)) {
+    return WrongValue(key, *value, "an integer from 1 to 2^31");
+  }
+  return std::optional<int64_t>(value->get<int64_t>());
+}
+
+absl::StatusOr<std::optional<bool>> Flag(const ConfigLevels& levels, absl::string_view key) {
+  const Json* value = levels.Find(key);
+  if (value == nullptr) {
+    return std::optional<bool>();
+  }
+  if (!value->is_boolean()) {
+    return WrongValue(key, *value, "true or false");
+  }
+  return std::optional<bool>(value->get<bool>());
+}
+
+// A factor or cap; false is as good as null.
+absl::StatusOr<std::optional<double>> Factor(const ConfigLevels& levels, absl::string_view key) {
+  const Json* value = levels.Find(key);
+  if (value == nullptr || (value->is_boolean() && !value->get<bool>())) {
+    return std::optional<double>();
+  }
+  if (!value->is_number()) {
+    return WrongValue(key, *value, "a number");
+  }
+  const double number = value->get<double>();
+  if (!std::isfinite(static_cast<float>(number)) || static_cast<float>(number) <= 0.0F) {
+    return WrongValue(key, *value, "a positive number that fits fp32");
+  }
+  return std::optional<double>(number);
+}
+
+std::string ModelType(const ConfigLevels& levels) {
+  // The outermost names the model; a nested one only its text part.
+  std::string model_type = "unknown";
+  for (const Json* level : levels.all()) {
+    const auto found = level->find("model_type");
+    if (found != level->end() && found->is_string()) {
+      model_type = found->get<std::string>();
+    }
+  }
+  // It goes into logs and labels.
+  constexpr size_t kModelTypeBytesMax = 64;
+  return absl::CHexEscape(model_type.substr(0, kModelTypeBytesMax));
+}
+
+std::string QuantizationMethod(const ConfigLevels& levels) {
+  const Json* config = levels.Find("quantization_config");
+  if (config == nullptr || !config->is_object()) {
+    return "";
+  }
+  const auto method = config->find("quant_method");
+  return method != config->end() && method->is_string() ? method->get<std::string>() : "";
+}
+
+absl::Status ResolveScale(const ConfigLevels& levels, HeadConfig& config) {
+  std::vector<std::string> used;
+  const auto apply = [&](absl::string_view key, double factor) {
+    config.scale *= factor;
+    used.emplace_back(key);
+  };
+  for (const absl::string_view key : kMultipliers) {
+    const Json* value = levels.Find(key);
+    if (value != nullptr && value->is_string() && *value == "inv_sqrt_d_model") {  // MPT
+      if (!config.hidden_size.has_value()) {
+        return absl::InvalidArgumentError(absl::StrCat(key, " needs d_model, which is missing"));
+      }
+      apply(key, 1.0 / std::sqrt(static_cast<double>(*config.hidden_size)));
+      continue;
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> factor, Factor(levels, key));
+    if (factor.has_value()) {
+      apply(key, *factor);
+    }
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> divisor, Factor(levels, "logits_scaling"));
+  if (divisor.has_value()) {  // Granite
+    apply("logits_scaling", 1.0 / *divisor);
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> base, Factor(levels, "dim_model_base"));
+  if (base.has_value()) {  // MiniCPM divides the hidden state
+    if (!config.hidden_size.has_value()) {
+      return absl::InvalidArgumentError("dim_model_base needs hidden_size, which is missing");
+    }
+    apply("dim_model_base", *base / static_cast<double>(*config.hidden_size));
+  }
+  if (used.size() > 1) {
+    config.warnings.push_back(absl::StrCat("several keys of config.json scale the logits (",
+                                           absl::StrJoin(used, ", "),
+                                           "); their product is used: ", config.scale));
+  }
+  if (static_cast<float>(config.scale) <= 0.0F ||
+      !std::isfinite(static_cast<float>(config.scale))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the scale of the logits is ", config.scale, ", which does not fit fp32"));
+  }
+  return absl::OkStatus();
+}
+
+void ApplyFamilyDefaults(const ConfigLevels& levels, HeadConfig& config) {
+  for (const FamilyDefault& family : kFamilyDefaults) {
+    if (config.model_type != family.model_type || levels.Has(family.key)) {
+      continue;
+    }
+    (family.key == "logit_scale" ? config.scale : config.softcap) = family.value;
+    config.warnings.push_back(absl::StrCat("config.json has no ", family.key,
+                                           "; the default of model type ", family.model_type,
+                                           " is used: ", family.value));
+  }
+}
+
+bool IsHarmless(absl::string_view key) {
+  return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end() ||
+         std::find(kMultipliers.begin(), kMultipliers.end(), key) != kMultipliers.end() ||
+         std::any_of(kHarmlessParts.begin(), kHarmlessParts.end(),
+                     [key](absl::string_view part) { return absl::StrContains(key, part); });
+}
+
+// A key that nobody taught us may change the logits: the operator should know that it is ignored.
+void WarnOfUnknownKeys(const ConfigLevels& levels, HeadConfig& config) {
+  constexpr size_t kWarningsMax = 16;
+  for (const Json* level : levels.all()) {
+    for (const auto& [key, value] : level->items()) {
+      // "warmup" is not "mup".
+      const std::string lower =
+          absl::StrReplaceAll(absl::AsciiStrToLower(key), {{"warmup", ""}, {"warm_up", ""}});
+      const bool off = value.is_null() || (value.is_boolean() && !value.get<bool>());
+      if (off || IsHarmless(lower) || config.warnings.size() >= kWarningsMax ||
+          !(absl::StrContains(lower, "logit") || absl::StrContains(lower, "mup"))) {
+        continue;
+      }
+      config.warnings.push_back(
+          absl::StrCat("config.json has the key ", PrintableName(key),
+                       ", which may change the logits and is not understood: it is ignored"));
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
+  const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
+  if (!top.is_object()) {
+    return absl::InvalidArgumentError(top.is_discarded() ? "it is not valid JSON in UTF-8"
+                                                         : "it is not a JSON object");
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const ConfigLevels levels, ConfigLevels::Of(top));
+  HeadConfig config;
+  config.model_type = ModelType(levels);
+  config.quantization_method = QuantizationMethod(levels);
+  for (const absl::string_view key : kHiddenKeys) {
+    if (!config.hidden_size.has_value()) {
+      LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, Dimension(levels, key));
+    }
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(config.vocab_size, Dimension(levels, "vocab_size"));
+  LOGPROBD_ASSIGN_OR_RETURN(config.tied, Flag(levels, "tie_word_embeddings"));
+  LOGPROBD_ASSIGN_OR_RETURN(config.has_bias, Flag(levels, "lm_head_bias"));
+  LOGPROBD_RETURN_IF_ERROR(ResolveScale(levels, config));
+  if (const Json* softcap = levels.Find("final_logit_softcapping");
+      softcap != nullptr && *softcap != 0) {
+    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> value,
+                              Factor(levels, "final_logit_softcapping"));
+    config.softcap = value.value_or(0.0);
+  }
+  ApplyFamilyDefaults(levels, config);
+  WarnOfUnknownKeys(levels, config);
+  return config;
+}
+
+}  // namespace logprobd

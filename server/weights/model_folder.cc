@@ -1,0 +1,199 @@
+// OpenModelFolder: config.json and the checkpoint's headers become a HeadInfo and a reader of rows.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "server/base/check.h"
+#include "server/base/errors.h"
+#include "server/weights/checkpoint.h"
+#include "server/weights/head_bias.h"
+#include "server/weights/head_choice.h"
+#include "server/weights/head_config.h"
+#include "server/weights/head_names.h"
+#include "server/weights/head_weights.h"
+#include "server/weights/printable_name.h"
+#include "server/weights/regular_file.h"
+#include "server/weights/tensor_dtype.h"
+
+namespace logprobd {
+namespace {
+
+// Rows beyond any vocabulary mean that the tensor is something else.
+constexpr int64_t kVocabRowsMax = int64_t{1} << 24;
+
+class FileHeadWeights final : public HeadWeights {
+ public:
+  FileHeadWeights(HeadInfo info, StoredTensor tensor, std::vector<float> bias)
+      : info_(std::move(info)), tensor_(std::move(tensor)), bias_(std::move(bias)) {}
+
+  const HeadInfo& info() const override { return info_; }
+  const std::vector<float>& bias() const override { return bias_; }
+
+  absl::Status ReadRows(int64_t row_begin, int64_t row_end, std::byte* out,
+                        int64_t row_pitch_bytes) const override {
+    const int64_t row_bytes = info_.hidden_size * DtypeBytes(info_.dtype);
+    LOGPROBD_CHECK(row_pitch_bytes >= row_bytes, row_pitch_bytes, " < ", row_bytes);
+    if (row_begin < 0 || row_end < row_begin || row_end > info_.vocab_rows) {
+      return absl::OutOfRangeError(absl::StrCat("rows ", row_begin, " to ", row_end, " of ",
+                                                PrintableName(info_.tensor), ", which has ",
+                                                info_.vocab_rows));
+    }
+    return tensor_.file->ReadRows(tensor_.entry.file_begin + row_begin * row_bytes,
+                                  {.num_rows = row_end - row_begin,
+                                   .row_bytes = row_bytes,
+                                   .out = out,
+                                   .row_pitch_bytes = row_pitch_bytes});
+  }
+
+ private:
+  HeadInfo info_;
+  StoredTensor tensor_;
+  std::vector<float> bias_;
+};
+
+absl::StatusOr<HeadConfig> ReadHeadConfig(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  LOGPROBD_ASSIGN_OR_RETURN(const auto file, RegularFile::Open(path));
+  if (file->size_bytes() > kConfigBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), " has ", file->size_bytes(),
+                                                   " bytes, the limit is ", kConfigBytesMax));
+  }
+  std::string text(static_cast<size_t>(file->size_bytes()), '\0');
+  LOGPROBD_RETURN_IF_ERROR(file->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
+  auto config = ParseHeadConfig(text);
+  if (!config.ok()) {
+    return WithContext(config.status(), PrintableName(path));
+  }
+  return config;
+}
+
+absl::Status CheckHidden(const TensorEntry& tensor, HeadConfig& config) {
+  const std::string name = PrintableName(tensor.name);
+  if (tensor.shape.size() != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", name, " has the shape [", absl::StrJoin(tensor.shape, ", "),
+                     "]; a head has two dimensions, vocabulary and hidden"));
+  }
+  const int64_t rows = tensor.shape[0];
+  const int64_t hidden = tensor.shape[1];
+  if (rows < 1 || hidden < 1 || rows > kVocabRowsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " has the shape [", rows, ", ",
+                                                   hidden, "]; a head has 1 to ", kVocabRowsMax,
+                                                   " rows and at least 1 column"));
+  }
+  if (!config.hidden_size.has_value()) {
+    config.warnings.push_back(absl::StrCat(
+        "config.json has no hidden_size, n_embd or d_model; the tensor's is used: ", hidden));
+  } else if (*config.hidden_size != hidden) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", name, " has rows of ", hidden, " values, config.json says hidden_size ",
+        *config.hidden_size, rows == *config.hidden_size ? " (it looks transposed)" : "",
+        "; config.json and weights belong to different models, or --head-tensor names the wrong "
+        "one"));
+  }
+  return absl::OkStatus();
+}
+
+// The ids that take part: the tensor's rows are the truth, config.json says how many are padding.
+absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& options,
+                                   HeadConfig& config) {
+  if (!config.vocab_size.has_value()) {
+    config.warnings.push_back(
+        absl::StrCat("config.json has no vocab_size; the tensor's rows are used: ", rows));
+  }
+  const int64_t config_vocab = config.vocab_size.value_or(rows);
+  if (rows < config_vocab) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the head has ", rows, " rows, fewer than config.json's vocab_size ", config_vocab));
+  }
+  if (options.include_padding && options.valid_vocab.has_value()) {
+    return absl::InvalidArgumentError("--valid-vocab and --include-padding contradict each other");
+  }
+  if (options.include_padding) {
+    return rows;
+  }
+  if (options.valid_vocab.has_value()) {
+    if (*options.valid_vocab < 1 || *options.valid_vocab > rows) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--valid-vocab ", *options.valid_vocab, " is not from 1 to the head's ", rows, " rows"));
+    }
+    return *options.valid_vocab;
+  }
+  if (rows > config_vocab) {
+    config.warnings.push_back(absl::StrCat(
+        "the head has ", rows, " rows, config.json says vocab_size ", config_vocab, ": the last ",
+        rows - config_vocab, " take no part (--include-padding or --valid-vocab changes that)"));
+  }
+  return config_vocab;
+}
+
+absl::StatusOr<Dtype> HeadDtype(const TensorEntry& tensor) {
+  const std::optional<Dtype> dtype = ServedDtype(tensor.dtype);
+  if (dtype.has_value()) {
+    return *dtype;
+  }
+  const bool plain = tensor.dtype == "F64";
+  return absl::UnimplementedError(absl::StrCat(
+      "unsupported: ", plain ? "" : "quantised head, ", "tensor ", PrintableName(tensor.name),
+      " is ", tensor.dtype,
+      plain ? "; store it as F32, BF16 or F16"
+            : "; serve the model's unquantised checkpoint, or store this tensor as BF16, F16 or "
+              "F32"));
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
+                                                const ModelFolderOptions& options) {
+  LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(paths.folder));
+  HeadNameFilter filter(options.head_tensor);
+  LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, filter));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadChoice choice,
+                            ChooseHead(checkpoint, config, filter, options.head_tensor));
+  const TensorEntry& tensor = choice.tensor.entry;
+  LOGPROBD_ASSIGN_OR_RETURN(const Dtype dtype, HeadDtype(tensor));
+  LOGPROBD_RETURN_IF_ERROR(CheckHidden(tensor, config));
+  const int64_t rows = tensor.shape[0];
+  LOGPROBD_ASSIGN_OR_RETURN(const int64_t vocab_size, ValidVocab(rows, options, config));
+  if (vocab_size > kVocabSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the vocabulary has ", vocab_size, " ids, the limit is ", kVocabSizeMax,
+                     " (2^20); --valid-vocab can leave the rest out"));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<float> bias,
+                            ReadHeadBias(checkpoint, config, tensor.name, rows, choice.warnings));
+
+  HeadInfo info;
+  info.name = options.head_name;
+  info.model_type = config.model_type;
+  info.tensor = tensor.name;
+  info.hidden_size = tensor.shape[1];
+  info.vocab_size = vocab_size;
+  info.vocab_rows = rows;
+  info.dtype = dtype;
+  info.tied = choice.tied;
+  info.has_bias = !bias.empty();
+  info.scale = static_cast<float>(config.scale);
+  info.softcap = static_cast<float>(config.softcap);
+  info.weight_bytes = tensor.file_end - tensor.file_begin;
+  info.weights_version = options.weights_version;
+
+  ModelFolderHead head;
+  head.warnings = std::move(config.warnings);
+  head.warnings.insert(head.warnings.end(), choice.warnings.begin(), choice.warnings.end());
+  head.weights =
+      std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
+  return head;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Measures the CPU engine beside what it replaces, and its accuracy, and writes both as results.
+
+    cpu_bench.py --bin-dir build/release/bin speed --rows 256 4096 --out results/cpu_speed.json
+    cpu_bench.py --bin-dir build/release/bin accuracy --out results/cpu_accuracy.json
+
+Needs the binaries of -DLOGPROBD_BENCHMARKS=ON and, for speed, torch. One round runs every contender
+once, in turn; figures are medians over the rounds. `ours` gives logprob and entropy of every row. The
+GEMMs (oneDNN, torch) only write logits. torch's chains compute log_softmax, the target's logprob and
+the entropy from logits that they hold in full, in bf16 or in fp32.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ACCURACY_LIMITS = {"logprob_max": 1e-4, "logprob_p99": 2e-5, "entropy_max": 2e-4}
+FP32_LOGPROB_MAX = 5e-6
+
+
+def machine() -> str:
+    model = "unknown CPU"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = " ".join(line.split(":", 1)[1].split())
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def record(what: str, figure: float, unit: str, **more: object) -> dict:
+    return {
+        "what": what,
+        "machine": more.pop("machine", machine()),
+        "date": datetime.date.today().isoformat(),
+        "commit": more.pop("commit", commit()),
+        "figure": figure,
+        "unit": unit,
+        "spread": None,
+        "rounds": 1,
+        "baseline": None,
+        "ratio": None,
+        "note": "",
+        **more,
+    }
+
+
+class Bench:
+    """cpu_kernel_bench, which runs what it is told and answers with the seconds."""
+
+    def __init__(self, binary: pathlib.Path, rows: int, hidden: int, vocab: int) -> None:
+        self.process = subprocess.Popen(
+            [binary, str(rows), str(hidden), str(vocab)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, command: str) -> dict:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"cpu_kernel_bench ended while running {command}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def torch_contenders(rows: int, hidden: int, vocab: int) -> dict[str, Callable[[], None]]:
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(1)
+    x = torch.randn(rows, hidden, dtype=torch.bfloat16)
+    weight = torch.empty(vocab, hidden, dtype=torch.bfloat16).normal_(0, 3.0 / hidden**0.5)
+    targets = torch.randint(0, vocab, (rows, 1))
+
+    def gemm() -> None:
+        torch.mm(x, weight.t())
+
+    def chain(dtype: torch.dtype) -> None:
+        logits = torch.mm(x, weight.t()).to(dtype)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        del logits
+        logprobs.gather(1, targets)
+        -(logprobs.exp() * logprobs).sum(dim=-1)
+
+    return {
+        "torch_gemm": gemm,
+        "torch_bf16": lambda: chain(torch.bfloat16),
+        "torch_f32": lambda: chain(torch.float32),
+    }
+
+
+NAMES = {
+    "onednn_bf16": "oneDNN bf16 GEMM, bf16 logits",
+    "onednn_f32_out": "oneDNN bf16 GEMM, fp32 logits",
+    "onednn_f32": "oneDNN fp32 GEMM, fp32 logits",
+    "torch_gemm": "torch bf16 GEMM",
+    "torch_bf16": "torch log_softmax and entropy over bf16 logits",
+    "torch_f32": "torch log_softmax and entropy over fp32 logits",
+}
+
+
+def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> list[dict]:
+    bench = Bench(binary, rows, args.hidden, args.vocab)
+    torch_runs = torch_contenders(rows, args.hidden, args.vocab)
+    onednn = ["onednn_bf16"] + ([] if args.only_bf16 else ["onednn_f32_out", "onednn_f32"])
+    seconds: dict[str, list[float]] = {name: [] for name in ["ours", *onednn, *torch_runs]}
+    facts = bench.run("memory")
+    deadline = time.monotonic() + args.seconds_max
+    rounds = 0
+    # Round 0 warms up and is not counted.
+    while rounds <= args.rounds and (rounds < 2 or time.monotonic() < deadline):
+        for name, figures in seconds.items():
+            if name in torch_runs:
+                begin = time.perf_counter()
+                torch_runs[name]()
+                taken = time.perf_counter() - begin
+            else:
+                taken = bench.run(name)["seconds"]
+            if rounds > 0:
+                figures.append(taken)
+            time.sleep(0.05)  # until the threads of the last contender have stopped spinning
+        rounds += 1
+    bench.close()
+
+    shape = f"T={rows}, H={args.hidden}, V={args.vocab}, bf16"
+    ours = statistics.median(seconds["ours"])
+    common = {
+        "rounds": rounds - 1,
+        "note": f"{facts['isa']}, {facts['threads']} threads, logprob and entropy",
+        "spread": [min(seconds["ours"]), max(seconds["ours"])],
+    }
+
+    def against(name: str, limit: str) -> dict:
+        figure = statistics.median(seconds[name])
+        low_high = f"{min(seconds[name]):.4g} to {max(seconds[name]):.4g}"
+        return record(
+            f"CPU, {shape}",
+            ours,
+            "s",
+            **{
+                **common,
+                "baseline": {"what": NAMES[name], "figure": figure},
+                "ratio": ours / figure,
+                "note": f"{common['note']}; {limit}; baseline spread {low_high} s",
+            },
+        )
+
+    gemms = [name for name in ("onednn_bf16", "onednn_f32_out", "torch_gemm") if name in seconds]
+    best = min(gemms, key=lambda name: statistics.median(seconds[name]))
+    chains = ("torch_bf16", "torch_f32")
+    records = [against(best, "best bf16 GEMM, wanted at most 1.3")]
+    records += [
+        against(name, "a further GEMM") for name in seconds if name not in ("ours", best, *chains)
+    ]
+    records.append(against("torch_bf16", "wanted at most 1/1.4 = 0.71"))
+    records.append(against("torch_f32", "wanted at most 1/2 = 0.5"))
+    records.append(
+        record(
+            f"CPU, {shape}: memory beyond weight, hidden and results",
+            facts["extra_bytes"] / 2**20,
+            "MiB",
+            note="growth of the process's peak while the workspace is made and a batch is scored; wanted at most 64",
+        )
+    )
+    return records
+
+
+def speed(args: argparse.Namespace) -> list[dict]:
+    records = []
+    for rows in args.rows:
+        records += measure_speed(args.bin_dir / "cpu_kernel_bench", rows, args)
+        print(f"T={rows} done", file=sys.stderr)
+    return records
+
+
+def accuracy(args: argparse.Namespace) -> list[dict]:
+    command = [
+        args.bin_dir / "cpu_accuracy",
+        str(args.case_rows),
+        str(args.hidden),
+        str(args.vocab),
+        args.isa,
+    ]
+    lines = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    names = {
+        "logprob_max": "logprob, largest",
+        "logprob_p99": "logprob, 99th percentile",
+        "entropy_max": "entropy, largest",
+    }
+    records = []
+    for case in map(json.loads, lines):
+        for key, name in names.items():
+            limit = ACCURACY_LIMITS[key]
+            if case["case"].startswith("fp32") and key == "logprob_max":
+                limit = FP32_LOGPROB_MAX
+            records.append(
+                record(
+                    f"CPU error against double, {case['case']}: {name}",
+                    case[key],
+                    "nats",
+                    note=f"{case['engine']}, H={args.hidden}, V={args.vocab}, {case['rows']} rows, "
+                    f"{case['samples']} logprobs, {case['out_of_range']} out of range; wanted at most {limit:g}",
+                )
+            )
+            if case[key] > limit or case["out_of_range"]:
+                print(f"MISSED: {records[-1]['what']}: {case[key]:g} > {limit:g}", file=sys.stderr)
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bin-dir", type=pathlib.Path, default=ROOT / "build" / "release" / "bin")
+    kinds = parser.add_subparsers(required=True)
+    for name, function in (("speed", speed), ("accuracy", accuracy)):
+        kind = kinds.add_parser(name)
+        kind.set_defaults(function=function)
+        kind.add_argument("--hidden", type=int, default=1024)
+        kind.add_argument("--vocab", type=int, default=151_936)
+        kind.add_argument(
+            "--out", type=pathlib.Path, help="file to write; default: standard output"
+        )
+        if name == "speed":
+            kind.add_argument("--rows", type=int, nargs="+", default=[256, 4096])
+            kind.add_argument("--rounds", type=int, default=7)
+            kind.add_argument(
+                "--seconds-max",
+                type=float,
+                default=600,
+                help="start no round after this, for each T",
+            )
+            kind.add_argument(
+                "--only-bf16", action="store_true", help="leave out oneDNN's fp32 outputs"
+            )
+        else:
+            kind.add_argument("--case-rows", type=int, default=64)
+            kind.add_argument(
+                "--isa", default="", help="instruction set; default: the best of this CPU"
+            )
+    args = parser.parse_args()
+    text = json.dumps(args.function(args), indent=1) + "\n"
+    if args.out:
+        args.out.write_text(text)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+# Benchmarks on a GPU; they need nothing but the CUDA engine.
+logprobd_executable(gpu_chunked_bench
+  SOURCES gpu_chunked_bench.cc
+  LIBS logprobd_large_head absl::str_format)

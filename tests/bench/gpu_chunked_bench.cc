@@ -1,0 +1,508 @@
+// The chunked path against the cuBLASLt GEMM that writes bf16 logits, in one process: both on
+// hidden rows that lie in device memory, events around each, rounds in random order.
+//
+//   gpu_chunked_bench [--out FILE] [--commit ID] [--rounds 9] [--rows 1024,4096,8192,16384]
+//                     [--shapes BLOCK_ROWS:LOGITS_MIB:ALGORITHM,...]
+//
+// Without --shapes it measures what the server uses; with it, one line a shape, no JSON.
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/chunked/chunk_plan.h"
+#include "kernels/common/tile.h"
+#include "server/base/errors.h"
+#include "server/engine/cuda_engine.h"
+#include "server/engine/cuda_head.h"
+#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_scorer.h"
+#include "server/engine/cuda_status.h"
+#include "tests/gpu/large_head.h"
+
+namespace logprobd::testing {
+namespace {
+
+constexpr int64_t kVocabSize = 151'936;
+constexpr int64_t kHiddenSize = 4'096;
+constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;
+constexpr int kGemmAlgorithms = 8;
+/// Each timed part runs at least this long, after a third of it untimed.
+constexpr double kPartSeconds = 0.06;
+
+struct Flags {
+  std::string out;
+  std::string commit;
+  int rounds = 9;
+  std::vector<int64_t> rows = {1'024, 4'096, 8'192, 16'384};
+  std::vector<std::string> shapes;
+};
+
+absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    const std::string value = argv[i + 1];
+    if (name == "--out") {
+      flags.out = value;
+    } else if (name == "--commit") {
+      flags.commit = value;
+    } else if (name == "--rounds") {
+      flags.rounds = std::atoi(value.c_str());
+    } else if (name == "--rows") {
+      flags.rows.clear();
+      for (const auto part : absl::StrSplit(value, ',')) {
+        int64_t rows = 0;
+        if (!absl::SimpleAtoi(part, &rows)) return absl::InvalidArgumentError(value);
+        flags.rows.push_back(rows);
+      }
+    } else if (name == "--shapes") {
+      flags.shapes = absl::StrSplit(value, ',');
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+    }
+  }
+  return flags;
+}
+
+/// Work that can be enqueued on a stream, again and again.
+using Work = std::function<absl::Status(cudaStream_t)>;
+
+class Timer {
+ public:
+  static absl::StatusOr<Timer> Create() {
+    Timer timer;
+    LOGPROBD_ASSIGN_OR_RETURN(timer.stream_, CreateStream());
+    LOGPROBD_ASSIGN_OR_RETURN(timer.begin_, CreateEvent());
+    LOGPROBD_ASSIGN_OR_RETURN(timer.end_, CreateEvent());
+    return timer;
+  }
+
+  cudaStream_t stream() const { return stream_.get(); }
+
+  /// Milliseconds of one run, averaged over `repeats`.
+  absl::StatusOr<double> Milliseconds(const Work& work, int repeats) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(begin_.get(), stream_.get()));
+    for (int i = 0; i < repeats; ++i) LOGPROBD_RETURN_IF_ERROR(work(stream_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(end_.get(), stream_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(end_.get()));
+    float milliseconds = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()));
+    return static_cast<double>(milliseconds) / repeats;
+  }
+
+ private:
+  CudaStream stream_;
+  CudaEvent begin_;
+  CudaEvent end_;
+};
+
+/// The baseline: one GEMM that writes all logits in bf16, by the fastest of the algorithms that
+/// cuBLASLt proposes.
+class StoringGemm {
+ public:
+  static absl::StatusOr<std::unique_ptr<StoringGemm>> Create(const CudaHead& head,
+                                                             const std::byte* hidden, int64_t rows,
+                                                             Timer& timer) {
+    std::unique_ptr<StoringGemm> gemm(new StoringGemm);
+    gemm->weight_ = head.weight.get();
+    gemm->hidden_ = hidden;
+    LOGPROBD_RETURN_IF_ERROR(gemm->Prepare(rows));
+    LOGPROBD_RETURN_IF_ERROR(gemm->ChooseFastest(timer));
+    return gemm;
+  }
+
+  absl::Status Run(cudaStream_t stream) {
+    const float one = 1.0F;
+    const float zero = 0.0F;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmul(
+        handle_, &operation_, &one, weight_, &weight_layout_, hidden_, &hidden_layout_, &zero,
+        logits_.get(), &logits_layout_, logits_.get(), &logits_layout_, &algorithm_,
+        workspace_.get(), static_cast<size_t>(kGemmWorkspaceBytes), stream));
+    return absl::OkStatus();
+  }
+
+  ~StoringGemm() { (void)cublasLtDestroy(handle_); }
+  StoringGemm(const StoringGemm&) = delete;
+  StoringGemm& operator=(const StoringGemm&) = delete;
+
+ private:
+  StoringGemm() = default;
+
+  absl::Status Prepare(int64_t rows) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtCreate(&handle_));
+    LOGPROBD_ASSIGN_OR_RETURN(logits_, AllocateDevice(rows * kVocabSize * 2, "bf16 logits"));
+    LOGPROBD_ASSIGN_OR_RETURN(workspace_, AllocateDevice(kGemmWorkspaceBytes, "GEMM workspace"));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t transpose = CUBLAS_OP_T;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulDescSetAttribute(
+        &operation_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(&weight_layout_, CUDA_R_16BF,
+                                                           kHiddenSize, kVocabSize, kHiddenSize));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(
+        &hidden_layout_, CUDA_R_16BF, kHiddenSize, static_cast<uint64_t>(rows), kHiddenSize));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(
+        &logits_layout_, CUDA_R_16BF, kVocabSize, static_cast<uint64_t>(rows), kVocabSize));
+    return absl::OkStatus();
+  }
+
+  absl::Status ChooseFastest(Timer& timer) {
+    cublasLtMatmulPreferenceOpaque_t preference{};
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulPreferenceInit(&preference));
+    const auto workspace_bytes = static_cast<uint64_t>(kGemmWorkspaceBytes);
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace_bytes, sizeof(workspace_bytes)));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(kGemmAlgorithms);
+    int found = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulAlgoGetHeuristic(
+        handle_, &operation_, &weight_layout_, &hidden_layout_, &logits_layout_, &logits_layout_,
+        &preference, kGemmAlgorithms, results.data(), &found));
+    double best = 1e30;
+    cublasLtMatmulAlgo_t best_algorithm{};
+    const Work run = [this](cudaStream_t stream) { return Run(stream); };
+    for (int turn = 0; turn < 2 * found; ++turn) {  // twice, as the clock settles
+      algorithm_ = results[static_cast<size_t>(turn % found)].algo;
+      LOGPROBD_RETURN_IF_ERROR(Run(timer.stream()));
+      LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds, timer.Milliseconds(run, 2));
+      if (turn >= found && milliseconds < best) {
+        best = milliseconds;
+        best_algorithm = algorithm_;
+      }
+    }
+    algorithm_ = best_algorithm;
+    return absl::OkStatus();
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  cublasLtMatmulDescOpaque_t operation_{};
+  cublasLtMatrixLayoutOpaque_t weight_layout_{};
+  cublasLtMatrixLayoutOpaque_t hidden_layout_{};
+  cublasLtMatrixLayoutOpaque_t logits_layout_{};
+  cublasLtMatmulAlgo_t algorithm_{};
+  const std::byte* weight_ = nullptr;
+  const std::byte* hidden_ = nullptr;
+  DeviceBuffer logits_;
+  DeviceBuffer workspace_;
+};
+
+/// What is measured on: the head, hidden rows, their targets and scales, room for scores.
+struct Scene {
+  std::shared_ptr<const CudaHead> head;
+  DeviceBuffer hidden;
+  DeviceBuffer targets;
+  DeviceBuffer log2_scales;
+  DeviceBuffer logprob;
+  DeviceBuffer entropy;
+  DeviceBuffer nonfinite;
+};
+
+absl::StatusOr<DeviceBuffer> ToDevice(const void* values, int64_t bytes, int64_t room_bytes) {
+  LOGPROBD_ASSIGN_OR_RETURN(DeviceBuffer buffer, AllocateDevice(room_bytes, "benchmark data"));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(buffer.get(), values, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+  return buffer;
+}
+
+absl::StatusOr<Scene> MakeScene(int64_t rows_max) {
+  const LargeHead head(kVocabSize, kHiddenSize, 3.0);
+  const kernels::ChunkPlan plan =
+      kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
+  Scene scene;
+  LOGPROBD_ASSIGN_OR_RETURN(CudaHead device_head, LoadCudaHead(head, plan, {}));
+  scene.head = std::make_shared<const CudaHead>(std::move(device_head));
+  const EngineCase inputs = MakeLargeCase(head, rows_max, 1);
+  const std::vector<float> scales(static_cast<size_t>(rows_max), kernels::Log2Scale(1.0F));
+  const auto hidden_bytes = static_cast<int64_t>(inputs.hidden.size());
+  const int64_t padding = kernels::kRowGranularity * kHiddenSize * 2;
+  LOGPROBD_ASSIGN_OR_RETURN(scene.hidden,
+                            ToDevice(inputs.hidden.data(), hidden_bytes, hidden_bytes + padding));
+  LOGPROBD_ASSIGN_OR_RETURN(scene.targets,
+                            ToDevice(inputs.targets.data(), rows_max * 4, rows_max * 4));
+  LOGPROBD_ASSIGN_OR_RETURN(scene.log2_scales, ToDevice(scales.data(), rows_max * 4, rows_max * 4));
+  LOGPROBD_ASSIGN_OR_RETURN(scene.logprob, AllocateDevice(rows_max * 4, "benchmark data"));
+  LOGPROBD_ASSIGN_OR_RETURN(scene.entropy, AllocateDevice(rows_max * 4, "benchmark data"));
+  LOGPROBD_ASSIGN_OR_RETURN(scene.nonfinite, AllocateDevice(rows_max, "benchmark data"));
+  return scene;
+}
+
+/// `rows` rows through the chunked path, block after block as the engine does it.
+absl::Status ScoreRows(CudaScorer& scorer, const Scene& scene, int64_t rows, cudaStream_t stream) {
+  const int64_t block_rows = scorer.plan().BlockRows(kernels::Dtype::kBf16);
+  for (int64_t row = 0; row < rows; row += block_rows) {
+    CudaBlock block;
+    block.hidden = scene.hidden.get() + row * kHiddenSize * 2;
+    block.num_rows = std::min(block_rows, rows - row);
+    block.targets = reinterpret_cast<const int32_t*>(scene.targets.get()) + row;
+    block.log2_scales = reinterpret_cast<const float*>(scene.log2_scales.get()) + row;
+    block.scores.logprob = reinterpret_cast<float*>(scene.logprob.get()) + row;
+    block.scores.entropy = reinterpret_cast<float*>(scene.entropy.get()) + row;
+    block.scores.nonfinite = reinterpret_cast<uint8_t*>(scene.nonfinite.get()) + row;
+    LOGPROBD_RETURN_IF_ERROR(scorer.EnqueuePartials(block, stream));
+    LOGPROBD_RETURN_IF_ERROR(scorer.EnqueueScores(block, stream));
+  }
+  return absl::OkStatus();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Milliseconds of every round for each work, by its name.
+absl::StatusOr<std::map<std::string, std::vector<double>>> MeasureRounds(
+    const std::map<std::string, Work>& works, int rounds, Timer& timer) {
+  std::map<std::string, int> repeats;
+  for (const auto& [name, work] : works) {
+    LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(work, 1).status());
+    LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds, timer.Milliseconds(work, 2));
+    repeats[name] = std::max(1, static_cast<int>(kPartSeconds * 1e3 / milliseconds));
+  }
+  std::mt19937 random(1);
+  std::map<std::string, std::vector<double>> times;
+  std::vector<std::string> order;
+  for (const auto& [name, work] : works) order.push_back(name);
+  for (int round = 0; round < rounds; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::string& name : order) {
+      const Work& work = works.at(name);
+      LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(work, std::max(1, repeats[name] / 3)).status());
+      LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds, timer.Milliseconds(work, repeats[name]));
+      times[name].push_back(milliseconds);
+    }
+  }
+  return times;
+}
+
+std::string Record(const Flags& flags, const std::string& what, const std::string& unit,
+                   const std::vector<double>& ours, const std::vector<double>* baseline,
+                   const std::string& note) {
+  const double figure = Median(ours);
+  const std::string compared =
+      baseline == nullptr
+          ? "\"baseline\": null, \"ratio\": null"
+          : absl::StrFormat(
+                "\"baseline\": {\"what\": \"cuBLASLt GEMM that writes bf16 logits\", "
+                "\"figure\": %.4g}, \"ratio\": %.4g",
+                Median(*baseline), figure / Median(*baseline));
+  return absl::StrFormat(
+      "  {\"what\": \"%s\", \"machine\": \"one NVIDIA H200\", \"date\": \"%s\", "
+      "\"commit\": \"%s\", \"figure\": %.4g, \"unit\": \"%s\", \"spread\": [%.4g, %.4g], "
+      "\"rounds\": %d, %s, \"note\": \"%s\"}",
+      what, absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), flags.commit, figure,
+      unit, *std::min_element(ours.begin(), ours.end()),
+      *std::max_element(ours.begin(), ours.end()), ours.size(), compared, note);
+}
+
+/// A batch that an engine scores again and again.
+struct EngineBatch {
+  std::unique_ptr<StagingBuffer> staging;
+  EngineCase inputs;
+  std::vector<float> logprob;
+  std::vector<float> entropy;
+  std::vector<uint8_t> nonfinite;
+  ScoreBatch batch;
+};
+
+absl::StatusOr<std::unique_ptr<EngineBatch>> MakeBatch(ScoringEngine& engine,
+                                                       const EngineCase& inputs) {
+  auto started = std::make_unique<EngineBatch>();
+  const auto rows = static_cast<size_t>(inputs.num_rows());
+  const auto bytes = static_cast<int64_t>(inputs.hidden.size());
+  LOGPROBD_ASSIGN_OR_RETURN(started->staging, engine.AllocateStaging(bytes));
+  std::copy(inputs.hidden.begin(), inputs.hidden.end(), started->staging->data());
+  started->inputs = inputs;
+  started->logprob.resize(rows);
+  started->entropy.resize(rows);
+  started->nonfinite.resize(rows);
+  started->batch.dtype = inputs.dtype;
+  started->batch.num_rows = inputs.num_rows();
+  started->batch.hidden = started->staging->data();
+  started->batch.targets = started->inputs.targets;
+  started->batch.temperatures = started->inputs.temperatures;
+  started->batch.outputs = kDefaultOutputs;
+  started->batch.logprob = absl::MakeSpan(started->logprob);
+  started->batch.entropy = absl::MakeSpan(started->entropy);
+  started->batch.nonfinite = absl::MakeSpan(started->nonfinite);
+  return started;
+}
+
+/// Milliseconds a batch, host memory to host memory, with all of `batches` in flight.
+absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
+                                          std::vector<std::unique_ptr<EngineBatch>>& batches,
+                                          int count) {
+  const absl::Time begin = absl::Now();
+  absl::Mutex mutex;
+  int running = 0;
+  absl::Status status;
+  for (int i = 0; i < count; ++i) {
+    const auto room = [&] { return running < static_cast<int>(batches.size()); };
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(&room));
+    ++running;
+    engine.Start(batches[static_cast<size_t>(i) % batches.size()]->batch, [&](absl::Status ended) {
+      absl::MutexLock done_lock(&mutex);
+      status.Update(ended);
+      --running;
+    });
+  }
+  const auto idle = [&] { return running == 0; };
+  absl::MutexLock lock(&mutex);
+  mutex.Await(absl::Condition(&idle));
+  LOGPROBD_RETURN_IF_ERROR(status);
+  return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
+}
+
+/// The engine from pinned host memory to scores in host memory: one batch at a time for small ones
+/// (latency), two in flight for large ones (throughput).
+absl::Status MeasureEngine(const Flags& flags, std::vector<std::string>& records) {
+  const LargeHead head(kVocabSize, kHiddenSize, 3.0);
+  EngineOptions options;
+  LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, ""));
+  LOGPROBD_ASSIGN_OR_RETURN(const auto engine, CreateCudaEngine(head, plan, options));
+  struct Load {
+    int64_t rows;
+    size_t in_flight;
+    int count;
+  };
+  for (const Load load : {Load{1, 1, 200}, Load{64, 1, 200}, Load{256, 1, 100}, Load{8'192, 1, 10},
+                          Load{8'192, 2, 20}}) {
+    std::vector<std::unique_ptr<EngineBatch>> batches;
+    for (size_t i = 0; i < load.in_flight; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(auto batch,
+                                MakeBatch(*engine, MakeLargeCase(head, load.rows, i + 1)));
+      batches.push_back(std::move(batch));
+    }
+    LOGPROBD_RETURN_IF_ERROR(EngineMilliseconds(*engine, batches, load.count).status());
+    std::vector<double> times;
+    for (int round = 0; round < flags.rounds; ++round) {
+      LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds,
+                                EngineMilliseconds(*engine, batches, load.count));
+      times.push_back(milliseconds);
+    }
+    const ScoreBatch& last = batches[0]->batch;
+    const std::string stages =
+        absl::StrFormat("ms of one batch: copy in %.3f, kernels %.3f, combine %.3f, copy out %.3f",
+                        last.h2d_seconds * 1e3, last.kernel_seconds * 1e3,
+                        last.combine_seconds * 1e3, last.d2h_seconds * 1e3);
+    std::printf("engine, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n",
+                static_cast<long>(load.rows), load.in_flight, Median(times), stages.c_str());
+    records.push_back(
+        Record(flags,
+               absl::StrCat("GPU engine, host to host, H=4096, V=151936, batches of ", load.rows,
+                            " rows, ", load.in_flight, " in flight"),
+               "ms", times, nullptr,
+               absl::StrCat("logprob and entropy; hidden rows in pinned memory; ", stages)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer) {
+  const kernels::ChunkPlan plan =
+      kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
+  LOGPROBD_ASSIGN_OR_RETURN(const auto scorer, CudaScorer::Create(plan, scene.head));
+  std::vector<std::string> records;
+  std::printf("workspace %.1f MiB, %s\n%8s %12s %12s %8s\n",
+              static_cast<double>(plan.workspace_bytes) / (1 << 20), scorer->algorithm().c_str(),
+              "rows", "chunked ms", "GEMM ms", "ratio");
+  for (const int64_t rows : flags.rows) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto gemm,
+                              StoringGemm::Create(*scene.head, scene.hidden.get(), rows, timer));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const auto times,
+        MeasureRounds(
+            {{"chunked", [&](cudaStream_t s) { return ScoreRows(*scorer, scene, rows, s); }},
+             {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
+            flags.rounds, timer));
+    const std::vector<double>& ours = times.at("chunked");
+    const std::vector<double>& baseline = times.at("gemm");
+    std::printf("%8ld %12.3f %12.3f %8.3f\n", static_cast<long>(rows), Median(ours),
+                Median(baseline), Median(ours) / Median(baseline));
+    records.push_back(Record(
+        flags, absl::StrCat("GPU chunked, logprob and entropy, H=4096, V=151936, T=", rows), "ms",
+        ours, &baseline,
+        absl::StrCat("hidden rows on the device; workspace ", plan.workspace_bytes >> 20, " MiB")));
+  }
+  LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, records));
+  if (!flags.out.empty()) {
+    std::ofstream(flags.out) << "[\n" << absl::StrJoin(records, ",\n") << "\n]\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Scene& scene,
+                          Timer& timer) {
+  const std::vector<std::string> parts = absl::StrSplit(shape, ':');
+  if (parts.size() != 3) return absl::InvalidArgumentError(shape);
+  const kernels::ChunkPlan plan =
+      kernels::PlanChunks({.vocab_size = kVocabSize,
+                           .hidden_size = kHiddenSize,
+                           .batch_rows_max = 16'384,
+                           .workspace_bytes_max = int64_t{8} << 30,
+                           .block_rows_max = std::atoll(parts[0].c_str()),
+                           .logits_bytes = std::atoll(parts[1].c_str()) << 20});
+  auto scorer = CudaScorer::Create(plan, scene.head, std::atoi(parts[2].c_str()));
+  if (!scorer.ok()) {
+    std::printf("%14s %s\n", shape.c_str(), std::string(scorer.status().message()).c_str());
+    return absl::OkStatus();
+  }
+  for (const int64_t rows : flags.rows) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto gemm,
+                              StoringGemm::Create(*scene.head, scene.hidden.get(), rows, timer));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const auto times,
+        MeasureRounds(
+            {{"chunked", [&](cudaStream_t s) { return ScoreRows(**scorer, scene, rows, s); }},
+             {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
+            flags.rounds, timer));
+    const int64_t block_rows = std::min(rows, plan.BlockRows(kernels::Dtype::kBf16));
+    std::printf("%14s rows %6ld tiles %4ld chunked %8.3f gemm %8.3f ratio %.3f  %s\n",
+                shape.c_str(), static_cast<long>(rows),
+                static_cast<long>(plan.ChunkTiles(kernels::Dtype::kBf16, block_rows)),
+                Median(times.at("chunked")), Median(times.at("gemm")),
+                Median(times.at("chunked")) / Median(times.at("gemm")),
+                (*scorer)->algorithm().c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Main(int argc, char** argv) {
+  LOGPROBD_ASSIGN_OR_RETURN(const Flags flags, ParseFlags(argc, argv));
+  LOGPROBD_ASSIGN_OR_RETURN(Timer timer, Timer::Create());
+  LOGPROBD_ASSIGN_OR_RETURN(const Scene scene,
+                            MakeScene(*std::max_element(flags.rows.begin(), flags.rows.end())));
+  for (const std::string& shape : flags.shapes) {
+    LOGPROBD_RETURN_IF_ERROR(MeasureShape(flags, shape, scene, timer));
+  }
+  return flags.shapes.empty() ? MeasureDefault(flags, scene, timer) : absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace logprobd::testing
+
+int main(int argc, char** argv) {
+  const absl::Status status = logprobd::testing::Main(argc, argv);
+  if (!status.ok()) std::fprintf(stderr, "gpu_chunked_bench: %s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

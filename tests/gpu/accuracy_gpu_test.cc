@@ -1,0 +1,145 @@
+// The chunked path against double precision at the size of a real head. With LOGPROBD_RESULTS=FILE
+// and LOGPROBD_COMMIT the measured errors are written as JSON (tests/bench/README.md).
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/row_reference.h"
+#include "tests/gpu/gpu_engine.h"
+#include "tests/gpu/large_head.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// The records of this run, written when the process ends.
+class Results {
+ public:
+  static Results& Get() {
+    static Results results;
+    return results;
+  }
+
+  void Add(const std::string& what, double figure, double tolerance) {
+    records_.push_back(absl::StrCat(
+        "  {\"what\": \"", what, "\", \"machine\": \"one NVIDIA H200\", \"date\": \"",
+        absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), "\", \"commit\": \"",
+        Environment("LOGPROBD_COMMIT"), "\", \"figure\": ", figure,
+        ", \"unit\": \"nat\", \"spread\": null, \"rounds\": 1, \"note\": \"at most ", tolerance,
+        " asked\"}"));
+  }
+
+  ~Results() {
+    const std::string path = Environment("LOGPROBD_RESULTS");
+    if (!path.empty()) std::ofstream(path) << "[\n" << absl::StrJoin(records_, ",\n") << "\n]\n";
+  }
+
+ private:
+  static std::string Environment(const char* name) {
+    const char* const value = std::getenv(name);
+    return value == nullptr ? "" : value;
+  }
+  std::vector<std::string> records_;
+};
+
+struct Errors {
+  std::vector<double> logprob;
+  std::vector<double> entropy;
+
+  double LogprobMax() const { return *std::max_element(logprob.begin(), logprob.end()); }
+  double EntropyMax() const { return *std::max_element(entropy.begin(), entropy.end()); }
+  double LogprobP99() const {
+    std::vector<double> sorted = logprob;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[(sorted.size() * 99 - 1) / 100];
+  }
+};
+
+/// Scores `num_rows` rows and compares `num_checked` of them, spread over the batch. Every second
+/// checked target is the row's most likely id.
+Errors Measure(const LargeHead& head, int64_t num_rows, int64_t num_checked) {
+  Errors errors;
+  auto engine = CreateGpuEngine(head, num_rows);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  if (!engine.ok()) return errors;
+  EngineCase inputs = MakeLargeCase(head, num_rows, 21);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < num_checked; ++i) rows.push_back(i * num_rows / num_checked);
+  const auto logits = LargeLogitsReference(head, inputs, rows);
+  for (size_t i = 0; i < rows.size(); i += 2) {
+    inputs.targets[static_cast<size_t>(rows[i])] = static_cast<int32_t>(
+        std::max_element(logits[i].begin(), logits[i].end()) - logits[i].begin());
+  }
+  const EngineScores scores = RunCase(**engine, inputs);
+  EXPECT_TRUE(scores.status.ok()) << scores.status;
+  const double entropy_max = std::log(static_cast<double>(head.info().vocab_size));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = static_cast<size_t>(rows[i]);
+    kernels::RowQuestion question;
+    question.target = inputs.targets[row];
+    const kernels::RowReference truth = kernels::ScoreRowReference(logits[i], question);
+    errors.logprob.push_back(std::fabs(scores.logprob[row] - truth.logprob));
+    errors.entropy.push_back(std::fabs(scores.entropy[row] - truth.entropy));
+    EXPECT_LE(scores.logprob[row], 0.0F);
+    EXPECT_GE(scores.entropy[row], 0.0F);
+    EXPECT_LE(scores.entropy[row], entropy_max);
+  }
+  return errors;
+}
+
+class GpuAccuracyTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!NoGpuReason().empty()) GTEST_SKIP() << NoGpuReason();
+  }
+
+  static void ExpectWithin(const std::string& what, const Errors& errors, double logprob_tolerance,
+                           double entropy_tolerance) {
+    ASSERT_FALSE(errors.logprob.empty());
+    Results::Get().Add(absl::StrCat("largest logprob error, ", what), errors.LogprobMax(),
+                       logprob_tolerance);
+    Results::Get().Add(absl::StrCat("99th percentile of the logprob error, ", what),
+                       errors.LogprobP99(), logprob_tolerance);
+    Results::Get().Add(absl::StrCat("largest entropy error, ", what), errors.EntropyMax(),
+                       entropy_tolerance);
+    std::printf("%s: logprob max %.2e p99 %.2e, entropy max %.2e\n", what.c_str(),
+                errors.LogprobMax(), errors.LogprobP99(), errors.EntropyMax());
+    EXPECT_LE(errors.LogprobMax(), logprob_tolerance);
+    EXPECT_LE(errors.EntropyMax(), entropy_tolerance);
+  }
+};
+
+TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation1) {
+  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 1",
+               Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
+}
+
+TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation3) {
+  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 3",
+               Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
+}
+
+TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation20) {
+  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 20",
+               Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
+}
+
+TEST_F(GpuAccuracyTest, AWeightOfMoreThan2To31Elements) {
+  const Errors errors = Measure(LargeHead(151'936, 14'208, 3.0), 70, 8);  // 2.16e9
+
+  ASSERT_FALSE(errors.logprob.empty());
+  EXPECT_LE(errors.LogprobMax(), 4e-4);  // the bias of the tensor cores grows with H
+  EXPECT_LE(errors.EntropyMax(), 4e-4);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,94 @@
+#include "tests/support/fake_clock.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "server/base/check.h"
+
+namespace logprobd::testing {
+
+FakeClock::FakeClock() : now_nanos_(absl::ToInt64Nanoseconds(absl::Hours(1000))) {}
+
+absl::Time FakeClock::Now() const { return absl::FromUnixNanos(now_nanos_.load()); }
+
+bool FakeClock::AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
+                           absl::Time until) const {
+  if (condition.Eval() || Now() >= until) {
+    return condition.Eval();
+  }
+  const auto is_ready = [&] { return Now() >= until || condition.Eval(); };
+  const absl::Condition ready(&is_ready);
+  std::list<Waiter>::iterator self;
+  {
+    absl::MutexLock lock(&mutex_);
+    // A step between the check above and here is seen by `ready`.
+    self = waiters_.insert(waiters_.end(), Waiter{&mutex, until, &ready, false});
+  }
+  mutex.Await(ready);
+  {
+    absl::MutexLock lock(&mutex_);
+    waiters_.erase(self);
+  }
+  return condition.Eval();
+}
+
+void FakeClock::Advance(absl::Duration step) {
+  LOGPROBD_CHECK(step >= absl::ZeroDuration());
+  now_nanos_.fetch_add(absl::ToInt64Nanoseconds(step));
+  {
+    absl::MutexLock lock(&mutex_);
+    for (Waiter& waiter : waiters_) {
+      waiter.stale = true;
+    }
+  }
+  // absl::Mutex looks at conditions when it is unlocked. A waiter's mutex is only tried, since the
+  // waiter may hold it while it asks for ours; a waiter that has left needs nothing.
+  while (!WakeStaleWaiters()) {
+    std::this_thread::yield();
+  }
+}
+
+bool FakeClock::WakeStaleWaiters() {
+  absl::MutexLock lock(&mutex_);
+  bool all_seen = true;
+  for (Waiter& waiter : waiters_) {
+    if (waiter.stale && waiter.mutex->TryLock()) {
+      waiter.mutex->Unlock();
+      waiter.stale = false;
+    }
+    all_seen = all_seen && !waiter.stale;
+  }
+  return all_seen;
+}
+
+void FakeClock::WaitForWaiter(absl::Time until) const {
+  const auto waiting = [&] {
+    return std::any_of(waiters_.begin(), waiters_.end(),
+                       [&](const Waiter& waiter) { return waiter.until == until; });
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&waiting));
+}
+
+void FakeClock::WaitUntilAsleep(int count) const {
+  while (!AreAsleep(count)) {
+    std::this_thread::yield();
+  }
+}
+
+bool FakeClock::AreAsleep(int count) const {
+  absl::MutexLock lock(&mutex_);
+  if (static_cast<int>(waiters_.size()) < count) {
+    return false;
+  }
+  // Only tried, as in WakeStaleWaiters; who holds one is not asleep.
+  return std::all_of(waiters_.begin(), waiters_.end(), [](const Waiter& waiter) {
+    if (!waiter.mutex->TryLock()) {
+      return false;
+    }
+    const bool is_ready = waiter.ready->Eval();
+    waiter.mutex->Unlock();
+    return !is_ready;
+  });
+}
+
+}  // namespace logprobd::testing

@@ -1,0 +1,102 @@
+// Tells the thread sanitizer what absl::Mutex does. The distribution's Abseil is not built for it,
+// so every pair of accesses under a Mutex would be reported as a race. The linker sends our calls
+// of the functions below here (--wrap, see CMakeLists.txt).
+//
+// Each unlock is a release of the mutex's address and each lock an acquire. Conditions are
+// evaluated inside an unlock by whichever thread unlocks, after the release: those reads are not
+// looked at.
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+extern "C" {
+void __tsan_acquire(void* address);                         // NOLINT: names of the sanitizer
+void __tsan_release(void* address);                         // NOLINT
+void AnnotateIgnoreReadsBegin(const char* file, int line);  // NOLINT
+void AnnotateIgnoreReadsEnd(const char* file, int line);    // NOLINT
+}
+
+// LOGPROBD_ABSL_NAMESPACE is Abseil's inline namespace as it is mangled.
+#define LOGPROBD_MUTEX(kind, method) \
+  asm("__" kind "__ZN4absl" LOGPROBD_ABSL_NAMESPACE "5Mutex" method)
+
+namespace logprobd::testing {
+
+using absl::Condition;
+using absl::Duration;
+using absl::Mutex;
+
+void RealLock(Mutex* mutex) LOGPROBD_MUTEX("real", "4LockEv");
+void RealUnlock(Mutex* mutex) LOGPROBD_MUTEX("real", "6UnlockEv");
+bool RealTryLock(Mutex* mutex) LOGPROBD_MUTEX("real", "7TryLockEv");
+void RealAwait(Mutex* mutex, const Condition& condition)
+    LOGPROBD_MUTEX("real", "5AwaitERKNS0_9ConditionE");
+void RealLockWhen(Mutex* mutex, const Condition& condition)
+    LOGPROBD_MUTEX("real", "8LockWhenERKNS0_9ConditionE");
+bool RealAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout)
+    LOGPROBD_MUTEX("real", "16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE");
+
+/// While it lives, reads of this thread are not looked at.
+struct IgnoreReads {
+  IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+  ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+};
+
+void WrapLock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "4LockEv");
+void WrapUnlock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "6UnlockEv");
+bool WrapTryLock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "7TryLockEv");
+void WrapAwait(Mutex* mutex, const Condition& condition)
+    LOGPROBD_MUTEX("wrap", "5AwaitERKNS0_9ConditionE");
+void WrapLockWhen(Mutex* mutex, const Condition& condition)
+    LOGPROBD_MUTEX("wrap", "8LockWhenERKNS0_9ConditionE");
+bool WrapAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout)
+    LOGPROBD_MUTEX("wrap", "16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE");
+
+void WrapLock(Mutex* mutex) {
+  RealLock(mutex);
+  __tsan_acquire(mutex);
+}
+
+void WrapUnlock(Mutex* mutex) {
+  __tsan_release(mutex);
+  const IgnoreReads ignore;
+  RealUnlock(mutex);
+}
+
+bool WrapTryLock(Mutex* mutex) {
+  const bool is_locked = RealTryLock(mutex);
+  if (is_locked) {
+    __tsan_acquire(mutex);
+  }
+  return is_locked;
+}
+
+void WrapAwait(Mutex* mutex, const Condition& condition) {
+  __tsan_release(mutex);
+  {
+    const IgnoreReads ignore;
+    RealAwait(mutex, condition);
+  }
+  __tsan_acquire(mutex);
+}
+
+void WrapLockWhen(Mutex* mutex, const Condition& condition) {
+  {
+    const IgnoreReads ignore;
+    RealLockWhen(mutex, condition);
+  }
+  __tsan_acquire(mutex);
+}
+
+bool WrapAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
+  __tsan_release(mutex);
+  bool holds = false;
+  {
+    const IgnoreReads ignore;
+    holds = RealAwaitWithTimeout(mutex, condition, timeout);
+  }
+  __tsan_acquire(mutex);
+  return holds;
+}
+
+}  // namespace logprobd::testing

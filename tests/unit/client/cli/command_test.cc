@@ -1,0 +1,266 @@
+#include "client/cli/command.h"
+
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/fake_scoring_service.h"
+#include "tests/unit/client/cli/temp_folder.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+struct Outcome {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+Outcome RunProgram(const std::vector<std::string>& arguments) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const int exit_code = RunCli(arguments, {.out = out, .err = err});
+  return {.exit_code = exit_code, .out = out.str(), .err = err.str()};
+}
+
+TEST(CommandLineTest, HelpTeachesByExample) {
+  for (const std::string command : {"ping", "info", "score", "selftest", "bench"}) {
+    const Outcome outcome = RunProgram({command, "--help"});
+
+    EXPECT_EQ(outcome.exit_code, 0) << command;
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr("Examples:\n  logprobctl " + command),
+                      HasSubstr("LOGPROBD_ADDRESS"), HasSubstr("--timeout"), HasSubstr("--json")));
+  }
+}
+
+TEST(CommandLineTest, TellsItsVersion) {
+  EXPECT_THAT(RunProgram({"--version"}).out, HasSubstr("logprobctl 0."));
+}
+
+TEST(CommandLineTest, ExitsWithTwoForWhatItDoesNotUnderstand) {
+  const std::vector<std::vector<std::string>> lines = {
+      {},
+      {"pong"},
+      {"ping", "--nope"},
+      {"ping", "--timeout", "soon"},
+      {"ping", "--timeout", "-1"},
+      {"ping", "--count", "0"},
+      {"score"},
+      {"score", "--hidden", "h.npy"},
+      {"score", "a.safetensors", "--format", "npy"},
+      {"score", "a.safetensors", "--outputs", "logits"},
+      {"score", "a.safetensors", "--priority", "urgent"},
+      {"bench", "--concurrency-range", "3:1"},
+      {"bench", "--rows", "0"},
+      {"bench", "--duration", "1s", "--requests", "5"},
+      {"bench", "--dtype", "f8"},
+      {"bench", "--export", "b.txt"},
+      {"selftest", "--rows", "65"}};
+
+  for (const std::vector<std::string>& line : lines) {
+    const Outcome outcome = RunProgram(line);
+
+    EXPECT_EQ(outcome.exit_code, 2) << ::testing::PrintToString(line);
+    EXPECT_THAT(outcome.err, Not(IsEmpty())) << ::testing::PrintToString(line);
+  }
+}
+
+TEST(CommandLineTest, SaysWhereNobodyAnswered) {
+  const Outcome outcome = RunProgram({"ping", "--address", "127.0.0.1:1", "--json"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["error"]["code"], "UNAVAILABLE");
+  EXPECT_THAT(outcome.err, HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
+}
+
+TEST(DurationTest, TakesSecondsAndUnits) {
+  EXPECT_EQ(*ParseDurationText("30"), absl::Seconds(30));
+  EXPECT_EQ(*ParseDurationText("1.5s"), absl::Milliseconds(1500));
+  EXPECT_EQ(*ParseDurationText("500ms"), absl::Milliseconds(500));
+  EXPECT_EQ(*ParseDurationText("2m"), absl::Minutes(2));
+  for (const char* text : {"", "0", "-5s", "soon", "inf", "nan"}) {
+    EXPECT_FALSE(ParseDurationText(text).ok()) << text;
+  }
+}
+
+class CommandTest : public ::testing::Test {
+ protected:
+  Outcome Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin() + 1, {"--address", server_.address()});
+    return RunProgram(arguments);
+  }
+
+  /// A file of `rows` rows of 8 bf16 zeros; target i on row i.
+  std::string RowsFile(int32_t rows) {
+    std::vector<int32_t> targets;
+    for (int32_t row = 0; row < rows; ++row) targets.push_back(row);
+    const std::string hidden_end = std::to_string(rows * 16);
+    std::string header = R"({"hidden":{"dtype":"BF16","shape":[)";
+    header.append(std::to_string(rows)).append(R"(,8],"data_offsets":[0,)");
+    header.append(hidden_end).append(R"(]},"targets":{"dtype":"I32","shape":[)");
+    header.append(std::to_string(rows)).append(R"(],"data_offsets":[)").append(hidden_end);
+    header.append(",").append(std::to_string(rows * 20)).append("]}}");
+    return folder_.Write(
+        "rows.safetensors",
+        Safetensors(header, std::string(static_cast<size_t>(rows) * 16, '\0') + BytesOf(targets)));
+  }
+
+  testing::FakeScoringServer server_;
+  TempFolder folder_;
+};
+
+TEST_F(CommandTest, PingTellsVersionAndRoundTrip) {
+  server_.SetServing(true);
+
+  const Outcome text = Run({"ping"});
+  const Outcome json = Run({"ping", "--json"});
+
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr(" is ready: logprobd 9.8.7, 1 head, round trip "));
+  EXPECT_EQ(nlohmann::json::parse(json.out)["ready"], true);
+}
+
+TEST_F(CommandTest, PingFailsWhenTheServerIsNotReady) {
+  server_.SetServing(false);
+
+  const Outcome outcome = Run({"ping"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("NOT ready"));
+}
+
+TEST_F(CommandTest, AddressMayComeFromTheEnvironment) {
+  server_.SetServing(true);
+  setenv("LOGPROBD_ADDRESS", server_.address().c_str(), 1);
+
+  const Outcome from_environment = RunProgram({"ping"});
+  const Outcome from_flag = RunProgram({"ping", "--address", "127.0.0.1:1"});
+  unsetenv("LOGPROBD_ADDRESS");
+
+  EXPECT_EQ(from_environment.exit_code, 0) << from_environment.err;
+  EXPECT_EQ(from_flag.exit_code, 1);
+}
+
+TEST_F(CommandTest, InfoShowsHeadsAndLimits) {
+  const Outcome text = Run({"info"});
+  const Outcome json = Run({"info", "--json"});
+
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("logprobd 9.8.7"), HasSubstr("100 (+28 padding)"),
+                              HasSubstr("lm_head.weight (tied)"), HasSubstr("1 MiB")));
+  const auto report = nlohmann::json::parse(json.out);
+  EXPECT_EQ(report["heads"][0]["vocab_size"], 100);
+  EXPECT_EQ(report["heads"][0]["dtype"], "bf16");
+  EXPECT_EQ(report["heads"][0]["limits"]["request_rows_max"], 1'000);
+}
+
+TEST_F(CommandTest, ScoreWritesJsonLines) {
+  const Outcome outcome =
+      Run({"score", "--outputs", "logprob,greedy", "--temperature", "0.5", RowsFile(3)});
+
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out,
+            "{\"row\":0,\"target\":0,\"logprob\":-0,\"greedy\":true}\n"
+            "{\"row\":1,\"target\":1,\"logprob\":-0.0078125,\"greedy\":false}\n"
+            "{\"row\":2,\"target\":2,\"logprob\":-0.015625,\"greedy\":true}\n");
+  EXPECT_THAT(outcome.err, HasSubstr("scored 3 rows"));
+  EXPECT_EQ(server_.service().requests()[0].temperature(), 0.5F);
+}
+
+TEST_F(CommandTest, ScoreWritesNpyFilesAndUnderscoresAreAsGoodAsDashes) {
+  const std::string segments = folder_.Write("segments.txt", "0 1 3");
+
+  const Outcome outcome =
+      Run({"score", RowsFile(3), "--top_k=2", "--ignore_index", "-1", "--segments", segments,
+           "--format", "npy", "--output", folder_.path("out"), "--json"});
+
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["rows"], 3);
+  EXPECT_THAT(folder_.Read("out/top_k_ids.npy"), HasSubstr("'shape': (3, 2)"));
+  EXPECT_THAT(folder_.Read("out/segment_logprob.npy"), HasSubstr("'shape': (2,)"));
+}
+
+TEST_F(CommandTest, ScoreNamesABrokenFile) {
+  const std::string path = folder_.Write("bad.safetensors", "x");
+
+  const Outcome outcome = Run({"score", path});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr(path), HasSubstr("too short")));
+}
+
+TEST_F(CommandTest, ScoreReportsTheServersRefusal) {
+  server_.service().FailNext({grpc::StatusCode::INVALID_ARGUMENT, "targets[2] is 200"});
+
+  const Outcome outcome = Run({"score", RowsFile(3)});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("INVALID_ARGUMENT: targets[2] is 200"));
+  EXPECT_THAT(outcome.out, IsEmpty());
+}
+
+TEST_F(CommandTest, SelftestPasses) {
+  const Outcome text = Run({"selftest"});
+  const Outcome json = Run({"selftest", "--json"});
+
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("1.50e-05"), HasSubstr("2.50e-05"), HasSubstr("3.00"),
+                              HasSubstr("\nPASS\n")));
+  EXPECT_EQ(nlohmann::json::parse(json.out)["passed"], true);
+}
+
+TEST_F(CommandTest, SelftestFailsLoudly) {
+  server_.service().verify().set_passed(false);
+  server_.service().verify().set_logit_stddev(0.01);
+
+  const Outcome outcome = Run({"selftest"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("\nFAIL\n"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("do not use this server"), HasSubstr("hardly vary")));
+}
+
+TEST_F(CommandTest, BenchPrintsATableAndExportsIt) {
+  const Outcome outcome =
+      Run({"bench", "--rows", "1,16", "--concurrency-range", "1:2", "--requests", "20", "--warmup",
+           "1", "--dtype", "f16", "--export", folder_.path("bench.json")});
+
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("p99 ms"));
+  const auto report = nlohmann::json::parse(folder_.Read("bench.json"));
+  ASSERT_EQ(report["results"].size(), 4U);
+  EXPECT_EQ(report["results"][3]["rows"], 16);
+  EXPECT_EQ(report["results"][3]["concurrency"], 2);
+  EXPECT_EQ(report["results"][3]["requests"], 20);
+  EXPECT_EQ(server_.service().requests()[0].hidden_size(), 8U);
+  EXPECT_EQ(server_.service().requests()[0].dtype(), v1::DTYPE_F16);
+}
+
+TEST_F(CommandTest, BenchFailsWhenRequestsFail) {
+  server_.service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"});
+
+  const Outcome outcome = Run({"bench", "--rows", "1", "--requests", "5", "--warmup", "0"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("some requests failed, the first with RESOURCE_EXHAUSTED"));
+}
+
+TEST_F(CommandTest, BenchNamesTheHeadsThereAre) {
+  const Outcome outcome = Run({"bench", "--head", "other"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("no head \"other\": the server has fake"));
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace logprobd::client {
+
+/// A folder of the running test's own, removed at its end.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern = ::testing::TempDir() + "logprobctl_XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  std::string path(const std::string& name) const { return path_ + "/" + name; }
+
+  /// Writes a file and returns its path.
+  std::string Write(const std::string& name, std::string_view bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+    return path(name);
+  }
+
+  std::string Read(const std::string& name) const {
+    std::ifstream file(path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+ private:
+  std::string path_;
+};
+
+/// The memory of `values`.
+template <typename T>
+std::string BytesOf(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+/// A version 1 .npy file.
+inline std::string Npy(const std::string& header, const std::string& data) {
+  std::string file("\x93NUMPY\x01\x00", 8);
+  file.push_back(static_cast<char>(header.size() & 0xFF));
+  file.push_back(static_cast<char>(header.size() >> 8));
+  file.append(header);
+  file.append(data);
+  return file;
+}
+
+inline std::string NpyHeader(const std::string& descr, const std::string& shape) {
+  std::string header = "{'descr': '";
+  header.append(descr).append("', 'fortran_order': False, 'shape': ").append(shape).append(", }\n");
+  return header;
+}
+
+/// A safetensors file of this header.
+inline std::string Safetensors(const std::string& header, const std::string& data) {
+  const uint64_t header_bytes = header.size();
+  std::string file(sizeof(header_bytes), '\0');
+  std::memcpy(file.data(), &header_bytes, sizeof(header_bytes));
+  file.append(header);
+  file.append(data);
+  return file;
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,97 @@
+#include "client/cpp/chunk_plan.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/client/cpp/score_case.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+constexpr int64_t kManyBytes = int64_t{1} << 30;
+
+std::vector<std::pair<int64_t, int64_t>> RowRanges(const ChunkPlan& plan) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (const Chunk& chunk : plan.chunks) ranges.emplace_back(chunk.row_begin, chunk.row_end);
+  return ranges;
+}
+
+TEST(ChunkPlanTest, LeavesASmallCallWhole) {
+  const ScoreCase c(10);
+
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 10)));
+}
+
+TEST(ChunkPlanTest, SendsOneEmptyRequestForNoRows) {
+  const ScoreCase c(0);
+
+  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, kManyBytes)), ElementsAre(Pair(0, 0)));
+}
+
+TEST(ChunkPlanTest, CutsAtTheServersRowLimit) {
+  const ScoreCase c(10);
+
+  const ChunkPlan plan = PlanChunks(c.args, {.request_rows_max = 4}, kManyBytes);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 4), Pair(4, 8), Pair(8, 10)));
+}
+
+TEST(ChunkPlanTest, CutsAtTheServersMessageLimit) {
+  const ScoreCase c(10);
+
+  // 1,024 bytes are kept for the rest of the message; a row takes 16 + 4.
+  const ChunkPlan plan = PlanChunks(c.args, {.message_bytes_max = 1024 + 69}, kManyBytes);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 3), Pair(3, 6), Pair(6, 9), Pair(9, 10)));
+}
+
+TEST(ChunkPlanTest, CutsAtTheWantedRequestSize) {
+  const ScoreCase c(300);
+
+  const ChunkPlan plan = PlanChunks(c.args, {}, 4096);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 153), Pair(153, 300)));
+}
+
+TEST(ChunkPlanTest, CutsBeforeTheCandidateLimit) {
+  ScoreCase c(4);
+  c.candidate_ids = {1, 2, 3, 4, 5, 6};
+  c.candidate_offsets = {0, 2, 2, 5, 6};
+  c.args.candidate_ids = c.candidate_ids;
+  c.args.candidate_offsets = c.candidate_offsets;
+
+  const ChunkPlan plan = PlanChunks(c.args, {.candidates_max = 3}, kManyBytes);
+
+  ASSERT_THAT(RowRanges(plan), ElementsAre(Pair(0, 2), Pair(2, 3), Pair(3, 4)));
+  EXPECT_EQ(plan.chunks[1].candidate_begin, 2);
+  EXPECT_EQ(plan.chunks[1].candidate_end, 5);
+}
+
+TEST(ChunkPlanTest, GivesARowBeyondEveryLimitARequestOfItsOwn) {
+  const ScoreCase c(3);
+
+  const ChunkPlan plan = PlanChunks(c.args, {.message_bytes_max = 1}, kManyBytes);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
+}
+
+TEST(ChunkPlanTest, LeavesSegmentsToTheServerOnlyInAWholeCall) {
+  ScoreCase c(10);
+  c.segment_offsets = {0, 5, 10};
+  c.args.segment_offsets = c.segment_offsets;
+
+  EXPECT_FALSE(PlanChunks(c.args, {}, kManyBytes).sum_segments_locally);
+  EXPECT_TRUE(PlanChunks(c.args, {.request_rows_max = 5}, kManyBytes).sum_segments_locally);
+  EXPECT_TRUE(PlanChunks(c.args, {.segments_max = 1}, kManyBytes).sum_segments_locally);
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,308 @@
+#include "client/cpp/client.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_scoring_service.h"
+#include "tests/unit/client/cpp/score_case.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class ClientTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Client> Connect(Client::Options options = {}) {
+    options.address = server_.address();
+    options.backoff_initial = absl::Milliseconds(1);
+    options.backoff_max = absl::Milliseconds(2);
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+
+  testing::FakeScoringService& service() { return server_.service(); }
+
+  testing::FakeScoringServer server_;
+};
+
+void ExpectScoresOf(const ScoreCase& c, const ScoreResult& result) {
+  ASSERT_THAT(result.logprob, SizeIs(static_cast<size_t>(c.args.rows)));
+  for (int64_t row = 0; row < c.args.rows; ++row) {
+    ASSERT_EQ(result.logprob[static_cast<size_t>(row)], c.logprob(row)) << "row " << row;
+  }
+}
+
+TEST_F(ClientTest, ScoresOneRequest) {
+  const ScoreCase c(10);
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  ExpectScoresOf(c, *result);
+  EXPECT_THAT(result->entropy, SizeIs(10));
+  EXPECT_THAT(result->lse, IsEmpty());
+  EXPECT_EQ(result->weights_version, 3U);
+  EXPECT_EQ(result->requests, 1);
+}
+
+TEST_F(ClientTest, CutsALargeCallAndKeepsItsOrder) {
+  ScoreCase c(3'456);
+  c.args.outputs = 255;
+  c.args.top_k = 2;
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  ExpectScoresOf(c, *result);
+  EXPECT_EQ(result->requests, 4);  // the fake takes 1,000 rows a request
+  EXPECT_EQ(result->argmax_id, c.targets);
+  EXPECT_THAT(result->max_logit, AllOf(SizeIs(3'456), Each(1.0F)));
+  ASSERT_THAT(result->top_k_ids, SizeIs(2 * 3'456));
+  EXPECT_EQ(result->top_k_ids[2 * 3'001 + 1], c.targets[3'001] + 1);
+}
+
+TEST_F(ClientTest, GivesTheSameSegmentsWholeOrCut) {
+  ScoreCase c(900);
+  c.segment_offsets = {0, 10, 10, 555, 900};
+  c.args.segment_offsets = c.segment_offsets;
+  c.targets[4] = -100;
+  const std::unique_ptr<Client> whole = Connect();
+  const std::unique_ptr<Client> cut = Connect({.request_bytes = 4096});
+
+  const absl::StatusOr<ScoreResult> expected = whole->Score(c.args);
+  const absl::StatusOr<ScoreResult> result = cut->Score(c.args);
+
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_GT(result->requests, 1);
+  EXPECT_EQ(result->segment_logprob, expected->segment_logprob);
+  EXPECT_THAT(result->segment_rows, ElementsAre(9U, 0U, 545U, 345U));
+  EXPECT_EQ(result->segment_rows, expected->segment_rows);
+  EXPECT_EQ(result->segment_greedy, expected->segment_greedy);
+}
+
+TEST_F(ClientTest, ReturnsRaggedCandidatesInTheOrderGiven) {
+  ScoreCase c(2'500);
+  c.candidate_offsets.push_back(0);
+  for (int32_t row = 0; row < 2'500; ++row) {
+    for (int32_t k = 0; k < row % 3; ++k) c.candidate_ids.push_back(row % 100 + k);
+    c.candidate_offsets.push_back(static_cast<int64_t>(c.candidate_ids.size()));
+  }
+  c.args.candidate_ids = c.candidate_ids;
+  c.args.candidate_offsets = c.candidate_offsets;
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  std::vector<float> expected;
+  for (const int32_t id : c.candidate_ids) expected.push_back(-static_cast<float>(id));
+  EXPECT_EQ(result->candidate_logprobs, expected);
+}
+
+TEST_F(ClientTest, ScoresNoRows) {
+  const ScoreCase c(0);
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->rows, 0);
+  EXPECT_THAT(result->logprob, IsEmpty());
+}
+
+TEST_F(ClientTest, RetriesWhatTheServerWasTooBusyFor) {
+  const ScoreCase c(10);
+  service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}, "1");
+  service().FailNext({grpc::StatusCode::UNAVAILABLE, "restarting"});
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->retries, 2);
+  EXPECT_EQ(service().requests().size(), 3U);
+}
+
+TEST_F(ClientTest, HonoursTheServersRefusalOfRetries) {
+  const ScoreCase c(10);
+  service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}, "-1");
+
+  const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
+
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(service().requests().size(), 1U);
+}
+
+TEST_F(ClientTest, ReportsTheServersErrorOnce) {
+  const ScoreCase c(2'500);
+  service().FailNext({grpc::StatusCode::INVALID_ARGUMENT, "targets[5] is 101"});
+
+  const absl::StatusOr<ScoreResult> result = Connect({.max_inflight = 1})->Score(c.args);
+
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("targets[5] is 101"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("rows 0 to 999"));
+  EXPECT_EQ(service().requests().size(), 1U);
+}
+
+TEST_F(ClientTest, StopsAtItsDeadline) {
+  ScoreCase c(10);
+  service().Hold();
+  const std::unique_ptr<Client> client = Connect();
+  ASSERT_TRUE(client->ListHeads().ok());
+  c.args.timeout = absl::Milliseconds(50);
+
+  const absl::StatusOr<ScoreResult> result = client->Score(c.args);
+
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("timeout of 50ms"));
+}
+
+TEST_F(ClientTest, KeepsItsWindow) {
+  const ScoreCase c(5'000);
+  service().Hold();
+  const std::unique_ptr<Client> client = Connect({.max_inflight = 2});
+  absl::Notification ended;
+
+  client->ScoreAsync(c.args, [&](absl::StatusOr<ScoreResult> result) {
+    EXPECT_TRUE(result.ok()) << result.status();
+    ended.Notify();
+  });
+  service().WaitForHeld(2);
+  service().Release();
+  ended.WaitForNotification();
+
+  EXPECT_EQ(service().held_max(), 2);
+}
+
+TEST_F(ClientTest, CancelsWhatIsInFlightWhenItIsDestroyed) {
+  const ScoreCase c(5'000);
+  service().Hold();
+  std::unique_ptr<Client> client = Connect();
+  absl::Status status;
+  client->ScoreAsync(c.args, [&](absl::StatusOr<ScoreResult> result) { status = result.status(); });
+  service().WaitForHeld(1);
+
+  client.reset();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(ClientTest, ServesManyThreads) {
+  const std::unique_ptr<Client> client = Connect();
+  std::vector<std::thread> threads;
+
+  for (int64_t i = 1; i <= 8; ++i) {
+    threads.emplace_back([&client, i] {
+      const ScoreCase c(i * 333);
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        const absl::StatusOr<ScoreResult> result = client->Score(c.args);
+        ASSERT_TRUE(result.ok()) << result.status();
+        ExpectScoresOf(c, *result);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(ClientTest, SendsItsNameForFairness) {
+  const ScoreCase c(1);
+
+  ASSERT_TRUE(Connect({.client_id = "trainer-1"})->Score(c.args).ok());
+
+  EXPECT_EQ(service().client_id(), "trainer-1");
+}
+
+TEST_F(ClientTest, ListsHeads) {
+  const absl::StatusOr<ServerInfo> info = Connect()->ListHeads();
+
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->server_version, "9.8.7");
+  ASSERT_THAT(info->heads, SizeIs(1));
+  EXPECT_EQ(info->heads[0].name, "fake");
+  EXPECT_EQ(info->heads[0].vocab_size, 100);
+  EXPECT_EQ(info->heads[0].limits.request_rows_max, 1'000);
+  EXPECT_THAT(info->heads[0].transports, ElementsAre("tcp"));
+}
+
+TEST_F(ClientTest, ReportsVerify) {
+  const absl::StatusOr<VerifyReport> report = Connect()->Verify({.rows = 8});
+
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->passed);
+  EXPECT_EQ(report->logprob_difference_max, 1.5e-5);
+  EXPECT_EQ(report->logit_stddev, 3.0);
+}
+
+TEST_F(ClientTest, WaitsUntilTheServerServes) {
+  const std::unique_ptr<Client> client = Connect();
+  server_.SetServing(false);
+  std::thread loader([this] { server_.SetServing(true); });
+
+  EXPECT_TRUE(client->WaitReady(absl::Seconds(30)).ok());
+
+  loader.join();
+  EXPECT_TRUE(*client->Ready());
+}
+
+TEST_F(ClientTest, SaysWhatItWaitedForInVain) {
+  server_.SetServing(false);
+
+  const absl::Status status = Connect()->WaitReady(absl::Milliseconds(20));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("not serving yet"));
+}
+
+TEST(ClientOptionsTest, NamesTheBadOption) {
+  const auto message = [](const Client::Options& options) {
+    return std::string(Client::Create(options).status().message());
+  };
+
+  EXPECT_THAT(message({.address = ""}), HasSubstr("address is empty"));
+  EXPECT_THAT(message({.channels = 0}), HasSubstr("channels is 0, must be 1 to 64"));
+  EXPECT_THAT(message({.timeout = absl::ZeroDuration()}), HasSubstr("timeout is 0"));
+  EXPECT_THAT(message({.retries = -1}), HasSubstr("retries is -1"));
+  EXPECT_THAT(message({.max_inflight = 0}), HasSubstr("max_inflight is 0"));
+  EXPECT_THAT(message({.request_bytes = 10}), HasSubstr("request_bytes is 10"));
+}
+
+TEST(UnreachableTest, SaysWhereNobodyAnswered) {
+  // Port 1 of the loopback address: nothing listens there.
+  const auto client = Client::Create({.address = "127.0.0.1:1",
+                                      .retries = 1,
+                                      .backoff_initial = absl::Milliseconds(1),
+                                      .backoff_max = absl::Milliseconds(1)});
+  ASSERT_TRUE(client.ok());
+  const ScoreCase c(1);
+
+  const absl::StatusOr<ScoreResult> result = (*client)->Score(c.args);
+
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
+}
+
+TEST(ClientArgsTest, ChecksArgumentsBeforeSending) {
+  const auto client = Client::Create({.address = "127.0.0.1:1"});
+  ASSERT_TRUE(client.ok());
+  ScoreCase c(2);
+  c.args.rows = 3;
+
+  EXPECT_EQ((*client)->Score(c.args).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/cpp/rpc_transport.h"
+
+namespace logprobd::client {
+
+/// An RpcTransport without a network: a test answers the calls, and delays pass when it says so.
+/// For one thread.
+class FakeTransport final : public RpcTransport {
+ public:
+  struct PendingCall {
+    std::string method;
+    grpc::ByteBuffer request;
+    absl::Time deadline;
+    std::shared_ptr<CancelScope> scope;
+    RpcDone done;
+  };
+
+  struct Scope final : CancelScope {
+    void Cancel() override { is_cancelled = true; }
+    bool is_cancelled = false;
+  };
+
+  std::shared_ptr<CancelScope> NewScope() override { return std::make_shared<Scope>(); }
+
+  void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+            const std::shared_ptr<CancelScope>& scope, RpcDone done) override {
+    calls.push_back({.method = method,
+                     .request = std::move(request),
+                     .deadline = deadline,
+                     .scope = scope,
+                     .done = std::move(done)});
+    ++calls_made;
+    calls_max = std::max(calls_max, calls.size());
+  }
+
+  void After(absl::Duration delay, const std::shared_ptr<CancelScope>&,
+             absl::AnyInvocable<void() &&> callback) override {
+    delays.push_back(delay);
+    timers.push_back(std::move(callback));
+  }
+
+  absl::Time Now() const override { return now; }
+
+  /// Answers the `index`th pending call.
+  void Reply(RpcReply reply, size_t index = 0) {
+    PendingCall call = std::move(calls[index]);
+    calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(index));
+    call.request.Clear();
+    std::move(call.done)(std::move(reply));
+  }
+
+  /// Lets the oldest delay pass.
+  void FireTimer() {
+    absl::AnyInvocable<void()&&> callback = std::move(timers.front());
+    timers.pop_front();
+    std::move(callback)();
+  }
+
+  absl::Time now = absl::UnixEpoch();
+  std::deque<PendingCall> calls;
+  std::vector<absl::Duration> delays;  ///< Every one asked for.
+  std::deque<absl::AnyInvocable<void() &&>> timers;
+  size_t calls_made = 0;
+  size_t calls_max = 0;  ///< Most pending at once.
+};
+
+}  // namespace logprobd::client

@@ -1,0 +1,119 @@
+#include "client/cpp/retrying_call.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/client/cpp/fake_transport.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class RetryingCallTest : public ::testing::Test {
+ protected:
+  void Start() {
+    StartRetryingCall(environment_,
+                      {.method = "/x/Y",
+                       .request =
+                           [this] {
+                             ++encoded_;
+                             return grpc::ByteBuffer();
+                           },
+                       .deadline = transport_.now + absl::Seconds(60),
+                       .timeout = absl::Seconds(60),
+                       .scope = transport_.NewScope()},
+                      [this](CallOutcome outcome) { outcome_ = std::move(outcome); });
+  }
+
+  FakeTransport transport_;
+  CallEnvironment environment_ = {.transport = &transport_,
+                                  .retry = {.retries = 2,
+                                            .backoff_initial = absl::Milliseconds(100),
+                                            .backoff_max = absl::Seconds(1)},
+                                  .address = "host:1",
+                                  .unit_random = [] { return 0.5; }};
+  int encoded_ = 0;
+  std::optional<CallOutcome> outcome_;
+};
+
+TEST_F(RetryingCallTest, EncodesAgainAndGivesTheAnswerOfTheLastAttempt) {
+  Start();
+
+  transport_.Reply({.status = absl::UnavailableError("gone")});
+  ASSERT_FALSE(outcome_.has_value());
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::OkStatus()});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_TRUE(outcome_->status.ok());
+  EXPECT_EQ(outcome_->attempts, 2);
+  EXPECT_EQ(encoded_, 2);
+}
+
+TEST_F(RetryingCallTest, WaitsAtLeastAsLongAsTheServerAsked) {
+  Start();
+
+  transport_.Reply({.status = absl::ResourceExhaustedError("full"), .pushback = "700"});
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::ResourceExhaustedError("full")});
+
+  EXPECT_THAT(transport_.delays, ElementsAre(absl::Milliseconds(750), absl::Milliseconds(100)));
+}
+
+TEST_F(RetryingCallTest, GivesUpWithTheNumberOfAttemptsAndAdvice) {
+  Start();
+
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(outcome_->status.message()),
+              HasSubstr("refused (after 3 attempts); check that logprobd runs and is ready at "
+                        "host:1"));
+}
+
+TEST_F(RetryingCallTest, DoesNotRepeatWhatCannotPass) {
+  Start();
+
+  transport_.Reply({.status = absl::InvalidArgumentError("rows is 0")});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->status.message(), "rows is 0");
+  EXPECT_EQ(transport_.calls_made, 1U);
+}
+
+TEST_F(RetryingCallTest, StopsAtTheDeadline) {
+  Start();
+  transport_.now += absl::Milliseconds(59'990);
+
+  transport_.Reply({.status = absl::UnavailableError("gone")});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->attempts, 1);
+}
+
+TEST(ExplainStatusTest, SaysWhatToChange) {
+  const auto explain = [](const absl::Status& status) {
+    return std::string(ExplainStatus(status, "host:1", absl::Seconds(2), /*attempts=*/1).message());
+  };
+
+  EXPECT_THAT(explain(absl::DeadlineExceededError("late")), HasSubstr("within the timeout of 2s"));
+  EXPECT_THAT(explain(absl::ResourceExhaustedError("full")), HasSubstr("fewer requests in flight"));
+  EXPECT_THAT(explain(absl::ResourceExhaustedError("Received message larger than max")),
+              HasSubstr("--message-bytes-max"));
+  EXPECT_THAT(explain(absl::UnimplementedError("")), HasSubstr("is it the gRPC port"));
+  EXPECT_THAT(explain(absl::NotFoundError("x")), HasSubstr("logprobctl info"));
+  EXPECT_THAT(explain(absl::FailedPreconditionError("x")), HasSubstr("weights_version to 0"));
+}
+
+}  // namespace
+}  // namespace logprobd::client

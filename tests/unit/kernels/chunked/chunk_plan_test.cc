@@ -1,0 +1,134 @@
+#include "kernels/chunked/chunk_plan.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/common/tile.h"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
+
+struct HeadCase {
+  std::string name;
+  int64_t vocab_size;
+  int64_t hidden_size;
+  Dtype dtype;
+};
+
+class ChunkPlanTest : public ::testing::TestWithParam<HeadCase> {
+ protected:
+  static ChunkPlanOptions Options(int64_t batch_rows_max) {
+    ChunkPlanOptions options;
+    options.vocab_size = GetParam().vocab_size;
+    options.hidden_size = GetParam().hidden_size;
+    options.head_dtype = GetParam().dtype;
+    options.batch_rows_max = batch_rows_max;
+    return options;
+  }
+};
+
+TEST_P(ChunkPlanTest, TheWorkspaceStaysWithinItsBound) {
+  for (const int64_t rows : {1, 64, 100, 4096, 8192, 32768}) {
+    EXPECT_LE(PlanChunks(Options(rows)).workspace_bytes, 512 * kMiB) << rows;
+  }
+}
+
+TEST_P(ChunkPlanTest, TheWorkspaceIsTheSumOfItsBuffers) {
+  const ChunkPlan plan = PlanChunks(Options(8192));
+
+  EXPECT_EQ(plan.workspace_bytes, 2 * (plan.hidden_bytes + plan.slot_bytes) + plan.logits_bytes +
+                                      plan.converted_weight_bytes + plan.partial_bytes +
+                                      plan.row_state_bytes + plan.gemm_bytes);
+}
+
+TEST_P(ChunkPlanTest, EveryBlockFitsItsBuffers) {
+  const ChunkPlan plan = PlanChunks(Options(8192));
+  for (const Dtype dtype : kDtypes) {
+    const int64_t block_rows = plan.BlockRows(dtype);
+    ASSERT_GE(block_rows, kRowGranularity);
+    EXPECT_EQ(block_rows % kRowGranularity, 0);
+    EXPECT_LE(block_rows, plan.block_rows);
+    const bool widens_hidden = !plan.IsNativePair(dtype) && dtype != Dtype::kF32;
+    const int64_t row_bytes =
+        plan.padded_hidden * (DtypeBytes(dtype) + (widens_hidden ? int64_t{4} : int64_t{0}));
+    EXPECT_LE(block_rows * row_bytes, plan.hidden_bytes);
+    EXPECT_LE(block_rows * plan.num_tiles * 44, plan.partial_bytes);
+  }
+}
+
+TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {
+  const ChunkPlan plan = PlanChunks(Options(8192));
+  for (const Dtype dtype : kDtypes) {
+    for (int64_t rows = 1; rows <= plan.BlockRows(dtype); rows += 63) {
+      const int64_t tiles = plan.ChunkTiles(dtype, rows);
+      ASSERT_GE(tiles, 1);
+      ASSERT_LE(tiles, plan.num_tiles);
+      ASSERT_LE(tiles * kTileColumns * PadRows(rows) * 4, plan.logits_bytes);
+      if (!plan.IsNativePair(dtype) && plan.head_dtype != Dtype::kF32) {
+        ASSERT_LE(tiles * kTileColumns * plan.padded_hidden * 4, plan.converted_weight_bytes);
+      }
+    }
+  }
+}
+
+TEST_P(ChunkPlanTest, ThePitchHoldsTheRowAndIsAMultipleOf16Bytes) {
+  const ChunkPlan plan = PlanChunks(Options(64));
+
+  EXPECT_GE(plan.padded_hidden, plan.hidden_size);
+  EXPECT_EQ(plan.padded_hidden * 2 % 16, 0);
+  EXPECT_GE(plan.num_tiles * kTileColumns, plan.vocab_size);
+  EXPECT_EQ(plan.weight_bytes(),
+            plan.num_tiles * kTileColumns * plan.padded_hidden * DtypeBytes(plan.head_dtype));
+}
+
+INSTANTIATE_TEST_SUITE_P(Heads, ChunkPlanTest,
+                         ::testing::Values(HeadCase{"Qwen3Of8B", 151'936, 4'096, Dtype::kBf16},
+                                           HeadCase{"LlamaOf70B", 128'256, 8'192, Dtype::kBf16},
+                                           HeadCase{"Gemma27B", 262'208, 5'376, Dtype::kBf16},
+                                           HeadCase{"SmallHidden", 151'936, 896, Dtype::kF16},
+                                           HeadCase{"WideHidden", 128'256, 16'384, Dtype::kBf16},
+                                           HeadCase{"Float32", 50'257, 768, Dtype::kF32},
+                                           HeadCase{"LargestVocabulary", int64_t{1} << 20, 4'096,
+                                                    Dtype::kF32},
+                                           HeadCase{"OneColumn", 1, 1, Dtype::kBf16},
+                                           HeadCase{"OddSizes", 1'003, 77, Dtype::kF16}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(ChunkPlanTest, DoesNotDependOnAnythingButHeadAndLimits) {
+  const ChunkPlanOptions options = {.vocab_size = 151'936, .hidden_size = 4'096};
+
+  EXPECT_EQ(PlanChunks(options).workspace_bytes, PlanChunks(options).workspace_bytes);
+}
+
+TEST(ChunkPlanTest, ASmallBatchTakesTheWholeVocabularyInOneChunk) {
+  const ChunkPlan plan = PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096});
+
+  EXPECT_EQ(plan.ChunkTiles(Dtype::kBf16, 1), plan.num_tiles);
+  EXPECT_EQ(plan.ChunkTiles(Dtype::kBf16, 64), plan.num_tiles);
+}
+
+TEST(ChunkPlanTest, ChunksOfALargeBlockFillTheLastWaveOfBlocks) {
+  const ChunkPlan plan = PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096, .num_sms = 132});
+  const int64_t rows = plan.BlockRows(Dtype::kBf16);
+
+  const int64_t tiles = plan.ChunkTiles(Dtype::kBf16, rows);
+
+  const int64_t blocks = (tiles * kTileColumns + 255) / 256 * (rows / 128);
+  EXPECT_EQ(blocks % 132, 0) << tiles << " tiles, " << blocks << " blocks";
+}
+
+TEST(ChunkPlanTest, AShortBoundGivesSmallerBlocks) {
+  const ChunkPlan plan =
+      PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096, .workspace_bytes_max = 200 * kMiB});
+
+  EXPECT_LE(plan.workspace_bytes, 200 * kMiB);
+  EXPECT_LT(plan.block_rows, 2'048);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels

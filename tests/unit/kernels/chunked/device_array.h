@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace logprobd::testing {
+
+inline bool HasGpu() {
+  int num_devices = 0;
+  return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
+}
+
+/// An array in device memory, filled from the host and read back; a failure fails the test.
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(const std::vector<T>& values) : count_(values.size()) {
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMalloc(&memory, bytes()), cudaSuccess);
+    data_ = static_cast<T*>(memory);
+    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  ~DeviceArray() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* data() const { return data_; }
+
+  /// Waits for the device.
+  std::vector<T> Read() const {
+    std::vector<T> values(count_);
+    EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return values;
+  }
+
+ private:
+  size_t bytes() const { return count_ * sizeof(T); }
+  size_t count_;
+  T* data_ = nullptr;
+};
+
+}  // namespace logprobd::testing

@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/chunked/tile_stats.h"
+#include "tests/unit/kernels/chunked/device_array.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using logprobd::testing::DeviceArray;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+/// A tile's sums add 192 terms of at most 1 in fp32 (24 in a row, then 4 joins), each 2 ulp off.
+constexpr double kSumTolerance = 192 * 4 * 1.2e-7;
+/// A term of W is up to 0.53 (at y - k = -1.44), and inherits the error of y - k: |y| 2^-24.
+constexpr double kWeightedTolerance = 2 * kSumTolerance;
+
+struct StatsOutput {
+  std::vector<TileSums> sums;
+  std::vector<TileSums> entropy_sums;
+  std::vector<TileExtremes> extremes;
+  std::vector<float> target_logits;
+};
+
+/// Logits [num_rows, num_tiles * 192] with what stands beyond vocab_size poisoned.
+struct StatsCase {
+  int64_t num_rows = 3;
+  int64_t vocab_size = 192;
+  std::vector<float> logits;
+  std::vector<float> log2_scales;
+  std::vector<int32_t> targets;
+  LogitTransform transform;
+  std::vector<float> bias;
+
+  int64_t num_tiles() const { return NumTiles(vocab_size); }
+  int64_t stride() const { return num_tiles() * kTileColumns; }
+};
+
+StatsCase MakeCase(int64_t num_rows, int64_t vocab_size, float stddev) {
+  StatsCase c;
+  c.num_rows = num_rows;
+  c.vocab_size = vocab_size;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0F, stddev);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t column = 0; column < c.stride(); ++column) {
+      c.logits.push_back(column < vocab_size ? normal(random)
+                                             : std::numeric_limits<float>::quiet_NaN());
+    }
+    c.log2_scales.push_back(Log2Scale(0.5F + static_cast<float>(row)));
+    c.targets.push_back(static_cast<int32_t>((row * 97 + vocab_size - 1) % vocab_size));
+  }
+  return c;
+}
+
+StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entropy,
+                     int64_t tiles_a_launch) {
+  const auto num_partials = static_cast<size_t>(c.num_rows * c.num_tiles());
+  const DeviceArray<float> logits(c.logits);
+  const DeviceArray<float> scales(c.log2_scales);
+  const DeviceArray<int32_t> targets(c.targets);
+  std::vector<float> bias = c.bias;
+  bias.resize(static_cast<size_t>(c.stride()));
+  const DeviceArray<float> bias_array(bias);
+  const DeviceArray<TileSums> sums(std::vector<TileSums>(num_partials, {77, 7, 7, 7}));
+  const DeviceArray<TileSums> entropy_sums(std::vector<TileSums>(num_partials, {77, 7, 7, 7}));
+  const DeviceArray<TileExtremes> extreme_array(std::vector<TileExtremes>(num_partials, {7, 7, 7}));
+  const DeviceArray<float> target_logits(
+      std::vector<float>(static_cast<size_t>(c.num_rows), -777.0F));
+  for (int64_t tile = 0; tile < c.num_tiles(); tile += tiles_a_launch) {
+    TileStatsParams params;
+    params.chunk.dots = logits.data() + tile * kTileColumns;
+    params.chunk.row_stride = c.stride();
+    params.chunk.num_rows = c.num_rows;
+    params.chunk.tile_begin = tile;
+    params.chunk.num_tiles = std::min(tiles_a_launch, c.num_tiles() - tile);
+    params.chunk.vocab_size = c.vocab_size;
+    params.chunk.transform = c.transform;
+    params.chunk.bias = c.bias.empty() ? nullptr : bias_array.data();
+    params.log2_scales = scales.data();
+    params.targets = targets.data();
+    params.partial_stride = c.num_tiles();
+    params.target_logits = target_logits.data();
+    params.sums = sums.data();
+    params.wants_sum_squares = squares;
+    if (extremes) params.extremes = extreme_array.data();
+    if (entropy) {
+      params.entropy_sums = entropy_sums.data();
+      params.entropy_log2_scales = scales.data();
+    }
+    EXPECT_EQ(LaunchTileStats(params, nullptr), cudaSuccess);
+  }
+  return {sums.Read(), entropy_sums.Read(), extreme_array.Read(), target_logits.Read()};
+}
+
+void ExpectMatchesReference(const StatsCase& c, const StatsOutput& output) {
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    const double scale = c.log2_scales[static_cast<size_t>(row)];
+    const float* logits = c.logits.data() + row * c.stride();
+    for (int64_t tile = 0; tile < c.num_tiles(); ++tile) {
+      SCOPED_TRACE(::testing::Message() << "row " << row << " tile " << tile);
+      const int64_t begin = tile * kTileColumns;
+      const int64_t end = std::min(begin + kTileColumns, c.vocab_size);
+      const float* const best = std::max_element(logits + begin, logits + end);
+      const int32_t k = TileExponent(*best, static_cast<float>(scale));
+      double sum = 0;
+      double weighted = 0;
+      double squares = 0;
+      for (int64_t column = begin; column < end; ++column) {
+        const double shifted = logits[column] * scale - k;
+        const double power = std::exp2(shifted);
+        sum += power;
+        if (power > 0) weighted += shifted * power;
+        squares += power * power;
+      }
+      const auto index = static_cast<size_t>(row * c.num_tiles() + tile);
+      const TileSums& sums = output.sums[index];
+      ASSERT_EQ(sums.exponent, k);
+      ASSERT_NEAR(sums.sum, sum, kSumTolerance);
+      ASSERT_NEAR(sums.weighted, weighted, kWeightedTolerance);
+      ASSERT_NEAR(sums.sum_squares, squares, kSumTolerance);
+      const TileExtremes& extremes = output.extremes[index];
+      ASSERT_EQ(extremes.max_logit, *best);
+      ASSERT_EQ(extremes.argmax, best - logits);
+      ASSERT_EQ(extremes.min_logit, *std::min_element(logits + begin, logits + end));
+    }
+    const auto i = static_cast<size_t>(row);
+    EXPECT_EQ(output.target_logits[i], logits[c.targets[i]]);
+  }
+}
+
+class TileStatsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+TEST_F(TileStatsTest, MatchesTheDoubleReferenceAtTileAndWarpEdges) {
+  for (const int64_t vocab_size : {1, 3, 4, 31, 32, 33, 191, 192, 193, 768, 769, 6'145}) {
+    for (const float stddev : {0.01F, 3.0F, 20.0F}) {
+      SCOPED_TRACE(::testing::Message() << vocab_size << " columns, deviation " << stddev);
+      const StatsCase c = MakeCase(5, vocab_size, stddev);
+      ExpectMatchesReference(c, RunStats(c, true, true, true, c.num_tiles()));
+    }
+  }
+}
+
+TEST_F(TileStatsTest, TheCutIntoChunksDoesNotShow) {
+  const StatsCase c = MakeCase(7, 5'000, 3.0F);
+  const StatsOutput whole = RunStats(c, true, true, true, c.num_tiles());
+  for (const int64_t tiles : {1, 3, 4, 5, 26}) {
+    const StatsOutput cut = RunStats(c, true, true, true, tiles);
+    for (size_t i = 0; i < whole.sums.size(); ++i) {
+      ASSERT_EQ(cut.sums[i].sum, whole.sums[i].sum);
+      ASSERT_EQ(cut.sums[i].weighted, whole.sums[i].weighted);
+      ASSERT_EQ(cut.extremes[i].argmax, whole.extremes[i].argmax);
+    }
+    ASSERT_EQ(cut.target_logits, whole.target_logits);
+  }
+}
+
+TEST_F(TileStatsTest, WhatIsAskedBesideDoesNotShow) {
+  for (const bool has_transform : {false, true}) {
+    StatsCase c = MakeCase(7, 5'000, 3.0F);
+    if (has_transform) {
+      c.transform = {.scale = 0.125F, .softcap = 30.0F};
+      c.bias.assign(5'000, 0.5F);
+    }
+    const StatsOutput all = RunStats(c, true, true, true, c.num_tiles());
+    for (int flags = 0; flags < 7; ++flags) {
+      const StatsOutput some =
+          RunStats(c, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, c.num_tiles());
+      for (size_t i = 0; i < all.sums.size(); ++i) {
+        ASSERT_EQ(some.sums[i].exponent, all.sums[i].exponent);
+        ASSERT_EQ(some.sums[i].sum, all.sums[i].sum);
+        ASSERT_EQ(some.sums[i].weighted, all.sums[i].weighted);
+        ASSERT_EQ(all.entropy_sums[i].weighted, all.sums[i].weighted);
+      }
+      ASSERT_EQ(some.target_logits, all.target_logits);
+    }
+  }
+}
+
+TEST_F(TileStatsTest, NegativeInfinityAddsNothing) {
+  StatsCase c = MakeCase(2, 400, 3.0F);
+  for (int64_t column = 0; column < 400; column += 2) {
+    c.logits[static_cast<size_t>(column)] = -kInfinity;
+    c.logits[static_cast<size_t>(c.stride() + column)] = -kInfinity;
+  }
+  c.targets = {1, 399};
+
+  ExpectMatchesReference(c, RunStats(c, true, true, false, 3));
+}
+
+TEST_F(TileStatsTest, ATileOfNegativeInfinityIsEmpty) {
+  StatsCase c = MakeCase(1, 384, 3.0F);
+  std::fill_n(c.logits.begin(), 192, -kInfinity);
+
+  const StatsOutput output = RunStats(c, true, true, false, 2);
+
+  EXPECT_EQ(output.sums[0].exponent, kEmptyExponent);
+  EXPECT_EQ(output.sums[0].sum, 0.0F);
+  EXPECT_EQ(output.extremes[0].argmax, 0);
+  EXPECT_NE(output.sums[1].exponent, kEmptyExponent);
+}
+
+TEST_F(TileStatsTest, NanAndInfinityMarkTheirTileAlone) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
+    for (const size_t column : {0U, 5U, 100U, 191U}) {
+      StatsCase c = MakeCase(1, 576, 3.0F);
+      c.logits[192 + column] = bad;
+
+      const StatsOutput output = RunStats(c, true, true, false, 3);
+
+      EXPECT_EQ(output.sums[1].exponent, kNonfiniteExponent) << bad << " at " << column;
+      EXPECT_LT(std::abs(output.sums[0].exponent), 100);
+      EXPECT_LT(std::abs(output.sums[2].exponent), 100);
+    }
+  }
+}
+
+TEST_F(TileStatsTest, RefusesBrokenBounds) {
+  TileStatsParams params;
+  EXPECT_EQ(LaunchTileStats(params, nullptr), cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels

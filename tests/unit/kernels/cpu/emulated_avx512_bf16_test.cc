@@ -1,0 +1,50 @@
+// The AVX512-BF16 kernel with its one instruction emulated by AVX-512, so that packing, addressing
+// and remainders are tested where no CPU has it. The instruction itself: tile_kernels_test.
+
+#include <immintrin.h>  // before a name of it is taken over below
+
+#include <cstdint>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/packed_weight.h"
+#include "kernels/cpu/tile_kernels.h"
+#include "tests/unit/kernels/cpu/dot_kernel_checks.h"
+
+// Only what stands below may use AVX-512: the rest of this file runs on any CPU.
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+
+namespace {
+
+inline __m512 EmulatedDotProducts(__m512 sums, __m512bh left, __m512bh right) {
+  const __m512i a = (__m512i)left;
+  const __m512i b = (__m512i)right;
+  const __m512i odd = _mm512_set1_epi32(-65536);
+  sums = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, odd)),
+                         _mm512_castsi512_ps(_mm512_and_si512(b, odd)), sums);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+                         _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sums);
+}
+
+}  // namespace
+
+#define _mm512_dpbf16_ps EmulatedDotProducts
+#define kAvx512Bf16Dots kEmulatedAvx512Bf16Dots
+namespace logprobd::kernels::internal {
+extern const DotKernel kEmulatedAvx512Bf16Dots;
+}  // namespace logprobd::kernels::internal
+#include "kernels/cpu/kernels_avx512_bf16.cc"  // NOLINT: under test
+#pragma GCC pop_options
+
+namespace logprobd::kernels {
+namespace {
+
+TEST(EmulatedAvx512Bf16Test, DotProductsAreExactAndDoNotDependOnOtherRows) {
+  if (!CpuIsaRuns(CpuIsa::kAvx512)) GTEST_SKIP() << "this CPU has no AVX-512";
+
+  testing::CheckDotKernel(internal::kEmulatedAvx512Bf16Dots, Dtype::kBf16, Dtype::kBf16);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels

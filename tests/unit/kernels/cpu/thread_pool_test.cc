@@ -1,0 +1,56 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace logprobd::kernels {
+namespace {
+
+TEST(ThreadPoolTest, EveryUnitIsDoneOnce) {
+  for (const int32_t threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.num_threads(), threads);
+    for (const int64_t num_units : {0, 1, 2, 3, 100, 1000}) {
+      std::vector<std::atomic<int>> done(static_cast<size_t>(num_units));
+
+      pool.ForEach(num_units, [&](int64_t unit, int32_t /*worker*/) {
+        done[static_cast<size_t>(unit)].fetch_add(1);
+      });
+
+      for (const auto& count : done) EXPECT_EQ(count.load(), 1);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, NoTwoThreadsShareAWorkerNumber) {
+  ThreadPool pool(4);
+  std::vector<std::atomic<int>> inside(4);
+  std::atomic<int> clashes = 0;
+
+  for (int round = 0; round < 200; ++round) {
+    pool.ForEach(50, [&](int64_t /*unit*/, int32_t worker) {
+      std::atomic<int>& mine = inside[static_cast<size_t>(worker)];
+      if (mine.fetch_add(1) != 0) clashes.fetch_add(1);
+      mine.fetch_sub(1);
+    });
+  }
+
+  EXPECT_EQ(clashes.load(), 0);
+}
+
+TEST(ThreadPoolTest, ForEachReturnsAfterTheLastUnit) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<int> values(7, 0);  // not atomic: a thread sanitizer would see a late write
+
+    pool.ForEach(7, [&](int64_t unit, int32_t) { values[static_cast<size_t>(unit)] = 1; });
+
+    for (const int value : values) ASSERT_EQ(value, 1);
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::kernels

@@ -1,0 +1,80 @@
+#include "server/app/local_head_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+
+class NamedHead final : public ServedHead {
+ public:
+  explicit NamedHead(const std::string& name) { info_.name = name; }
+  const HeadInfo& info() const override { return info_; }
+  bool ready() const override { return true; }
+  absl::StatusOr<RequestTicket> Submit(ScoreRequest /*request*/, ScoreCallback /*done*/) override {
+    return 1;
+  }
+  void Cancel(RequestTicket /*ticket*/) override {}
+  void Verify(const VerifyOptions& /*options*/, VerifyCallback /*done*/) override {}
+
+ private:
+  HeadInfo info_;
+};
+
+TEST(LocalHeadRegistryTest, SaysThatNothingIsLoadedAndWhenToAskAgain) {
+  const LocalHeadRegistry registry;
+
+  const absl::Status status = registry.Find("default").status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(RetryAfter(status), absl::Seconds(1));
+}
+
+TEST(LocalHeadRegistryTest, FindsTheOnlyHeadWithoutItsName) {
+  LocalHeadRegistry registry;
+  registry.Publish(std::make_shared<NamedHead>("policy"));
+
+  EXPECT_EQ((*registry.Find(""))->info().name, "policy");
+  EXPECT_EQ((*registry.Find("policy"))->info().name, "policy");
+  EXPECT_EQ(registry.List().size(), 1U);
+}
+
+TEST(LocalHeadRegistryTest, ListsTheNamesWhereOneIsWrongOrMissing) {
+  LocalHeadRegistry registry;
+  registry.Publish(std::make_shared<NamedHead>("policy"));
+  registry.Publish(std::make_shared<NamedHead>("reference"));
+
+  const absl::Status wrong = registry.Find("poliyc").status();
+  EXPECT_EQ(wrong.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(wrong.message()), HasSubstr("policy, reference"));
+
+  const absl::Status missing = registry.Find("").status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("policy, reference"));
+}
+
+TEST(LocalHeadRegistryTest, KeepsMessagesShortWhateverTheName) {
+  LocalHeadRegistry registry;
+  registry.Publish(std::make_shared<NamedHead>("policy"));
+
+  EXPECT_LT(registry.Find(std::string(1 << 20, 'x')).status().message().size(), 200U);
+}
+
+TEST(LocalHeadRegistryTest, ForgetsItsHeads) {
+  LocalHeadRegistry registry;
+  registry.Publish(std::make_shared<NamedHead>("policy"));
+
+  registry.Clear();
+
+  EXPECT_TRUE(registry.List().empty());
+}
+
+}  // namespace
+}  // namespace logprobd

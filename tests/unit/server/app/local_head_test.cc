@@ -1,0 +1,176 @@
+#include "server/app/local_head.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "server/app/verify_probe.h"
+#include "server/base/errors.h"
+#include "server/engine/engines.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/in_memory_head.h"
+#include "tests/support/test_requests.h"
+
+namespace logprobd {
+namespace {
+
+/// An answer that a test waits for.
+template <typename T>
+class Answer {
+ public:
+  auto Callback() {
+    return [this](absl::StatusOr<T> value) {
+      value_ = std::move(value);
+      done_.Notify();
+    };
+  }
+  const absl::StatusOr<T>& Wait() {
+    done_.WaitForNotification();
+    return value_;
+  }
+
+ private:
+  absl::StatusOr<T> value_;
+  absl::Notification done_;
+};
+
+Batcher::Options SmallBatches() {
+  Batcher::Options options;
+  options.batch_rows_max = 64;
+  options.batch_wait_max = absl::ZeroDuration();
+  return options;
+}
+
+class LocalHeadTest : public ::testing::Test {
+ protected:
+  LocalHeadTest() {
+    auto engine = std::make_unique<testing::FakeEngine>();
+    engine_ = engine.get();
+    HeadInfo info = engine->info();
+    info.name = "default";
+    auto weights = testing::MakeRandomHead(
+        {.vocab_size = info.vocab_size, .hidden_size = info.hidden_size, .dtype = info.dtype});
+    head_ = *LocalHead::Create(info, std::move(weights), std::move(engine), SmallBatches(),
+                               Clock::Steady(), metrics_);
+  }
+
+  Metrics metrics_{{.heads = {"default"}}};
+  testing::FakeEngine* engine_ = nullptr;
+  std::shared_ptr<LocalHead> head_;
+};
+
+TEST_F(LocalHeadTest, ScoresARequest) {
+  const ScoreRequest request = testing::RequestOfRows(3);
+  const ScoreResult expected = testing::ExpectedResult(request);
+  Answer<ScoreResult> answer;
+
+  ASSERT_TRUE(head_->Submit(testing::RequestOfRows(3), answer.Callback()).ok());
+
+  ASSERT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  EXPECT_EQ(testing::Differences(*answer.Wait(), expected), "");
+}
+
+TEST_F(LocalHeadTest, IsReadyWhileItsEngineIsHealthy) {
+  EXPECT_TRUE(head_->ready());
+
+  engine_->SetHealthy(false);
+
+  EXPECT_FALSE(head_->ready());
+  EXPECT_FALSE(head_->healthy());
+}
+
+TEST_F(LocalHeadTest, RefusesWorkOnceItDrains) {
+  EXPECT_TRUE(head_->Drain(absl::InfiniteFuture()));
+
+  EXPECT_FALSE(head_->ready());
+  EXPECT_TRUE(head_->healthy());
+  EXPECT_EQ(head_->Submit(testing::RequestOfRows(1), [](auto) {}).status().code(),
+            absl::StatusCode::kUnavailable);
+  Answer<VerifyReport> report;
+  head_->Verify({}, report.Callback());
+  EXPECT_EQ(report.Wait().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(LocalHeadTest, VerifyFindsAnEngineThatComputesSomethingElse) {
+  Answer<VerifyReport> report;
+
+  head_->Verify({.rows = 4, .seed = 9}, report.Callback());
+
+  ASSERT_TRUE(report.Wait().ok()) << report.Wait().status();
+  EXPECT_FALSE(report.Wait()->passed);
+  EXPECT_EQ(report.Wait()->rows, 4);
+  EXPECT_GT(report.Wait()->logprob_difference_max, kVerifyLogprobTolerance);
+}
+
+TEST_F(LocalHeadTest, VerifiesOneAtATimeAndThenAgain) {
+  engine_->Hold();
+  Answer<VerifyReport> first;
+  Answer<VerifyReport> second;
+  Answer<VerifyReport> third;
+  head_->Verify({}, first.Callback());
+  head_->Verify({}, second.Callback());
+
+  EXPECT_EQ(second.Wait().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryAfter(second.Wait().status()).has_value());
+
+  engine_->Release();
+  EXPECT_TRUE(first.Wait().ok());
+  head_->Verify({}, third.Callback());
+  EXPECT_TRUE(third.Wait().ok()) << third.Wait().status();
+}
+
+TEST_F(LocalHeadTest, VerifyChecksItsRows) {
+  for (const int32_t rows : {0, -1, 65}) {
+    Answer<VerifyReport> report;
+    head_->Verify({.rows = rows}, report.Callback());
+    EXPECT_EQ(report.Wait().status().code(), absl::StatusCode::kInvalidArgument) << rows;
+  }
+}
+
+TEST_F(LocalHeadTest, VerifyReportsTheEnginesError) {
+  engine_->FailNext(absl::InternalError("a device fault"));
+  Answer<VerifyReport> report;
+
+  head_->Verify({}, report.Callback());
+
+  EXPECT_EQ(report.Wait().status().code(), absl::StatusCode::kInternal);
+}
+
+TEST(LocalHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    auto weights = testing::MakeRandomHead({.vocab_size = 3'000,
+                                            .hidden_size = 256,
+                                            .padding_rows = 8,
+                                            .dtype = dtype,
+                                            .bias = true,
+                                            .scale = 0.25F,
+                                            .softcap = 30});
+    const EngineOptions options{.device = Device::kCpu, .batch_rows_max = 64, .cpu_threads = 2};
+    const auto plan = PlanEngine(weights->info(), options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    auto engine = CreateEngine(*weights, *plan, options);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    Metrics metrics({.heads = {"default"}});
+    const HeadInfo info = weights->info();
+    const auto head = LocalHead::Create(info, std::move(weights), *std::move(engine),
+                                        SmallBatches(), Clock::Steady(), metrics);
+    ASSERT_TRUE(head.ok()) << head.status();
+    Answer<VerifyReport> report;
+
+    (*head)->Verify({.rows = 64, .seed = 3}, report.Callback());
+
+    ASSERT_TRUE(report.Wait().ok()) << report.Wait().status();
+    EXPECT_TRUE(report.Wait()->passed)
+        << DtypeName(dtype) << " " << report.Wait()->logprob_difference_max << " "
+        << report.Wait()->entropy_difference_max;
+    EXPECT_GT(report.Wait()->logit_stddev, 2);
+    EXPECT_GT(report.Wait()->seconds, 0);
+  }
+}
+
+}  // namespace
+}  // namespace logprobd

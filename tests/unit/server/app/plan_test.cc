@@ -1,0 +1,131 @@
+#include "server/app/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+
+HeadInfo Qwen() {
+  HeadInfo head;
+  head.name = "default";
+  head.model_type = "qwen3";
+  head.tensor = "model.embed_tokens.weight";
+  head.hidden_size = 1'024;
+  head.vocab_size = 151'669;
+  head.vocab_rows = 151'936;
+  head.tied = true;
+  head.weight_bytes = 311'164'928;
+  return head;
+}
+
+EnginePlan CpuPlan() {
+  return {Device::kCpu,
+          "cpu/avx512",
+          "device cpu was asked for",
+          {{"host", "weights", 311'164'928}, {"host", "workspace", 12 << 20}}};
+}
+
+TEST(PlanTest, PrintsEveryFact) {
+  const ServingPlan plan =
+      MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {"config.json says 151669"});
+
+  EXPECT_EQ(PlanText(plan),
+            "head         default\n"
+            "model type   qwen3\n"
+            "tensor       model.embed_tokens.weight (tied)\n"
+            "version      1\n"
+            "hidden       1024\n"
+            "vocabulary   151936 rows, 151669 valid\n"
+            "scale        none\n"
+            "cap          none\n"
+            "bias         none\n"
+            "dtype        bf16\n"
+            "weight       296.8 MiB (311164928 bytes)\n"
+            "engine       cpu/avx512: device cpu was asked for\n"
+            "memory       host  weights     296.8 MiB\n"
+            "memory       host  workspace    12.0 MiB\n"
+            "memory       host  staging      32.0 MiB\n"
+            "memory       host  receive       2.0 GiB  (at most)\n"
+            "memory       host  total         2.3 GiB\n"
+            "warning      config.json says 151669\n");
+}
+
+TEST(PlanTest, PrintsTransformsAndEachPlaceOfMemory) {
+  HeadInfo head = Qwen();
+  head.scale = 0.0625F;
+  head.softcap = 30;
+  head.has_bias = true;
+  head.tied = false;
+  const EnginePlan engine = {
+      Device::kCuda, "cuda/chunked", "found", {{"gpu0", "weights", 5 << 20}}};
+
+  const std::string text = PlanText(MakeServingPlan(ServerOptions(), head, engine, {}));
+
+  EXPECT_THAT(text, HasSubstr("scale        0.0625\n"));
+  EXPECT_THAT(text, HasSubstr("cap          30\n"));
+  EXPECT_THAT(text, HasSubstr("bias         yes\n"));
+  EXPECT_THAT(text, HasSubstr("tensor       model.embed_tokens.weight\n"));
+  EXPECT_THAT(text, HasSubstr("memory       gpu0  total         5.0 MiB\n"));
+  EXPECT_THAT(text, HasSubstr("memory       host  total         2.0 GiB\n"));
+}
+
+TEST(PlanTest, CompletesTheHeadsFacts) {
+  ServerOptions options;
+  options.top_k_max = 5;
+
+  const ServingPlan plan = MakeServingPlan(options, Qwen(), CpuPlan(), {});
+
+  EXPECT_EQ(plan.head.engine, "cpu/avx512");
+  EXPECT_EQ(plan.head.engine_reason, "device cpu was asked for");
+  EXPECT_EQ(plan.head.limits.top_k_max, 5);
+}
+
+TEST(PlanTest, PromisesNoMoreThanOneClientMayQueue) {
+  ServerOptions options;
+  EXPECT_EQ(LimitsOf(options).request_rows_max, 65'536);
+  EXPECT_EQ(LimitsOf(options).message_bytes_max, 64 << 20);
+
+  options.queue_rows = 1'000;
+  options.queue_bytes = 10'000;
+  EXPECT_EQ(LimitsOf(options).request_rows_max, 500);
+  EXPECT_EQ(LimitsOf(options).message_bytes_max, 5'000);
+
+  options.queue_rows = 1;
+  EXPECT_EQ(LimitsOf(options).request_rows_max, 1);
+}
+
+TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
+  ServerOptions options;
+  options.device = "cuda";
+  options.gpu = 3;
+  options.batch_rows = 77;
+  options.batch_wait_us = 9;
+  options.valid_vocab = 11;
+  options.weights_version = 4;
+
+  EXPECT_EQ(EngineOptionsOf(options).device, Device::kCuda);
+  EXPECT_EQ(EngineOptionsOf(options).gpu, 3);
+  EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
+  EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);
+  EXPECT_EQ(BatcherOptionsOf(options).batch_wait_max, absl::Microseconds(9));
+  EXPECT_EQ(ModelOptionsOf(options).valid_vocab, 11);
+  EXPECT_EQ(ModelOptionsOf(options).weights_version, 4U);
+  EXPECT_FALSE(ModelOptionsOf(ServerOptions()).valid_vocab.has_value());
+  EXPECT_EQ(EngineOptionsOf(ServerOptions()).device, Device::kAuto);
+}
+
+TEST(HumanBytesTest, ChoosesTheUnit) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(10'239), "10239 B");
+  EXPECT_EQ(HumanBytes(10'240), "10.0 KiB");
+  EXPECT_EQ(HumanBytes(1 << 20), "1.0 MiB");
+  EXPECT_EQ(HumanBytes(int64_t{3} << 29), "1.5 GiB");
+}
+
+}  // namespace
+}  // namespace logprobd

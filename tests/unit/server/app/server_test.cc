@@ -1,0 +1,270 @@
+#include "server/app/server.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "logprobd/v1/scoring.grpc.pb.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/in_memory_head.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int64_t kHidden = 4;
+constexpr int64_t kVocab = 1'000;
+
+/// The answer to a GET, status line and headers included.
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const std::string request = absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n\r\n");
+  send(fd, request.data(), request.size(), MSG_NOSIGNAL);
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
+    answer.append(buffer, static_cast<size_t>(got));
+  }
+  close(fd);
+  return answer;
+}
+
+v1::ScoreRequest OneRow() {
+  v1::ScoreRequest request;
+  request.set_dtype(v1::DTYPE_BF16);
+  request.set_rows(1);
+  request.set_hidden_size(kHidden);
+  request.set_targets(std::string(4, '\0'));
+  request.set_hidden(std::string(kHidden * 2, '\0'));
+  return request;
+}
+
+class ServerTest : public ::testing::Test {
+ protected:
+  ServerTest() {
+    options_.model = "/models/fake";
+    options_.listen = "127.0.0.1:0";
+    options_.http = "127.0.0.1:0";
+    options_.batch_rows = 64;
+    options_.batch_wait_us = 0;
+    parts_.open_model = [](const std::string&,
+                           const ModelFolderOptions& options) -> absl::StatusOr<ModelFolderHead> {
+      ModelFolderHead head;
+      auto weights = testing::MakeRandomHead({.vocab_size = kVocab, .hidden_size = kHidden});
+      HeadInfo info = weights->info();
+      info.name = options.head_name;
+      head.weights = std::make_unique<testing::InMemoryHead>(
+          info, std::vector<std::byte>(static_cast<size_t>(kVocab * kHidden * 2)));
+      return head;
+    };
+    parts_.plan_engine = [](const HeadInfo&, const EngineOptions&) -> absl::StatusOr<EnginePlan> {
+      return EnginePlan{Device::kCpu, "fake", "a test", {{"host", "weights", 8'000}}};
+    };
+    parts_.create_engine =
+        [this](const HeadWeights& weights, const EnginePlan&,
+               const EngineOptions&) -> absl::StatusOr<std::unique_ptr<ScoringEngine>> {
+      if (before_load_) {
+        before_load_();
+      }
+      std::vector<std::byte> row(kHidden * 2);
+      const absl::Status read = weights.ReadRows(0, 1, row.data(), kHidden * 2);
+      if (!read.ok()) {
+        return read;
+      }
+      auto engine = std::make_unique<testing::FakeEngine>();
+      engine_ = engine.get();
+      return engine;
+    };
+  }
+
+  std::unique_ptr<Server> Create() {
+    auto server = Server::Create(options_, parts_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    return server.ok() ? *std::move(server) : nullptr;
+  }
+
+  /// Sends a row and returns the call's status, later.
+  static std::future<grpc::Status> ScoreSoon(const Server& server) {
+    return std::async(std::launch::async, [port = server.grpc_port()] {
+      const auto stub = v1::Scoring::NewStub(grpc::CreateChannel(
+          absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+      grpc::ClientContext context;
+      context.set_wait_for_ready(false);
+      v1::ScoreResponse response;
+      return stub->Score(&context, OneRow(), &response);
+    });
+  }
+
+  ServerOptions options_;
+  ServerParts parts_;
+  std::function<void()> before_load_;
+  testing::FakeEngine* engine_ = nullptr;
+};
+
+TEST_F(ServerTest, IsHealthyButNotReadyBeforeItsWeightsAreLoaded) {
+  const std::unique_ptr<Server> server = Create();
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("loading the weights"));
+  EXPECT_EQ(ScoreSoon(*server).get().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(ServerTest, ScoresOnceItsWeightsAreLoaded) {
+  const std::unique_ptr<Server> server = Create();
+
+  ASSERT_TRUE(server->Load().ok());
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_TRUE(ScoreSoon(*server).get().ok());
+  const std::string metrics = HttpGet(server->http_port(), "/metrics");
+  EXPECT_THAT(metrics, HasSubstr("logprobd_ready{head=\"default\"} 1\n"));
+  EXPECT_THAT(metrics, HasSubstr("engine=\"fake\""));
+  EXPECT_THAT(metrics, HasSubstr("logprobd_weights_load_duration_seconds_count"));
+  EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("engine       fake: a test"));
+}
+
+TEST_F(ServerTest, PlansTheStagingThatItReserves) {
+  const std::unique_ptr<Server> server = Create();
+  const auto staging = [&server] {
+    for (const MemoryUse& use : server->plan().memory) {
+      if (use.kind == "staging") {
+        return use.bytes;
+      }
+    }
+    return int64_t{-1};
+  };
+  const int64_t planned = staging();
+
+  ASSERT_TRUE(server->Load().ok());
+
+  EXPECT_EQ(planned, 2 * 64 * kHidden * 2);
+  EXPECT_EQ(staging(), planned);
+}
+
+TEST_F(ServerTest, FinishesWhatIsInFlightWhenItStops) {
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+  engine_->Hold();
+  std::future<grpc::Status> call = ScoreSoon(*server);
+  engine_->WaitUntilInFlight(1);
+
+  std::future<Server::End> end = std::async(std::launch::async, [&] { return server->Run(); });
+  server->RequestStop();
+  while (HttpGet(server->http_port(), "/readyz").find("shutting down") == std::string::npos) {
+    std::this_thread::yield();
+  }
+  engine_->Release();
+
+  EXPECT_EQ(end.get(), Server::End::kStopped);
+  EXPECT_TRUE(call.get().ok());
+}
+
+TEST_F(ServerTest, CutsWorkThatOutlivesTheGraceTime) {
+  options_.grace_s = 0.05;
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+  engine_->Hold();
+  std::future<grpc::Status> call = ScoreSoon(*server);
+  engine_->WaitUntilInFlight(1);
+
+  server->RequestStop();
+
+  EXPECT_EQ(server->Run(), Server::End::kWorkCut);
+  EXPECT_FALSE(call.get().ok());
+  engine_->Release();  // the program ends here without waiting; an object has to
+}
+
+TEST_F(ServerTest, StopsWhenItsEngineFails) {
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+
+  engine_->SetHealthy(false);
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("the engine has failed"));
+  EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
+}
+
+TEST_F(ServerTest, GivesUpLoadingWhenItIsToStop) {
+  const std::unique_ptr<Server> server = Create();
+  before_load_ = [&server] { server->RequestStop(); };
+
+  EXPECT_TRUE(absl::IsCancelled(server->Load()));
+}
+
+TEST_F(ServerTest, DoesNotBecomeReadyWhenItIsToStopAlready) {
+  const std::unique_ptr<Server> server = Create();
+
+  server->RequestStop();
+
+  EXPECT_TRUE(absl::IsCancelled(server->Load()));
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), StartsWith("HTTP/1.1 503"));
+}
+
+TEST_F(ServerTest, ReportsAnEngineThatCannotBeMade) {
+  parts_.create_engine =
+      [](const HeadWeights&, const EnginePlan&,
+         const EngineOptions&) -> absl::StatusOr<std::unique_ptr<ScoringEngine>> {
+    return absl::ResourceExhaustedError("8000 bytes for the weight are not there");
+  };
+  const std::unique_ptr<Server> server = Create();
+
+  EXPECT_EQ(server->Load().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(ServerTest, NamesAPortThatIsInUse) {
+  const std::unique_ptr<Server> first = Create();
+  for (const bool http : {true, false}) {
+    const std::string taken =
+        absl::StrCat("127.0.0.1:", http ? first->http_port() : first->grpc_port());
+    options_.http = http ? taken : "127.0.0.1:0";
+    options_.listen = http ? "127.0.0.1:0" : taken;
+
+    const auto second = Server::Create(options_, parts_);
+
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable) << second.status();
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr(taken));
+  }
+}
+
+TEST_F(ServerTest, WantsLoopbackUnlessToldOtherwise) {
+  options_.http = "0.0.0.0:0";
+  const auto refused = Server::Create(options_, parts_);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("--insecure"));
+
+  options_.insecure = true;
+  EXPECT_TRUE(Server::Create(options_, parts_).ok());
+}
+
+TEST_F(ServerTest, RunsWithoutHttp) {
+  options_.http = "";
+  const std::unique_ptr<Server> server = Create();
+
+  EXPECT_EQ(server->http_port(), 0);
+  EXPECT_TRUE(server->Load().ok());
+}
+
+}  // namespace
+}  // namespace logprobd

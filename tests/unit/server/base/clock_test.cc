@@ -1,0 +1,106 @@
+#include "server/base/clock.h"
+
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_clock.h"
+
+namespace logprobd::testing {
+namespace {
+
+TEST(SteadyClockTest, NeverGoesBack) {
+  const Clock& clock = Clock::Steady();
+  absl::Time last = clock.Now();
+  for (int i = 0; i < 1'000; ++i) {
+    const absl::Time now = clock.Now();
+    ASSERT_GE(now, last);
+    last = now;
+  }
+}
+
+TEST(SteadyClockTest, GivesUpAtItsTime) {
+  const Clock& clock = Clock::Steady();
+  absl::Mutex mutex;
+  bool condition = false;
+  const absl::Time until = clock.Now() + absl::Milliseconds(2);
+
+  absl::MutexLock lock(&mutex);
+  EXPECT_FALSE(clock.AwaitUntil(mutex, absl::Condition(&condition), until));
+  EXPECT_GE(clock.Now(), until);
+  // A time that has passed, and no condition to wait for.
+  EXPECT_FALSE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfinitePast()));
+  condition = true;
+  EXPECT_TRUE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfinitePast()));
+}
+
+TEST(SteadyClockTest, SeesTheConditionWithoutATime) {
+  const Clock& clock = Clock::Steady();
+  absl::Mutex mutex;
+  bool condition = false;
+  std::thread setter([&] {
+    absl::MutexLock lock(&mutex);
+    condition = true;
+  });
+
+  {
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfiniteFuture()));
+  }
+  setter.join();
+}
+
+TEST(FakeClockTest, StandsStillUntilItIsAdvanced) {
+  FakeClock clock;
+  const absl::Time begin = clock.Now();
+  EXPECT_EQ(clock.Now(), begin);
+
+  clock.Advance(absl::Seconds(3));
+
+  EXPECT_EQ(clock.Now(), begin + absl::Seconds(3));
+}
+
+TEST(FakeClockTest, WakesAWaiterWhenItsTimeHasCome) {
+  FakeClock clock;
+  absl::Mutex mutex;
+  bool condition = false;
+  bool has_returned = false;
+  const absl::Time until = clock.Now() + absl::Seconds(2);
+  std::thread waiter([&] {
+    absl::MutexLock lock(&mutex);
+    EXPECT_FALSE(clock.AwaitUntil(mutex, absl::Condition(&condition), until));
+    has_returned = true;
+  });
+  clock.WaitForWaiter(until);
+
+  clock.Advance(absl::Seconds(1));
+  clock.WaitUntilAsleep();
+  {
+    absl::MutexLock lock(&mutex);
+    EXPECT_FALSE(has_returned);
+  }
+  clock.Advance(absl::Seconds(1));
+
+  waiter.join();
+  EXPECT_TRUE(has_returned);
+}
+
+TEST(FakeClockTest, WakesAWaiterWhoseConditionHolds) {
+  FakeClock clock;
+  absl::Mutex mutex;
+  bool condition = false;
+  std::thread waiter([&] {
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfiniteFuture()));
+  });
+  clock.WaitForWaiter(absl::InfiniteFuture());
+
+  {
+    absl::MutexLock lock(&mutex);
+    condition = true;
+  }
+  waiter.join();
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,95 @@
+#include "server/base/log.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
+
+class LogTest : public ::testing::Test {
+ protected:
+  void TearDown() override { ConfigureLog(LogOptions()); }
+
+  template <typename Function>
+  static std::string Written(Function function) {
+    ::testing::internal::CaptureStderr();
+    function();
+    return ::testing::internal::GetCapturedStderr();
+  }
+};
+
+TEST_F(LogTest, WritesTimeLevelMessageAndFields) {
+  const std::string line = Written([] {
+    LogWarning("head is loaded", {{"rows", 12}, {"name", "a b"}, {"empty", ""}});
+  });
+
+  EXPECT_THAT(line, MatchesRegex("....-..-..T..:..:......Z warning head is loaded rows=12 "
+                                 "name=\"a b\" empty=\"\"\n"));
+}
+
+TEST_F(LogTest, StaysOneLineWhateverAClientSends) {
+  const std::string line = Written([] {
+    LogInfo("bad id", {{"request_id", "x\n2026 error forged=\"yes\"\r\x01\x7f\\"}});
+  });
+
+  EXPECT_THAT(line, EndsWith("request_id=\"x\\u000a2026 error "
+                             "forged=\\\"yes\\\"\\u000d\\u0001\\u007f\\\\\"\n"));
+  EXPECT_EQ(line.find('\n'), line.size() - 1);
+}
+
+TEST_F(LogTest, EscapesTheMessageToo) {
+  const std::string line = Written([] { LogInfo("one\ntwo"); });
+
+  EXPECT_THAT(line, EndsWith("one\\u000atwo\n"));
+}
+
+TEST_F(LogTest, WritesJsonWithEscapes) {
+  ConfigureLog({.format = LogFormat::kJson});
+
+  const std::string line = Written([] { LogError("say \"no\"", {{"key", "a\tb"}}); });
+
+  EXPECT_THAT(line, StartsWith("{\"time\":\""));
+  EXPECT_THAT(line, EndsWith("\"level\":\"error\",\"message\":\"say \\\"no\\\"\","
+                             "\"key\":\"a\\u0009b\"}\n"));
+}
+
+TEST_F(LogTest, LeavesOutWhatIsBelowItsLevel) {
+  ConfigureLog({.level = LogLevel::kWarning});
+
+  EXPECT_THAT(Written([] {
+                LogDebug("a");
+                LogInfo("b");
+              }),
+              IsEmpty());
+  EXPECT_THAT(Written([] { LogError("c"); }), HasSubstr(" error c"));
+}
+
+TEST_F(LogTest, WritesDebugLinesWhenAsked) {
+  EXPECT_THAT(Written([] { LogDebug("a"); }), IsEmpty());
+  ConfigureLog({.level = LogLevel::kDebug});
+  EXPECT_THAT(Written([] { LogDebug("a"); }), HasSubstr(" debug a"));
+}
+
+TEST_F(LogTest, ParsesLevelsAndFormats) {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kText;
+
+  EXPECT_TRUE(ParseLogLevel("warning", level).ok());
+  EXPECT_EQ(level, LogLevel::kWarning);
+  EXPECT_TRUE(ParseLogFormat("json", format).ok());
+  EXPECT_EQ(format, LogFormat::kJson);
+  EXPECT_THAT(ParseLogLevel("loud", level).message(),
+              HasSubstr("\"loud\": use debug, info, warning or error"));
+  EXPECT_THAT(ParseLogFormat("xml", format).message(), HasSubstr("\"xml\": use text or json"));
+}
+
+}  // namespace
+}  // namespace logprobd

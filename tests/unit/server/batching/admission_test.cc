@@ -1,0 +1,74 @@
+#include "server/batching/admission.h"
+
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+TEST(AdmissionTest, ForgetsAClientThatHoldsNothing) {
+  Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}});
+  const DrainRate rate(1);
+  ASSERT_TRUE(admission.Admit("a", Priority::kLow, {.rows = 3, .bytes = 9, .requests = 1}, rate)
+                  .status.ok());
+  EXPECT_EQ(admission.num_clients(), 1);
+  EXPECT_EQ(admission.of(Priority::kLow).bytes, 9);
+
+  admission.Release("a", Priority::kLow, {.rows = 3});
+  admission.Release("a", Priority::kLow, {.bytes = 9, .requests = 1});
+
+  EXPECT_EQ(admission.num_clients(), 0);
+  EXPECT_EQ(admission.total().rows, 0);
+  EXPECT_EQ(admission.total().bytes, 0);
+  EXPECT_EQ(admission.total().requests, 0);
+  EXPECT_EQ(admission.of(Priority::kLow).requests, 0);
+}
+
+TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
+  Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
+  const DrainRate rate(1);
+
+  const auto refusal =
+      admission.Admit("a", Priority::kLow, {.rows = 1, .bytes = 101, .requests = 1}, rate);
+
+  EXPECT_EQ(refusal.reason, Metrics::Rejection::kQueueBytes);
+  EXPECT_EQ(admission.total().rows, 0);
+  EXPECT_EQ(admission.num_clients(), 0);
+}
+
+TEST(AdmissionTest, LetsAClientHoldAtLeastOneRowAndRequest) {
+  Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 0.1});
+
+  EXPECT_TRUE(admission.CheckPossible({.rows = 1, .bytes = 10, .requests = 1}).status.ok());
+  EXPECT_FALSE(admission.CheckPossible({.rows = 2, .bytes = 10, .requests = 1}).status.ok());
+}
+
+TEST(AdmissionTest, HintsWithoutAMeasurementToo) {
+  Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 1});
+
+  const auto refusal =
+      admission.Admit("a", Priority::kHigh, {.rows = 3, .bytes = 1, .requests = 1}, DrainRate(1));
+
+  EXPECT_EQ(RetryAfter(refusal.status), DrainRate::kRetryAfterUnmeasured);
+}
+
+TEST(AdmissionTest, ConvertsBytesAndRequestsToTheRowsThatCarryThem) {
+  Admission admission(
+      {.total = {.rows = 1'000, .bytes = 8'000, .requests = 10}, .client_share = 1});
+  DrainRate rate(1);
+  const absl::Time begin = absl::UnixEpoch();
+  rate.AddBatch(100, begin, begin + absl::Seconds(1));
+  ASSERT_TRUE(
+      admission.Admit("a", Priority::kHigh, {.rows = 1'000, .bytes = 8'000, .requests = 10}, rate)
+          .status.ok());
+  admission.Release("a", Priority::kHigh, {.rows = 0});
+
+  const auto bytes = admission.Admit("a", Priority::kHigh, {.bytes = 800}, rate);
+  const auto requests = admission.Admit("a", Priority::kHigh, {.requests = 1}, rate);
+
+  EXPECT_EQ(RetryAfter(bytes.status), absl::Seconds(1));     // 100 rows
+  EXPECT_EQ(RetryAfter(requests.status), absl::Seconds(1));  // 100 rows
+}
+
+}  // namespace
+}  // namespace logprobd

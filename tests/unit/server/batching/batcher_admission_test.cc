@@ -1,0 +1,182 @@
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using BatcherAdmissionTest = BatcherTest;
+
+TEST_F(BatcherAdmissionTest, RefusesRowsBeyondTheQueueLimitWithoutCallingBack) {
+  MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
+  OccupyBothSlots();
+  Submit({.rows = 8, .client_id = "a"});
+
+  const absl::Status status = Refusal({.rows = 3, .client_id = "b"});
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("8 wait, 3 more pass the limit of 10"));
+  EXPECT_TRUE(RetryAfter(status).has_value());
+  engine_->Release();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+  EXPECT_FALSE(answers_.back()->is_called());
+}
+
+TEST_F(BatcherAdmissionTest, AdmitsExactlyUpToTheLimit) {
+  MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
+  OccupyBothSlots();
+  Submit({.rows = 8});
+
+  EXPECT_TRUE(Refusal({.rows = 2}).ok());
+  EXPECT_FALSE(Refusal({.rows = 1}).ok());
+}
+
+TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
+  // A row has 8 bytes.
+  MakeBatcher({.queue_bytes_max = 80, .client_share_max = 1});
+  OccupyBothSlots();
+  Submit({.rows = 10});
+
+  const absl::Status status = Refusal({.rows = 1});
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("queue bytes: 80 wait, 8 more pass the limit of 80"));
+}
+
+TEST_F(BatcherAdmissionTest, RefusesRequestsBeyondTheQueueLimit) {
+  MakeBatcher({.queue_requests_max = 2, .client_share_max = 1});
+  OccupyBothSlots();
+  SubmitRows(1);
+  SubmitRows(1);
+
+  const absl::Status status = Refusal({.rows = 1});
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("queue requests: 2 wait"));
+}
+
+TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
+  MakeBatcher({.queue_rows_max = 20, .client_share_max = 0.5});
+  OccupyBothSlots();
+  Submit({.rows = 10, .client_id = "greedy"});
+
+  const absl::Status greedy = Refusal({.rows = 1, .client_id = "greedy"});
+  const absl::Status other = Refusal({.rows = 10, .client_id = "other"});
+
+  EXPECT_EQ(greedy.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(greedy.message(), HasSubstr("this client's queue rows"));
+  EXPECT_TRUE(other.ok()) << other;
+}
+
+TEST_F(BatcherAdmissionTest, SaysThatARequestCanNeverBeAdmitted) {
+  MakeBatcher({.queue_rows_max = 20, .queue_bytes_max = 64, .client_share_max = 0.5});
+
+  const absl::Status rows = Refusal({.rows = 11});
+  const absl::Status bytes = Refusal({.rows = 5});
+
+  EXPECT_EQ(rows.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(rows.message(), AllOf(HasSubstr("rows: 11"), HasSubstr("(10)")));
+  EXPECT_EQ(bytes.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(bytes.message(), AllOf(HasSubstr("40 bytes"), HasSubstr("(32)")));
+}
+
+TEST_F(BatcherAdmissionTest, GivesTheBudgetBackAsRowsLeaveTheQueue) {
+  MakeBatcher({.batch_rows_max = 4,
+               .batch_wait_max = absl::ZeroDuration(),
+               .queue_rows_max = 8,
+               .client_share_max = 1});
+  OccupyBothSlots();
+  Submit({.rows = 8});
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
+
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);  // four rows have left
+
+  EXPECT_TRUE(Refusal({.rows = 4}).ok());
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAtTheFrontOfARequestAsNothing) {
+  MakeBatcher({.queue_rows_max = 4, .client_share_max = 1});
+  OccupyBothSlots();
+
+  EXPECT_TRUE(Refusal({.rows = 6, .ignored_rows = {0, 1, 2}}).ok());
+  EXPECT_TRUE(Refusal({.rows = 3, .ignored_rows = {0, 1, 2}}).ok());
+}
+
+TEST_F(BatcherAdmissionTest, HintsWhenToRetryFromTheMeasuredRate) {
+  MakeBatcher({.batch_rows_max = 100, .queue_rows_max = 1'000, .client_share_max = 1});
+  engine_->Hold();
+  Submit({.rows = 100});
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows a second
+  engine_->Release();
+  EXPECT_TRUE(answers_.back()->Wait().ok());
+  engine_->WaitUntilIdle();
+  OccupyBothSlots();
+  Submit({.rows = 1'000});
+
+  const absl::Status ten = Refusal({.rows = 10});
+  const absl::Status all = Refusal({.rows = 1'000});
+
+  EXPECT_EQ(RetryAfter(ten), absl::Milliseconds(20));
+  EXPECT_EQ(RetryAfter(all), absl::Seconds(2));
+}
+
+TEST_F(BatcherAdmissionTest, RefusesEverythingWhileTheEngineIsUnhealthy) {
+  MakeBatcher();
+  engine_->SetHealthy(false);
+
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kUnavailable);
+}
+
+struct BadOption {
+  std::string name;
+  std::function<void(Batcher::Options&)> set;
+};
+
+TEST_F(BatcherAdmissionTest, NamesABadOption) {
+  const FakeEngine::Options engine{.batch_rows_max = 64};
+  const std::vector<BadOption> cases = {
+      {"batch_rows_max", [](auto& options) { options.batch_rows_max = 0; }},
+      {"batch_rows_max", [](auto& options) { options.batch_rows_max = 65; }},
+      {"batch_wait_max", [](auto& options) { options.batch_wait_max = -absl::Seconds(1); }},
+      {"queue_rows_max", [](auto& options) { options.queue_rows_max = 0; }},
+      {"queue_bytes_max", [](auto& options) { options.queue_bytes_max = 0; }},
+      {"queue_requests_max", [](auto& options) { options.queue_requests_max = -1; }},
+      {"client_share_max", [](auto& options) { options.client_share_max = 0; }},
+      {"client_share_max", [](auto& options) { options.client_share_max = 1.5; }},
+      {"client_share_max",
+       [](auto& options) { options.client_share_max = std::numeric_limits<double>::quiet_NaN(); }},
+      {"copy_threads", [](auto& options) { options.copy_threads = -1; }},
+  };
+  for (const BadOption& bad : cases) {
+    FakeEngine fake(engine);
+    Batcher::Options options{.batch_rows_max = 64};
+    bad.set(options);
+
+    const auto batcher = Batcher::Create(options, fake, clock_, metrics_);
+
+    EXPECT_EQ(batcher.status().code(), absl::StatusCode::kInvalidArgument) << bad.name;
+    EXPECT_THAT(batcher.status().message(), HasSubstr(bad.name));
+  }
+}
+
+TEST_F(BatcherAdmissionTest, FailsToBeCreatedWithoutStagingMemory) {
+  FakeEngine fake({.hidden_size = 1'024, .staging_bytes_max = 1 << 20});
+
+  const auto batcher = Batcher::Create({}, fake, clock_, metrics_);
+
+  EXPECT_EQ(batcher.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,113 @@
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using BatcherDeadlineTest = BatcherTest;
+
+TEST_F(BatcherDeadlineTest, RefusesARequestWhoseDeadlineHasPassed) {
+  MakeBatcher();
+
+  EXPECT_EQ(Refusal({.rows = 1, .deadline = clock_.Now()}).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Refusal({.rows = 0, .deadline = clock_.Now() - absl::Seconds(1)}).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(engine_->num_batches(), 0);
+}
+
+TEST_F(BatcherDeadlineTest, AnswersFromTheQueueOnTimeWhileTheEngineIsStuck) {
+  MakeBatcher();
+  OccupyBothSlots();
+  Answer& late = Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(30)});
+  Answer& later = Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(50)});
+
+  clock_.Advance(absl::Milliseconds(30));
+
+  EXPECT_EQ(late.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(late.Wait().status().message(), HasSubstr("1 of 1 rows waited"));
+  EXPECT_FALSE(later.is_called());
+}
+
+TEST_F(BatcherDeadlineTest, WakesForADeadlineEarlierThanTheOneItWaitsFor) {
+  MakeBatcher();
+  OccupyBothSlots();
+  Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(500)});
+  clock_.WaitUntilAsleep();
+  Answer& early = Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(5)});
+  clock_.WaitForWaiter(clock_.Now() + absl::Milliseconds(5));
+
+  clock_.Advance(absl::Milliseconds(5));
+
+  EXPECT_EQ(early.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Submit({.rows = 5, .deadline = clock_.Now() + absl::Milliseconds(30)});
+  Answer& alive = Submit({.rows = 2});
+
+  clock_.Advance(absl::Milliseconds(30));
+  engine_->Release();
+
+  EXPECT_TRUE(alive.Wait().ok());
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 2));
+}
+
+TEST_F(BatcherDeadlineTest, AnswersOnTimeForRowsThatTheEngineHas) {
+  MakeBatcher();
+  engine_->Hold();
+  Answer& answer = Submit({.rows = 3, .deadline = clock_.Now() + absl::Milliseconds(30)});
+  engine_->WaitForBatches(1);
+
+  clock_.Advance(absl::Milliseconds(30));
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(answer.Wait().status().message(), HasSubstr("the engine"));
+  engine_->Release();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+}
+
+TEST_F(BatcherDeadlineTest, AnswersInTimeWithoutFuss) {
+  MakeBatcher();
+
+  EXPECT_TRUE(Submit({.rows = 3, .deadline = clock_.Now() + absl::Milliseconds(1)}).Wait().ok());
+}
+
+TEST_F(BatcherDeadlineTest, RefusesAtOnceWhatCannotBeInTimeAtTheMeasuredRate) {
+  MakeBatcher({.batch_rows_max = 100});
+  const absl::Time soon = clock_.Now() + absl::Milliseconds(300);
+  engine_->Hold();
+  Answer& first = Submit({.rows = 100});
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows a second
+  engine_->Release();
+  EXPECT_TRUE(first.Wait().ok());
+
+  const absl::Status too_long = Refusal({.rows = 100, .deadline = soon});
+  const absl::Status fits = Refusal({.rows = 40, .deadline = soon});
+
+  EXPECT_EQ(too_long.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(too_long.message(), HasSubstr("100 rows of this client take at least 200ms"));
+  EXPECT_TRUE(fits.ok()) << fits;
+}
+
+TEST_F(BatcherDeadlineTest, DoesNotJudgeTheEngineByItsSmallBatches) {
+  MakeBatcher({.batch_rows_max = 100});
+  engine_->Hold();
+  Answer& first = Submit({.rows = 1});
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Seconds(1));
+  engine_->Release();
+  EXPECT_TRUE(first.Wait().ok());
+
+  EXPECT_TRUE(Refusal({.rows = 100, .deadline = clock_.Now() + absl::Milliseconds(10)}).ok());
+}
+
+}  // namespace
+}  // namespace logprobd::testing

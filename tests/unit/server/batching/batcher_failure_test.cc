@@ -1,0 +1,195 @@
+#include <memory>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+using BatcherFailureTest = BatcherTest;
+
+TEST_F(BatcherFailureTest, GivesEveryRequestOfABatchTheEnginesError) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Answer& first = SubmitRows(2);
+  Answer& second = SubmitRows(3);
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);
+  engine_->ReleaseOne();
+  answers_[1]->Wait();
+
+  engine_->FailNext(absl::InternalError("device fault"));
+  engine_->Release();
+
+  EXPECT_EQ(first.Wait().status(), absl::InternalError("device fault"));
+  EXPECT_EQ(second.Wait().status(), absl::InternalError("device fault"));
+  EXPECT_TRUE(SubmitRows(1).Wait().ok());
+}
+
+TEST_F(BatcherFailureTest, EndsACutRequestWithTheFirstErrorAndDropsItsRest) {
+  MakeBatcher({.batch_rows_max = 4});
+  engine_->Hold();
+  Answer& answer = SubmitRows(100);
+  engine_->WaitForBatches(2);
+  clock_.WaitUntilAsleep();
+
+  engine_->FailNext(absl::InternalError("device fault"));
+  engine_->ReleaseOne();
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kInternal);
+  engine_->Release();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+  EXPECT_EQ(engine_->num_batches(), 2);
+}
+
+TEST_F(BatcherFailureTest, AnswersWhatWaitsWhenTheEngineHasFailedForGood) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Answer& waiting = SubmitRows(2);
+
+  engine_->FailNext(absl::InternalError("device lost"));
+  engine_->SetHealthy(false);
+  engine_->ReleaseOne();
+
+  EXPECT_EQ(waiting.WaitForCode(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(BatcherFailureTest, RetriesABatchThatDoesNotFitInTwoHalves) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  engine_->SetFittingRows(4);
+  ScoreRequest first = MakeRequest({.rows = 3,
+                                    .seed = 2,
+                                    .outputs = OutputSet(OutputSet::kAllBits),
+                                    .top_k = 2,
+                                    .candidate_counts = {2, 0, 1}});
+  ScoreRequest second = MakeRequest({.rows = 5,
+                                     .seed = 3,
+                                     .entropy_temperature = 2.0F,
+                                     .ignored_rows = {2},
+                                     .nonfinite_rows = {4},
+                                     .candidate_counts = {1, 3, 1, 0, 2},
+                                     .segment_offsets = {0, 3, 5}});
+  const ScoreResult expected_first = ExpectedResult(first);
+  const ScoreResult expected_second = ExpectedResult(second);
+
+  const Answer& first_answer = SubmitRequest(std::move(first));
+  const Answer& second_answer = SubmitRequest(std::move(second));
+  engine_->Release();
+
+  ASSERT_TRUE(first_answer.Wait().ok()) << first_answer.Wait().status();
+  ASSERT_TRUE(second_answer.Wait().ok()) << second_answer.Wait().status();
+  EXPECT_EQ(Differences(*first_answer.Wait(), expected_first), "");
+  EXPECT_EQ(Differences(*second_answer.Wait(), expected_second), "");
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 7, 3, 4));
+}
+
+TEST_F(BatcherFailureTest, GivesUpWhenAHalfDoesNotFitEither) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Answer& fits = SubmitRows(2);
+  Answer& spans = SubmitRows(1);
+  Answer& too_large = SubmitRows(3);
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);
+  engine_->ReleaseOne();
+  answers_[1]->Wait();
+  // The whole, then its second half.
+  engine_->FailNext(absl::ResourceExhaustedError("does not fit"));
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(4);
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(5);
+  engine_->FailNext(absl::ResourceExhaustedError("does not fit"));
+  engine_->Release();
+
+  EXPECT_TRUE(fits.Wait().ok());
+  EXPECT_TRUE(spans.Wait().ok());
+  EXPECT_EQ(too_large.WaitForCode(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryAfter(too_large.Wait().status()).has_value());
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 6, 3, 3));
+}
+
+TEST_F(BatcherFailureTest, CannotHalveARow) {
+  MakeBatcher();
+  engine_->SetFittingRows(0);
+
+  EXPECT_EQ(SubmitRows(1).WaitForCode(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine_->num_batches(), 1);
+}
+
+TEST_F(BatcherFailureTest, DrainsWhatIsQueuedAndRefusesWhatIsNew) {
+  MakeBatcher({.batch_rows_max = 4});
+  engine_->Hold();
+  Answer& answer = SubmitRows(20);
+  std::thread drain([this] { EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture())); });
+  clock_.WaitUntilAsleep(2);
+
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(answer.is_called());
+  engine_->Release();
+
+  drain.join();
+  EXPECT_TRUE(answer.is_called());
+  EXPECT_TRUE(answer.Wait().ok());
+}
+
+TEST_F(BatcherFailureTest, StopsDrainingAtItsDeadline) {
+  MakeBatcher();
+  engine_->Hold();
+  SubmitRows(1);
+  engine_->WaitForBatches(1);
+  const absl::Time deadline = clock_.Now() + absl::Seconds(20);
+  std::thread drain([&] { EXPECT_FALSE(batcher_->Drain(deadline)); });
+  clock_.WaitForWaiter(deadline);
+
+  clock_.Advance(absl::Seconds(20));
+
+  drain.join();
+}
+
+TEST_F(BatcherFailureTest, DestructorAnswersTheQueueAndWaitsForBatchesInFlight) {
+  MakeBatcher({.batch_rows_max = 4});
+  engine_->Hold();
+  Answer& in_flight = SubmitRows(4);
+  engine_->WaitForBatches(1);
+  Answer& cut = SubmitRows(8);
+  engine_->WaitForBatches(2);
+  Answer& queued = SubmitRows(3);
+
+  std::thread destroy([this] { batcher_ = nullptr; });
+  EXPECT_EQ(cut.WaitForCode(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(queued.WaitForCode(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(in_flight.is_called());
+  engine_->Release();
+  destroy.join();
+
+  EXPECT_TRUE(in_flight.Wait().ok());
+}
+
+TEST_F(BatcherFailureTest, MayBeUsedFromACallback) {
+  MakeBatcher();
+  Answer next;
+  absl::Mutex mutex;
+  bool submitted = false;
+  const auto ticket = batcher_->Submit(RequestOfRows(1), [&](absl::StatusOr<ScoreResult>) {
+    EXPECT_TRUE(batcher_->Submit(RequestOfRows(1), next.Callback()).ok());
+    batcher_->Cancel(1'000);
+    absl::MutexLock lock(&mutex);
+    submitted = true;
+  });
+  ASSERT_TRUE(ticket.ok());
+
+  { absl::MutexLock lock(&mutex, absl::Condition(&submitted)); }
+  EXPECT_TRUE(next.Wait().ok());
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,221 @@
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Le;
+
+constexpr absl::Duration kWait = absl::Microseconds(500);
+
+using BatcherFormingTest = BatcherTest;
+
+TEST_F(BatcherFormingTest, SendsARequestAtOnceWhenTheEngineIsIdle) {
+  MakeBatcher({.batch_wait_max = absl::Hours(1)});
+
+  Answer& answer = SubmitRows(3);
+
+  EXPECT_TRUE(answer.Wait().ok());
+  EXPECT_THAT(BatchRows(), ElementsAre(3));
+}
+
+TEST_F(BatcherFormingTest, GathersRowsWhileABatchIsInFlightUntilTheOldestHasWaitedLongEnough) {
+  MakeBatcher({.batch_wait_max = kWait});
+  OccupyEngine();
+
+  SubmitRows(2);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(kWait / 2);
+  SubmitRows(3);
+  clock_.WaitUntilAsleep();
+  EXPECT_THAT(BatchRows(), ElementsAre(1));
+  clock_.Advance(kWait / 2);
+
+  EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 5));
+}
+
+TEST_F(BatcherFormingTest, SendsABatchAsSoonAsItsRowBudgetIsFull) {
+  MakeBatcher({.batch_rows_max = 8, .batch_wait_max = absl::Hours(1)});
+  OccupyEngine();
+
+  SubmitRows(5);
+  SubmitRows(3);
+
+  EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 5 + 3));
+}
+
+TEST_F(BatcherFormingTest, SendsWhatWaitsWhenTheEngineFallsIdle) {
+  MakeBatcher({.batch_wait_max = absl::Hours(1)});
+  OccupyEngine();
+  SubmitRows(2);
+  clock_.WaitUntilAsleep();
+  EXPECT_THAT(BatchRows(), ElementsAre(1));
+
+  engine_->ReleaseOne();
+
+  EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 2));
+}
+
+TEST_F(BatcherFormingTest, WaitsForNothingWhenTheWaitIsZero) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyEngine();
+
+  SubmitRows(2);
+
+  EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 2));
+}
+
+TEST_F(BatcherFormingTest, KeepsAtMostTwoBatchesInFlight) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+
+  SubmitRows(4);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Hours(1));
+  clock_.WaitUntilAsleep();
+  EXPECT_EQ(engine_->num_batches(), 2);
+  engine_->ReleaseOne();
+
+  EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 4));
+}
+
+TEST_F(BatcherFormingTest, CutsALongRequestIntoBatchesAndAnswersItOnce) {
+  MakeBatcher({.batch_rows_max = 8});
+  ScoreRequest request = MakeRequest({.rows = 300});
+  const ScoreResult expected = ExpectedResult(request);
+
+  Answer& answer = SubmitRequest(std::move(request));
+
+  ASSERT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  EXPECT_EQ(Differences(*answer.Wait(), expected), "");
+  EXPECT_EQ(engine_->num_batches(), 38);
+  EXPECT_THAT(BatchRows(), Each(Le(8)));
+}
+
+TEST_F(BatcherFormingTest, FillsABatchToTheLastRowByCuttingARequest) {
+  MakeBatcher({.batch_rows_max = 8, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  SubmitRows(5);
+  SubmitRows(5);
+
+  engine_->Release();
+
+  EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 8, 2));
+}
+
+TEST_F(BatcherFormingTest, KeepsIgnoredRowsAwayFromTheEngine) {
+  MakeBatcher();
+  ScoreRequest request = MakeRequest({.rows = 6, .ignored_rows = {0, 2, 3, 5}});
+  const std::vector<int32_t> targets = {request.targets[1], request.targets[4]};
+
+  Answer& answer = SubmitRequest(std::move(request));
+
+  ASSERT_TRUE(answer.Wait().ok());
+  EXPECT_EQ(answer.Wait()->ignored_rows, 4);
+  ASSERT_EQ(engine_->num_batches(), 1);
+  EXPECT_EQ(engine_->batches()[0].targets, targets);
+}
+
+TEST_F(BatcherFormingTest, AnswersWithoutTheEngineWhenNothingIsToBeScored) {
+  MakeBatcher();
+  engine_->Hold();
+
+  Answer& empty = SubmitRows(0);
+  Answer& ignored = Submit({.rows = 2, .top_k = 3, .ignored_rows = {0, 1}});
+
+  ASSERT_TRUE(empty.Wait().ok());
+  EXPECT_EQ(empty.Wait()->rows, 0);
+  ASSERT_TRUE(ignored.Wait().ok());
+  EXPECT_THAT(ignored.Wait()->logprob, ElementsAre(0, 0));
+  EXPECT_THAT(ignored.Wait()->top_k_ids, ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_EQ(engine_->num_batches(), 0);
+}
+
+TEST_F(BatcherFormingTest, NeverMixesDtypesInABatch) {
+  MakeBatcher({.batch_rows_max = 8, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  for (const char* client : {"a", "b"}) {
+    Submit({.rows = 2, .dtype = Dtype::kBf16, .client_id = client});
+    Submit({.rows = 2, .dtype = Dtype::kF32, .client_id = client});
+    Submit({.rows = 2, .dtype = Dtype::kF16, .client_id = client});
+  }
+
+  engine_->Release();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+
+  // A batch of mixed dtypes would have read some row with a wrong width: all answers are checked.
+  std::vector<Dtype> dtypes;
+  for (const RecordedBatch& batch : engine_->batches()) {
+    dtypes.push_back(batch.dtype);
+  }
+  EXPECT_THAT(dtypes,
+              ElementsAre(Dtype::kBf16, Dtype::kBf16, Dtype::kBf16, Dtype::kF32, Dtype::kF16));
+}
+
+TEST_F(BatcherFormingTest, SizesStagingForTheHeadsDtypeAndCutsWiderRowsShorter) {
+  MakeBatcher({.batch_rows_max = 8}, {.hidden_size = 16, .dtype = Dtype::kBf16});
+  EXPECT_EQ(engine_->staging_bytes(), 2 * 8 * 16 * 2);
+  ASSERT_EQ(batcher_->memory().size(), 1U);
+  EXPECT_EQ(batcher_->memory()[0].bytes, 2 * 8 * 16 * 2);
+
+  Answer& answer = Submit({.rows = 8, .hidden_size = 16, .dtype = Dtype::kF32});
+
+  EXPECT_TRUE(answer.Wait().ok());
+  EXPECT_THAT(BatchRows(), ElementsAre(4, 4));
+}
+
+TEST_F(BatcherFormingTest, AlwaysHasRoomForOneRowOfTheWidestDtype) {
+  MakeBatcher({.batch_rows_max = 1});
+
+  Answer& answer = Submit({.rows = 2, .dtype = Dtype::kF32});
+
+  EXPECT_TRUE(answer.Wait().ok());
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1));
+}
+
+TEST_F(BatcherFormingTest, CutsLargeRequestsShorterWhileSmallOnesComeAndGo) {
+  MakeBatcher({.batch_rows_max = 1'024, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Submit({.rows = 4'096, .client_id = "bulk"});
+  Submit({.rows = 3, .client_id = "small"});
+
+  engine_->ReleaseOne();
+  EXPECT_EQ(engine_->WaitForBatches(3)[2], 256 + 3);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Seconds(1));  // the last small request is long gone
+  engine_->ReleaseOne();
+
+  EXPECT_EQ(engine_->WaitForBatches(4)[3], 1'024);
+}
+
+TEST_F(BatcherFormingTest, SendsASmallRequestWithTheNextBatchHoweverLongAnotherIs) {
+  MakeBatcher({.batch_rows_max = 1'024, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Submit({.rows = 60'000, .client_id = "bulk"});
+
+  for (int i = 0; i < 20; ++i) {
+    const auto batches_before = static_cast<int>(engine_->num_batches());
+    Answer& small = Submit({.rows = 2, .client_id = "small"});
+    // Two batches are in flight, the third has the small request.
+    for (int step = 1; step <= 3; ++step) {
+      engine_->ReleaseOne();
+      engine_->WaitForBatches(batches_before + step);
+    }
+    small.Wait();
+    clock_.WaitUntilAsleep();
+    EXPECT_EQ(engine_->num_batches(), batches_before + 3);
+    clock_.Advance(absl::Milliseconds(10));
+  }
+  for (const int64_t rows : BatchRows()) {
+    EXPECT_LE(rows, 256 + 2);
+  }
+  engine_->Release();
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,138 @@
+#include <atomic>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "server/base/check.h"
+#include "server/base/clock.h"
+#include "server/batching/batcher.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/test_requests.h"
+
+namespace logprobd::testing {
+namespace {
+
+constexpr int kThreads = 4;
+constexpr int kRequestsPerThread = 400;
+constexpr int64_t kQueueRowsMax = 4'000;
+
+RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
+  const auto below = [&](uint32_t limit) { return static_cast<int32_t>(random() % limit); };
+  RequestSpec spec{.rows = below(8) == 0 ? below(600) : below(20), .seed = seed};
+  spec.client_id = std::to_string(below(2) == 0 ? 0 : thread);
+  spec.priority = static_cast<Priority>(below(3));
+  spec.dtype = below(4) == 0 ? Dtype::kF32 : Dtype::kBf16;
+  spec.top_k = below(3);
+  spec.piece_bytes = 1 + below(40);
+  for (int64_t row = 0; row < spec.rows; ++row) {
+    if (below(5) == 0) {
+      spec.ignored_rows.push_back(row);
+    }
+  }
+  if (below(10) == 0) {
+    spec.deadline = Clock::Steady().Now() + absl::Microseconds(below(2'000));
+  }
+  return spec;
+}
+
+TEST(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
+  const std::vector<std::string> priorities = {"high", "normal", "low"};
+  Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
+  FakeEngine engine({.batch_rows_max = 64, .record = false});
+  auto created = Batcher::Create({.batch_rows_max = 64,
+                                  .batch_wait_max = absl::Microseconds(50),
+                                  .queue_rows_max = kQueueRowsMax},
+                                 engine, Clock::Steady(), metrics);
+  ASSERT_TRUE(created.ok());
+  std::unique_ptr<Batcher> batcher = *std::move(created);
+  std::atomic<int> admitted = 0;
+  std::atomic<int> refused = 0;
+  std::atomic<int> answered = 0;
+  std::atomic<int> succeeded = 0;
+  std::atomic<int> wrong = 0;
+
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937 random(static_cast<uint32_t>(thread));
+      std::vector<RequestTicket> tickets;
+      for (int i = 0; i < kRequestsPerThread; ++i) {
+        ScoreRequest request =
+            MakeRequest(RandomSpec(random, thread, static_cast<uint32_t>(thread * 10'000 + i)));
+        auto expected = std::make_shared<const ScoreResult>(ExpectedResult(request));
+        auto called = std::make_shared<std::atomic<bool>>(false);
+        const auto ticket = batcher->Submit(
+            std::move(request), [&, expected, called](absl::StatusOr<ScoreResult> result) {
+              LOGPROBD_CHECK(!called->exchange(true), "a callback was called twice");
+              ++answered;
+              if (result.ok()) {
+                ++succeeded;
+                wrong += Differences(*result, *expected).empty() ? 0 : 1;
+              }
+            });
+        if (!ticket.ok()) {
+          ++refused;
+          continue;
+        }
+        ++admitted;
+        tickets.push_back(*ticket);
+        if (random() % 4 == 0) {
+          batcher->Cancel(tickets[random() % tickets.size()]);
+        }
+        if (random() % 50 == 0) {
+          engine.FailNext(random() % 2 == 0 ? absl::InternalError("fault")
+                                            : absl::ResourceExhaustedError("memory"));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(batcher->Drain(absl::InfiniteFuture()));
+
+  EXPECT_EQ(answered, admitted);
+  EXPECT_EQ(admitted + refused, kThreads * kRequestsPerThread);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(succeeded, 0);
+  batcher = nullptr;  // publishes the gauges a last time
+  const std::string text = metrics.Serialize();
+  for (const std::string& priority : priorities) {
+    for (const char* gauge : {"rows", "bytes", "requests"}) {
+      const std::string series = absl::StrCat("logprobd_queue_", gauge,
+                                              "{head=\"default\",priority=\"", priority, "\"} 0");
+      EXPECT_NE(text.find(absl::StrCat(series, "\n")), std::string::npos) << series;
+    }
+  }
+}
+
+TEST(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
+  for (uint32_t round = 0; round < 20; ++round) {
+    Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
+    FakeEngine engine({.batch_rows_max = 16, .record = false});
+    auto batcher = Batcher::Create({.batch_rows_max = 16}, engine, Clock::Steady(), metrics);
+    ASSERT_TRUE(batcher.ok());
+    std::atomic<int> admitted = 0;
+    std::atomic<int> answered = 0;
+    std::thread submitter([&] {
+      std::mt19937 random(round);
+      for (uint32_t i = 0; i < 200; ++i) {
+        const auto ticket = (*batcher)->Submit(MakeRequest(RandomSpec(random, 1, i)),
+                                               [&](absl::StatusOr<ScoreResult>) { ++answered; });
+        admitted += ticket.ok() ? 1 : 0;
+      }
+    });
+    submitter.join();
+
+    *batcher = nullptr;
+
+    EXPECT_EQ(answered, admitted);
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::testing

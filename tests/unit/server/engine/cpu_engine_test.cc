@@ -1,0 +1,151 @@
+#include "server/engine/cpu_engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_isa.h"
+#include "tests/support/engine_suite.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// One for each instruction set that runs here; CpuIsaTest says which do not.
+std::vector<testing::EngineUnderTest> CpuEngines() {
+  std::vector<testing::EngineUnderTest> engines;
+  for (const kernels::CpuIsa isa : kernels::kAllCpuIsas) {
+    if (!kernels::CpuIsaRuns(isa)) continue;
+    const std::string name(kernels::CpuIsaName(isa));
+    testing::EngineUnderTest engine;
+    engine.name = name;
+    engine.create = [name](const HeadWeights& head, int64_t batch_rows_max) {
+      const EngineOptions options{
+          .device = Device::kCpu, .batch_rows_max = batch_rows_max, .cpu_threads = 2};
+      EnginePlan plan = PlanCpuEngine(head.info(), options, "test");
+      plan.engine = absl::StrCat("cpu/", name);
+      return CreateCpuEngine(head, plan, options);
+    };
+    engines.push_back(std::move(engine));
+  }
+  return engines;
+}
+
+}  // namespace
+
+namespace testing {
+INSTANTIATE_TEST_SUITE_P(Cpu, EngineSuite, ::testing::ValuesIn(CpuEngines()), EngineName);
+}  // namespace testing
+
+namespace {
+
+TEST(CpuEngineTest, PlansTheBestInstructionsOfThisCpuAndSaysWhy) {
+  const auto head = testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64});
+
+  const EnginePlan plan =
+      PlanCpuEngine(head->info(), {.cpu_threads = 3}, "device cpu was asked for");
+
+  EXPECT_EQ(plan.device, Device::kCpu);
+  EXPECT_EQ(plan.engine, absl::StrCat("cpu/", std::string(CpuIsaName(kernels::BestCpuIsa()))));
+  EXPECT_EQ(plan.reason, "device cpu was asked for; 3 threads");
+  ASSERT_EQ(plan.memory.size(), 2U);
+  EXPECT_EQ(plan.memory[0].bytes, 6 * 192 * 64 * 2);
+}
+
+TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
+  for (const int64_t batch_rows_max : {1, 8192, 1 << 20}) {
+    for (const int32_t threads : {1, 2, 16, 64, 256}) {
+      for (const int64_t hidden_size : {64, 1024, 8192, 65536}) {
+        for (const int64_t vocab_size : {1, 32'000, 151'936, 1 << 20}) {
+          HeadInfo info;
+          info.hidden_size = hidden_size;
+          info.vocab_size = info.vocab_rows = vocab_size;
+
+          const EnginePlan plan = PlanCpuEngine(
+              info, {.batch_rows_max = batch_rows_max, .cpu_threads = threads}, "test");
+
+          EXPECT_LT(plan.memory[1].bytes, 64 << 20)
+              << batch_rows_max << " rows, " << threads << " threads, hidden " << hidden_size
+              << ", vocab " << vocab_size;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuEngineTest, RefusesAnEngineItDoesNotKnow) {
+  const auto head = testing::MakeRandomHead({});
+  EnginePlan plan = PlanCpuEngine(head->info(), {}, "test");
+  plan.engine = "cpu/quantum";
+
+  const auto engine = CreateCpuEngine(*head, plan, {});
+
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(engine.status().message()), HasSubstr("cpu/quantum"));
+}
+
+TEST(CpuEngineTest, TellsHowFarTheWeightIsRead) {
+  const auto head = testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64});
+  std::vector<int64_t> done;
+  int64_t total = 0;
+  EngineOptions options{.cpu_threads = 2};
+  options.progress = [&](int64_t done_bytes, int64_t total_bytes) {
+    done.push_back(done_bytes);
+    total = total_bytes;
+  };
+
+  const auto engine = CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ(total, 1000 * 64 * 2);
+  EXPECT_EQ(done.size(), 6U);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_EQ(done.back(), total);
+}
+
+TEST(CpuEngineTest, TheNumberOfThreadsLeavesTheBitsAlone) {
+  const auto head = testing::MakeRandomHead({.vocab_size = 3000, .hidden_size = 200});
+  testing::EngineCase inputs = testing::MakeRandomCase(*head, 37);
+  inputs.top_k = 5;
+  std::vector<std::string> bits;
+  for (const int32_t threads : {1, 2, 3, 8}) {
+    const EngineOptions options{.batch_rows_max = 37, .cpu_threads = threads};
+    const auto engine =
+        CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const testing::EngineScores scores = testing::RunCase(**engine, inputs);
+    std::string all;
+    for (int64_t row = 0; row < 37; ++row) {
+      all += testing::BitsOfRow(inputs, scores, row, inputs.outputs, true);
+    }
+    bits.push_back(all);
+  }
+
+  for (const std::string& other : bits) EXPECT_EQ(other, bits[0]);
+}
+
+TEST(CpuEngineTest, ABatchLargerThanTheWorkspaceIsCutWithoutATrace) {
+  // 2^20 columns of sums leave room for about a hundred rows in the workspace.
+  const auto head = testing::MakeRandomHead({.vocab_size = 1 << 20, .hidden_size = 2});
+  const testing::EngineCase inputs = testing::MakeRandomCase(*head, 150);
+  const EngineOptions options{.batch_rows_max = 150, .cpu_threads = 2};
+  const auto engine = CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+
+  const testing::EngineScores scores = testing::RunCase(**engine, inputs);
+
+  for (const int64_t row : {0, 63, 64, 111, 112, 149}) {
+    const testing::EngineCase alone = testing::SelectRows(inputs, {row});
+    EXPECT_EQ(testing::BitsOfRow(alone, testing::RunCase(**engine, alone), 0, alone.outputs, true),
+              testing::BitsOfRow(inputs, scores, row, inputs.outputs, true));
+  }
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,64 @@
+#include "server/engine/engines.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/engine/cuda_engine.h"
+#include "tests/support/in_memory_head.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+bool HasCuda(const HeadInfo& head) { return PlanCudaEngine(head, {}, "test").ok(); }
+
+TEST(EnginesTest, TheCpuIsTakenWhenAskedFor) {
+  const auto head = testing::MakeRandomHead({});
+
+  const auto plan = PlanEngine(head->info(), {.device = Device::kCpu});
+
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->device, Device::kCpu);
+  EXPECT_THAT(plan->engine, StartsWith("cpu/"));
+  EXPECT_THAT(plan->reason, HasSubstr("device cpu was asked for"));
+}
+
+TEST(EnginesTest, WithoutCudaAutoTakesTheCpuAndSaysWhy) {
+  const auto head = testing::MakeRandomHead({});
+  if (HasCuda(head->info())) GTEST_SKIP() << "this machine has a CUDA device";
+
+  const auto plan = PlanEngine(head->info(), {.device = Device::kAuto});
+
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->device, Device::kCpu);
+  EXPECT_THAT(plan->reason, HasSubstr("CUDA"));
+}
+
+TEST(EnginesTest, WithoutCudaAskingForItSaysWhatToDo) {
+  const auto head = testing::MakeRandomHead({});
+  if (HasCuda(head->info())) GTEST_SKIP() << "this machine has a CUDA device";
+
+  const auto plan = PlanEngine(head->info(), {.device = Device::kCuda});
+
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(plan.status().message().empty());
+}
+
+TEST(EnginesTest, CreatesWhatWasPlanned) {
+  const auto head = testing::MakeRandomHead({});
+  const EngineOptions options{.device = Device::kCpu, .batch_rows_max = 5, .cpu_threads = 1};
+  const auto plan = PlanEngine(head->info(), options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+
+  const auto engine = CreateEngine(*head, *plan, options);
+
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ((*engine)->info().engine, plan->engine);
+  EXPECT_EQ((*engine)->batch_rows_max(), 5);
+}
+
+}  // namespace
+}  // namespace logprobd

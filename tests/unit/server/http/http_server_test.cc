@@ -1,0 +1,220 @@
+#include "server/http/http_server.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// The library's client is not used: its classes change with macros that its package sets.
+int Connect(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  return fd;
+}
+
+void Send(int fd, const std::string& text) { send(fd, text.data(), text.size(), MSG_NOSIGNAL); }
+
+std::string ReadToEnd(int fd) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  close(fd);
+  return text;
+}
+
+/// The whole answer, status line and headers included.
+std::string Ask(int port, const std::string& method, const std::string& path,
+                const std::string& body = "") {
+  const int fd = Connect(port);
+  const std::string length =
+      body.empty() ? "" : absl::StrCat("Content-Length: ", body.size(), "\r\n");
+  Send(fd, absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: x\r\n", length, "\r\n", body));
+  return ReadToEnd(fd);
+}
+
+std::string Get(int port, const std::string& path) { return Ask(port, "GET", path); }
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  HttpServerTest() {
+    HttpServer::Options options;
+    options.listen = "127.0.0.1:0";
+    options.not_ready_reason = [this] { return loading_ ? "loading weights" : ""; };
+    options.status_text = [] { return "logprobd, a test\n"; };
+    auto server = HttpServer::Create(options, metrics_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  int port() const { return server_->port(); }
+
+  Metrics metrics_{{.heads = {"default"}}};
+  std::atomic<bool> loading_ = false;
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, ServesMetricsInThePrometheusTextFormat) {
+  const std::string answer = Get(port(), "/metrics");
+
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4"));
+  EXPECT_THAT(answer, HasSubstr("\nlogprobd_ready{head=\"default\"} 0\n"));
+}
+
+TEST_F(HttpServerTest, IsHealthyWhileItIsNotReady) {
+  loading_ = true;
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(Get(port(), "/readyz"), HasSubstr("loading weights"));
+}
+
+TEST_F(HttpServerTest, IsReadyOnceThereIsNoReasonAgainst) {
+  EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, ServesAStatusPage) {
+  EXPECT_THAT(Get(port(), "/"), HasSubstr("logprobd, a test"));
+}
+
+TEST_F(HttpServerTest, AnswersHeadWithoutABody) {
+  const std::string answer = Ask(port(), "HEAD", "/metrics");
+
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, Not(HasSubstr("logprobd_ready{")));
+}
+
+TEST_F(HttpServerTest, HasNoFilesWhateverThePath) {
+  for (const char* path : {"/nothing", "/metrics/", "/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd",
+                           "/metrics/../../etc/passwd", "//etc/passwd", "/metrics%00"}) {
+    const std::string answer = Get(port(), path);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 404")) << path;
+    EXPECT_THAT(answer, Not(HasSubstr("root:"))) << path;
+  }
+}
+
+TEST_F(HttpServerTest, RefusesOtherMethodsWithoutReadingTheirBody) {
+  for (const char* method : {"POST", "PUT", "DELETE", "PATCH", "OPTIONS"}) {
+    const std::string answer = Ask(port(), method, "/metrics");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 405")) << method;
+    EXPECT_THAT(answer, HasSubstr("Allow: GET, HEAD")) << method;
+  }
+
+  const int fd = Connect(port());
+  Send(fd, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n");
+  EXPECT_THAT(ReadToEnd(fd), StartsWith("HTTP/1.1 405"));
+}
+
+TEST_F(HttpServerTest, SurvivesWhatIsNoHttp) {
+  for (const std::string& text :
+       {std::string("\0\1\2\3\r\n\r\n", 8), std::string("GET\r\n\r\n"),
+        absl::StrCat("GET /", std::string(100'000, 'a'), " HTTP/1.1\r\n\r\n"),
+        absl::StrCat("GET / HTTP/1.1\r\nX: ", std::string(100'000, 'a'), "\r\n\r\n")}) {
+    const int fd = Connect(port());
+    Send(fd, text);
+    EXPECT_THAT(ReadToEnd(fd), Not(HasSubstr("HTTP/1.1 200")));
+  }
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, AnswersWhileClientsSendNothing) {
+  std::vector<int> idle;
+  for (int i = 0; i < 20; ++i) {  // more than there are threads
+    idle.push_back(Connect(port()));
+    Send(idle.back(), "GET /metrics HTTP/1.1\r\n");
+  }
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  for (const int fd : idle) {
+    close(fd);
+  }
+}
+
+TEST_F(HttpServerTest, AnswersWhileClientsDoNotRead) {
+  std::vector<int> slow;
+  for (int i = 0; i < 20; ++i) {
+    slow.push_back(Connect(port()));
+    Send(slow.back(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+  }
+
+  EXPECT_THAT(Get(port(), "/metrics"), HasSubstr("\nlogprobd_ready{head=\"default\"} 0\n"));
+
+  for (const int fd : slow) {
+    close(fd);
+  }
+}
+
+TEST_F(HttpServerTest, ServesManyScrapersAtOnce) {
+  constexpr int kScrapers = 16;
+  constexpr int kScrapes = 20;
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> scrapers;
+  for (int i = 0; i < kScrapers; ++i) {
+    scrapers.emplace_back([&] {
+      for (int scrape = 0; scrape < kScrapes; ++scrape) {
+        const std::string answer = Get(port(), "/metrics");
+        answered += answer.find("process_virtual_memory_bytes ") != std::string::npos ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& scraper : scrapers) {
+    scraper.join();
+  }
+
+  EXPECT_EQ(answered, kScrapers * kScrapes);
+}
+
+TEST_F(HttpServerTest, NamesTheAddressThatIsInUse) {
+  HttpServer::Options options;
+  options.listen = absl::StrCat("127.0.0.1:", port());
+
+  const auto second = HttpServer::Create(options, metrics_);
+
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(options.listen));
+}
+
+TEST_F(HttpServerTest, RefusesABadAddress) {
+  HttpServer::Options options;
+  options.listen = "nowhere";
+
+  EXPECT_EQ(HttpServer::Create(options, metrics_).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(HttpServerTest, FreesThePortWhenItEnds) {
+  HttpServer::Options options;
+  options.listen = absl::StrCat("127.0.0.1:", port());
+  server_.reset();
+
+  EXPECT_TRUE(HttpServer::Create(options, metrics_).ok());
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,297 @@
+#include "server/metrics/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Metrics::Options OneHead() { return {.heads = {"default"}, .version = "1.2.3", .commit = "abc"}; }
+
+Metrics::Options WithGpu() {
+  Metrics::Options options = OneHead();
+  options.has_gpu = true;
+  return options;
+}
+
+HeadInfo Head(const std::string& name, const std::string& model_type, uint64_t version) {
+  HeadInfo info;
+  info.name = name;
+  info.model_type = model_type;
+  info.weights_version = version;
+  return info;
+}
+
+std::vector<std::string> Families(const Metrics& metrics) {
+  std::vector<std::string> names;
+  for (const std::string& line :
+       std::vector<std::string>(absl::StrSplit(metrics.Serialize(), '\n'))) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words.size() == 4 && words[1] == "TYPE") {
+      names.push_back(absl::StrCat(words[2], " ", words[3]));
+    }
+  }
+  return names;
+}
+
+size_t CountSeries(const Metrics& metrics) {
+  size_t count = 0;
+  for (const std::string& line :
+       std::vector<std::string>(absl::StrSplit(metrics.Serialize(), '\n'))) {
+    count += line.empty() || absl::StartsWith(line, "#") ? 0 : 1;
+  }
+  return count;
+}
+
+TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
+  const Metrics metrics(OneHead());
+
+  EXPECT_THAT(
+      Families(metrics),
+      ElementsAre("logprobd_batch_requests histogram", "logprobd_batch_rows histogram",
+                  "logprobd_build_info gauge", "logprobd_cancelled_total counter",
+                  "logprobd_cuda_ipc_mappings gauge", "logprobd_deadline_exceeded_total counter",
+                  "logprobd_host_memory_bytes gauge", "logprobd_inflight_bytes gauge",
+                  "logprobd_inflight_bytes_limit gauge", "logprobd_queue_bytes gauge",
+                  "logprobd_queue_oldest_age_seconds gauge", "logprobd_queue_requests gauge",
+                  "logprobd_queue_rows gauge", "logprobd_ready gauge",
+                  "logprobd_received_bytes_total counter", "logprobd_rejected_total counter",
+                  "logprobd_request_duration_seconds histogram", "logprobd_requests_total counter",
+                  "logprobd_rows_total counter", "logprobd_sent_bytes_total counter",
+                  "logprobd_shm_regions gauge", "logprobd_stage_duration_seconds histogram",
+                  "logprobd_weights_load_duration_seconds histogram",
+                  "logprobd_weights_version gauge", "process_cpu_seconds_total counter",
+                  "process_max_fds gauge", "process_open_fds gauge",
+                  "process_resident_memory_bytes gauge", "process_start_time_seconds gauge",
+                  "process_virtual_memory_bytes gauge"));
+}
+
+TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
+  const Metrics without(OneHead());
+  const Metrics with(WithGpu());
+
+  std::vector<std::string> added = Families(with);
+  for (const std::string& name : Families(without)) {
+    std::erase(added, name);
+  }
+
+  EXPECT_THAT(
+      added,
+      ElementsAre("logprobd_flops_total counter", "logprobd_gpu_busy_seconds_total counter",
+                  "logprobd_gpu_errors_total counter", "logprobd_gpu_memory_bytes gauge",
+                  "logprobd_gpu_memory_peak_bytes gauge", "logprobd_gpu_power_watts gauge",
+                  "logprobd_gpu_sm_clock_hertz gauge", "logprobd_gpu_utilization_ratio gauge",
+                  "logprobd_host_pinned_bytes gauge"));
+}
+
+TEST(MetricsTest, StartsLabelSetsAtZero) {
+  const std::string text = Metrics(OneHead()).Serialize();
+
+  for (
+      const char* series :
+      {R"(logprobd_requests_total{code="OK",head="default",method="Score"} 0)",
+       R"(logprobd_requests_total{code="RESOURCE_EXHAUSTED",head="unknown",method="ScoreStream"} 0)",
+       R"(logprobd_rows_total{head="default",kind="nonfinite"} 0)",
+       R"(logprobd_queue_rows{head="default",priority="low"} 0)",
+       R"(logprobd_rejected_total{reason="client_share"} 0)",
+       R"(logprobd_cancelled_total{stage="engine"} 0)",
+       R"(logprobd_received_bytes_total{transport="shm"} 0)",
+       R"(logprobd_stage_duration_seconds_count{stage="d2h"} 0)",
+       R"(logprobd_ready{head="default"} 0)", "logprobd_shm_regions 0",
+       R"(logprobd_weights_version{head="default"} 0)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
+  }
+}
+
+TEST(MetricsTest, UsesTheDocumentedBuckets) {
+  const std::string text = Metrics(OneHead()).Serialize();
+
+  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="5e-05"} 0)"));
+  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="7.5)"));
+  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.35)"));
+  EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1"} 0)"));
+  EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1048576"} 0)"));
+}
+
+TEST(MetricsTest, CountsWhatIsRecorded) {
+  Metrics metrics(OneHead());
+
+  metrics.RecordRequest(Metrics::Method::kScore, "default", absl::StatusCode::kOk, 0.01,
+                        Metrics::Transport::kTcp);
+  metrics.RecordStage(Metrics::Stage::kKernel, 0.25);
+  metrics.RecordRows("default", 10, 2, 1);
+  metrics.RecordBatch("default", 512, 3);
+  metrics.RecordRejection(Metrics::Rejection::kQueueBytes);
+  metrics.RecordCancelled(Metrics::LeftAt::kQueue);
+  metrics.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
+  metrics.RecordReceived(Metrics::Transport::kTcp, 4'096);
+  metrics.RecordSent(Metrics::Transport::kTcp, 128);
+  metrics.SetQueue("default", Priority::kHigh, {.rows = 7, .bytes = 70, .requests = 2});
+  metrics.SetQueueOldestAge("default", 1.5);
+  metrics.SetInflightBytes(100, 1'000);
+  metrics.SetReady("default", true);
+  metrics.RecordWeightsLoad("default", 2.5);
+  metrics.SetMemory({{"host", "weights", 11}, {"host", "staging", 22}, {"gpu0", "weights", 33}});
+
+  const std::string text = metrics.Serialize();
+  for (
+      const char* series :
+      {R"(logprobd_requests_total{code="OK",head="default",method="Score"} 1)",
+       R"(logprobd_request_duration_seconds_count{head="default",method="Score",transport="tcp"} 1)",
+       R"(logprobd_stage_duration_seconds_sum{stage="kernel"} 0.25)",
+       R"(logprobd_rows_total{head="default",kind="scored"} 10)",
+       R"(logprobd_rows_total{head="default",kind="ignored"} 2)",
+       R"(logprobd_rows_total{head="default",kind="nonfinite"} 1)",
+       R"(logprobd_batch_rows_bucket{head="default",le="512"} 1)",
+       R"(logprobd_batch_requests_sum{head="default"} 3)",
+       R"(logprobd_rejected_total{reason="queue_bytes"} 1)",
+       R"(logprobd_cancelled_total{stage="queue"} 1)",
+       R"(logprobd_deadline_exceeded_total{stage="arrival"} 1)",
+       R"(logprobd_received_bytes_total{transport="tcp"} 4096)",
+       R"(logprobd_sent_bytes_total{transport="tcp"} 128)",
+       R"(logprobd_queue_rows{head="default",priority="high"} 7)",
+       R"(logprobd_queue_bytes{head="default",priority="high"} 70)",
+       R"(logprobd_queue_requests{head="default",priority="high"} 2)",
+       R"(logprobd_queue_oldest_age_seconds{head="default"} 1.5)",
+       "logprobd_inflight_bytes 100",
+       "logprobd_inflight_bytes_limit 1000",
+       R"(logprobd_ready{head="default"} 1)",
+       R"(logprobd_weights_load_duration_seconds_count{head="default"} 1)",
+       R"(logprobd_host_memory_bytes{kind="weights"} 11)",
+       R"(logprobd_host_memory_bytes{kind="staging"} 22)",
+       R"(logprobd_build_info{commit="abc",version="1.2.3"} 1)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
+  }
+}
+
+TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
+  Metrics metrics(WithGpu());
+
+  metrics.RecordFlops(0, 1e12, 0.5);
+  metrics.RecordFlops(1, 1e12, 0.5);
+  metrics.RecordGpuError(0, "cuda");
+  metrics.RecordGpuError(0, "a kind that nobody knows");
+  metrics.SetMemory({{"gpu0", "weights", 300}, {"gpu0", "workspace", 40}, {"host", "staging", 5}});
+  metrics.SetMemory({{"gpu0", "weights", 200}, {"gpu0", "workspace", 40}, {"host", "staging", 5}});
+
+  const std::string text = metrics.Serialize();
+  for (const char* series : {R"(logprobd_flops_total{gpu="0"} 1000000000000)",
+                             R"(logprobd_gpu_busy_seconds_total{gpu="0"} 0.5)",
+                             R"(logprobd_gpu_errors_total{gpu="0",kind="cuda"} 1)",
+                             R"(logprobd_gpu_errors_total{gpu="0",kind="other"} 1)",
+                             R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 200)",
+                             R"(logprobd_gpu_memory_peak_bytes{gpu="0",kind="weights"} 300)",
+                             R"(logprobd_gpu_memory_bytes{gpu="0",kind="workspace"} 40)",
+                             R"(logprobd_host_pinned_bytes{state="used"} 5)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
+  }
+}
+
+TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
+  Metrics metrics(OneHead());
+  const size_t series = CountSeries(metrics);
+
+  for (int i = 0; i < 1'000; ++i) {
+    const std::string name = absl::StrCat("made-up-", i);
+    metrics.RecordRequest(Metrics::Method::kScore, name, absl::StatusCode::kNotFound, 0.001,
+                          Metrics::Transport::kTcp);
+    metrics.RecordRows(name, 1, 0, 0);
+    metrics.SetReady(name, true);
+    metrics.SetHead(Head(name, "qwen3", 1));
+  }
+
+  EXPECT_EQ(CountSeries(metrics), series);
+  EXPECT_THAT(
+      metrics.Serialize(),
+      HasSubstr(R"(logprobd_requests_total{code="NOT_FOUND",head="unknown",method="Score"} 1000)"));
+}
+
+TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
+  const std::string name = "a\"} 1\nlogprobd_ready 5\xFF";
+  Metrics metrics({.heads = {name}});
+  metrics.SetReady(name, true);
+
+  const std::string text = metrics.Serialize();
+
+  EXPECT_THAT(text, HasSubstr("logprobd_ready{head=\"a\\\"} 1_logprobd_ready 5_\"} 1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("\nlogprobd_ready 5")));
+}
+
+TEST(MetricsTest, ReplacesTheFactsOfAHead) {
+  Metrics metrics(OneHead());
+  metrics.SetHead(Head("default", "old", 1));
+  metrics.SetHead(Head("default", "new", 2));
+
+  const std::string text = metrics.Serialize();
+
+  EXPECT_THAT(text, Not(HasSubstr("model_type=\"old\"")));
+  EXPECT_THAT(text, HasSubstr("model_type=\"new\""));
+  EXPECT_THAT(text, HasSubstr("logprobd_weights_version{head=\"default\"} 2\n"));
+}
+
+TEST(MetricsTest, CountsFromManyThreadsWhileScraped) {
+  constexpr int kThreads = 4;
+  constexpr int kCalls = 2'000;
+  Metrics metrics(OneHead());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&metrics] {
+      for (int call = 0; call < kCalls; ++call) {
+        metrics.RecordRequest(Metrics::Method::kScore, "default", absl::StatusCode::kOk, 0.001,
+                              Metrics::Transport::kShm);
+        metrics.SetHead(Head("default", "qwen3", static_cast<uint64_t>(call)));
+      }
+    });
+  }
+  for (int scrape = 0; scrape < 20; ++scrape) {
+    EXPECT_FALSE(metrics.Serialize().empty());
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+
+  EXPECT_THAT(
+      metrics.Serialize(),
+      HasSubstr(absl::StrCat(R"(logprobd_requests_total{code="OK",head="default",method="Score"} )",
+                             kThreads * kCalls, "\n")));
+}
+
+TEST(MetricsTest, PassesPromtool) {
+#ifndef LOGPROBD_PROMTOOL
+  GTEST_SKIP() << "promtool was not found: install the package prometheus";
+#else
+  Metrics metrics(WithGpu());
+  metrics.SetHead(Head("default", "qwen3", 1));
+  metrics.RecordStage(Metrics::Stage::kQueue, 0.01);
+  const std::string path = absl::StrCat(::testing::TempDir(), "/metrics_test.prom");
+  const std::string report_path = absl::StrCat(path, ".report");
+  std::ofstream(path) << metrics.Serialize();
+
+  const int status = std::system(
+      absl::StrCat(LOGPROBD_PROMTOOL, " check metrics < ", path, " > ", report_path, " 2>&1")
+          .c_str());
+
+  std::ifstream report(report_path);
+  EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(report), {});
+#endif
+}
+
+}  // namespace
+}  // namespace logprobd

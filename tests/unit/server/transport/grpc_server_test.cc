@@ -1,0 +1,269 @@
+#include "server/transport/grpc_server.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/security/credentials.h"
+#include "gtest/gtest.h"
+#include "tests/support/test_stream.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
+constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
+/// grpc.health.v1: 1 SERVING, 2 NOT_SERVING; 0: the check failed.
+int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+  std::string request;
+  if (!service.empty()) {
+    request = absl::StrCat("\x0A", std::string(1, static_cast<char>(service.size())), service);
+  }
+  grpc::ClientContext context;
+  grpc::ByteBuffer answer;
+  if (!CallRaw(channel, kHealthCheck, BufferOf(request), answer, context).ok()) {
+    return 0;
+  }
+  const std::string bytes = StringOf(answer);  // field 1, a number
+  return bytes.size() == 2 ? bytes[1] : 0;
+}
+
+std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
+  return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+}
+
+absl::Status CreateStatus(const GrpcServer::Options& options) {
+  FakeRegistry registry;
+  Metrics metrics({.heads = {"fake"}});
+  return GrpcServer::Create(options, registry, metrics, Clock::Steady()).status();
+}
+
+TEST(GrpcServerTest, HealthFollowsSetServingOnEveryListener) {
+  GrpcServer::Options options = TestServerOptions();
+  options.admin = "127.0.0.1:0";
+  TransportServer server(options);
+  const auto admin = ChannelTo(absl::StrCat("127.0.0.1:", server.server->admin_port()));
+  server.server->SetServing(false);
+  for (const auto& channel : {server.channel, admin}) {
+    EXPECT_EQ(HealthOf(channel, ""), 2);
+    EXPECT_EQ(HealthOf(channel, "logprobd.v1.Scoring"), 2);
+  }
+
+  server.server->SetServing(true);
+
+  for (const auto& channel : {server.channel, admin}) {
+    EXPECT_EQ(HealthOf(channel, ""), 1);
+    EXPECT_EQ(HealthOf(channel, "logprobd.v1.Scoring"), 1);
+    EXPECT_EQ(HealthOf(channel, "another.Service"), 0);
+  }
+}
+
+TEST(GrpcServerTest, WatchersOfTheHealthSeeItChange) {
+  TransportServer server;
+  class Watcher final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+   public:
+    void OnReadDone(bool ok) override {
+      absl::MutexLock lock(&mutex);
+      states.push_back(ok ? StringOf(message).at(1) : -1);
+      if (ok) {
+        StartRead(&message);
+      }
+    }
+    void OnDone(const grpc::Status& /*status*/) override { done.Notify(); }
+    void AwaitState(char state) {
+      absl::MutexLock lock(&mutex);
+      const auto has_come = [this, state] { return !states.empty() && states.back() == state; };
+      mutex.Await(absl::Condition(&has_come));
+    }
+    grpc::ByteBuffer message;
+    absl::Mutex mutex;
+    std::vector<char> states;
+    absl::Notification done;
+  } watcher;
+  grpc::GenericStub stub(server.channel);
+  grpc::ClientContext context;
+  grpc::ByteBuffer request = BufferOf("");
+  stub.PrepareBidiStreamingCall(&context, "/grpc.health.v1.Health/Watch", grpc::StubOptions(),
+                                &watcher);
+  watcher.StartWriteLast(&request, grpc::WriteOptions());
+  watcher.StartRead(&watcher.message);
+  watcher.StartCall();
+  watcher.AwaitState(1);
+
+  server.server->SetServing(false);
+  watcher.AwaitState(2);
+
+  // A watcher never leaves by itself, and shutting down does not wait for it.
+  server.server->Shutdown(absl::Hours(1));
+  watcher.done.WaitForNotification();
+}
+
+TEST(GrpcServerTest, ServesTheUnixSocketToo) {
+  GrpcServer::Options options = TestServerOptions();
+  options.local = ::testing::TempDir() + "/grpc_server_test.sock";
+  TransportServer server(options);
+  auto stub = v1::Scoring::NewStub(ChannelTo("unix:" + options.local));
+  grpc::ClientContext context;
+  v1::ScoreResponse response;
+
+  const grpc::Status status = stub->Score(&context, ValidRequest(), &response);
+
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(server.head->last_request().client_id, "unix");
+}
+
+TEST(GrpcServerTest, ReplacesASocketThatIsLeftOverButNotOneInUse) {
+  GrpcServer::Options options = TestServerOptions();
+  options.local = ::testing::TempDir() + "/grpc_server_test_used.sock";
+  TransportServer server(options);
+
+  const absl::Status in_use = CreateStatus(options);
+
+  EXPECT_EQ(in_use.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(in_use.message()), HasSubstr("another server is listening"));
+  struct stat facts = {};
+  EXPECT_EQ(stat(options.local.c_str(), &facts), 0);
+  server.server->Shutdown(absl::ZeroDuration());
+  EXPECT_TRUE(CreateStatus(options).ok());
+}
+
+TEST(GrpcServerTest, SaysThatAPortIsInUse) {
+  TransportServer server;
+  GrpcServer::Options options = TestServerOptions();
+  options.listen = server.address();
+
+  const absl::Status status = CreateStatus(options);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(),
+            absl::StrCat("--listen: cannot listen on ", server.address(),
+                         ": the port is in use; stop the other server or choose another port"));
+}
+
+TEST(GrpcServerTest, SaysThatTheAdminPortIsInUse) {
+  TransportServer server;
+  GrpcServer::Options options = TestServerOptions();
+  options.admin = server.address();
+  EXPECT_THAT(std::string(CreateStatus(options).message()),
+              HasSubstr("--admin: cannot listen on "));
+}
+
+TEST(GrpcServerTest, RefusesAPublicAddressUnlessInsecure) {
+  GrpcServer::Options options = TestServerOptions();
+  options.listen = "0.0.0.0:0";
+  const absl::Status status = CreateStatus(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--insecure"));
+
+  options.insecure = true;
+  EXPECT_TRUE(CreateStatus(options).ok());
+
+  options = TestServerOptions();
+  options.admin = "[::]:0";
+  EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(GrpcServerTest, NamesABadOption) {
+  GrpcServer::Options options = TestServerOptions();
+  options.listen = "nonsense";
+  EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kInvalidArgument);
+
+  options = TestServerOptions();
+  options.message_bytes_max = int64_t{1} << 40;
+  EXPECT_THAT(std::string(CreateStatus(options).message()), HasSubstr("message_bytes_max"));
+
+  options = TestServerOptions();
+  options.receive_bytes_max = options.message_bytes_max;
+  EXPECT_THAT(std::string(CreateStatus(options).message()), HasSubstr("receive_bytes_max"));
+
+  options = TestServerOptions();
+  options.streams_max = 0;
+  EXPECT_THAT(std::string(CreateStatus(options).message()), HasSubstr("streams_max"));
+}
+
+TEST(GrpcServerTest, OffersReflectionOnlyByFlag) {
+  for (const bool reflection : {false, true}) {
+    GrpcServer::Options options = TestServerOptions();
+    options.reflection = reflection;
+    TransportServer server(options);
+    grpc::ClientContext context;
+    grpc::ByteBuffer answer;
+    const std::string list_services("\x3A\x00", 2);  // list_services = 7, ""
+    const grpc::Status status =
+        CallRaw(server.channel, kReflection, BufferOf(list_services), answer, context);
+    EXPECT_EQ(status.ok(), reflection) << status.error_message();
+    if (reflection) {
+      EXPECT_THAT(StringOf(answer), HasSubstr("logprobd.v1.Scoring"));
+    } else {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    }
+  }
+}
+
+TEST(GrpcServerTest, ShutdownLetsWorkFinishAndRefusesNew) {
+  TransportServer server;
+  server.head->Hold();
+  grpc::ClientContext context;
+  v1::ScoreRequest request = ValidRequest();
+  v1::ScoreResponse response;
+  grpc::Status status;
+  absl::Notification done;
+  server.stub->async()->Score(&context, &request, &response, [&](grpc::Status s) {
+    status = std::move(s);
+    done.Notify();
+  });
+  server.head->WaitForSubmitted(1);
+
+  std::thread shutdown([&] { server.server->Shutdown(absl::Hours(1)); });
+  grpc::Status refused;
+  do {
+    grpc::ClientContext new_context;
+    new_context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    v1::ScoreRequest bad;  // answered at once in any case
+    refused = server.stub->Score(&new_context, bad, &response);
+  } while (refused.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  server.head->Release();
+  shutdown.join();
+  done.WaitForNotification();
+
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(GrpcServerTest, ShutdownCancelsWhatOutlastsTheGrace) {
+  TransportServer server;
+  server.head->Hold();
+  grpc::ClientContext context;
+  v1::ScoreRequest request = ValidRequest();
+  v1::ScoreResponse response;
+  absl::Notification done;
+  grpc::Status status;
+  server.stub->async()->Score(&context, &request, &response, [&](grpc::Status s) {
+    status = std::move(s);
+    done.Notify();
+  });
+  server.head->WaitForSubmitted(1);
+  TestStream idle(server.channel);
+
+  server.server->Shutdown(absl::ZeroDuration());
+
+  done.WaitForNotification();
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(server.head->num_waiting(), 0);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

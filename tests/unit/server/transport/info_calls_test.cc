@@ -1,0 +1,124 @@
+#include "server/transport/info_calls.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(ListHeadsTest, TellsEverythingAboutAHead) {
+  GrpcServer::Options options = TestServerOptions();
+  options.local = ::testing::TempDir() + "/info_calls_test.sock";
+  TransportServer server(options);
+  grpc::ClientContext context;
+  v1::ListHeadsResponse response;
+
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &response).ok());
+
+  EXPECT_EQ(response.server_version(), "test");
+  ASSERT_EQ(response.heads_size(), 1);
+  const v1::Head& head = response.heads(0);
+  EXPECT_EQ(head.name(), "fake");
+  EXPECT_EQ(head.model_type(), "fake_model");
+  EXPECT_EQ(head.vocab_size(), 100U);
+  EXPECT_EQ(head.vocab_rows(), 104U);
+  EXPECT_EQ(head.hidden_size(), 8U);
+  EXPECT_EQ(head.dtype(), v1::DTYPE_BF16);
+  EXPECT_EQ(head.weights_version(), 3U);
+  EXPECT_TRUE(head.ready());
+  EXPECT_FALSE(head.tied());
+  EXPECT_EQ(head.scale(), 0.5F);
+  EXPECT_EQ(head.softcap(), 30.0F);
+  EXPECT_FALSE(head.has_bias());
+  EXPECT_EQ(head.tensor(), "lm_head.weight");
+  EXPECT_EQ(head.engine(), "fake/none");
+  EXPECT_EQ(head.weight_bytes(), 1'664U);
+  EXPECT_EQ(head.limits().message_bytes_max(), 1U << 20);
+  EXPECT_EQ(head.limits().request_rows_max(), 64U);
+  EXPECT_EQ(head.limits().top_k_max(), 16U);
+  EXPECT_EQ(head.limits().candidates_max(), 256U);
+  EXPECT_EQ(head.limits().segments_max(), 32U);
+  EXPECT_EQ(head.limits().stream_window(), 4U);
+  EXPECT_THAT(head.transports(), ElementsAre("tcp", "unix"));
+}
+
+TEST(ListHeadsTest, SaysWhenAHeadIsNotReady) {
+  TransportServer server;
+  server.head->SetReady(false);
+  grpc::ClientContext context;
+  v1::ListHeadsResponse response;
+
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &response).ok());
+
+  EXPECT_FALSE(response.heads(0).ready());
+}
+
+TEST(VerifyTest, ReportsTheProbe) {
+  TransportServer server;
+  grpc::ClientContext context;
+  v1::VerifyRequest request;
+  request.set_head("fake");
+  request.set_rows(64);
+  request.set_seed(9);
+  v1::VerifyResponse response;
+
+  ASSERT_TRUE(server.stub->Verify(&context, request, &response).ok());
+
+  EXPECT_EQ(server.head->last_verify().rows, 64);
+  EXPECT_EQ(server.head->last_verify().seed, 9U);
+  EXPECT_TRUE(response.passed());
+  EXPECT_EQ(response.rows(), 64U);
+  EXPECT_EQ(response.logprob_difference_max(), 1e-6);
+  EXPECT_EQ(response.logprob_tolerance(), 1e-4);
+  EXPECT_EQ(response.entropy_tolerance(), 2e-4);
+  EXPECT_EQ(response.logit_stddev(), 3);
+  EXPECT_EQ(response.weights_version(), 3U);
+  EXPECT_EQ(response.engine(), "fake/none");
+}
+
+TEST(VerifyTest, ZeroMeansTheDefaults) {
+  TransportServer server;
+  grpc::ClientContext context;
+  v1::VerifyResponse response;
+
+  ASSERT_TRUE(server.stub->Verify(&context, {}, &response).ok());
+
+  EXPECT_EQ(server.head->last_verify().rows, 8);
+  EXPECT_EQ(server.head->last_verify().seed, 1U);
+}
+
+TEST(VerifyTest, RefusesAProbeOfTooManyRows) {
+  TransportServer server;
+  grpc::ClientContext context;
+  v1::VerifyRequest request;
+  request.set_rows(65);
+  v1::VerifyResponse response;
+
+  const grpc::Status status = server.stub->Verify(&context, request, &response);
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "rows: 65, must be in [0, 64]");
+}
+
+TEST(InfoCallsTest, MalformedMessagesAreInvalidArguments) {
+  TransportServer server;
+  for (const char* method : {"/logprobd.v1.Scoring/ListHeads", "/logprobd.v1.Scoring/Verify"}) {
+    for (const std::string& message : {std::string("\xFF\xFF\xFF"), std::string(70'000, '\x0A')}) {
+      grpc::ClientContext context;
+      grpc::ByteBuffer answer;
+      const grpc::Status status =
+          CallRaw(server.channel, method, BufferOf(message), answer, context);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+      EXPECT_THAT(status.error_message(), HasSubstr("logprobd.v1.")) << method;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,104 @@
+#include "server/transport/response_encoder.h"
+
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "tests/support/fake_head.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd {
+namespace {
+
+using testing::BytesOf;
+using ::testing::IsEmpty;
+
+v1::ScoreResponse Decode(ScoreReply reply) {
+  v1::ScoreResponse response;
+  EXPECT_TRUE(response.ParseFromString(testing::StringOf(EncodeScoreReply(std::move(reply)))));
+  return response;
+}
+
+class ResponseEncoderTest : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(ResponseEncoderTest, IsReadBackByProtobuf) {
+  ScoreRequest request;
+  request.rows = GetParam();
+  request.targets.resize(static_cast<size_t>(request.rows));
+  std::iota(request.targets.begin(), request.targets.end(), 0);
+  request.output_bits = 255;
+  request.top_k = 3;
+  request.candidate_ids = {4, 5, 6};
+  request.segment_offsets = {0, 1, static_cast<uint32_t>(request.rows)};
+  ScoreReply reply;
+  reply.request_id = "id";
+  reply.chunk_id = 1ULL << 40;
+  reply.result = testing::FakeScores(request);
+  reply.result.nonfinite_rows = 2;
+  reply.result.ignored_rows = 1;
+  reply.result.stages = {.queue = 1e-3, .copy = 2e-6, .engine = -1, .total = 1e9};
+  const ScoreResult expected = reply.result;
+
+  const v1::ScoreResponse response = Decode(std::move(reply));
+
+  EXPECT_EQ(response.request_id(), "id");
+  EXPECT_EQ(response.chunk_id(), 1ULL << 40);
+  EXPECT_EQ(response.weights_version(), 3U);
+  EXPECT_EQ(response.status_code(), 0);
+  EXPECT_EQ(response.rows(), GetParam());
+  EXPECT_EQ(response.ignored_rows(), 1U);
+  EXPECT_EQ(response.nonfinite_rows(), 2U);
+  EXPECT_EQ(response.logprob(), BytesOf(expected.logprob));
+  EXPECT_EQ(response.entropy(), BytesOf(expected.entropy));
+  EXPECT_EQ(response.lse(), BytesOf(expected.lse));
+  EXPECT_EQ(response.argmax_id(), BytesOf(expected.argmax_id));
+  EXPECT_EQ(response.argmax_logprob(), BytesOf(expected.argmax_logprob));
+  EXPECT_EQ(response.greedy(), BytesOf(expected.greedy));
+  EXPECT_EQ(response.sum_p_squared(), BytesOf(expected.sum_p_squared));
+  EXPECT_EQ(response.max_logit(), BytesOf(expected.max_logit));
+  EXPECT_EQ(response.min_logit(), BytesOf(expected.min_logit));
+  EXPECT_EQ(response.top_k_ids(), BytesOf(expected.top_k_ids));
+  EXPECT_EQ(response.top_k_logprobs(), BytesOf(expected.top_k_logprobs));
+  EXPECT_EQ(response.candidate_logprobs(), BytesOf(expected.candidate_logprobs));
+  EXPECT_EQ(response.segment_logprob(), BytesOf(expected.segment_logprob));
+  EXPECT_EQ(response.segment_rows(), BytesOf(expected.segment_rows));
+  EXPECT_EQ(response.segment_greedy(), BytesOf(expected.segment_greedy));
+  EXPECT_EQ(response.timings().queue_us(), 1'000U);
+  EXPECT_EQ(response.timings().copy_us(), 2U);
+  EXPECT_EQ(response.timings().engine_us(), 0U);
+  EXPECT_EQ(response.timings().total_us(), 4'294'967'295U);
+}
+
+// Around the size from which an array becomes a slice of its own.
+INSTANTIATE_TEST_SUITE_P(Rows, ResponseEncoderTest, ::testing::Values(1, 2, 1'023, 1'024, 4'096),
+                         ::testing::PrintToStringParamName());
+
+TEST(ResponseEncoderStatusTest, AnErrorCarriesItsStatusAndNothingElse) {
+  ScoreReply reply;
+  reply.request_id = "id";
+  reply.chunk_id = 5;
+  reply.status =
+      WithRetryAfter(absl::ResourceExhaustedError("queue is full"), absl::Milliseconds(20));
+
+  const v1::ScoreResponse response = Decode(std::move(reply));
+
+  EXPECT_EQ(response.request_id(), "id");
+  EXPECT_EQ(response.chunk_id(), 5U);
+  EXPECT_EQ(response.status_code(), 8);
+  EXPECT_EQ(response.status_message(), "queue is full");
+  EXPECT_EQ(response.retry_after_ms(), 20U);
+  EXPECT_THAT(response.logprob(), IsEmpty());
+}
+
+TEST(ResponseEncoderStatusTest, AnEmptyAnswerIsAnEmptyMessage) {
+  const v1::ScoreResponse response = Decode(ScoreReply());
+  EXPECT_EQ(response.rows(), 0U);
+  EXPECT_EQ(response.ByteSizeLong(), 0U);
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,297 @@
+#include "server/transport/wire_parser.h"
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fuzz/wire_parser_check.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// A field by hand: its number and wire type, then what follows.
+std::string Tag(uint32_t number, uint32_t type) {
+  std::string out;
+  uint32_t tag = number << 3 | type;
+  while (tag >= 0x80) {
+    out.push_back(static_cast<char>(tag | 0x80));
+    tag >>= 7;
+  }
+  out.push_back(static_cast<char>(tag));
+  return out;
+}
+
+std::string BytesField(uint32_t number, const std::string& bytes) {
+  std::string out = Tag(number, 2);
+  for (size_t length = bytes.size();;) {
+    if (length < 0x80) {
+      out.push_back(static_cast<char>(length));
+      return out + bytes;
+    }
+    out.push_back(static_cast<char>(length | 0x80));
+    length >>= 7;
+  }
+}
+
+ParsedScoreRequest Parse(const std::string& bytes, uint32_t seed = 0) {
+  const CutBytes cut(bytes, seed);
+  ParsedScoreRequest parsed = ParseScoreRequest(cut.pieces(), nullptr);
+  parsed.request.hidden.pieces.clear();  // they point into `cut`
+  return parsed;
+}
+
+/// Every field set by chance, to values at the edges as well.
+v1::ScoreRequest RandomRequest(std::mt19937& random) {
+  const auto chance = [&random](int of) { return random() % static_cast<uint32_t>(of) == 0; };
+  const auto number = [&random] { return static_cast<uint32_t>(random() >> (random() % 32)); };
+  const auto array = [&random] {
+    std::string bytes(4 * (random() % 9), '\0');
+    for (char& c : bytes) {
+      c = static_cast<char>(random());
+    }
+    return bytes;
+  };
+  v1::ScoreRequest request;
+  if (!chance(4)) request.set_request_id("request \xE2\x82\xAC " + std::to_string(number()));
+  if (chance(2)) request.set_head("head");
+  if (chance(2)) request.set_weights_version((uint64_t{number()} << 32) | number());
+  if (!chance(4)) request.set_dtype(static_cast<v1::Dtype>(static_cast<int>(number())));
+  if (!chance(4)) request.set_rows(number());
+  if (!chance(4)) request.set_hidden_size(number());
+  if (!chance(4)) request.set_targets(array());
+  if (chance(2)) request.set_temperature(static_cast<float>(number()) / 7);
+  if (chance(2)) request.set_row_temperatures(array());
+  if (chance(2)) request.set_entropy_temperature(-static_cast<float>(number()));
+  if (chance(2)) request.set_ignore_index(static_cast<int32_t>(number()) * (chance(2) ? -1 : 1));
+  if (chance(2)) request.set_outputs(number());
+  if (chance(2)) request.set_top_k(number());
+  if (chance(2)) request.set_candidate_ids(array());
+  if (chance(2)) request.set_candidate_offsets(array());
+  if (chance(2)) request.set_segment_offsets(array());
+  if (chance(2)) request.set_priority(static_cast<v1::Priority>(random() % 5));
+  if (chance(2)) request.set_reject_nonfinite(true);
+  if (chance(2)) request.set_chunk_id((uint64_t{number()} << 32) | number());
+  if (!chance(4)) request.set_hidden(array() + array() + array());
+  return request;
+}
+
+/// One change of the kinds that break parsers: bits, bytes, lengths, repeats, cuts.
+void Mutate(std::string& bytes, std::mt19937& random) {
+  const auto place = [&] { return bytes.empty() ? 0 : random() % bytes.size(); };
+  switch (random() % 8) {
+    case 0:
+      if (!bytes.empty()) bytes[place()] ^= static_cast<char>(1U << (random() % 8));
+      break;
+    case 1:
+      if (!bytes.empty()) bytes[place()] = static_cast<char>(random());
+      break;
+    case 2:
+      bytes.insert(place(), 1 + random() % 3, static_cast<char>(random()));
+      break;
+    case 3:
+      if (!bytes.empty()) bytes.erase(place(), 1 + random() % 3);
+      break;
+    case 4:
+      bytes.resize(place());
+      break;
+    case 5: {
+      const size_t begin = place();
+      bytes += bytes.substr(begin, random() % 40);
+      break;
+    }
+    case 6:
+      bytes.insert(place(), 1 + random() % 11, '\xFF');
+      break;
+    default:
+      bytes += Tag(static_cast<uint32_t>(random() % 40), static_cast<uint32_t>(random() % 8)) +
+               static_cast<char>(random() % 6);
+      break;
+  }
+}
+
+TEST(WireParserTest, ReadsWhatProtobufWrites) {
+  std::mt19937 random(1);
+  for (uint32_t i = 0; i < 5'000; ++i) {
+    const std::string bytes = RandomRequest(random).SerializeAsString();
+    const auto parsed = Parse(bytes, i % 50);
+    ASSERT_TRUE(parsed.status.ok()) << parsed.status << " in round " << i;
+    ASSERT_EQ(WireParserDifference(bytes, i % 50), std::nullopt) << "round " << i;
+  }
+}
+
+TEST(WireParserTest, AgreesWithProtobufOnBrokenMessages) {
+  std::mt19937 random(2);
+  int accepted = 0;
+  for (uint32_t i = 0; i < 50'000; ++i) {
+    std::string bytes = RandomRequest(random).SerializeAsString();
+    for (uint32_t change = 0; change <= i % 3; ++change) {
+      Mutate(bytes, random);
+    }
+    ASSERT_EQ(WireParserDifference(bytes, i % 50), std::nullopt) << "round " << i;
+    accepted += Parse(bytes).status.ok() ? 1 : 0;
+  }
+  EXPECT_GT(accepted, 5'000);  // the mutations reach both sides
+  EXPECT_LT(accepted, 45'000);
+}
+
+TEST(WireParserTest, AgreesWithProtobufOnRandomBytes) {
+  std::mt19937 random(3);
+  for (uint32_t i = 0; i < 20'000; ++i) {
+    std::string bytes(random() % 60, '\0');
+    for (char& c : bytes) {
+      c = static_cast<char>(random());
+    }
+    ASSERT_EQ(WireParserDifference(bytes, i % 50), std::nullopt) << "round " << i;
+  }
+}
+
+TEST(WireParserTest, HiddenPointsIntoTheSlicesAndKeepsThemAlive) {
+  v1::ScoreRequest message = ValidRequest(2);
+  const std::string bytes = message.SerializeAsString();
+  auto owner = std::make_shared<CutBytes>(bytes, 1);
+  const std::weak_ptr<CutBytes> alive = owner;
+
+  ParsedScoreRequest parsed = ParseScoreRequest(owner->pieces(), owner);
+  const std::byte* last = owner->pieces().back().data();
+  owner.reset();
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.request.hidden.pieces.size(), 32U);
+  EXPECT_EQ(parsed.request.hidden.pieces.back().data(), last);
+  EXPECT_FALSE(alive.expired());
+  parsed = ParsedScoreRequest();
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST(WireParserTest, TakesFieldsInAnyOrder) {
+  v1::ScoreRequest head;
+  head.set_rows(1);
+  head.set_hidden_size(8);
+  const std::string bytes = BytesField(32, std::string(16, 'h')) +
+                            BytesField(7, BytesOf<int32_t>({5})) + head.SerializeAsString();
+
+  const ParsedScoreRequest parsed = Parse(bytes);
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.request.hidden.bytes, 16);
+  EXPECT_EQ(parsed.request.rows, 1);
+  EXPECT_THAT(parsed.request.targets, ElementsAre(5));
+}
+
+TEST(WireParserTest, SkipsUnknownFieldsUpToALimit) {
+  const auto unknown = [](size_t size) {
+    return Tag(100, 0) + "\x05" + Tag(101, 1) + "12345678" + Tag(102, 5) + "1234" +
+           BytesField(103, std::string(size, 'x')) + Tag(5, 0) + "\x07";
+  };
+
+  const ParsedScoreRequest small = Parse(unknown(60'000));
+  EXPECT_TRUE(small.status.ok()) << small.status;
+  EXPECT_EQ(small.request.rows, 7);
+
+  EXPECT_THAT(std::string(Parse(unknown(65'536)).status.message()),
+              HasSubstr("bytes of unknown fields, must be at most 65536"));
+}
+
+TEST(WireParserTest, KeepsTheIdentityOfAMessageThatIsWrongElsewhere) {
+  const ParsedScoreRequest parsed =
+      Parse(BytesField(1, "id") + Tag(5, 2) + std::string(1, '\0') + Tag(19, 0) + "\x2A");
+  EXPECT_EQ(parsed.status.message(), "rows: wire type 2, must be 0");
+  EXPECT_EQ(parsed.request.request_id, "id");
+  EXPECT_EQ(parsed.request.chunk_id, 42U);
+}
+
+struct Case {
+  std::string name;
+  std::string bytes;
+  std::string message;
+};
+
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+
+class WireParserErrorTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(WireParserErrorTest, NamesWhatIsWrong) {
+  for (const uint32_t seed : {0U, 1U, 7U}) {
+    const absl::Status status = Parse(GetParam().bytes, seed).status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().message));
+    EXPECT_EQ(WireParserDifference(GetParam().bytes, seed), std::nullopt);
+  }
+}
+
+std::string TwiceField(uint32_t number) {
+  return BytesField(number, "1234") + BytesField(number, "1234");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, WireParserErrorTest,
+    ::testing::Values(
+        Case{"TruncatedTag", "\x80", "no field's tag at byte 0"},
+        Case{"LongTag", "\xFF\xFF\xFF\xFF\xFF\x01", "no field's tag at byte 0"},
+        Case{"FieldZero", std::string("\x02\x00", 2), "field number 0 at byte 0"},
+        Case{"TruncatedNumber", Tag(5, 0) + "\x80", "rows: a number that is cut short"},
+        Case{"NoNumber", Tag(5, 0), "rows: a number that is cut short"},
+        Case{"ElevenByteNumber", Tag(3, 0) + std::string(10, '\xFF') + "\x01",
+             "weights_version: a number that is cut short or more than 64 bits"},
+        Case{"NumberOf65Bits", Tag(3, 0) + std::string(9, '\xFF') + "\x02",
+             "weights_version: a number that is cut short or more than 64 bits"},
+        Case{"RowsBeyond32Bits", Tag(5, 0) + std::string(9, '\xFF') + "\x01",
+             "rows: 18446744073709551615, must be less than 2^32"},
+        Case{"DtypeBeyond32Bits", Tag(4, 0) + std::string(5, '\xFF') + "\x01",
+             "dtype: 68719476735, must fit into 32 bits"},
+        Case{"TruncatedBytes", Tag(32, 2) + "\x05" + "1234",
+             "hidden: length 5, but 4 bytes are left"},
+        Case{"LongLength", Tag(32, 2) + std::string(5, '\xFF') + "\x01", "hidden: a length that"},
+        Case{"HugeLength", Tag(32, 2) + std::string(4, '\xFF') + "\x0F",
+             "hidden: length 4294967295, but 0 bytes are left"},
+        Case{"TruncatedFloat", Tag(8, 5) + "123", "temperature: cut short"},
+        Case{"TruncatedFixed64", Tag(50, 1) + "1234567", "an unknown field: cut short"},
+        Case{"WrongTypeOfHidden", Tag(32, 0) + "\x01", "hidden: wire type 0, must be 2"},
+        Case{"WrongTypeOfRows", Tag(5, 5) + "1234", "rows: wire type 5, must be 0"},
+        Case{"WrongTypeOfTemperature", Tag(8, 1) + "12345678",
+             "temperature: wire type 1, must be 5"},
+        Case{"Group", Tag(40, 3) + Tag(40, 4), "groups are not supported"},
+        Case{"NestedGroups",
+             [] {
+               std::string bytes;
+               for (int i = 0; i < 200; ++i) {
+                 bytes += Tag(40, 3);
+               }
+               return bytes;
+             }(),
+             "groups are not supported"},
+        Case{"GroupEnd", Tag(40, 4), "groups are not supported"},
+        Case{"WireTypeSeven", Tag(40, 7), "wire type 7"},
+        Case{"HiddenTwice", TwiceField(32), "hidden: given twice"},
+        Case{"TargetsTwice", TwiceField(7), "targets: given twice"},
+        Case{"RowTemperaturesTwice", TwiceField(9), "row_temperatures: given twice"},
+        Case{"CandidateIdsTwice", TwiceField(14), "candidate_ids: given twice"},
+        Case{"CandidateOffsetsTwice", TwiceField(15), "candidate_offsets: given twice"},
+        Case{"SegmentOffsetsTwice", TwiceField(16), "segment_offsets: given twice"},
+        Case{"EmptyHiddenTwice", BytesField(32, "") + BytesField(32, ""), "hidden: given twice"},
+        Case{"SharedMemory", BytesField(33, "x"), "field 33: payloads in shared memory"},
+        Case{"CudaIpc", BytesField(32, "") + BytesField(34, "x"), "field 34: payloads in shared"},
+        Case{"OddTargets", BytesField(7, "12345"), "targets: 5 bytes, must be a multiple of 4"},
+        Case{"IdNotUtf8", BytesField(1, "a\xFF"), "request_id: not UTF-8"},
+        Case{"HeadNotUtf8", BytesField(2, "\xC3"), "head: not UTF-8"},
+        Case{"IdWithNewline", BytesField(1, "a\nb"), "request_id: holds control characters"},
+        Case{"IdWithEscape", BytesField(1, "\x1B[31m"), "request_id: holds control characters"},
+        Case{"IdTooLong", BytesField(1, std::string(129, 'a')),
+             "request_id: 129 bytes, must be at most 128"},
+        Case{"HeadTooLong", BytesField(2, std::string(257, 'a')),
+             "head: 257 bytes, must be at most 256"}),
+    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,216 @@
+#include "server/validation/validate_request.h"
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+
+HeadInfo Head() {
+  HeadInfo head;
+  head.name = "main";
+  head.hidden_size = 4;
+  head.vocab_size = 100;
+  head.vocab_rows = 128;
+  head.weights_version = 3;
+  head.limits = {.request_rows_max = 8,
+                 .message_bytes_max = 600,
+                 .top_k_max = 16,
+                 .candidates_max = 6,
+                 .segments_max = 3,
+                 .stream_window = 2};
+  return head;
+}
+
+/// Three rows of bf16.
+ScoreRequest Request() {
+  ScoreRequest request;
+  request.dtype_number = 1;
+  request.rows = 3;
+  request.hidden_size = 4;
+  request.hidden.bytes = 3 * 4 * 2;
+  request.targets = {0, 99, -100};
+  return request;
+}
+
+struct Case {
+  std::string name;
+  std::function<void(ScoreRequest&)> change;
+  std::string message;  ///< Empty: accepted.
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+
+class ValidateRequestTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ValidateRequestTest, GivesTheRightAnswer) {
+  ScoreRequest request = Request();
+  GetParam().change(request);
+
+  const absl::Status status = ValidateRequest(request, Head());
+
+  if (GetParam().message.empty()) {
+    EXPECT_TRUE(status.ok()) << status;
+  } else {
+    EXPECT_EQ(status.code(), GetParam().code);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().message));
+  }
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ValidateRequestTest,
+    ::testing::Values(
+        Case{"Plain", [](ScoreRequest&) {}, ""},
+        Case{"EveryOption",
+             [](ScoreRequest& r) {
+               r.weights_version = 3;
+               r.row_temperatures = {1e-4F, 1, 1e4F};
+               r.entropy_temperature = 1;
+               r.output_bits = 255;
+               r.top_k = 16;
+               r.candidate_ids = {0, 99, 5};
+               r.candidate_offsets = {0, 0, 2, 3};
+               r.segment_offsets = {0, 3, 3};
+               r.priority_number = 3;
+             },
+             ""},
+        Case{"NoRows",
+             [](ScoreRequest& r) {
+               r.rows = 0;
+               r.hidden.bytes = 0;
+               r.targets.clear();
+             },
+             ""},
+        Case{"NoRowsButEmptyLists",
+             [](ScoreRequest& r) {
+               r.rows = 0;
+               r.hidden.bytes = 0;
+               r.targets.clear();
+               r.candidate_offsets = {0};
+               r.segment_offsets = {0};
+             },
+             ""},
+        Case{"MostRows",
+             [](ScoreRequest& r) {
+               r.rows = 8;
+               r.hidden.bytes = 64;
+               r.targets.assign(8, 1);
+             },
+             ""},
+        Case{"TooManyRows", [](ScoreRequest& r) { r.rows = 9; }, "rows: 9, must be in [0, 8]"},
+        Case{"ManyTimesTooManyRows", [](ScoreRequest& r) { r.rows = 4'294'967'295; },
+             "rows: 4294967295"},
+        Case{"VersionNotLive", [](ScoreRequest& r) { r.weights_version = 2; },
+             "weights_version: 2, but version 3 is live",
+             absl::StatusCode::kFailedPrecondition},
+        Case{"NoDtype", [](ScoreRequest& r) { r.dtype_number = 0; }, "dtype: 0, must be"},
+        Case{"UnknownDtype", [](ScoreRequest& r) { r.dtype_number = 77; }, "dtype: 77"},
+        Case{"NegativeDtype", [](ScoreRequest& r) { r.dtype_number = -1; }, "dtype: -1"},
+        Case{"UnknownPriority", [](ScoreRequest& r) { r.priority_number = 4; }, "priority: 4"},
+        Case{"UnknownOutput", [](ScoreRequest& r) { r.output_bits = 256; }, "outputs: 256"},
+        Case{"OtherHiddenSize", [](ScoreRequest& r) { r.hidden_size = 8; },
+             "hidden_size: 8, must be 4 for head \"main\""},
+        Case{"HiddenTooShort", [](ScoreRequest& r) { r.hidden.bytes = 23; },
+             "hidden: 23 bytes, must be 24 (3 rows x 4 x 2 bytes of bf16)"},
+        Case{"HiddenOfAnotherDtype", [](ScoreRequest& r) { r.dtype_number = 3; },
+             "hidden: 24 bytes, must be 48"},
+        Case{"TargetsMissing", [](ScoreRequest& r) { r.targets.clear(); },
+             "targets: 0 ids, must be 3"},
+        Case{"TooManyTargets", [](ScoreRequest& r) { r.targets.push_back(1); },
+             "targets: 4 ids, must be 3"},
+        Case{"TargetBeyondTheVocabulary", [](ScoreRequest& r) { r.targets[1] = 100; },
+             "targets[1]: 100, must be in [0, 100) or the ignore_index -100"},
+        Case{"TargetInThePadding", [](ScoreRequest& r) { r.targets[2] = 127; }, "targets[2]: 127"},
+        Case{"NegativeTarget", [](ScoreRequest& r) { r.targets[0] = -1; }, "targets[0]: -1"},
+        Case{"IgnoreIndexOfAnId", [](ScoreRequest& r) { r.ignore_index = 0; },
+             "ignore_index: 0, must lie outside [0, 100)"},
+        Case{"IgnoreIndexMoved", [](ScoreRequest& r) { r.ignore_index = -1; }, "targets[2]: -100"},
+        Case{"ZeroTemperature", [](ScoreRequest& r) { r.temperature = 0.0F; }, "temperature: 0"},
+        Case{"NanTemperature", [](ScoreRequest& r) { r.temperature = kNan; }, "temperature: nan"},
+        Case{"NanEntropyTemperature", [](ScoreRequest& r) { r.entropy_temperature = kNan; },
+             "entropy_temperature: nan"},
+        Case{"RowTemperatureMissing", [](ScoreRequest& r) { r.row_temperatures = {1, 1}; },
+             "row_temperatures: 2 values, must be 3"},
+        Case{"BadRowTemperature", [](ScoreRequest& r) { r.row_temperatures = {1, 1, kNan}; },
+             "row_temperatures[2]: nan"},
+        Case{"BothTemperatures",
+             [](ScoreRequest& r) {
+               r.temperature = 1.0F;
+               r.row_temperatures = {1, 1, 1};
+             },
+             "row_temperatures: 3 values beside temperature 1"},
+        Case{"TopKAboveTheLimit", [](ScoreRequest& r) { r.top_k = 17; },
+             "top_k: 17, must be in [0, 16]"},
+        Case{"TooManyCandidates", [](ScoreRequest& r) { r.candidate_ids.assign(7, 1); },
+             "candidate_ids: 7 ids, must be at most 6"},
+        Case{"CandidatesWithoutOffsets", [](ScoreRequest& r) { r.candidate_ids = {1}; },
+             "candidate_offsets: 0 offsets, must be 4, rows + 1"},
+        Case{"CandidateOffsetsFall",
+             [](ScoreRequest& r) {
+               r.candidate_ids = {1, 2};
+               r.candidate_offsets = {0, 2, 1, 2};
+             },
+             "candidate_offsets[2]: 1"},
+        Case{"CandidateOffsetsEndEarly",
+             [](ScoreRequest& r) {
+               r.candidate_ids = {1, 2};
+               r.candidate_offsets = {0, 0, 0, 1};
+             },
+             "candidate_offsets[3]: 1, must end at the number of candidate_ids, 2"},
+        Case{"CandidateBeyondTheVocabulary",
+             [](ScoreRequest& r) {
+               r.candidate_ids = {1, 100};
+               r.candidate_offsets = {0, 0, 0, 2};
+             },
+             "candidate_ids[1]: 100, must be in [0, 100)"},
+        Case{"TooManySegments", [](ScoreRequest& r) { r.segment_offsets = {0, 1, 2, 3, 3}; },
+             "segment_offsets: 4 segments, must be at most 3"},
+        Case{"SegmentsEndEarly", [](ScoreRequest& r) { r.segment_offsets = {0, 2}; },
+             "segment_offsets[1]: 2, must end at rows, 3"},
+        Case{"SegmentsBeginLate", [](ScoreRequest& r) { r.segment_offsets = {1, 3}; },
+             "segment_offsets[0]: 1, must be 0"},
+        Case{"AnswerTooLarge",
+             [](ScoreRequest& r) {
+               r.rows = 8;
+               r.hidden.bytes = 64;
+               r.targets.assign(8, 1);
+               r.top_k = 16;
+             },
+             "give an answer of 1088 bytes, must be at most 600"}),
+    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
+
+TEST(ValidateRequestLimitsTest, TopKIsAlsoBoundedByTheVocabulary) {
+  HeadInfo head = Head();
+  head.vocab_size = 5;
+  ScoreRequest request = Request();
+  request.targets = {0, 1, 2};
+  request.top_k = 6;
+  EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
+              HasSubstr("top_k: 6, must be in [0, 5]"));
+}
+
+TEST(ValidateRequestLimitsTest, SizesThatOverflowAreRefused) {
+  HeadInfo head = Head();
+  head.hidden_size = 4'294'967'295;
+  head.limits.request_rows_max = 4'294'967'295;
+  ScoreRequest request = Request();
+  request.rows = 4'294'967'295;
+  request.hidden_size = 4'294'967'295;
+  EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
+              HasSubstr("more than 2^63 bytes"));
+}
+
+}  // namespace
+}  // namespace logprobd

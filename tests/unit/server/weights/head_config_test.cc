@@ -1,0 +1,166 @@
+#include "server/weights/head_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/unit/server/weights/status_matchers.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+HeadConfig Parse(const std::string& json) {
+  auto config = ParseHeadConfig(json);
+  EXPECT_THAT(config, Succeeds());
+  return config.ok() ? *config : HeadConfig{};
+}
+
+TEST(HeadConfigTest, TakesTheNestedValueBeforeTheOuterKeyByKey) {
+  const HeadConfig config = Parse(R"({"model_type":"outer","vocab_size":7,"hidden_size":1,
+      "tie_word_embeddings":false,"text_config":{"model_type":"inner","hidden_size":2}})");
+
+  EXPECT_EQ(config.model_type, "outer");
+  EXPECT_EQ(config.hidden_size, 2);
+  EXPECT_EQ(config.vocab_size, 7);
+  EXPECT_EQ(config.tied, false);
+}
+
+TEST(HeadConfigTest, FindsEveryKindOfNest) {
+  for (const std::string nest : {"text_config", "llm_config", "language_config"}) {
+    SCOPED_TRACE(nest);
+    EXPECT_EQ(
+        Parse(absl::StrCat("{\"", nest, R"(":{"hidden_size":5},"hidden_size":1})")).hidden_size, 5);
+  }
+  const HeadConfig thinker = Parse(
+      R"({"thinker_config":{"text_config":{"hidden_size":5},"vocab_size":6},"hidden_size":1})");
+  EXPECT_EQ(thinker.hidden_size, 5);
+  EXPECT_EQ(thinker.vocab_size, 6);
+}
+
+TEST(HeadConfigTest, TakesANestedNullForOffAndDoesNotLookFurther) {
+  EXPECT_EQ(Parse(R"({"text_config":{"final_logit_softcapping":null},
+      "final_logit_softcapping":30.0})")
+                .softcap,
+            0.0);
+}
+
+TEST(HeadConfigTest, LeavesOutWhatIsNotThere) {
+  const HeadConfig config = Parse("{}");
+
+  EXPECT_EQ(config.model_type, "unknown");
+  EXPECT_FALSE(config.hidden_size.has_value());
+  EXPECT_FALSE(config.vocab_size.has_value());
+  EXPECT_FALSE(config.tied.has_value());
+  EXPECT_FALSE(config.has_bias.has_value());
+  EXPECT_EQ(config.scale, 1.0);
+  EXPECT_EQ(config.softcap, 0.0);
+  EXPECT_THAT(config.warnings, IsEmpty());
+}
+
+TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWrites) {
+  const HeadConfig config = Parse(
+      R"({"time_step_limit":[0.0,Infinity],"a":-Infinity,"b":NaN,"s":"NaN \" Infinity",
+          "hidden_size":3,"logit_scale":Infinity})");
+
+  EXPECT_EQ(config.hidden_size, 3);
+  EXPECT_EQ(config.scale, 1.0);
+}
+
+TEST(HeadConfigTest, NeverTakesOtherSoftCapsForTheHeads) {
+  const HeadConfig config = Parse(R"({"attn_logit_softcapping":50.0,"router_logit_softcapping":30.0,
+          "attention_logit_cap":1,"output_router_logits":true,"num_logits_to_keep":1})");
+
+  EXPECT_EQ(config.softcap, 0.0);
+  EXPECT_THAT(config.warnings, IsEmpty());
+}
+
+TEST(HeadConfigTest, TakesACapOfZeroOrFalseForOff) {
+  EXPECT_EQ(Parse(R"({"final_logit_softcapping":0})").softcap, 0.0);
+  EXPECT_EQ(Parse(R"({"final_logit_softcapping":0.0})").softcap, 0.0);
+  EXPECT_EQ(Parse(R"({"final_logit_softcapping":false})").softcap, 0.0);
+}
+
+TEST(HeadConfigTest, WarnsOfUnknownKeysThatMayChangeTheLogits) {
+  const HeadConfig config = Parse(
+      R"({"Logit_Bonus":2.0,"mup_width_scale":0.5,"logit_off":null,"logit_no":false,
+          "warmup_steps":10,"text_config":{"output_logits_scaling":2}})");
+
+  EXPECT_THAT(config.warnings,
+              ElementsAre(HasSubstr("'output_logits_scaling'"), HasSubstr("'Logit_Bonus'"),
+                          HasSubstr("'mup_width_scale'")));
+}
+
+TEST(HeadConfigTest, MultipliesSeveralScalesAndWarns) {
+  const HeadConfig config =
+      Parse(R"({"hidden_size":512,"logit_scale":0.5,"dim_model_base":256,"logits_scaling":2})");
+
+  EXPECT_EQ(config.scale, 0.125);
+  EXPECT_THAT(config.warnings,
+              ElementsAre(HasSubstr("logit_scale, logits_scaling, dim_model_base")));
+}
+
+TEST(HeadConfigTest, KnowsTheDefaultsThatConfigsLeaveOut) {
+  const HeadConfig cohere = Parse(R"({"model_type":"cohere"})");
+  EXPECT_EQ(cohere.scale, 0.0625);
+  EXPECT_THAT(cohere.warnings, ElementsAre(HasSubstr("logit_scale")));
+  EXPECT_EQ(Parse(R"({"model_type":"gemma2"})").softcap, 30.0);
+  EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":null})").softcap, 0.0);
+}
+
+TEST(HeadConfigTest, EscapesAndCutsTheModelType) {
+  EXPECT_EQ(Parse(R"({"model_type":"a\nb"})").model_type, "a\\nb");
+  EXPECT_EQ(
+      Parse(absl::StrCat(R"({"model_type":")", std::string(1'000, 'x'), "\"}")).model_type.size(),
+      64U);
+}
+
+struct ConfigCase {
+  std::string name;
+  std::string json;
+  std::string complaint;
+};
+
+class HeadConfigCasesTest : public ::testing::TestWithParam<ConfigCase> {};
+
+TEST_P(HeadConfigCasesTest, IsRefused) {
+  EXPECT_THAT(ParseHeadConfig(GetParam().json), Fails(kInvalid, GetParam().complaint));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, HeadConfigCasesTest,
+    ::testing::Values(
+        ConfigCase{"Empty", "", "not valid JSON"}, ConfigCase{"Open", "{", "not valid JSON"},
+        ConfigCase{"Array", "[]", "not a JSON object"},
+        ConfigCase{"NotUtf", "{\"a\":\"\xFF\"}", "not valid JSON in UTF-8"},
+        ConfigCase{"Nul", std::string("{}\0{}", 5), "NUL"},
+        ConfigCase{"DeepNesting", std::string(100'000, '['), "nested deeper than 64"},
+        ConfigCase{"NestThatIsAList", R"({"text_config":[]})", "text_config is not an object"},
+        ConfigCase{"HiddenAsText", R"({"hidden_size":"64"})", "hidden_size is '\\\"64\\\"'"},
+        ConfigCase{"HiddenZero", R"({"hidden_size":0})", "hidden_size is '0'"},
+        ConfigCase{"HiddenNegative", R"({"n_embd":-1})", "n_embd is '-1'"},
+        ConfigCase{"HiddenFraction", R"({"d_model":64.0})", "d_model is '64.0'"},
+        ConfigCase{"VocabHuge", R"({"vocab_size":99999999999})", "vocab_size is '99999999999'"},
+        ConfigCase{"TiedAsNumber", R"({"tie_word_embeddings":1})", "true or false"},
+        ConfigCase{"BiasAsText", R"({"lm_head_bias":"yes"})", "true or false"},
+        ConfigCase{"ScaleZero", R"({"logit_scale":0})", "logit_scale is '0'"},
+        ConfigCase{"ScaleNegative", R"({"logits_scaling":-2.0})", "logits_scaling is '-2.0'"},
+        ConfigCase{"ScaleAsText", R"({"lm_head_multiplier":"2"})", "a number"},
+        ConfigCase{"ScaleBeyondFloat", R"({"logit_scale":1e200})", "fits fp32"},
+        ConfigCase{"ScaleBelowFloat", R"({"logit_scale":1e-200})", "fits fp32"},
+        ConfigCase{"ProductBeyondFloat", R"({"logit_scale":1e30,"output_multiplier":1e30})",
+                   "does not fit fp32"},
+        ConfigCase{"CapNegative", R"({"final_logit_softcapping":-30})", "positive"},
+        ConfigCase{"CapAsList", R"({"final_logit_softcapping":[30]})", "a number"},
+        ConfigCase{"MiniCpmWithoutHidden", R"({"dim_model_base":256})", "needs hidden_size"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,79 @@
+// Published model families: what their configs and tensor names must resolve to. Hidden sizes and
+// factors are the real ones, vocabularies are cut to 16 rows.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/weights/head_weights.h"
+#include "tests/support/model_folder.h"
+#include "tests/unit/server/weights/model_families.h"
+#include "tests/unit/server/weights/status_matchers.h"
+
+namespace logprobd {
+namespace {
+
+using testing::FileTensor;
+using testing::MakeZeroTensor;
+using testing::ModelFolder;
+
+std::string WithSizes(std::string config, int64_t hidden) {
+  for (const auto& [mark, value] :
+       {std::pair<std::string, int64_t>{"$H", hidden}, {"$V", kFamilyRows}}) {
+    for (size_t at = config.find(mark); at != std::string::npos; at = config.find(mark)) {
+      config.replace(at, mark.size(), absl::StrCat(value));
+    }
+  }
+  return config;
+}
+
+class HeadFamiliesTest : public ::testing::TestWithParam<Family> {};
+
+TEST_P(HeadFamiliesTest, ResolvesToItsHead) {
+  const Family& family = GetParam();
+  const ModelFolder folder;
+  folder.WriteConfig(WithSizes(family.config, family.hidden));
+  std::vector<FileTensor> tensors;
+  for (const std::string& name : family.tensors) {
+    const bool is_bias = name.find(".bias") != std::string::npos;
+    tensors.push_back(is_bias ? MakeZeroTensor(name, "BF16", {kFamilyRows})
+                              : MakeZeroTensor(name, "BF16", {kFamilyRows, family.hidden}));
+  }
+  folder.WriteTensors(tensors);
+
+  const auto head = OpenModelFolder(folder.path(), {});
+
+  ASSERT_THAT(head, Succeeds());
+  const HeadInfo& info = head->weights->info();
+  EXPECT_EQ(info.tensor, family.head);
+  EXPECT_EQ(info.hidden_size, family.hidden);
+  EXPECT_EQ(info.vocab_size, kFamilyRows);
+  EXPECT_EQ(info.vocab_rows, kFamilyRows);
+  EXPECT_EQ(info.dtype, Dtype::kBf16);
+  EXPECT_EQ(info.tied, family.tied);
+  EXPECT_FLOAT_EQ(info.scale, static_cast<float>(family.scale));
+  EXPECT_EQ(info.softcap, static_cast<float>(family.softcap));
+  EXPECT_EQ(info.has_bias, family.has_bias);
+  EXPECT_EQ(info.weight_bytes, kFamilyRows * family.hidden * 2);
+  EXPECT_EQ(static_cast<int>(head->warnings.size()), family.num_warnings)
+      << ::testing::PrintToString(head->warnings);
+}
+
+const auto kFamilyName = [](const ::testing::TestParamInfo<Family>& info) {
+  return info.param.name;
+};
+
+INSTANTIATE_TEST_SUITE_P(QwenAndLlama, HeadFamiliesTest, ::testing::ValuesIn(QwenAndLlama()),
+                         kFamilyName);
+INSTANTIATE_TEST_SUITE_P(GemmaAndPhi, HeadFamiliesTest, ::testing::ValuesIn(GemmaAndPhi()),
+                         kFamilyName);
+INSTANTIATE_TEST_SUITE_P(DeepSeekAndOthers, HeadFamiliesTest,
+                         ::testing::ValuesIn(DeepSeekAndOthers()), kFamilyName);
+INSTANTIATE_TEST_SUITE_P(Scaled, HeadFamiliesTest, ::testing::ValuesIn(Scaled()), kFamilyName);
+
+}  // namespace
+}  // namespace logprobd
