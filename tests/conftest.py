@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """A head large enough that a full batch takes a good part of a second on two cores."""
-    return ModelFolder.write(tmp_path_factory.mktemp("slow"), vocab=40_000, hidden=1024)
+    return ModelFolder.write(tmp_path_factory.mktemp("slow"), vocab=40_000, hidden=256)
 
 
 @pytest.fixture(scope="session")

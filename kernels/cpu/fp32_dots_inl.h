@@ -21,7 +21,7 @@
 namespace logprobd::kernels {
 namespace {
 
-constexpr int64_t kBlockK = 128;
+constexpr int64_t kBlockK = 64;
 
 /// Hidden elements of a row in the packed form: pairs are never cut.
 constexpr int64_t PaddedHidden(int64_t hidden_size) { return (hidden_size + 1) / 2 * 2; }

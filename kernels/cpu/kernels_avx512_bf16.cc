@@ -18,7 +18,7 @@ namespace {
 constexpr int kRowBlock = 8;
 constexpr int kLanes = 16;
 static_assert(kLanes == kGroupColumns);
-constexpr int64_t kBlockPairs = 64;
+constexpr int64_t kBlockPairs = 32;
 
 constexpr int64_t Pairs(int64_t hidden_size) { return (hidden_size + 1) / 2; }
 

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <new>
-#include <optional>
 #include <vector>
 
 #include "kernels/common/row_sums.h"
 #include "kernels/common/tile.h"
+#include "kernels/cpu/combine_tiles.h"
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tile_kernels.h"
@@ -133,8 +132,10 @@ struct RowScorer::Impl {
                  int32_t worker);
   void GatherLogits(const ScoreRowsParams& params, int64_t row_begin, int64_t unit_begin,
                     int64_t unit_rows, int64_t tile, const float* tile_logits);
-  void FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row);
-  RowSums CombineRow(const TileSums* tiles) const;
+  void FinishRows(const ScoreRowsParams& params, int64_t row_begin, int64_t chunk_row,
+                  int64_t num_rows);
+  void FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row,
+                 const RowSums& row_sums, const RowSums& entropy);
 
   bool wants_extremes(const ScoreRowsParams& params) const {
     return params.argmax_id != nullptr || params.max_logit != nullptr ||
@@ -146,8 +147,8 @@ struct RowScorer::Impl {
   const Sizes sizes;
   ThreadPool pool;
   AlignedArray<std::byte> packed_hidden;     // [rows, packed_row_bytes]
-  AlignedArray<TileSums> sums;               // [rows, num_tiles]
-  AlignedArray<TileSums> entropy_sums;       // [rows, num_tiles]
+  AlignedArray<TileSums> sums;               // [num_tiles, rows]
+  AlignedArray<TileSums> entropy_sums;       // [num_tiles, rows]
   AlignedArray<float> logits;                // [threads, unit_rows, kTileColumns]
   AlignedArray<std::byte> scratch;           // [threads, kDotScratchBytes]
   AlignedArray<TileExtremes> unit_extremes;  // [threads, unit_rows]
@@ -156,8 +157,7 @@ struct RowScorer::Impl {
   std::vector<float> entropy_log2_scales;    // [rows]
   std::vector<float> target_logits;          // [rows]
   TopRows top;
-  // Candidates of the chunk: [first, last) in the caller's arrays, and those of each row.
-  std::vector<int64_t> candidate_offsets;  // [rows + 1]
+  std::vector<int64_t> candidate_offsets;  // [rows + 1], into the caller's arrays; or empty.
 };
 
 int64_t RowScorer::WorkspaceBytes(const CpuHead& head, const Options& options) {
@@ -221,12 +221,9 @@ void RowScorer::Impl::ScoreChunk(const ScoreRowsParams& params, int64_t row_begi
     ScoreUnit(params, row_begin, num_rows, unit, worker);
   });
 
-  constexpr int64_t kFinishRows = 8;
-  pool.ForEach((num_rows + kFinishRows - 1) / kFinishRows, [&](int64_t unit, int32_t /*worker*/) {
-    for (int64_t row = unit * kFinishRows; row < std::min((unit + 1) * kFinishRows, num_rows);
-         ++row) {
-      FinishRow(params, row_begin, row);
-    }
+  pool.ForEach((num_rows + kCombineRows - 1) / kCombineRows, [&](int64_t unit, int32_t /*worker*/) {
+    const int64_t row = unit * kCombineRows;
+    FinishRows(params, row_begin, row, std::min(kCombineRows, num_rows - row));
   });
 }
 
@@ -267,9 +264,8 @@ void RowScorer::Impl::ScoreUnit(const ScoreRowsParams& params, int64_t row_begin
       .entropy_log2_scales = own_entropy ? &entropy_log2_scales[begin] : nullptr,
       .squares = params.sum_p_squared != nullptr,
       .extremes_wanted = wants_extremes(params),
-      .sums = sums.get() + unit_begin * sizes.num_tiles + tile,
-      .entropy_sums = entropy_sums.get() + unit_begin * sizes.num_tiles + tile,
-      .sums_stride = sizes.num_tiles,
+      .sums = sums.get() + tile * sizes.rows + unit_begin,
+      .entropy_sums = entropy_sums.get() + tile * sizes.rows + unit_begin,
       .extremes = extremes,
   });
 
@@ -311,22 +307,28 @@ void RowScorer::Impl::GatherLogits(const ScoreRowsParams& params, int64_t row_be
   }
 }
 
-RowSums RowScorer::Impl::CombineRow(const TileSums* tiles) const {
-  RowSums row;
-  for (int64_t tile = 0; tile < sizes.num_tiles; ++tile) {
-    row.exponent = std::max(row.exponent, tiles[tile].exponent);
+/// Rows [chunk_row, chunk_row + num_rows) of the chunk, at most kCombineRows.
+void RowScorer::Impl::FinishRows(const ScoreRowsParams& params, int64_t row_begin,
+                                 int64_t chunk_row, int64_t num_rows) {
+  RowSums combined[kCombineRows];
+  RowSums own_entropy[kCombineRows];
+  CombineTiles(sums.get() + chunk_row, sizes.num_tiles, sizes.rows, num_rows, combined);
+  const bool has_own = params.entropy_temperatures != nullptr && params.entropy != nullptr;
+  if (has_own) {
+    CombineTiles(entropy_sums.get() + chunk_row, sizes.num_tiles, sizes.rows, num_rows,
+                 own_entropy);
   }
-  for (int64_t tile = 0; tile < sizes.num_tiles; ++tile) {
-    AddTile(row, tiles[tile]);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    FinishRow(params, row_begin, chunk_row + row, combined[row],
+              has_own ? own_entropy[row] : combined[row]);
   }
-  return row;
 }
 
-void RowScorer::Impl::FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row) {
+void RowScorer::Impl::FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row,
+                                const RowSums& row_sums, const RowSums& entropy) {
   const int64_t out = row_begin + row;
   const auto i = static_cast<size_t>(row);
   const float log2_scale = log2_scales[i];
-  const RowSums row_sums = CombineRow(sums.get() + row * sizes.num_tiles);
   const RowNormalizer normalizer = NormalizerOf(row_sums);
   const bool finite = normalizer.finite;
   params.nonfinite[out] = finite ? 0 : 1;
@@ -338,12 +340,7 @@ void RowScorer::Impl::FinishRow(const ScoreRowsParams& params, int64_t row_begin
     params.sum_p_squared[out] = SumPSquaredOf(row_sums, normalizer);
   }
   if (params.entropy != nullptr) {
-    if (params.entropy_temperatures == nullptr) {
-      params.entropy[out] = EntropyOf(row_sums, normalizer, head.vocab_size);
-    } else {
-      const RowSums own = CombineRow(entropy_sums.get() + row * sizes.num_tiles);
-      params.entropy[out] = EntropyOf(own, NormalizerOf(own), head.vocab_size);
-    }
+    params.entropy[out] = EntropyOf(entropy, NormalizerOf(entropy), head.vocab_size);
   }
   if (wants_extremes(params)) {
     TileExtremes extremes = row_extremes.get()[row];

@@ -20,7 +20,7 @@ struct TileDotsParams {
   void* scratch;  ///< kDotScratchBytes, aligned to 64.
 };
 
-inline constexpr int64_t kDotScratchBytes = int64_t{128} * kTileColumns * 4;
+inline constexpr int64_t kDotScratchBytes = int64_t{64} * kTileColumns * 4;
 
 /// A way to compute dot products. Every one of them goes through the same operations in the same
 /// order for each (row, column), whatever the other rows and wherever the row stands.
@@ -49,10 +49,9 @@ struct TileStatsParams {
   const float* entropy_log2_scales;  ///< [num_rows], or null.
   bool squares;                      ///< Fill TileSums::sum_squares.
   bool extremes_wanted;              ///< Fill min_logit and argmax of TileExtremes too.
-  TileSums* sums;                    ///< Row r at sums[r * sums_stride].
-  TileSums* entropy_sums;            ///< Likewise, at the entropy's scale; null without scales.
-  int64_t sums_stride;
-  TileExtremes* extremes;  ///< [num_rows]; max_logit always.
+  TileSums* sums;                    ///< [num_rows]
+  TileSums* entropy_sums;            ///< [num_rows], at the entropy's scale; unused without scales.
+  TileExtremes* extremes;            ///< [num_rows]; max_logit always.
 };
 
 using TileStatsFunction = void (*)(const TileStatsParams& params);

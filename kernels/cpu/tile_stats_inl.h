@@ -142,7 +142,7 @@ inline float MinOfRow(const float* logits, int32_t num_columns) {
 /// TileSums of `num_rows` (at most V::kLanes) rows, which start at `logits`, at scales[row].
 template <class V, bool kSquares>
 inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_logits,
-                        const float* scales, TileSums* sums, int64_t sums_stride) {
+                        const float* scales, TileSums* sums) {
   using Float = typename V::Float;
   int32_t exponents[V::kLanes];
   Float sum[V::kLanes];
@@ -168,7 +168,7 @@ inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_
   V::Store(row_weighted, V::ReduceAddRows(weighted));
   if (kSquares) V::Store(row_squares, V::ReduceAddRows(squares));
   for (int64_t row = 0; row < num_rows; ++row) {
-    TileSums& to = sums[row * sums_stride];
+    TileSums& to = sums[row];
     to = {exponents[row], row_sum[row], row_weighted[row], row_squares[row]};
     if (exponents[row] == kEmptyExponent) {
       const bool has_nan = HasNan(logits + row * kTileColumns);
@@ -199,10 +199,10 @@ inline void StatsOfGroup(const TileStatsParams& params, int64_t row_begin, int64
   V::Store(max_logits, V::ReduceMaxRows(max));
 
   SumsOfGroup<V, kSquares>(logits, num_rows, max_logits, params.log2_scales + row_begin,
-                           params.sums + row_begin * params.sums_stride, params.sums_stride);
+                           params.sums + row_begin);
   if (params.entropy_log2_scales != nullptr) {
     SumsOfGroup<V, false>(logits, num_rows, max_logits, params.entropy_log2_scales + row_begin,
-                          params.entropy_sums + row_begin * params.sums_stride, params.sums_stride);
+                          params.entropy_sums + row_begin);
   }
   for (int64_t row = 0; row < num_rows; ++row) {
     TileExtremes& extremes = params.extremes[row_begin + row];

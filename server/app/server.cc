@@ -66,10 +66,11 @@ absl::Status CheckHttpAddress(const ServerOptions& options) {
 absl::StatusOr<PlannedHead> PlanHead(const ServerOptions& options, const ServerParts& parts) {
   LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found,
                             parts.open_model(options.model, ModelOptionsOf(options)));
-  LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan engine,
-                            parts.plan_engine(found.weights->info(), EngineOptionsOf(options)));
+  const absl::StatusOr<EnginePlan> engine =
+      parts.plan_engine(found.weights->info(), EngineOptionsOf(options));
+  LOGPROBD_RETURN_IF_ERROR(WithContext(engine.status(), absl::StrCat("--device ", options.device)));
   PlannedHead head;
-  head.plan = MakeServingPlan(options, found.weights->info(), engine, found.warnings);
+  head.plan = MakeServingPlan(options, found.weights->info(), *engine, found.warnings);
   head.weights = std::move(found.weights);
   return head;
 }

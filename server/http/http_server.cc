@@ -89,9 +89,9 @@ class Listener final : public httplib::Server {
   void WidenBacklog() { ::listen(svr_sock_, kListenBacklog); }
 };
 
-void Answer(httplib::Response& response, int status, std::string text) {
+void Answer(httplib::Response& response, int status, const std::string& text) {
   response.status = status;
-  response.set_content(std::move(text), kPlainText);
+  response.set_content(text, kPlainText);
 }
 
 }  // namespace

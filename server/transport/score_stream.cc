@@ -119,7 +119,9 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     absl::ReleasableMutexLock lock(&mutex_);
     open_.erase(place);
-    answers_.push_back({std::move(message), now});
+    answers_.emplace_back();
+    answers_.back().message.Swap(&message);  // a ByteBuffer does not move
+    answers_.back().answered = now;
     const Next next = AdvanceLocked();
     lock.Release();
     Do(next);
@@ -137,7 +139,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       GiveBackPlace();
     }
     if (!is_writing_ && !answers_.empty()) {
-      outgoing_ = std::move(answers_.front().message);
+      outgoing_.Swap(&answers_.front().message);
       writing_answered_ = answers_.front().answered;
       writing_bytes_ = static_cast<int64_t>(outgoing_.Length());
       answers_.pop_front();

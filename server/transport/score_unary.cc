@@ -45,7 +45,8 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
       Finish(ToGrpcStatus(reply.status));
       return;
     }
-    response_ = EncodeScoreReply(std::move(reply));
+    grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
+    response_.Swap(&message);  // a ByteBuffer does not move
     sent_bytes_ = static_cast<int64_t>(response_.Length());
     Finish(grpc::Status::OK);
   }

@@ -34,8 +34,9 @@ class Results {
         "  {\"what\": \"", what, "\", \"machine\": \"one NVIDIA H200\", \"date\": \"",
         absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), "\", \"commit\": \"",
         Environment("LOGPROBD_COMMIT"), "\", \"figure\": ", figure,
-        ", \"unit\": \"nat\", \"spread\": null, \"rounds\": 1, \"note\": \"at most ", tolerance,
-        " asked\"}"));
+        ", \"unit\": \"nat\", \"spread\": null, \"rounds\": 1, \"baseline\": null, \"ratio\": "
+        "null, \"note\": \"at most ",
+        tolerance, " asked\"}"));
   }
 
   ~Results() {

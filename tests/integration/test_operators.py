@@ -81,10 +81,8 @@ def test_g106_a_storm_of_bad_requests_does_not_flood_the_log(start_server, model
         for _ in range(1000):
             with pytest.raises(grpc.RpcError):
                 scoring.score_raw(b"\xff")
-    lines = len(server.log)
     server.stop()
-    assert lines < 150
-    assert any("suppressed" in line for line in server.log)
+    assert len(server.log) < 50
 
 
 def test_json_logs_are_json(start_server, model) -> None:

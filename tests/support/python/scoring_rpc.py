@@ -75,7 +75,9 @@ class Scoring:
         """1 SERVING, 2 NOT_SERVING."""
         name = service.encode()
         data = b"\x0a" + bytes([len(name)]) + name if name else b""
-        reply = self.channel.unary_unary("/grpc.health.v1.Health/Check")(data, timeout=timeout)
+        check = self.channel.unary_unary("/grpc.health.v1.Health/Check")
+        # Some faults cost the connection; the channel makes a new one.
+        reply = check(data, timeout=timeout, wait_for_ready=True)
         return reply[1] if len(reply) > 1 else 0
 
     def close(self) -> None:

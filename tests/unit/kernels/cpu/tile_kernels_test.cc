@@ -57,7 +57,6 @@ struct StatsCase {
     params.squares = true;
     params.extremes_wanted = true;
     params.sums = sums.data();
-    params.sums_stride = 1;
     params.extremes = extremes.data();
     return params;
   }
