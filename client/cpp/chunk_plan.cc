@@ -1,6 +1,7 @@
 #include "client/cpp/chunk_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace logprobd::client {
 namespace {
@@ -24,9 +25,10 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   Chunk chunk;
   int64_t bytes = segments * 4;
   for (int64_t row = 0; row < args.rows; ++row) {
-    const int64_t candidates_end = has_candidates ? args.candidate_offsets[row + 1] : 0;
+    const auto index = static_cast<size_t>(row);
+    const int64_t candidates_end = has_candidates ? args.candidate_offsets[index + 1] : 0;
     const int64_t candidates_of_row =
-        candidates_end - (has_candidates ? args.candidate_offsets[row] : 0);
+        candidates_end - (has_candidates ? args.candidate_offsets[index] : 0);
     const int64_t bytes_of_row = row_bytes + 4 * candidates_of_row;
     const bool full = chunk.rows() >= limits.request_rows_max ||
                       bytes + bytes_of_row > message_bytes ||

@@ -72,8 +72,8 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
 }  // namespace
 
 struct Client::Impl {
-  explicit Impl(const Options& client_options)
-      : options(client_options),
+  explicit Impl(Options client_options)
+      : options(std::move(client_options)),
         transport({.address = options.address,
                    .channels = options.channels,
                    .client_id = options.client_id}),
@@ -195,34 +195,34 @@ void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
     impl->Start(args, *info, deadline, timeout, std::move(counted_done));
     return;
   }
-  StartRetryingCall(
-      impl->environment,
-      {.method = kListHeadsMethod,
-       .request = EncodeListHeads,
-       .deadline = deadline,
-       .timeout = timeout,
-       .scope = impl->transport.NewScope()},
-      [impl, args, deadline, timeout, done = std::move(counted_done)](CallOutcome outcome) mutable {
-        if (!outcome.status.ok()) {
-          std::move(done)(outcome.status);
-          return;
-        }
-        absl::StatusOr<ServerInfo> parsed = ParseListHeads(std::move(outcome.body));
-        if (!parsed.ok()) {
-          std::move(done)(parsed.status());
-          return;
-        }
-        auto info = std::make_shared<const ServerInfo>(*std::move(parsed));
-        impl->SetInfo(info);
-        impl->Start(args, *info, deadline, timeout, std::move(done));
-      });
+  StartRetryingCall(impl->environment,
+                    {.method = kListHeadsMethod,
+                     .request = EncodeListHeads,
+                     .deadline = deadline,
+                     .timeout = timeout,
+                     .scope = impl->transport.NewScope()},
+                    [impl, args, deadline, timeout,
+                     done = std::move(counted_done)](const CallOutcome& outcome) mutable {
+                      if (!outcome.status.ok()) {
+                        std::move(done)(outcome.status);
+                        return;
+                      }
+                      absl::StatusOr<ServerInfo> parsed = ParseListHeads(outcome.body);
+                      if (!parsed.ok()) {
+                        std::move(done)(parsed.status());
+                        return;
+                      }
+                      auto info = std::make_shared<const ServerInfo>(*std::move(parsed));
+                      impl->SetInfo(info);
+                      impl->Start(args, *info, deadline, timeout, std::move(done));
+                    });
 }
 
 absl::StatusOr<ServerInfo> Client::ListHeads() {
   CallOutcome outcome = impl_->CallAndWait(impl_->environment, kListHeadsMethod, EncodeListHeads,
                                            impl_->options.timeout);
   if (!outcome.status.ok()) return outcome.status;
-  return ParseListHeads(std::move(outcome.body));
+  return ParseListHeads(outcome.body);
 }
 
 absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
@@ -230,7 +230,7 @@ absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
       impl_->environment, kVerifyMethod, [&args] { return EncodeVerify(args); },
       impl_->options.timeout);
   if (!outcome.status.ok()) return outcome.status;
-  return ParseVerify(std::move(outcome.body));
+  return ParseVerify(outcome.body);
 }
 
 absl::StatusOr<bool> Client::Ready() {

@@ -166,7 +166,7 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
   auto* state = new CallState;
   state->channel = std::move(channel);
   state->scope = std::static_pointer_cast<Scope>(scope);
-  state->request = std::move(request);
+  state->request.Swap(&request);
   state->done = std::move(done);
   if (deadline != absl::InfiniteFuture()) {
     state->context.set_deadline(GprDeadline(deadline - Now()));

@@ -56,9 +56,10 @@ ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
   result_.segment_greedy.resize(segments);
 }
 
-absl::Status ResultMerger::Add(const Chunk& chunk, grpc::ByteBuffer body) {
+absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body) {
   v1::ScoreResponse response;
-  grpc::ProtoBufferReader reader(&body);
+  grpc::ByteBuffer bytes = body;  // the reader empties it; only references are copied
+  grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok() || !response.ParseFromZeroCopyStream(&reader)) {
     return absl::InternalError("the server's answer is not a ScoreResponse");
   }

@@ -20,7 +20,7 @@ class ResultMerger {
   /// Takes the encoded ScoreResponse of a chunk. Errors:
   ///   INTERNAL  not a ScoreResponse, or an output of the wrong size.
   ///   ABORTED   other weights than an earlier chunk's.
-  absl::Status Add(const Chunk& chunk, grpc::ByteBuffer body);
+  absl::Status Add(const Chunk& chunk, const grpc::ByteBuffer& body);
 
   /// The joined result, once every chunk has been added.
   ScoreResult Finish();

@@ -16,9 +16,9 @@ struct Attempts {
   int32_t made = 0;
 };
 
-void Attempt(std::shared_ptr<Attempts> call);
+void Attempt(const std::shared_ptr<Attempts>& call);
 
-void HandleReply(std::shared_ptr<Attempts> call, RpcReply reply) {
+void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
   const CallEnvironment& environment = call->environment;
   if (!reply.status.ok()) {
     const std::optional<absl::Duration> delay = environment.retry.NextDelay(
@@ -34,10 +34,10 @@ void HandleReply(std::shared_ptr<Attempts> call, RpcReply reply) {
     reply.status = ExplainStatus(reply.status, environment.address, call->spec.timeout, call->made);
   }
   std::move(call->done)(
-      {.status = std::move(reply.status), .body = std::move(reply.body), .attempts = call->made});
+      {.status = std::move(reply.status), .body = reply.body, .attempts = call->made});
 }
 
-void Attempt(std::shared_ptr<Attempts> call) {
+void Attempt(const std::shared_ptr<Attempts>& call) {
   ++call->made;
   call->environment.transport->Call(
       call->spec.method, call->spec.request(), call->spec.deadline, call->spec.scope,
@@ -91,7 +91,7 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
     default:
       break;
   }
-  return absl::Status(status.code(), absl::StrCat(status.message(), tries, advice));
+  return {status.code(), absl::StrCat(status.message(), tries, advice)};
 }
 
 }  // namespace logprobd::client

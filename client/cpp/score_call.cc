@@ -57,10 +57,10 @@ class Delivery {
 
 class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
  public:
-  ScoreCall(const CallEnvironment& environment, const ScoreArgs& args,
-            const ScoreCallOptions& options, ScoreCallback done)
+  ScoreCall(const CallEnvironment& environment, ScoreArgs args, const ScoreCallOptions& options,
+            ScoreCallback done)
       : environment_(environment),
-        args_(args),
+        args_(std::move(args)),
         options_(options),
         plan_(PlanChunks(args_, options.limits, options.request_bytes)),
         scope_(environment.transport->NewScope()),
@@ -98,10 +98,10 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
          .deadline = options_.deadline,
          .timeout = options_.timeout,
          .scope = scope_},
-        [self, &chunk](CallOutcome outcome) { self->Receive(chunk, std::move(outcome)); });
+        [self, &chunk](const CallOutcome& outcome) { self->Receive(chunk, outcome); });
   }
 
-  void Receive(const Chunk& chunk, CallOutcome outcome) {
+  void Receive(const Chunk& chunk, const CallOutcome& outcome) {
     bool is_last = false;
     bool has_failed = false;
     {
@@ -109,7 +109,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       --inflight_;
       retries_ += outcome.attempts - 1;
       if (status_.ok()) {
-        status_ = outcome.status.ok() ? merger_.Add(chunk, std::move(outcome.body))
+        status_ = outcome.status.ok() ? merger_.Add(chunk, outcome.body)
                                       : WithPlace(outcome.status, chunk);
         has_failed = !status_.ok();
         if (!has_failed) {
@@ -144,10 +144,9 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   /// The server counts a request's rows from 0; says which rows of the call these are.
   absl::Status WithPlace(const absl::Status& status, const Chunk& chunk) const {
     if (plan_.chunks.size() == 1) return status;
-    return absl::Status(
-        status.code(),
-        absl::StrCat(status.message(), " [in the request with rows ", chunk.row_begin, " to ",
-                     chunk.row_end - 1, " of this call; its row 0 is row ", chunk.row_begin, "]"));
+    return {status.code(), absl::StrCat(status.message(), " [in the request with rows ",
+                                        chunk.row_begin, " to ", chunk.row_end - 1,
+                                        " of this call; its row 0 is row ", chunk.row_begin, "]")};
   }
 
   const CallEnvironment& environment_;
@@ -168,7 +167,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
 
 }  // namespace
 
-void StartScoreCall(const CallEnvironment& environment, const ScoreArgs& args,
+void StartScoreCall(const CallEnvironment& environment, ScoreArgs args,
                     const ScoreCallOptions& options, ScoreCallback done) {
   std::make_shared<ScoreCall>(environment, args, options, std::move(done))->SendMore();
 }

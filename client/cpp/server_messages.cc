@@ -19,8 +19,9 @@ grpc::ByteBuffer Encode(const Message& message) {
 }
 
 template <typename Message>
-absl::Status Parse(grpc::ByteBuffer& body, Message* message) {
-  grpc::ProtoBufferReader reader(&body);
+absl::Status Parse(const grpc::ByteBuffer& body, Message* message) {
+  grpc::ByteBuffer bytes = body;  // the reader empties it; only references are copied
+  grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok() || !message->ParseFromZeroCopyStream(&reader)) {
     return absl::InternalError(
         absl::StrCat("the server's answer is not a ", message->GetTypeName()));
@@ -66,7 +67,7 @@ Head ToHead(const v1::Head& head) {
 
 grpc::ByteBuffer EncodeListHeads() { return Encode(v1::ListHeadsRequest()); }
 
-absl::StatusOr<ServerInfo> ParseListHeads(grpc::ByteBuffer body) {
+absl::StatusOr<ServerInfo> ParseListHeads(const grpc::ByteBuffer& body) {
   v1::ListHeadsResponse response;
   if (absl::Status status = Parse(body, &response); !status.ok()) return status;
   ServerInfo info{.server_version = response.server_version(), .heads = {}};
@@ -82,7 +83,7 @@ grpc::ByteBuffer EncodeVerify(const VerifyArgs& args) {
   return Encode(request);
 }
 
-absl::StatusOr<VerifyReport> ParseVerify(grpc::ByteBuffer body) {
+absl::StatusOr<VerifyReport> ParseVerify(const grpc::ByteBuffer& body) {
   v1::VerifyResponse response;
   if (absl::Status status = Parse(body, &response); !status.ok()) return status;
   return VerifyReport{.passed = response.passed(),

@@ -12,14 +12,15 @@ constexpr int64_t kWidestElementBytes = 4;
 constexpr int64_t kHiddenBytesMax = int64_t{64} << 20;
 constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
 /// TileSums at two temperatures and TileExtremes.
-constexpr int64_t kPartialBytesPerTile = 2 * sizeof(TileSums) + sizeof(TileExtremes);
+constexpr int64_t kPartialBytesPerTile =
+    2 * int64_t{sizeof(TileSums)} + int64_t{sizeof(TileExtremes)};
 /// Normaliser (24), target logit (4), rounded up.
 constexpr int64_t kRowStateBytes = 32;
 constexpr int64_t kTopKEntryBytes = 8;
 /// Target and two scales in, nine scores out; four bytes each.
-constexpr int64_t kSlotBytesPerRow = (3 + 9) * 4;
+constexpr int64_t kSlotBytesPerRow = int64_t{3 + 9} * 4;
 /// Row and id in, logprob out.
-constexpr int64_t kSlotBytesPerCandidate = 3 * 4;
+constexpr int64_t kSlotBytesPerCandidate = int64_t{3} * 4;
 /// Buffers start at multiples of this.
 constexpr int64_t kAlignment = 256;
 

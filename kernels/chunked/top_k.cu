@@ -8,7 +8,7 @@
 // Work      A block a row; four columns a thread and step.
 // Traffic   4 bytes a logit, 16 k bytes a row and chunk.
 // Numerics  Exact.
-// Limits    k <= 128. Rising logits make every step sort: some 4 times slower, same result.
+// Limits    k <= 128. Rising logits make every step sort: slower, same result.
 // Source    Our own; the sorting network is Batcher's bitonic one.
 
 #include <cstdint>

@@ -195,6 +195,9 @@ int64_t PackedRowBytes(int64_t hidden_size) { return Steps(hidden_size) * kStep 
 
 }  // namespace
 
-const DotKernel kAmxBf16Dots = {kRowBlock, PackedRowBytes, PackRows, TileDots};
+const DotKernel& AmxBf16Dots() {
+  static constexpr DotKernel kKernel = {kRowBlock, PackedRowBytes, PackRows, TileDots};
+  return kKernel;
+}
 
 }  // namespace logprobd::kernels::internal

@@ -18,7 +18,10 @@ void TileDots(const TileDotsParams& params) {
 
 }  // namespace
 
-const DotKernel kAvx2Dots = {4, PackedRowBytesF32, PackRowsF32<V, 4>, TileDots};
+const DotKernel& Avx2Dots() {
+  static constexpr DotKernel kKernel = {4, PackedRowBytesF32, PackRowsF32<V, 4>, TileDots};
+  return kKernel;
+}
 
 void TileStatsAvx2(const TileStatsParams& params) { TileStats<V>(params); }
 

@@ -19,7 +19,10 @@ void TileDots(const TileDotsParams& params) {
 
 }  // namespace
 
-const DotKernel kAvx512Dots = {8, PackedRowBytesF32, PackRowsF32<V, 8>, TileDots};
+const DotKernel& Avx512Dots() {
+  static constexpr DotKernel kKernel = {8, PackedRowBytesF32, PackRowsF32<V, 8>, TileDots};
+  return kKernel;
+}
 
 void TileStatsAvx512(const TileStatsParams& params) { TileStats<V>(params); }
 

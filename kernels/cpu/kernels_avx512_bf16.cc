@@ -108,6 +108,9 @@ int64_t PackedRowBytes(int64_t hidden_size) { return Pairs(hidden_size) * 4; }
 
 }  // namespace
 
-const DotKernel kAvx512Bf16Dots = {kRowBlock, PackedRowBytes, PackRows, TileDots};
+const DotKernel& Avx512Bf16Dots() {
+  static constexpr DotKernel kKernel = {kRowBlock, PackedRowBytes, PackRows, TileDots};
+  return kKernel;
+}
 
 }  // namespace logprobd::kernels::internal

@@ -18,7 +18,10 @@ void TileDots(const TileDotsParams& params) {
 
 }  // namespace
 
-const DotKernel kGenericDots = {4, PackedRowBytesF32, PackRowsF32<V, 4>, TileDots};
+const DotKernel& GenericDots() {
+  static constexpr DotKernel kKernel = {4, PackedRowBytesF32, PackRowsF32<V, 4>, TileDots};
+  return kKernel;
+}
 
 void TileStatsGeneric(const TileStatsParams& params) { TileStats<V>(params); }
 

@@ -9,18 +9,18 @@ const DotKernel& DotKernelFor(CpuIsa isa, Dtype hidden, Dtype weight) {
     case CpuIsa::kGeneric:
       break;
     case CpuIsa::kAvx2:
-      return internal::kAvx2Dots;
+      return internal::Avx2Dots();
     case CpuIsa::kAvx512:
-      return internal::kAvx512Dots;
+      return internal::Avx512Dots();
     case CpuIsa::kAvx512Bf16:
-      return bf16 ? internal::kAvx512Bf16Dots : internal::kAvx512Dots;
+      return bf16 ? internal::Avx512Bf16Dots() : internal::Avx512Dots();
     case CpuIsa::kAmxBf16:
-      return bf16 ? internal::kAmxBf16Dots : internal::kAvx512Dots;
+      return bf16 ? internal::AmxBf16Dots() : internal::Avx512Dots();
   }
 #else
   (void)isa, (void)hidden, (void)weight;
 #endif
-  return internal::kGenericDots;
+  return internal::GenericDots();
 }
 
 TileStatsFunction TileStatsFor(CpuIsa isa) {

@@ -64,11 +64,11 @@ TileStatsFunction TileStatsFor(CpuIsa isa);
 namespace internal {
 
 /// What each file of kernels provides.
-extern const DotKernel kGenericDots;
-extern const DotKernel kAvx2Dots;
-extern const DotKernel kAvx512Dots;
-extern const DotKernel kAvx512Bf16Dots;
-extern const DotKernel kAmxBf16Dots;
+const DotKernel& GenericDots();
+const DotKernel& Avx2Dots();
+const DotKernel& Avx512Dots();
+const DotKernel& Avx512Bf16Dots();
+const DotKernel& AmxBf16Dots();
 void TileStatsGeneric(const TileStatsParams& params);
 void TileStatsAvx2(const TileStatsParams& params);
 void TileStatsAvx512(const TileStatsParams& params);

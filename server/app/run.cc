@@ -1,8 +1,8 @@
 #include "server/app/run.h"
 
-#include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -101,7 +101,7 @@ int LoadAndRun(Server& server) {
 }
 
 int Serve(const ServerOptions& options) {
-  signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   StopRelay relay;
   const StopSignals signals([&relay](int signal, int count) { relay.OnSignal(signal, count); });
   if (const absl::Status limits = PrepareProcessLimits(); !limits.ok()) {

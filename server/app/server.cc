@@ -128,7 +128,7 @@ struct Server::Impl {
 absl::Status Server::Impl::Listen() {
   metrics.SetHead(planned.plan.head);
   metrics.SetMemory(planned.plan.memory);
-  metrics.SetInflightBytes(0, options.queue_bytes);
+  metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.http.empty()) {
     LOGPROBD_RETURN_IF_ERROR(CheckHttpAddress(options));
     HttpServer::Options http_options;

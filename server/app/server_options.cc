@@ -87,7 +87,7 @@ bool ParseBytes(absl::string_view text, int64_t& value) {
 }
 
 absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& options) {
-  const absl::Status error = absl::InvalidArgumentError(RangeText(flag));
+  absl::Status error = absl::InvalidArgumentError(RangeText(flag));
   if (flag.kind == Flag::Kind::kNumber) {
     double value = 0;
     if (!absl::SimpleAtod(text, &value) || !(value >= flag.min && value <= flag.max)) {

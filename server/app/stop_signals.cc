@@ -2,11 +2,11 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <utility>
 

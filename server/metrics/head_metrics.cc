@@ -119,6 +119,16 @@ void HeadMetrics::ObserveRequest(Metrics::Method method, absl::string_view head,
       .Observe(seconds);
 }
 
+double HeadMetrics::QueuedBytes() const {
+  double bytes = 0;
+  for (const auto& [name, series] : heads_) {
+    for (const prometheus::Gauge* const gauge : series.queue_bytes) {
+      bytes += gauge->Value();
+    }
+  }
+  return bytes;
+}
+
 void HeadMetrics::SetInfo(const HeadInfo& info) {
   HeadSeries* const series = Configured(info.name);
   if (series == nullptr) {

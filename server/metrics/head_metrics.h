@@ -58,6 +58,8 @@ class HeadMetrics {
   void ObserveRequest(Metrics::Method method, absl::string_view head, Metrics::Transport transport,
                       double seconds);
   void SetInfo(const HeadInfo& info);
+  /// Sum of queue_bytes over heads and priorities.
+  double QueuedBytes() const;
 
  private:
   void CreateSeries(const std::string& head, bool configured);

@@ -103,9 +103,10 @@ struct Metrics::Impl {
     for (size_t i = 0; i < kStageNames.size(); ++i) {
       stages[i] = &stage_family.Add({{"stage", kStageNames[i]}}, DurationBuckets());
     }
-    inflight_bytes = &AddGauges(registry, "logprobd_inflight_bytes",
-                                "Request payload held, queued or being scored, in bytes.")
-                          .Add({});
+    inflight_bytes =
+        &AddGauges(registry, "logprobd_inflight_bytes",
+                   "Request payload held, queued or being copied into a batch, in bytes.")
+             .Add({});
     inflight_bytes_limit =
         &AddGauges(registry, "logprobd_inflight_bytes_limit",
                    "Most request payload that may be held, in bytes; 0 before it is known.")
@@ -219,8 +220,7 @@ void Metrics::SetQueueOldestAge(absl::string_view head, double seconds) {
   }
 }
 
-void Metrics::SetInflightBytes(int64_t bytes, int64_t limit) {
-  impl_->inflight_bytes->Set(static_cast<double>(bytes));
+void Metrics::SetInflightBytesLimit(int64_t limit) {
   impl_->inflight_bytes_limit->Set(static_cast<double>(limit));
 }
 
@@ -254,6 +254,7 @@ void Metrics::SetMemory(const MemoryPlan& plan) {
 }
 
 std::string Metrics::Serialize() const {
+  impl_->inflight_bytes->Set(impl_->heads.QueuedBytes());
   if (impl_->gpu != nullptr) {
     impl_->gpu->Refresh();
   }

@@ -69,7 +69,8 @@ class Metrics {
   };
   void SetQueue(absl::string_view head, Priority priority, const QueueState& state);
   void SetQueueOldestAge(absl::string_view head, double seconds);
-  void SetInflightBytes(int64_t bytes, int64_t limit);
+  /// The bound of inflight_bytes, which is the sum of what SetQueue said.
+  void SetInflightBytesLimit(int64_t limit);
   void SetHead(const HeadInfo& info);
   void SetReady(absl::string_view head, bool ready);
   void RecordWeightsLoad(absl::string_view head, double seconds);

@@ -6,14 +6,12 @@
 //
 // Without --shapes it measures what the server uses; with it, one line a shape, no JSON.
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -37,6 +35,8 @@
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_status.h"
+#include "tests/bench/gpu_timer.h"
+#include "tests/bench/storing_gemm.h"
 #include "tests/gpu/large_head.h"
 
 namespace logprobd::testing {
@@ -44,8 +44,6 @@ namespace {
 
 constexpr int64_t kVocabSize = 151'936;
 constexpr int64_t kHiddenSize = 4'096;
-constexpr int64_t kGemmWorkspaceBytes = int64_t{64} << 20;
-constexpr int kGemmAlgorithms = 8;
 /// Each timed part runs at least this long, after a third of it untimed.
 constexpr double kPartSeconds = 0.06;
 
@@ -83,128 +81,6 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   }
   return flags;
 }
-
-/// Work that can be enqueued on a stream, again and again.
-using Work = std::function<absl::Status(cudaStream_t)>;
-
-class Timer {
- public:
-  static absl::StatusOr<Timer> Create() {
-    Timer timer;
-    LOGPROBD_ASSIGN_OR_RETURN(timer.stream_, CreateStream());
-    LOGPROBD_ASSIGN_OR_RETURN(timer.begin_, CreateEvent());
-    LOGPROBD_ASSIGN_OR_RETURN(timer.end_, CreateEvent());
-    return timer;
-  }
-
-  cudaStream_t stream() const { return stream_.get(); }
-
-  /// Milliseconds of one run, averaged over `repeats`.
-  absl::StatusOr<double> Milliseconds(const Work& work, int repeats) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(begin_.get(), stream_.get()));
-    for (int i = 0; i < repeats; ++i) LOGPROBD_RETURN_IF_ERROR(work(stream_.get()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(end_.get(), stream_.get()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(end_.get()));
-    float milliseconds = 0;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()));
-    return static_cast<double>(milliseconds) / repeats;
-  }
-
- private:
-  CudaStream stream_;
-  CudaEvent begin_;
-  CudaEvent end_;
-};
-
-/// The baseline: one GEMM that writes all logits in bf16, by the fastest of the algorithms that
-/// cuBLASLt proposes.
-class StoringGemm {
- public:
-  static absl::StatusOr<std::unique_ptr<StoringGemm>> Create(const CudaHead& head,
-                                                             const std::byte* hidden, int64_t rows,
-                                                             Timer& timer) {
-    std::unique_ptr<StoringGemm> gemm(new StoringGemm);
-    gemm->weight_ = head.weight.get();
-    gemm->hidden_ = hidden;
-    LOGPROBD_RETURN_IF_ERROR(gemm->Prepare(rows));
-    LOGPROBD_RETURN_IF_ERROR(gemm->ChooseFastest(timer));
-    return gemm;
-  }
-
-  absl::Status Run(cudaStream_t stream) {
-    const float one = 1.0F;
-    const float zero = 0.0F;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmul(
-        handle_, &operation_, &one, weight_, &weight_layout_, hidden_, &hidden_layout_, &zero,
-        logits_.get(), &logits_layout_, logits_.get(), &logits_layout_, &algorithm_,
-        workspace_.get(), static_cast<size_t>(kGemmWorkspaceBytes), stream));
-    return absl::OkStatus();
-  }
-
-  ~StoringGemm() { (void)cublasLtDestroy(handle_); }
-  StoringGemm(const StoringGemm&) = delete;
-  StoringGemm& operator=(const StoringGemm&) = delete;
-
- private:
-  StoringGemm() = default;
-
-  absl::Status Prepare(int64_t rows) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtCreate(&handle_));
-    LOGPROBD_ASSIGN_OR_RETURN(logits_, AllocateDevice(rows * kVocabSize * 2, "bf16 logits"));
-    LOGPROBD_ASSIGN_OR_RETURN(workspace_, AllocateDevice(kGemmWorkspaceBytes, "GEMM workspace"));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    const cublasOperation_t transpose = CUBLAS_OP_T;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulDescSetAttribute(
-        &operation_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(&weight_layout_, CUDA_R_16BF,
-                                                           kHiddenSize, kVocabSize, kHiddenSize));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(
-        &hidden_layout_, CUDA_R_16BF, kHiddenSize, static_cast<uint64_t>(rows), kHiddenSize));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatrixLayoutInit(
-        &logits_layout_, CUDA_R_16BF, kVocabSize, static_cast<uint64_t>(rows), kVocabSize));
-    return absl::OkStatus();
-  }
-
-  absl::Status ChooseFastest(Timer& timer) {
-    cublasLtMatmulPreferenceOpaque_t preference{};
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulPreferenceInit(&preference));
-    const auto workspace_bytes = static_cast<uint64_t>(kGemmWorkspaceBytes);
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &workspace_bytes, sizeof(workspace_bytes)));
-    std::vector<cublasLtMatmulHeuristicResult_t> results(kGemmAlgorithms);
-    int found = 0;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cublasLtMatmulAlgoGetHeuristic(
-        handle_, &operation_, &weight_layout_, &hidden_layout_, &logits_layout_, &logits_layout_,
-        &preference, kGemmAlgorithms, results.data(), &found));
-    double best = 1e30;
-    cublasLtMatmulAlgo_t best_algorithm{};
-    const Work run = [this](cudaStream_t stream) { return Run(stream); };
-    for (int turn = 0; turn < 2 * found; ++turn) {  // twice, as the clock settles
-      algorithm_ = results[static_cast<size_t>(turn % found)].algo;
-      LOGPROBD_RETURN_IF_ERROR(Run(timer.stream()));
-      LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds, timer.Milliseconds(run, 2));
-      if (turn >= found && milliseconds < best) {
-        best = milliseconds;
-        best_algorithm = algorithm_;
-      }
-    }
-    algorithm_ = best_algorithm;
-    return absl::OkStatus();
-  }
-
-  cublasLtHandle_t handle_ = nullptr;
-  cublasLtMatmulDescOpaque_t operation_{};
-  cublasLtMatrixLayoutOpaque_t weight_layout_{};
-  cublasLtMatrixLayoutOpaque_t hidden_layout_{};
-  cublasLtMatrixLayoutOpaque_t logits_layout_{};
-  cublasLtMatmulAlgo_t algorithm_{};
-  const std::byte* weight_ = nullptr;
-  const std::byte* hidden_ = nullptr;
-  DeviceBuffer logits_;
-  DeviceBuffer workspace_;
-};
 
 /// What is measured on: the head, hidden rows, their targets and scales, room for scores.
 struct Scene {
@@ -426,8 +302,10 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
               static_cast<double>(plan.workspace_bytes) / (1 << 20), scorer->algorithm().c_str(),
               "rows", "chunked ms", "GEMM ms", "ratio");
   for (const int64_t rows : flags.rows) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto gemm,
-                              StoringGemm::Create(*scene.head, scene.hidden.get(), rows, timer));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const auto gemm,
+        StoringGemm::Create({.rows = rows, .columns = kVocabSize, .depth = kHiddenSize},
+                            scene.head->weight.get(), scene.hidden.get(), timer));
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto times,
         MeasureRounds(
@@ -467,8 +345,10 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Sc
     return absl::OkStatus();
   }
   for (const int64_t rows : flags.rows) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto gemm,
-                              StoringGemm::Create(*scene.head, scene.hidden.get(), rows, timer));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const auto gemm,
+        StoringGemm::Create({.rows = rows, .columns = kVocabSize, .depth = kHiddenSize},
+                            scene.head->weight.get(), scene.hidden.get(), timer));
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto times,
         MeasureRounds(

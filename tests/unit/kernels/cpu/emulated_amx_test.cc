@@ -73,9 +73,9 @@ void MultiplyTiles(int sums, int left, int right) {
 #define _tile_loadd(tile, from, stride) LoadTile(tile, from, stride)
 #define _tile_stored(tile, to, stride) StoreTile(tile, to, stride)
 #define _tile_dpbf16ps(sums, left, right) MultiplyTiles(sums, left, right)
-#define kAmxBf16Dots kEmulatedAmxBf16Dots
+#define AmxBf16Dots EmulatedAmxBf16Dots
 namespace logprobd::kernels::internal {
-extern const DotKernel kEmulatedAmxBf16Dots;
+const DotKernel& EmulatedAmxBf16Dots();
 }  // namespace logprobd::kernels::internal
 #include "kernels/cpu/kernels_amx_bf16.cc"  // NOLINT: under test
 
@@ -83,7 +83,7 @@ namespace logprobd::kernels {
 namespace {
 
 TEST(EmulatedAmxTest, DotProductsAreExactAndDoNotDependOnOtherRows) {
-  testing::CheckDotKernel(internal::kEmulatedAmxBf16Dots, Dtype::kBf16, Dtype::kBf16);
+  testing::CheckDotKernel(internal::EmulatedAmxBf16Dots(), Dtype::kBf16, Dtype::kBf16);
 
   EXPECT_EQ(tile_configurations, 0);  // each was released
 }

@@ -30,9 +30,9 @@ inline __m512 EmulatedDotProducts(__m512 sums, __m512bh left, __m512bh right) {
 }  // namespace
 
 #define _mm512_dpbf16_ps EmulatedDotProducts
-#define kAvx512Bf16Dots kEmulatedAvx512Bf16Dots
+#define Avx512Bf16Dots EmulatedAvx512Bf16Dots
 namespace logprobd::kernels::internal {
-extern const DotKernel kEmulatedAvx512Bf16Dots;
+const DotKernel& EmulatedAvx512Bf16Dots();
 }  // namespace logprobd::kernels::internal
 #include "kernels/cpu/kernels_avx512_bf16.cc"  // NOLINT: under test
 #pragma GCC pop_options
@@ -43,7 +43,7 @@ namespace {
 TEST(EmulatedAvx512Bf16Test, DotProductsAreExactAndDoNotDependOnOtherRows) {
   if (!CpuIsaRuns(CpuIsa::kAvx512)) GTEST_SKIP() << "this CPU has no AVX-512";
 
-  testing::CheckDotKernel(internal::kEmulatedAvx512Bf16Dots, Dtype::kBf16, Dtype::kBf16);
+  testing::CheckDotKernel(internal::EmulatedAvx512Bf16Dots(), Dtype::kBf16, Dtype::kBf16);
 }
 
 }  // namespace

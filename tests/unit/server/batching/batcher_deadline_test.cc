@@ -1,3 +1,6 @@
+#include <atomic>
+#include <cstdint>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
@@ -9,6 +12,30 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using BatcherDeadlineTest = BatcherTest;
+
+/// Once it ticks, a clock that moves on by a millisecond whenever it is read.
+class TickingClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    return clock_.Now() + absl::Milliseconds(is_ticking_ ? ++ticks_ : 0);
+  }
+  bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
+                  absl::Time /*until*/) const override {
+    return clock_.AwaitUntil(mutex, condition, absl::InfiniteFuture());
+  }
+
+  /// Ticks from now on, when the thread that uses the clock sleeps; returns the time before.
+  absl::Time StartTicking() {
+    clock_.WaitUntilAsleep();
+    is_ticking_ = true;
+    return clock_.Now();
+  }
+
+ private:
+  FakeClock clock_;
+  std::atomic<bool> is_ticking_ = false;
+  mutable std::atomic<int64_t> ticks_ = 0;
+};
 
 TEST_F(BatcherDeadlineTest, RefusesARequestWhoseDeadlineHasPassed) {
   MakeBatcher();
@@ -57,6 +84,23 @@ TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
 
   EXPECT_TRUE(alive.Wait().ok());
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 2));
+}
+
+TEST_F(BatcherDeadlineTest, DropsABatchOfWhichNothingIsInTimeAfterTheCopy) {
+  TickingClock clock;
+  FakeEngine engine;
+  auto batcher = Batcher::Create({}, engine, clock, metrics_);
+  ASSERT_TRUE(batcher.ok());
+  Answer answer;
+  const absl::Time begin = clock.StartTicking();
+
+  // Read at Submit, at the cut, before and after the copy: it has passed at the fifth reading.
+  const auto ticket = (*batcher)->Submit(
+      MakeRequest({.rows = 1, .deadline = begin + absl::Microseconds(4'500)}), answer.Callback());
+
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(engine.num_batches(), 0);
 }
 
 TEST_F(BatcherDeadlineTest, AnswersOnTimeForRowsThatTheEngineHas) {

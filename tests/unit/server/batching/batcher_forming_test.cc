@@ -1,3 +1,4 @@
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -139,16 +140,23 @@ TEST_F(BatcherFormingTest, AnswersWithoutTheEngineWhenNothingIsToBeScored) {
 TEST_F(BatcherFormingTest, NeverMixesDtypesInABatch) {
   MakeBatcher({.batch_rows_max = 8, .batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
+  std::vector<std::pair<Answer*, ScoreResult>> expected;
   for (const char* client : {"a", "b"}) {
-    Submit({.rows = 2, .dtype = Dtype::kBf16, .client_id = client});
-    Submit({.rows = 2, .dtype = Dtype::kF32, .client_id = client});
-    Submit({.rows = 2, .dtype = Dtype::kF16, .client_id = client});
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32, Dtype::kF16}) {
+      ScoreRequest request = MakeRequest({.rows = 2, .dtype = dtype, .client_id = client});
+      ScoreResult result = ExpectedResult(request);
+      expected.emplace_back(&SubmitRequest(std::move(request)), std::move(result));
+    }
   }
 
   engine_->Release();
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 
-  // A batch of mixed dtypes would have read some row with a wrong width: all answers are checked.
+  // A row read with a wrong width would have a wrong score.
+  for (const auto& [answer, result] : expected) {
+    ASSERT_TRUE(answer->Wait().ok());
+    EXPECT_EQ(Differences(*answer->Wait(), result), "");
+  }
   std::vector<Dtype> dtypes;
   for (const RecordedBatch& batch : engine_->batches()) {
     dtypes.push_back(batch.dtype);

@@ -145,7 +145,8 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   metrics.RecordSent(Metrics::Transport::kTcp, 128);
   metrics.SetQueue("default", Priority::kHigh, {.rows = 7, .bytes = 70, .requests = 2});
   metrics.SetQueueOldestAge("default", 1.5);
-  metrics.SetInflightBytes(100, 1'000);
+  metrics.SetQueue("default", Priority::kLow, {.rows = 1, .bytes = 30, .requests = 1});
+  metrics.SetInflightBytesLimit(1'000);
   metrics.SetReady("default", true);
   metrics.RecordWeightsLoad("default", 2.5);
   metrics.SetMemory({{"host", "weights", 11}, {"host", "staging", 22}, {"gpu0", "weights", 33}});
