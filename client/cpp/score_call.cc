@@ -167,7 +167,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
 
 }  // namespace
 
-void StartScoreCall(const CallEnvironment& environment, ScoreArgs args,
+void StartScoreCall(const CallEnvironment& environment, const ScoreArgs& args,
                     const ScoreCallOptions& options, ScoreCallback done) {
   std::make_shared<ScoreCall>(environment, args, options, std::move(done))->SendMore();
 }

@@ -193,11 +193,21 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
     return records
 
 
+def write(records: list[dict], out: pathlib.Path | None) -> None:
+    text = json.dumps(records, indent=1) + "\n"
+    if out:
+        out.write_text(text)
+    else:
+        print(text, end="")
+
+
 def speed(args: argparse.Namespace) -> list[dict]:
     records = []
     for rows in args.rows:
         records += measure_speed(args.bin_dir / "cpu_kernel_bench", rows, args)
         print(f"T={rows} done", file=sys.stderr)
+        if args.out:
+            write(records, args.out)  # a long run that is ended early leaves what it has
     return records
 
 
@@ -269,11 +279,7 @@ def main() -> None:
                 "--isa", default="", help="instruction set; default: the best of this CPU"
             )
     args = parser.parse_args()
-    text = json.dumps(args.function(args), indent=1) + "\n"
-    if args.out:
-        args.out.write_text(text)
-    else:
-        print(text, end="")
+    write(args.function(args), args.out)
 
 
 if __name__ == "__main__":
