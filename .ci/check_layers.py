@@ -27,10 +27,19 @@ LAYERS = {
     "server/metrics": ({"server/base", "server/metrics"}, {"absl", "prometheus", "nvml"}),
     "server/http": ({"server/base", "server/metrics", "server/http"}, {"absl", "httplib"}),
     "server/transport": (
-        {"server/base", "server/metrics", "server/validation", "server/batching", "server/transport"},
+        {
+            "server/base",
+            "server/metrics",
+            "server/validation",
+            "server/batching",
+            "server/transport",
+        },
         {"absl"} | GRPC,
     ),
-    "server/app": ({"server", "kernels/reference", "kernels/common"}, {"absl", "CLI", "toml", "nlohmann"}),
+    "server/app": (
+        {"server", "kernels/reference", "kernels/common"},
+        {"absl", "CLI", "toml", "nlohmann"},
+    ),
     "server/main.cc": ({"server"}, {"absl"}),
     "client/cpp": ({"client/cpp"}, {"absl"} | GRPC),
     "client/cli": ({"client/cpp", "client/cli"}, {"absl", "CLI", "nlohmann"} | GRPC),
@@ -46,10 +55,34 @@ SOURCE_ONLY = {
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Headers of the C and C++ libraries and of the system have no dot in a first part that names a library.
-SYSTEM = {"sys", "netinet", "arpa", "linux", "bits", "unistd.h", "fcntl.h", "dlfcn.h", "signal.h",
-          "poll.h", "pthread.h", "sched.h", "getopt.h", "immintrin.h", "cpuid.h", "string.h",
-          "stdint.h", "stdlib.h", "stdio.h", "errno.h", "time.h", "math.h", "limits.h", "netdb.h",
-          "ifaddrs.h", "termios.h"}
+SYSTEM = {
+    "sys",
+    "netinet",
+    "arpa",
+    "linux",
+    "bits",
+    "unistd.h",
+    "fcntl.h",
+    "dlfcn.h",
+    "signal.h",
+    "poll.h",
+    "pthread.h",
+    "sched.h",
+    "getopt.h",
+    "immintrin.h",
+    "cpuid.h",
+    "string.h",
+    "stdint.h",
+    "stdlib.h",
+    "stdio.h",
+    "errno.h",
+    "time.h",
+    "math.h",
+    "limits.h",
+    "netdb.h",
+    "ifaddrs.h",
+    "termios.h",
+}
 
 
 def folder_of(path: str) -> str | None:

@@ -9,5 +9,6 @@ clang_format=$(command -v clang-format-14 || command -v clang-format)
 git ls-files -co --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' '*.inc' | xargs "$clang_format" "${mode[@]}"
 python=build/venv-tests/bin/python
 [ -x "$python" ] || python=python3
-"$python" -m ruff "${ruff[@]}" --config client/python/pyproject.toml client/python tests deploy .ci
+"$python" -m ruff "${ruff[@]}" --config client/python/pyproject.toml client/python
+"$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci
 echo "format: ok"

@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=build/venv-tests/bin/python
 [ -x "$python" ] || python=python3
-"$python" -m ruff check --config client/python/pyproject.toml client/python tests deploy .ci
+"$python" -m ruff check --config client/python/pyproject.toml client/python
+"$python" -m ruff check --config .ci/ruff.toml tests deploy .ci
 "$python" -m mypy --config-file client/python/pyproject.toml client/python/logprobd
 git ls-files '*.sh' | xargs -n1 bash -n
 

@@ -21,8 +21,8 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def binaries() -> pathlib.Path:
-    """The folder with logprobd and logprobctl; LOGPROBD_BIN, else the release build."""
-    folder = pathlib.Path(os.environ.get("LOGPROBD_BIN", ROOT / "build" / "release" / "bin"))
+    """The folder with logprobd and logprobctl; TEST_BINARIES, else the release build."""
+    folder = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
     assert (folder / "logprobd").exists(), f"{folder}/logprobd is missing: build the release preset"
     return folder
 

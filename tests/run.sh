@@ -43,7 +43,7 @@ fi
 step "building everything (Release)" build
 
 # Both suites run to their end whatever the first one says: a summary names all that is broken.
-export LOGPROBD_BIN=$PWD/build/release/bin
+export TEST_BINARIES=$PWD/build/release/bin
 ctest_log=build/tests-logs/ctest.log pytest_log=build/tests-logs/pytest.log
 ctest_options=(--test-dir build/release --output-on-failure -j "$jobs" -LE gpu)
 pytest_options=(-q tests)

@@ -78,49 +78,118 @@ REFUSED = [
     Case("A8", "a group", lambda: b"\xab\x06" * 200 + valid()),
     Case("A9", "an empty message", lambda: b""),
     Case("A15", "a request id that is not UTF-8", lambda: field(1, 2, b"\xff\xfe") + valid()),
-    Case("A16", "a request id with an escape", lambda: valid(request_id="a\x1b[31m"), text="request_id"),
+    Case(
+        "A16",
+        "a request id with an escape",
+        lambda: valid(request_id="a\x1b[31m"),
+        text="request_id",
+    ),
     Case("B23", "a payload one byte short", lambda: valid(hidden=b"\0" * 511), text="512"),
-    Case("B24", "a product beyond 64 bits", 
-         lambda: request(rows=2, hidden=b"", hidden_size=1).SerializeToString()
-         + field(5, 0, varint(2**32 - 1)) + field(6, 0, varint(2**32 - 1))),
+    Case(
+        "B24",
+        "a product beyond 64 bits",
+        lambda: (
+            request(rows=2, hidden=b"", hidden_size=1).SerializeToString()
+            + field(5, 0, varint(2**32 - 1))
+            + field(6, 0, varint(2**32 - 1))
+        ),
+    ),
     Case("B25", "another head's hidden size", lambda: valid(hidden_size=32), text="64"),
-    Case("B27", "more rows than a request may have",
-         lambda: request(rows=70_000, hidden=b"", targets=b"").SerializeToString(), text="65536"),
+    Case(
+        "B27",
+        "more rows than a request may have",
+        lambda: request(rows=70_000, hidden=b"", targets=b"").SerializeToString(),
+        text="65536",
+    ),
     Case("B28", "a target too few", lambda: valid(targets=i32(1)), text="targets"),
     Case("B28b", "targets that are no whole number of ids", lambda: valid(targets=b"\0" * 7)),
-    Case("B29", "a target at the vocabulary's end", lambda: valid(targets=i32(5, 1003)), text="1003"),
+    Case(
+        "B29", "a target at the vocabulary's end", lambda: valid(targets=i32(5, 1003)), text="1003"
+    ),
     Case("B29b", "a negative target", lambda: valid(targets=i32(5, -1)), text="targets[1]"),
     Case("B32", "no dtype", lambda: valid(dtype=0), text="dtype"),
     Case("B32b", "a dtype of the future", lambda: valid(dtype=77), text="77"),
-    Case("B33b", "NaN where it is to be refused",
-         lambda: valid(hidden=f32(*[float("nan")] * 128), reject_nonfinite=True), text="row"),
-    *(Case(f"B35-{t}", f"temperature {t}", lambda t=t: valid(temperature=t), text="temperature")
-      for t in (0.0, -1.0, float("nan"), float("inf"), 1e-30)),
-    Case("B35b", "a row's temperature", lambda: valid(row_temperatures=f32(1, 0)), text="row_temperatures[1]"),
-    Case("B35c", "a temperature too few", lambda: valid(row_temperatures=f32(1)), text="row_temperatures"),
-    Case("B35d", "an entropy temperature of 0", lambda: valid(entropy_temperature=0.0),
-         text="entropy_temperature"),
+    Case(
+        "B33b",
+        "NaN where it is to be refused",
+        lambda: valid(hidden=f32(*[float("nan")] * 128), reject_nonfinite=True),
+        text="row",
+    ),
+    *(
+        Case(f"B35-{t}", f"temperature {t}", lambda t=t: valid(temperature=t), text="temperature")
+        for t in (0.0, -1.0, float("nan"), float("inf"), 1e-30)
+    ),
+    Case(
+        "B35b",
+        "a row's temperature",
+        lambda: valid(row_temperatures=f32(1, 0)),
+        text="row_temperatures[1]",
+    ),
+    Case(
+        "B35c",
+        "a temperature too few",
+        lambda: valid(row_temperatures=f32(1)),
+        text="row_temperatures",
+    ),
+    Case(
+        "B35d",
+        "an entropy temperature of 0",
+        lambda: valid(entropy_temperature=0.0),
+        text="entropy_temperature",
+    ),
     Case("B36", "top_k above the limit", lambda: valid(top_k=129), text="128"),
-    Case("B37", "segments that fall", lambda: valid(segment_offsets=u32(0, 2, 1, 2)), text="segment"),
-    Case("B37b", "segments that end early", lambda: valid(segment_offsets=u32(0, 1)), text="segment"),
-    Case("B38", "candidate offsets that end elsewhere",
-         lambda: valid(candidate_ids=i32(1, 2), candidate_offsets=u32(0, 1, 1)), text="candidate"),
-    Case("B38b", "a candidate out of range",
-         lambda: valid(candidate_ids=i32(1, 2000), candidate_offsets=u32(0, 1, 2)), text="2000"),
-    Case("B38c", "candidates without offsets", lambda: valid(candidate_ids=i32(1)), text="candidate"),
+    Case(
+        "B37", "segments that fall", lambda: valid(segment_offsets=u32(0, 2, 1, 2)), text="segment"
+    ),
+    Case(
+        "B37b", "segments that end early", lambda: valid(segment_offsets=u32(0, 1)), text="segment"
+    ),
+    Case(
+        "B38",
+        "candidate offsets that end elsewhere",
+        lambda: valid(candidate_ids=i32(1, 2), candidate_offsets=u32(0, 1, 1)),
+        text="candidate",
+    ),
+    Case(
+        "B38b",
+        "a candidate out of range",
+        lambda: valid(candidate_ids=i32(1, 2000), candidate_offsets=u32(0, 1, 2)),
+        text="2000",
+    ),
+    Case(
+        "B38c", "candidates without offsets", lambda: valid(candidate_ids=i32(1)), text="candidate"
+    ),
     Case("B42", "no payload", lambda: valid(hidden=None), text="hidden"),
     Case("B-outputs", "an output of the future", lambda: valid(outputs=1 << 20), text="outputs"),
     Case("B-priority", "a priority of the future", lambda: valid(priority=9), text="priority"),
-    Case("B-ignore", "an ignore_index that is a token", lambda: valid(ignore_index=7), text="ignore_index"),
-    Case("C44", "a head that is not served", lambda: valid(head="other"),
-         grpc.StatusCode.NOT_FOUND, "other"),
-    Case("C45", "weights that are not live", lambda: valid(weights_version=9),
-         grpc.StatusCode.FAILED_PRECONDITION, "1"),
+    Case(
+        "B-ignore",
+        "an ignore_index that is a token",
+        lambda: valid(ignore_index=7),
+        text="ignore_index",
+    ),
+    Case(
+        "C44",
+        "a head that is not served",
+        lambda: valid(head="other"),
+        grpc.StatusCode.NOT_FOUND,
+        "other",
+    ),
+    Case(
+        "C45",
+        "weights that are not live",
+        lambda: valid(weights_version=9),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "1",
+    ),
 ]
 
 ACCEPTED = [
-    Case("A6", "hidden before everything else",
-         lambda: field(32, 2, f32(*[0.5] * 128)) + valid(hidden=None)),
+    Case(
+        "A6",
+        "hidden before everything else",
+        lambda: field(32, 2, f32(*[0.5] * 128)) + valid(hidden=None),
+    ),
     Case("A7b", "small unknown fields", lambda: field(99, 2, b"later") + valid()),
     Case("A8b", "a submessage that we do not know", lambda: nested(100) + valid()),
     Case("A16b", "a request id of letters", lambda: valid(request_id="step-12/rank-3")),
@@ -168,8 +237,9 @@ def test_is_scored(server, scoring: Scoring, case: Case) -> None:
 
 
 def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server, model) -> None:
-    server = start_server("--model", str(model.path), "--max-message-bytes", "1MiB",
-                          "--receive-bytes", "64MiB")
+    server = start_server(
+        "--model", str(model.path), "--max-message-bytes", "1MiB", "--receive-bytes", "64MiB"
+    )
     with Scoring(server.grpc) as scoring:
         with pytest.raises(grpc.RpcError) as error:
             scoring.score_raw(b"\0" * (200 << 20))
@@ -265,9 +335,13 @@ def test_b40_a_payload_in_many_small_frames_is_scored(server) -> None:
         assert reply.logprob == alone.logprob
 
 
-def test_c46_requests_before_the_weights_are_loaded_are_unavailable(start_server, slow_model) -> None:
+def test_c46_requests_before_the_weights_are_loaded_are_unavailable(
+    start_server, slow_model
+) -> None:
     # The gap between listening and ready is short: whatever is answered in it must say UNAVAILABLE.
-    server = start_server("--model", str(slow_model.path), "--listen", "127.0.0.1:18479", wait=False)
+    server = start_server(
+        "--model", str(slow_model.path), "--listen", "127.0.0.1:18479", wait=False
+    )
     codes = set()
     with Scoring("127.0.0.1:18479") as scoring:
         for _ in range(2000):
@@ -288,7 +362,7 @@ def test_g104_many_head_names_add_no_series(server, scoring: Scoring) -> None:
     before = series()
     for i in range(200):
         with pytest.raises(grpc.RpcError):
-            scoring.score_raw(valid(head=f"head-{i}\n{{}}\""))
+            scoring.score_raw(valid(head=f'head-{i}\n{{}}"'))
     assert series() == before
     assert_unharmed(server, scoring)
 

@@ -10,7 +10,12 @@ import pytest
 from scoring_rpc import ROOT
 
 # Run elsewhere: the test command itself, and what needs another machine.
-ELSEWHERE = ("bash tests/run.sh", "bash tests/gpu/run.sh", "bash .ci/", "sudo bash tests/bare_debian.sh")
+ELSEWHERE = (
+    "bash tests/run.sh",
+    "bash tests/gpu/run.sh",
+    "bash .ci/",
+    "sudo bash tests/bare_debian.sh",
+)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -32,8 +37,13 @@ def commands() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def quickstarted(binaries):
     """The demo model, served at the default ports as the READMEs say."""
-    result = subprocess.run(["bash", "deploy/quickstart.sh", "--keep"], cwd=ROOT, capture_output=True,
-                            text=True, timeout=600)
+    result = subprocess.run(
+        ["bash", "deploy/quickstart.sh", "--keep"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     pid = int(re.search(r"process (\d+)", result.stdout)[1])
     yield result.stdout
@@ -52,16 +62,23 @@ def test_command_of_a_readme_runs(quickstarted, file: str, command: str) -> None
         command += " --port 18470 --http-port 19470"  # the fixture's server has the default ports
     folder = ROOT / pathlib.Path(file).parent if file.startswith("client/python") else ROOT
     environment = os.environ | {"PATH": f"{ROOT}/build/venv/bin:{os.environ['PATH']}"}
-    result = subprocess.run(["bash", "-ec", command], cwd=folder, capture_output=True, text=True,
-                            timeout=800, env=environment)
+    result = subprocess.run(
+        ["bash", "-ec", command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env=environment,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_the_readme_example_in_python_runs(quickstarted) -> None:
     text = (ROOT / "README.md").read_text()
     program = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1]
-    result = subprocess.run([ROOT / "build/venv/bin/python", "-c", program], capture_output=True,
-                            text=True, timeout=60)
+    result = subprocess.run(
+        [ROOT / "build/venv/bin/python", "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout) > 100
 
@@ -80,6 +97,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_layers_hold() -> None:
-    result = subprocess.run([sys.executable, ROOT / ".ci" / "check_layers.py", ROOT],
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "check_layers.py", ROOT], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout

@@ -40,8 +40,12 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_cut(server, start_server, 
 
     def score(address: str, picked: np.ndarray, **fields) -> np.ndarray:
         with Scoring(address) as scoring:
-            message = request(rows=len(picked), hidden=hidden[picked].tobytes(),
-                              targets=targets[picked].tobytes(), **fields)
+            message = request(
+                rows=len(picked),
+                hidden=hidden[picked].tobytes(),
+                targets=targets[picked].tobytes(),
+                **fields,
+            )
             reply = scoring.score(message)
             return np.stack([floats(reply.logprob), floats(reply.entropy)])
 

@@ -29,8 +29,16 @@ def assert_empty(server) -> None:
 
 
 def test_d59_a_queue_full_of_rows_refuses_with_a_retry_hint(start_server, slow_model) -> None:
-    server = start_server("--model", str(slow_model.path), "--queue-rows", str(3 * ROWS),
-                          "--batch-rows", "512", "--client-share", "1")
+    server = start_server(
+        "--model",
+        str(slow_model.path),
+        "--queue-rows",
+        str(3 * ROWS),
+        "--batch-rows",
+        "512",
+        "--client-share",
+        "1",
+    )
     with Scoring(server.grpc) as scoring:
         futures = [scoring.score_future(bulk()) for _ in range(12)]
         codes = codes_of(futures)
@@ -44,8 +52,16 @@ def test_d59_a_queue_full_of_rows_refuses_with_a_retry_hint(start_server, slow_m
 
 
 def test_d60_a_queue_full_of_bytes_refuses(start_server, slow_model) -> None:
-    server = start_server("--model", str(slow_model.path), "--queue-bytes", "5MiB",
-                          "--batch-rows", "512", "--client-share", "1")
+    server = start_server(
+        "--model",
+        str(slow_model.path),
+        "--queue-bytes",
+        "5MiB",
+        "--batch-rows",
+        "512",
+        "--client-share",
+        "1",
+    )
     with Scoring(server.grpc) as scoring:
         codes = codes_of([scoring.score_future(bulk()) for _ in range(10)])
     assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
@@ -54,11 +70,20 @@ def test_d60_a_queue_full_of_bytes_refuses(start_server, slow_model) -> None:
 
 
 def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_model) -> None:
-    server = start_server("--model", str(slow_model.path), "--queue-rows", str(4 * ROWS),
-                          "--batch-rows", "512", "--client-share", "0.5")
+    server = start_server(
+        "--model",
+        str(slow_model.path),
+        "--queue-rows",
+        str(4 * ROWS),
+        "--batch-rows",
+        "512",
+        "--client-share",
+        "0.5",
+    )
     with Scoring(server.grpc) as greedy, Scoring(server.grpc) as modest:
-        futures = [greedy.score_future(bulk(), metadata=(("client_id", "greedy"),))
-                   for _ in range(10)]
+        futures = [
+            greedy.score_future(bulk(), metadata=(("client_id", "greedy"),)) for _ in range(10)
+        ]
         small = modest.score_raw(bulk(rows=4), metadata=(("client_id", "modest"),), timeout=30)
         assert small
         assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes_of(futures)
@@ -103,8 +128,9 @@ def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> 
     )
     here = str(ROOT / "tests" / "integration")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support" / "python")}
-    client = subprocess.Popen([sys.executable, "-c", program, server.grpc, here],
-                              stdout=subprocess.PIPE, env=environment)
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, server.grpc, here], stdout=subprocess.PIPE, env=environment
+    )
     client.stdout.readline()
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
     client.send_signal(signal.SIGKILL)
@@ -119,13 +145,16 @@ def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
     with Scoring(server.grpc) as heavy, Scoring(server.grpc) as light:
         scored = light.score(request(rows=1, hidden_size=256))
         start = time.monotonic()
-        futures = [heavy.score_future(bulk(8000), metadata=(("client_id", "heavy"),))
-                   for _ in range(4)]
+        futures = [
+            heavy.score_future(bulk(8000), metadata=(("client_id", "heavy"),)) for _ in range(4)
+        ]
         time.sleep(0.1)
         waits = []
         for _ in range(5):
             sent = time.monotonic()
-            reply = light.score(request(rows=1, hidden_size=256), metadata=(("client_id", "light"),))
+            reply = light.score(
+                request(rows=1, hidden_size=256), metadata=(("client_id", "light"),)
+            )
             waits.append(time.monotonic() - sent)
             assert reply.logprob == scored.logprob  # the same bits beside bulk as alone
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}
@@ -138,7 +167,9 @@ def test_d72_sigterm_finishes_what_is_in_flight_and_exits_0(start_server, slow_m
     with Scoring(server.grpc) as scoring, Scoring(server.grpc) as other:
         assert other.health() == 1
         futures = [scoring.score_future(bulk()) for _ in range(3)]
-        assert server.eventually(lambda: server.metric("logprobd_received_bytes_total") > 3 * ROWS * 1024)
+        assert server.eventually(
+            lambda: server.metric("logprobd_received_bytes_total") > 3 * ROWS * 1024
+        )
         server.signal()
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}
         assert all(len(floats(response_logprob(f.result()))) == ROWS for f in futures)
@@ -176,8 +207,11 @@ def test_d73_a_second_sigterm_ends_at_once(start_server, slow_model) -> None:
         assert server.eventually(lambda: server.get("/readyz")[0] == 503)
         server.signal()
         assert server.wait(20) == 3
-        assert set(codes_of(futures)) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED,
-                                          grpc.StatusCode.OK}
+        assert set(codes_of(futures)) <= {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.CANCELLED,
+            grpc.StatusCode.OK,
+        }
 
 
 def test_d74_sigterm_while_loading_exits_0(start_server, slow_model) -> None:

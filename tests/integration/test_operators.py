@@ -17,20 +17,34 @@ def test_metrics_pass_promtool(server) -> None:
         scoring.score(request())
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: install the package prometheus"
-    result = subprocess.run([promtool, "check", "metrics"], input=server.get("/metrics")[1],
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=server.get("/metrics")[1],
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_a_request_moves_its_metrics(server) -> None:
-    before = {name: server.metric(name) for name in
-              ("logprobd_requests_total", "logprobd_rows_total", "logprobd_received_bytes_total",
-               "logprobd_request_duration_seconds_count", "logprobd_batch_rows_count")}
+    before = {
+        name: server.metric(name)
+        for name in (
+            "logprobd_requests_total",
+            "logprobd_rows_total",
+            "logprobd_received_bytes_total",
+            "logprobd_request_duration_seconds_count",
+            "logprobd_batch_rows_count",
+        )
+    }
     with Scoring(server.grpc) as scoring:
         scoring.score(request(rows=2))
     assert server.metric("logprobd_requests_total") == before["logprobd_requests_total"] + 1
     assert server.metric("logprobd_rows_total") == before["logprobd_rows_total"] + 2
-    assert server.metric("logprobd_received_bytes_total") > before["logprobd_received_bytes_total"] + 512
+    assert (
+        server.metric("logprobd_received_bytes_total")
+        > before["logprobd_received_bytes_total"] + 512
+    )
     assert server.metric("logprobd_batch_rows_count") == before["logprobd_batch_rows_count"] + 1
 
 

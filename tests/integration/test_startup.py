@@ -12,7 +12,10 @@ import pytest
 def run(binaries: pathlib.Path, *options: str, environment: dict[str, str] | None = None):
     return subprocess.run(
         [str(binaries / "logprobd"), *options],
-        capture_output=True, text=True, timeout=30, env={"PATH": "/usr/bin:/bin"} | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={"PATH": "/usr/bin:/bin"} | (environment or {}),
     )
 
 
@@ -33,9 +36,25 @@ def test_dry_run_prints_the_plan_and_serves_nothing(binaries, model) -> None:
 
 def test_help_names_every_flag_with_its_default(binaries) -> None:
     text = run(binaries, "--help").stdout
-    for flag in ("--model", "--head-tensor", "--device", "--listen", "--http", "--local", "--admin",
-                 "--valid-vocab", "--include-padding", "--config", "--dry-run", "--print-config",
-                 "--version", "--log-level", "--log-format", "--grace-s", "--batch-rows"):
+    for flag in (
+        "--model",
+        "--head-tensor",
+        "--device",
+        "--listen",
+        "--http",
+        "--local",
+        "--admin",
+        "--valid-vocab",
+        "--include-padding",
+        "--config",
+        "--dry-run",
+        "--print-config",
+        "--version",
+        "--log-level",
+        "--log-format",
+        "--grace-s",
+        "--batch-rows",
+    ):
         assert flag in text, flag
     assert "127.0.0.1:8470" in text and "127.0.0.1:9470" in text
 
@@ -43,24 +62,38 @@ def test_help_names_every_flag_with_its_default(binaries) -> None:
 def test_flag_beats_environment_beats_file_beats_default(binaries, model, tmp_path) -> None:
     file = tmp_path / "logprobd.toml"
     file.write_text(f'model = "{model.path}"\nbatch-rows = 100\ngrace-s = 7\nqueue-rows = 5000\n')
-    result = run(binaries, "--config", str(file), "--batch-rows", "300", "--print-config",
-                 environment={"LOGPROBD_BATCH_ROWS": "200", "LOGPROBD_GRACE_S": "8"})
+    result = run(
+        binaries,
+        "--config",
+        str(file),
+        "--batch-rows",
+        "300",
+        "--print-config",
+        environment={"LOGPROBD_BATCH_ROWS": "200", "LOGPROBD_GRACE_S": "8"},
+    )
     assert result.returncode == 0, result.stderr
-    values = dict(line.split("#")[0].split("=") for line in result.stdout.splitlines()
-                  if "=" in line.split("#")[0])
+    values = dict(
+        line.split("#")[0].split("=")
+        for line in result.stdout.splitlines()
+        if "=" in line.split("#")[0]
+    )
     values = {key.strip(): value.strip() for key, value in values.items()}
     assert values["batch-rows"] == "300"
     assert values["grace-s"] == "8"
     assert values["queue-rows"] == "5000"
 
 
-@pytest.mark.parametrize("text, word", [
-    ("bach-rows = 5", "bach-rows"),
-    ("batch-rows = \"many\"", "batch-rows"),
-    ("batch-rows = -5", "batch-rows"),
-    ("batch-rows = 5\nbatch-rows = 6", "batch-rows"),
-    ("[[[", "toml"),
-], ids=["unknown key", "wrong type", "negative", "duplicate", "not TOML"])
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("bach-rows = 5", "bach-rows"),
+        ('batch-rows = "many"', "batch-rows"),
+        ("batch-rows = -5", "batch-rows"),
+        ("batch-rows = 5\nbatch-rows = 6", "batch-rows"),
+        ("[[[", "toml"),
+    ],
+    ids=["unknown key", "wrong type", "negative", "duplicate", "not TOML"],
+)
 def test_g105_a_bad_configuration_refuses_to_start(binaries, model, tmp_path, text, word) -> None:
     file = tmp_path / "c.toml"
     file.write_text(text)
@@ -74,8 +107,10 @@ def test_g105_a_missing_configuration_file_refuses_to_start(binaries, model) -> 
 
 def test_an_unknown_flag_and_an_unknown_variable_are_errors(binaries, model) -> None:
     assert_one_clear_error(run(binaries, "--modle", "x"), "--modle")
-    assert_one_clear_error(run(binaries, "--model", str(model.path),
-                               environment={"LOGPROBD_BACH_ROWS": "1"}), "LOGPROBD_BACH_ROWS")
+    assert_one_clear_error(
+        run(binaries, "--model", str(model.path), environment={"LOGPROBD_BACH_ROWS": "1"}),
+        "LOGPROBD_BACH_ROWS",
+    )
 
 
 def test_e83_a_port_in_use_is_one_clear_line(binaries, model) -> None:
@@ -84,28 +119,61 @@ def test_e83_a_port_in_use_is_one_clear_line(binaries, model) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for flag, other in (("--listen", "--http"), ("--http", "--listen")):
-            result = run(binaries, "--model", str(model.path), "--device", "cpu",
-                         flag, address, other, "127.0.0.1:0")
+            result = run(
+                binaries,
+                "--model",
+                str(model.path),
+                "--device",
+                "cpu",
+                flag,
+                address,
+                other,
+                "127.0.0.1:0",
+            )
             assert result.returncode == 1
             assert_one_clear_error(result, address)
 
 
 def test_a_public_address_needs_insecure(binaries, model) -> None:
-    result = run(binaries, "--model", str(model.path), "--device", "cpu", "--listen", "0.0.0.0:0",
-                 "--http", "127.0.0.1:0")
+    result = run(
+        binaries,
+        "--model",
+        str(model.path),
+        "--device",
+        "cpu",
+        "--listen",
+        "0.0.0.0:0",
+        "--http",
+        "127.0.0.1:0",
+    )
     assert_one_clear_error(result, "--insecure")
 
 
 def test_e84_a_low_limit_of_open_files_refuses_to_start(binaries, model) -> None:
     result = subprocess.run(
-        ["bash", "-c", f"ulimit -n 40; exec {binaries}/logprobd --model {model.path} --device cpu "
-         "--listen 127.0.0.1:0 --http 127.0.0.1:0"], capture_output=True, text=True, timeout=30)
+        [
+            "bash",
+            "-c",
+            f"ulimit -n 40; exec {binaries}/logprobd --model {model.path} --device cpu "
+            "--listen 127.0.0.1:0 --http 127.0.0.1:0",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert_one_clear_error(result, "40")
 
 
 def test_cuda_that_cannot_be_had_says_why(binaries, model) -> None:
-    result = run(binaries, "--model", str(model.path), "--device", "cuda", "--dry-run",
-                 environment={"CUDA_VISIBLE_DEVICES": ""})
+    result = run(
+        binaries,
+        "--model",
+        str(model.path),
+        "--device",
+        "cuda",
+        "--dry-run",
+        environment={"CUDA_VISIBLE_DEVICES": ""},
+    )
     assert_one_clear_error(result, "--device cpu")
 
 
@@ -116,17 +184,43 @@ def broken(tmp_path: pathlib.Path, header: bytes, data: bytes = b"", length: int
     return tmp_path
 
 
-@pytest.mark.parametrize("header, data, length, word", [
-    (b"{}", b"", 1 << 40, "header"),
-    (b'{"lm_head.weight":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]}}', b"\0" * 30, None, "32"),
-    (b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
-     b'"lm_head.weight":{"dtype":"F32","shape":[2,4],"data_offsets":[8,40]}}', b"\0" * 40, None, "overlap"),
-    (b'{"lm_head.weight":{"dtype":"I8","shape":[2,4],"data_offsets":[0,8]}}', b"\0" * 8, None, "I8"),
-    (b'{"lm_head.weight":{"dtype":"F32","shape":[2,5],"data_offsets":[0,40]}}', b"\0" * 40, None, "5"),
-], ids=["length beyond the file", "truncated", "overlap", "integers", "another hidden size"])
+@pytest.mark.parametrize(
+    "header, data, length, word",
+    [
+        (b"{}", b"", 1 << 40, "header"),
+        (
+            b'{"lm_head.weight":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]}}',
+            b"\0" * 30,
+            None,
+            "32",
+        ),
+        (
+            b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
+            b'"lm_head.weight":{"dtype":"F32","shape":[2,4],"data_offsets":[8,40]}}',
+            b"\0" * 40,
+            None,
+            "overlap",
+        ),
+        (
+            b'{"lm_head.weight":{"dtype":"I8","shape":[2,4],"data_offsets":[0,8]}}',
+            b"\0" * 8,
+            None,
+            "I8",
+        ),
+        (
+            b'{"lm_head.weight":{"dtype":"F32","shape":[2,5],"data_offsets":[0,40]}}',
+            b"\0" * 40,
+            None,
+            "5",
+        ),
+    ],
+    ids=["length beyond the file", "truncated", "overlap", "integers", "another hidden size"],
+)
 def test_c57_broken_checkpoints_are_refused(binaries, tmp_path, header, data, length, word) -> None:
     folder = broken(tmp_path, header, data, length)
-    assert_one_clear_error(run(binaries, "--model", str(folder), "--device", "cpu", "--dry-run"), word)
+    assert_one_clear_error(
+        run(binaries, "--model", str(folder), "--device", "cpu", "--dry-run"), word
+    )
 
 
 def test_c56_paths_that_are_no_model_are_refused(binaries, tmp_path) -> None:
@@ -135,7 +229,9 @@ def test_c56_paths_that_are_no_model_are_refused(binaries, tmp_path) -> None:
     assert_one_clear_error(run(binaries, "--model", str(tmp_path / "no"), "--dry-run"), "no")
     assert_one_clear_error(run(binaries, "--model", str(tmp_path), "--dry-run"), "safetensors")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert_one_clear_error(run(binaries, "--model", str(tmp_path), "--dry-run"), "pytorch_model.bin")
+    assert_one_clear_error(
+        run(binaries, "--model", str(tmp_path), "--dry-run"), "pytorch_model.bin"
+    )
     index = {"weight_map": {"lm_head.weight": "../outside.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert_one_clear_error(run(binaries, "--model", str(tmp_path), "--dry-run"), "../outside")
