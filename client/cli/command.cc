@@ -95,15 +95,12 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddBenchCommand(app, state);
 
   // Underscores in the names of flags are as good as dashes. CLI11 wants the arguments reversed.
-  std::vector<std::string> reversed;
-  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
-    std::string text = *argument;
-    if (text.rfind("--", 0) == 0) {
-      for (size_t at = 0; at < text.size() && text[at] != '='; ++at) {
-        if (text[at] == '_') text[at] = '-';
-      }
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  for (std::string& text : reversed) {
+    if (text.rfind("--", 0) != 0) continue;
+    for (size_t at = 0; at < text.size() && text[at] != '='; ++at) {
+      if (text[at] == '_') text[at] = '-';
     }
-    reversed.push_back(std::move(text));
   }
   try {
     app.parse(std::move(reversed));

@@ -4,8 +4,9 @@
 //
 // Idea      A micro-kernel keeps kRows x kVectors vectors of sums in registers while it runs
 // through
-//           kBlockK hidden elements; the block's sums are then added to the tile of dot products,
-//           so that the error grows with kBlockK and the number of blocks, not with their product.
+//           a block of hidden elements (BlockK); the block's sums are then added to the tile of dot
+//           products, so that the error grows with the block's length and the number of blocks, not
+//           with their product.
 // Work      Many rows: the block of the weight is converted once into a panel that fits the caches
 //           and serves all of them. Few rows: the micro-kernel converts as it reads.
 // Numerics  Each dot product is one chain of multiply-adds a block, in the order of the hidden
@@ -21,7 +22,10 @@
 namespace logprobd::kernels {
 namespace {
 
-constexpr int64_t kBlockK = 64;
+/// Hidden elements that are summed apart. Products of bf16 or fp16 have short mantissas, so that a
+/// chain of them rounds little and the sums over blocks cost more: fewer blocks. In fp32 it is the
+/// other way round. Measured by tests/bench/cpu_accuracy.
+constexpr int64_t BlockK(Dtype weight) { return weight == Dtype::kF32 ? 64 : 128; }
 
 /// Hidden elements of a row in the packed form: pairs are never cut.
 constexpr int64_t PaddedHidden(int64_t hidden_size) { return (hidden_size + 1) / 2 * 2; }
@@ -112,6 +116,7 @@ template <class V, int kRowBlock, int kRows, int kVectors, Dtype kDtype>
 void DirectDotsOf(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * V::kLanes;
   static_assert(kTileColumns % kWidth == 0);
+  constexpr int64_t kBlockK = BlockK(kDtype);
   const auto* hidden = static_cast<const float*>(params.hidden);
   const int64_t all_k = PackedHidden(kDtype, params.hidden_size);
   for (int64_t column = 0; column < kTileColumns; column += kWidth) {
@@ -143,6 +148,7 @@ void PanelDotsOf(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * V::kLanes;
   constexpr int kSteps = TileWeights<V, kDtype>::kSteps;
   static_assert(kTileColumns % kWidth == 0);
+  constexpr int64_t kBlockK = BlockK(kDtype);
   static_assert(kBlockK * kTileColumns * 4 <= kDotScratchBytes);
   auto* panels = static_cast<float*>(params.scratch);
   const auto* hidden = static_cast<const float*>(params.hidden);

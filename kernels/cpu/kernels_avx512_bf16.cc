@@ -3,7 +3,7 @@
 // Idea      As fp32_dots_inl.h, but the instruction multiplies pairs of bf16 and adds both products
 //           in fp32, and the weight is used as it lies in memory: nothing is converted.
 // Numerics  Products are exact; each is added with one rounding. Denormal inputs and sums count as
-//           zero (the instruction's own rule). Blocks of kBlockK as in fp32.
+//           zero (the instruction's own rule). Blocks of 128 as in fp32.
 
 #include <immintrin.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int kRowBlock = 8;
 constexpr int kLanes = 16;
 static_assert(kLanes == kGroupColumns);
-constexpr int64_t kBlockPairs = 32;
+constexpr int64_t kBlockPairs = 64;
 
 constexpr int64_t Pairs(int64_t hidden_size) { return (hidden_size + 1) / 2; }
 

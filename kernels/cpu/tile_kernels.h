@@ -20,7 +20,7 @@ struct TileDotsParams {
   void* scratch;  ///< kDotScratchBytes, aligned to 64.
 };
 
-inline constexpr int64_t kDotScratchBytes = int64_t{64} * kTileColumns * 4;
+inline constexpr int64_t kDotScratchBytes = int64_t{128} * kTileColumns * 4;
 
 /// A way to compute dot products. Every one of them goes through the same operations in the same
 /// order for each (row, column), whatever the other rows and wherever the row stands.

@@ -44,7 +44,7 @@ struct ServerOptions {
   int64_t batch_rows = 8'192;
   int64_t batch_wait_us = 500;
   int64_t queue_rows = 262'144;
-  int64_t queue_bytes = int64_t{2} << 30;
+  int64_t queue_bytes = int64_t{1} << 30;
   int64_t queue_requests = 65'536;
   double client_share = 0.5;
   int64_t copy_threads = 2;

@@ -33,6 +33,9 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 #define LOGPROBD_INTERNAL_CONCAT2(a, b) a##b
 #define LOGPROBD_INTERNAL_CONCAT(a, b) LOGPROBD_INTERNAL_CONCAT2(a, b)
 
+// `target` is a declaration: it cannot stand in parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
+
 /// Declares `target` from a StatusOr, or returns its error.
 #define LOGPROBD_ASSIGN_OR_RETURN(target, expression) \
   LOGPROBD_INTERNAL_ASSIGN(LOGPROBD_INTERNAL_CONCAT(status_or_, __LINE__), target, expression)
@@ -42,3 +45,5 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
     return std::move(temporary).status();                       \
   }                                                             \
   target = *std::move(temporary)
+
+// NOLINTEND(bugprone-macro-parentheses)

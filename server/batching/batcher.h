@@ -38,7 +38,7 @@ class Batcher {
     /// Most rows waiting, >= 1. A request longer than a client's share is never admissible.
     int64_t queue_rows_max = 262'144;
     /// Most payload bytes waiting or in a batch being formed.
-    int64_t queue_bytes_max = int64_t{2} << 30;
+    int64_t queue_bytes_max = int64_t{1} << 30;
     int64_t queue_requests_max = 65'536;
     /// Share of the limits above that one client may hold, above 0, at most 1.
     double client_share_max = 0.5;

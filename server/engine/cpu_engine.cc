@@ -186,7 +186,8 @@ EnginePlan PlanCpuEngine(const HeadInfo& head, const EngineOptions& options, std
   EnginePlan plan;
   plan.device = Device::kCpu;
   plan.engine = absl::StrCat(kNamePrefix, absl::string_view(name.data(), name.size()));
-  plan.reason = absl::StrCat(reason, "; ", NumThreads(options), " threads");
+  plan.reason = std::move(reason);
+  absl::StrAppend(&plan.reason, "; ", NumThreads(options), " threads");
   const kernels::CpuHead facts = CpuHead::Facts(head);
   plan.memory = {
       {.place = "host", .kind = "weights", .bytes = CpuHead::WeightBytes(head)},
