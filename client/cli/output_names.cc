@@ -11,9 +11,9 @@ namespace logprobd::client {
 
 const std::vector<std::string>& OutputNames() {
   // Bit i of the wire's set is name i.
-  static const std::vector<std::string> kNames = {
+  static const std::vector<std::string> names = {
       "logprob", "entropy", "lse", "argmax", "greedy", "sum_p_squared", "max_logit", "min_logit"};
-  return kNames;
+  return names;
 }
 
 absl::StatusOr<uint32_t> ParseOutputs(const std::vector<std::string>& names) {

@@ -19,10 +19,10 @@ namespace {
 /// "path.safetensors:name" in its parts; the name is `fallback` where there is none.
 std::pair<std::string, std::string> SplitTensorName(const std::string& spec,
                                                     const std::string& fallback) {
-  static const std::string kExtension = ".safetensors:";
-  const size_t at = spec.rfind(kExtension);
+  static const std::string extension = ".safetensors:";
+  const size_t at = spec.rfind(extension);
   if (at == std::string::npos) return {spec, fallback};
-  return {spec.substr(0, at + kExtension.size() - 1), spec.substr(at + kExtension.size())};
+  return {spec.substr(0, at + extension.size() - 1), spec.substr(at + extension.size())};
 }
 
 absl::StatusOr<Tensor> LoadTensor(const std::string& spec, const std::string& name) {

@@ -220,6 +220,8 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
     all_->Remove(timer);
     std::move (*shared_callback)();
     shared_callback.reset();
+    // The alarm owns this function, and the timer the alarm: a circle unless it is broken here.
+    timer.reset();
     FinishOne();
   });
 }

@@ -141,7 +141,7 @@ void DirectDots(const TileDotsParams& params) {
   }
 }
 
-/// Any number of row blocks. The weights of kBlockK hidden elements are converted to panels,
+/// Any number of row blocks. The weights of a block of hidden elements are converted to panels,
 /// [kTileColumns / kWidth, num_k, kWidth], which all blocks share.
 template <class V, int kRowBlock, int kVectors, Dtype kDtype>
 void PanelDotsOf(const TileDotsParams& params) {

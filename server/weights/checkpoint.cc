@@ -152,8 +152,8 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   return ExplainNoWeights(path);
 }
 
-Checkpoint::Checkpoint(const ModelPaths& paths, HeadNameFilter& filter)
-    : paths_(paths), filter_(&filter) {}
+Checkpoint::Checkpoint(ModelPaths paths, HeadNameFilter& filter)
+    : paths_(std::move(paths)), filter_(&filter) {}
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFilter& filter) {
   Checkpoint checkpoint(paths, filter);

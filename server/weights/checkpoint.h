@@ -50,7 +50,7 @@ class Checkpoint {
     SafetensorsHeader header;
   };
 
-  Checkpoint(const ModelPaths& paths, HeadNameFilter& filter);
+  Checkpoint(ModelPaths paths, HeadNameFilter& filter);
   absl::StatusOr<const Shard*> OpenShard(const std::string& file_name);
 
   ModelPaths paths_;

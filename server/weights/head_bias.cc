@@ -52,14 +52,14 @@ std::vector<float> Widen(absl::Span<const std::byte> bytes, Dtype dtype) {
 }
 
 std::string FindBias(const Checkpoint& checkpoint, const std::string& weight_name) {
-  if (const std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) {
+  if (std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) {
     return sibling;
   }
   // An embedding has no bias of its own; the head that it serves as may.
   const auto embeddings = EmbeddingTensorNames();
   if (std::find(embeddings.begin(), embeddings.end(), weight_name) != embeddings.end()) {
     for (const absl::string_view head : HeadTensorNames()) {
-      if (const std::string name = BiasNameOf(head); checkpoint.Has(name)) {
+      if (std::string name = BiasNameOf(head); checkpoint.Has(name)) {
         return name;
       }
     }
