@@ -5,10 +5,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=build/venv-tests/bin/python
-[ -x "$python" ] || python=python3
+[ -x "$python" ] || { echo "lint.sh: error: run bash tests/run.sh first (it makes $python)" >&2; exit 1; }
 "$python" -m ruff check --config client/python/pyproject.toml client/python
 "$python" -m ruff check --config .ci/ruff.toml tests deploy .ci
-"$python" -m mypy --config-file client/python/pyproject.toml client/python/logprobd
+(cd client/python && "$OLDPWD/$python" -m mypy logprobd)
 git ls-files '*.sh' | xargs -n1 bash -n
 
 files() { git ls-files 'kernels/*.cc' 'server/*.cc' 'client/*.cc'; }
@@ -20,6 +20,8 @@ else
 fi
 clang_tidy=$(command -v clang-tidy-14 || command -v clang-tidy)
 # Files that this configuration does not compile (the CUDA engine without CUDA) have no command.
-list=$(for f in $list; do grep -q "/$f\"" build/release/compile_commands.json && echo "$f"; done)
+list=$(for f in $list; do
+  if grep -q "/$f\"" build/release/compile_commands.json; then echo "$f"; fi
+done)
 [ -z "$list" ] || printf '%s\n' $list | xargs -P "$(nproc)" -n 4 "$clang_tidy" -p build/release --quiet
 echo "lint: ok"

@@ -22,7 +22,7 @@ void Add(RowSums& row, const TileSums& tile) {
   const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
   if (shift <= -100) return;
   const double factor = PowerOfTwo(shift);
-  const double sum = static_cast<double>(tile.sum);
+  const auto sum = static_cast<double>(tile.sum);
   row.sum += SmallToFixedPoint(sum * factor);
   row.weighted += SmallToFixedPoint(
       (static_cast<double>(tile.weighted) + static_cast<double>(shift) * sum) * factor);
