@@ -57,7 +57,20 @@ if(NOT LOGPROBD_CUDA STREQUAL "OFF")
                         "(nvcc and cuBLAS), put nvcc on PATH, or configure with -DLOGPROBD_CUDA=OFF")
   endif()
 endif()
-message(STATUS "logprobd ${PROJECT_VERSION}: CUDA engine ${LOGPROBD_HAVE_CUDA}")
+
+# CUTLASS, headers only, for the fused kernel; deploy/packages.sh fetches it.
+set(LOGPROBD_CUTLASS_INCLUDE ${PROJECT_SOURCE_DIR}/build/cutlass/cutlass_library/source/include
+    CACHE PATH "Folder that holds cutlass/cutlass.h (4.2)")
+set(LOGPROBD_HAVE_FUSED OFF)
+if(LOGPROBD_HAVE_CUDA)
+  if(EXISTS ${LOGPROBD_CUTLASS_INCLUDE}/cutlass/cutlass.h)
+    set(LOGPROBD_HAVE_FUSED ON)
+  elseif(LOGPROBD_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "LOGPROBD_CUDA=ON, but there is no CUTLASS in ${LOGPROBD_CUTLASS_INCLUDE}: fetch it with "
+                        "bash deploy/fetch_cutlass.sh, or set LOGPROBD_CUTLASS_INCLUDE")
+  endif()
+endif()
+message(STATUS "logprobd ${PROJECT_VERSION}: CUDA engine ${LOGPROBD_HAVE_CUDA}, fused kernel ${LOGPROBD_HAVE_FUSED}")
 
 find_program(LOGPROBD_CCACHE ccache)
 if(LOGPROBD_CCACHE)

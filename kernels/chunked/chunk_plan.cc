@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
 
 namespace logprobd::kernels {
@@ -11,11 +12,19 @@ namespace {
 constexpr int64_t kWidestElementBytes = 4;
 constexpr int64_t kHiddenBytesMax = int64_t{64} << 20;
 constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
-/// TileSums at two temperatures and TileExtremes.
-constexpr int64_t kPartialBytesPerTile =
-    2 * int64_t{sizeof(TileSums)} + int64_t{sizeof(TileExtremes)};
-/// Normaliser (24), target logit (4), rounded up.
-constexpr int64_t kRowStateBytes = 32;
+/// Where the fused kernel leaves little for the chunked path.
+constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
+/// TileSums at two temperatures.
+constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
+/// Normaliser (24), largest logit (8), target logit (4), smallest logit (4).
+constexpr int64_t kRowStateBytes = 40;
+/// Rows from which more in one launch of the fused kernel no longer shows, and the multiple that
+/// fills its largest block tiles in pairs.
+constexpr int64_t kFusedRowsMax = 8'192;
+constexpr int64_t kFusedGranularity = 512;
+/// The chunked path beside it serves only what it cannot.
+constexpr int64_t kBlockRowsWithFused = 512;
+constexpr int64_t kLogitsBytesWithFused = int64_t{34} << 20;
 constexpr int64_t kTopKEntryBytes = 8;
 /// Target and two scales in, nine scores out; four bytes each.
 constexpr int64_t kSlotBytesPerRow = int64_t{3 + 9} * 4;
@@ -40,11 +49,19 @@ int64_t RoundDownRows(int64_t rows) {
   return std::max(rows / kRowGranularity * kRowGranularity, kRowGranularity);
 }
 
+/// Bytes of a hidden row or a row of the weight in the widest form that a chunk may need.
+int64_t WidestRowBytes(const ChunkPlan& plan) {
+  return std::max(plan.padded_hidden * kWidestElementBytes,
+                  TermPitch(plan.hidden_size) * kHiddenTerms * 2);
+}
+
 void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
-  const int64_t widest_row = plan.padded_hidden * kWidestElementBytes;
-  const int64_t least_hidden = kRowGranularity * (widest_row + plan.padded_hidden * 2);
+  const int64_t widest_row = WidestRowBytes(plan);
+  const int64_t hidden_rows =
+      plan.with_fused ? std::max(plan.block_rows, plan.row_state_rows) : plan.block_rows;
+  const int64_t least_hidden = kRowGranularity * (widest_row + plan.padded_hidden * 4);
   plan.hidden_bytes =
-      Align(std::max(std::min(plan.block_rows * widest_row, kHiddenBytesMax), least_hidden));
+      Align(std::max(std::min(hidden_rows * widest_row, kHiddenBytesMax), least_hidden));
   const int64_t tile_logits = kTileColumns * int64_t{sizeof(float)};
   const int64_t whole = plan.block_rows * plan.num_tiles * tile_logits;
   plan.logits_bytes =
@@ -53,18 +70,26 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
   plan.converted_weight_bytes =
       plan.head_dtype == Dtype::kF32
           ? 0
-          : Align(std::max(std::min(kConvertedWeightBytes, plan.num_tiles * tile_weight),
-                           tile_weight));
+          : Align(std::max(
+                std::min(plan.with_fused ? kConvertedWeightBytesWithFused : kConvertedWeightBytes,
+                         plan.num_tiles * tile_weight),
+                tile_weight));
   plan.partial_bytes = Align(plan.block_rows * plan.num_tiles * kPartialBytesPerTile);
-  plan.row_state_bytes =
-      Align(plan.block_rows * (kRowStateBytes + plan.top_k_max * kTopKEntryBytes));
+  plan.row_state_bytes = Align(plan.row_state_rows * kRowStateBytes +
+                               plan.block_rows * plan.top_k_max * kTopKEntryBytes);
   plan.slot_bytes =
       Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
             plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
-  plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.logits_bytes +
-                         plan.converted_weight_bytes + plan.partial_bytes + plan.row_state_bytes +
-                         plan.gemm_bytes;
+  plan.arena_bytes = plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes;
+  plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.arena_bytes +
+                         plan.row_state_bytes + plan.gemm_bytes;
+}
+
+bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
+  return plan.workspace_bytes <= options.workspace_bytes_max &&
+         (!plan.with_fused || plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes <=
+                                  options.fused_workspace_bytes);
 }
 
 }  // namespace
@@ -73,20 +98,52 @@ int64_t ChunkPlan::weight_bytes() const {
   return num_tiles * kTileColumns * padded_hidden * DtypeBytes(head_dtype);
 }
 
-int64_t ChunkPlan::BlockRows(Dtype hidden_dtype) const {
-  // 16-bit rows of a mixed pair lie behind their widened copies, in the same buffer.
-  int64_t row_bytes = padded_hidden * DtypeBytes(hidden_dtype);
-  if (!IsNativePair(hidden_dtype) && hidden_dtype != Dtype::kF32) {
-    row_bytes += padded_hidden * kWidestElementBytes;
+ChunkPlan::Pair ChunkPlan::PairOf(Dtype hidden_dtype) const {
+  if (hidden_dtype == head_dtype) return Pair::kNative;
+  return head_dtype == Dtype::kBf16 ? Pair::kTerms : Pair::kWidened;
+}
+
+int64_t ChunkPlan::MultipliedRowBytes(Dtype hidden_dtype) const {
+  switch (PairOf(hidden_dtype)) {
+    case Pair::kNative:
+      return padded_hidden * DtypeBytes(hidden_dtype);
+    case Pair::kTerms:
+      return TermPitch(hidden_size) * kHiddenTerms * DtypeBytes(Dtype::kBf16);
+    case Pair::kWidened:
+      break;
   }
-  return std::min(block_rows, RoundDownRows(hidden_bytes / row_bytes));
+  return padded_hidden * kWidestElementBytes;
+}
+
+int64_t ChunkPlan::SourceRowBytes(Dtype hidden_dtype) const {
+  const Pair pair = PairOf(hidden_dtype);
+  const bool is_own_form =
+      pair == Pair::kNative || (pair == Pair::kWidened && hidden_dtype == Dtype::kF32);
+  return is_own_form ? 0 : padded_hidden * DtypeBytes(hidden_dtype);
+}
+
+int64_t ChunkPlan::HiddenRows(Dtype hidden_dtype) const {
+  return RoundDownRows(hidden_bytes /
+                       (MultipliedRowBytes(hidden_dtype) + SourceRowBytes(hidden_dtype)));
+}
+
+int64_t ChunkPlan::BlockRows(Dtype hidden_dtype) const {
+  return std::min(block_rows, HiddenRows(hidden_dtype));
+}
+
+int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums) const {
+  const int64_t row_bytes = num_tiles * num_sums * int64_t{sizeof(TileSums)};
+  const int64_t rows =
+      std::min({arena_bytes / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
+  return rows >= kFusedGranularity ? rows / kFusedGranularity * kFusedGranularity
+                                   : RoundDownRows(rows);
 }
 
 int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {
   int64_t tiles = logits_bytes / (PadRows(rows) * kTileColumns * int64_t{sizeof(float)});
-  if (!IsNativePair(hidden_dtype) && head_dtype != Dtype::kF32) {
-    tiles = std::min(tiles,
-                     converted_weight_bytes / (kTileColumns * padded_hidden * kWidestElementBytes));
+  if (PairOf(hidden_dtype) != Pair::kNative && head_dtype != Dtype::kF32) {
+    tiles =
+        std::min(tiles, converted_weight_bytes / (kTileColumns * MultipliedRowBytes(hidden_dtype)));
   }
   const int64_t tiles_max = std::clamp(tiles, int64_t{1}, num_tiles);
   const auto waves = [&](int64_t chunk_tiles) {
@@ -124,15 +181,33 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
   plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
   plan.block_rows =
       std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));
+  plan.with_fused = options.with_fused;
+  plan.row_state_rows =
+      plan.with_fused ? std::min(PadRows(options.batch_rows_max), kFusedRowsMax) : plan.block_rows;
   ChunkPlanOptions sized = options;
+  if (plan.with_fused) {
+    plan.block_rows = std::min(plan.block_rows, kBlockRowsWithFused);
+    sized.logits_bytes = std::min(sized.logits_bytes, kLogitsBytesWithFused);
+  }
   SizeBuffers(plan, sized);
-  while (plan.workspace_bytes > options.workspace_bytes_max && plan.block_rows > kRowGranularity) {
+  while (!Fits(plan, options) && plan.block_rows > kRowGranularity) {
     plan.block_rows = RoundDownRows(plan.block_rows / 2);
+    if (!plan.with_fused) plan.row_state_rows = plan.block_rows;
     SizeBuffers(plan, sized);
   }
-  while (plan.workspace_bytes > options.workspace_bytes_max && sized.logits_bytes > 1) {
+  while (!Fits(plan, options) && sized.logits_bytes > 1) {
     sized.logits_bytes /= 2;
     SizeBuffers(plan, sized);
+  }
+  if (plan.with_fused) {
+    // What is left of the bound, as far as whole batches can use it.
+    const int64_t room =
+        options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment;
+    const int64_t wanted = plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile;
+    const int64_t grown =
+        std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);
+    plan.workspace_bytes += grown - plan.arena_bytes;
+    plan.arena_bytes = grown;
   }
   return plan;
 }

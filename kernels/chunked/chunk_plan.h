@@ -21,6 +21,10 @@ struct ChunkPlanOptions {
   int64_t block_rows_max = 2'048;
   /// Most bytes of a chunk of logits. This and block_rows_max were measured on one H200: README.md.
   int64_t logits_bytes = int64_t{136} << 20;
+  /// Whether the fused kernel scores what it can; the chunked path then keeps to its workspace.
+  bool with_fused = false;
+  /// With it: bound on partials, chunks and row states together.
+  int64_t fused_workspace_bytes = int64_t{64} << 20;
   /// Multiprocessors: a chunk is sized so that the GEMM's last wave fills them.
   int32_t num_sms = 132;
 };
@@ -35,12 +39,13 @@ inline constexpr int64_t kChunkSlots = 2;
 /// kernel's blocks take their tiles. Shared sums would need a thousand times more.
 inline constexpr int64_t kGemmCounterBytes = 256;
 
-/// The sizes of every buffer of the chunked path, fixed by the head and the limits alone: nothing a
+/// The sizes of every buffer of the CUDA paths, fixed by the head and the limits alone: nothing a
 /// request says changes them.
 ///
 /// A batch is cut into blocks of rows; a block's hidden rows lie in one of two buffers. A block is
 /// scored in chunks of tiles: GEMM into the logits buffer, one pass into the partials, then the
-/// next chunk; the combine follows the last. Sizes are in bytes unless they say otherwise.
+/// next chunk; the combine follows the last. The fused kernel uses what chunks and partials lie in
+/// for its partials alone, and takes larger blocks. Sizes are in bytes unless they say otherwise.
 struct ChunkPlan {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -58,21 +63,40 @@ struct ChunkPlan {
 
   int64_t hidden_bytes = 0;            ///< One of kChunkSlots buffers of hidden rows.
   int64_t logits_bytes = 0;            ///< One chunk of fp32 logits.
-  int64_t converted_weight_bytes = 0;  ///< A chunk of the weight widened to fp32; 0 for fp32 heads.
+  int64_t converted_weight_bytes = 0;  ///< A chunk of the weight, converted; 0 for fp32 heads.
   int64_t partial_bytes = 0;           ///< Tile partials of a block, for both temperatures.
-  int64_t row_state_bytes = 0;         ///< Normalisers, target logits, running top-k of a block.
-  int64_t slot_bytes = 0;              ///< One of kChunkSlots: row inputs and scores of a batch.
-  int64_t gemm_bytes = 0;              ///< Counters of the GEMM's kernels.
-  int64_t workspace_bytes = 0;         ///< All of the above.
+  int64_t arena_bytes = 0;             ///< What the last three lie in, one after another.
+  bool with_fused = false;
+  int64_t row_state_rows = 0;   ///< Most rows of a block on either path.
+  int64_t row_state_bytes = 0;  ///< Normalisers, logits of note, running top-k of a block.
+  int64_t slot_bytes = 0;       ///< One of kChunkSlots: row inputs and scores of a batch.
+  int64_t gemm_bytes = 0;       ///< Counters of the GEMM's kernels.
+  int64_t workspace_bytes = 0;  ///< All of the above.
 
   /// Bytes of the weight on the device: num_tiles * 192 rows, the last ones zero.
   int64_t weight_bytes() const;
 
-  /// Whether the pair is multiplied as stored; else both sides are widened to fp32, exactly.
-  bool IsNativePair(Dtype hidden_dtype) const { return hidden_dtype == head_dtype; }
+  /// How a pair of dtypes is multiplied.
+  enum class Pair {
+    kNative,   ///< As stored.
+    kTerms,    ///< Hidden rows as bf16 terms, the weight once for each (kernels/common/terms.h).
+    kWidened,  ///< Both sides as fp32, exactly.
+  };
+  Pair PairOf(Dtype hidden_dtype) const;
 
-  /// Most rows of a block of this dtype, a multiple of kRowGranularity, at most block_rows.
+  /// Bytes of a row as it is multiplied, and of what it is made from beside it (0 where the same).
+  int64_t MultipliedRowBytes(Dtype hidden_dtype) const;
+  int64_t SourceRowBytes(Dtype hidden_dtype) const;
+
+  /// Rows of this dtype that a hidden buffer holds, a multiple of kRowGranularity.
+  int64_t HiddenRows(Dtype hidden_dtype) const;
+
+  /// Most rows of a chunked block of this dtype, a multiple of kRowGranularity, at most block_rows.
   int64_t BlockRows(Dtype hidden_dtype) const;
+
+  /// Most rows of a block for the fused kernel, likewise; `num_sums` is 2 where the entropy has a
+  /// temperature of its own, else 1.
+  int64_t FusedRows(Dtype hidden_dtype, int num_sums) const;
 
   /// Tiles of a chunk for a block of `rows` rows (any count from 1 to BlockRows); the last chunk
   /// may have fewer. Of the counts that fit, the one with the fewest waves in all.

@@ -4,6 +4,7 @@
 
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/tile.h"
+#include "kernels/common/tile_sums.cuh"
 
 namespace logprobd::kernels {
 
@@ -23,14 +24,6 @@ inline bool IsValid(const LogitChunk& chunk) {
 
 inline bool HasTransform(const LogitChunk& chunk) {
   return chunk.bias != nullptr || chunk.transform.scale != 1.0F || chunk.transform.softcap > 0.0F;
-}
-
-/// z = cap(scale * dot + bias). Rounds the same wherever it is inlined: no contraction is left to
-/// the compiler.
-__device__ __forceinline__ float LogitOf(float dot, float bias, const LogitTransform& transform) {
-  const float z = __fmaf_rn(dot, transform.scale, bias);
-  if (transform.softcap <= 0.0F) return z;
-  return __fmul_rn(transform.softcap, tanhf(__fdiv_rn(z, transform.softcap)));
 }
 
 /// Logit of a valid column, counted from the chunk's first.

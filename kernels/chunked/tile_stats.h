@@ -15,13 +15,17 @@ struct TileStatsParams {
   const float* log2_scales = nullptr;          ///< [num_rows], Log2Scale of the temperature.
   const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
   const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
-  int64_t partial_stride = 0;  ///< Partials from one row to the next: tiles of the vocabulary.
 
-  float* target_logits = nullptr;    ///< [num_rows]; written where the chunk holds the target.
-  TileSums* sums = nullptr;          ///< [num_rows, partial_stride], the chunk's tiles written.
+  PartialLayout layout;              ///< Of both sums, for tiles of the whole vocabulary.
+  TileSums* sums = nullptr;          ///< The chunk's are written.
   TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
-  TileExtremes* extremes = nullptr;  ///< Likewise; null: not asked.
   bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
+
+  float* target_logits = nullptr;  ///< [num_rows]; written where the chunk holds the target.
+  /// [num_rows], raised to the LogitKey of the largest logit; null: not asked.
+  uint64_t* max_keys = nullptr;
+  /// [num_rows], raised to ~OrderedBits of the smallest logit; null: not asked.
+  uint32_t* min_keys = nullptr;
 };
 
 /// Enqueues the partials of every tile of a chunk on `stream` and returns without waiting. The bits

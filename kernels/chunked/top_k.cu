@@ -15,6 +15,7 @@
 
 #include "kernels/chunked/logit_chunk.cuh"
 #include "kernels/chunked/top_k.h"
+#include "kernels/common/logit_key.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -81,8 +82,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int i = 0; i < 4; ++i) {
       const int64_t column = begin + i * kBlockThreads + threadIdx.x;
       if (column < valid_columns) {
-        fresh[i] = TopKKey(LogitAt<kTransform>(params.chunk, row, column),
-                           first_id + static_cast<int32_t>(column));
+        fresh[i] = LogitKey(LogitAt<kTransform>(params.chunk, row, column),
+                            first_id + static_cast<int32_t>(column));
         passes = passes || fresh[i] > threshold;
       }
     }

@@ -12,6 +12,7 @@
 
 #include "kernels/chunked/top_k.h"
 #include "kernels/combine/list_scores.h"
+#include "kernels/common/logit_key.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kBlockThreads) TopKScoresKernel(const TopKScor
     params.logprobs[i] = NAN;
     return;
   }
-  const TopKEntry entry = TopKEntryOf(key);
+  const LogitEntry entry = LogitEntryOf(key);
   params.ids[i] = entry.id;
   params.logprobs[i] = LogprobOf(entry.logit, params.log2_scales[row], normalizer);
 }

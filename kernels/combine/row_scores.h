@@ -15,21 +15,26 @@ struct RowScoresParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
   int64_t num_tiles = 0;                   ///< Tiles of the whole vocabulary, 1 to 5462.
   int64_t vocab_size = 0;                  ///< 1 to 2^20.
-  const TileSums* sums = nullptr;          ///< [num_rows, num_tiles]
+  PartialLayout layout;                    ///< Of both sums.
+  const TileSums* sums = nullptr;          ///< num_rows x num_tiles
   const TileSums* entropy_sums = nullptr;  ///< The same at the entropy's temperature, or null.
-  const TileExtremes* extremes = nullptr;  ///< [num_rows, num_tiles], or null.
-  const float* log2_scales = nullptr;      ///< [num_rows]
-  const float* target_logits = nullptr;    ///< [num_rows]
+  const uint64_t* max_keys = nullptr;      ///< [num_rows], LogitKey of the largest logit, or null.
+  const uint32_t* min_keys = nullptr;  ///< [num_rows], ~OrderedBits of the smallest logit, or null.
+  const float* log2_scales = nullptr;  ///< [num_rows]
+  const float* target_logits = nullptr;  ///< [num_rows]
+  /// The kernel that writes the partials comes just before on the stream: this one may be brought
+  /// up beside its end. Set it only then.
+  bool follows_partials = false;
 
   RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written: LaunchListScores needs it.
   uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.
   float* logprob = nullptr;              ///< [num_rows], as all below.
   float* entropy = nullptr;
   float* lse = nullptr;
-  int32_t* argmax_id = nullptr;  ///< As the next three: needs `extremes`.
+  int32_t* argmax_id = nullptr;  ///< As the next two: needs `max_keys`.
   float* argmax_logprob = nullptr;
   float* max_logit = nullptr;
-  float* min_logit = nullptr;
+  float* min_logit = nullptr;  ///< Needs `min_keys`.
   float* sum_p_squared = nullptr;
 };
 

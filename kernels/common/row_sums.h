@@ -24,7 +24,20 @@ struct RowSums {
 inline constexpr double kFixedPointOne = 4398046511104.0;
 
 LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
+#ifdef __CUDA_ARCH__
+  return __double2ll_rn(value * kFixedPointOne);
+#else
   return static_cast<int64_t>(rint(value * kFixedPointOne));
+#endif
+}
+
+/// 2^shift for -1022 <= shift <= 0.
+LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
+#ifdef __CUDA_ARCH__
+  return __hiloint2double(static_cast<int32_t>(1023 + shift) << 20, 0);
+#else
+  return ldexp(1.0, static_cast<int>(shift));
+#endif
 }
 
 /// Adds `tile` to `row`, whose exponent is final and at least the tile's. A tile 100 or more below
@@ -34,12 +47,14 @@ LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
   const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
   if (shift <= -100) return;
   // Moving to the row's exponent: S' = S 2^shift, W' = (W + shift S) 2^shift, Q' = Q 2^(2 shift).
-  const double factor = ldexp(1.0, static_cast<int>(shift));
+  const double factor = PowerOfTwo(shift);
   const double sum = tile.sum;
   row.sum += ToFixedPoint(sum * factor);
   row.weighted += ToFixedPoint(
       (static_cast<double>(tile.weighted) + static_cast<double>(shift) * sum) * factor);
-  row.sum_squares += ToFixedPoint(static_cast<double>(tile.sum_squares) * factor * factor);
+  if (tile.sum_squares != 0.0F) {
+    row.sum_squares += ToFixedPoint(static_cast<double>(tile.sum_squares) * factor * factor);
+  }
 }
 
 /// A row's normaliser: log2 of the sum of 2^y is exponent + log2_sum.

@@ -46,6 +46,25 @@ struct TileExtremes {
   int32_t argmax;
 };
 
+/// Where the partial of a (row, tile) lies, in partials.
+struct PartialLayout {
+  int64_t row_stride = 0;
+  int64_t tile_stride = 0;
+
+  LOGPROBD_HOST_DEVICE int64_t At(int64_t row, int64_t tile) const {
+    return row * row_stride + tile * tile_stride;
+  }
+};
+
+/// Up to here a block joins one row, and reads its partials best if they lie together.
+inline constexpr int64_t kRowMajorRowsMax = 512;
+
+/// Few rows: a row's partials lie together, so that blocks of one row read whole lines. More: a
+/// tile's, so that the kernels that make them write whole lines.
+constexpr PartialLayout PartialLayoutOf(int64_t num_rows, int64_t num_tiles) {
+  return num_rows <= kRowMajorRowsMax ? PartialLayout{num_tiles, 1} : PartialLayout{1, num_rows};
+}
+
 /// k of a tile from its largest logit; see TileSums.
 LOGPROBD_HOST_DEVICE inline int32_t TileExponent(float max_logit, float log2_scale) {
   const float y = max_logit * log2_scale;

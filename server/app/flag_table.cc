@@ -3,6 +3,7 @@
 
 #include "absl/types/span.h"
 #include "server/app/server_options.h"
+#include "server/engine/engines.h"
 
 namespace logprobd {
 namespace {
@@ -39,6 +40,15 @@ std::vector<Flag> MakeFlags() {
        0,
        0,
        {"auto", "cpu", "cuda"}},
+      {"kernel",
+       "Engine",
+       Kind::kChoice,
+       &O::kernel,
+       "NAME",
+       "How a GPU makes scores; auto takes the fused kernel where it runs",
+       0,
+       0,
+       {"auto", "fused", "chunked"}},
       {"gpu", "Engine", Kind::kInteger, &O::gpu, "ORDINAL", "CUDA device", 0, 1'023},
       {"cpu-threads", "Engine", Kind::kInteger, &O::cpu_threads, "THREADS",
        "0: all cores the process may use", 0, 4'096},
@@ -62,7 +72,7 @@ std::vector<Flag> MakeFlags() {
        "Unanswered chunks of one stream", 1, kKib},
       {"request-rows", "Limits", Kind::kInteger, &O::request_rows, "ROWS",
        "Most rows of a request or chunk", 1, kInt32Max},
-      {"top-k-max", "Limits", Kind::kInteger, &O::top_k_max, "IDS", "Largest top_k", 0, kKib},
+      {"top-k-max", "Limits", Kind::kInteger, &O::top_k_max, "IDS", "Largest top_k", 0, kTopKMax},
       {"candidates-max", "Limits", Kind::kInteger, &O::candidates_max, "IDS",
        "Most candidate ids of a request", 0, kInt32Max},
       {"segments-max", "Limits", Kind::kInteger, &O::segments_max, "SEGMENTS",

@@ -71,7 +71,11 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
   result.device = options.device == "cpu"    ? Device::kCpu
                   : options.device == "cuda" ? Device::kCuda
                                              : Device::kAuto;
+  result.kernel = options.kernel == "fused"     ? GpuKernel::kFused
+                  : options.kernel == "chunked" ? GpuKernel::kChunked
+                                                : GpuKernel::kAuto;
   result.batch_rows_max = options.batch_rows;
+  result.top_k_max = static_cast<int32_t>(options.top_k_max);
   result.cpu_threads = static_cast<int32_t>(options.cpu_threads);
   result.gpu = static_cast<int32_t>(options.gpu);
   return result;

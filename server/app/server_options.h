@@ -22,6 +22,7 @@ struct ServerOptions {
   bool include_padding = false;
 
   std::string device = "auto";
+  std::string kernel = "auto";
   int64_t gpu = 0;
   int64_t cpu_threads = 0;
 

@@ -17,17 +17,16 @@
 #include "kernels/cpu/row_scorer.h"
 #include "server/base/check.h"
 #include "server/base/errors.h"
+#include "server/engine/batch_check.h"
 #include "server/engine/cpu_count.h"
 #include "server/engine/cpu_head.h"
 #include "server/engine/host_memory.h"
+#include "server/engine/kernel_dtype.h"
 
 namespace logprobd {
 namespace {
 
 constexpr absl::string_view kNamePrefix = "cpu/";
-
-/// Most places of a row's top-k list; it sizes the workspace.
-constexpr int32_t kTopKMax = 128;
 
 int32_t NumThreads(const EngineOptions& options) {
   return options.cpu_threads > 0 ? options.cpu_threads : UsableCpuCount();
@@ -37,19 +36,7 @@ kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptio
   return {.isa = isa,
           .num_threads = NumThreads(options),
           .batch_rows_max = options.batch_rows_max,
-          .top_k_max = kTopKMax};
-}
-
-kernels::Dtype KernelDtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      break;
-  }
-  return kernels::Dtype::kF32;
+          .top_k_max = options.top_k_max};
 }
 
 template <typename T>
@@ -108,6 +95,7 @@ class CpuEngine : public ScoringEngine {
         info_(std::move(info)),
         memory_(plan.memory),
         batch_rows_max_(options.batch_rows_max),
+        top_k_max_(options.top_k_max),
         scorer_(head_.view(), ScorerOptions(isa, options)),
         executor_([this] { Execute(); }) {}
 
@@ -130,8 +118,6 @@ class CpuEngine : public ScoringEngine {
   }
 
   void Start(ScoreBatch& batch, ScoreDone done) override {
-    LOGPROBD_CHECK(batch.num_rows >= 1 && batch.num_rows <= batch_rows_max_, batch.num_rows);
-    LOGPROBD_CHECK(batch.top_k >= 0 && batch.top_k <= kTopKMax, batch.top_k);
     const absl::MutexLock lock(&mutex_);
     LOGPROBD_CHECK(queue_.size() < kBatchesInFlight);
     queue_.push_back({&batch, std::move(done)});
@@ -159,6 +145,11 @@ class CpuEngine : public ScoringEngine {
 
   void Execute() {
     while (std::optional<Job> job = NextJob()) {
+      absl::Status status = CheckBatchFits(*job->batch, batch_rows_max_, top_k_max_);
+      if (!status.ok()) {
+        std::move(job->done)(std::move(status));
+        continue;
+      }
       const auto begin = std::chrono::steady_clock::now();
       scorer_.Score(ParamsOf(*job->batch));
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
@@ -171,6 +162,7 @@ class CpuEngine : public ScoringEngine {
   const HeadInfo info_;
   const MemoryPlan memory_;
   const int64_t batch_rows_max_;
+  const int32_t top_k_max_;
   kernels::RowScorer scorer_;
   absl::Mutex mutex_;
   std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);

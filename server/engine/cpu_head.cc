@@ -10,6 +10,7 @@
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
+#include "server/engine/kernel_dtype.h"
 
 namespace logprobd {
 namespace {
@@ -18,18 +19,6 @@ using kernels::kTileColumns;
 
 /// Rows of a tile as stored, one buffer a thread, stay below this together (but for one thread).
 constexpr int64_t kReadBytesMax = int64_t{32} << 20;
-
-kernels::Dtype KernelDtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      break;
-  }
-  return kernels::Dtype::kF32;
-}
 
 }  // namespace
 

@@ -19,12 +19,14 @@
 #include "kernels/chunked/chunk_plan.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/engine/batch_check.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_plan.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_slot.h"
 #include "server/engine/cuda_status.h"
+#include "server/engine/kernel_dtype.h"
 
 namespace logprobd {
 namespace {
@@ -63,7 +65,7 @@ cudaError_t WaitFor(cudaEvent_t event) {
   return error == cudaErrorNotReady ? cudaEventSynchronize(event) : error;
 }
 
-/// The chunked path on one GPU.
+/// One GPU.
 ///
 ///   Start -> submit thread (enqueues copies and kernels) -> finish thread (waits, copies out,
 ///   done)
@@ -119,7 +121,8 @@ class CudaEngine : public ScoringEngine {
   absl::Status EnqueueHidden(const ScoreBatch& batch, const HiddenBuffer& buffer, int64_t row_begin,
                              int64_t num_rows);
   absl::Status Finish(Job& job);
-  void RecordTimes(Job& job);
+  void AddTimes(Job& job);
+  void RecordWork(const ScoreBatch& batch);
 
   HeadInfo info_;
   const MemoryPlan memory_;
@@ -245,7 +248,9 @@ void CudaEngine::RunFinishThread() {
     absl::Status status = Finish(*job);
     if (absl::IsInternal(status) && healthy_.exchange(false)) {
       LogError("CUDA engine failed", {{"gpu", gpu_}, {"error", status.message()}});
-      if (metrics_ != nullptr) metrics_->RecordGpuError(gpu_, "device");
+      if (metrics_ != nullptr) metrics_->RecordGpuError(gpu_, "cuda");
+    } else if (absl::IsResourceExhausted(status) && metrics_ != nullptr) {
+      metrics_->RecordGpuError(gpu_, "out_of_memory");
     }
     std::move(job->done)(std::move(status));
   }
@@ -253,23 +258,20 @@ void CudaEngine::RunFinishThread() {
 
 absl::Status CudaEngine::CheckBatch(const ScoreBatch& batch) const {
   if (!healthy()) return absl::InternalError("the GPU failed earlier");
-  if (batch.num_rows < 1 || batch.num_rows > plan_.batch_rows_max || batch.top_k < 0 ||
-      batch.top_k > plan_.top_k_max) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "batch of ", batch.num_rows, " rows with top-k ", batch.top_k, ", the engine takes 1 to ",
-        plan_.batch_rows_max, " rows and top-k to ", plan_.top_k_max));
-  }
-  return absl::OkStatus();
+  return CheckBatchFits(batch, plan_.batch_rows_max, plan_.top_k_max);
 }
 
 absl::Status CudaEngine::Enqueue(Job& job) {
-  const int64_t num_passes = job.slot->NumPasses(*job.batch);
+  ScoreBatch& batch = *job.batch;
+  batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = batch.d2h_seconds = 0;
+  const int64_t num_passes = job.slot->NumPasses(batch);
   for (int64_t pass = 0; pass < num_passes; ++pass) {
     job.slot->Prepare(*job.batch, pass);
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(job));
     if (pass + 1 < num_passes) {  // the slot is needed again
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(job.slot->output_end()));
       job.slot->CopyOut(*job.batch);
+      AddTimes(job);
     }
   }
   return absl::OkStatus();
@@ -279,7 +281,8 @@ absl::Status CudaEngine::EnqueuePass(Job& job) {
   CudaSlot& slot = *job.slot;
   const ScoreBatch& batch = *job.batch;
   const kernels::Dtype dtype = KernelDtype(batch.dtype);
-  const int64_t block_rows = plan_.BlockRows(dtype);
+  const ScorePath path = scorer_->PathOf(dtype, slot.top_k(), slot.num_candidates());
+  const int64_t block_rows = scorer_->BlockRows(path, dtype, slot.has_entropy_scales());
   job.num_blocks = 0;
   for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
     const int64_t num_rows = std::min(block_rows, slot.row_end() - row);
@@ -294,14 +297,15 @@ absl::Status CudaEngine::EnqueuePass(Job& job) {
 
     CudaBlock block = slot.Block(row, num_rows);
     block.hidden_dtype = dtype;
+    block.path = path;
     block.hidden = buffer.memory.get();
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(compute_.get(), events.copy_end.get()));
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_begin.get(), compute_.get()));
     LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueuePartials(block, compute_.get()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.read.get(), compute_.get()));
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_end.get(), compute_.get()));
     LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueueScores(block, compute_.get()));
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.combine_end.get(), compute_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.read.get(), compute_.get()));
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_out_.get(), events.combine_end.get()));
     ++job.num_blocks;
   }
@@ -342,25 +346,25 @@ absl::Status CudaEngine::Finish(Job& job) {
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(WaitFor(job.slot->output_end()));
   job.slot->CopyOut(*job.batch);
-  RecordTimes(job);
+  AddTimes(job);
+  RecordWork(*job.batch);
   return absl::OkStatus();
 }
 
-void CudaEngine::RecordTimes(Job& job) {
+/// Those of the last pass.
+void CudaEngine::AddTimes(Job& job) {
   ScoreBatch& batch = *job.batch;
-  batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = 0;
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot->blocks()[static_cast<size_t>(i)];
     batch.h2d_seconds += SecondsBetween(events.copy_begin.get(), events.copy_end.get());
     batch.kernel_seconds += SecondsBetween(events.kernel_begin.get(), events.kernel_end.get());
     batch.combine_seconds += SecondsBetween(events.kernel_end.get(), events.combine_end.get());
   }
-  batch.d2h_seconds = SecondsBetween(job.slot->output_begin(), job.slot->output_end());
+  batch.d2h_seconds += SecondsBetween(job.slot->output_begin(), job.slot->output_end());
+}
+
+void CudaEngine::RecordWork(const ScoreBatch& batch) {
   if (metrics_ == nullptr) return;
-  metrics_->RecordStage(Metrics::Stage::kH2d, batch.h2d_seconds);
-  metrics_->RecordStage(Metrics::Stage::kKernel, batch.kernel_seconds);
-  metrics_->RecordStage(Metrics::Stage::kCombine, batch.combine_seconds);
-  metrics_->RecordStage(Metrics::Stage::kD2h, batch.d2h_seconds);
   const double flops = 2.0 * static_cast<double>(batch.num_rows) *
                        static_cast<double>(info_.vocab_size) *
                        static_cast<double>(info_.hidden_size);

@@ -22,18 +22,6 @@ struct ReadBuffer {
 
 }  // namespace
 
-kernels::Dtype KernelDtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      return kernels::Dtype::kF32;
-  }
-  return kernels::Dtype::kF32;
-}
-
 int64_t CudaHeadBytes(const kernels::ChunkPlan& plan, bool has_bias) {
   const int64_t columns = plan.num_tiles * kernels::kTileColumns;
   return plan.weight_bytes() + (has_bias ? columns * int64_t{sizeof(float)} : 0);

@@ -13,9 +13,6 @@
 
 namespace logprobd {
 
-/// The same type as kernels/ name it.
-kernels::Dtype KernelDtype(Dtype dtype);
-
 /// A head as it lies on a GPU, laid out as the ChunkPlan says.
 struct CudaHead {
   DeviceBuffer weight;  ///< [num_tiles * 192, padded_hidden]; zero beyond vocabulary and hidden.

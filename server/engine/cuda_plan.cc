@@ -8,8 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_head.h"
+#include "server/engine/kernel_dtype.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
@@ -17,11 +19,25 @@ namespace {
 
 using kernels::ChunkPlan;
 
+static_assert(kTopKMax == kernels::kTopKMax);
+
 absl::Status NoGpu(cudaError_t error) {
   (void)cudaGetLastError();
   return absl::FailedPreconditionError(
       absl::StrCat("no NVIDIA driver/GPU: ", cudaGetErrorString(error),
                    "; install the driver (for CUDA 13: 580 or later) or use --device cpu"));
+}
+
+/// Why the fused kernel does not score; empty where it does.
+std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
+  if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
+  if (!kernels::HasFusedKernel()) return "this build has no fused kernel: no CUTLASS was there";
+  if (head.dtype == Dtype::kF32) return "the fused kernel takes no fp32 head";
+  int major = 0;
+  int minor = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.gpu);
+  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.gpu);
+  return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
 }
 
 }  // namespace
@@ -32,7 +48,8 @@ ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options) {
   chunk_options.hidden_size = head.hidden_size;
   chunk_options.head_dtype = KernelDtype(head.dtype);
   chunk_options.batch_rows_max = options.batch_rows_max;
-  chunk_options.top_k_max = kernels::kTopKMax;
+  chunk_options.top_k_max = options.top_k_max;
+  chunk_options.with_fused = WhyNoFused(head, options).empty();
   int num_sms = 0;
   if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, options.gpu) ==
       cudaSuccess) {
@@ -74,13 +91,26 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
     return absl::FailedPreconditionError(
         absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
   }
+  const std::string why_no_fused = WhyNoFused(head, options);
+  if (options.kernel == GpuKernel::kFused && !why_no_fused.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("kernel fused was asked for, but ", why_no_fused, "; use auto or chunked"));
+  }
   const ChunkPlan chunks = ChunkPlanOf(head, options);
+  if (chunks.workspace_bytes > kernels::ChunkPlanOptions{}.workspace_bytes_max) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("batches of ", options.batch_rows_max, " rows need ",
+                     chunks.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
+                     kernels::ChunkPlanOptions{}.workspace_bytes_max >> 20,
+                     ": lower --batch-rows or --top-k-max"));
+  }
   const std::string place = absl::StrCat("gpu", options.gpu);
   EnginePlan plan;
   plan.device = Device::kCuda;
-  plan.engine = "cuda/chunked";
+  plan.engine = chunks.with_fused ? "cuda/fused" : "cuda/chunked";
   plan.reason = std::move(reason);
   absl::StrAppend(&plan.reason, plan.reason.empty() ? "" : "; ", device);
+  if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
   plan.memory = {{place, "weights", CudaHeadBytes(chunks, head.has_bias)},
                  {place, "workspace", chunks.workspace_bytes},
                  {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes}};

@@ -6,11 +6,14 @@
 #include <vector>
 
 #include "kernels/chunked/gather_logits.h"
+#include "kernels/chunked/split_terms.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
 #include "kernels/chunked/widen.h"
 #include "kernels/combine/list_scores.h"
+#include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_status.h"
 
@@ -42,118 +45,219 @@ std::vector<CudaGemm::Shape> ShapesOf(const ChunkPlan& plan,
 absl::StatusOr<std::unique_ptr<CudaScorer>> CudaScorer::Create(const ChunkPlan& plan,
                                                                std::shared_ptr<const CudaHead> head,
                                                                int algorithm_index) {
-  using kernels::Dtype;
   std::unique_ptr<CudaScorer> scorer(new CudaScorer(plan, std::move(head)));
   CudaGemm::Options options;
   options.dtype = plan.head_dtype;
   options.depth = plan.padded_hidden;
   options.algorithm_index = algorithm_index;
-  if (plan.head_dtype == Dtype::kF32) {
-    options.shapes = ShapesOf(plan, {Dtype::kF32, Dtype::kBf16, Dtype::kF16});
+  if (plan.head_dtype == kernels::Dtype::kF32) {
+    options.shapes =
+        ShapesOf(plan, {kernels::Dtype::kF32, kernels::Dtype::kBf16, kernels::Dtype::kF16});
     LOGPROBD_ASSIGN_OR_RETURN(scorer->native_, CudaGemm::Create(options));
   } else {
     options.shapes = ShapesOf(plan, {plan.head_dtype});
     LOGPROBD_ASSIGN_OR_RETURN(scorer->native_, CudaGemm::Create(options));
-    const Dtype other = plan.head_dtype == Dtype::kBf16 ? Dtype::kF16 : Dtype::kBf16;
-    options.dtype = Dtype::kF32;
-    options.shapes = ShapesOf(plan, {Dtype::kF32, other});
+    const bool has_terms = plan.PairOf(kernels::Dtype::kF32) == ChunkPlan::Pair::kTerms;
+    const kernels::Dtype other =
+        plan.head_dtype == kernels::Dtype::kBf16 ? kernels::Dtype::kF16 : kernels::Dtype::kBf16;
+    options.dtype = has_terms ? kernels::Dtype::kBf16 : kernels::Dtype::kF32;
+    options.depth = has_terms ? kernels::TermPitch(plan.hidden_size) * kernels::kHiddenTerms
+                              : plan.padded_hidden;
+    options.shapes = ShapesOf(plan, {kernels::Dtype::kF32, other});
     options.algorithm_index = 0;
-    LOGPROBD_ASSIGN_OR_RETURN(scorer->widened_, CudaGemm::Create(options));
+    LOGPROBD_ASSIGN_OR_RETURN(scorer->mixed_, CudaGemm::Create(options));
   }
   LOGPROBD_RETURN_IF_ERROR(scorer->Allocate());
   return scorer;
 }
 
 absl::Status CudaScorer::Allocate() {
-  LOGPROBD_ASSIGN_OR_RETURN(logits_, AllocateDevice(plan_.logits_bytes, "a chunk of logits"));
-  LOGPROBD_ASSIGN_OR_RETURN(converted_weight_,
-                            AllocateDevice(plan_.converted_weight_bytes, "widened weights"));
-  LOGPROBD_ASSIGN_OR_RETURN(partials_, AllocateDevice(plan_.partial_bytes, "tile partials"));
+  LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(plan_.arena_bytes, "partials and logits"));
   LOGPROBD_ASSIGN_OR_RETURN(row_state_, AllocateDevice(plan_.row_state_bytes, "row states"));
-  const int64_t num_partials = plan_.block_rows * plan_.num_tiles;
-  sums_ = reinterpret_cast<kernels::TileSums*>(partials_.get());
-  entropy_sums_ = sums_ + num_partials;
-  extremes_ = reinterpret_cast<kernels::TileExtremes*>(entropy_sums_ + num_partials);
+  sums_ = reinterpret_cast<kernels::TileSums*>(arena_.get());
+  logits_ = reinterpret_cast<float*>(arena_.get() + plan_.partial_bytes);
+  converted_weight_ = arena_.get() + plan_.partial_bytes + plan_.logits_bytes;
   normalizers_ = reinterpret_cast<kernels::RowNormalizer*>(row_state_.get());
-  top_k_keys_ = reinterpret_cast<uint64_t*>(normalizers_ + plan_.block_rows);
+  max_keys_ = reinterpret_cast<uint64_t*>(normalizers_ + plan_.row_state_rows);
+  top_k_keys_ = max_keys_ + plan_.row_state_rows;
   target_logits_ = reinterpret_cast<float*>(top_k_keys_ + plan_.block_rows * plan_.top_k_max);
+  min_keys_ = reinterpret_cast<uint32_t*>(target_logits_ + plan_.row_state_rows);
   return absl::OkStatus();
 }
 
-int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {
-  // Rows of a mixed pair lie behind the space of their widened copies.
-  const bool is_widened = !plan_.IsNativePair(hidden_dtype) && hidden_dtype != kernels::Dtype::kF32;
-  return is_widened ? plan_.BlockRows(hidden_dtype) * plan_.padded_hidden * int64_t{sizeof(float)}
-                    : 0;
+ScorePath CudaScorer::PathOf(kernels::Dtype hidden_dtype, int32_t top_k,
+                             int64_t num_candidates) const {
+  const bool can_be_fused = plan_.with_fused && plan_.head_dtype != kernels::Dtype::kF32 &&
+                            plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened && top_k == 0 &&
+                            num_candidates == 0;
+  return can_be_fused ? ScorePath::kFused : ScorePath::kChunked;
 }
 
-bool CudaScorer::WantsExtremes(const CudaBlock& block) {
+int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype,
+                              bool has_entropy_scales) const {
+  return path == ScorePath::kFused ? plan_.FusedRows(hidden_dtype, has_entropy_scales ? 2 : 1)
+                                   : plan_.BlockRows(hidden_dtype);
+}
+
+int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {
+  return plan_.SourceRowBytes(hidden_dtype) == 0
+             ? 0
+             : plan_.HiddenRows(hidden_dtype) * plan_.MultipliedRowBytes(hidden_dtype);
+}
+
+kernels::TileSums* CudaScorer::EntropySums(const CudaBlock& block) const {
+  return block.entropy_log2_scales == nullptr ? nullptr : sums_ + plan_.num_tiles * block.num_rows;
+}
+
+uint64_t* CudaScorer::MaxKeys(const CudaBlock& block) const {
   const kernels::RowScoresParams& scores = block.scores;
-  return scores.argmax_id != nullptr || scores.argmax_logprob != nullptr ||
-         scores.max_logit != nullptr || scores.min_logit != nullptr;
+  const bool wants = scores.argmax_id != nullptr || scores.argmax_logprob != nullptr ||
+                     scores.max_logit != nullptr;
+  return wants ? max_keys_ : nullptr;
+}
+
+uint32_t* CudaScorer::MinKeys(const CudaBlock& block) const {
+  return block.scores.min_logit != nullptr ? min_keys_ : nullptr;
 }
 
 absl::Status CudaScorer::EnqueuePartials(const CudaBlock& block, cudaStream_t stream) {
-  const int64_t hidden_offset = HiddenOffset(block.hidden_dtype);
-  const std::byte* hidden = block.hidden;
-  if (hidden_offset != 0) {
+  LOGPROBD_RETURN_IF_ERROR(EnqueueConversion(block, stream));
+  const auto num_rows = static_cast<size_t>(block.num_rows);
+  if (uint64_t* const max_keys = MaxKeys(block)) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
-        kernels::LaunchWiden(block.hidden + hidden_offset, block.hidden_dtype,
-                             kernels::PadRows(block.num_rows) * plan_.padded_hidden,
-                             reinterpret_cast<float*>(block.hidden), stream));
+        cudaMemsetAsync(max_keys, 0, num_rows * sizeof(uint64_t), stream));
   }
+  if (uint32_t* const min_keys = MinKeys(block)) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(min_keys, 0, num_rows * sizeof(uint32_t), stream));
+  }
+  if (block.path == ScorePath::kFused) return EnqueueFused(block, stream);
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
-        top_k_keys_, 0, static_cast<size_t>(block.num_rows * block.top_k) * sizeof(uint64_t),
-        stream));
+        top_k_keys_, 0, num_rows * static_cast<size_t>(block.top_k) * sizeof(uint64_t), stream));
   }
   const int64_t chunk_tiles = plan_.ChunkTiles(block.hidden_dtype, block.num_rows);
   for (int64_t tile = 0; tile < plan_.num_tiles; tile += chunk_tiles) {
     LOGPROBD_RETURN_IF_ERROR(
-        EnqueueChunk(block, hidden, tile, std::min(chunk_tiles, plan_.num_tiles - tile), stream));
+        EnqueueChunk(block, tile, std::min(chunk_tiles, plan_.num_tiles - tile), stream));
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, const std::byte* hidden, int64_t tile,
-                                      int64_t num_tiles, cudaStream_t stream) {
-  const int64_t columns = num_tiles * kTileColumns;
-  const int64_t weight_bytes = kernels::DtypeBytes(plan_.head_dtype);
-  const void* weight =
-      head_->weight.get() + tile * kTileColumns * plan_.padded_hidden * weight_bytes;
-  const bool is_native =
-      plan_.IsNativePair(block.hidden_dtype) || plan_.head_dtype == kernels::Dtype::kF32;
-  if (!is_native) {
-    auto* const converted = reinterpret_cast<float*>(converted_weight_.get());
+absl::Status CudaScorer::EnqueueConversion(const CudaBlock& block, cudaStream_t stream) {
+  const int64_t offset = HiddenOffset(block.hidden_dtype);
+  if (offset == 0) return absl::OkStatus();
+  const std::byte* const source = block.hidden + offset;
+  if (plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchSplitTerms({.dtype = block.hidden_dtype,
+                                                             .in = source,
+                                                             .in_stride = plan_.padded_hidden,
+                                                             .num_rows = block.num_rows,
+                                                             .hidden_size = plan_.hidden_size,
+                                                             .out = block.hidden},
+                                                            stream));
+  } else {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchWiden(
-        weight, plan_.head_dtype, columns * plan_.padded_hidden, converted, stream));
-    weight = converted;
+        source, block.hidden_dtype, kernels::PadRows(block.num_rows) * plan_.padded_hidden,
+        reinterpret_cast<float*>(block.hidden), stream));
   }
-  auto* const logits = reinterpret_cast<float*>(logits_.get());
-  LOGPROBD_RETURN_IF_ERROR((is_native ? native_ : widened_)
-                               ->Run(weight, hidden,
+  return absl::OkStatus();
+}
+
+absl::Status CudaScorer::EnqueueFused(const CudaBlock& block, cudaStream_t stream) {
+  const bool has_terms = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms;
+  kernels::FusedPartialsParams params;
+  params.dtype = plan_.head_dtype;
+  params.num_rows = block.num_rows;
+  params.readable_rows = plan_.HiddenRows(block.hidden_dtype);
+  params.hidden_size = plan_.padded_hidden;
+  params.num_terms = has_terms ? kernels::kHiddenTerms : 1;
+  params.hidden = block.hidden;
+  params.hidden_stride =
+      plan_.MultipliedRowBytes(block.hidden_dtype) / kernels::DtypeBytes(plan_.head_dtype);
+  params.weight = head_->weight.get();
+  params.weight_stride = plan_.padded_hidden;
+  params.vocab_size = plan_.vocab_size;
+  params.tile_end = plan_.num_tiles;
+  params.transform = head_->transform;
+  params.bias = bias();
+  params.log2_scales = block.log2_scales;
+  params.entropy_log2_scales = block.entropy_log2_scales;
+  params.targets = block.targets;
+  params.layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles);
+  params.sums = sums_;
+  params.entropy_sums = EntropySums(block);
+  params.wants_sum_squares = block.scores.sum_p_squared != nullptr;
+  params.target_logits = target_logits_;
+  params.max_keys = MaxKeys(block);
+  params.min_keys = MinKeys(block);
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const std::byte*> CudaScorer::EnqueueWeight(kernels::Dtype hidden_dtype,
+                                                           int64_t tile, int64_t num_tiles,
+                                                           cudaStream_t stream) {
+  const int64_t columns = num_tiles * kTileColumns;
+  const auto row_bytes =
+      static_cast<size_t>(plan_.padded_hidden * kernels::DtypeBytes(plan_.head_dtype));
+  const std::byte* const weight =
+      head_->weight.get() + static_cast<size_t>(tile * kTileColumns) * row_bytes;
+  const ChunkPlan::Pair pair = plan_.PairOf(hidden_dtype);
+  if (pair == ChunkPlan::Pair::kNative || plan_.head_dtype == kernels::Dtype::kF32) return weight;
+  if (pair == ChunkPlan::Pair::kWidened) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        kernels::LaunchWiden(weight, plan_.head_dtype, columns * plan_.padded_hidden,
+                             reinterpret_cast<float*>(converted_weight_), stream));
+    return converted_weight_;
+  }
+  // The weight's rows once for each term, with zeros up to the next.
+  const auto term_bytes = static_cast<size_t>(kernels::TermPitch(plan_.hidden_size)) * 2;
+  const size_t pitch = term_bytes * kernels::kHiddenTerms;
+  for (size_t term = 0; term < kernels::kHiddenTerms; ++term) {
+    std::byte* const out = converted_weight_ + term * term_bytes;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, weight, row_bytes, row_bytes,
+                                                    static_cast<size_t>(columns),
+                                                    cudaMemcpyDeviceToDevice, stream));
+    if (term_bytes > row_bytes) {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(
+          out + row_bytes, pitch, 0, term_bytes - row_bytes, static_cast<size_t>(columns), stream));
+    }
+  }
+  return converted_weight_;
+}
+
+absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
+                                      cudaStream_t stream) {
+  const int64_t columns = num_tiles * kTileColumns;
+  LOGPROBD_ASSIGN_OR_RETURN(const std::byte* const weight,
+                            EnqueueWeight(block.hidden_dtype, tile, num_tiles, stream));
+  const bool is_native = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kNative ||
+                         plan_.head_dtype == kernels::Dtype::kF32;
+  LOGPROBD_RETURN_IF_ERROR((is_native ? native_ : mixed_)
+                               ->Run(weight, block.hidden,
                                      {.columns = columns, .rows = kernels::PadRows(block.num_rows)},
-                                     logits, stream));
-  const kernels::LogitChunk chunk = {.dots = logits,
+                                     logits_, stream));
+  const kernels::LogitChunk chunk = {.dots = logits_,
                                      .row_stride = columns,
                                      .num_rows = block.num_rows,
                                      .tile_begin = tile,
                                      .num_tiles = num_tiles,
                                      .vocab_size = plan_.vocab_size,
                                      .transform = head_->transform,
-                                     .bias = reinterpret_cast<const float*>(head_->bias.get())};
-  const bool has_entropy_scales = block.entropy_log2_scales != nullptr;
+                                     .bias = bias()};
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchTileStats({.chunk = chunk,
                                 .log2_scales = block.log2_scales,
                                 .entropy_log2_scales = block.entropy_log2_scales,
                                 .targets = block.targets,
-                                .partial_stride = plan_.num_tiles,
-                                .target_logits = target_logits_,
+                                .layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles),
                                 .sums = sums_,
-                                .entropy_sums = has_entropy_scales ? entropy_sums_ : nullptr,
-                                .extremes = WantsExtremes(block) ? extremes_ : nullptr,
-                                .wants_sum_squares = block.scores.sum_p_squared != nullptr},
+                                .entropy_sums = EntropySums(block),
+                                .wants_sum_squares = block.scores.sum_p_squared != nullptr,
+                                .target_logits = target_logits_,
+                                .max_keys = MaxKeys(block),
+                                .min_keys = MinKeys(block)},
                                stream));
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
@@ -175,9 +279,11 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
   scores.num_rows = block.num_rows;
   scores.num_tiles = plan_.num_tiles;
   scores.vocab_size = plan_.vocab_size;
+  scores.layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles);
   scores.sums = sums_;
-  scores.entropy_sums = block.entropy_log2_scales != nullptr ? entropy_sums_ : nullptr;
-  scores.extremes = WantsExtremes(block) ? extremes_ : nullptr;
+  scores.entropy_sums = EntropySums(block);
+  scores.max_keys = MaxKeys(block);
+  scores.min_keys = MinKeys(block);
   scores.log2_scales = block.log2_scales;
   scores.target_logits = target_logits_;
   scores.normalizers = normalizers_;

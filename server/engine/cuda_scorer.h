@@ -20,15 +20,22 @@
 
 namespace logprobd {
 
+/// The two ways from hidden rows to partials. Both give the same bits.
+enum class ScorePath {
+  kFused,    ///< kernels/fused_sm90: logits stay in registers.
+  kChunked,  ///< cuBLASLt and kernels/chunked: chunks of logits in memory.
+};
+
 /// A block of rows to score, all in device memory. Arrays start at the block's first row unless
 /// they say otherwise.
 struct CudaBlock {
   kernels::Dtype hidden_dtype = kernels::Dtype::kBf16;
+  ScorePath path = ScorePath::kChunked;
   /// A buffer of plan.hidden_bytes whose rows lie at CudaScorer::HiddenOffset(hidden_dtype),
-  /// padded_hidden apart and zero beyond hidden_size; up to PadRows(num_rows) rows are read. Mixed
-  /// pairs are widened in place.
+  /// padded_hidden apart and zero beyond hidden_size; all of it may be read. Rows that are not
+  /// multiplied as they are get converted into the space before them.
   std::byte* hidden = nullptr;
-  int64_t num_rows = 0;   ///< 1 to plan.BlockRows(hidden_dtype).
+  int64_t num_rows = 0;   ///< 1 to CudaScorer::BlockRows.
   int64_t row_begin = 0;  ///< Of the block's first row in its batch, for the candidates.
   const int32_t* targets = nullptr;
   const float* log2_scales = nullptr;
@@ -49,14 +56,20 @@ struct CudaBlock {
   float* candidate_logprobs = nullptr;
 };
 
-/// Scores blocks of rows against a head on one GPU through chunks of logits. Owns the workspace;
-/// nothing is allocated after creation. One stream at a time.
+/// Scores blocks of rows against a head on one GPU. Owns the workspace; nothing is allocated after
+/// creation. One stream at a time.
 class CudaScorer {
  public:
   /// RESOURCE_EXHAUSTED names the memory that is missing. `algorithm_index`: see CudaGemm.
   static absl::StatusOr<std::unique_ptr<CudaScorer>> Create(const kernels::ChunkPlan& plan,
                                                             std::shared_ptr<const CudaHead> head,
                                                             int algorithm_index = 0);
+
+  /// How rows are scored: the fused kernel's way wherever it can, by what is asked alone.
+  ScorePath PathOf(kernels::Dtype hidden_dtype, int32_t top_k, int64_t num_candidates) const;
+
+  /// Most rows of a block.
+  int64_t BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales) const;
 
   /// Enqueues on `stream` the way from hidden rows to tile partials and returns without waiting.
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream);
@@ -77,26 +90,35 @@ class CudaScorer {
       : plan_(plan), head_(std::move(head)) {}
 
   absl::Status Allocate();
-  absl::Status EnqueueChunk(const CudaBlock& block, const std::byte* hidden, int64_t tile,
-                            int64_t num_tiles, cudaStream_t stream);
+  absl::Status EnqueueConversion(const CudaBlock& block, cudaStream_t stream);
+  absl::Status EnqueueFused(const CudaBlock& block, cudaStream_t stream);
+  /// The weight of a chunk as it is multiplied; what that is made of is enqueued.
+  absl::StatusOr<const std::byte*> EnqueueWeight(kernels::Dtype hidden_dtype, int64_t tile,
+                                                 int64_t num_tiles, cudaStream_t stream);
+  absl::Status EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
+                            cudaStream_t stream);
 
-  static bool WantsExtremes(const CudaBlock& block);
+  const float* bias() const { return reinterpret_cast<const float*>(head_->bias.get()); }
+  /// Second sums lie behind the first.
+  kernels::TileSums* EntropySums(const CudaBlock& block) const;
+  uint64_t* MaxKeys(const CudaBlock& block) const;
+  uint32_t* MinKeys(const CudaBlock& block) const;
 
   const kernels::ChunkPlan plan_;
   const std::shared_ptr<const CudaHead> head_;
-  std::unique_ptr<CudaGemm> native_;   ///< Pairs multiplied as stored.
-  std::unique_ptr<CudaGemm> widened_;  ///< Mixed pairs, as fp32; null for fp32 heads.
+  std::unique_ptr<CudaGemm> native_;  ///< Pairs multiplied as stored, and all with an fp32 head.
+  std::unique_ptr<CudaGemm> mixed_;   ///< Others: as terms or widened; null for fp32 heads.
 
-  DeviceBuffer logits_;
-  DeviceBuffer converted_weight_;
-  DeviceBuffer partials_;
+  DeviceBuffer arena_;
   DeviceBuffer row_state_;
-  kernels::TileSums* sums_ = nullptr;
-  kernels::TileSums* entropy_sums_ = nullptr;
-  kernels::TileExtremes* extremes_ = nullptr;
-  kernels::RowNormalizer* normalizers_ = nullptr;
+  kernels::TileSums* sums_ = nullptr;  ///< Into the arena, as the next two.
+  float* logits_ = nullptr;
+  std::byte* converted_weight_ = nullptr;
+  kernels::RowNormalizer* normalizers_ = nullptr;  ///< Into row_state_, as the rest.
+  uint64_t* max_keys_ = nullptr;
   uint64_t* top_k_keys_ = nullptr;
   float* target_logits_ = nullptr;
+  uint32_t* min_keys_ = nullptr;
 };
 
 }  // namespace logprobd

@@ -27,9 +27,11 @@ bool NeedsEntropyScales(const ScoreBatch& batch) {
 }
 
 int64_t BlocksMax(const kernels::ChunkPlan& plan) {
-  using kernels::Dtype;
-  const int64_t least_rows = std::min(
-      {plan.BlockRows(Dtype::kBf16), plan.BlockRows(Dtype::kF16), plan.BlockRows(Dtype::kF32)});
+  int64_t least_rows = plan.batch_rows_max;
+  for (const auto dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
+    least_rows = std::min(least_rows, plan.BlockRows(dtype));
+    if (plan.with_fused) least_rows = std::min(least_rows, plan.FusedRows(dtype, 2));
+  }
   return (plan.batch_rows_max + least_rows - 1) / least_rows;
 }
 

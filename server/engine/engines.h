@@ -15,11 +15,19 @@
 namespace logprobd {
 
 enum class Device { kAuto, kCpu, kCuda };
+enum class GpuKernel { kAuto, kFused, kChunked };
+
+/// What the engines' top-k kernels can do.
+inline constexpr int32_t kTopKMax = 128;
 
 struct EngineOptions {
   Device device = Device::kAuto;
   /// Most rows of a batch, >= 1; fixes the workspace.
   int64_t batch_rows_max = 8'192;
+  /// Most places of a row's top-k list, 0 to kTopKMax; fixes the workspace.
+  int32_t top_k_max = 128;
+  /// How a GPU makes scores; kAuto takes the fused kernel where it runs.
+  GpuKernel kernel = GpuKernel::kAuto;
   /// CPU threads; 0: all cores the process may use.
   int32_t cpu_threads = 0;
   /// CUDA device ordinal.
@@ -33,7 +41,7 @@ struct EngineOptions {
 /// Which engine would serve a head, and why, with its memory; made without touching the weight.
 struct EnginePlan {
   Device device = Device::kCpu;  ///< Never kAuto.
-  std::string engine;            ///< "cpu/avx512", "cuda/chunked".
+  std::string engine;            ///< "cpu/avx512", "cuda/fused".
   std::string reason;
   MemoryPlan memory;  ///< Weights and workspace.
 };

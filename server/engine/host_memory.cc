@@ -22,6 +22,15 @@ absl::StatusOr<HostMemory> HostMemory::Allocate(int64_t size_bytes) {
   memory.data_ = static_cast<std::byte*>(mapped);
   // A wish: where it is refused, ordinary pages serve.
   madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+  // Taken now, so that what does not fit shows at start and not under load. Old kernels do not know
+  // the call: there pages come when they are first used.
+  if (madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_POPULATE_WRITE) != 0 &&
+      errno != EINVAL) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no ", size_bytes, " bytes of host memory: ", std::strerror(errno)));
+  }
+#endif
   return memory;
 }
 

@@ -53,12 +53,38 @@ TEST_P(ChunkPlanTest, EveryBlockFitsItsBuffers) {
     ASSERT_GE(block_rows, kRowGranularity);
     EXPECT_EQ(block_rows % kRowGranularity, 0);
     EXPECT_LE(block_rows, plan.block_rows);
-    const bool widens_hidden = !plan.IsNativePair(dtype) && dtype != Dtype::kF32;
-    const int64_t row_bytes =
-        plan.padded_hidden * (DtypeBytes(dtype) + (widens_hidden ? int64_t{4} : int64_t{0}));
-    EXPECT_LE(block_rows * row_bytes, plan.hidden_bytes);
-    EXPECT_LE(block_rows * plan.num_tiles * 44, plan.partial_bytes);
+    EXPECT_GE(plan.MultipliedRowBytes(dtype), plan.padded_hidden * 2);
+    EXPECT_LE(
+        plan.HiddenRows(dtype) * (plan.MultipliedRowBytes(dtype) + plan.SourceRowBytes(dtype)),
+        plan.hidden_bytes);
+    EXPECT_LE(block_rows, plan.HiddenRows(dtype));
+    EXPECT_LE(block_rows * plan.num_tiles * 32, plan.partial_bytes);
   }
+}
+
+TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
+  ChunkPlanOptions options = Options(8192);
+  options.with_fused = true;
+  const ChunkPlan plan = PlanChunks(options);
+  EXPECT_LE(plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes, 64 * kMiB);
+  EXPECT_GE(plan.arena_bytes, plan.partial_bytes + plan.logits_bytes + plan.converted_weight_bytes);
+  for (const Dtype dtype : kDtypes) {
+    for (const int num_sums : {1, 2}) {
+      const int64_t rows = plan.FusedRows(dtype, num_sums);
+      ASSERT_GE(rows, kRowGranularity);
+      EXPECT_EQ(rows % kRowGranularity, 0);
+      EXPECT_LE(rows, plan.HiddenRows(dtype));
+      EXPECT_LE(rows, plan.row_state_rows);
+      EXPECT_LE(rows * plan.num_tiles * num_sums * 16, plan.arena_bytes);
+    }
+  }
+}
+
+TEST(FusedPlanTest, FourThousandRowsOfALargeVocabularyAreOneLaunch) {
+  const ChunkPlan plan =
+      PlanChunks({.vocab_size = 152'064, .hidden_size = 3'584, .with_fused = true});
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1), 4'096);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2), 2'048);
 }
 
 TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {
@@ -69,8 +95,9 @@ TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {
       ASSERT_GE(tiles, 1);
       ASSERT_LE(tiles, plan.num_tiles);
       ASSERT_LE(tiles * kTileColumns * PadRows(rows) * 4, plan.logits_bytes);
-      if (!plan.IsNativePair(dtype) && plan.head_dtype != Dtype::kF32) {
-        ASSERT_LE(tiles * kTileColumns * plan.padded_hidden * 4, plan.converted_weight_bytes);
+      if (plan.PairOf(dtype) != ChunkPlan::Pair::kNative && plan.head_dtype != Dtype::kF32) {
+        ASSERT_LE(tiles * kTileColumns * plan.MultipliedRowBytes(dtype),
+                  plan.converted_weight_bytes);
       }
     }
   }

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/chunked/tile_stats.h"
+#include "kernels/common/logit_key.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -23,7 +24,8 @@ constexpr double kWeightedTolerance = 2 * kSumTolerance;
 struct StatsOutput {
   std::vector<TileSums> sums;
   std::vector<TileSums> entropy_sums;
-  std::vector<TileExtremes> extremes;
+  std::vector<uint64_t> max_keys;
+  std::vector<uint32_t> min_keys;
   std::vector<float> target_logits;
 };
 
@@ -39,6 +41,7 @@ struct StatsCase {
 
   int64_t num_tiles() const { return NumTiles(vocab_size); }
   int64_t stride() const { return num_tiles() * kTileColumns; }
+  PartialLayout layout() const { return {.row_stride = 1, .tile_stride = num_rows}; }
 };
 
 StatsCase MakeCase(int64_t num_rows, int64_t vocab_size, float stddev) {
@@ -69,7 +72,8 @@ StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entro
   const DeviceArray<float> bias_array(bias);
   const DeviceArray<TileSums> sums(std::vector<TileSums>(num_partials, {77, 7, 7, 7}));
   const DeviceArray<TileSums> entropy_sums(std::vector<TileSums>(num_partials, {77, 7, 7, 7}));
-  const DeviceArray<TileExtremes> extreme_array(std::vector<TileExtremes>(num_partials, {7, 7, 7}));
+  const DeviceArray<uint64_t> max_keys(std::vector<uint64_t>(static_cast<size_t>(c.num_rows), 0));
+  const DeviceArray<uint32_t> min_keys(std::vector<uint32_t>(static_cast<size_t>(c.num_rows), 0));
   const DeviceArray<float> target_logits(
       std::vector<float>(static_cast<size_t>(c.num_rows), -777.0F));
   for (int64_t tile = 0; tile < c.num_tiles(); tile += tiles_a_launch) {
@@ -84,18 +88,21 @@ StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entro
     params.chunk.bias = c.bias.empty() ? nullptr : bias_array.data();
     params.log2_scales = scales.data();
     params.targets = targets.data();
-    params.partial_stride = c.num_tiles();
+    params.layout = c.layout();
     params.target_logits = target_logits.data();
     params.sums = sums.data();
     params.wants_sum_squares = squares;
-    if (extremes) params.extremes = extreme_array.data();
+    if (extremes) {
+      params.max_keys = max_keys.data();
+      params.min_keys = min_keys.data();
+    }
     if (entropy) {
       params.entropy_sums = entropy_sums.data();
       params.entropy_log2_scales = scales.data();
     }
     EXPECT_EQ(LaunchTileStats(params, nullptr), cudaSuccess);
   }
-  return {sums.Read(), entropy_sums.Read(), extreme_array.Read(), target_logits.Read()};
+  return {sums.Read(), entropy_sums.Read(), max_keys.Read(), min_keys.Read(), target_logits.Read()};
 }
 
 void ExpectMatchesReference(const StatsCase& c, const StatsOutput& output) {
@@ -118,19 +125,18 @@ void ExpectMatchesReference(const StatsCase& c, const StatsOutput& output) {
         if (power > 0) weighted += shifted * power;
         squares += power * power;
       }
-      const auto index = static_cast<size_t>(row * c.num_tiles() + tile);
+      const auto index = static_cast<size_t>(c.layout().At(row, tile));
       const TileSums& sums = output.sums[index];
       ASSERT_EQ(sums.exponent, k);
       ASSERT_NEAR(sums.sum, sum, kSumTolerance);
       ASSERT_NEAR(sums.weighted, weighted, kWeightedTolerance);
       ASSERT_NEAR(sums.sum_squares, squares, kSumTolerance);
-      const TileExtremes& extremes = output.extremes[index];
-      ASSERT_EQ(extremes.max_logit, *best);
-      ASSERT_EQ(extremes.argmax, best - logits);
-      ASSERT_EQ(extremes.min_logit, *std::min_element(logits + begin, logits + end));
     }
     const auto i = static_cast<size_t>(row);
     EXPECT_EQ(output.target_logits[i], logits[c.targets[i]]);
+    const float* const best = std::max_element(logits, logits + c.vocab_size);
+    EXPECT_EQ(output.max_keys[i], LogitKey(*best, static_cast<int32_t>(best - logits)));
+    EXPECT_EQ(output.min_keys[i], ~OrderedBits(*std::min_element(logits, logits + c.vocab_size)));
   }
 }
 
@@ -159,8 +165,8 @@ TEST_F(TileStatsTest, TheCutIntoChunksDoesNotShow) {
     for (size_t i = 0; i < whole.sums.size(); ++i) {
       ASSERT_EQ(cut.sums[i].sum, whole.sums[i].sum);
       ASSERT_EQ(cut.sums[i].weighted, whole.sums[i].weighted);
-      ASSERT_EQ(cut.extremes[i].argmax, whole.extremes[i].argmax);
     }
+    ASSERT_EQ(cut.max_keys, whole.max_keys);
     ASSERT_EQ(cut.target_logits, whole.target_logits);
   }
 }
@@ -206,7 +212,6 @@ TEST_F(TileStatsTest, ATileOfNegativeInfinityIsEmpty) {
 
   EXPECT_EQ(output.sums[0].exponent, kEmptyExponent);
   EXPECT_EQ(output.sums[0].sum, 0.0F);
-  EXPECT_EQ(output.extremes[0].argmax, 0);
   EXPECT_NE(output.sums[1].exponent, kEmptyExponent);
 }
 

@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/chunked/top_k.h"
+#include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
@@ -13,19 +14,10 @@ namespace {
 
 using logprobd::testing::DeviceArray;
 
-/// The key of TopKKey, on the host.
-uint64_t HostKey(float logit, int32_t id) {
-  logit += 0.0F;
-  uint32_t bits = 0;
-  std::copy_n(reinterpret_cast<const char*>(&logit), sizeof(bits), reinterpret_cast<char*>(&bits));
-  const uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(~id);
-}
-
 std::vector<uint64_t> TopKReference(const std::vector<float>& row, int32_t top_k) {
   std::vector<uint64_t> keys;
   for (size_t id = 0; id < row.size(); ++id) {
-    keys.push_back(HostKey(row[id], static_cast<int32_t>(id)));
+    keys.push_back(LogitKey(row[id], static_cast<int32_t>(id)));
   }
   keys.resize(std::max(keys.size(), static_cast<size_t>(top_k)));
   std::partial_sort(keys.begin(), keys.begin() + top_k, keys.end(), std::greater<>());

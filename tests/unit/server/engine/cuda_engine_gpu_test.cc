@@ -1,3 +1,4 @@
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -10,12 +11,18 @@
 namespace logprobd::testing {
 namespace {
 
-absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateForTest(const HeadWeights& head,
-                                                             int64_t batch_rows_max) {
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateWith(GpuKernel kernel, const HeadWeights& head,
+                                                          int64_t batch_rows_max) {
   EngineOptions options;
+  options.kernel = kernel;
   options.batch_rows_max = batch_rows_max;
   LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, "test"));
   return CreateCudaEngine(head, plan, options);
+}
+
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateForTest(const HeadWeights& head,
+                                                             int64_t batch_rows_max) {
+  return CreateWith(GpuKernel::kAuto, head, batch_rows_max);
 }
 
 std::string SkipReason() {
@@ -27,13 +34,18 @@ std::string SkipReason() {
 
 std::vector<EngineUnderTest> Engines() {
   EngineUnderTest engine;
-  engine.name = "Chunked";
+  engine.name = "Auto";
   engine.create = CreateForTest;
   // Tensor cores truncate what they accumulate; fp32 heads add up in one chain of fp32.
   engine.tolerances.logprob_wide = 1e-3;
   engine.tolerances.logprob_f32 = 2e-5;
   engine.skip_reason = SkipReason();
-  return {engine};
+  EngineUnderTest chunked = engine;
+  chunked.name = "Chunked";
+  chunked.create = [](const HeadWeights& head, int64_t batch_rows_max) {
+    return CreateWith(GpuKernel::kChunked, head, batch_rows_max);
+  };
+  return {engine, chunked};
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, EngineSuite, ::testing::ValuesIn(Engines()), EngineName);
@@ -62,7 +74,7 @@ TEST(CudaEngineTest, ThePlanNamesEveryMemory) {
   const auto plan = PlanCudaEngine(head, {}, "asked for");
 
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->engine, "cuda/chunked");
+  EXPECT_THAT(plan->engine, ::testing::StartsWith("cuda/"));
   EXPECT_THAT(plan->reason, ::testing::StartsWith("asked for; "));
   ASSERT_EQ(plan->memory.size(), 3U);
   EXPECT_EQ(plan->memory[0].kind, "weights");
@@ -85,7 +97,7 @@ TEST(CudaEngineTest, RefusesABatchAboveItsLimitAndStaysHealthy) {
   EXPECT_TRUE((*engine)->healthy());
 }
 
-TEST(CudaEngineTest, RecordsStagesAndFlops) {
+TEST(CudaEngineTest, RecordsFlops) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   Metrics metrics({.heads = {"test"}, .has_gpu = true});
   const auto head = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
@@ -100,11 +112,79 @@ TEST(CudaEngineTest, RecordsStagesAndFlops) {
   ASSERT_TRUE(RunCase(**engine, MakeRandomCase(*head, 10)).status.ok());
 
   const std::string text = metrics.Serialize();
-  for (const char* stage : {"h2d", "kernel", "combine", "d2h"}) {
-    EXPECT_THAT(text, ::testing::HasSubstr("logprobd_stage_duration_seconds_count{stage=\"" +
-                                           std::string(stage) + "\"} 1"));
-  }
   EXPECT_THAT(text, ::testing::HasSubstr("logprobd_flops_total{gpu=\"0\"} 1280000"));
+}
+
+/// Every output that the fused kernel gives; with lists asked beside it, all go the chunked way.
+EngineCase WithoutLists(EngineCase inputs) {
+  inputs.top_k = 0;
+  inputs.candidate_rows.clear();
+  inputs.candidate_ids.clear();
+  return inputs;
+}
+
+template <typename T>
+void ExpectSameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(T)), 0);
+}
+
+void ExpectSameScores(const EngineScores& a, const EngineScores& b) {
+  ASSERT_TRUE(a.status.ok()) << a.status;
+  ASSERT_TRUE(b.status.ok()) << b.status;
+  ExpectSameBits(a.logprob, b.logprob);
+  ExpectSameBits(a.entropy, b.entropy);
+  ExpectSameBits(a.lse, b.lse);
+  ExpectSameBits(a.argmax_id, b.argmax_id);
+  ExpectSameBits(a.argmax_logprob, b.argmax_logprob);
+  ExpectSameBits(a.sum_p_squared, b.sum_p_squared);
+  ExpectSameBits(a.max_logit, b.max_logit);
+  ExpectSameBits(a.min_logit, b.min_logit);
+  ExpectSameBits(a.nonfinite, b.nonfinite);
+}
+
+TEST(CudaEngineTest, EveryWayToScoreARowGivesTheSameBits) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  for (const RandomHeadOptions& options :
+       {RandomHeadOptions{.vocab_size = 1'000, .hidden_size = 896},
+        RandomHeadOptions{.vocab_size = 1'152, .hidden_size = 71, .dtype = Dtype::kF16},
+        RandomHeadOptions{
+            .vocab_size = 777, .hidden_size = 200, .bias = true, .scale = 0.5F, .softcap = 20},
+        RandomHeadOptions{.vocab_size = 191, .hidden_size = 33, .dtype = Dtype::kF16, .bias = true},
+        RandomHeadOptions{.vocab_size = 500, .hidden_size = 64, .dtype = Dtype::kF32}}) {
+    const auto head = MakeRandomHead(options);
+    auto any = CreateWith(GpuKernel::kAuto, *head, 1'200);
+    auto chunked = CreateWith(GpuKernel::kChunked, *head, 1'200);
+    ASSERT_TRUE(any.ok() && chunked.ok()) << any.status() << chunked.status();
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      for (const int64_t rows : {1, 64, 65, 129, 600, 1'100}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "hidden " << options.hidden_size << ", head " << DtypeName(options.dtype)
+                     << ", rows of " << DtypeName(dtype) << ": " << rows);
+        EngineCase with_lists = MakeRandomCase(*head, rows, dtype);
+        with_lists.top_k = 5;
+        with_lists.candidate_rows = {0};
+        with_lists.candidate_ids = {3};
+        const EngineScores truth = RunCase(**chunked, with_lists);
+        ExpectSameScores(RunCase(**any, WithoutLists(with_lists)), truth);
+        ExpectSameScores(RunCase(**any, with_lists), truth);
+      }
+    }
+  }
+}
+
+TEST(CudaEngineTest, FusedIsRefusedWhereItCannotRun) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  HeadInfo head;
+  head.vocab_size = head.vocab_rows = head.hidden_size = 64;
+  head.dtype = Dtype::kF32;
+  EngineOptions options;
+  options.kernel = GpuKernel::kFused;
+
+  const auto plan = PlanCudaEngine(head, options, "");
+
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plan.status().message()), ::testing::HasSubstr("use auto or chunked"));
 }
 
 TEST(CudaEngineTest, TellsHowFarTheWeightIsRead) {

@@ -1,0 +1,16 @@
+#include "kernels/fused_sm90/fused_partials.h"
+
+namespace logprobd::kernels {
+
+bool HasFusedKernel() { return false; }
+
+cudaError_t LaunchFusedPartials(const FusedPartialsParams& /*params*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
+cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& /*params*/,
+                                  const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
+}  // namespace logprobd::kernels

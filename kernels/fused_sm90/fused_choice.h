@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+
+namespace logprobd::kernels {
+
+/// The block tiles that the kernel was built for: rows x 192 columns. All give the same bits.
+enum class FusedTile : int32_t {
+  k64PingPong,      ///< Up to 64 rows: as fast as the weight can be read.
+  k64Pair,          ///< Up to 128: two blocks read the weight's tile together.
+  k128PingPong,     ///< One tile's epilogue hides behind the next one's products.
+  k256Cooperative,  ///< Least operand traffic; its epilogue stands alone.
+};
+
+/// The order in which blocks take their tiles.
+enum class FusedRaster : int32_t { kAlongRows, kAlongVocab };
+
+struct FusedChoice {
+  FusedTile tile;
+  FusedRaster raster;
+  /// Tiles across the raster's direction that are taken together, in clusters: 1, 2, 4 or 8.
+  int32_t swizzle;
+};
+
+/// Rows of a block tile, and blocks of a cluster (along the rows).
+constexpr int64_t TileRows(FusedTile tile) {
+  switch (tile) {
+    case FusedTile::k64PingPong:
+    case FusedTile::k64Pair:
+      return 64;
+    case FusedTile::k128PingPong:
+      return 128;
+    case FusedTile::k256Cooperative:
+      return 256;
+  }
+  return 0;
+}
+constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
+
+/// What is fastest for so many rows, and products of `depth` (hidden size times terms). Measured:
+/// README.md.
+FusedChoice ChooseFused(int64_t num_rows, int64_t depth);
+
+}  // namespace logprobd::kernels

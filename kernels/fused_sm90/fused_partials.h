@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/logit_transform.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_choice.h"
+
+namespace logprobd::kernels {
+
+/// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
+/// an output that is null is not asked.
+struct FusedPartialsParams {
+  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: split_hidden.h.
+  Dtype dtype = Dtype::kBf16;
+  int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
+  /// Rows of `hidden` that may be read, >= num_rows. Rows of a block that are not there are slower
+  /// than rows with any content at all, so a buffer with room for 64 is worth having.
+  int64_t readable_rows = 0;
+  int64_t hidden_size = 0;  ///< >= 1.
+  /// 16-bit terms that a hidden value is the sum of, 1 to 3, as kernels/common/terms.h lays them
+  /// out.
+  int32_t num_terms = 1;
+  const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
+  int64_t hidden_stride = 0;     ///< Elements, >= what a row holds, a multiple of 8.
+  const void* weight =
+      nullptr;                ///< [vocab_size - tile_begin * 192, weight_stride], 16-byte aligned.
+  int64_t weight_stride = 0;  ///< Elements, >= hidden_size, a multiple of 8.
+
+  int64_t vocab_size = 0;  ///< Of the whole vocabulary, 1 to 2^20.
+  /// This weight's tiles of the whole vocabulary, half-open.
+  int64_t tile_begin = 0;
+  int64_t tile_end = 0;
+
+  LogitTransform transform;
+  const float* bias = nullptr;         ///< [tile_end * 192], of the whole vocabulary, or null.
+  const float* log2_scales = nullptr;  ///< [num_rows], Log2Scale of the temperature.
+  const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
+  const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
+
+  PartialLayout layout;              ///< Of all partials, for tiles of the whole vocabulary.
+  TileSums* sums = nullptr;          ///< Always written.
+  TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
+  float* tile_max = nullptr;         ///< Each tile's largest logit.
+  bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
+
+  float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
+  uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
+  uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
+};
+
+/// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are
+/// made and used in registers and lie nowhere. A (row, tile) has the same bits whatever num_rows
+/// is, whatever else is asked, and the same as LaunchTileStats gives for the same logits.
+///
+/// Thread-safe. Needs compute capability 9.0 and a build with CUTLASS: see HasFusedKernel. Returns
+/// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+[[nodiscard]] cudaError_t LaunchFusedPartials(const FusedPartialsParams& params,
+                                              cudaStream_t stream);
+
+/// The same by another instance or in another order than the fastest: same bits. For tests and
+/// measurements.
+[[nodiscard]] cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params,
+                                                const FusedChoice& choice, cudaStream_t stream);
+
+/// Whether this build holds the kernel; without it the launches return cudaErrorNotSupported.
+[[nodiscard]] bool HasFusedKernel();
+
+}  // namespace logprobd::kernels

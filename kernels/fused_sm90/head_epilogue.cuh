@@ -1,0 +1,244 @@
+#pragma once
+
+// What becomes of a block tile's dot products: partials, straight from the registers.
+//
+// Idea      A quad of lanes holds a row's 192 sums of a tile, 48 a lane: maximum, exponent and sums
+//           need two butterfly steps each and no shared memory.
+// Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
+// Traffic   16 bytes a row and tile; a warp writes eight rows at once (128 bytes where they lie
+// together). Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) would make
+// 0 * inf:
+//           the sums are then taken again with a floor, which leaves the bits of others alone.
+
+#include <cstdint>
+
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/detail.hpp"
+#include "kernels/common/logit_key.h"
+#include "kernels/common/tile_sums.cuh"
+
+namespace logprobd::kernels::internal {
+
+/// As FusedPartialsParams, on the device.
+struct HeadEpilogueParams {
+  int32_t num_rows;
+  int32_t vocab_size;
+  int32_t tile_begin;
+  int32_t num_tiles;
+  LogitTransform transform;
+  const float* bias;
+  const float* log2_scales;
+  const float* entropy_log2_scales;
+  const int32_t* targets;
+  PartialLayout layout;
+  TileSums* sums;
+  TileSums* entropy_sums;
+  float* tile_max;
+  float* target_logits;
+  uint64_t* max_keys;
+  uint32_t* min_keys;
+  bool wants_sum_squares;
+};
+
+/// A lane's share of a row: columns 8 j + 2 lane + {0, 1} of a tile, j = 0..23. A view of the sums
+/// in place: a copy would not fit beside them. Its indices are constants once loops are unrolled.
+template <class Dots>
+struct LaneLogits {
+  static constexpr int kCount = kTileColumns / 4;
+  Dots& dots;
+  int m;
+  int half;
+
+  __device__ __forceinline__ float& z(int i) const {
+    return dots(cute::make_coord(i % 2, half, i / 2), m, 0);
+  }
+
+  /// Column of z(i), less the lane's first.
+  static constexpr __device__ int Column(int i) { return i / 2 * kTileChains + i % 2; }
+
+  template <bool kSquares, bool kHasFloor>
+  __device__ __forceinline__ ChainSums Sums(float log2_scale, float k) const {
+    ChainSums even;
+    ChainSums odd;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
+      odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
+    }
+    even.Join(odd);
+    return even;
+  }
+
+  /// The tile's sums, the same in all lanes of the quad.
+  template <bool kSquares>
+  __device__ __forceinline__ ChainSums TileSumsOf(const TileOrigin& origin, float log2_scale,
+                                                  const float* log2_scale_at) const {
+    ChainSums sums = Sums<kSquares, false>(log2_scale, origin.k);
+    if (isnan(sums.weighted)) {
+      // Read anew, or the compiler keeps all y - k of the first attempt for this one, and spills.
+      const float same_scale = *static_cast<const volatile float*>(log2_scale_at);
+      sums = Sums<kSquares, true>(same_scale, origin.k);
+    }
+    JoinLanes<kSquares>(sums, 1);
+    JoinLanes<kSquares>(sums, 2);
+    return sums;
+  }
+};
+
+/// An epilogue in the form that CUTLASS's kernels call.
+template <bool kTransforms>
+class HeadEpilogue {
+ public:
+  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
+  using DispatchPolicy = EpilogueSchedule;
+  using ElementC = float;
+  using ElementD = float;
+  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
+  using StrideD = StrideC;
+  using Arguments = HeadEpilogueParams;
+  using Params = HeadEpilogueParams;
+  struct SharedStorage {};
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& arguments,
+                                                  void*) {
+    return arguments;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(const Problem&, const Arguments&) {
+    return 0;
+  }
+
+  CUTLASS_HOST_DEVICE explicit HeadEpilogue(const Params& params) : params_(params) {}
+
+  template <class Problem, class BlockShape, class Coordinate, class Engine, class Layout,
+            class Mma, class Residue>
+  CUTLASS_DEVICE void operator()(const Problem&, BlockShape, const Coordinate& coordinate,
+                                 cute::Tensor<Engine, Layout>& dots, const Mma& mma, const Residue&,
+                                 int thread, char*) {
+    using namespace cute;
+    constexpr int kRows = size<0>(BlockShape{});
+    static_assert(size<1>(BlockShape{}) == kTileColumns);
+    static_assert(rank<0>(Layout{}) == 3 && size<0, 0>(Layout{}) == 2 &&
+                  size<0, 1>(Layout{}) == 2 && size<0, 2>(Layout{}) == kTileColumns / kTileChains &&
+                  size<2>(Layout{}) == 1);
+    const int32_t tile = get<1>(coordinate);
+    const int32_t block_row = get<0>(coordinate) * kRows;
+    if (tile >= params_.num_tiles || block_row >= params_.num_rows) return;  // beyond the problem
+    const Tensor places = mma.get_thread_slice(thread).partition_C(
+        make_identity_tensor(Shape<Int<kRows>, Int<192>>{}));
+    const int32_t lane_column = get<1>(places(0));
+#pragma unroll
+    for (int m = 0; m < size<1>(Layout{}); ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = block_row + get<0>(places(make_coord(0, half, 0), m, 0));
+        const int32_t warp_row = __shfl_sync(0xFFFFFFFFU, row, 0);
+        if (warp_row >= params_.num_rows) continue;  // the whole warp
+        const LaneLogits<Tensor<Engine, Layout>> logits{dots, m, half};
+        ReduceRow(logits, row, params_.tile_begin + tile, lane_column);
+      }
+    }
+  }
+
+ private:
+  template <class Logits>
+  __device__ __forceinline__ void ReduceRow(const Logits& logits, int32_t row, int32_t tile,
+                                            int32_t lane_column) {
+    constexpr unsigned kFullWarp = 0xFFFFFFFFU;
+    const bool has_row = row < params_.num_rows;
+    const int32_t some_row = has_row ? row : params_.num_rows - 1;
+    const int32_t tile_column = tile * kTileColumns;
+    const int32_t first_column = tile_column + lane_column;
+    if constexpr (kTransforms) {
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; ++i) {
+        const float bias =
+            params_.bias == nullptr ? 0.0F : params_.bias[first_column + Logits::Column(i)];
+        logits.z(i) = LogitOf(logits.z(i), bias, params_.transform);
+      }
+    }
+    if (tile_column + kTileColumns > params_.vocab_size) {
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; ++i) {
+        if (first_column + Logits::Column(i) >= params_.vocab_size) logits.z(i) = -INFINITY;
+      }
+    }
+    float max_logit = MaxOrNan(logits.z(0), logits.z(1));
+#pragma unroll
+    for (int i = 2; i < Logits::kCount; ++i) max_logit = MaxOrNan(max_logit, logits.z(i));
+    max_logit = MaxOrNan(max_logit, __shfl_xor_sync(kFullWarp, max_logit, 1));
+    max_logit = MaxOrNan(max_logit, __shfl_xor_sync(kFullWarp, max_logit, 2));
+
+    const int64_t partial = params_.layout.At(row, tile);
+    const bool writes = has_row && lane_column == 0;
+    const float* const scale_at = params_.log2_scales + some_row;
+    const TileOrigin origin = TileOriginOf(max_logit, *scale_at);
+    const ChainSums sums = params_.wants_sum_squares
+                               ? logits.template TileSumsOf<true>(origin, *scale_at, scale_at)
+                               : logits.template TileSumsOf<false>(origin, *scale_at, scale_at);
+    if (writes) StoreTileSums(params_.sums + partial, origin, sums);
+    if (params_.entropy_sums != nullptr) {
+      const float* const entropy_at = params_.entropy_log2_scales + some_row;
+      const TileOrigin entropy_origin = TileOriginOf(max_logit, *entropy_at);
+      const ChainSums entropy_sums =
+          logits.template TileSumsOf<false>(entropy_origin, *entropy_at, entropy_at);
+      if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
+    }
+    if (!has_row) return;
+    if (params_.tile_max != nullptr && writes) params_.tile_max[partial] = max_logit;
+    StoreTarget(logits, row, tile_column, lane_column);
+    if (params_.max_keys != nullptr) RaiseMax(logits, row, max_logit, first_column);
+    if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
+  }
+
+  template <class Logits>
+  __device__ __forceinline__ void StoreTarget(const Logits& logits, int32_t row,
+                                              int32_t tile_column, int32_t lane_column) {
+    const int32_t column = params_.targets[row] - tile_column;
+    if (column < 0 || column >= kTileColumns || column % kTileChains / 2 * 2 != lane_column) return;
+    float target_logit = 0.0F;
+#pragma unroll
+    for (int i = 0; i < Logits::kCount; ++i) {
+      if (column - lane_column == Logits::Column(i)) target_logit = logits.z(i);
+    }
+    params_.target_logits[row] = target_logit;
+  }
+
+  /// Most tiles are passed over: their maximum is below what another tile has given already.
+  template <class Logits>
+  __device__ __forceinline__ void RaiseMax(const Logits& logits, int32_t row, float max_logit,
+                                           int32_t first_column) {
+    const uint64_t best = *static_cast<const volatile uint64_t*>(params_.max_keys + row);
+    if (OrderedBits(max_logit) < static_cast<uint32_t>(best >> 32)) return;
+    int32_t column = -1;
+#pragma unroll
+    for (int i = Logits::kCount - 1; i >= 0; --i) {
+      if (logits.z(i) == max_logit) column = Logits::Column(i);
+    }
+    if (column < 0) return;
+    atomicMax(reinterpret_cast<unsigned long long*>(params_.max_keys + row),
+              LogitKey(max_logit, first_column + column));
+  }
+
+  template <class Logits>
+  __device__ __forceinline__ void RaiseMin(const Logits& logits, int32_t row,
+                                           int32_t first_column) {
+    float min_logit = INFINITY;
+#pragma unroll
+    for (int i = 0; i < Logits::kCount; ++i) {
+      if (first_column + Logits::Column(i) < params_.vocab_size) {
+        min_logit = fminf(min_logit, logits.z(i));
+      }
+    }
+    const uint32_t key = ~OrderedBits(min_logit);
+    if (key > *static_cast<const volatile uint32_t*>(params_.min_keys + row)) {
+      atomicMax(params_.min_keys + row, key);
+    }
+  }
+
+  const Params& params_;
+};
+
+}  // namespace logprobd::kernels::internal
