@@ -38,8 +38,18 @@ function(logprobd_test name)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
-  # The list travels through scripts that expand it twice; unescaped, its second label and TIMEOUT
-  # would be lost.
-  string(REPLACE ";" "\\;" labels "${ARG_LABELS}")
-  gtest_discover_tests(${name} PROPERTIES LABELS "${labels}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
+  list(GET ARG_LABELS 0 label)
+  gtest_discover_tests(${name} PROPERTIES LABELS "${label}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
+  list(LENGTH ARG_LABELS count)
+  if(count GREATER 1)
+    # gtest_discover_tests takes no list as a property's value: the second label and TIMEOUT would
+    # be lost. CTest reads this file after the one that names the tests.
+    set(labels_file ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
+    file(CONFIGURE OUTPUT ${labels_file} @ONLY CONTENT
+"if(@name@_TESTS)
+  set_tests_properties(\${@name@_TESTS} PROPERTIES LABELS \"@ARG_LABELS@\")
+endif()
+")
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
+  endif()
 endfunction()
