@@ -14,8 +14,12 @@ from scoring_rpc import ROOT
 # Run elsewhere: the test command itself, and what needs another machine.
 ELSEWHERE = (
     "bash tests/run.sh",
-    "bash tests/gpu/run.sh",
+    "bash tests/gpu/",
     "bash .ci/",
+    "cmake --workflow",
+    "cmake -S . -B build/fuzz",
+    "compute-sanitizer",
+    "ctest ",
     "sudo bash tests/bare_debian.sh",
 )
 RESULTS = ROOT / "tests" / "bench" / "results"
