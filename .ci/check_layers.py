@@ -73,7 +73,7 @@ SYSTEM = {
 def layers(root: pathlib.Path) -> dict[str, set[str]]:
     """For each folder the folders of ours that it may include, itself among them, by the table of ARCHITECTURE.md.
 
-    Its rows: | `folder`, ... | what | `base`, `kernels`, ... |; the bare name of a server folder stands for server/NAME.
+    Its rows: | `folder`, ... | what | `base`, `kernels`, ... |; a server folder may lack its "server/".
     """
     text = (root / "ARCHITECTURE.md").read_text()
     table = text.split("| may include of ours |", 1)[1].split("\n\n", 1)[0]

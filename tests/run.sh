@@ -27,9 +27,10 @@ python_environment() {
   /usr/bin/python3 -m venv build/venv-tests
   local -a install=(build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check)
   "${install[@]}" -r tests/requirements.txt
-  # What torch needs of others first, so that only torch itself is looked for in PyTorch's index.
+  # The wheel of PyTorch's own index has no CUDA libraries; where that index cannot be reached, PyPI's with all of them.
   "${install[@]}" filelock typing-extensions 'setuptools<82' sympy networkx jinja2 fsspec
-  "${install[@]}" -r tests/requirements-torch.txt
+  "${install[@]}" --no-deps --retries 0 --index-url https://download.pytorch.org/whl/cpu \
+    -r tests/requirements-torch.txt || "${install[@]}" -r tests/requirements-torch.txt
   "${install[@]}" --editable ./client/python
   printf '%s' "$wanted" >"$stamp"
 }

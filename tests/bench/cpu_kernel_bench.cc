@@ -4,7 +4,6 @@
 // and answers with one line of JSON, so that a script can interleave rounds with other processes.
 // oneDNN gets its weight in the layout it likes best, prepared outside the time, as ours is.
 
-
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -46,8 +46,7 @@ class Results : public ::testing::Environment {
 };
 
 /// GoogleTest owns it.
-Results* const results =
-    static_cast<Results*>(::testing::AddGlobalTestEnvironment(new Results));
+Results* const results = static_cast<Results*>(::testing::AddGlobalTestEnvironment(new Results));
 
 struct Errors {
   std::vector<double> logprob;
