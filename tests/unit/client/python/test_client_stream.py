@@ -1,6 +1,7 @@
 """score_stream: order, errors of single batches, retries, lost connections."""
 
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -141,11 +142,19 @@ def test_the_servers_window_is_kept(server, rows):
 def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, client, rows):
     # Batches were taken until the window was full before the first was sent.
     client.info()
+    arrived = threading.Semaphore(0)
+
+    class Requests(list):
+        def append(self, request):
+            super().append(request)
+            arrived.release()
+
+    server.requests = Requests()
 
     def one_at_a_time():
-        for sent in range(3):
-            while len(server.requests) < sent:  # until the earlier batches have arrived
-                time.sleep(0.01)
+        yield rows
+        for _ in range(2):
+            assert arrived.acquire(timeout=10)  # the batch before it was sent
             yield rows
 
     results = list(client.score_stream(one_at_a_time(), timeout=10))
