@@ -12,37 +12,22 @@ CUDA = {"cuda", "cuda_runtime", "cublas", "nvml", "nccl"}
 GRPC = {"grpc", "grpcpp", "grpc++", "google", "logprobd/v1"}
 TORCH = {"torch", "ATen", "c10"}
 
-# For each folder: the folders of ours it may include, and the third parties it may include.
-# The longest matching folder decides. Third parties that no rule names are refused.
-LAYERS = {
-    "kernels": ({"kernels"}, {"cuda", "cuda_runtime", "cublas", "cutlass", "cute"}),
-    "server/base": ({"server/base"}, {"absl", "spdlog"}),
-    "server/validation": ({"server/base", "server/validation"}, {"absl"}),
-    "server/batching": ({"server/base", "server/metrics", "server/batching"}, {"absl"}),
-    "server/weights": ({"server/base", "server/weights"}, {"absl", "nlohmann"}),
-    "server/engine": (
-        {"server/base", "server/metrics", "server/weights", "server/engine", "kernels"},
-        {"absl"} | CUDA,
-    ),
-    "server/metrics": ({"server/base", "server/metrics"}, {"absl", "prometheus", "nvml"}),
-    "server/http": ({"server/base", "server/metrics", "server/http"}, {"absl", "httplib"}),
-    "server/transport": (
-        {
-            "server/base",
-            "server/metrics",
-            "server/validation",
-            "server/batching",
-            "server/transport",
-        },
-        {"absl"} | GRPC,
-    ),
-    "server/app": (
-        {"server", "kernels/reference", "kernels/common"},
-        {"absl", "CLI", "toml", "nlohmann"},
-    ),
-    "server/main.cc": ({"server"}, {"absl"}),
-    "client/cpp": ({"client/cpp"}, {"absl"} | GRPC),
-    "client/cli": ({"client/cpp", "client/cli"}, {"absl", "CLI", "nlohmann"} | GRPC),
+# The third parties that each folder may include; the longest matching folder decides. What no rule names is refused.
+# The folders of ours that it may include stand in the table of ARCHITECTURE.md.
+THIRD_PARTIES = {
+    "kernels": {"cuda", "cuda_runtime", "cublas", "cutlass", "cute"},
+    "server/base": {"absl", "spdlog"},
+    "server/validation": {"absl"},
+    "server/batching": {"absl"},
+    "server/weights": {"absl", "nlohmann"},
+    "server/engine": {"absl"} | CUDA,
+    "server/metrics": {"absl", "prometheus", "nvml"},
+    "server/http": {"absl", "httplib"},
+    "server/transport": {"absl"} | GRPC,
+    "server/app": {"absl", "CLI", "toml", "nlohmann"},
+    "server/main.cc": {"absl"},
+    "client/cpp": {"absl"} | GRPC,
+    "client/cli": {"absl", "CLI", "nlohmann"} | GRPC,
 }
 
 # Third parties that only a source file may include, never a header: it would spread to every user.
@@ -85,8 +70,29 @@ SYSTEM = {
 }
 
 
+def layers(root: pathlib.Path) -> dict[str, set[str]]:
+    """For each folder the folders of ours that it may include, itself among them, by the table of ARCHITECTURE.md.
+
+    Its rows: | `folder`, ... | what | `base`, `kernels`, ... |; a server folder may lack its "server/".
+    """
+    text = (root / "ARCHITECTURE.md").read_text()
+    table = text.split("| may include of ours |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in table.splitlines()[2:]]
+    names = {n.rstrip("/") for cells in rows for n in re.findall(r"`([^`]+)`", cells[0])}
+    found = {}
+    for folders, _, allowed in rows:
+        given = set(re.findall(r"`([^`]+)`", allowed))
+        ours = {f"server/{name}" if f"server/{name}" in names else name for name in given}
+        for name in re.findall(r"`([^`]+)`", folders):
+            found[name.rstrip("/")] = ours | {name.rstrip("/")}
+    missing = THIRD_PARTIES.keys() - found.keys()
+    if missing:
+        raise SystemExit(f"ARCHITECTURE.md has no row for {', '.join(sorted(missing))}")
+    return found
+
+
 def folder_of(path: str) -> str | None:
-    matches = [f for f in LAYERS if path == f or path.startswith(f + "/")]
+    matches = [f for f in THIRD_PARTIES if path == f or path.startswith(f + "/")]
     return max(matches, key=len) if matches else None
 
 
@@ -104,6 +110,7 @@ def third_party(include: str) -> str | None:
 
 def check(root: pathlib.Path) -> list[str]:
     problems = []
+    allowed = layers(root)
     for path in sorted(root.glob("**/*")):
         relative = path.relative_to(root).as_posix()
         if path.suffix not in {".h", ".cc", ".cu", ".cuh", ".inc"} or relative.startswith("build"):
@@ -111,7 +118,7 @@ def check(root: pathlib.Path) -> list[str]:
         folder = folder_of(relative)
         if folder is None:
             continue
-        ours, others = LAYERS[folder]
+        ours, others = allowed[folder], THIRD_PARTIES[folder]
         for number, line in enumerate(path.read_text().splitlines(), 1):
             match = INCLUDE.match(line)
             if not match:

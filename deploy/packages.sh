@@ -9,7 +9,7 @@ build_packages=(
 )
 run_packages=(ca-certificates curl python3 python3-venv)
 test_packages=(
-  libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev prometheus
+  libgtest-dev libgmock-dev libdnnl-dev prometheus
   clang-format-14 clang-tidy-14 git
 )
 
@@ -19,6 +19,11 @@ missing_packages() {
   for name in "$@"; do
     dpkg-query -W -f='${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || printf '%s\n' "$name"
   done
+}
+
+# Asks for sudo's password where packages are missing, before progress lines could hide the question.
+prepare_install() {
+  [ "$(id -u)" -eq 0 ] || [ -z "$(missing_packages "$@")" ] || ! command -v sudo >/dev/null || sudo -v
 }
 
 # Installs what is missing of the named packages, as root or with sudo. Prints nothing of its own.

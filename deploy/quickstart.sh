@@ -63,12 +63,34 @@ elif [ "$device" = auto ] && $has_gpu && ! $has_nvcc; then
   echo "note: there is a GPU, but no CUDA toolkit, so rows are scored on the CPU. To use the GPU, $cuda_advice."
 fi
 
+# What the CUDA code is built for: the GPUs of this machine ("80", "90", "80;90"); empty where that cannot be asked.
+architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+  grep -E '^[0-9]+\.[0-9]+$' | tr -d . | sort -nu | paste -sd ';' || true)
+if [ -n "$architectures" ] && [ "${architectures%%;*}" -lt 80 ] && [ "$device" = cuda ]; then
+  fail "--device cuda: compute capability 8.0 or later is needed, this machine has ${architectures%%;*} (tenths)"
+fi
+
+# Something that answers there would be taken for the server started below.
+for taken in "$port:--port" "$http_port:--http-port"; do
+  if (exec 3<>"/dev/tcp/127.0.0.1/${taken%%:*}") 2>/dev/null; then
+    fail "port ${taken%%:*} is in use (an earlier --keep?): end what listens there, or pass another ${taken#*:}"
+  fi
+done
+
 build() {
+  local stamp=build/release/.quickstart cuda=AUTO wanted
   local -a options=()
-  [ "$device" = cpu ] && options+=(-DLOGPROBD_CUDA=OFF)
-  # A tree that is already configured (by tests/run.sh, say) is left as it is.
-  [ -f build/release/build.ninja ] ||
-    cmake --preset release -DLOGPROBD_TESTS=OFF ${options[@]+"${options[@]}"}
+  [ "$device" = cpu ] && cuda=OFF
+  [ "$cuda" = AUTO ] && [ -n "$architectures" ] && options+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+  [ -f build/release/build.ninja ] || options+=(-DLOGPROBD_TESTS=OFF)
+  # Configured again only where the choice of CUDA or the toolkit has changed since; a tree of tests/run.sh keeps
+  # its tests.
+  wanted="cuda=$cuda architectures=$architectures nvcc=$( (PATH=$PATH:/usr/local/cuda/bin; nvcc --version) 2>/dev/null |
+    tail -n 1)"
+  if [ ! -f build/release/build.ninja ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    cmake --preset release -DLOGPROBD_CUDA="$cuda" ${options[@]+"${options[@]}"}
+    printf '%s' "$wanted" >"$stamp"
+  fi
   cmake --build build/release --target logprobd logprobctl
 }
 
@@ -89,24 +111,27 @@ stop_server() {
   wait "$server_pid" 2>/dev/null || true
   server_pid=""
 }
-trap stop_server EXIT
-trap 'exit 130' INT TERM
+trap 'stop_step; stop_server' EXIT
 
 wait_ready() {
   local i
   for i in $(seq 1200); do
-    curl -fsS -o /dev/null "http://127.0.0.1:$http_port/readyz" 2>/dev/null && return 0
+    local ready=false
+    curl -fsS -o /dev/null "http://127.0.0.1:$http_port/readyz" 2>/dev/null && ready=true
+    # After the question: an answer counts only while it is our server's.
     if ! kill -0 "$server_pid" 2>/dev/null; then
       cat build/quickstart/server.log
       echo "the server ended while starting"
       return 1
     fi
+    $ready && return 0
     sleep 0.1
   done
   echo "the server was not ready after 120 s; its log is build/quickstart/server.log"
   return 1
 }
 
+prepare_install "${build_packages[@]}" "${run_packages[@]}"
 step "installing distribution packages" install_packages "${build_packages[@]}" "${run_packages[@]}"
 step "building the server (Release)" build
 step "installing the Python client" python_client
@@ -124,17 +149,21 @@ step "scoring rows through the Python client" build/venv/bin/python deploy/demo/
 
 echo
 cat "$step_logs/$step_count.log"
+address=127.0.0.1:$port
+if ! $keep; then
+  echo
+  echo "The server is stopped now. To go on with it, run this again with --keep; README.md has ten lines of Python."
+  exit 0
+fi
 cat <<EOF
 
 Metrics   http://127.0.0.1:$http_port/metrics      health  http://127.0.0.1:$http_port/readyz
 Server    build/release/bin/logprobd --model $model        (--help explains every option)
-Try next  build/release/bin/logprobctl selftest            compare the engine with double precision
-          build/release/bin/logprobctl bench --rows 256    latency and rows/s
-          README.md                                        ten lines of Python for your own rows
+Try next  build/release/bin/logprobctl selftest --address $address            compare with double precision
+          build/release/bin/logprobctl bench --address $address --rows 256    latency and rows/s
+          README.md                            ten lines of Python for your own rows (LOGPROBD_ADDRESS=$address)
+
+The server keeps running as process $server_pid (log: build/quickstart/server.log); stop it with: kill $server_pid
 EOF
-if $keep; then
-  echo
-  echo "The server keeps running as process $server_pid (log: build/quickstart/server.log); stop it with: kill $server_pid"
-  disown "$server_pid"
-  server_pid=""
-fi
+disown "$server_pid"
+server_pid=""

@@ -5,6 +5,20 @@
 : "${step_logs:?}" "${step_count:?}"
 mkdir -p "$step_logs"
 step_number=0
+step_job=""
+
+# Ends the command of the step under way with all that it started; for the EXIT trap. A command in the background of
+# a script ignores the terminal's Ctrl-C, so apt-get or ninja would run on.
+stop_step() {
+  [ -n "$step_job" ] || return 0
+  kill -TERM -- "-$step_job" 2>/dev/null || true
+  # What a step runs as root is only root's to end.
+  [ "$(id -u)" -eq 0 ] || ! command -v sudo >/dev/null || sudo -n kill -TERM -- "-$step_job" 2>/dev/null || true
+  wait "$step_job" 2>/dev/null || true
+  step_job=""
+}
+trap stop_step EXIT
+trap 'exit 130' INT TERM
 
 fail() {
   printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
@@ -20,9 +34,11 @@ step() {
   started=$SECONDS
   printf '[%d/%d] %s ...' "$step_number" "$step_count" "$title"
   [ -t 1 ] || printf '\n'
+  set -m  # a process group of its own, for stop_step
   "$@" >"$log" 2>&1 </dev/null &
-  local job=$!
-  while kill -0 "$job" 2>/dev/null; do
+  step_job=$!
+  set +m
+  while kill -0 "$step_job" 2>/dev/null; do
     sleep 0.2
     elapsed=$((SECONDS - started))
     if [ -t 1 ] && [ "$elapsed" -gt 0 ]; then
@@ -30,7 +46,8 @@ step() {
         "$(step_progress "$log")"
     fi
   done
-  wait "$job" && status=0 || status=$?
+  wait "$step_job" && status=0 || status=$?
+  step_job=""
   elapsed=$((SECONDS - started))
   if [ "$status" -ne 0 ]; then
     [ -t 1 ] && printf '\n'

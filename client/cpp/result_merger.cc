@@ -47,8 +47,6 @@ ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
   result_.sum_p_squared.resize(size(output::kSumPSquared));
   result_.max_logit.resize(size(output::kMaxLogit));
   result_.min_logit.resize(size(output::kMinLogit));
-  result_.top_k_ids.resize(rows * static_cast<size_t>(args.top_k));
-  result_.top_k_logprobs.resize(rows * static_cast<size_t>(args.top_k));
   result_.candidate_logprobs.resize(args.candidate_ids.size());
   const size_t segments = args.segment_offsets.empty() ? 0 : args.segment_offsets.size() - 1;
   result_.segment_logprob.resize(segments);
@@ -80,6 +78,14 @@ absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body)
   const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   const int64_t segments =
       plan_.sum_segments_locally ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
+  // Sized by the first answer that fits, not before: only the server judges top_k, and memory for
+  // a huge one would not be had.
+  const int64_t top_k_bytes = rows * args_.top_k * static_cast<int64_t>(sizeof(int32_t));
+  if (result_.top_k_ids.empty() &&
+      static_cast<int64_t>(response.top_k_ids().size()) == top_k_bytes) {
+    result_.top_k_ids.resize(static_cast<size_t>(args_.rows * args_.top_k));
+    result_.top_k_logprobs.resize(static_cast<size_t>(args_.rows * args_.top_k));
+  }
   absl::Status status;
   status.Update(
       Place("logprob", response.logprob(), begin, count(output::kLogprob), &result_.logprob));

@@ -69,7 +69,7 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
     case absl::StatusCode::kResourceExhausted:
       advice = IsMessageTooLarge(status)
                    ? "; a single row, or the request_bytes option, is above the server's message "
-                     "limit: raise --message-bytes-max there"
+                     "limit: raise --max-message-bytes there"
                    : "; the server stayed full: send with fewer requests in flight, allow more "
                      "retries, or add servers";
       break;

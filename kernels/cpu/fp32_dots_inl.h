@@ -3,10 +3,9 @@
 // Dot products in fp32, for any pair of types: both sides are converted exactly.
 //
 // Idea      A micro-kernel keeps kRows x kVectors vectors of sums in registers while it runs
-// through
-//           a block of hidden elements (BlockK); the block's sums are then added to the tile of dot
-//           products, so that the error grows with the block's length and the number of blocks, not
-//           with their product.
+//           through a block of hidden elements (BlockK); the block's sums are then added to the
+//           tile of dot products, so that the error grows with the block's length and the number of
+//           blocks, not with their product.
 // Work      Many rows: the block of the weight is converted once into a panel that fits the caches
 //           and serves all of them. Few rows: the micro-kernel converts as it reads.
 // Numerics  Each dot product is one chain of multiply-adds a block, in the order of the hidden

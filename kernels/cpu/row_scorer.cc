@@ -169,10 +169,6 @@ RowScorer::RowScorer(const CpuHead& head, const Options& options)
 
 RowScorer::~RowScorer() = default;
 
-void RowScorer::ForEach(int64_t num_units, const std::function<void(int64_t, int32_t)>& body) {
-  impl_->pool.ForEach(num_units, body);
-}
-
 void RowScorer::Score(const ScoreRowsParams& params) {
   for (int64_t row = 0; row < params.num_rows; row += impl_->sizes.rows) {
     impl_->ScoreChunk(params, row, std::min(impl_->sizes.rows, params.num_rows - row));

@@ -49,7 +49,8 @@ struct ScoreRowsParams {
   uint8_t* nonfinite = nullptr;         ///< [num_rows], always wanted.
 };
 
-/// Scores rows with all of a pool of threads, in a workspace that is allocated once.
+/// Scores rows with all of a pool of threads, in a workspace that is allocated once (but
+/// for the offsets of candidates, 8 bytes a row, which grow with the first batch that has any).
 ///
 ///   rows, as many as the workspace holds -> packed hidden
 ///   (tile, rows) units over the threads  -> dot products -> logits, in cache -> TileSums
@@ -77,9 +78,6 @@ class RowScorer {
   RowScorer& operator=(const RowScorer&) = delete;
 
   void Score(const ScoreRowsParams& params);
-
-  /// Calls body(unit, worker) for every unit, on all threads; see ThreadPool::ForEach.
-  void ForEach(int64_t num_units, const std::function<void(int64_t, int32_t)>& body);
 
  private:
   struct Impl;

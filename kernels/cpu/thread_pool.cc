@@ -18,12 +18,20 @@ struct ThreadPool::Loop {
 };
 
 ThreadPool::ThreadPool(int32_t num_threads) {
-  for (int32_t worker = 1; worker < num_threads; ++worker) {
-    threads_.emplace_back([this, worker] { Work(worker); });
+  try {
+    for (int32_t worker = 1; worker < num_threads; ++worker) {
+      threads_.emplace_back([this, worker] { Work(worker); });
+    }
+  } catch (...) {
+    // The system gives no more threads. Those that run must end before threads_ is destroyed.
+    Stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

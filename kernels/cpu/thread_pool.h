@@ -12,7 +12,8 @@ namespace logprobd::kernels {
 /// A fixed set of threads that run one loop at a time; the caller is one of them.
 class ThreadPool {
  public:
-  /// `num_threads` >= 1, the calling thread included.
+  /// `num_threads` >= 1, the calling thread included. Throws std::system_error when the system does
+  /// not start them all; none is left running.
   explicit ThreadPool(int32_t num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -28,6 +29,8 @@ class ThreadPool {
  private:
   struct Loop;
   void Work(int32_t worker);
+  /// Ends and joins the threads.
+  void Stop();
 
   std::mutex mutex_;
   std::condition_variable started_;

@@ -49,16 +49,15 @@ std::string MachineName() {
   return absl::StrCat(model, ", ", count, " cores");
 }
 
-absl::Status WriteRecords(const std::string& path, const std::string& commit,
+absl::Status WriteRecords(const std::string& path, const BenchOrigin& origin,
                           const std::vector<BenchRecord>& records) {
-  const std::string machine = MachineName();
   const std::string date = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const BenchRecord& record : records) {
     nlohmann::ordered_json entry = {{"what", record.what},
-                                    {"machine", machine},
+                                    {"machine", origin.machine},
                                     {"date", date},
-                                    {"commit", commit},
+                                    {"commit", origin.commit},
                                     {"figure", record.figure},
                                     {"unit", record.unit},
                                     {"spread", {record.spread.first, record.spread.second}},

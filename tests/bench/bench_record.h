@@ -21,7 +21,7 @@ struct BenchRecord {
   std::string note;
 };
 
-/// A record of a figure taken in several rounds.
+/// A record of a figure taken in several rounds, at least one.
 BenchRecord RecordOf(std::string what, std::string unit, std::vector<double> rounds);
 
 double Median(std::vector<double> values);
@@ -29,8 +29,14 @@ double Median(std::vector<double> values);
 /// Processor and the cores this process may use, as "Xeon 8480, 2 cores".
 std::string MachineName();
 
-/// Writes the records as JSON with machine, date and `commit`; "-" is standard output.
-absl::Status WriteRecords(const std::string& path, const std::string& commit,
+/// Where records were measured.
+struct BenchOrigin {
+  std::string machine;  ///< MachineName(), or a device's facts.
+  std::string commit;
+};
+
+/// Writes the records as JSON with their origin and the date; "-" is standard output.
+absl::Status WriteRecords(const std::string& path, const BenchOrigin& origin,
                           const std::vector<BenchRecord>& records);
 
 }  // namespace logprobd::testing

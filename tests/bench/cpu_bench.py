@@ -4,6 +4,8 @@
     cpu_bench.py --bin-dir build/release/bin speed --rows 256 4096 --out results/cpu_speed.json
     cpu_bench.py --bin-dir build/release/bin accuracy --out results/cpu_accuracy.json
 
+Exits 1 when a figure is above what is wanted of it.
+
 Needs the binaries of -DLOGPROBD_BENCHMARKS=ON and, for speed, torch. One round runs every contender
 once, in turn; figures are medians over the rounds. `ours` gives logprob and entropy of every row. The
 GEMMs (oneDNN, torch) only write logits. torch's chains compute log_softmax, the target's logprob and
@@ -15,6 +17,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +27,8 @@ from collections.abc import Callable
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ACCURACY_LIMITS = {"logprob_max": 1e-4, "logprob_p99": 2e-5, "entropy_max": 2e-4}
 FP32_LOGPROB_MAX = 5e-6
+# Ratios of our time to a baseline's.
+SPEED_LIMITS = {"gemm": 1.3, "torch_bf16": 1 / 1.4, "torch_f32": 1 / 2}
 
 
 def machine() -> str:
@@ -37,23 +42,30 @@ def machine() -> str:
 
 def commit() -> str:
     try:
-        return subprocess.run(
+        head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
             cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,
         ).stdout.strip()
+        # The results themselves may differ: they are what is being written.
+        changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!tests/bench/results"]
+        dirty = subprocess.run(changes, cwd=ROOT, check=False).returncode != 0
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{head}-dirty" if dirty else head
+
+
+ORIGIN = {"machine": "", "commit": ""}  # of all records of this run, set in main
 
 
 def record(what: str, figure: float, unit: str, **more: object) -> dict:
     return {
         "what": what,
-        "machine": more.pop("machine", machine()),
+        "machine": ORIGIN["machine"],
         "date": datetime.date.today().isoformat(),
-        "commit": more.pop("commit", commit()),
+        "commit": ORIGIN["commit"],
         "figure": figure,
         "unit": unit,
         "spread": None,
@@ -88,7 +100,8 @@ class Bench:
     def close(self) -> None:
         assert self.process.stdin
         self.process.stdin.close()
-        self.process.wait()
+        if self.process.wait() != 0:
+            raise SystemExit(f"cpu_kernel_bench ended with {self.process.returncode}")
 
 
 def torch_contenders(rows: int, hidden: int, vocab: int) -> dict[str, Callable[[], None]]:
@@ -158,7 +171,9 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
         "spread": [min(seconds["ours"]), max(seconds["ours"])],
     }
 
-    def against(name: str, limit: str) -> dict:
+    def against(name: str, remark: str, limit: float | None = None) -> dict:
+        if limit is not None:
+            remark = f"{remark}, wanted at most {limit:.2g}".removeprefix(", ")
         figure = statistics.median(seconds[name])
         low_high = f"{min(seconds[name]):.4g} to {max(seconds[name]):.4g}"
         return record(
@@ -169,19 +184,19 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
                 **common,
                 "baseline": {"what": NAMES[name], "figure": figure},
                 "ratio": ours / figure,
-                "note": f"{common['note']}; {limit}; baseline spread {low_high} s",
+                "note": f"{common['note']}; {remark}; baseline spread {low_high} s",
             },
         )
 
     gemms = [name for name in ("onednn_bf16", "onednn_f32_out", "torch_gemm") if name in seconds]
     best = min(gemms, key=lambda name: statistics.median(seconds[name]))
     chains = ("torch_bf16", "torch_f32")
-    records = [against(best, "best bf16 GEMM, wanted at most 1.3")]
+    records = [against(best, "best bf16 GEMM", SPEED_LIMITS["gemm"])]
     records += [
         against(name, "a further GEMM") for name in seconds if name not in ("ours", best, *chains)
     ]
-    records.append(against("torch_bf16", "wanted at most 1/1.4 = 0.71"))
-    records.append(against("torch_f32", "wanted at most 1/2 = 0.5"))
+    records.append(against("torch_bf16", "", SPEED_LIMITS["torch_bf16"]))
+    records.append(against("torch_f32", "", SPEED_LIMITS["torch_f32"]))
     records.append(
         record(
             f"CPU, {shape}: memory beyond weight, hidden and results",
@@ -242,12 +257,31 @@ def accuracy(args: argparse.Namespace) -> list[dict]:
                     f"{case['samples']} logprobs, {case['out_of_range']} out of range; wanted at most {limit:g}",
                 )
             )
-            if case[key] > limit or case["out_of_range"]:
-                print(f"MISSED: {records[-1]['what']}: {case[key]:g} > {limit:g}", file=sys.stderr)
+            if case["out_of_range"]:
+                records[-1]["missed"] = True
     return records
 
 
-def main() -> None:
+def missed(records: list[dict]) -> bool:
+    """Whether a figure is above what its note wants; says which. Out of range is a miss as well."""
+    found = False
+    for entry in records:
+        figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
+        limit = re.search(r"wanted at most ([\d.e+-]+)", entry["note"])
+        if entry.pop("missed", False) or (limit and figure > float(limit[1])):
+            print(f"MISSED: {entry['what']}: {figure:g}; {entry['note']}", file=sys.stderr)
+            found = True
+    return found
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -261,9 +295,13 @@ def main() -> None:
         kind.add_argument(
             "--out", type=pathlib.Path, help="file to write; default: standard output"
         )
+        kind.add_argument("--machine", help="default: processor and cores, from /proc/cpuinfo")
+        kind.add_argument(
+            "--commit", help="where there is no git; default: HEAD, -dirty if changed"
+        )
         if name == "speed":
             kind.add_argument("--rows", type=int, nargs="+", default=[256, 4096])
-            kind.add_argument("--rounds", type=int, default=7)
+            kind.add_argument("--rounds", type=positive, default=7)
             kind.add_argument(
                 "--seconds-max",
                 type=float,
@@ -279,8 +317,12 @@ def main() -> None:
                 "--isa", default="", help="instruction set; default: the best of this CPU"
             )
     args = parser.parse_args()
-    write(args.function(args), args.out)
+    ORIGIN.update(machine=args.machine or machine(), commit=args.commit or commit())
+    records = args.function(args)
+    is_missed = missed(records)
+    write(records, args.out)
+    return 1 if is_missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,8 +4,6 @@
 // and answers with one line of JSON, so that a script can interleave rounds with other processes.
 // oneDNN gets its weight in the layout it likes best, prepared outside the time, as ours is.
 
-#include <sys/resource.h>
-
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -36,13 +34,6 @@ struct Shape {
   int64_t vocab = 151'936;
   int32_t threads = 0;
 };
-
-double UserSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec) +
-         static_cast<double>(usage.ru_utime.tv_usec) * 1e-6;
-}
 
 /// Bytes of a field of /proc/self/status, for example VmHWM.
 int64_t StatusBytes(const std::string& field) {
@@ -121,7 +112,6 @@ class OursRun {
   }
 
   int64_t extra_bytes() const { return extra_bytes_; }
-  double logprob() const { return logprob_[0]; }
 
  private:
   const Shape shape_;
@@ -218,12 +208,10 @@ int Main(const Shape& shape) {
       std::fprintf(stderr, "unknown command: %s\n", command.c_str());
       return 1;
     }
-    const double user_begin = UserSeconds();
     const auto begin = std::chrono::steady_clock::now();
     run();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    std::printf("{\"seconds\": %.6f, \"user_seconds\": %.6f}\n", seconds.count(),
-                UserSeconds() - user_begin);
+    std::printf("{\"seconds\": %.6f}\n", seconds.count());
     std::fflush(stdout);
   }
   return 0;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -22,7 +21,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -35,6 +33,8 @@
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_status.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/gpu_machine.h"
 #include "tests/bench/gpu_timer.h"
 #include "tests/bench/storing_gemm.h"
 #include "tests/gpu/large_head.h"
@@ -65,7 +65,9 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
     } else if (name == "--commit") {
       flags.commit = value;
     } else if (name == "--rounds") {
-      flags.rounds = std::atoi(value.c_str());
+      if (!absl::SimpleAtoi(value, &flags.rounds) || flags.rounds < 1) {
+        return absl::InvalidArgumentError(absl::StrCat("--rounds ", value, ": must be >= 1"));
+      }
     } else if (name == "--rows") {
       flags.rows.clear();
       for (const auto part : absl::StrSplit(value, ',')) {
@@ -140,11 +142,6 @@ absl::Status ScoreRows(CudaScorer& scorer, const Scene& scene, int64_t rows, cud
   return absl::OkStatus();
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// Milliseconds of every round for each work, by its name.
 absl::StatusOr<std::map<std::string, std::vector<double>>> MeasureRounds(
     const std::map<std::string, Work>& works, int rounds, Timer& timer) {
@@ -170,24 +167,16 @@ absl::StatusOr<std::map<std::string, std::vector<double>>> MeasureRounds(
   return times;
 }
 
-std::string Record(const Flags& flags, const std::string& what, const std::string& unit,
-                   const std::vector<double>& ours, const std::vector<double>* baseline,
-                   const std::string& note) {
-  const double figure = Median(ours);
-  const std::string compared =
-      baseline == nullptr
-          ? "\"baseline\": null, \"ratio\": null"
-          : absl::StrFormat(
-                "\"baseline\": {\"what\": \"cuBLASLt GEMM that writes bf16 logits\", "
-                "\"figure\": %.4g}, \"ratio\": %.4g",
-                Median(*baseline), figure / Median(*baseline));
-  return absl::StrFormat(
-      "  {\"what\": \"%s\", \"machine\": \"one NVIDIA H200\", \"date\": \"%s\", "
-      "\"commit\": \"%s\", \"figure\": %.4g, \"unit\": \"%s\", \"spread\": [%.4g, %.4g], "
-      "\"rounds\": %d, %s, \"note\": \"%s\"}",
-      what, absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), flags.commit, figure,
-      unit, *std::min_element(ours.begin(), ours.end()),
-      *std::max_element(ours.begin(), ours.end()), ours.size(), compared, note);
+/// A record of `ours`, beside the GEMM where there is one.
+BenchRecord Record(const std::string& what, const std::vector<double>& ours,
+                   const std::vector<double>* baseline, const std::string& note) {
+  BenchRecord record = RecordOf(what, "ms", ours);
+  record.note = note;
+  if (baseline != nullptr) {
+    record.baseline_what = "cuBLASLt GEMM that writes bf16 logits";
+    record.baseline_figure = Median(*baseline);
+  }
+  return record;
 }
 
 /// A batch that an engine scores again and again.
@@ -251,7 +240,7 @@ absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
 
 /// The engine from pinned host memory to scores in host memory: one batch at a time for small ones
 /// (latency), two in flight for large ones (throughput).
-absl::Status MeasureEngine(const Flags& flags, std::vector<std::string>& records) {
+absl::Status MeasureEngine(const Flags& flags, std::vector<BenchRecord>& records) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
   EngineOptions options;
   LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, ""));
@@ -284,10 +273,9 @@ absl::Status MeasureEngine(const Flags& flags, std::vector<std::string>& records
     std::printf("engine, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n",
                 static_cast<long>(load.rows), load.in_flight, Median(times), stages.c_str());
     records.push_back(
-        Record(flags,
-               absl::StrCat("GPU engine, host to host, H=4096, V=151936, batches of ", load.rows,
+        Record(absl::StrCat("GPU engine, host to host, H=4096, V=151936, batches of ", load.rows,
                             " rows, ", load.in_flight, " in flight"),
-               "ms", times, nullptr,
+               times, nullptr,
                absl::StrCat("logprob and entropy; hidden rows in pinned memory; ", stages)));
   }
   return absl::OkStatus();
@@ -297,7 +285,7 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
   const kernels::ChunkPlan plan =
       kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
   LOGPROBD_ASSIGN_OR_RETURN(const auto scorer, CudaScorer::Create(plan, scene.head));
-  std::vector<std::string> records;
+  std::vector<BenchRecord> records;
   std::printf("workspace %.1f MiB, %s\n%8s %12s %12s %8s\n",
               static_cast<double>(plan.workspace_bytes) / (1 << 20), scorer->algorithm().c_str(),
               "rows", "chunked ms", "GEMM ms", "ratio");
@@ -317,15 +305,13 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
     std::printf("%8ld %12.3f %12.3f %8.3f\n", static_cast<long>(rows), Median(ours),
                 Median(baseline), Median(ours) / Median(baseline));
     records.push_back(Record(
-        flags, absl::StrCat("GPU chunked, logprob and entropy, H=4096, V=151936, T=", rows), "ms",
-        ours, &baseline,
+        absl::StrCat("GPU chunked, logprob and entropy, H=4096, V=151936, T=", rows), ours,
+        &baseline,
         absl::StrCat("hidden rows on the device; workspace ", plan.workspace_bytes >> 20, " MiB")));
   }
   LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, records));
-  if (!flags.out.empty()) {
-    std::ofstream(flags.out) << "[\n" << absl::StrJoin(records, ",\n") << "\n]\n";
-  }
-  return absl::OkStatus();
+  if (flags.out.empty()) return absl::OkStatus();
+  return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
 }
 
 absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Scene& scene,

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Renders the tables of measured numbers in README files from tests/bench/results.
 
-A table stands between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME being the stem of a file
-in tests/bench/results. `--check` writes nothing and exits 1 when a file is out of date, which a test does,
+Tables stand between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME being the stem of a file
+in tests/bench/results; each file gets its own, with its machine above it.
+
+`--check` writes nothing and exits 1 when a file is out of date, which a test does,
 so that no number in a README is typed by hand.
 """
 
@@ -15,7 +17,18 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
 BLOCK = re.compile(r"(<!-- results: (?P<names>[\w ]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
-REQUIRED = {"what", "machine", "date", "commit", "figure", "unit"}
+REQUIRED = {
+    "what",
+    "machine",
+    "date",
+    "commit",
+    "figure",
+    "unit",
+    "rounds",
+    "baseline",
+    "ratio",
+    "note",
+}
 
 
 def number(value: float) -> str:
@@ -40,27 +53,123 @@ def load(name: str) -> list[dict]:
     return records
 
 
+WANTED = re.compile(r"wanted at most (?:\S+ = )?([\d.e+-]*\d)")
+# Remarks on one baseline, not on what was measured.
+OF_A_BASELINE = ("wanted", "best ", "a further", "baseline spread")
+
+
 def spread(record: dict) -> str:
     low_high = record.get("spread")
-    return f"{number(low_high[0])} to {number(low_high[1])}" if low_high else ""
+    return f" ({number(low_high[0])} to {number(low_high[1])})" if low_high else ""
 
 
-def baseline(record: dict) -> str:
-    base = record.get("baseline")
-    return f"{base['what']}: {number(base['figure'])}" if base else ""
+def judged(text: str, value: float, note: str) -> str:
+    """The cell, with the limit of its note and whether it was missed."""
+    limit = WANTED.search(note)
+    if not limit:
+        return text
+    missed = ", **missed**" if value > float(limit[1]) else ""
+    return f"{text}, wanted <= {limit[1]}{missed}"
+
+
+def remarks(record: dict) -> list[str]:
+    parts = [part.strip() for part in record["note"].split(";")]
+    return [part for part in parts if part and not part.startswith(OF_A_BASELINE)]
+
+
+def rows_of(header: list[str], rows: list[list[str]]) -> list[str]:
+    # A column in which nothing stands says nothing.
+    used = [k for k in range(len(header)) if k == 0 or any(row[k] for row in rows)]
+    lines = [[header[k] for k in used], *([row[k] for k in used] for row in rows)]
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    return [text[0], "|---" * len(used) + "|", *text[1:], ""]
+
+
+def grouped(records: list[dict], key) -> dict[str, list[dict]]:
+    groups: dict[str, list[dict]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def against_baselines(records: list[dict], common: list[str]) -> list[str]:
+    """A row for what was measured, a column for each baseline of the same run: ours / its figure."""
+    names = list(dict.fromkeys(r["baseline"]["what"] for r in records))
+    rows = []
+    for what, group in grouped(records, lambda r: r["what"]).items():
+        cells = {
+            r["baseline"]["what"]: judged(
+                f"{r['ratio']:.2f} of {number(r['baseline']['figure'])}", r["ratio"], r["note"]
+            )
+            for r in group
+        }
+        first = group[0]
+        note = "; ".join(part for part in remarks(first) if part not in common)
+        figure = f"{number(first['figure'])} {first['unit']}{spread(first)}"
+        rows.append([what, figure, *(cells.get(name, "") for name in names), note])
+    return rows_of(["what", "figure", *names, "note"], rows)
+
+
+def several_figures(records: list[dict], common: list[str]) -> list[str]:
+    """A row for each "case: figure", a column for each figure."""
+    parts = {id(r): r["what"].rsplit(": ", 1) for r in records}
+    names = list(dict.fromkeys(parts[id(r)][1] for r in records))
+    limits = {
+        n: {
+            WANTED.search(r["note"]) and WANTED.search(r["note"])[1]
+            for r in records
+            if parts[id(r)][1] == n
+        }
+        for n in names
+    }
+    rows = []
+    for case, group in grouped(records, lambda r: parts[id(r)][0]).items():
+        cells = {}
+        for r in group:
+            text = f"{number(r['figure'])}{spread(r)}"
+            judgement = judged(text, r["figure"], r["note"])
+            # A limit that holds for the whole column stands in its head.
+            column_limit = len(limits[parts[id(r)][1]]) == 1 and "missed" not in judgement
+            cells[parts[id(r)][1]] = text if column_limit else judgement
+        note = "; ".join(part for part in remarks(group[0]) if part not in common)
+        rows.append([case, *(cells.get(name, "") for name in names), note])
+    unit = records[0]["unit"]
+    heads = []
+    for name in names:
+        limit = next(iter(limits[name])) if len(limits[name]) == 1 else None
+        heads.append(f"{name}, {unit}" + (f", wanted <= {limit}" if limit else ""))
+    return rows_of(["what", *heads, "note"], rows)
+
+
+def plain(records: list[dict], common: list[str]) -> list[str]:
+    rows = []
+    for r in records:
+        figure = judged(f"{number(r['figure'])} {r['unit']}{spread(r)}", r["figure"], r["note"])
+        rows.append([r["what"], figure, "; ".join(p for p in remarks(r) if p not in common)])
+    return rows_of(["what", "figure", "note"], rows)
 
 
 def table(names: list[str]) -> str:
-    records = [record for name in names for record in load(name)]
-    lines = ["| what | figure | spread | baseline, same run | ratio |", "|---|---|---|---|---|"]
-    for record in records:
-        ratio = record.get("ratio")
-        lines.append(
-            f"| {record['what']} | {number(record['figure'])} {record['unit']} | {spread(record)} "
-            f"| {baseline(record)} | {'' if ratio is None else f'{ratio:.2f}'} |"
-        )
-    sources = sorted({f"{r['machine']}, {r['date']}, commit {r['commit']}" for r in records})
-    return "\n".join([*lines, "", *(f"Measured on {source}." for source in sources), ""])
+    """The tables of some result files, each under a caption that says where it was measured."""
+    lines = []
+    for name in names:
+        records = load(name)
+        origins = sorted({f"{r['machine']}, {r['date']}, commit {r['commit']}" for r in records})
+        rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
+        common = [p for p in remarks(records[0]) if all(p in remarks(r) for r in records)]
+        count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
+        medians = f"; medians of {count} rounds (lowest to highest)" if rounds else ""
+        about = "".join(f"; {part}" for part in common)
+        lines += [f"`{name}`: {'; '.join(origins)}{medians}{about}.", ""]
+        compared = [r for r in records if r["baseline"]]
+        alone = [r for r in records if not r["baseline"]]
+        if compared:
+            lines += against_baselines(compared, common)
+        if alone and all(": " in r["what"] for r in alone) and len(alone) > 2:
+            lines += several_figures(alone, common)
+        elif alone:
+            lines += plain(alone, common)
+    return "\n".join(lines)
 
 
 def main() -> int:

@@ -261,7 +261,8 @@ int Run(const Flags& flags) {
     }
     std::cout << (record.note.empty() ? "" : "  ") << record.note << '\n';
   }
-  if (!flags.out.empty()) CheckOk(WriteRecords(flags.out, flags.commit, records));
+  if (!flags.out.empty())
+    CheckOk(WriteRecords(flags.out, {.machine = MachineName(), .commit = flags.commit}, records));
   return 0;
 }
 

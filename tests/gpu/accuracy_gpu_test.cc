@@ -4,53 +4,49 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/row_reference.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/gpu_machine.h"
 #include "tests/gpu/gpu_engine.h"
 #include "tests/gpu/large_head.h"
 
 namespace logprobd::testing {
 namespace {
 
-/// The records of this run, written when the process ends.
-class Results {
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// The records of this run, written when all tests have run.
+class Results : public ::testing::Environment {
  public:
-  static Results& Get() {
-    static Results results;
-    return results;
-  }
-
   void Add(const std::string& what, double figure, double tolerance) {
-    records_.push_back(absl::StrCat(
-        "  {\"what\": \"", what, "\", \"machine\": \"one NVIDIA H200\", \"date\": \"",
-        absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), "\", \"commit\": \"",
-        Environment("LOGPROBD_COMMIT"), "\", \"figure\": ", figure,
-        ", \"unit\": \"nat\", \"spread\": null, \"rounds\": 1, \"baseline\": null, \"ratio\": "
-        "null, \"note\": \"at most ",
-        tolerance, " asked\"}"));
+    BenchRecord record = RecordOf(what, "nats", {figure});
+    record.note = absl::StrCat("wanted at most ", tolerance);
+    records_.push_back(std::move(record));
   }
 
-  ~Results() {
-    const std::string path = Environment("LOGPROBD_RESULTS");
-    if (!path.empty()) std::ofstream(path) << "[\n" << absl::StrJoin(records_, ",\n") << "\n]\n";
+  void TearDown() override {
+    const std::string path = Variable("LOGPROBD_RESULTS");
+    if (path.empty()) return;
+    const absl::Status status = WriteRecords(
+        path, {.machine = GpuMachineName(), .commit = Variable("LOGPROBD_COMMIT")}, records_);
+    EXPECT_TRUE(status.ok()) << status;
   }
 
  private:
-  static std::string Environment(const char* name) {
-    const char* const value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  }
-  std::vector<std::string> records_;
+  std::vector<BenchRecord> records_;
 };
+
+/// GoogleTest owns it.
+Results* const results = static_cast<Results*>(::testing::AddGlobalTestEnvironment(new Results));
 
 struct Errors {
   std::vector<double> logprob;
@@ -106,12 +102,10 @@ class GpuAccuracyTest : public ::testing::Test {
   static void ExpectWithin(const std::string& what, const Errors& errors, double logprob_tolerance,
                            double entropy_tolerance) {
     ASSERT_FALSE(errors.logprob.empty());
-    Results::Get().Add(absl::StrCat("largest logprob error, ", what), errors.LogprobMax(),
-                       logprob_tolerance);
-    Results::Get().Add(absl::StrCat("99th percentile of the logprob error, ", what),
-                       errors.LogprobP99(), logprob_tolerance);
-    Results::Get().Add(absl::StrCat("largest entropy error, ", what), errors.EntropyMax(),
-                       entropy_tolerance);
+    results->Add(absl::StrCat(what, ": logprob, largest"), errors.LogprobMax(), logprob_tolerance);
+    results->Add(absl::StrCat(what, ": logprob, 99th percentile"), errors.LogprobP99(),
+                 logprob_tolerance);
+    results->Add(absl::StrCat(what, ": entropy, largest"), errors.EntropyMax(), entropy_tolerance);
     std::printf("%s: logprob max %.2e p99 %.2e, entropy max %.2e\n", what.c_str(),
                 errors.LogprobMax(), errors.LogprobP99(), errors.EntropyMax());
     EXPECT_LE(errors.LogprobMax(), logprob_tolerance);
@@ -120,18 +114,21 @@ class GpuAccuracyTest : public ::testing::Test {
 };
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation1) {
-  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 1",
-               Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
+  ExpectWithin(
+      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 1",
+      Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation3) {
-  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 3",
-               Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
+  ExpectWithin(
+      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 3",
+      Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation20) {
-  ExpectWithin("GPU chunked, H=4096, V=151936, logits of standard deviation 20",
-               Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
+  ExpectWithin(
+      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 20",
+      Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, AWeightOfMoreThan2To31Elements) {

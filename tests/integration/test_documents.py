@@ -1,8 +1,10 @@
 """Documents hold: every command in a README runs, every table is what the results say."""
 
+import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 
@@ -12,10 +14,15 @@ from scoring_rpc import ROOT
 # Run elsewhere: the test command itself, and what needs another machine.
 ELSEWHERE = (
     "bash tests/run.sh",
-    "bash tests/gpu/run.sh",
+    "bash tests/gpu/",
     "bash .ci/",
+    "cmake --workflow",
+    "cmake -S . -B build/fuzz",
+    "compute-sanitizer",
+    "ctest ",
     "sudo bash tests/bare_debian.sh",
 )
+RESULTS = ROOT / "tests" / "bench" / "results"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -34,11 +41,38 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now; the default ones may be a developer's own server."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Quickstarted:
+    """The demo model, served as the READMEs say, but at free ports."""
+
+    def __init__(self) -> None:
+        self.port, self.http_port = free_ports(2)
+        self.environment = os.environ | {
+            "PATH": f"{ROOT}/build/venv/bin:{os.environ['PATH']}",
+            "LOGPROBD_ADDRESS": f"127.0.0.1:{self.port}",
+        }
+
+    def options(self) -> list[str]:
+        return ["--port", str(self.port), "--http-port", str(self.http_port)]
+
+    def here(self, text: str) -> str:
+        """A README's text with this server's ports for the default ones."""
+        return text.replace(":8470", f":{self.port}").replace(":9470", f":{self.http_port}")
+
+
 @pytest.fixture(scope="module")
 def quickstarted(binaries):
-    """The demo model, served at the default ports as the READMEs say."""
+    started = Quickstarted()
     result = subprocess.run(
-        ["bash", "deploy/quickstart.sh", "--keep"],
+        ["bash", "deploy/quickstart.sh", "--keep", *started.options()],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -46,29 +80,28 @@ def quickstarted(binaries):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     pid = int(re.search(r"process (\d+)", result.stdout)[1])
-    yield result.stdout
+    started.output = result.stdout
+    yield started
     os.kill(pid, 15)
 
 
 def test_quickstart_prints_rows_beside_their_reference(quickstarted) -> None:
     for word in ("row", "target", "logprob", "entropy", "reference", "difference", "/metrics"):
-        assert word in quickstarted, word
+        assert word in quickstarted.output, word
 
 
 @pytest.mark.parametrize("file, command", commands(), ids=lambda value: str(value)[:60])
 @pytest.mark.timeout(900)
 def test_command_of_a_readme_runs(quickstarted, file: str, command: str) -> None:
     if command == "bash deploy/quickstart.sh":
-        command += " --port 18470 --http-port 19470"  # the fixture's server has the default ports
-    folder = ROOT / pathlib.Path(file).parent if file.startswith("client/python") else ROOT
-    environment = os.environ | {"PATH": f"{ROOT}/build/venv/bin:{os.environ['PATH']}"}
+        command += " " + " ".join(Quickstarted().options())
     result = subprocess.run(
-        ["bash", "-ec", command],
-        cwd=folder,
+        ["bash", "-ec", quickstarted.here(command)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=800,
-        env=environment,
+        env=quickstarted.environment,
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -77,7 +110,10 @@ def test_the_readme_example_in_python_runs(quickstarted) -> None:
     text = (ROOT / "README.md").read_text()
     program = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1]
     result = subprocess.run(
-        [ROOT / "build/venv/bin/python", "-c", program], capture_output=True, text=True, timeout=60
+        [ROOT / "build/venv/bin/python", "-c", quickstarted.here(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout) > 100
@@ -101,3 +137,49 @@ def test_layers_hold() -> None:
         [sys.executable, ROOT / ".ci" / "check_layers.py", ROOT], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout
+
+
+def test_an_include_against_the_layers_is_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "ARCHITECTURE.md").write_text((ROOT / "ARCHITECTURE.md").read_text())
+    wrong = tmp_path / "server" / "base" / "clock.h"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text('#include "server/app/run.h"\n')
+
+    result = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "check_layers.py", tmp_path], capture_output=True, text=True
+    )
+
+    assert result.returncode != 0
+    assert "server/base/clock.h" in result.stdout
+
+
+RECORD = {
+    "what": str,
+    "machine": str,
+    "date": str,
+    "commit": str,
+    "figure": (int, float),
+    "unit": str,
+    "spread": (list, type(None)),
+    "rounds": int,
+    "baseline": (dict, type(None)),
+    "ratio": (int, float, type(None)),
+    "note": str,
+}
+UNITS = {"s", "ms", "us", "MiB", "GB/s", "nats", "rows/s"}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_keeps_the_schema(path: pathlib.Path) -> None:
+    for record in json.loads(path.read_text()):
+        assert record.keys() == RECORD.keys()
+        for name, kind in RECORD.items():
+            assert isinstance(record[name], kind), (record["what"], name)
+        assert record["unit"] in UNITS, record["what"]
+        assert record["rounds"] >= 1
+        if record["spread"]:
+            low, high = record["spread"]
+            assert low <= record["figure"] <= high, record["what"]
+        if record["baseline"]:
+            ratio = record["figure"] / record["baseline"]["figure"]
+            assert record["ratio"] == pytest.approx(ratio, rel=2e-3), record["what"]

@@ -76,8 +76,7 @@ TEST_P(EngineSuite, ANonfiniteHiddenRowTouchesOnlyItself) {
   }
 }
 
-/// A head of two hidden elements whose second column of the weight is `special` at one id, else 0:
-/// a hidden row (1, 0) or (1, 1) leaves it out or takes it in.
+/// A small random fp32 head with the given bias: one value a vocabulary id.
 std::unique_ptr<InMemoryHead> HeadWithBias(int64_t vocab_size, std::vector<float> bias) {
   HeadInfo info;
   info.hidden_size = 4;

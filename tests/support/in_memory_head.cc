@@ -9,28 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
+#include "tests/support/half_floats.h"
 
 namespace logprobd::testing {
 namespace {
-
-uint16_t ToBf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40U);
-  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
-}
-
-uint16_t ToF16(float value) {
-  const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000U : 0U);
-  const float magnitude = std::fabs(value);
-  if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7E00U);
-  if (magnitude >= 65520.0F) return static_cast<uint16_t>(sign | 0x7C00U);
-  // In units of the last place, so that nearbyint rounds to nearest even; subnormals included.
-  const int exponent = magnitude == 0.0F ? -14 : std::max(std::ilogb(magnitude), -14);
-  const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
-  // A carry out of the mantissa moves into the exponent as it should.
-  const uint32_t biased = units < 1024U ? 0U : static_cast<uint32_t>(exponent + 14);
-  return static_cast<uint16_t>(sign | ((biased << 10) + units));
-}
 
 /// SplitMix64: the standard library's distributions differ between implementations.
 uint64_t NextRandom(uint64_t& state) {

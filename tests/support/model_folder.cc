@@ -12,35 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/base/check.h"
+#include "tests/support/half_floats.h"
 
 namespace logprobd::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-uint16_t ToBf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) {
-    return static_cast<uint16_t>((bits >> 16) | 0x40U);
-  }
-  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
-}
-
-uint16_t ToF16(float value) {
-  const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000U : 0U);
-  const double magnitude = std::fabs(static_cast<double>(value));
-  if (std::isnan(value)) {
-    return static_cast<uint16_t>(sign | 0x7E00U);
-  }
-  if (magnitude >= 65520.0) {
-    return static_cast<uint16_t>(sign | 0x7C00U);
-  }
-  // Quanta of the value's binade; below 2^-14 those of the subnormals. nearbyint rounds to even.
-  const int exponent = magnitude < std::ldexp(1.0, -14) ? -14 : std::ilogb(magnitude);
-  const auto quanta = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
-  const uint32_t biased = quanta + (static_cast<uint32_t>(exponent + 14) << 10);
-  return static_cast<uint16_t>(sign | biased);
-}
 
 float FromF16(uint16_t bits) {
   const float sign = (bits & 0x8000U) != 0 ? -1.0F : 1.0F;

@@ -8,7 +8,9 @@ from typing import TypeVar
 from logprobd import _wire, settings
 from logprobd.errors import (
     DeadlineExceeded,
+    InvalidArgument,
     LogprobdError,
+    NotFound,
     ServerBug,
     WeightsVersionMismatch,
 )
@@ -16,6 +18,9 @@ from logprobd.facts import HeadInfo
 from logprobd.retry import RetryPolicy
 
 Message = TypeVar("Message")
+
+# Errors after which what is known of the server's heads may be out of date.
+STALE_FACTS = (InvalidArgument, NotFound, WeightsVersionMismatch)
 
 # Rounds of scoring again what a swap of the weights left behind.
 SWAP_ROUNDS_MAX = 3
@@ -101,8 +106,7 @@ class ClientCore:
         if left <= 0:
             raise DeadlineExceeded(
                 f"no answer from {self.address} in time: raise timeout (LOGPROBD_TIMEOUT_S) or "
-                "send "
-                "fewer rows a call"
+                "send fewer rows a call"
             )
         return left
 

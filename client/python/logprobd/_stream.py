@@ -28,9 +28,10 @@ from logprobd.errors import (
     code_name,
     from_status,
 )
-from logprobd.facts import HeadInfo, choose_head
+from logprobd.facts import Limits
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.retry import Window
 from logprobd.settings import Settings
 
 _WINDOW_UNKNOWN = 16
@@ -42,7 +43,10 @@ class _Batch:
 
     plan: ScorePlan | None
     assembly: Assembly | None
-    deadline: float
+    seconds: float
+    """What it may take from when its first chunk is sent."""
+    deadline: float | None = None
+    """On time.monotonic(); None: nothing sent yet."""
     rounds: int = 1
     result: ScoreResult | LogprobdError | None = None
 
@@ -79,7 +83,7 @@ class StreamBook:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._window = settings.max_inflight
+        self._window = Window(settings.max_inflight)
         self._batches: deque[_Batch] = deque()
         self._waiting: deque[_Job] = deque()
         self._again: list[tuple[float, int, _Job]] = []
@@ -90,28 +94,29 @@ class StreamBook:
     def has_room(self) -> bool:
         """Whether another batch should be taken."""
         open_chunks = len(self._waiting) + len(self._again) + len(self._inflight)
-        return open_chunks < self._window and len(self._batches) < 2 * self._window
+        most = self._window.size
+        return open_chunks < most and len(self._batches) < 2 * most
 
     @property
     def is_empty(self) -> bool:
         return not self._batches
 
-    def add(
-        self, plan: ScorePlan, chunks: list[Chunk], heads: list[HeadInfo], deadline: float
-    ) -> None:
-        limits = choose_head(heads, plan.head).limits
-        self._window = min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
-        batch = _Batch(plan, Assembly(plan, chunks), deadline)
+    def add(self, plan: ScorePlan, chunks: list[Chunk], limits: Limits, seconds: float) -> None:
+        """A batch whose result must come within `seconds` of the sending of its first chunk."""
+        self._window.limit(
+            min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
+        )
+        batch = _Batch(plan, Assembly(plan, chunks), seconds)
         self._batches.append(batch)
         self._waiting.extend(_Job(batch, chunk) for chunk in chunks)
 
     def add_failed(self, error: LogprobdError) -> None:
         """A batch that was refused before anything was sent; its error comes in its place."""
-        self._batches.append(_Batch(None, None, float("inf"), result=error))
+        self._batches.append(_Batch(None, None, 0.0, result=error))
 
     def next_request(self, now: float) -> bytes | None:
         """The next message to write, or None while the window is full or nothing is due."""
-        while len(self._inflight) < self._window:
+        while len(self._inflight) < self._window.size:
             if self._again and self._again[0][0] <= now:
                 job = heapq.heappop(self._again)[2]
             elif self._waiting:
@@ -120,6 +125,8 @@ class StreamBook:
                 return None
             if job.batch.result is not None or job.batch.plan is None:
                 continue  # its batch has failed meanwhile
+            if job.batch.deadline is None:
+                job.batch.deadline = now + job.batch.seconds
             job.attempts += 1
             job.chunk_id = next(self._ids)
             self._inflight[job.chunk_id] = job
@@ -135,6 +142,7 @@ class StreamBook:
         if response.status_code != 0:
             self._refused(job, response, now)
             return
+        self._window.succeeded()
         batch = job.batch
         assert batch.assembly is not None
         try:
@@ -161,8 +169,9 @@ class StreamBook:
             retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,
         )
         if isinstance(error, Overloaded):
-            self._window = max(1, self._window // 2)
+            self._window.refused()
         assert job.batch.plan is not None
+        assert job.batch.deadline is not None
         error = job.batch.plan.locate(error, job.chunk)
         delay = self._settings.retry.delay(error, job.attempts)
         if delay is None or now + delay >= job.batch.deadline:
@@ -176,6 +185,7 @@ class StreamBook:
         jobs = list(self._inflight.values())
         self._inflight.clear()
         for job in jobs:
+            assert job.batch.deadline is not None
             delay = self._settings.retry.delay(error, job.attempts)
             if delay is None or now + delay >= job.batch.deadline:
                 raise error
@@ -188,20 +198,32 @@ class StreamBook:
             assert result is not None
             yield result
 
-    def pause(self, now: float) -> float:
+    def pause(self, now: float) -> float | None:
         """Seconds until something is due: a chunk to send again, or the deadline of the next
-        result.
+        result. None when nothing has been sent that is not answered.
 
-        Raises DeadlineExceeded when that has passed.
+        Raises DeadlineExceeded when that deadline has passed.
         """
-        deadline = min(batch.deadline for batch in self._batches if batch.result is None)
+        deadline = min(
+            (
+                batch.deadline
+                for batch in self._batches
+                if batch.result is None and batch.deadline is not None
+            ),
+            default=None,
+        )
+        if deadline is None:
+            return None
         if now >= deadline:
             raise DeadlineExceeded(
                 f"no answer from {self._settings.address} in time: raise timeout "
-                "(LOGPROBD_TIMEOUT_S) "
-                "or send smaller batches"
+                "(LOGPROBD_TIMEOUT_S) or send smaller batches"
             )
-        due = self._again[0][0] if self._again and len(self._inflight) < self._window else deadline
+        due = (
+            self._again[0][0]
+            if self._again and len(self._inflight) < self._window.size
+            else deadline
+        )
         return max(0.0, min(due, deadline) - now)
 
 
@@ -218,7 +240,7 @@ class ReadStream:
     def send(self, request: bytes) -> None:
         self._requests.put(request)
 
-    def wait(self, seconds: float) -> Any:
+    def wait(self, seconds: float | None) -> Any:
         """The next message (bytes), the call itself once it has ended, or None after `seconds`."""
         try:
             return self._events.get(timeout=seconds)
@@ -251,6 +273,6 @@ def wait_for(book: StreamBook, stream: ReadStream | None) -> Any:
         return ready
     seconds = book.pause(time.monotonic())
     if stream is None:
-        time.sleep(seconds)
+        time.sleep(seconds or 0.0)
         return None
     return stream.wait(seconds)

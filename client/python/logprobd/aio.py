@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any
 
@@ -15,31 +16,37 @@ import grpc.aio
 
 from logprobd import _wire, settings
 from logprobd._channels import error_of, status_error
-from logprobd._core import SWAP_ROUNDS_MAX, ClientCore, decode_answer, too_many_swaps
+from logprobd._core import (
+    STALE_FACTS,
+    SWAP_ROUNDS_MAX,
+    ClientCore,
+    decode_answer,
+    too_many_swaps,
+)
 from logprobd._stream import StreamBook, stream_plan
 from logprobd.assembly import Assembly
 from logprobd.errors import (
     Cancelled,
     InvalidArgument,
     LogprobdError,
-    NotFound,
+    Overloaded,
     Unavailable,
-    WeightsVersionMismatch,
     from_status,
 )
 from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
 from logprobd.plan import Chunk, Progress, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.retry import Window
 
 _Batch = tuple[Any, Any] | Mapping[str, Any]
+_END = object()  # in place of a batch: there are no more
 _inherited: list[Any] = []  # channels of a parent process or of another loop: never closed here
 
 
 class AsyncClient(ClientCore):
     __doc__ = f"""{ClientCore.__doc__}
     The methods are those of Client, awaited. Arrays are encoded, and CUDA tensors copied, on the
-    event
-    loop: a few milliseconds a request. One event loop at a time.
+    event loop: a few milliseconds a request. One event loop at a time.
     """
 
     def _start(self, chosen: settings.Settings) -> None:
@@ -105,10 +112,10 @@ class AsyncClient(ClientCore):
             request_id=request_id,
         )
         try:
-            chunks = await self._cut(plan, deadline)
+            _, chunks = await self._cut(plan, deadline)
             return await self._score_chunks(plan, chunks, deadline, progress)
-        except (InvalidArgument, NotFound, WeightsVersionMismatch):
-            self._heads = []  # what is known of the server may be out of date
+        except STALE_FACTS:
+            self._heads = []
             raise
 
     async def score_stream(
@@ -119,56 +126,77 @@ class AsyncClient(ClientCore):
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncIterator[ScoreResult]:
-        """As Client.score_stream; `batches` may be an async iterable too."""
+        """As Client.score_stream; `batches` may be an async iterable too.
+
+        An async iterable may wait for earlier results: they are yielded meanwhile.
+        """
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
         seconds = self._settings.timeout if timeout is None else timeout
         source = _iterate(batches)
         book = StreamBook(self._settings)
         stream: _AioStream | None = None
+        taking: asyncio.Future[Any] | None = None
         exhausted = False
+        wake = asyncio.Event()  # set by a taken batch and by each event of the stream
         try:
             while True:
-                while not exhausted and book.has_room:
-                    try:
-                        batch = await anext(source)
-                    except StopAsyncIteration:
+                wake.clear()
+                if taking is not None and taking.done():
+                    batch, taking = taking.result(), None
+                    if batch is _END:
                         exhausted = True
-                        break
-                    deadline = time.monotonic() + seconds
-                    try:
-                        plan = stream_plan(batch, options)
-                        chunks = await self._cut(plan, deadline)
-                        book.add(plan, chunks, self._heads, deadline)
-                    except InvalidArgument as error:
-                        book.add_failed(error)
+                    else:
+                        await self._take(batch, options, book, seconds)
+                while stream is not None and (event := stream.next_event()) is not None:
+                    if isinstance(event, bytes):
+                        book.receive(event, time.monotonic())
+                    else:
+                        stream = None
+                        book.reconnect(await _aio_error(event, self.address), time.monotonic())
                 while (request := book.next_request(time.monotonic())) is not None:
                     if stream is None:
-                        stream = _AioStream(self._channel(), self._settings.metadata)
+                        stream = _AioStream(self._channel(), self._settings.metadata, wake)
                     await stream.send(request)
                 for result in book.finished():
+                    if isinstance(result, STALE_FACTS):
+                        self._heads = []
                     if on_error == "raise" and isinstance(result, LogprobdError):
                         raise result
                     yield result  # type: ignore[misc]  # an error only where asked for
-                if book.is_empty:
-                    if exhausted:
-                        return
-                    continue
-                event = await _wait_for(book, stream)
-                if isinstance(event, bytes):
-                    book.receive(event, time.monotonic())
-                elif event is not None:
-                    stream = None
-                    book.reconnect(await _aio_error(event, self.address), time.monotonic())
+                if exhausted and book.is_empty:
+                    return
+                if taking is None and not exhausted and book.has_room:
+                    taking = asyncio.ensure_future(_next_batch(source))
+                    taking.add_done_callback(lambda _: wake.set())
+                if not wake.is_set():
+                    pause = book.pause(time.monotonic())  # its DeadlineExceeded is a TimeoutError
+                    with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                        await asyncio.wait_for(wake.wait(), pause)
         finally:
+            if taking is not None:
+                taking.cancel()
+                await asyncio.gather(taking, return_exceptions=True)
             if stream is not None:
                 await stream.close()
+
+    async def _take(
+        self, batch: _Batch, options: Mapping[str, Any], book: StreamBook, seconds: float
+    ) -> None:
+        """Enters a batch in the book, as failed where its arguments or its head are wrong."""
+        try:
+            plan = stream_plan(batch, options)
+            head, chunks = await self._cut(plan, time.monotonic() + seconds)
+            book.add(plan, chunks, head.limits, seconds)
+        except STALE_FACTS as error:
+            book.add_failed(error)
 
     async def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
         """As Client.list_heads."""
         data = await self._unary(_wire.LIST_HEADS, b"", self._deadline(timeout))
-        self._heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
-        return list(self._heads)
+        heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
+        self._heads = heads
+        return list(heads)
 
     async def info(self, head: str = "", *, timeout: float | None = None) -> HeadInfo:
         """As Client.info."""
@@ -227,44 +255,63 @@ class AsyncClient(ClientCore):
         attempts = 0
         while True:
             attempts += 1
-            try:
-                return await self._method(method)(  # type: ignore[no-any-return]
-                    request, timeout=self._left(deadline), metadata=self._settings.metadata
-                )
-            except grpc.RpcError as failed:
-                error = error_of(failed, self.address)
-            except grpc.aio.UsageError as failed:  # the channel was closed meanwhile
-                raise Cancelled(str(failed)) from failed
-            delay = self._retry_delay(error, attempts, deadline)
+            answer = await self._attempt(method, request, deadline)
+            if isinstance(answer, bytes):
+                return answer
+            delay = self._retry_delay(answer, attempts, deadline)
             if delay is None:
-                raise error
+                raise answer
             await asyncio.sleep(delay)
 
-    async def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
-        if fresh or not self._heads:
-            await self.list_heads(timeout=self._left(deadline))
-        return choose_head(self._heads, name)
+    async def _attempt(self, method: str, request: bytes, deadline: float) -> bytes | LogprobdError:
+        """One call, sent once: its answer, or the error to retry or raise."""
+        try:
+            return await self._method(method)(  # type: ignore[no-any-return]
+                request, timeout=self._left(deadline), metadata=self._settings.metadata
+            )
+        except grpc.RpcError as failed:
+            return error_of(failed, self.address)
+        except grpc.aio.UsageError as failed:  # the channel was closed meanwhile
+            raise Cancelled(str(failed)) from failed
 
-    async def _cut(self, plan: ScorePlan, deadline: float) -> list[Chunk]:
-        """The requests of a call, by the head's facts as of now."""
+    async def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
+        heads = self._heads  # read once: another task's error may empty it
+        if fresh or not heads:
+            heads = await self.list_heads(timeout=self._left(deadline))
+        return choose_head(heads, name)
+
+    async def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
+        """The head and the requests of a call, by the head's facts as of now."""
         head = await self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = await self._head(plan.head, deadline, fresh=True)
         plan.check_head(head)
-        return plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
+        return head, plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
 
     async def _score_chunks(
         self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None
     ) -> ScoreResult:
         assembly = Assembly(plan, chunks)
-        slots = asyncio.Semaphore(self._settings.max_inflight)
+        slots = _Slots(self._settings.max_inflight)
+
+        async def answer_of(chunk: Chunk) -> bytes:
+            attempts = 0
+            while True:
+                attempts += 1
+                async with slots:
+                    answer = await self._attempt(_wire.SCORE, plan.encode(chunk), deadline)
+                    if isinstance(answer, bytes):
+                        slots.window.succeeded()
+                        return answer
+                    if isinstance(answer, Overloaded):
+                        slots.window.refused()
+                delay = self._retry_delay(answer, attempts, deadline)
+                if delay is None:
+                    raise plan.locate(answer, chunk)
+                await asyncio.sleep(delay)
 
         async def score_chunk(chunk: Chunk) -> None:
-            async with slots:
-                try:
-                    data = await self._unary(_wire.SCORE, plan.encode(chunk), deadline)
-                except LogprobdError as error:
-                    raise plan.locate(error, chunk) from None
+            data = await answer_of(chunk)
             assembly.add(chunk, decode_answer(_wire.ScoreResponse, data))
             if progress is not None:
                 progress(assembly.rows_done, plan.rows)
@@ -283,12 +330,32 @@ class AsyncClient(ClientCore):
         raise too_many_swaps(self.address)
 
 
-class _AioStream:
-    """A ScoreStream call; a task of its own reads, so that waiting can time out."""
+class _Slots:
+    """Requests under way at once: as many as the window allows at the moment."""
 
-    def __init__(self, channel: Any, metadata: Any) -> None:
+    def __init__(self, most: int) -> None:
+        self.window = Window(most)
+        self._held = 0
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._held < self.window.size)
+            self._held += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._held -= 1
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class _AioStream:
+    """A ScoreStream call; a task of its own reads, and sets `wake` at each event."""
+
+    def __init__(self, channel: Any, metadata: Any, wake: asyncio.Event) -> None:
+        self._wake = wake
         self._call = channel.stream_stream(_wire.SCORE_STREAM)(metadata=metadata)
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._events: deque[Any] = deque()
         self._reader = asyncio.ensure_future(self._read())
 
     async def send(self, request: bytes) -> None:
@@ -296,20 +363,9 @@ class _AioStream:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(request)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing has been received that was not taken."""
-        return self._events.empty()
-
-    async def next_event(self) -> Any:
-        return await self._events.get()
-
-    async def wait(self, seconds: float) -> Any:
-        """The next message (bytes), the call itself once it has ended, or None after `seconds`."""
-        try:
-            return await asyncio.wait_for(self._events.get(), seconds)
-        except (asyncio.TimeoutError, TimeoutError):
-            return None
+    def next_event(self) -> Any:
+        """The next message (bytes), the call itself once it has ended, or None: nothing new."""
+        return self._events.popleft() if self._events else None
 
     async def close(self) -> None:
         self._call.cancel()
@@ -319,21 +375,14 @@ class _AioStream:
     async def _read(self) -> None:
         try:
             while (data := await self._call.read()) is not grpc.aio.EOF:
-                await self._events.put(data)
+                self._add(data)
         except grpc.RpcError:
             pass  # its status is read from the call
-        await self._events.put(self._call)
+        self._add(self._call)
 
-
-async def _wait_for(book: StreamBook, stream: _AioStream | None) -> Any:
-    """What happens next on the stream; None when only time has passed. DeadlineExceeded."""
-    if stream is not None and not stream.is_idle:
-        return await stream.next_event()
-    seconds = book.pause(time.monotonic())
-    if stream is None:
-        await asyncio.sleep(seconds)
-        return None
-    return await stream.wait(seconds)
+    def _add(self, event: Any) -> None:
+        self._events.append(event)
+        self._wake.set()
 
 
 # How grpc.aio words a write to a stream that the other side has ended; the real status is lost.
@@ -346,6 +395,10 @@ async def _aio_error(call: Any, address: str) -> LogprobdError:
     if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
         return from_status("UNAVAILABLE", "the stream broke", address=address)
     return status_error(code, details, await call.trailing_metadata(), address)
+
+
+async def _next_batch(source: AsyncIterator[_Batch]) -> Any:
+    return await anext(source, _END)
 
 
 async def _iterate(batches: Iterable[_Batch] | AsyncIterable[_Batch]) -> AsyncIterator[_Batch]:

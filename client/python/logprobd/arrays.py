@@ -60,7 +60,8 @@ class OutputKind:
         if self._device is None:
             return values
         torch = sys.modules["torch"]
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        # ascontiguousarray would lift the result of a single row, a scalar, to one dimension.
+        return torch.from_numpy(np.ascontiguousarray(values).reshape(values.shape)).to(self._device)
 
 
 class HiddenRows:
@@ -151,8 +152,7 @@ def _as_numpy(value: Any) -> Any:
         except ImportError as error:
             raise InvalidArgument(
                 "NumPy cannot read this DLPack array (device memory or bfloat16): install torch, "
-                "or "
-                "pass a NumPy array",
+                "or pass a NumPy array",
                 field="hidden",
             ) from error
         return torch.from_dlpack(value)
@@ -286,8 +286,8 @@ def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
 
 
 def to_offsets(value: Any, name: str, end: int) -> Ints:
-    """Offsets of consecutive ranges: from 0, never falling, ending at `end`. InvalidArgument "
-    "else."""
+    """Offsets of consecutive ranges: from 0, never falling, ending at `end`. Else
+    InvalidArgument."""
     array = to_numpy(value, name)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InvalidArgument(

@@ -13,17 +13,21 @@ import grpc
 
 from logprobd import _wire, settings
 from logprobd._channels import Channels, error_of, identity
-from logprobd._core import SWAP_ROUNDS_MAX, ClientCore, decode_answer, too_many_swaps
+from logprobd._core import (
+    STALE_FACTS,
+    SWAP_ROUNDS_MAX,
+    ClientCore,
+    decode_answer,
+    too_many_swaps,
+)
 from logprobd._stream import ReadStream, StreamBook, stream_plan, wait_for
 from logprobd.assembly import Assembly
 from logprobd.errors import (
     Cancelled,
     InvalidArgument,
     LogprobdError,
-    NotFound,
     Overloaded,
     Unavailable,
-    WeightsVersionMismatch,
 )
 from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
 from logprobd.plan import Chunk, Progress, ScorePlan
@@ -121,10 +125,10 @@ class Client(ClientCore):
             request_id=request_id,
         )
         try:
-            chunks = self._cut(plan, deadline)
+            _, chunks = self._cut(plan, deadline)
             return self._score_chunks(plan, chunks, deadline, progress)
-        except (InvalidArgument, NotFound, WeightsVersionMismatch):
-            self._heads = []  # what is known of the server may be out of date
+        except STALE_FACTS:
+            self._heads = []
             raise
 
     def score_stream(
@@ -138,13 +142,15 @@ class Client(ClientCore):
         """Scores many batches over one stream and yields their results in order.
 
         Batches are taken from the iterable as the stream has room, so an endless generator is fine.
+        They are taken on this thread: while the iterable makes the next one, no result is yielded.
+        One that waits for earlier results needs AsyncClient.
 
         Args:
             batches: tuples (hidden, targets), or mappings of arguments of `score` for what differs
                 from batch to batch, such as {"hidden": h, "targets": t, "segments": s}.
             on_error: "raise", or "return" to yield the LogprobdError in place of a failed batch's
                 result and go on.
-            timeout: seconds a batch may take from when it is taken to its result. None: the
+            timeout: seconds a batch may take from when it is sent to its result. None: the
                 client's.
             options: further arguments of `score`, for all batches; not progress.
 
@@ -167,18 +173,14 @@ class Client(ClientCore):
         exhausted = False
         try:
             while True:
-                while not exhausted and book.has_room:
+                # One batch a turn: a slow source holds up neither what is taken nor what is ready.
+                if not exhausted and book.has_room:
                     try:
-                        batch = next(source)
+                        self._take(next(source), options, book, seconds)
                     except StopIteration:
                         exhausted = True
-                        break
-                    deadline = time.monotonic() + seconds
-                    try:
-                        plan = stream_plan(batch, options)
-                        book.add(plan, self._cut(plan, deadline), self._heads, deadline)
-                    except InvalidArgument as error:
-                        book.add_failed(error)
+                while stream is not None and (event := stream.wait(0.0)) is not None:
+                    stream = self._receive(event, book, stream)
                 while (request := book.next_request(time.monotonic())) is not None:
                     if stream is None:
                         method = self._channels.next().stream_stream(
@@ -189,28 +191,52 @@ class Client(ClientCore):
                         stream = ReadStream(method, self._settings.metadata)
                     stream.send(request)
                 for result in book.finished():
+                    if isinstance(result, STALE_FACTS):
+                        self._heads = []
                     if raises and isinstance(result, LogprobdError):
                         raise result
                     yield result  # type: ignore[misc]  # an error only where asked for
-                if book.is_empty:
-                    if exhausted:
-                        return
-                    continue
-                event = wait_for(book, stream)
-                if isinstance(event, bytes):
-                    book.receive(event, time.monotonic())
-                elif event is not None:
-                    stream = None
-                    book.reconnect(error_of(event, self.address), time.monotonic())
+                if exhausted and book.is_empty:
+                    return
+                if exhausted or not book.has_room:
+                    event = wait_for(book, stream)
+                    if event is not None:
+                        stream = self._receive(event, book, stream)
         finally:
             if stream is not None:
                 stream.close()
 
+    def _take(
+        self,
+        batch: tuple[Any, Any] | Mapping[str, Any],
+        options: Mapping[str, Any],
+        book: StreamBook,
+        seconds: float,
+    ) -> None:
+        """Enters a batch in the book, as failed where its arguments or its head are wrong."""
+        try:
+            plan = stream_plan(batch, options)
+            head, chunks = self._cut(plan, time.monotonic() + seconds)
+            book.add(plan, chunks, head.limits, seconds)
+        except STALE_FACTS as error:
+            book.add_failed(error)
+
+    def _receive(
+        self, event: Any, book: StreamBook, stream: ReadStream | None
+    ) -> ReadStream | None:
+        """Takes what `wait` gave. Returns the stream, or None once it has ended."""
+        if isinstance(event, bytes):
+            book.receive(event, time.monotonic())
+            return stream
+        book.reconnect(error_of(event, self.address), time.monotonic())
+        return None
+
     def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
         """The heads served, with their limits. Raises as `score`."""
         data = self._unary(_wire.LIST_HEADS, b"", self._deadline(timeout))
-        self._heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
-        return list(self._heads)
+        heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
+        self._heads = heads
+        return list(heads)
 
     def info(self, head: str = "", *, timeout: float | None = None) -> HeadInfo:
         """Facts of one head; "" is the only one. NotFound, InvalidArgument, and as `score`."""
@@ -273,17 +299,18 @@ class Client(ClientCore):
             time.sleep(delay)
 
     def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
-        if fresh or not self._heads:
-            self.list_heads(timeout=self._left(deadline))
-        return choose_head(self._heads, name)
+        heads = self._heads  # read once: another thread's error may empty it
+        if fresh or not heads:
+            heads = self.list_heads(timeout=self._left(deadline))
+        return choose_head(heads, name)
 
-    def _cut(self, plan: ScorePlan, deadline: float) -> list[Chunk]:
-        """The requests of a call, by the head's facts as of now."""
+    def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
+        """The head and the requests of a call, by the head's facts as of now."""
         head = self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = self._head(plan.head, deadline, fresh=True)
         plan.check_head(head)
-        return plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
+        return head, plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
 
     def _score_chunks(
         self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None

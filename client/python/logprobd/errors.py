@@ -27,6 +27,34 @@ _CODES = {
 }
 
 
+# Fields of ScoreRequest and VerifyRequest: only these are taken for one at the head of a message.
+FIELDS = frozenset(
+    (
+        "candidate_ids",
+        "candidate_offsets",
+        "chunk_id",
+        "dtype",
+        "entropy_temperature",
+        "head",
+        "hidden",
+        "hidden_size",
+        "ignore_index",
+        "outputs",
+        "priority",
+        "reject_nonfinite",
+        "request_id",
+        "row_temperatures",
+        "rows",
+        "seed",
+        "segment_offsets",
+        "targets",
+        "temperature",
+        "top_k",
+        "weights_version",
+    )
+)
+
+
 class LogprobdError(Exception):
     """Base of all errors of this package. `code` is the gRPC status name, "" for local errors."""
 
@@ -155,6 +183,7 @@ def parse_place(details: str) -> tuple[str | None, int | None]:
     match = re.search(r"\b([a-z][a-z_]*)\[(\d+)\]", details)
     if match:
         return match[1], int(match[2])
-    field = re.match(r"([a-z][a-z_]*)\b(?= |:|=)", details)
+    first = re.match(r"([a-z][a-z_]*)\b(?= |:|=)", details)
+    field = first[1] if first and first[1] in FIELDS else None
     row = re.search(r"\brow (\d+)", details)
-    return field[1] if field else None, int(row[1]) if row else None
+    return field, int(row[1]) if row else None

@@ -90,8 +90,7 @@ def from_padded(
     if len(shape) != 2 or shape != _shape(hidden)[:-1]:
         raise InvalidArgument(
             f"input_ids has shape {shape}, hidden {_shape(hidden)}: pass [batch, length] and "
-            "[batch, "
-            "length, hidden_size]",
+            "[batch, length, hidden_size]",
             field="input_ids",
         )
     batch, length = shape

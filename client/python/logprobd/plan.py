@@ -41,8 +41,7 @@ class ScorePlan:
     """The arguments of a score call. Rows with ignore_index as target are never sent.
 
     "Scored rows" below are the others, in order; `scored` holds their indices among all rows.
-    Raises
-    InvalidArgument for what can be seen to be wrong without the server.
+    Raises InvalidArgument for what can be seen to be wrong without the server.
     """
 
     def __init__(
@@ -94,15 +93,15 @@ class ScorePlan:
         """Whether the server sums the segments; set by `cut`."""
         try:
             self._fixed = _wire.ScoreRequest(
-                request_id=request_id,
-                head=head,
+                request_id=_text(request_id, "request_id"),
+                head=_text(head, "head"),
                 weights_version=_count(weights_version, "weights_version"),
                 dtype=_wire.DTYPE_NUMBERS[self.hidden.dtype],
                 hidden_size=self.hidden.hidden_size,
                 temperature=self.temperature,
                 entropy_temperature=None
                 if entropy_temperature is None
-                else float(entropy_temperature),
+                else _number(entropy_temperature, "entropy_temperature"),
                 ignore_index=None if ignore_index == -100 else int(ignore_index),
                 top_k=self.top_k,
                 priority=_wire.PRIORITIES[priority],
@@ -130,8 +129,7 @@ class ScorePlan:
         except ValueError:
             raise InvalidArgument(
                 f"temperature has shape {array.shape}: pass a number, or an array that broadcasts "
-                "to "
-                f"the shape of targets, {self.shape}",
+                f"to the shape of targets, {self.shape}",
                 field="temperature",
             ) from None
         return None, self._only_scored(rows)
@@ -143,8 +141,7 @@ class ScorePlan:
             if ids.ndim != 1 or len(offsets) != self.rows + 1:
                 raise InvalidArgument(
                     f"candidates (ids, offsets) have shapes {ids.shape} and {offsets.shape}: pass "
-                    "ids "
-                    f"[n] and offsets [{self.rows + 1}]",
+                    f"ids [n] and offsets [{self.rows + 1}]",
                     field="candidates",
                 )
             return Candidates(ids, offsets, None)
@@ -265,6 +262,19 @@ def _count(value: Any, name: str) -> int:
     if count < 0:
         raise InvalidArgument(f"{name} is {value!r}: pass an integer, 0 or more", field=name)
     return count
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {value!r}: pass a number", field=name) from None
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}: pass a str", field=name)
+    return value
 
 
 def _output_bits(names: Iterable[str]) -> int:

@@ -60,8 +60,13 @@ class Window:
     def size(self) -> int:
         return int(self._size)
 
+    def limit(self, most: int) -> None:
+        """Sets the largest size; what refusals have taken away stays away until regrown."""
+        self._most = most
+        self._size = min(float(most), self._size)
+
     def succeeded(self) -> None:
-        self._size = min(self._most, self._size + 1 / self._size)
+        self._size = min(float(self._most), self._size + 1 / self._size)
 
     def refused(self) -> None:
         self._size = max(1.0, self._size / 2)

@@ -118,6 +118,20 @@ TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("12 bytes of logprob where 8 were due"));
 }
 
+// A huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.
+TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
+  ScoreCase c(3);
+  c.args.outputs = output::kLogprob;
+  c.args.top_k = std::numeric_limits<int32_t>::max();
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+
+  ResultMerger merger(c.args, plan);
+  const absl::Status status = merger.Add(plan.chunks[0], Body(Response({-1, -2, -3})));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("top_k_ids"));
+}
+
 TEST(ResultMergerTest, RefusesAnswersThatAreNotOurs) {
   ScoreCase c(2);
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/app/options_parser.h"
 #include "tests/unit/client/cpp/fake_transport.h"
 
 namespace logprobd::client {
@@ -109,7 +110,9 @@ TEST(ExplainStatusTest, SaysWhatToChange) {
   EXPECT_THAT(explain(absl::DeadlineExceededError("late")), HasSubstr("within the timeout of 2s"));
   EXPECT_THAT(explain(absl::ResourceExhaustedError("full")), HasSubstr("fewer requests in flight"));
   EXPECT_THAT(explain(absl::ResourceExhaustedError("Received message larger than max")),
-              HasSubstr("--message-bytes-max"));
+              HasSubstr("--max-message-bytes"));
+  // The advice once named a flag that the server does not have.
+  EXPECT_THAT(HelpText(), HasSubstr("--max-message-bytes"));
   EXPECT_THAT(explain(absl::UnimplementedError("")), HasSubstr("is it the gRPC port"));
   EXPECT_THAT(explain(absl::NotFoundError("x")), HasSubstr("logprobctl info"));
   EXPECT_THAT(explain(absl::FailedPreconditionError("x")), HasSubstr("weights_version to 0"));

@@ -12,10 +12,12 @@ from logprobd import (
     Client,
     DeadlineExceeded,
     InvalidArgument,
+    NotFound,
     Overloaded,
     RetryPolicy,
     Unavailable,
 )
+from logprobd.aio import _Slots
 from logprobd.plan import OUTPUTS
 
 
@@ -188,3 +190,58 @@ def test_a_client_serves_one_loop_after_another(server, rows):
     second = asyncio.run(client.score(*rows))
 
     assert np.array_equal(first.logprob, second.logprob)
+
+
+def test_a_source_may_wait_for_the_result_of_its_first_batch(server, rows):
+    # Batches were taken until the window was full before the first was sent.
+    async def body(c):
+        first_result = asyncio.Event()
+
+        async def batches():
+            yield rows
+            await first_result.wait()
+            yield rows
+
+        count = 0
+        async for _ in c.score_stream(batches(), timeout=10):
+            first_result.set()
+            count += 1
+        return count
+
+    assert run(server, body) == 2
+
+
+def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, rows):
+    batches = [{"hidden": rows[0], "targets": rows[1], "head": "absent"}, rows]
+
+    async def body(c):
+        return [result async for result in c.score_stream(batches, on_error="return")]
+
+    results = run(server, body)
+    assert isinstance(results[0], NotFound)
+    assert results[1].logprob.shape == (10,)
+
+
+def test_overload_narrows_how_many_requests_are_under_way():
+    # AsyncClient.score sent as many as before, however often it was refused.
+    async def main():
+        slots = _Slots(4)
+        slots.window.refused()
+        held = 0
+
+        async def hold():
+            nonlocal held
+            async with slots:
+                held += 1
+                await release.wait()
+
+        release = asyncio.Event()
+        tasks = [asyncio.ensure_future(hold()) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        most = held
+        release.set()
+        await asyncio.gather(*tasks)
+        return most, held
+
+    assert asyncio.run(main()) == (2, 4)

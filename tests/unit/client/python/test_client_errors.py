@@ -1,10 +1,11 @@
 """Statuses become typed errors that survive pickling."""
 
 import pickle
+from dataclasses import fields
 
 import grpc
 import pytest
-from logprobd import errors
+from logprobd import _wire, errors
 from logprobd.errors import code_name, from_status, parse_place
 
 
@@ -46,6 +47,8 @@ def test_errors_extend_the_nearest_builtin():
         ("top_k: 500, must be in [0, 128]", ("top_k", None)),
         ("hidden: the logits of row 4 hold NaN or Inf (2 rows do)", ("hidden", 4)),
         ("Something else", (None, None)),
+        # The first word was taken for a field, whatever it was.
+        ("the message is cut short", (None, None)),
     ],
 )
 def test_the_place_is_read_from_the_message(message, place):
@@ -68,3 +71,9 @@ def test_codes_have_the_names_of_grpc():
         number, _ = status.value
         if status.name not in ("OK", "ALREADY_EXISTS", "ABORTED", "OUT_OF_RANGE"):
             assert code_name(number) == status.name
+
+
+def test_the_fields_known_are_those_of_the_messages():
+    messages = (_wire.ScoreRequest, _wire.VerifyRequest)
+
+    assert {f.name for message in messages for f in fields(message)} == errors.FIELDS

@@ -89,6 +89,18 @@ def test_the_window_halves_and_grows_back():
     assert window.size == 1
 
 
+def test_a_limit_of_the_window_does_not_undo_a_refusal():
+    window = Window(8)
+    window.refused()
+
+    window.limit(6)
+
+    assert window.size == 4
+    for _ in range(100):
+        window.succeeded()
+    assert window.size == 6
+
+
 @pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "UNAVAILABLE"])
 @pytest.mark.parametrize("chunk_rows", [3, 100])
 def test_refused_requests_are_sent_again(server, rows, code, chunk_rows):

@@ -455,3 +455,38 @@ def test_large_calls_are_cut_to_the_default_chunks(server, rows):
     # 4 MiB hold 510 rows of 8 KiB beside the other fields.
     assert sorted(request.rows for request in server.requests) == [180, 510, 510]
     assert max(request.message_bytes for request in server.requests) <= 4 << 20
+
+
+def test_a_single_row_gives_scalars_in_torch_as_in_numpy(client, rows):
+    # torch results had shape (1,): ascontiguousarray lifts a scalar to one dimension.
+    ours = client.score(torch.from_numpy(rows[0][0]), int(rows[1][0]))
+    theirs = client.score(rows[0][0], int(rows[1][0]))
+
+    assert tuple(ours.logprob.shape) == theirs.logprob.shape == ()
+    assert float(ours.logprob) == float(theirs.logprob)
+
+
+@pytest.mark.parametrize(
+    "argument", [{"request_id": 5}, {"head": 5}, {"entropy_temperature": "x"}], ids=str
+)
+def test_an_argument_of_the_wrong_type_is_named(client, rows, argument):
+    # They raised AttributeError and a bare ValueError.
+    with pytest.raises(InvalidArgument) as caught:
+        client.score(*rows, **argument)
+
+    assert caught.value.field == next(iter(argument))
+
+
+def test_another_threads_error_does_not_empty_the_heads_of_this_call(server, rows):
+    # A call failed with NotFound when another thread's error cleared the cache at this moment.
+    class Emptied(Client):
+        def list_heads(self, *, timeout=None):
+            heads = super().list_heads(timeout=timeout)
+            self._heads = []
+            return heads
+
+    with Emptied(server.address, timeout=20) as client:
+        assert client.score(*rows).logprob.shape == (10,)
+        (result,) = client.score_stream([rows])
+
+    assert result.logprob.shape == (10,)

@@ -1,6 +1,7 @@
 """score_stream: order, errors of single batches, retries, lost connections."""
 
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -10,9 +11,15 @@ from logprobd import (
     DeadlineExceeded,
     InvalidArgument,
     LogprobdError,
+    NotFound,
     RetryPolicy,
     Unavailable,
+    WeightsVersionMismatch,
+    _wire,
 )
+from logprobd._stream import StreamBook
+from logprobd.facts import Limits
+from logprobd.plan import Chunk, ScorePlan
 
 
 def test_results_come_in_order_and_equal_those_of_score(server, small_chunks, rows):
@@ -130,3 +137,83 @@ def test_the_servers_window_is_kept(server, rows):
         (result,) = client.score_stream([rows])
 
     assert result.logprob.shape == (10,)
+
+
+def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, client, rows):
+    # Batches were taken until the window was full before the first was sent.
+    client.info()
+    arrived = threading.Semaphore(0)
+
+    class Requests(list):
+        def append(self, request):
+            super().append(request)
+            arrived.release()
+
+    server.requests = Requests()
+
+    def one_at_a_time():
+        yield rows
+        for _ in range(2):
+            assert arrived.acquire(timeout=10)  # the batch before it was sent
+            yield rows
+
+    results = list(client.score_stream(one_at_a_time(), timeout=10))
+
+    assert len(results) == 3
+
+
+def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
+    book = StreamBook(Client("host:1", max_inflight=1)._settings)
+    plan = ScorePlan(*rows)
+    chunk = Chunk(0, 0, 10)
+    limits = Limits(1 << 20, 1024, 1, 1, 1, 4)
+    book.add(plan, [chunk], limits, 5.0)
+    book.add(plan, [chunk], limits, 5.0)
+    assert book.pause(1000.0) is None
+
+    book.next_request(1000.0)
+
+    assert book.pause(1001.0) == 4.0
+
+
+def test_overload_narrows_the_window_until_answers_widen_it(rows):
+    # The next batch undid the halving, and within one batch nothing undid it.
+    book = StreamBook(Client("host:1", max_inflight=4)._settings)
+    plan = ScorePlan(*rows)
+    limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
+    chunks = [Chunk(row, row, row + 1) for row in range(10)]
+
+    def send_all():
+        count = 0
+        while book.next_request(0.0) is not None:
+            count += 1
+        return count
+
+    book.add(plan, chunks, limits, 100.0)
+    assert send_all() == 4
+    for chunk_id in (1, 2):
+        refusal = _wire.ScoreResponse(chunk_id=chunk_id, status_code=8, retry_after_ms=50_000)
+        book.receive(_wire.encode(refusal), 0.0)
+    book.add(plan, chunks, limits, 100.0)
+    assert send_all() == 0  # two are in flight, and one is allowed
+
+    sent = 4
+    for chunk_id in itertools.count(3):
+        if chunk_id > sent:
+            break
+        answer = _wire.ScoreResponse(chunk_id=chunk_id, rows=1, logprob=b"1234", entropy=b"1234")
+        book.receive(_wire.encode(answer), 0.0)
+        widest = send_all()
+        sent += widest
+    assert widest == 0 and sent == 4 + 6 + 10
+
+
+def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, client, rows):
+    # It ended the stream, though on_error says that only that batch fails.
+    named = {"hidden": rows[0], "targets": rows[1]}
+    batches = [rows, named | {"head": "absent"}, named | {"weights_version": 99}, rows]
+
+    results = list(client.score_stream(batches, on_error="return"))
+
+    assert [type(result) for result in results[1:3]] == [NotFound, WeightsVersionMismatch]
+    assert results[3].logprob.shape == (10,)

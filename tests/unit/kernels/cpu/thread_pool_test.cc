@@ -1,7 +1,13 @@
 #include "kernels/cpu/thread_pool.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <system_error>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -50,6 +56,30 @@ TEST(ThreadPoolTest, ForEachReturnsAfterTheLastUnit) {
 
     for (const int value : values) ASSERT_EQ(value, 1);
   }
+}
+
+// A thread that could not start ended the process: those before it were destroyed while they ran.
+TEST(ThreadPoolTest, ThreadsThatCannotStartAreAnErrorToCatch) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more address space than the limit leaves";
+#endif
+  const auto start_threads_without_memory = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    // Room for the stacks of a few threads, not of all.
+    const rlim_t bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
+    const rlimit limit = {.rlim_cur = bytes, .rlim_max = bytes};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(2);
+    try {
+      const ThreadPool pool(64);
+    } catch (const std::system_error&) {
+      std::_Exit(0);
+    }
+    std::_Exit(3);
+  };
+
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(start_threads_without_memory(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -1,0 +1,45 @@
+#include "tests/bench/gpu_machine.h"
+
+#include <cuda_runtime_api.h>
+
+#include <fstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// The kernel module's version: the first word like 580.82.07 of its line.
+std::string DriverVersion() {
+  std::ifstream facts("/proc/driver/nvidia/version");
+  for (std::string word; facts >> word;) {
+    if (absl::ascii_isdigit(static_cast<unsigned char>(word[0])) &&
+        word.find('.') != std::string::npos) {
+      return word;
+    }
+  }
+  return "unknown";
+}
+
+int Megahertz(cudaDeviceAttr attribute) {
+  int kilohertz = 0;
+  if (cudaDeviceGetAttribute(&kilohertz, attribute, 0) != cudaSuccess) return 0;
+  return kilohertz / 1000;
+}
+
+}  // namespace
+
+std::string GpuMachineName() {
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, 0);
+  if (error != cudaSuccess) return absl::StrCat("no GPU: ", cudaGetErrorString(error));
+  int runtime = 0;
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
+  return absl::StrCat(properties.name, ", ", properties.multiProcessorCount, " SMs, up to ",
+                      Megahertz(cudaDevAttrClockRate), " MHz, memory ",
+                      Megahertz(cudaDevAttrMemoryClockRate), " MHz, driver ", DriverVersion(),
+                      ", CUDA ", runtime / 1000, ".", runtime % 1000 / 10);
+}
+
+}  // namespace logprobd::testing
