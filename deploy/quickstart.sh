@@ -87,6 +87,9 @@ build() {
   # its tests.
   wanted="cuda=$cuda architectures=$architectures nvcc=$( (PATH=$PATH:/usr/local/cuda/bin; nvcc --version) 2>/dev/null |
     tail -n 1)"
+  if [ "$cuda" = AUTO ] && $has_nvcc && [[ -z "$architectures" || "$architectures" == *90* ]]; then
+    bash deploy/fetch_cutlass.sh  # for the fused kernel, which is compute capability 9.0's
+  fi
   if [ ! -f build/release/build.ninja ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     cmake --preset release -DLOGPROBD_CUDA="$cuda" ${options[@]+"${options[@]}"}
     printf '%s' "$wanted" >"$stamp"

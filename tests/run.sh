@@ -22,20 +22,17 @@ jobs=$(nproc)
 
 python_environment() {
   local stamp=build/venv-tests/.requirements wanted
-  wanted=$(sha256sum tests/requirements*.txt client/python/pyproject.toml)
+  wanted=$(sha256sum tests/requirements.txt client/python/pyproject.toml)
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
   /usr/bin/python3 -m venv build/venv-tests
   local -a install=(build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check)
   "${install[@]}" -r tests/requirements.txt
-  # The wheel of PyTorch's own index has no CUDA libraries; where that index cannot be reached, PyPI's with all of them.
-  "${install[@]}" filelock typing-extensions 'setuptools<82' sympy networkx jinja2 fsspec
-  "${install[@]}" --no-deps --retries 0 --index-url https://download.pytorch.org/whl/cpu \
-    -r tests/requirements-torch.txt || "${install[@]}" -r tests/requirements-torch.txt
   "${install[@]}" --editable ./client/python
   printf '%s' "$wanted" >"$stamp"
 }
 
 build() {
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then bash deploy/fetch_cutlass.sh; fi
   # One architecture: GPU code is slow to build, and no GPU test runs here.
   cmake --preset release -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
     -DCMAKE_CUDA_ARCHITECTURES=90

@@ -70,11 +70,11 @@ if(NOT LOGPROBD_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# CUTLASS, headers only, for the fused kernel; deploy/packages.sh fetches it.
+# CUTLASS, headers only, for the fused kernel; deploy/fetch_cutlass.sh fetches it.
 set(LOGPROBD_CUTLASS_INCLUDE ${PROJECT_SOURCE_DIR}/build/cutlass/cutlass_library/source/include
     CACHE PATH "Folder that holds cutlass/cutlass.h (4.2)")
 set(LOGPROBD_HAVE_FUSED OFF)
-if(LOGPROBD_HAVE_CUDA)
+if(LOGPROBD_HAVE_CUDA AND "90" IN_LIST CMAKE_CUDA_ARCHITECTURES)
   if(EXISTS ${LOGPROBD_CUTLASS_INCLUDE}/cutlass/cutlass.h)
     set(LOGPROBD_HAVE_FUSED ON)
   elseif(LOGPROBD_CUDA STREQUAL "ON")

@@ -31,7 +31,7 @@ absl::Status NoGpu(cudaError_t error) {
 /// Why the fused kernel does not score; empty where it does.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
   if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
-  if (!kernels::HasFusedKernel()) return "this build has no fused kernel: no CUTLASS was there";
+  if (!kernels::HasFusedKernel()) return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
   if (head.dtype == Dtype::kF32) return "the fused kernel takes no fp32 head";
   int major = 0;
   int minor = 0;
