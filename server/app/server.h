@@ -37,7 +37,8 @@ struct ServerParts {
   bool progress_on_terminal = false;
 };
 
-/// A head as found and what serving it would take; reads no weight and opens no port.
+/// A head as found and what serving it would take; reads headers, the bias and at most samples of
+/// the weight, and opens no port.
 struct PlannedHead {
   std::unique_ptr<HeadWeights> weights;
   ServingPlan plan;
