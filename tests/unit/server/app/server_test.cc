@@ -145,6 +145,18 @@ TEST_F(ServerTest, ScoresOnceItsWeightsAreLoaded) {
   EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("engine       fake: a test"));
 }
 
+// The version was live in the metrics from the start.
+TEST_F(ServerTest, CountsNoVersionAsLiveBeforeItsWeightsAreLoaded) {
+  const std::unique_ptr<Server> server = Create();
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
+              HasSubstr("logprobd_weights_version{head=\"default\"} 0\n"));
+
+  ASSERT_TRUE(server->Load().ok());
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
+              HasSubstr("logprobd_weights_version{head=\"default\"} 1\n"));
+}
+
 TEST_F(ServerTest, PlansTheStagingThatItReserves) {
   const std::unique_ptr<Server> server = Create();
   const auto staging = [&server] {
