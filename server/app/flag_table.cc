@@ -91,7 +91,7 @@ std::vector<Flag> MakeFlags() {
        Kind::kChoice,
        &O::log_level,
        "LEVEL",
-       "Least level written, beside the ready line",
+       "Least level, beside the ready line",
        0,
        0,
        {"debug", "info", "warning", "error"}},

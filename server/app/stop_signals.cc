@@ -34,7 +34,7 @@ StopSignals::StopSignals(std::function<void(int, int)> on_signal)
   end_fd_ = eventfd(0, EFD_CLOEXEC);
   LOGPROBD_CHECK(signal_fd_ >= 0 && end_fd_ >= 0, "signalfd and eventfd");
   absl::StatusOr<std::thread> thread = StartThread("signals", [this] { Watch(); });
-  LOGPROBD_CHECK(thread.ok(), thread.status());
+  LOGPROBD_CHECK(thread.ok(), thread.status().message());
   thread_ = *std::move(thread);
 }
 
