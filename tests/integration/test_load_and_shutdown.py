@@ -94,22 +94,27 @@ def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_mode
 
 
 def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_server, slow_model):
-    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    # Batches of seconds: the first is still in the engine when the deadline passes.
+    rows = 16_000
+    server = start_server(
+        "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", str(rows)
+    )
 
     def waiting() -> float:
         return server.metric("logprobd_queue_requests", priority="low")
 
-    with Scoring(server.grpc) as scoring:
-        busy = [scoring.score_future(bulk(8000)) for _ in range(6)]
+    with Scoring(server.grpc) as heavy, Scoring(server.grpc) as scoring:
+        assert scoring.health() == 1
+        busy = [heavy.score_future(bulk(rows)) for _ in range(3)]
         assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
         # Of low priority, so that it stays behind the others and can be told from them.
-        late = scoring.score_future(bulk(8000, priority=3), timeout=0.5)
+        late = scoring.score_future(bulk(priority=3), timeout=1)
         assert server.eventually(lambda: waiting() == 1, seconds=1)
         assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert server.eventually(lambda: waiting() == 0, seconds=1)
         assert not all(future.done() for future in busy), "the engine was to be busy still"
         assert set(codes_of(busy)) == {grpc.StatusCode.OK}
-        assert server.metric("logprobd_rows_total", kind="scored") == 6 * 8000
+        assert server.metric("logprobd_rows_total", kind="scored") == 3 * rows
     assert_empty(server)
 
 
@@ -117,7 +122,7 @@ def test_d65_cancelled_requests_are_dropped(start_server, slow_model) -> None:
     server = start_server("--model", str(slow_model.path), "--client-share", "1")
     with Scoring(server.grpc) as scoring:
         futures = [scoring.score_future(bulk()) for _ in range(8)]
-        time.sleep(0.2)
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
         for future in futures[1:]:
             future.cancel()
         assert futures[0].code() == grpc.StatusCode.OK
@@ -160,7 +165,7 @@ def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
         futures = [
             heavy.score_future(bulk(8000), metadata=(("client_id", "heavy"),)) for _ in range(4)
         ]
-        time.sleep(0.1)
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
         waits = []
         for _ in range(5):
             sent = time.monotonic()

@@ -1,6 +1,6 @@
 """Starting the server: options, the plan, and every reason not to start.
 
-Rows C56, C57, E83, E84 and G105 of tests/README.md.
+Rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
 """
 
 import json
@@ -185,6 +185,24 @@ def test_e84_too_few_threads_refuse_to_start(binaries, model) -> None:
     )
     assert result.returncode == 1
     assert_one_clear_error(result, "threads can be started", "at least 64", "ulimit")
+
+
+def test_e81_staging_memory_that_is_not_there_refuses_to_start(binaries, tmp_path) -> None:
+    ModelFolder.write(tmp_path, vocab=8, hidden=4096)
+    # Staging of 2 x 8 GiB in an address space of 8 GiB.
+    result = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"ulimit -v 8388608; exec {binaries}/logprobd --model {tmp_path} --device cpu "
+            "--batch-rows 1048576 --listen 127.0.0.1:0 --http none --log-level error",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    assert_one_clear_error(result, "memory")
 
 
 def stranger() -> dict:
