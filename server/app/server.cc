@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "server/app/build_facts.h"
+#include "server/app/human_bytes.h"
 #include "server/app/load_progress.h"
 #include "server/app/local_head.h"
 #include "server/app/local_head_registry.h"

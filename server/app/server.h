@@ -15,13 +15,6 @@
 
 namespace logprobd {
 
-/// Version and commit of this build.
-struct BuildFacts {
-  std::string version;
-  std::string commit;
-};
-BuildFacts Build();
-
 /// What a server is made of, so that tests can put in their own.
 struct ServerParts {
   std::function<absl::StatusOr<ModelFolderHead>(const std::string& path,
