@@ -211,7 +211,7 @@ std::string NumberText(double value) {
   }
   char text[32];
   const std::to_chars_result end = std::to_chars(std::begin(text), std::end(text), value);
-  return std::string(text, end.ptr);
+  return {text, end.ptr};
 }
 
 const Flag* FindFlag(absl::string_view name) {
