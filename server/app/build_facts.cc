@@ -1,4 +1,4 @@
-#include "server/app/server.h"
+#include "server/app/build_facts.h"
 
 namespace logprobd {
 

@@ -83,7 +83,7 @@ std::string TextOf(const toml::value& value) {
     case toml::value_t::integer:
       return absl::StrCat(value.as_integer());
     case toml::value_t::floating:
-      return absl::StrCat(value.as_floating());
+      return NumberText(value.as_floating());
     default:
       return value.as_string().str;
   }

@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "server/app/verify_probe.h"
 #include "server/base/errors.h"
+#include "server/base/start_thread.h"
 
 namespace logprobd {
 namespace {
@@ -86,31 +87,47 @@ void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
     return;
   }
   std::thread previous;
+  // Shared, since a thread that cannot be started drops its body.
+  const auto answer = [callback = std::make_shared<VerifyCallback>(std::move(done))](
+                          absl::StatusOr<VerifyReport> report) {
+    VerifyCallback& once = *callback;
+    std::move(once)(std::move(report));
+  };
+  absl::Status not_started;
   {
     const absl::MutexLock lock(&verify_mutex_);
     if (is_draining_) {
-      std::move(done)(absl::UnavailableError("the server is shutting down"));
+      answer(absl::UnavailableError("the server is shutting down"));
       return;
     }
     if (is_verifying_) {
-      std::move(done)(
+      answer(
           WithRetryAfter(absl::ResourceExhaustedError("a Verify is running already: one at a time"),
                          absl::Seconds(5)));
       return;
     }
     is_verifying_ = true;
     previous = std::move(verify_thread_);
-    verify_thread_ = std::thread([this, options, done = std::move(done)]() mutable {
+    absl::StatusOr<std::thread> started = StartThread("verify", [this, options, answer] {
       absl::StatusOr<VerifyReport> report = RunVerify(options);
       {
         const absl::MutexLock inner(&verify_mutex_);
         is_verifying_ = false;
       }
-      std::move(done)(std::move(report));
+      answer(std::move(report));
     });
+    is_verifying_ = started.ok();
+    if (started.ok()) {
+      verify_thread_ = *std::move(started);
+    } else {
+      not_started = started.status();
+    }
   }
   if (previous.joinable()) {
     previous.join();  // it has cleared is_verifying_ and is about to return
+  }
+  if (!not_started.ok()) {
+    answer(not_started);
   }
 }
 

@@ -36,9 +36,6 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
 /// Bytes of all entries at `place`.
 int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place);
 
-/// "296.8 MiB"; below 10 KiB in bytes.
-std::string HumanBytes(int64_t bytes);
-
 /// The text of --dry-run and of the status page, a fact a line.
 std::string PlanText(const ServingPlan& plan);
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/app/build_facts.h"
 #include "server/app/options_parser.h"
 #include "server/app/process_limits.h"
 #include "server/app/server.h"
@@ -65,8 +66,8 @@ class StopRelay {
 
 absl::Status SetUpLog(const ServerOptions& options) {
   LogOptions log;
-  LOGPROBD_RETURN_IF_ERROR(ParseLogLevel(options.log_level, log.level));
-  LOGPROBD_RETURN_IF_ERROR(ParseLogFormat(options.log_format, log.format));
+  LOGPROBD_ASSIGN_OR_RETURN(log.level, ParseLogLevel(options.log_level));
+  LOGPROBD_ASSIGN_OR_RETURN(log.format, ParseLogFormat(options.log_format));
   ConfigureLog(log);
   return absl::OkStatus();
 }
@@ -102,11 +103,11 @@ int LoadAndRun(Server& server) {
 
 int Serve(const ServerOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
-  StopRelay relay;
-  const StopSignals signals([&relay](int signal, int count) { relay.OnSignal(signal, count); });
   if (const absl::Status limits = PrepareProcessLimits(); !limits.ok()) {
     return Fail(limits, kExitFailed);
   }
+  StopRelay relay;
+  const StopSignals signals([&relay](int signal, int count) { relay.OnSignal(signal, count); });
   LogInfo("starting", {{"version", Build().version}, {"commit", Build().commit}});
   ServerParts parts;
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";

@@ -7,13 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "server/app/build_facts.h"
+#include "server/app/human_bytes.h"
 #include "server/app/load_progress.h"
 #include "server/app/local_head.h"
 #include "server/app/local_head_registry.h"
 #include "server/app/stoppable_weights.h"
 #include "server/base/errors.h"
+#include "server/base/listen_address.h"
 #include "server/base/log.h"
-#include "server/http/http_address.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
@@ -50,15 +52,9 @@ std::string MemoryText(const MemoryPlan& plan) {
 }
 
 absl::Status CheckHttpAddress(const ServerOptions& options) {
-  const absl::StatusOr<HttpAddress> address = ParseHttpAddress(options.http);
-  LOGPROBD_RETURN_IF_ERROR(WithContext(address.status(), "--http"));
-  if (!address->is_loopback && !options.insecure) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--http: ", options.http,
-                     " can be reached from outside, without encryption or authentication; use "
-                     "--insecure to allow that, or a loopback address like 127.0.0.1"));
-  }
-  return absl::OkStatus();
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
+                            ParseListenAddress("--http", options.http));
+  return CheckPublic("--http", address, options.insecure);
 }
 
 }  // namespace
@@ -126,7 +122,6 @@ struct Server::Impl {
 };
 
 absl::Status Server::Impl::Listen() {
-  metrics.SetHead(planned.plan.head);
   metrics.SetMemory(planned.plan.memory);
   metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.http.empty()) {
@@ -135,9 +130,7 @@ absl::Status Server::Impl::Listen() {
     http_options.listen = options.http;
     http_options.not_ready_reason = [this] { return NotReadyReason(); };
     http_options.status_text = [this] { return StatusText(); };
-    absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Create(http_options, metrics);
-    LOGPROBD_RETURN_IF_ERROR(WithContext(server.status(), "--http"));
-    http = *std::move(server);
+    LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(http_options, metrics));
   }
   LOGPROBD_ASSIGN_OR_RETURN(grpc,
                             GrpcServer::Create(GrpcOptionsOf(options), registry, metrics, clock));
@@ -175,15 +168,16 @@ void Server::Impl::SetMemory(MemoryPlan memory) {
 }
 
 void Server::Impl::LogReady(absl::Duration load_time) {
-  LogInfo("ready",
-          {{"head", planned.plan.head.name},
-           {"engine", planned.plan.head.engine},
-           {"grpc", WithPort(options.listen, grpc->port())},
-           {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
-           {"local", options.local.empty() ? "none" : options.local},
-           {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
-           {"memory", MemoryText(planned.plan.memory)},
-           {"load_seconds", absl::ToDoubleSeconds(load_time)}});
+  LogAlways(
+      "ready",
+      {{"head", planned.plan.head.name},
+       {"engine", planned.plan.head.engine},
+       {"grpc", WithPort(options.listen, grpc->port())},
+       {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
+       {"local", options.local.empty() ? "none" : options.local},
+       {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
+       {"memory", MemoryText(planned.plan.memory)},
+       {"load_seconds", absl::ToDoubleSeconds(load_time)}});
 }
 
 bool Server::Impl::AwaitStop(absl::Time until) {
@@ -248,6 +242,7 @@ absl::Status Server::Load() {
     return absl::CancelledError("stopped while loading the weights");
   }
   impl.registry.Publish(impl.head);
+  impl.metrics.SetHead(plan.head);
   impl.SetState(Impl::State::kReady);
   impl.metrics.SetReady(plan.head.name, true);
   impl.grpc->SetServing(true);

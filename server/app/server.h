@@ -15,13 +15,6 @@
 
 namespace logprobd {
 
-/// Version and commit of this build.
-struct BuildFacts {
-  std::string version;
-  std::string commit;
-};
-BuildFacts Build();
-
 /// What a server is made of, so that tests can put in their own.
 struct ServerParts {
   std::function<absl::StatusOr<ModelFolderHead>(const std::string& path,
@@ -37,7 +30,8 @@ struct ServerParts {
   bool progress_on_terminal = false;
 };
 
-/// A head as found and what serving it would take; reads no weight and opens no port.
+/// A head as found and what serving it would take; reads headers, the bias and at most samples of
+/// the weight, and opens no port.
 struct PlannedHead {
   std::unique_ptr<HeadWeights> weights;
   ServingPlan plan;

@@ -1,9 +1,14 @@
 #include "server/app/server_options.h"
 
+#include <sys/un.h>
+
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -14,6 +19,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "server/base/errors.h"
+#include "server/base/listen_address.h"
+#include "server/transport/text_check.h"
 
 namespace logprobd {
 namespace {
@@ -34,12 +42,6 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
     }
   }
   return row.back();
-}
-
-std::string NumberText(double value) {
-  return value == std::floor(value) && std::abs(value) < 1e18
-             ? absl::StrCat(static_cast<int64_t>(value))
-             : absl::StrCat(value);
 }
 
 /// 67108864 as "64MiB"; other numbers as they are.
@@ -64,11 +66,15 @@ std::string RangeText(const Flag& flag) {
                       " from ", NumberText(flag.min), " to ", NumberText(flag.max));
 }
 
-bool ParseInteger(absl::string_view text, int64_t& value) {
-  return !absl::StartsWith(text, "+") && absl::SimpleAtoi(text, &value);
+std::optional<int64_t> ParseInteger(absl::string_view text) {
+  int64_t value = 0;
+  if (absl::StartsWith(text, "+") || !absl::SimpleAtoi(text, &value)) {
+    return std::nullopt;
+  }
+  return value;
 }
 
-bool ParseBytes(absl::string_view text, int64_t& value) {
+std::optional<int64_t> ParseBytes(absl::string_view text) {
   int shift = 0;
   if (absl::ConsumeSuffix(&text, "KiB")) {
     shift = 10;
@@ -79,11 +85,11 @@ bool ParseBytes(absl::string_view text, int64_t& value) {
   }
   const absl::string_view digits = absl::StripAsciiWhitespace(text);
   constexpr int64_t kLargest = int64_t{1} << 62;
-  if (!ParseInteger(digits, value) || value > (kLargest >> shift) || value < -kLargest) {
-    return false;
+  const std::optional<int64_t> value = ParseInteger(digits);
+  if (!value.has_value() || *value > (kLargest >> shift) || *value < -kLargest) {
+    return std::nullopt;
   }
-  value = value < 0 ? value : value << shift;
-  return true;
+  return *value < 0 ? *value : *value << shift;
 }
 
 absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& options) {
@@ -96,13 +102,13 @@ absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& 
     options.*std::get<double ServerOptions::*>(flag.member) = value;
     return absl::OkStatus();
   }
-  int64_t value = 0;
-  const bool parsed =
-      flag.kind == Flag::Kind::kBytes ? ParseBytes(text, value) : ParseInteger(text, value);
-  if (!parsed || value < static_cast<int64_t>(flag.min) || value > static_cast<int64_t>(flag.max)) {
+  const std::optional<int64_t> value =
+      flag.kind == Flag::Kind::kBytes ? ParseBytes(text) : ParseInteger(text);
+  if (!value.has_value() || *value < static_cast<int64_t>(flag.min) ||
+      *value > static_cast<int64_t>(flag.max)) {
     return error;
   }
-  options.*std::get<int64_t ServerOptions::*>(flag.member) = value;
+  options.*std::get<int64_t ServerOptions::*>(flag.member) = *value;
   return absl::OkStatus();
 }
 
@@ -144,7 +150,69 @@ std::string TomlString(absl::string_view text) {
   return out + "\"";
 }
 
+absl::Status CheckHeadName(const std::string& name) {
+  // A request can name no longer one, and answers repeat it as UTF-8.
+  constexpr size_t kNameBytesMax = 256;
+  if (name.empty() || name.size() > kNameBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--head-name has ", name.size(), " bytes, must have 1 to ", kNameBytesMax));
+  }
+  if (!IsUtf8(name) || HasControlCharacters(name)) {
+    return absl::InvalidArgumentError("--head-name must be UTF-8 without control characters");
+  }
+  if (name == "unknown") {
+    return absl::InvalidArgumentError(
+        "--head-name must not be \"unknown\": the metrics count requests for other heads there");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReceiveBytes(const ServerOptions& options) {
+  const std::string receive = absl::StrCat("--receive-bytes ", BytesText(options.receive_bytes));
+  // One message while another waits for its rows to be copied.
+  if (options.receive_bytes / 2 < options.max_message_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(receive, " must hold two messages: it is below twice --max-message-bytes ",
+                     BytesText(options.max_message_bytes)));
+  }
+  // What is queued counts against it.
+  if (options.receive_bytes <= options.queue_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(receive, " must be larger than --queue-bytes ", BytesText(options.queue_bytes),
+                     ": with a full queue nothing could be received, not even to be refused"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAddresses(const ServerOptions& options) {
+  const std::pair<absl::string_view, absl::string_view> addresses[] = {
+      {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
+  for (const auto& [flag, text] : addresses) {
+    if (text.empty() && flag != "--listen") {
+      continue;
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
+    LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, options.insecure));
+  }
+  constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
+  if (options.local.size() > kSocketPathBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--local: a path of ", options.local.size(),
+                                                   " bytes, must have at most ",
+                                                   kSocketPathBytesMax));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::string NumberText(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e18) {
+    return absl::StrCat(static_cast<int64_t>(value));
+  }
+  char text[32];
+  const std::to_chars_result end = std::to_chars(std::begin(text), std::end(text), value);
+  return {text, end.ptr};
+}
 
 const Flag* FindFlag(absl::string_view name) {
   const std::string dashed = WithDashes(name);
@@ -204,19 +272,13 @@ absl::Status CheckServerOptions(const ServerOptions& options) {
     return absl::InvalidArgumentError(
         "--model is missing: name a model folder (config.json and safetensors); see --help");
   }
-  if (options.head_name.empty()) {
-    return absl::InvalidArgumentError("--head-name must not be empty");
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckHeadName(options.head_name));
   if (options.valid_vocab > 0 && options.include_padding) {
     return absl::InvalidArgumentError(
         "--valid-vocab and --include-padding contradict each other: use one of them");
   }
-  if (options.receive_bytes < options.max_message_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--receive-bytes ", BytesText(options.receive_bytes), " is below --max-message-bytes ",
-        BytesText(options.max_message_bytes), ": no such message could ever be received"));
-  }
-  return absl::OkStatus();
+  LOGPROBD_RETURN_IF_ERROR(CheckReceiveBytes(options));
+  return CheckAddresses(options);
 }
 
 }  // namespace logprobd

@@ -100,10 +100,14 @@ std::string NearestFlag(absl::string_view name);
 /// Sets the flag from text. INVALID_ARGUMENT says what the value must be, without naming the flag.
 absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& options);
 
+/// The shortest text that reads back as `value`.
+std::string NumberText(double value);
+
 /// The flag's value as TOML: quoted text, true or false, a number, "64MiB".
 std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options);
 
-/// The checks that concern more than one flag. INVALID_ARGUMENT names them.
+/// The checks that a range cannot express: more than one flag, names, addresses. INVALID_ARGUMENT
+/// or FAILED_PRECONDITION names the flags. What it accepts no part refuses later.
 absl::Status CheckServerOptions(const ServerOptions& options);
 
 }  // namespace logprobd

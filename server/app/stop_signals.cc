@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/base/check.h"
+#include "server/base/start_thread.h"
 
 namespace logprobd {
 namespace {
@@ -32,7 +33,9 @@ StopSignals::StopSignals(std::function<void(int, int)> on_signal)
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
   end_fd_ = eventfd(0, EFD_CLOEXEC);
   LOGPROBD_CHECK(signal_fd_ >= 0 && end_fd_ >= 0, "signalfd and eventfd");
-  thread_ = std::thread([this] { Watch(); });
+  absl::StatusOr<std::thread> thread = StartThread("signals", [this] { Watch(); });
+  LOGPROBD_CHECK(thread.ok(), thread.status().message());
+  thread_ = *std::move(thread);
 }
 
 StopSignals::~StopSignals() {

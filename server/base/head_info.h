@@ -47,6 +47,7 @@ struct MemoryUse {
   std::string place;  ///< "host", or "gpu0".
   std::string kind;   ///< "weights", "workspace", "staging", "receive".
   int64_t bytes = 0;
+  bool is_pinned = false;  ///< Of the host, page-locked, so that a GPU can copy from it.
 };
 
 using MemoryPlan = std::vector<MemoryUse>;

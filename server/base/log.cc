@@ -97,23 +97,32 @@ void ConfigureLog(const LogOptions& options) {
   State().format = options.format;
 }
 
-absl::Status ParseLogLevel(absl::string_view name, LogLevel& level) {
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
   for (int i = 0; i < 4; ++i) {
     if (name == kLevelNames[i]) {
-      level = static_cast<LogLevel>(i);
-      return absl::OkStatus();
+      return static_cast<LogLevel>(i);
     }
   }
   return absl::InvalidArgumentError(
       absl::StrCat("log level \"", name, "\": use debug, info, warning or error"));
 }
 
-absl::Status ParseLogFormat(absl::string_view name, LogFormat& format) {
+absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
   if (name != "text" && name != "json") {
     return absl::InvalidArgumentError(absl::StrCat("log format \"", name, "\": use text or json"));
   }
-  format = name == "json" ? LogFormat::kJson : LogFormat::kText;
-  return absl::OkStatus();
+  return name == "json" ? LogFormat::kJson : LogFormat::kText;
+}
+
+void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
+  LogState& state = State();
+  const std::string line = LineOf(state.format, LogLevel::kInfo, message, fields);
+  // The logger would filter the line by its level, its sinks do not.
+  const spdlog::details::log_msg record(state.logger->name(), spdlog::level::info, line);
+  for (const spdlog::sink_ptr& sink : state.logger->sinks()) {
+    sink->log(record);
+    sink->flush();
+  }
 }
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -24,8 +24,8 @@ struct LogOptions {
 void ConfigureLog(const LogOptions& options);
 
 /// INVALID_ARGUMENT lists the names.
-absl::Status ParseLogLevel(absl::string_view name, LogLevel& level);
-absl::Status ParseLogFormat(absl::string_view name, LogFormat& format);
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
+absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);
 
 /// A named value of a log line.
 struct LogField {
@@ -39,6 +39,9 @@ struct LogField {
 /// Writes one line: `message` and the fields. Control characters in either are escaped, so a line
 /// stays a line whatever a client sent. Never pass hidden states, targets or scores. Thread-safe.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
+
+/// As an info line, whatever the level: for what programs wait for.
+void LogAlways(absl::string_view message, std::initializer_list<LogField> fields = {});
 
 inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
   Log(LogLevel::kDebug, message, fields);

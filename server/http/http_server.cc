@@ -1,10 +1,15 @@
 #include "server/http/http_server.h"
 
 #include <httplib.h>
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -14,7 +19,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
-#include "server/http/http_address.h"
+#include "server/base/listen_address.h"
+#include "server/base/start_thread.h"
+#include "server/http/connections.h"
 
 namespace logprobd {
 namespace {
@@ -24,8 +31,10 @@ constexpr size_t kThreads = 8;
 constexpr size_t kWaitingMax = 64;
 constexpr int kListenBacklog = 512;
 /// A client that neither sends nor reads for so long is dropped: it holds one of the threads.
-constexpr time_t kReadTimeoutSeconds = 1;
-constexpr time_t kWriteTimeoutSeconds = 5;
+constexpr std::chrono::milliseconds kReadTimeout{1'000};
+constexpr std::chrono::milliseconds kWriteTimeout{5'000};
+/// So is one that does so a byte now and then, after so long in all.
+constexpr std::chrono::milliseconds kExchangeTimeout{10'000};
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
@@ -34,11 +43,17 @@ constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 /// accepting when enough wait.
 class BoundedPool final : public httplib::TaskQueue {
  public:
-  BoundedPool() {
+  static absl::StatusOr<std::unique_ptr<BoundedPool>> Create() {
+    auto pool = std::make_unique<BoundedPool>();
     for (size_t i = 0; i < kThreads; ++i) {
-      threads_.emplace_back([this] { Work(); });
+      LOGPROBD_ASSIGN_OR_RETURN(std::thread thread,
+                                StartThread("http-worker", [pool = pool.get()] { pool->Work(); }));
+      pool->threads_.push_back(std::move(thread));
     }
+    return pool;
   }
+
+  ~BoundedPool() override { shutdown(); }
 
   void enqueue(std::function<void()> task) override {
     const absl::MutexLock lock(&mutex_);
@@ -54,6 +69,7 @@ class BoundedPool final : public httplib::TaskQueue {
     for (std::thread& thread : threads_) {
       thread.join();
     }
+    threads_.clear();
   }
 
  private:
@@ -82,11 +98,96 @@ class BoundedPool final : public httplib::TaskQueue {
   std::vector<std::thread> threads_;
 };
 
+/// A client's socket as the library reads and writes it, with a bound on the whole exchange: the
+/// library's own bounds each byte.
+class BoundedStream final : public httplib::Stream {
+ public:
+  explicit BoundedStream(int socket) : socket_(socket) {}
+
+  bool is_readable() const override { return begin_ < end_ || Await(POLLIN, kReadTimeout); }
+  bool is_writable() const override { return Await(POLLOUT, kWriteTimeout); }
+
+  ssize_t read(char* out, size_t size) override {
+    if (begin_ == end_) {
+      if (!Await(POLLIN, kReadTimeout)) {
+        return -1;
+      }
+      const ssize_t got = recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+      if (got <= 0) {
+        return got;
+      }
+      begin_ = 0;
+      end_ = static_cast<size_t>(got);
+    }
+    const size_t count = std::min(size, end_ - begin_);
+    std::memcpy(out, buffer_.data() + begin_, count);
+    begin_ += count;
+    return static_cast<ssize_t>(count);
+  }
+
+  ssize_t write(const char* data, size_t size) override {
+    // Whole: some versions of the library do not look at how much was written.
+    for (size_t done = 0; done < size;) {
+      if (!Await(POLLOUT, kWriteTimeout)) {
+        return -1;
+      }
+      const ssize_t sent = send(socket_, data + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        return -1;
+      }
+      done += static_cast<size_t>(std::max<ssize_t>(sent, 0));
+    }
+    return static_cast<ssize_t>(size);
+  }
+
+  // Asked for each request; nothing of ours uses them.
+  void get_remote_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
+  void get_local_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
+  int socket() const override { return socket_; }
+
+ private:
+  /// False when the socket is not ready within `timeout` or the exchange's.
+  bool Await(int16_t events, std::chrono::milliseconds timeout) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        end_of_exchange_ - std::chrono::steady_clock::now());
+    pollfd waited{socket_, events, 0};
+    int ready = 0;
+    do {
+      ready = poll(&waited, 1, static_cast<int>(std::max(std::min(timeout, left).count(), 0L)));
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0;
+  }
+
+  const int socket_;
+  const std::chrono::steady_clock::time_point end_of_exchange_ =
+      std::chrono::steady_clock::now() + kExchangeTimeout;
+  std::array<char, 4'096> buffer_{};
+  size_t begin_ = 0;  ///< Of what has been received and not yet read.
+  size_t end_ = 0;
+};
+
 /// The library's server with a longer backlog than its built-in 5, on which a burst of scrapers
-/// would wait for a second's retransmission.
+/// would wait for a second's retransmission, and with connections that can be ended.
 class Listener final : public httplib::Server {
  public:
   void WidenBacklog() { ::listen(svr_sock_, kListenBacklog); }
+
+  /// As stop(), which alone would wait for clients.
+  void StopAtOnce() {
+    stop();
+    connections_.ShutDown();
+  }
+
+ private:
+  bool process_and_close_socket(int socket) override {
+    const Connections::Scope scope(connections_, socket);
+    BoundedStream stream(socket);
+    bool is_closed = false;
+    // Closed after one request: a connection that idles between two scrapes would hold a thread.
+    return process_request(stream, /*close_connection=*/true, is_closed, nullptr);
+  }
+
+  Connections connections_;
 };
 
 void Answer(httplib::Response& response, int status, const std::string& text) {
@@ -104,17 +205,14 @@ struct HttpServer::Impl {
 
   const Options options;
   const Metrics& metrics;
+  std::unique_ptr<BoundedPool> pool;  ///< The library's once it listens.
   Listener server;
   int port = 0;
   std::thread thread;
 };
 
 void HttpServer::Impl::Configure() {
-  server.new_task_queue = [] { return new BoundedPool; };
-  server.set_read_timeout(kReadTimeoutSeconds);
-  server.set_write_timeout(kWriteTimeoutSeconds);
-  // A connection that idles between two scrapes would hold a thread: one request each.
-  server.set_keep_alive_max_count(1);
+  server.new_task_queue = [this] { return pool.release(); };
   server.set_payload_max_length(0);
   server.set_tcp_nodelay(true);
   // Not the library's default, which lets two processes share a port (SO_REUSEPORT).
@@ -153,14 +251,16 @@ void HttpServer::Impl::Configure() {
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 HttpServer::~HttpServer() {
-  impl_->server.stop();
+  impl_->server.StopAtOnce();
   impl_->thread.join();
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& options,
                                                                const Metrics& metrics) {
-  LOGPROBD_ASSIGN_OR_RETURN(const HttpAddress address, ParseHttpAddress(options.listen));
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
+                            ParseListenAddress("--http", options.listen));
   auto impl = std::make_unique<Impl>(options, metrics);
+  LOGPROBD_ASSIGN_OR_RETURN(impl->pool, BoundedPool::Create());
   impl->Configure();
   if (address.port == 0) {
     impl->port = impl->server.bind_to_any_port(address.host);
@@ -169,11 +269,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& op
   }
   if (impl->port <= 0) {
     return absl::UnavailableError(
-        absl::StrCat("cannot listen for HTTP on ", options.listen,
+        absl::StrCat("--http: cannot listen on ", options.listen,
                      ": the port is in use or the address is not this machine's"));
   }
   impl->server.WidenBacklog();
-  impl->thread = std::thread([server = &impl->server] { server->listen_after_bind(); });
+  LOGPROBD_ASSIGN_OR_RETURN(
+      impl->thread, StartThread("http", [server = &impl->server] { server->listen_after_bind(); }));
   // stop() has no effect before the loop runs, so the object exists only from then on.
   while (!impl->server.is_running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -22,9 +22,11 @@ class HttpServer {
     std::function<std::string()> status_text;
   };
 
-  /// UNAVAILABLE when the port is in use, INVALID_ARGUMENT for a bad address.
+  /// UNAVAILABLE when the port is in use, INVALID_ARGUMENT for a bad address; they name --http.
+  /// RESOURCE_EXHAUSTED when there are no threads.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const Options& options,
                                                             const Metrics& metrics);
+  /// Cuts the connections at hand: no client can delay it.
   ~HttpServer();
 
   int port() const;

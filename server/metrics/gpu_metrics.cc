@@ -80,7 +80,8 @@ void GpuMetrics::SetMemory(const MemoryPlan& plan) {
   std::array<double, kNumKinds> bytes{};
   double pinned = 0;
   for (const MemoryUse& use : plan) {
-    if (use.place == "host" && use.kind == "staging") {
+    // Engines on a GPU copy from staging; what else of the host they pinned is marked.
+    if (use.place == "host" && (use.kind == "staging" || use.is_pinned)) {
       pinned += static_cast<double>(use.bytes);
     }
     if (use.place != absl::StrCat("gpu", gpu_)) {

@@ -20,7 +20,7 @@ class GpuMetrics {
 
   void RecordFlops(double flops, double busy_seconds);
   void RecordError(absl::string_view kind);
-  /// Takes the entries of `plan` that lie on this GPU, and the pinned staging on the host.
+  /// Takes the entries of `plan` that lie on this GPU, and what is pinned on the host.
   void SetMemory(const MemoryPlan& plan);
   /// Reads the driver's figures; before each scrape.
   void Refresh();

@@ -24,7 +24,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
-#include "server/transport/listen_address.h"
+#include "server/transport/listen_check.h"
 #include "server/transport/scoring_service.h"
 
 namespace logprobd {
@@ -92,12 +92,7 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
                                              bool insecure) {
   LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  if (!address.is_loopback && !insecure) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(flag, ": ", text,
-                     " can be reached from outside, without encryption or authentication; use "
-                     "--insecure to allow that, or a loopback address like 127.0.0.1"));
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, insecure));
   return address;
 }
 

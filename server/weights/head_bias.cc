@@ -69,9 +69,9 @@ std::string FindBias(const Checkpoint& checkpoint, const std::string& weight_nam
 
 }  // namespace
 
-absl::StatusOr<std::vector<float>> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
-                                                const std::string& weight_name, int64_t rows,
-                                                std::vector<std::string>& warnings) {
+absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
+                                      const std::string& weight_name, int64_t rows) {
+  HeadBias result;
   const std::string name = FindBias(checkpoint, weight_name);
   if (name.empty()) {
     if (config.has_bias.value_or(false)) {
@@ -79,12 +79,12 @@ absl::StatusOr<std::vector<float>> ReadHeadBias(Checkpoint& checkpoint, const He
           absl::StrCat("config.json says lm_head_bias, but the checkpoint has no bias for ",
                        PrintableName(weight_name), "; set lm_head_bias to false if it has none"));
     }
-    return std::vector<float>();
+    return result;
   }
   if (!config.has_bias.value_or(true)) {
-    warnings.push_back(absl::StrCat("config.json says that the head has no bias; ",
-                                    PrintableName(name), " is ignored"));
-    return std::vector<float>();
+    result.warnings.push_back(absl::StrCat("config.json says that the head has no bias; ",
+                                           PrintableName(name), " is ignored"));
+    return result;
   }
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor bias, checkpoint.Find(name));
   if (bias.entry.shape != std::vector<int64_t>{rows}) {
@@ -100,7 +100,8 @@ absl::StatusOr<std::vector<float>> ReadHeadBias(Checkpoint& checkpoint, const He
   }
   std::vector<std::byte> bytes(static_cast<size_t>(bias.entry.file_end - bias.entry.file_begin));
   LOGPROBD_RETURN_IF_ERROR(bias.file->Read(bias.entry.file_begin, absl::MakeSpan(bytes)));
-  return Widen(bytes, *dtype);
+  result.values = Widen(bytes, *dtype);
+  return result;
 }
 
 }  // namespace logprobd

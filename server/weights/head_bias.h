@@ -10,12 +10,17 @@
 
 namespace logprobd {
 
-/// The bias that belongs to the head `weight_name` of `rows` rows, in fp32, or empty when there is
-/// none: the sibling "x.bias", for a tied head also "lm_head.bias". Appends to `warnings`.
+/// A head's bias in fp32, empty when there is none, and what may surprise about it.
+struct HeadBias {
+  std::vector<float> values;
+  std::vector<std::string> warnings;
+};
+
+/// The bias that belongs to the head `weight_name` of `rows` rows: the sibling "x.bias", for a tied
+/// head also "lm_head.bias".
 /// INVALID_ARGUMENT when config.json asks for a bias that is missing, or its shape does not fit;
 /// UNIMPLEMENTED when it is none of BF16, F16, F32.
-absl::StatusOr<std::vector<float>> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
-                                                const std::string& weight_name, int64_t rows,
-                                                std::vector<std::string>& warnings);
+absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
+                                      const std::string& weight_name, int64_t rows);
 
 }  // namespace logprobd

@@ -61,39 +61,40 @@ absl::Status NoHead(const HeadNameFilter& filter) {
       "); name it with --head-tensor", hint));
 }
 
-// Compares whole tensors, since a single row may have been changed; 2 MiB of memory.
-absl::StatusOr<bool> SameBits(const StoredTensor& a, const StoredTensor& b) {
+// Compares small tensors whole and large ones in pieces from begin to end: at most 2 MiB are read,
+// so that a model opens in the same time whatever its size.
+absl::StatusOr<bool> LookTheSame(const StoredTensor& a, const StoredTensor& b) {
   if (a.entry.dtype != b.entry.dtype || a.entry.shape != b.entry.shape) {
     return false;
   }
-  constexpr int64_t kPieceBytes = int64_t{1} << 20;
-  std::vector<std::byte> piece_a;
-  std::vector<std::byte> piece_b;
+  constexpr int64_t kPieces = 16;
+  constexpr int64_t kPieceBytesMax = int64_t{64} << 10;
   const int64_t total = a.entry.file_end - a.entry.file_begin;
-  for (int64_t done = 0; done < total; done += kPieceBytes) {
-    const auto length = static_cast<size_t>(std::min(kPieceBytes, total - done));
-    piece_a.resize(length);
-    piece_b.resize(length);
-    LOGPROBD_RETURN_IF_ERROR(a.file->Read(a.entry.file_begin + done, absl::MakeSpan(piece_a)));
-    LOGPROBD_RETURN_IF_ERROR(b.file->Read(b.entry.file_begin + done, absl::MakeSpan(piece_b)));
-    if (std::memcmp(piece_a.data(), piece_b.data(), length) != 0) {
+  const int64_t piece_bytes = std::min(kPieceBytesMax, (total + kPieces - 1) / kPieces);
+  std::vector<std::byte> piece_a(static_cast<size_t>(piece_bytes));
+  std::vector<std::byte> piece_b(static_cast<size_t>(piece_bytes));
+  for (int64_t i = 0; i < kPieces; ++i) {
+    const int64_t offset = (total - piece_bytes) * i / (kPieces - 1);
+    LOGPROBD_RETURN_IF_ERROR(a.file->Read(a.entry.file_begin + offset, absl::MakeSpan(piece_a)));
+    LOGPROBD_RETURN_IF_ERROR(b.file->Read(b.entry.file_begin + offset, absl::MakeSpan(piece_b)));
+    if (std::memcmp(piece_a.data(), piece_b.data(), piece_a.size()) != 0) {
       return false;
     }
   }
   return true;
 }
 
-// Both a head and an embedding, and config.json says that they are one: true only if they are equal
-// bit for bit; else the embedding is what the model was tied to.
+// Both a head and an embedding, and config.json says that they are one. The embedding is what the
+// model was tied to: right whether or not they are equal, so a look at them is only for the
+// warning.
 absl::StatusOr<HeadChoice> ChooseAmongTied(Checkpoint& checkpoint, const std::string& head,
                                            const std::string& embedding) {
   HeadChoice choice;
   choice.tied = true;
-  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
-  LOGPROBD_ASSIGN_OR_RETURN(StoredTensor embedding_tensor, checkpoint.Find(embedding));
-  LOGPROBD_ASSIGN_OR_RETURN(const bool same, SameBits(choice.tensor, embedding_tensor));
+  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
+  LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor head_tensor, checkpoint.Find(head));
+  LOGPROBD_ASSIGN_OR_RETURN(const bool same, LookTheSame(choice.tensor, head_tensor));
   if (!same) {
-    choice.tensor = std::move(embedding_tensor);
     choice.warnings.push_back(absl::StrCat("config.json says tie_word_embeddings, but ", head,
                                            " and ", embedding, " differ; ", embedding,
                                            " is used (--head-tensor ", head, " for the other)"));

@@ -37,7 +37,8 @@ constexpr std::array<absl::string_view, 6> kHarmless = {
     "logits_to_keep",          "mup_denominator", "logit_scale_init_value"};
 constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
 
-// Defaults of model classes whose config files may leave the key out.
+// Defaults of model classes whose config files may leave the key out: a nested configuration is
+// saved without what equals the default of its class.
 struct FamilyDefault {
   absl::string_view model_type;
   absl::string_view key;
@@ -89,6 +90,15 @@ class ConfigLevels {
   bool Has(absl::string_view key) const {
     return std::any_of(levels_.begin(), levels_.end(),
                        [key](const Json* level) { return level->contains(std::string(key)); });
+  }
+
+  // Whether the model or its text part is of this type.
+  bool IsOfType(absl::string_view model_type) const {
+    return std::any_of(levels_.begin(), levels_.end(), [model_type](const Json* level) {
+      const auto found = level->find("model_type");
+      return found != level->end() && found->is_string() &&
+             found->get_ref<const std::string&>() == model_type;
+    });
   }
 
   absl::Span<const Json* const> all() const { return levels_; }
@@ -223,7 +233,7 @@ absl::Status ResolveScale(const ConfigLevels& levels, HeadConfig& config) {
 
 void ApplyFamilyDefaults(const ConfigLevels& levels, HeadConfig& config) {
   for (const FamilyDefault& family : kFamilyDefaults) {
-    if (config.model_type != family.model_type || levels.Has(family.key)) {
+    if (!levels.IsOfType(family.model_type) || levels.Has(family.key)) {
       continue;
     }
     (family.key == "logit_scale" ? config.scale : config.softcap) = family.value;

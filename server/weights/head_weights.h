@@ -51,11 +51,11 @@ struct ModelFolderHead {
 
 /// Opens a folder with config.json and safetensors (single or indexed), or one .safetensors file
 /// with config.json beside it (also an index file). Reads headers and the bias only; where a model
-/// that says it is tied stores two tensors, also compares these, in small pieces. Rules: README.md
-/// of this folder. Errors say what to change: NOT_FOUND (no such folder, file or tensor),
-/// INVALID_ARGUMENT (malformed or contradictory), UNIMPLEMENTED (quantised head, pickle files),
-/// PERMISSION_DENIED (a path that leaves the folder, a file that may not be read), DATA_LOSS (a
-/// file that cannot be read).
+/// that says it is tied stores two tensors, also pieces of these, 2 MiB at most, to warn if they
+/// differ. Rules: README.md of this folder. Errors say what to change: NOT_FOUND (no such folder,
+/// file or tensor), INVALID_ARGUMENT (malformed or contradictory), UNIMPLEMENTED (quantised head,
+/// pickle files), PERMISSION_DENIED (a path that leaves the folder, a file that may not be read),
+/// DATA_LOSS (a file that cannot be read).
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                 const ModelFolderOptions& options);
 

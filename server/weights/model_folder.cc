@@ -170,8 +170,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
         absl::StrCat("the vocabulary has ", vocab_size, " ids, the limit is ", kVocabSizeMax,
                      " (2^20); --valid-vocab can leave the rest out"));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<float> bias,
-                            ReadHeadBias(checkpoint, config, tensor.name, rows, choice.warnings));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadBias bias, ReadHeadBias(checkpoint, config, tensor.name, rows));
 
   HeadInfo info;
   info.name = options.head_name;
@@ -182,7 +181,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   info.vocab_rows = rows;
   info.dtype = dtype;
   info.tied = choice.tied;
-  info.has_bias = !bias.empty();
+  info.has_bias = !bias.values.empty();
   info.scale = static_cast<float>(config.scale);
   info.softcap = static_cast<float>(config.softcap);
   info.weight_bytes = tensor.file_end - tensor.file_begin;
@@ -190,9 +189,11 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
 
   ModelFolderHead head;
   head.warnings = std::move(config.warnings);
-  head.warnings.insert(head.warnings.end(), choice.warnings.begin(), choice.warnings.end());
-  head.weights =
-      std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
+  for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
+    head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
+  }
+  head.weights = std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor),
+                                                   std::move(bias.values));
   return head;
 }
 

@@ -132,6 +132,59 @@ def test_links_between_documents_lead_somewhere() -> None:
                 assert (path.parent / target).exists(), f"{path}: {target}"
 
 
+# The rows that the server must be tested for: tests/README.md says what each is.
+REQUIRED_FAULTS = {
+    *(f"A{i}" for i in (*range(1, 10), *range(12, 17), 22)),
+    *(f"B{i}" for i in range(23, 43)),
+    *(f"C{i}" for i in (44, 45, 46, 56, 57)),
+    *(f"D{i}" for i in (*range(59, 67), *range(72, 76))),
+    *(f"E{i}" for i in (81, 83, 84)),
+    *(f"G{i}" for i in range(103, 108)),
+}
+FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def faults() -> list[tuple[str, ...]]:
+    return FAULT.findall((ROOT / "tests" / "README.md").read_text())
+
+
+def test_every_required_fault_has_a_row() -> None:
+    ids = [fault[0] for fault in faults()]
+    assert len(ids) == len(set(ids))
+    assert set(ids) >= REQUIRED_FAULTS, REQUIRED_FAULTS - set(ids)
+
+
+def existing_tests() -> set[str]:
+    """As the table names them: test_x, Suite.Name, or the id of a case of the two bad-input tables."""
+    names: set[str] = set()
+    for path in (ROOT / "tests" / "integration").glob("test_*.py"):
+        names |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    for path in (ROOT / "tests").glob("**/*_test.cc"):
+        found = re.findall(r"^TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", path.read_text(), re.MULTILINE)
+        names |= {f"{suite}.{name}" for suite, name in found}
+    tables = ROOT / "tests" / "integration"
+    cases = (tables / "test_bad_input.py").read_text()
+    names |= set(re.findall(r'Case\(\s*f?"([A-G]\d+)', cases))
+    names |= set(
+        re.findall(r'\{"([A-G]\d\w+)"', (tables / "transport_bad_input_test.cc").read_text())
+    )
+    return names
+
+
+def test_every_row_of_the_faults_names_tests_that_exist() -> None:
+    existing = existing_tests()
+    for fault, _, _, tests in faults():
+        names = re.findall(r"`([^`]+)`", tests)
+        assert names, fault
+        assert set(names) <= existing, f"{fault}: {set(names) - existing}"
+
+
+def test_every_case_of_bad_input_has_a_row() -> None:
+    ids = {fault[0] for fault in faults()}
+    cases = {name for name in existing_tests() if re.fullmatch(r"[A-G]\d+[A-Z]?\w*", name)}
+    assert {re.match(r"[A-G]\d+", name)[0] for name in cases} <= ids
+
+
 def test_layers_hold() -> None:
     result = subprocess.run(
         [sys.executable, ROOT / ".ci" / "check_layers.py", ROOT], capture_output=True, text=True

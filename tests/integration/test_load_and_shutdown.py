@@ -1,7 +1,8 @@
-"""Overload, deadlines, cancellation and shutdown of a running server (rows D59 to D74)."""
+"""Overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/README.md."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 
 import grpc
 import numpy as np
+import pytest
 from scoring_rpc import ROOT, Scoring, floats, request
 
 ROWS = 2000  # of the slow model: a good part of a second on two cores
@@ -92,16 +94,27 @@ def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_mode
 
 
 def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_server, slow_model):
-    server = start_server("--model", str(slow_model.path), "--client-share", "1")
-    with Scoring(server.grpc) as scoring:
-        busy = [scoring.score_future(bulk(8000)) for _ in range(3)]
-        time.sleep(0.1)
-        start = time.monotonic()
-        late = scoring.score_future(bulk(8000), timeout=0.3)
+    # Batches of seconds: the first is still in the engine when the deadline passes.
+    rows = 16_000
+    server = start_server(
+        "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", str(rows)
+    )
+
+    def waiting() -> float:
+        return server.metric("logprobd_queue_requests", priority="low")
+
+    with Scoring(server.grpc) as heavy, Scoring(server.grpc) as scoring:
+        assert scoring.health() == 1
+        busy = [heavy.score_future(bulk(rows)) for _ in range(3)]
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+        # Of low priority, so that it stays behind the others and can be told from them.
+        late = scoring.score_future(bulk(priority=3), timeout=1)
+        assert server.eventually(lambda: waiting() == 1, seconds=1)
         assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - start < 2
-        assert server.eventually(lambda: server.metric("logprobd_queue_requests") <= 3)
+        assert server.eventually(lambda: waiting() == 0, seconds=1)
+        assert not all(future.done() for future in busy), "the engine was to be busy still"
         assert set(codes_of(busy)) == {grpc.StatusCode.OK}
+        assert server.metric("logprobd_rows_total", kind="scored") == 3 * rows
     assert_empty(server)
 
 
@@ -109,7 +122,7 @@ def test_d65_cancelled_requests_are_dropped(start_server, slow_model) -> None:
     server = start_server("--model", str(slow_model.path), "--client-share", "1")
     with Scoring(server.grpc) as scoring:
         futures = [scoring.score_future(bulk()) for _ in range(8)]
-        time.sleep(0.2)
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
         for future in futures[1:]:
             future.cancel()
         assert futures[0].code() == grpc.StatusCode.OK
@@ -119,7 +132,10 @@ def test_d65_cancelled_requests_are_dropped(start_server, slow_model) -> None:
 
 
 def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> None:
-    server = start_server("--model", str(slow_model.path), "--client-share", "1")
+    # Small batches: of the rows only two of them leave the queue before the client does.
+    server = start_server(
+        "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", "512"
+    )
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[2]); import test_load_and_shutdown as t\n"
         "scoring = t.Scoring(sys.argv[1])\n"
@@ -132,12 +148,13 @@ def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> 
         [sys.executable, "-c", program, server.grpc, here], stdout=subprocess.PIPE, env=environment
     )
     client.stdout.readline()
-    assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 8000)
     client.send_signal(signal.SIGKILL)
     client.wait()
     # What was queued goes within a second; the batches in flight are finished for nobody.
-    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0, seconds=3)
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0, seconds=1)
     assert_empty(server)
+    assert server.metric("logprobd_rows_total", kind="scored") < 64 * 200 / 2
 
 
 def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
@@ -148,7 +165,7 @@ def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
         futures = [
             heavy.score_future(bulk(8000), metadata=(("client_id", "heavy"),)) for _ in range(4)
         ]
-        time.sleep(0.1)
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
         waits = []
         for _ in range(5):
             sent = time.monotonic()
@@ -214,13 +231,56 @@ def test_d73_a_second_sigterm_ends_at_once(start_server, slow_model) -> None:
         }
 
 
-def test_d74_sigterm_while_loading_exits_0(start_server, slow_model) -> None:
-    for delay in (0.0, 0.05, 0.2):
-        server = start_server("--model", str(slow_model.path), wait=False)
-        time.sleep(delay)
+def test_d72_work_that_outlives_the_grace_time_is_cut_and_exits_3(start_server, slow_model):
+    server = start_server(
+        "--model", str(slow_model.path), "--grace-s", "0.2", "--client-share", "1"
+    )
+    with Scoring(server.grpc) as scoring:
+        futures = [scoring.score_future(bulk(8000)) for _ in range(8)]
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+        start = time.monotonic()
         server.signal()
-        # Before main has set its handlers the default action ends the process; that is as clean.
-        assert server.wait() in (0, -signal.SIGTERM)
+        assert server.wait() == 3
+        assert time.monotonic() - start < 5
+        codes = set(codes_of(futures))
+    assert codes & {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    assert any("stopped before all work was finished" in line for line in server.log)
+
+
+@pytest.mark.parametrize("line", ["starting", "loading"])
+def test_d74_sigterm_while_starting_exits_0(start_server, slow_model, line) -> None:
+    server = start_server("--model", str(slow_model.path), wait=False)
+    # The handlers are there before the first line.
+    server.wait_for_log(f" {line} ")
+    server.signal()
+    assert server.wait() == 0
+    assert any("SIGTERM" in written for written in server.log)
+
+
+def test_a_slow_http_client_does_not_delay_the_exit(start_server, model) -> None:
+    # It kept the process for as long as it sent a byte now and then, whatever --grace-s.
+    server = start_server("--model", str(model.path), "--grace-s", "1")
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert server.get("/healthz")[0] == 200
+        stopped = threading.Event()
+
+        def drip() -> None:
+            while not stopped.wait(0.1):
+                try:
+                    slow.send(b"x")
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            server.signal()
+            assert server.wait(5) == 0
+        finally:
+            stopped.set()
+            thread.join()
 
 
 def test_many_clients_at_once_get_their_own_answers(server, model) -> None:

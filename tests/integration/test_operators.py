@@ -1,4 +1,4 @@
-"""What operators see: metrics, health, readiness, logs (rows G103 to G106)."""
+"""What operators see: metrics, health, readiness, logs (rows G103 to G106 of tests/README.md)."""
 
 import concurrent.futures
 import http.client
@@ -105,6 +105,15 @@ def test_json_logs_are_json(start_server, model) -> None:
     server.stop()
     for line in server.log:
         assert json.loads(line)["level"] in ("debug", "info", "warning", "error")
+
+
+@pytest.mark.parametrize("level", ["debug", "warning", "error"])
+def test_the_ready_line_is_written_whatever_the_level(start_server, model, level) -> None:
+    # It was an info line: with --log-level warning nobody learned the ports.
+    server = start_server("--model", str(model.path), "--log-level", level)
+    assert server.get("/readyz")[0] == 200
+    if level != "debug":
+        assert len(server.log) == 1
 
 
 def test_the_local_socket_serves_the_same_api(start_server, model, tmp_path) -> None:

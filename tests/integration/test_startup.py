@@ -1,12 +1,18 @@
-"""Starting the server: options, the plan, and every reason not to start (rows C56, C57, E83, E84, G105)."""
+"""Starting the server: options, the plan, and every reason not to start.
+
+Rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
+"""
 
 import json
+import os
 import pathlib
 import socket
 import struct
 import subprocess
+import tempfile
 
 import pytest
+from model_folder import ModelFolder
 
 
 def run(binaries: pathlib.Path, *options: str, environment: dict[str, str] | None = None):
@@ -162,6 +168,117 @@ def test_e84_a_low_limit_of_open_files_refuses_to_start(binaries, model) -> None
         timeout=30,
     )
     assert_one_clear_error(result, "40")
+
+
+def test_e84_too_few_threads_refuse_to_start(binaries, model) -> None:
+    # Stacks of 1 GiB, of which the address space holds a few.
+    result = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"ulimit -s 1048576 -v 16777216; exec {binaries}/logprobd --model {model.path} "
+            "--device cpu --listen 127.0.0.1:0 --http 127.0.0.1:0",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    assert_one_clear_error(result, "threads can be started", "at least 64", "ulimit")
+
+
+def test_e81_staging_memory_that_is_not_there_refuses_to_start(binaries, tmp_path) -> None:
+    ModelFolder.write(tmp_path, vocab=8, hidden=4096)
+    # Staging of 2 x 8 GiB in an address space of 8 GiB.
+    result = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"ulimit -v 8388608; exec {binaries}/logprobd --model {tmp_path} --device cpu "
+            "--batch-rows 1048576 --listen 127.0.0.1:0 --http none --log-level error",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    assert_one_clear_error(result, "memory")
+
+
+def stranger() -> dict:
+    """For subprocess.run: root may read every file, so another user runs it."""
+    return {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+
+
+@pytest.mark.parametrize("unreadable", ["config.json", "model.safetensors"])
+def test_e83_a_file_that_may_not_be_read_is_one_clear_line(binaries, unreadable) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        path.chmod(0o755)
+        ModelFolder.write(path, vocab=8, hidden=8)
+        (path / unreadable).chmod(0)
+        result = subprocess.run(
+            [binaries / "logprobd", "--model", folder, "--listen", "127.0.0.1:0", "--http", "none"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            **stranger(),
+        )
+    assert result.returncode == 1
+    assert_one_clear_error(result, unreadable, "cannot open", "Permission denied")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "fifo"])
+def test_e83_what_is_no_file_is_one_clear_line(binaries, tmp_path, name, kind) -> None:
+    ModelFolder.write(tmp_path, vocab=8, hidden=8)
+    path = tmp_path / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "gone")
+    result = run(binaries, "--model", str(tmp_path), "--listen", "127.0.0.1:0", "--http", "none")
+    assert result.returncode == 1
+    assert_one_clear_error(result, name)
+
+
+def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binaries) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        result = subprocess.run(
+            [binaries / "logprobd", "--config", file.name],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            **stranger(),
+        )
+    assert result.returncode == 2
+    assert_one_clear_error(result, file.name, "cannot be read")
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        (["--listen", "nowhere"], "--listen"),
+        (["--http", "0.0.0.0:0"], "--insecure"),
+        (["--admin", "127.0.0.1:99999"], "--admin"),
+        (["--receive-bytes", "100MiB"], "--receive-bytes"),
+        (["--receive-bytes", "1GiB"], "--queue-bytes"),
+        (["--copy-threads", "512"], "--copy-threads"),
+        (["--head-name", "unknown"], "--head-name"),
+        (["--head-name", "a" * 300], "--head-name"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else value,
+)
+def test_g105_settings_that_would_fail_later_are_bad_settings(
+    binaries, model, options, word
+) -> None:
+    # They passed --dry-run, and ended the start with 1, some of them after the weight was read.
+    result = run(binaries, "--model", str(model.path), "--dry-run", *options)
+    assert result.returncode == 2
+    assert_one_clear_error(result, word)
 
 
 def test_cuda_that_cannot_be_had_says_why(binaries, model) -> None:

@@ -111,6 +111,15 @@ class ServerProcess:
         assert found, f"no sample of {name} with {labels}"
         return total
 
+    def peak_memory_bytes(self) -> int:
+        """The most memory that the process has held at once."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
+
+    def wait_for_log(self, text: str, seconds: float = 30) -> None:
+        """Returns once a line of the log holds `text`."""
+        assert self.eventually(lambda: any(text in line for line in list(self.log)), seconds), text
+
     def eventually(self, condition, seconds: float = 10) -> bool:
         """Whether `condition()` becomes true within that time."""
         end = time.monotonic() + seconds

@@ -50,6 +50,14 @@ TEST(ConfigFileTest, ReadsEveryKindOfValue) {
             "queue-bytes=4096 ");
 }
 
+TEST(ConfigFileTest, KeepsAllDigitsOfANumber) {
+  const auto settings = Read("client-share = 0.123456789\ngrace-s = 0.1\n");
+
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ((*settings)[0].text, "0.123456789");
+  EXPECT_EQ((*settings)[1].text, "0.1");
+}
+
 TEST(ConfigFileTest, AcceptsAnEmptyFile) { EXPECT_TRUE(Read("").ok()); }
 
 TEST(ConfigFileTest, NamesAnUnknownKeyAndTheNearest) {

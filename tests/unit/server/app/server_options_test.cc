@@ -6,11 +6,13 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace logprobd {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 ServerOptions Valid() {
   ServerOptions options;
@@ -74,6 +76,17 @@ TEST(FlagsTest, ReadRealNumbers) {
   }
 }
 
+// 0.123456789 was served as 0.123457.
+TEST(FlagsTest, PrintRealNumbersWithAllTheirDigits) {
+  ServerOptions options;
+  options.client_share = 0.123456789;
+  EXPECT_EQ(FlagValueAsToml(*FindFlag("client-share"), options), "0.123456789");
+  options.client_share = 1.0 / 3;
+  EXPECT_EQ(FlagValueAsToml(*FindFlag("client-share"), options), "0.3333333333333333");
+  options.grace_s = 30;
+  EXPECT_EQ(FlagValueAsToml(*FindFlag("grace-s"), options), "30");
+}
+
 TEST(FlagsTest, FindTheNearestName) {
   EXPECT_EQ(NearestFlag("queue_row"), "queue-rows");
   EXPECT_EQ(NearestFlag("MODLE"), "model");
@@ -92,14 +105,58 @@ TEST(CheckServerOptionsTest, NamesWhatIsMissingOrContradictory) {
   padding.valid_vocab = 5;
   padding.include_padding = true;
   EXPECT_THAT(std::string(CheckServerOptions(padding).message()), HasSubstr("--include-padding"));
+}
 
-  ServerOptions receive = Valid();
-  receive.receive_bytes = 1 << 20;
-  EXPECT_THAT(std::string(CheckServerOptions(receive).message()), HasSubstr("--receive-bytes"));
+// What follows passed --dry-run, and ended a start after the weight had been read or with the wrong
+// exit status.
+TEST(CheckServerOptionsTest, TheReceiveQuotaHoldsTwoMessagesAndTheQueue) {
+  ServerOptions options = Valid();
+  options.max_message_bytes = 1 << 20;
+  options.queue_bytes = 1 << 20;
+  options.receive_bytes = (2 << 20) - 1;
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--receive-bytes"));
+  options.receive_bytes = 2 << 20;
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  options.queue_bytes = 2 << 20;
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--queue-bytes 2MiB"));
+}
 
-  ServerOptions name = Valid();
-  name.head_name = "";
-  EXPECT_THAT(std::string(CheckServerOptions(name).message()), HasSubstr("--head-name"));
+TEST(CheckServerOptionsTest, EveryAddressIsReadAndMustBeLoopbackUnlessInsecure) {
+  for (const auto& [flag, member] : {std::pair{"--listen", &ServerOptions::listen},
+                                     {"--http", &ServerOptions::http},
+                                     {"--admin", &ServerOptions::admin}}) {
+    ServerOptions options = Valid();
+    options.*member = "8470";
+    EXPECT_THAT(std::string(CheckServerOptions(options).message()), StartsWith(flag));
+    options.*member = "0.0.0.0:8470";
+    EXPECT_THAT(std::string(CheckServerOptions(options).message()), StartsWith(flag));
+    options.insecure = true;
+    EXPECT_TRUE(CheckServerOptions(options).ok()) << flag;
+  }
+  ServerOptions local = Valid();
+  local.local = std::string(108, 'a');
+  EXPECT_THAT(std::string(CheckServerOptions(local).message()), StartsWith("--local"));
+}
+
+TEST(CheckServerOptionsTest, CopyThreadsAreAsManyAsTheBatcherTakes) {
+  EXPECT_TRUE(Set("copy-threads", "256").ok());
+  EXPECT_FALSE(Set("copy-threads", "257").ok());
+}
+
+// Such a head could not be asked for, broke ListHeads, or shared its metrics with all other names.
+TEST(CheckServerOptionsTest, AHeadsNameCanBeSentAndCounted) {
+  for (const std::string& name :
+       {std::string(), std::string(257, 'a'), std::string("a\nb"), std::string("\xFF"),
+        std::string("\xC2\x85"), std::string("unknown")}) {
+    ServerOptions options = Valid();
+    options.head_name = name;
+    EXPECT_THAT(std::string(CheckServerOptions(options).message()), StartsWith("--head-name"));
+  }
+  for (const std::string& name : {std::string(256, 'a'), std::string("Qwen3 \u00E9")}) {
+    ServerOptions options = Valid();
+    options.head_name = name;
+    EXPECT_TRUE(CheckServerOptions(options).ok()) << name;
+  }
 }
 
 }  // namespace

@@ -131,6 +131,28 @@ TEST_F(ServerTest, IsHealthyButNotReadyBeforeItsWeightsAreLoaded) {
   EXPECT_EQ(ScoreSoon(*server).get().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
+// Row C46 of tests/README.md.
+TEST_F(ServerTest, RefusesRequestsWhileItsWeightsAreBeingRead) {
+  const std::unique_ptr<Server> server = Create();
+  absl::Notification reading;
+  absl::Notification go_on;
+  before_load_ = [&] {
+    reading.Notify();
+    go_on.WaitForNotification();
+  };
+  std::future<absl::Status> loaded = std::async(std::launch::async, [&] { return server->Load(); });
+  reading.WaitForNotification();
+
+  const grpc::Status refused = ScoreSoon(*server).get();
+
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_message(), "the weights are being loaded");
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("loading the weights"));
+  go_on.Notify();
+  EXPECT_TRUE(loaded.get().ok());
+  EXPECT_TRUE(ScoreSoon(*server).get().ok());
+}
+
 TEST_F(ServerTest, ScoresOnceItsWeightsAreLoaded) {
   const std::unique_ptr<Server> server = Create();
 
@@ -143,6 +165,18 @@ TEST_F(ServerTest, ScoresOnceItsWeightsAreLoaded) {
   EXPECT_THAT(metrics, HasSubstr("engine=\"fake\""));
   EXPECT_THAT(metrics, HasSubstr("logprobd_weights_load_duration_seconds_count"));
   EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("engine       fake: a test"));
+}
+
+// The version was live in the metrics from the start.
+TEST_F(ServerTest, CountsNoVersionAsLiveBeforeItsWeightsAreLoaded) {
+  const std::unique_ptr<Server> server = Create();
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
+              HasSubstr("logprobd_weights_version{head=\"default\"} 0\n"));
+
+  ASSERT_TRUE(server->Load().ok());
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
+              HasSubstr("logprobd_weights_version{head=\"default\"} 1\n"));
 }
 
 TEST_F(ServerTest, PlansTheStagingThatItReserves) {

@@ -72,6 +72,12 @@ TEST_F(LogTest, LeavesOutWhatIsBelowItsLevel) {
   EXPECT_THAT(Written([] { LogError("c"); }), HasSubstr(" error c"));
 }
 
+TEST_F(LogTest, WritesWhatProgramsWaitForWhateverItsLevel) {
+  ConfigureLog({.level = LogLevel::kError});
+
+  EXPECT_THAT(Written([] { LogAlways("ready", {{"port", 1}}); }), EndsWith(" info ready port=1\n"));
+}
+
 TEST_F(LogTest, WritesDebugLinesWhenAsked) {
   EXPECT_THAT(Written([] { LogDebug("a"); }), IsEmpty());
   ConfigureLog({.level = LogLevel::kDebug});
@@ -79,16 +85,12 @@ TEST_F(LogTest, WritesDebugLinesWhenAsked) {
 }
 
 TEST_F(LogTest, ParsesLevelsAndFormats) {
-  LogLevel level = LogLevel::kInfo;
-  LogFormat format = LogFormat::kText;
-
-  EXPECT_TRUE(ParseLogLevel("warning", level).ok());
-  EXPECT_EQ(level, LogLevel::kWarning);
-  EXPECT_TRUE(ParseLogFormat("json", format).ok());
-  EXPECT_EQ(format, LogFormat::kJson);
-  EXPECT_THAT(ParseLogLevel("loud", level).message(),
+  EXPECT_EQ(*ParseLogLevel("warning"), LogLevel::kWarning);
+  EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);
+  EXPECT_THAT(std::string(ParseLogLevel("loud").status().message()),
               HasSubstr("\"loud\": use debug, info, warning or error"));
-  EXPECT_THAT(ParseLogFormat("xml", format).message(), HasSubstr("\"xml\": use text or json"));
+  EXPECT_THAT(std::string(ParseLogFormat("xml").status().message()),
+              HasSubstr("\"xml\": use text or json"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -206,6 +207,27 @@ TEST_F(HttpServerTest, RefusesABadAddress) {
 
   EXPECT_EQ(HttpServer::Create(options, metrics_).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// The end waited for such a client, which kept a stopped server alive for as long as it liked.
+TEST_F(HttpServerTest, EndsWhileAClientSendsAByteNowAndThen) {
+  const int fd = Connect(port());
+  Send(fd, "GET /metrics HTTP/1.1\r\nX: ");
+  std::atomic<bool> was_cut = false;
+  std::thread dripper([fd, &was_cut] {
+    for (int bytes = 0; bytes < 400 && !was_cut; ++bytes) {
+      Send(fd, "x");
+      pollfd closed{fd, POLLIN, 0};  // paces the bytes, and ends with the connection
+      was_cut = poll(&closed, 1, 20) > 0;
+    }
+  });
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // the first is accepted too
+
+  server_.reset();
+
+  dripper.join();
+  EXPECT_TRUE(was_cut);
+  close(fd);
 }
 
 TEST_F(HttpServerTest, FreesThePortWhenItEnds) {

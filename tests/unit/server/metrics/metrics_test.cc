@@ -190,7 +190,11 @@ TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
   metrics.RecordGpuError(0, "cuda");
   metrics.RecordGpuError(0, "a kind that nobody knows");
   metrics.SetMemory({{"gpu0", "weights", 300}, {"gpu0", "workspace", 40}, {"host", "staging", 5}});
-  metrics.SetMemory({{"gpu0", "weights", 200}, {"gpu0", "workspace", 40}, {"host", "staging", 5}});
+  metrics.SetMemory({{"gpu0", "weights", 200},
+                     {"gpu0", "workspace", 40},
+                     {"host", "staging", 5},
+                     {"host", "workspace", 70, /*is_pinned=*/true},
+                     {"host", "weights", 900}});
 
   const std::string text = metrics.Serialize();
   for (const char* series : {R"(logprobd_flops_total{gpu="0"} 1000000000000)",
@@ -200,7 +204,7 @@ TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 200)",
                              R"(logprobd_gpu_memory_peak_bytes{gpu="0",kind="weights"} 300)",
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="workspace"} 40)",
-                             R"(logprobd_host_pinned_bytes{state="used"} 5)"}) {
+                             R"(logprobd_host_pinned_bytes{state="used"} 75)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
 }

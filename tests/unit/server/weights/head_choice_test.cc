@@ -44,11 +44,11 @@ FileTensor Embedding(uint32_t seed) {
   return MakeRandomTensor("model.embed_tokens.weight", Dtype::kBf16, {6, 8}, 1.0F, seed);
 }
 
-TEST(HeadChoiceTest, UsesTheHeadOfATiedModelThatStoresBothWhenTheyAreEqual) {
+TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelThatStoresBothInSilenceWhenTheyAreEqual) {
   const auto head = Open(kTied, {Head(1), Embedding(1)});
 
   ASSERT_THAT(head, Succeeds());
-  EXPECT_EQ(head->weights->info().tensor, "lm_head.weight");
+  EXPECT_EQ(head->weights->info().tensor, "model.embed_tokens.weight");
   EXPECT_TRUE(head->weights->info().tied);
   EXPECT_THAT(head->warnings, IsEmpty());
 }

@@ -115,6 +115,22 @@ TEST(HeadConfigTest, KnowsTheDefaultsThatConfigsLeaveOut) {
   EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":null})").softcap, 0.0);
 }
 
+// Only the outermost type was looked at, so that such a model was scored without cap or scale.
+TEST(HeadConfigTest, KnowsTheDefaultsOfANestedTextModel) {
+  const HeadConfig paligemma =
+      Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2"}})");
+  EXPECT_EQ(paligemma.model_type, "paligemma");
+  EXPECT_EQ(paligemma.softcap, 30.0);
+  EXPECT_THAT(paligemma.warnings, ElementsAre(HasSubstr("gemma2")));
+  EXPECT_EQ(Parse(R"({"model_type":"aya_vision","text_config":{"model_type":"cohere2"}})").scale,
+            0.0625);
+  EXPECT_EQ(Parse(R"({"thinker_config":{"model_type":"cohere","text_config":{}}})").scale, 0.0625);
+  EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2",
+      "final_logit_softcapping":null}})")
+                .softcap,
+            0.0);
+}
+
 TEST(HeadConfigTest, EscapesAndCutsTheModelType) {
   EXPECT_EQ(Parse(R"({"model_type":"a\nb"})").model_type, "a\\nb");
   EXPECT_EQ(

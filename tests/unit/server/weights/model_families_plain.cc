@@ -33,7 +33,7 @@ std::vector<Family> QwenAndLlama() {
        .hidden = 1024,
        .config = Tied("qwen3"),
        .tensors = {kEmbed, kHead},
-       .head = kHead,
+       .head = kEmbed,
        .tied = true},
       {.name = "Qwen3_8B",
        .hidden = 4096,

@@ -1,10 +1,9 @@
-#include "server/transport/listen_address.h"
+#include "server/base/listen_address.h"
 
-#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <string>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace logprobd {
 namespace {
@@ -35,23 +34,23 @@ TEST(ListenAddressTest, KnowsLoopback) {
 
 TEST(ListenAddressTest, NamesTheFlagOfABadAddress) {
   for (const char* text : {"", "8470", "127.0.0.1", "127.0.0.1:", ":8470", "127.0.0.1:x",
-                           "127.0.0.1:65536", "127.0.0.1:-1", "::1:8470", "[]:1", "127.0.0.1: 1"}) {
+                           "127.0.0.1:65536", "127.0.0.1:-1", "::1:8470", "[]:1", "127.0.0.1: 1",
+                           "[::1:9470", "host:99999999999999999999"}) {
     const auto address = ParseListenAddress("--listen", text);
     EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(address.status().message()), HasSubstr("--listen")) << text;
   }
 }
 
-TEST(ListenAddressTest, LeavesFilesAloneThatAreNoSocket) {
-  const std::string path = ::testing::TempDir() + "/listen_address_test.file";
-  std::ofstream(path) << "precious";
+TEST(ListenAddressTest, APublicAddressNeedsInsecure) {
+  const auto open = ParseListenAddress("--http", "[::]:9470");
 
-  const absl::Status status = CheckSocketPath("--local", path);
+  const absl::Status refused = CheckPublic("--http", *open, /*insecure=*/false);
 
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(CheckSocketPath("--local", path + ".absent").ok());
-  EXPECT_EQ(CheckSocketPath("--local", std::string(200, 'a')).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--http: [::]:9470 can be reached"));
+  EXPECT_TRUE(CheckPublic("--http", *open, /*insecure=*/true).ok());
+  EXPECT_TRUE(CheckPublic("--http", *ParseListenAddress("--http", "[::1]:1"), false).ok());
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+"""A gRPC call frame by frame: a client library chooses the sizes of its HTTP/2 frames itself."""
+
+import socket
+import struct
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
+STREAM = 1
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    length = struct.pack(">I", len(payload))[1:]
+    return length + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header(name: str, value: str) -> bytes:
+    """A header of HPACK, literal and not indexed."""
+    assert len(name) < 127 and len(value) < 127
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+def read_exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, "the server closed the connection"
+        data += piece
+    return data
+
+
+def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) -> bytes:
+    """Sends `message` in DATA frames of these sizes, over and over; the answer's message.
+
+    The message must fit the flow-control window of a new stream, 64 KiB less one byte.
+    """
+    host, port = address.rsplit(":", 1)
+    headers = (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", address),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    )
+    body = struct.pack(">BI", 0, len(message)) + message
+    out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
+    out += frame(HEADERS, END_HEADERS, STREAM, b"".join(header(*pair) for pair in headers))
+    begin, count = 0, 0
+    while begin < len(body):
+        size = sizes[count % len(sizes)]
+        out += frame(DATA, 0, STREAM, body[begin : begin + size])
+        begin, count = begin + size, count + 1
+    out += frame(DATA, END_STREAM, STREAM)
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(out)
+        while True:
+            head = read_exactly(connection, 9)
+            kind, flags, stream = struct.unpack(">BBI", head[3:])
+            payload = read_exactly(connection, int.from_bytes(head[:3], "big"))
+            assert kind not in (RST_STREAM, GOAWAY), f"frame {kind}: {payload!r}"
+            if kind in (SETTINGS, PING) and not flags & ACK:
+                connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
+            if stream == STREAM and kind == DATA:
+                answer += payload
+            if stream == STREAM and kind in (DATA, HEADERS) and flags & END_STREAM:
+                break
+    assert len(answer) >= 5, "an error: trailers without a message"
+    assert struct.unpack(">BI", answer[:5]) == (0, len(answer) - 5)
+    return answer[5:]
