@@ -113,7 +113,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
   plan.memory = {{place, "weights", CudaHeadBytes(chunks, head.has_bias)},
                  {place, "workspace", chunks.workspace_bytes},
-                 {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes}};
+                 {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes, /*is_pinned=*/true}};
   return plan;
 }
 

@@ -38,16 +38,29 @@ constexpr std::array<absl::string_view, 6> kHarmless = {
 constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
 
 // Defaults of model classes whose config files may leave the key out: a nested configuration is
-// saved without what equals the default of its class.
+// saved without what equals the default of its class. As in Transformers 5.23.
 struct FamilyDefault {
   absl::string_view model_type;
   absl::string_view key;
-  double value;
+  double scale;    // 1: none
+  double softcap;  // 0: none
 };
-constexpr std::array<FamilyDefault, 3> kFamilyDefaults = {{
-    {"cohere", "logit_scale", 0.0625},
-    {"cohere2", "logit_scale", 0.0625},
-    {"gemma2", "final_logit_softcapping", 30.0},
+constexpr std::array<FamilyDefault, 15> kFamilyDefaults = {{
+    {"beam", "final_logit_softcapping", 1, 30},
+    {"cohere", "logit_scale", 0.0625, 0},
+    {"cohere2", "logit_scale", 0.0625, 0},
+    {"cohere2_moe", "logit_scale", 0.0625, 0},
+    {"gemma2", "final_logit_softcapping", 1, 30},
+    {"gemma3n_text", "final_logit_softcapping", 1, 30},
+    {"granite_docling_text", "logits_scaling", 0.25, 0},
+    {"inkling2_text", "final_logit_softcapping", 1, 30},
+    {"mistral_large4_text", "final_logit_softcapping", 1, 30},
+    {"muse_glimmer_text", "output_multiplier", 0.19611613513818404, 0},
+    {"muse_glimmer_text", "final_logit_softcapping", 1, 20},
+    {"muse_spark_text", "output_multiplier", 0.1767766952966369, 0},
+    {"muse_spark_text", "final_logit_softcapping", 1, 20},
+    {"nanochat", "final_logit_softcapping", 1, 15},
+    {"vaultgemma", "final_logit_softcapping", 1, 30},
 }};
 
 // The objects of a config in which a key is looked for, innermost first.
@@ -236,10 +249,11 @@ void ApplyFamilyDefaults(const ConfigLevels& levels, HeadConfig& config) {
     if (!levels.IsOfType(family.model_type) || levels.Has(family.key)) {
       continue;
     }
-    (family.key == "logit_scale" ? config.scale : config.softcap) = family.value;
-    config.warnings.push_back(absl::StrCat("config.json has no ", family.key,
-                                           "; the default of model type ", family.model_type,
-                                           " is used: ", family.value));
+    const bool is_cap = family.softcap > 0;
+    (is_cap ? config.softcap : config.scale) = is_cap ? family.softcap : family.scale;
+    config.warnings.push_back(absl::StrCat(
+        "config.json has no ", family.key, "; the default of model type ", family.model_type,
+        " is used: ", is_cap ? "cap " : "scale ", is_cap ? family.softcap : family.scale));
   }
 }
 

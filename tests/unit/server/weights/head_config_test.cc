@@ -125,6 +125,11 @@ TEST(HeadConfigTest, KnowsTheDefaultsOfANestedTextModel) {
   EXPECT_EQ(Parse(R"({"model_type":"aya_vision","text_config":{"model_type":"cohere2"}})").scale,
             0.0625);
   EXPECT_EQ(Parse(R"({"thinker_config":{"model_type":"cohere","text_config":{}}})").scale, 0.0625);
+  EXPECT_EQ(Parse(R"({"text_config":{"model_type":"gemma3n_text"}})").softcap, 30.0);
+  EXPECT_EQ(Parse(R"({"text_config":{"model_type":"granite_docling_text"}})").scale, 0.25);
+  const HeadConfig muse = Parse(R"({"text_config":{"model_type":"muse_spark_text"}})");
+  EXPECT_EQ(muse.scale, 0.1767766952966369);
+  EXPECT_EQ(muse.softcap, 20.0);
   EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2",
       "final_logit_softcapping":null}})")
                 .softcap,

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/logit_transform.h"
+#include "kernels/fused_sm90/fused_choice.h"
+#include "tests/unit/kernels/chunked/device_array.h"
+
+namespace logprobd::testing {
+
+/// Whether the current device runs the fused kernel.
+bool HasHopper();
+
+/// Rows and a head on the host, in values that their dtype holds exactly.
+struct FusedCase {
+  kernels::Dtype dtype = kernels::Dtype::kBf16;  ///< Of the head, and of hidden unless is_f32.
+  bool is_f32 = false;                           ///< Hidden rows are fp32, scored as terms.
+  int64_t num_rows = 0;
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  std::vector<float> hidden;  ///< [num_rows, hidden_size]
+  std::vector<float> weight;  ///< [vocab_size, hidden_size]
+  std::vector<float> bias;    ///< [vocab_size], or empty
+  kernels::LogitTransform transform;
+  std::vector<float> temperatures;          ///< [num_rows]
+  std::vector<float> entropy_temperatures;  ///< [num_rows], or empty
+  std::vector<int32_t> targets;             ///< [num_rows]
+};
+
+struct FusedCaseSizes {
+  int64_t rows = 5;
+  int64_t hidden = 64;
+  int64_t vocab = 192;
+  double logit_stddev = 3;
+  kernels::Dtype dtype = kernels::Dtype::kBf16;
+  bool is_f32 = false;
+};
+
+/// Unit normal rows; targets over the vocabulary, its first and last column and tile edges first.
+FusedCase MakeFusedCase(const FusedCaseSizes& sizes);
+
+/// The rows of `all` named by `rows`, in that order.
+FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows);
+
+struct FusedScores {
+  std::vector<float> logprob;
+  std::vector<float> entropy;
+  std::vector<float> lse;
+  std::vector<int32_t> argmax_id;
+  std::vector<float> argmax_logprob;
+  std::vector<float> max_logit;
+  std::vector<float> min_logit;
+  std::vector<float> sum_p_squared;
+  std::vector<uint8_t> nonfinite;
+};
+
+/// How to score: an instance instead of the chosen one, with everything asked or only logprob and
+/// entropy.
+struct FusedAsk {
+  std::optional<kernels::FusedChoice> choice = {};
+  bool everything = true;
+};
+
+/// A case in device memory with poisoned outputs; may be scored again and again, on its own stream.
+class FusedRun {
+ public:
+  explicit FusedRun(const FusedCase& inputs, int64_t rows_of_room = 0);
+  ~FusedRun();
+  FusedRun(const FusedRun&) = delete;
+  FusedRun& operator=(const FusedRun&) = delete;
+
+  /// Enqueues partials and scores; the test fails where a launch does.
+  void Enqueue(const FusedAsk& ask = {});
+  /// Waits. Scores that were not asked are poison.
+  FusedScores Read() const;
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  struct Memory;
+  const FusedCase& inputs_;
+  std::unique_ptr<Memory> memory_;
+  cudaStream_t stream_ = nullptr;
+};
+
+FusedScores RunFused(const FusedCase& inputs, const FusedAsk& ask = {});
+
+/// Scores in double precision, from the same values.
+struct RowTruth {
+  double logprob;
+  double entropy;
+  double lse;
+  int32_t argmax_id;
+  double max_logit;
+  double min_logit;
+  double sum_p_squared;
+};
+RowTruth TruthOf(const FusedCase& inputs, int64_t row);
+
+struct Tolerance {
+  double logprob = 1e-4;
+  double entropy = 2e-4;
+};
+
+/// Compares a sample of the rows, first and last among them, with the truth.
+void ExpectNearTruth(const FusedCase& inputs, const FusedScores& scores,
+                     const Tolerance& tolerance = {});
+
+/// Logprob and entropy alone, or all scores, bit for bit.
+void ExpectSameBits(const FusedScores& a, const FusedScores& b, bool everything = true);
+
+}  // namespace logprobd::testing
