@@ -15,6 +15,9 @@
 namespace logprobd {
 namespace {
 
+/// How soon a Verify that waits for the engine notices that it is to stop.
+constexpr absl::Duration kStopPeriod = absl::Milliseconds(20);
+
 ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo& head,
                        absl::Time now) {
   ScoreRequest request;
@@ -48,8 +51,11 @@ absl::StatusOr<std::shared_ptr<LocalHead>> LocalHead::Create(
 
 LocalHead::~LocalHead() {
   is_draining_ = true;
-  stop_verify_ = true;
-  batcher_.reset();  // a Verify that waits for its scores gets UNAVAILABLE
+  StopVerify();
+  if (batcher_ != nullptr) {
+    batcher_
+        ->Stop();  // a Verify that waits for its scores gets UNAVAILABLE; it may yet call Submit
+  }
   std::thread verify;
   {
     const absl::MutexLock lock(&verify_mutex_);
@@ -57,6 +63,14 @@ LocalHead::~LocalHead() {
   }
   if (verify.joinable()) {
     verify.join();
+  }
+  batcher_.reset();
+}
+
+void LocalHead::StopVerify() {
+  const absl::MutexLock lock(&verify_mutex_);
+  if (verify_stop_ != nullptr) {
+    verify_stop_->store(true);
   }
 }
 
@@ -68,8 +82,9 @@ absl::StatusOr<RequestTicket> LocalHead::Submit(ScoreRequest request, ScoreCallb
 
 bool LocalHead::Drain(absl::Time deadline) {
   is_draining_ = true;
-  stop_verify_ = true;
-  return batcher_->Drain(deadline);
+  const bool is_finished = batcher_->Drain(deadline);
+  StopVerify();
+  return is_finished;
 }
 
 MemoryPlan LocalHead::memory() const {
@@ -93,60 +108,72 @@ void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
     VerifyCallback& once = *callback;
     std::move(once)(std::move(report));
   };
-  absl::Status not_started;
+  absl::Status refusal;
   {
     const absl::MutexLock lock(&verify_mutex_);
     if (is_draining_) {
-      answer(absl::UnavailableError("the server is shutting down"));
-      return;
-    }
-    if (is_verifying_) {
-      answer(
+      refusal = absl::UnavailableError("the server is shutting down");
+    } else if (is_verifying_) {
+      refusal =
           WithRetryAfter(absl::ResourceExhaustedError("a Verify is running already: one at a time"),
-                         absl::Seconds(5)));
-      return;
-    }
-    is_verifying_ = true;
-    previous = std::move(verify_thread_);
-    absl::StatusOr<std::thread> started = StartThread("verify", [this, options, answer] {
-      absl::StatusOr<VerifyReport> report = RunVerify(options);
-      {
-        const absl::MutexLock inner(&verify_mutex_);
-        is_verifying_ = false;
-      }
-      answer(std::move(report));
-    });
-    is_verifying_ = started.ok();
-    if (started.ok()) {
-      verify_thread_ = *std::move(started);
+                         absl::Seconds(5));
     } else {
-      not_started = started.status();
+      is_verifying_ = true;
+      verify_stop_ =
+          options.stop != nullptr ? options.stop : std::make_shared<std::atomic<bool>>(false);
+      VerifyOptions own = options;
+      own.stop = verify_stop_;
+      previous = std::move(verify_thread_);
+      absl::StatusOr<std::thread> started = StartThread("verify", [this, own, answer] {
+        absl::StatusOr<VerifyReport> report = RunVerify(own);
+        {
+          const absl::MutexLock inner(&verify_mutex_);
+          is_verifying_ = false;
+        }
+        answer(std::move(report));
+      });
+      is_verifying_ = started.ok();
+      if (started.ok()) {
+        verify_thread_ = *std::move(started);
+      } else {
+        refusal = started.status();
+      }
     }
   }
   if (previous.joinable()) {
     previous.join();  // it has cleared is_verifying_ and is about to return
   }
-  if (!not_started.ok()) {
-    answer(not_started);
+  if (!refusal.ok()) {
+    answer(refusal);
   }
 }
 
 absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) {
   const absl::Time start = clock_.Now();
-  LOGPROBD_ASSIGN_OR_RETURN(VerifyProbe made, MakeVerifyProbe(*weights_, options));
-  const auto probe = std::make_shared<VerifyProbe>(std::move(made));
+  absl::StatusOr<VerifyProbe> made = MakeVerifyProbe(*weights_, options);
+  LOGPROBD_RETURN_IF_ERROR(WithDetailsForLog(made.status()));
+  const auto probe = std::make_shared<VerifyProbe>(*std::move(made));
   absl::Notification answered;
   absl::StatusOr<ScoreResult> scores;
+  ScoreRequest request = RequestOf(probe, info_, start);
+  request.deadline = options.deadline;
   const absl::StatusOr<RequestTicket> ticket = batcher_->Submit(
-      RequestOf(probe, info_, start), [&answered, &scores](absl::StatusOr<ScoreResult> result) {
+      std::move(request), [&answered, &scores](absl::StatusOr<ScoreResult> result) {
         scores = std::move(result);
         answered.Notify();
       });
   LOGPROBD_RETURN_IF_ERROR(ticket.status());
   // The engine scores meanwhile.
-  const absl::StatusOr<VerifyTruth> truth = ScoreVerifyProbe(*weights_, *probe, stop_verify_);
-  answered.WaitForNotification();
-  LOGPROBD_RETURN_IF_ERROR(truth.status());
+  const absl::StatusOr<VerifyTruth> truth = ScoreVerifyProbe(*weights_, *probe, *options.stop);
+  while (!answered.WaitForNotificationWithTimeout(kStopPeriod)) {
+    if (options.stop->load()) {
+      batcher_->Cancel(*ticket);  // the engine may be stuck
+      answered.WaitForNotification();
+    }
+  }
+  if (!truth.ok()) {
+    return absl::IsCancelled(truth.status()) ? truth.status() : WithDetailsForLog(truth.status());
+  }
   LOGPROBD_RETURN_IF_ERROR(WithContext(scores.status(), "scoring the probe"));
   VerifyReport report = CompareWithTruth(*truth, scores->logprob, scores->entropy);
   report.seconds = absl::ToDoubleSeconds(clock_.Now() - start);

@@ -38,7 +38,7 @@ class LocalHead final : public ServedHead {
   /// False once the engine has failed: the process must be restarted.
   bool healthy() const { return engine_->healthy(); }
 
-  /// Not ready from now on; see Batcher::Drain.
+  /// Not ready from now on; see Batcher::Drain. Then ends a running Verify.
   bool Drain(absl::Time deadline);
 
   /// Weights, workspace and staging.
@@ -52,7 +52,10 @@ class LocalHead final : public ServedHead {
         engine_(std::move(engine)),
         clock_(clock) {}
 
+  /// `options.stop` is set.
   absl::StatusOr<VerifyReport> RunVerify(const VerifyOptions& options);
+  /// Ends a running Verify soon.
+  void StopVerify();
 
   const HeadInfo info_;
   const std::unique_ptr<const HeadWeights> weights_;
@@ -60,9 +63,9 @@ class LocalHead final : public ServedHead {
   const Clock& clock_;
   std::unique_ptr<Batcher> batcher_;
   std::atomic<bool> is_draining_ = false;
-  std::atomic<bool> stop_verify_ = false;
   absl::Mutex verify_mutex_;
   bool is_verifying_ ABSL_GUARDED_BY(verify_mutex_) = false;
+  std::shared_ptr<std::atomic<bool>> verify_stop_ ABSL_GUARDED_BY(verify_mutex_);
   std::thread verify_thread_ ABSL_GUARDED_BY(verify_mutex_);
 };
 

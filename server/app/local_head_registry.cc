@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "server/base/errors.h"
+#include "server/base/utf8.h"
 
 namespace logprobd {
 namespace {
@@ -41,7 +42,7 @@ absl::StatusOr<std::shared_ptr<ServedHead>> LocalHeadRegistry::Find(absl::string
         absl::StrCat("head: must be named, since there are several: ", names));
   }
   return absl::NotFoundError(
-      absl::StrCat("head: no \"", name.substr(0, kNameBytesShown), "\" here; there is: ", names));
+      absl::StrCat("head: no \"", CutUtf8(name, kNameBytesShown), "\" here; there is: ", names));
 }
 
 std::vector<std::shared_ptr<ServedHead>> LocalHeadRegistry::List() const {

@@ -11,19 +11,6 @@
 namespace logprobd {
 namespace {
 
-/// `count` scaled by a ratio of at most 1, at least 1.
-int64_t Share(int64_t count, double ratio) {
-  return std::max<int64_t>(static_cast<int64_t>(static_cast<double>(count) * ratio), 1);
-}
-
-/// What Batcher::Create reserves: a buffer for each batch in flight, rows of the head's own dtype,
-/// at least one row of fp32.
-int64_t StagingBytes(int64_t batch_rows, const HeadInfo& head) {
-  const int64_t buffer_bytes = std::max(batch_rows * head.hidden_size * DtypeBytes(head.dtype),
-                                        head.hidden_size * DtypeBytes(Dtype::kF32));
-  return ScoringEngine::kBatchesInFlight * buffer_bytes;
-}
-
 void AppendLine(std::string& text, absl::string_view name, const std::string& value) {
   absl::StrAppendFormat(&text, "%-12s %s\n", name, value);
 }
@@ -96,11 +83,10 @@ Batcher::Options BatcherOptionsOf(const ServerOptions& options) {
 }
 
 RequestLimits LimitsOf(const ServerOptions& options) {
+  const QueueLoad client = Batcher::ClientLimits(BatcherOptionsOf(options));
   RequestLimits limits;
-  limits.request_rows_max =
-      std::min(options.request_rows, Share(options.queue_rows, options.client_share));
-  limits.message_bytes_max =
-      std::min(options.max_message_bytes, Share(options.queue_bytes, options.client_share));
+  limits.request_rows_max = std::min(options.request_rows, client.rows);
+  limits.message_bytes_max = std::min(options.max_message_bytes, client.bytes);
   limits.top_k_max = static_cast<int32_t>(options.top_k_max);
   limits.candidates_max = options.candidates_max;
   limits.segments_max = options.segments_max;
@@ -118,7 +104,9 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
   plan.engine = engine;
   plan.warnings = warnings;
   plan.memory = engine.memory;
-  plan.memory.push_back({"host", "staging", StagingBytes(options.batch_rows, head)});
+  plan.memory.push_back(
+      {"host", "staging",
+       ScoringEngine::kBatchesInFlight * Batcher::StagingBytes(options.batch_rows, head)});
   plan.memory.push_back({"host", "receive", options.receive_bytes});
   return plan;
 }

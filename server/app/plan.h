@@ -26,8 +26,10 @@ ModelFolderOptions ModelOptionsOf(const ServerOptions& options);
 EngineOptions EngineOptionsOf(const ServerOptions& options);
 Batcher::Options BatcherOptionsOf(const ServerOptions& options);
 
-/// The limits that requests are told and held to. Never more than one client's share of the queue
-/// admits, so that a request within them can always be served.
+/// The limits that requests are told and held to. Never more rows or message bytes than one
+/// client's share of the queue admits; answers count in that share too, so that what is within the
+/// limits can be served unless its lists (top_k, candidates) are out of all proportion to the
+/// queue.
 RequestLimits LimitsOf(const ServerOptions& options);
 
 ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,

@@ -36,6 +36,8 @@ GrpcServer::Options GrpcOptionsOf(const ServerOptions& options) {
   result.message_bytes_max = options.max_message_bytes;
   result.receive_bytes_max = options.receive_bytes;
   result.streams_max = static_cast<int32_t>(options.streams_max);
+  result.answer_bytes_max = options.queue_bytes;  // whatever the queue admits can be answered
+  result.answer_client_share = options.client_share;
   result.version = Build().version;
   return result;
 }

@@ -44,7 +44,7 @@ absl::StatusOr<VerifyProbe> MakeVerifyProbe(const HeadWeights& weights,
                                             const VerifyOptions& options);
 
 /// Reads the whole weight, a tile of rows at a time, once for every 16 rows of the probe; one
-/// thread, seconds for a large head. CANCELLED once `stop` is set.
+/// thread, tens of seconds for a large head. CANCELLED once `stop` is set.
 absl::StatusOr<VerifyTruth> ScoreVerifyProbe(const HeadWeights& weights, const VerifyProbe& probe,
                                              const std::atomic<bool>& stop);
 

@@ -11,6 +11,7 @@ namespace logprobd {
 namespace {
 
 constexpr absl::string_view kRetryAfterUrl = "logprobd.retry_after_ms";
+constexpr absl::string_view kDetailsUrl = "logprobd.details_for_log";
 
 }  // namespace
 
@@ -28,6 +29,16 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
     return std::nullopt;
   }
   return absl::Milliseconds(milliseconds);
+}
+
+absl::Status WithDetailsForLog(absl::Status status) {
+  status.SetPayload(kDetailsUrl, absl::Cord());  // nothing on an OK status
+  return status;
+}
+
+bool HasDetailsForLog(const absl::Status& status) {
+  return absl::IsInternal(status) || absl::IsDataLoss(status) ||
+         status.GetPayload(kDetailsUrl).has_value();
 }
 
 absl::Status WithContext(const absl::Status& status, absl::string_view prefix) {

@@ -17,6 +17,13 @@ absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after);
 /// The hint of a status, if it has one.
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
+/// A status whose message names devices, files or code: it is for the log, and the transport sends
+/// a general sentence instead. INTERNAL and DATA_LOSS need no mark.
+absl::Status WithDetailsForLog(absl::Status status);
+
+/// Whether the message of `status` is for the log only.
+bool HasDetailsForLog(const absl::Status& status);
+
 /// The same status with `prefix` and ": " before its message; payloads stay.
 absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 

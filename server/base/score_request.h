@@ -54,6 +54,7 @@ struct ScoreRequest {
   std::string client_id;                         ///< For fairness: metadata, else peer address.
   absl::Time deadline = absl::InfiniteFuture();  ///< On the server's Clock.
   absl::Time received;                           ///< On the server's Clock.
+  int64_t message_bytes = 0;  ///< The whole message, which `hidden.owner` keeps alive.
 
   Dtype dtype() const { return static_cast<Dtype>(dtype_number); }
   OutputSet outputs() const { return output_bits == 0 ? kDefaultOutputs : OutputSet(output_bits); }
@@ -64,5 +65,11 @@ struct ScoreRequest {
     return segment_offsets.empty() ? 0 : static_cast<int64_t>(segment_offsets.size()) - 1;
   }
 };
+
+/// How much before a call's deadline gRPC may end it: its timers are coarser than ours.
+inline constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(20);
+
+/// Whether a call that gRPC has cancelled at `now` ran out of time: gRPC does not say why.
+inline bool IsDue(absl::Time deadline, absl::Time now) { return now + kDeadlineSlack >= deadline; }
 
 }  // namespace logprobd

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/base/head_info.h"
 #include "server/base/score_request.h"
 #include "server/base/score_result.h"
@@ -21,6 +23,10 @@ using RequestTicket = uint64_t;
 struct VerifyOptions {
   int32_t rows = 8;  ///< 1 to 64.
   uint64_t seed = 1;
+  /// Ends the Verify soon (CANCELLED) once it is set, by the caller or by the head. Null: the
+  /// head's.
+  std::shared_ptr<std::atomic<bool>> stop = nullptr;
+  absl::Time deadline = absl::InfiniteFuture();  ///< Of scoring the probe, on the server's Clock.
 };
 
 /// Largest differences between the engine's scores and double precision on a seeded probe.
@@ -48,18 +54,18 @@ class ServedHead {
   virtual bool ready() const = 0;
 
   /// Queues a validated request; never blocks and copies no payload. On error `done` is dropped
-  /// uncalled; else it is called once. Errors:
-  ///   RESOURCE_EXHAUSTED  the queue or the client's share is full; carries a retry hint
-  ///   (errors.h). DEADLINE_EXCEEDED   the deadline has passed. UNAVAILABLE         not ready, or
-  ///   shutting down.
+  /// uncalled; else it is called once. Errors carry their reason (rejection.h):
+  /// * RESOURCE_EXHAUSTED: the queue or the client's share is full; with a retry hint (errors.h).
+  /// * DEADLINE_EXCEEDED: the deadline has passed or cannot be met.
+  /// * UNAVAILABLE: not ready, or shutting down.
   virtual absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) = 0;
 
-  /// Drops what of the request has not been launched; its callback gets CANCELLED at once. Unknown
-  /// or finished tickets are ignored.
+  /// Drops what of the request has not been launched; its callback gets CANCELLED soon, or
+  /// DEADLINE_EXCEEDED when its deadline is due (IsDue). Unknown or finished tickets are ignored.
   virtual void Cancel(RequestTicket ticket) = 0;
 
   /// Scores a probe and compares it with double precision, on a thread of its own; one at a time
-  /// (RESOURCE_EXHAUSTED otherwise).
+  /// (RESOURCE_EXHAUSTED otherwise). Reads the whole weight: tens of seconds for a large head.
   virtual void Verify(const VerifyOptions& options, VerifyCallback done) = 0;
 };
 

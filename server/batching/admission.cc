@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
 #include "server/base/errors.h"
+#include "server/base/rejection.h"
 
 namespace logprobd {
 namespace {
@@ -31,56 +32,60 @@ QueueLoad& QueueLoad::operator-=(const QueueLoad& other) {
 }
 
 Admission::Admission(const Limits& limits)
-    : limit_(limits.total),
-      client_limit_{.rows = Share(limits.total.rows, limits.client_share),
-                    .bytes = Share(limits.total.bytes, limits.client_share),
-                    .requests = Share(limits.total.requests, limits.client_share)} {}
+    : limit_(limits.total), client_limit_(ClientLimits(limits)) {}
 
-Admission::Refusal Admission::CheckPossible(const QueueLoad& load) const {
-  if (load.rows > client_limit_.rows) {
-    return {.status = absl::InvalidArgumentError(
-                absl::StrCat("rows: ", load.rows, " are more than a client may have waiting (",
-                             client_limit_.rows, "): send fewer rows a request"))};
-  }
-  if (load.bytes > client_limit_.bytes) {
-    return {.status = absl::InvalidArgumentError(absl::StrCat(
-                "hidden: ", load.bytes, " bytes are more than a client may have waiting (",
-                client_limit_.bytes, "): send fewer rows a request"))};
-  }
-  return {};
+QueueLoad Admission::ClientLimits(const Limits& limits) {
+  return {.rows = Share(limits.total.rows, limits.client_share),
+          .bytes = Share(limits.total.bytes, limits.client_share),
+          .requests = Share(limits.total.requests, limits.client_share)};
 }
 
-Admission::Refusal Admission::Admit(const std::string& client_id, Priority priority,
-                                    const QueueLoad& load, const DrainRate& rate) {
+absl::Status Admission::CheckPossible(const QueueLoad& load) const {
+  if (load.rows > client_limit_.rows) {
+    return WithRejection(absl::InvalidArgumentError(absl::StrCat(
+                             "rows: ", load.rows, " are more than a client may have waiting (",
+                             client_limit_.rows, "): send fewer rows a request")),
+                         Rejection::kInvalid);
+  }
+  if (load.bytes > client_limit_.bytes) {
+    return WithRejection(
+        absl::InvalidArgumentError(absl::StrCat(
+            "request: ", load.bytes, " bytes with its answer are more than a client may hold (",
+            client_limit_.bytes, "): ask for fewer rows, candidates or top_k at once")),
+        Rejection::kInvalid);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Admission::Admit(const std::string& client_id, Priority priority,
+                              const QueueLoad& load, const DrainRate& rate) {
   QueueLoad after = total_;
   after += load;
   const auto refuse = [&](absl::string_view what, int64_t waiting, int64_t more, int64_t limit,
-                          const QueueLoad& excess, Metrics::Rejection reason) {
-    return Refusal{.status = WithRetryAfter(absl::ResourceExhaustedError(
-                                                absl::StrCat(what, ": ", waiting, " wait, ", more,
-                                                             " more pass the limit of ", limit)),
-                                            RetryAfter(excess, rate)),
-                   .reason = reason};
+                          const QueueLoad& excess, Rejection reason) {
+    absl::Status status = absl::ResourceExhaustedError(
+        absl::StrCat(what, ": ", waiting, " wait, ", more, " more pass the limit of ", limit));
+    return WithRejection(WithRetryAfter(std::move(status), RetryAfter(excess, rate)), reason);
   };
   if (after.rows > limit_.rows) {
     return refuse("queue rows", total_.rows, load.rows, limit_.rows,
-                  QueueLoad{.rows = after.rows - limit_.rows}, Metrics::Rejection::kQueueRows);
+                  QueueLoad{.rows = after.rows - limit_.rows}, Rejection::kQueueRows);
   }
   if (after.bytes > limit_.bytes) {
     return refuse("queue bytes", total_.bytes, load.bytes, limit_.bytes,
-                  QueueLoad{.bytes = after.bytes - limit_.bytes}, Metrics::Rejection::kQueueBytes);
+                  QueueLoad{.bytes = after.bytes - limit_.bytes}, Rejection::kQueueBytes);
   }
   if (after.requests > limit_.requests) {
     return refuse("queue requests", total_.requests, load.requests, limit_.requests,
                   QueueLoad{.requests = after.requests - limit_.requests},
-                  Metrics::Rejection::kQueueRequests);
+                  Rejection::kQueueRequests);
   }
 
   const auto found = by_client_.find(client_id);
   const QueueLoad client = found == by_client_.end() ? QueueLoad() : found->second;
   QueueLoad client_after = client;
   client_after += load;
-  const auto share = Metrics::Rejection::kClientShare;
+  const auto share = Rejection::kClientShare;
   if (client_after.rows > client_limit_.rows) {
     return refuse("this client's queue rows", client.rows, load.rows, client_limit_.rows,
                   QueueLoad{.rows = client_after.rows - client_limit_.rows}, share);
@@ -98,7 +103,7 @@ Admission::Refusal Admission::Admit(const std::string& client_id, Priority prior
   total_ = after;
   by_priority_[static_cast<size_t>(priority)] += load;
   by_client_[client_id] = client_after;
-  return {};
+  return absl::OkStatus();
 }
 
 void Admission::Release(const std::string& client_id, Priority priority, const QueueLoad& load) {
@@ -110,14 +115,16 @@ void Admission::Release(const std::string& client_id, Priority priority, const Q
   client -= load;
   LOGPROBD_CHECK(client.rows >= 0 && client.bytes >= 0 && client.requests >= 0, client.rows, " ",
                  client.bytes, " ", client.requests);
-  if (client.requests == 0) {
-    LOGPROBD_CHECK(client.rows == 0 && client.bytes == 0, client.rows, " ", client.bytes);
+  if (client.rows == 0 && client.bytes == 0 && client.requests == 0) {
     by_client_.erase(found);
   }
 }
 
 absl::Duration Admission::RetryAfter(const QueueLoad& excess, const DrainRate& rate) const {
   // Bytes and requests leave with their rows: converted at what a waiting row carries of them.
+  if (total_.rows == 0 && excess.rows == 0) {
+    return DrainRate::kRetryAfterUnmeasured;  // held by what the engine has: says nothing of rows
+  }
   const auto rows = static_cast<double>(std::max<int64_t>(total_.rows, 1));
   const auto per_row = [&](int64_t amount) {
     return std::max(static_cast<double>(amount) / rows, 1e-9);

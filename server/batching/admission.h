@@ -9,12 +9,11 @@
 #include "absl/strings/string_view.h"
 #include "server/base/score_request.h"
 #include "server/batching/drain_rate.h"
-#include "server/metrics/metrics.h"
 
 namespace logprobd {
 
-/// What waits: rows until a batch takes them, bytes and requests until the payload has been
-/// gathered to its last row.
+/// What is charged: rows until a batch takes them, requests and the payload's bytes until the
+/// payload has been gathered to its last row, bytes of fields and answers until they are answered.
 struct QueueLoad {
   int64_t rows = 0;
   int64_t bytes = 0;
@@ -33,19 +32,19 @@ class Admission {
     double client_share = 0.5;
   };
 
-  struct Refusal {
-    absl::Status status;
-    Metrics::Rejection reason = Metrics::Rejection::kInvalid;
-  };
-
   explicit Admission(const Limits& limits);
 
+  /// What one client may hold.
+  static QueueLoad ClientLimits(const Limits& limits);
+
+  // A refusal carries its reason (rejection.h).
+
   /// OK when an idle server would admit `load`, else INVALID_ARGUMENT with the value and its limit.
-  Refusal CheckPossible(const QueueLoad& load) const;
+  absl::Status CheckPossible(const QueueLoad& load) const;
 
   /// Counts `load`, or says RESOURCE_EXHAUSTED with a retry hint from `rate`.
-  Refusal Admit(const std::string& client_id, Priority priority, const QueueLoad& load,
-                const DrainRate& rate);
+  absl::Status Admit(const std::string& client_id, Priority priority, const QueueLoad& load,
+                     const DrainRate& rate);
 
   /// Takes off what Admit has counted, in one or several steps.
   void Release(const std::string& client_id, Priority priority, const QueueLoad& load);
@@ -54,7 +53,6 @@ class Admission {
   const QueueLoad& of(Priority priority) const {
     return by_priority_[static_cast<size_t>(priority)];
   }
-  int64_t num_clients() const { return static_cast<int64_t>(by_client_.size()); }
 
  private:
   absl::Duration RetryAfter(const QueueLoad& excess, const DrainRate& rate) const;

@@ -153,6 +153,35 @@ void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   batch_.nonfinite = Range(outputs_.nonfinite, row_begin, row_end);
 }
 
+int64_t BatchSlot::array_bytes() const {
+  size_t bytes = 0;
+  const auto add = [&bytes](const auto&... arrays) {
+    ((bytes += arrays.capacity() * sizeof(arrays[0])), ...);
+  };
+  add(targets_, temperatures_, entropy_temperatures_, candidate_rows_, candidate_ids_);
+  const Outputs& out = outputs_;
+  add(out.logprob, out.entropy, out.lse, out.argmax_id, out.argmax_logprob, out.sum_p_squared,
+      out.max_logit, out.min_logit, out.top_k_ids, out.top_k_logprobs, out.candidate_logprobs,
+      out.nonfinite);
+  return static_cast<int64_t>(bytes);
+}
+
+void BatchSlot::ReleaseLargeArrays() {
+  const auto release = [](auto&... arrays) {
+    const auto release_one = [](auto& array) {
+      if (static_cast<int64_t>(array.capacity() * sizeof(array[0])) > kKeptArrayBytes) {
+        array = {};
+        array.shrink_to_fit();
+      }
+    };
+    (release_one(arrays), ...);
+  };
+  // The others have an element a row.
+  release(candidate_rows_, candidate_ids_, outputs_.candidate_logprobs, outputs_.top_k_ids,
+          outputs_.top_k_logprobs);
+  batch_ = ScoreBatch();
+}
+
 void BatchSlot::Halve() {
   is_halved_ = true;
   middle_ = num_rows_ / 2;

@@ -17,11 +17,14 @@ namespace logprobd {
 /// the logprob and the argmax beside them.
 OutputSet EngineOutputs(const ScoreRequest& request);
 
-/// A batch and all of its memory, which is kept from batch to batch.
+/// A batch and all of its memory, which is kept from batch to batch up to kKeptArrayBytes an array.
 ///
 /// The batch thread owns it while it is filled and started, the engine's thread from `done` on.
 class BatchSlot {
  public:
+  /// Lists of 100 a row and more: not worth holding until the next such batch.
+  static constexpr int64_t kKeptArrayBytes = int64_t{2} << 20;
+
   explicit BatchSlot(std::unique_ptr<StagingBuffer> staging) : staging_(std::move(staging)) {}
 
   /// Takes the parts of the next batch and builds the arrays for their rows; the hidden rows are
@@ -36,6 +39,8 @@ class BatchSlot {
   int64_t staging_bytes() const { return staging_->size_bytes(); }
   const std::vector<BatchPart>& parts() const { return parts_; }
   int64_t num_rows() const { return num_rows_; }
+  /// Memory that the arrays hold, staging not included.
+  int64_t array_bytes() const;
   int64_t row_bytes() const { return row_bytes_; }
 
   /// Whether the batch that did not fit may be tried again in two halves.
@@ -48,6 +53,10 @@ class BatchSlot {
 
   /// OK when every row of the part was scored, else why not.
   const absl::Status& StatusOf(const BatchPart& part) const;
+
+  /// Gives back arrays that an unusual batch has made large; the usual ones are kept. Once its
+  /// outputs have been taken.
+  void ReleaseLargeArrays();
 
   /// Drops the parts, for the next Fill.
   std::vector<BatchPart> TakeParts() { return std::move(parts_); }

@@ -46,11 +46,7 @@ absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
                                                          ScoringEngine& engine, const Clock& clock,
                                                          Metrics& metrics) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options, engine));
-  // Sized for the head's own dtype; wider rows come fewer to a batch. One row of any dtype fits.
-  const HeadInfo& head = engine.info();
-  const int64_t f32_row_bytes = head.hidden_size * DtypeBytes(Dtype::kF32);
-  const int64_t staging_bytes =
-      std::max(options.batch_rows_max * head.hidden_size * DtypeBytes(head.dtype), f32_row_bytes);
+  const int64_t staging_bytes = StagingBytes(options.batch_rows_max, engine.info());
   std::vector<std::unique_ptr<StagingBuffer>> staging;
   for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
     LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine.AllocateStaging(staging_bytes));
@@ -62,7 +58,9 @@ absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
 
 Batcher::Batcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Batcher::~Batcher() { impl_->Stop(); }
+Batcher::~Batcher() { Stop(); }
+
+void Batcher::Stop() { impl_->Stop(); }
 
 absl::StatusOr<RequestTicket> Batcher::Submit(ScoreRequest request, ScoreCallback done) {
   return impl_->Submit(std::move(request), std::move(done));
@@ -73,5 +71,15 @@ void Batcher::Cancel(RequestTicket ticket) { impl_->Cancel(ticket); }
 bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 
 MemoryPlan Batcher::memory() const { return impl_->memory(); }
+
+int64_t Batcher::StagingBytes(int64_t batch_rows_max, const HeadInfo& head) {
+  // Sized for the head's own dtype; wider rows come fewer to a batch. One row of any dtype fits.
+  return std::max(batch_rows_max * head.hidden_size * DtypeBytes(head.dtype),
+                  head.hidden_size * DtypeBytes(Dtype::kF32));
+}
+
+QueueLoad Batcher::ClientLimits(const Options& options) {
+  return Admission::ClientLimits(AdmissionLimits(options));
+}
 
 }  // namespace logprobd

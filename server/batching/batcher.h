@@ -12,6 +12,7 @@
 #include "server/base/score_result.h"
 #include "server/base/scoring_engine.h"
 #include "server/base/served_head.h"
+#include "server/batching/admission.h"
 #include "server/metrics/metrics.h"
 
 namespace logprobd {
@@ -33,11 +34,14 @@ class Batcher {
   struct Options {
     /// Most rows in a batch, 1 to engine.batch_rows_max().
     int64_t batch_rows_max = 8'192;
-    /// Longest wait for company while the engine is free. Zero: leave at once.
+    /// Longest wait for company while one batch is in flight; with none in flight a batch leaves at
+    /// once. Zero: never wait.
     absl::Duration batch_wait_max = absl::Microseconds(500);
-    /// Most rows waiting, >= 1. A request longer than a client's share is never admissible.
+    /// Most rows waiting to be scored, >= 1. A request longer than a client's share is never
+    /// admissible.
     int64_t queue_rows_max = 262'144;
-    /// Most payload bytes waiting or in a batch being formed.
+    /// Most bytes of messages until they are gathered for a batch, and of fields and answers until
+    /// they are answered (request_size.h).
     int64_t queue_bytes_max = int64_t{1} << 30;
     int64_t queue_requests_max = 65'536;
     /// Share of the limits above that one client may hold, above 0, at most 1.
@@ -54,11 +58,15 @@ class Batcher {
                                                          ScoringEngine& engine, const Clock& clock,
                                                          Metrics& metrics);
 
-  /// Answers what is queued with UNAVAILABLE, waits for the batches in flight, joins its threads.
+  /// As Stop.
   ~Batcher();
 
+  /// Answers what is queued with UNAVAILABLE, waits for the batches in flight, joins its threads.
+  /// From then on Submit is UNAVAILABLE and Cancel does nothing. From one thread; may be repeated.
+  void Stop();
+
   /// As ServedHead::Submit; the request has been validated. Also INVALID_ARGUMENT for more rows or
-  /// bytes than could ever be admitted.
+  /// bytes than could ever be admitted. Refusals carry their reason (rejection.h).
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
 
   /// As ServedHead::Cancel.
@@ -70,6 +78,13 @@ class Batcher {
 
   /// Reserved at creation: the staging buffers.
   MemoryPlan memory() const;
+
+  /// Bytes of a staging buffer for batches of `batch_rows_max` rows of `head`; there is one for
+  /// each batch in flight.
+  static int64_t StagingBytes(int64_t batch_rows_max, const HeadInfo& head);
+
+  /// What one client may have waiting.
+  static QueueLoad ClientLimits(const Options& options);
 
  private:
   struct Impl;

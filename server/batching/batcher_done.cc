@@ -8,8 +8,9 @@
 
 namespace logprobd {
 
-void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& status) {
+void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   BatchSlot& batch = slot.batch;
+  const absl::Status status = WithDetailsForLog(engine_status);
   if (status.ok()) {
     RecordEngineStages(batch.batch());
   }
@@ -33,6 +34,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& status) {
     slot.scattered.push_back(batch.StatusOf(part).ok() ? ScatterPart(batch, part)
                                                        : ScatteredPart());
   }
+  batch.ReleaseLargeArrays();
   std::vector<Ending> endings;
   std::vector<BatchPart> parts;
   {
@@ -42,12 +44,9 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& status) {
     slot.state = SlotState::kFree;
     --in_flight_;
     ++answering_;
-    wake_ = wake_ || !queue_.empty();
+    wake_ = true;  // a slot is free, and the gauges have changed
   }
-  for (Ending& ending : endings) {
-    Answer(ending);
-  }
-  endings.clear();
+  AnswerAll(std::move(endings));
   parts.clear();
   absl::MutexLock lock(&mutex_);
   --answering_;
@@ -77,6 +76,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
     absl::Status status = batch.StatusOf(part);
     all_scored = all_scored && status.ok();
     if (pending.is_answered) {
+      ReleaseHeldLocked(pending);
       continue;
     }
     if (!status.ok()) {
@@ -116,23 +116,54 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   deadlines_.erase({request.deadline, pending->ticket});
   if (pending->is_queued) {
     admission_.Release(request.client_id, request.priority(),
-                       QueueLoad{.rows = request.rows - pending->next_row});
+                       QueueLoad{.rows = pending->waiting_rows});
     queue_.Remove(*pending);
   }
   Ending ending{.pending = pending, .status = std::move(status), .payload = {}};
   if (!pending->is_gathering) {
-    ending.payload = TakePayloadLocked(*pending);
+    ending.payload = std::exchange(pending->request.hidden, HiddenPayload());
   }
   endings.push_back(std::move(ending));
 }
 
-HiddenPayload Batcher::Impl::TakePayloadLocked(PendingRequest& pending) {
+void Batcher::Impl::ReleasePayloadLocked(PendingRequest& pending) {
   if (pending.is_charged) {
     pending.is_charged = false;
     admission_.Release(pending.request.client_id, pending.request.priority(),
-                       QueueLoad{.bytes = pending.request.hidden.bytes, .requests = 1});
+                       QueueLoad{.bytes = pending.payload_bytes, .requests = 1});
   }
-  return std::exchange(pending.request.hidden, HiddenPayload());
+}
+
+void Batcher::Impl::ReleaseHeldLocked(PendingRequest& pending) {
+  if (pending.is_finished && pending.parts_in_flight == 0 && pending.held_bytes > 0) {
+    admission_.Release(pending.request.client_id, pending.request.priority(),
+                       QueueLoad{.bytes = std::exchange(pending.held_bytes, 0)});
+  }
+}
+
+void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
+  if (endings.empty()) {
+    return;
+  }
+  for (Ending& ending : endings) {
+    ending.payload = HiddenPayload();
+  }
+  {
+    // Before the callbacks: who is answered may send its next request.
+    absl::MutexLock lock(&mutex_);
+    for (const Ending& ending : endings) {
+      PendingRequest& pending = *ending.pending;
+      pending.is_finished = true;
+      if (!pending.is_gathering) {  // else when the gather ends
+        ReleasePayloadLocked(pending);
+      }
+      ReleaseHeldLocked(pending);
+    }
+    wake_ = true;  // for the gauges
+  }
+  for (Ending& ending : endings) {
+    Answer(ending);
+  }
 }
 
 void Batcher::Impl::Answer(Ending& ending) {
@@ -153,9 +184,12 @@ void Batcher::Impl::Answer(Ending& ending) {
       request.received == absl::Time() ? pending.submitted : request.received;
   pending.stages.total = absl::ToDoubleSeconds(clock_.Now() - received);
   metrics_.RecordStage(Metrics::Stage::kQueue, pending.stages.queue);
-  metrics_.RecordRows(options_.head, pending.scored_rows - pending.nonfinite_rows,
-                      request.rows - pending.scored_rows, pending.nonfinite_rows);
-  std::move(pending.done)(FinishResult(pending));
+  absl::StatusOr<ScoreResult> result = FinishResult(pending);
+  if (result.ok()) {
+    metrics_.RecordRows(options_.head, pending.scored_rows - pending.nonfinite_rows,
+                        request.rows - pending.scored_rows, pending.nonfinite_rows);
+  }
+  std::move(pending.done)(std::move(result));
 }
 
 bool Batcher::Impl::IsIdleLocked() const {

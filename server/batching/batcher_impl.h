@@ -28,6 +28,8 @@
 
 namespace logprobd {
 
+Admission::Limits AdmissionLimits(const Batcher::Options& options);
+
 /// The Batcher's state and threads. batcher_submit.cc holds what callers' threads do,
 /// batcher_thread.cc the batch thread, batcher_done.cc what follows a batch's end.
 ///
@@ -52,7 +54,7 @@ struct Batcher::Impl {
   struct Ending {
     Pending pending;
     absl::Status status;    ///< OK: its result is in place.
-    HiddenPayload payload;  ///< Freed outside the mutex.
+    HiddenPayload payload;  ///< Freed outside the mutex, and only then no longer charged.
   };
 
   enum class SlotState {
@@ -69,14 +71,14 @@ struct Batcher::Impl {
   };
 
   // Callers' threads.
-  absl::Status AdmitLocked(const Pending& pending, Metrics::Rejection& reason)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckDeadlineLocked(const PendingRequest& pending, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The batch thread. Those that unlock the mutex for a while hold it again on return.
   void Run();
   bool DoNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static absl::Status DeadlinePassed(const PendingRequest& pending);
   void ExpireDeadlinesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndQueuedLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerEndingsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -91,13 +93,15 @@ struct Batcher::Impl {
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
 
   // The end of batches and requests, on the engine's thread or the batch thread.
-  void OnBatchDone(Slot& slot, const absl::Status& status);
+  void OnBatchDone(Slot& slot, const absl::Status& engine_status);
   void RecordEngineStages(const ScoreBatch& batch);
   void EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const Pending& pending, absl::Status status, std::vector<Ending>& endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  HiddenPayload TakePayloadLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleasePayloadLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseHeldLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerAll(std::vector<Ending> endings) ABSL_LOCKS_EXCLUDED(mutex_);
   void Answer(Ending& ending);
   bool IsIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
+#include "server/base/rejection.h"
+#include "server/base/request_size.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {
@@ -12,57 +14,47 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   auto pending = std::make_shared<PendingRequest>();
   pending->request = std::move(request);
   pending->done = std::move(done);
-  pending->SkipIgnoredRows();
+  pending->CountRows();
+  pending->payload_bytes = PayloadBytes(pending->request);
+  pending->held_bytes = FieldBytes(pending->request) + AnswerBytes(pending->request);
 
   absl::Status status;
-  auto reason = Metrics::Rejection::kNotReady;
   if (engine_.healthy()) {
     absl::MutexLock lock(&mutex_);
-    status = AdmitLocked(pending, reason);
+    status = AdmitLocked(pending);
     if (status.ok()) {
       return pending->ticket;
     }
   } else {
     status = absl::UnavailableError("the engine has failed: retry on another server");
   }
-  metrics_.RecordRejection(reason);
-  if (reason == Metrics::Rejection::kDeadline) {
+  if (absl::IsDeadlineExceeded(status)) {
     metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
   }
   return status;
 }
 
-absl::Status Batcher::Impl::AdmitLocked(const Pending& pending, Metrics::Rejection& reason) {
+absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const ScoreRequest& request = pending->request;
   const absl::Time now = clock_.Now();
-  const bool has_rows = pending->next_row < request.rows;
   if (is_draining_ || is_stopping_) {
-    reason = Metrics::Rejection::kDraining;
-    return absl::UnavailableError("the server is shutting down: retry on another server");
+    return WithRejection(
+        absl::UnavailableError("the server is shutting down: retry on another server"),
+        Rejection::kDraining);
   }
-  if (absl::Status status = CheckDeadlineLocked(*pending, now); !status.ok()) {
-    reason = Metrics::Rejection::kDeadline;
-    return status;
-  }
-  if (has_rows) {
-    const QueueLoad load{
-        .rows = request.rows - pending->next_row, .bytes = request.hidden.bytes, .requests = 1};
-    Admission::Refusal refusal = admission_.CheckPossible(load);
-    if (refusal.status.ok()) {
-      refusal = admission_.Admit(request.client_id, request.priority(), load, rate_);
-    }
-    if (!refusal.status.ok()) {
-      reason = refusal.reason;
-      return std::move(refusal.status);
-    }
-    pending->is_charged = true;
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckDeadlineLocked(*pending, now));
+  const QueueLoad load{.rows = pending->rows_to_score,
+                       .bytes = pending->payload_bytes + pending->held_bytes,
+                       .requests = 1};
+  LOGPROBD_RETURN_IF_ERROR(admission_.CheckPossible(load));
+  LOGPROBD_RETURN_IF_ERROR(admission_.Admit(request.client_id, request.priority(), load, rate_));
+  pending->is_charged = true;
 
   pending->ticket = ++last_ticket_;
   pending->submitted = now;
   requests_.emplace(pending->ticket, pending);
   is_idle_ = false;
-  if (!has_rows) {
+  if (pending->rows_to_score == 0) {
     EndLocked(pending, absl::OkStatus(), endings_);
     wake_ = true;
     return absl::OkStatus();
@@ -91,10 +83,13 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   if (request.deadline == absl::InfiniteFuture()) {
     return absl::OkStatus();
   }
+  if (queue_.empty() && in_flight_ == 0) {
+    return absl::OkStatus();  // trying costs nobody anything, and shows how fast the engine is now
+  }
   // A lower bound: what this client has queued before it must leave first, at best at full speed.
-  const int64_t rows =
-      request.rows + queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
-  const std::optional<absl::Duration> wait = rate_.TimeFor(static_cast<double>(rows));
+  const int64_t rows = pending.rows_to_score +
+                       queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
+  const std::optional<absl::Duration> wait = rate_.LeastTimeFor(static_cast<double>(rows), now);
   if (wait.has_value() && now + *wait > request.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(
         "the deadline is ", absl::FormatDuration(request.deadline - now), " away, but ", rows,
@@ -112,11 +107,15 @@ void Batcher::Impl::Cancel(RequestTicket ticket) {
       return;
     }
     const Pending pending = found->second;
+    wake_ = true;
+    if (IsDue(pending->request.deadline, clock_.Now())) {
+      EndLocked(pending, DeadlinePassed(*pending), endings_);
+      return;  // counted where it is answered
+    }
     if (!pending->is_queued) {
       left_at = Metrics::LeftAt::kEngine;
     }
     EndLocked(pending, absl::CancelledError("the client cancelled the request"), endings_);
-    wake_ = true;
   }
   metrics_.RecordCancelled(left_at);
 }

@@ -16,6 +16,13 @@ constexpr absl::Duration kGaugePeriod = absl::Seconds(1);
 
 }  // namespace
 
+Admission::Limits AdmissionLimits(const Batcher::Options& options) {
+  return {.total = {.rows = options.queue_rows_max,
+                    .bytes = options.queue_bytes_max,
+                    .requests = options.queue_requests_max},
+          .client_share = options.client_share_max};
+}
+
 Batcher::Impl::Impl(const Options& options, ScoringEngine& engine, const Clock& clock,
                     Metrics& metrics, std::vector<std::unique_ptr<StagingBuffer>> staging)
     : options_(options),
@@ -25,10 +32,7 @@ Batcher::Impl::Impl(const Options& options, ScoringEngine& engine, const Clock& 
       hidden_size_(engine.info().hidden_size),
       copy_pool_(options.copy_threads),
       gather_(copy_pool_),
-      admission_({.total = {.rows = options.queue_rows_max,
-                            .bytes = options.queue_bytes_max,
-                            .requests = options.queue_requests_max},
-                  .client_share = options.client_share_max}),
+      admission_(AdmissionLimits(options)),
       rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
       launch_rule_(options.batch_rows_max,
                    std::min(options.batch_rows_max, staging.front()->size_bytes() /
@@ -49,7 +53,9 @@ void Batcher::Impl::Stop() {
     is_stopping_ = true;
     wake_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 void Batcher::Impl::Run() {
@@ -98,14 +104,16 @@ void Batcher::Impl::ExpireDeadlinesLocked(absl::Time now) {
     const auto found = requests_.find(deadlines_.begin()->second);
     LOGPROBD_CHECK(found != requests_.end());
     const Pending pending = found->second;
-    const int64_t waiting = pending->request.rows - pending->next_row;
-    EndLocked(pending,
-              absl::DeadlineExceededError(
-                  waiting > 0 ? absl::StrCat("the deadline passed while ", waiting, " of ",
-                                             pending->request.rows, " rows waited in the queue")
-                              : "the deadline passed while the engine scored the rows"),
-              endings_);
+    EndLocked(pending, DeadlinePassed(*pending), endings_);
   }
+}
+
+absl::Status Batcher::Impl::DeadlinePassed(const PendingRequest& pending) {
+  return absl::DeadlineExceededError(
+      pending.waiting_rows > 0
+          ? absl::StrCat("the deadline passed while ", pending.waiting_rows, " of ",
+                         pending.rows_to_score, " rows waited in the queue")
+          : "the deadline passed while the engine scored the rows");
 }
 
 void Batcher::Impl::EndQueuedLocked(const absl::Status& status) {
@@ -119,10 +127,7 @@ void Batcher::Impl::AnswerEndingsLocked() {
   std::vector<Ending> endings = std::exchange(endings_, {});
   ++answering_;
   mutex_.Unlock();
-  for (Ending& ending : endings) {
-    Answer(ending);
-  }
-  endings.clear();
+  AnswerAll(std::move(endings));
   mutex_.Lock();
   --answering_;
   UpdateIdleLocked();
@@ -136,7 +141,7 @@ void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
     ++pending.parts_in_flight;
     pending.is_gathering = true;
     admission_.Release(pending.request.client_id, pending.request.priority(),
-                       QueueLoad{.rows = pending.next_row - part.row_begin});
+                       QueueLoad{.rows = part.num_rows});
   }
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
@@ -184,7 +189,8 @@ bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& p
     PendingRequest& pending = *part.pending;
     pending.is_gathering = false;
     if (pending.is_answered || pending.next_row == pending.request.rows) {
-      payloads.push_back(TakePayloadLocked(pending));
+      ReleasePayloadLocked(pending);
+      payloads.push_back(std::exchange(pending.request.hidden, HiddenPayload()));
     }
     is_wanted = is_wanted || (!pending.is_answered && pending.request.deadline > now);
   }
@@ -196,11 +202,13 @@ void Batcher::Impl::DropBatchLocked(Slot& slot) {
   std::vector<BatchPart> parts = slot.batch.TakeParts();
   for (const BatchPart& part : parts) {
     --part.pending->parts_in_flight;
+    ReleaseHeldLocked(*part.pending);
   }
   slot.state = SlotState::kFree;
   --in_flight_;
   mutex_.Unlock();
   parts.clear();
+  slot.batch.ReleaseLargeArrays();
   mutex_.Lock();
   UpdateIdleLocked();
 }

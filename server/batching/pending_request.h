@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <list>
@@ -28,15 +29,21 @@ struct PendingRequest {
   ScoreCallback done;
   absl::Time submitted;
 
-  bool is_small() const { return request.rows <= kSmallRequestRows; }
+  int64_t rows_to_score = 0;  ///< Rows that are not ignored.
+  int64_t payload_bytes = 0;  ///< Charged while `is_charged`.
+
+  bool is_small() const { return rows_to_score <= kSmallRequestRows; }
 
   /// First row that no batch has taken; always one to be scored, or `request.rows`.
   int64_t next_row = 0;
+  int64_t waiting_rows = 0;  ///< Rows to be scored that no batch has taken.
   int parts_in_flight = 0;
   bool is_queued = false;     ///< In the RowQueue, at `queue_position` and `arrival_position`.
   bool is_gathering = false;  ///< The batch thread reads the payload.
-  bool is_charged = false;    ///< Its bytes count in Admission; so long, the payload is held.
+  bool is_charged = false;    ///< `payload_bytes` and the request count in Admission.
   bool is_answered = false;   ///< The callback has run, or is about to.
+  bool is_finished = false;   ///< Answered, and no queue of answers holds it any more.
+  int64_t held_bytes = 0;     ///< Charged for fields and answer until finished and in no batch.
   std::list<std::shared_ptr<PendingRequest>>::iterator queue_position;
   std::list<PendingRequest*>::iterator arrival_position;
   int64_t part_in_cut = -1;  ///< Index of its part while RowQueue::Cut runs.
@@ -47,6 +54,14 @@ struct PendingRequest {
 
   ScoreResult result;
   std::vector<int64_t> piece_offsets;  ///< Of payload piece i in the payload, and its whole size.
+
+  /// Counts the rows to be scored and finds the first; once, before the request is queued.
+  void CountRows() {
+    rows_to_score = request.rows - std::count(request.targets.begin(), request.targets.end(),
+                                              request.ignore_index);
+    waiting_rows = rows_to_score;
+    SkipIgnoredRows();
+  }
 
   /// Moves `next_row` past rows that are not scored.
   void SkipIgnoredRows() {

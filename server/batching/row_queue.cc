@@ -22,11 +22,24 @@ struct RowQueue::Cutting {
   int64_t turn_rows = 1;
   int64_t rows_left = 0;
   int64_t bulk_rows_left = 0;
+  int64_t candidates_left = 0;
+  bool has_row = false;
   std::optional<Dtype> dtype = std::nullopt;
   std::vector<BatchPart> parts = {};
 
   bool Fits(const PendingRequest& pending) const {
     return !dtype.has_value() || *dtype == pending.request.dtype();
+  }
+
+  /// Whether the next row's candidates fit; the first row of a batch always does.
+  bool FitsNextRow(const PendingRequest& pending) const {
+    return !has_row || candidates_left >= NextCandidates(pending);
+  }
+
+  static int64_t NextCandidates(const PendingRequest& pending) {
+    const std::vector<uint32_t>& offsets = pending.request.candidate_offsets;
+    const auto row = static_cast<size_t>(pending.next_row);
+    return offsets.empty() ? 0 : int64_t{offsets[row + 1]} - int64_t{offsets[row]};
   }
 
   void ChooseDtype(Dtype first) {
@@ -53,7 +66,7 @@ void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
   small_requests_ += request.is_small() ? 1 : 0;
   request.queue_position = requests.insert(requests.end(), std::move(pending));
   request.arrival_position = arrivals_.insert(arrivals_.end(), &request);
-  CountRows(flow, request, request.request.rows - request.next_row);
+  CountRows(flow, request, request.waiting_rows);
 }
 
 void RowQueue::Remove(PendingRequest& pending) {
@@ -62,7 +75,7 @@ void RowQueue::Remove(PendingRequest& pending) {
   const auto found = level.by_client.find(pending.request.client_id);
   LOGPROBD_CHECK(found != level.by_client.end());
   Flow& flow = *found->second;
-  CountRows(flow, pending, pending.next_row - pending.request.rows);
+  CountRows(flow, pending, -pending.waiting_rows);
   Unlink(pending.is_small() ? flow.small : flow.bulk, pending);
   if (flow.small.empty() && flow.bulk.empty()) {
     level.flows.erase(found->second);
@@ -74,7 +87,8 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
   Cutting cutting{.budget = budget,
                   .turn_rows = TurnRows(budget.rows_max),
                   .rows_left = budget.rows_max,
-                  .bulk_rows_left = budget.bulk_rows_max};
+                  .bulk_rows_left = budget.bulk_rows_max,
+                  .candidates_left = budget.candidates_max};
   EarnCredit(budget.rows_max);
   // A level owed a whole batch goes first: its rows may be of another dtype than all others.
   for (size_t i = levels_.size(); i-- > 1;) {
@@ -167,7 +181,7 @@ int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_
     PendingRequest& pending = *requests.front();
     cutting.ChooseDtype(pending.request.dtype());
     const int64_t wanted = std::min(rows_max - taken, cutting.rows_left);
-    if (wanted <= 0) {
+    if (wanted <= 0 || !cutting.FitsNextRow(pending)) {
       break;
     }
     if (pending.part_in_cut < 0) {
@@ -176,15 +190,18 @@ int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_
           .pending = requests.front(), .row_begin = pending.next_row, .row_end = pending.next_row});
     }
     BatchPart& part = cutting.parts[static_cast<size_t>(pending.part_in_cut)];
-    const int64_t first_row = pending.next_row;
     int64_t part_rows = 0;
-    while (part_rows < wanted && pending.next_row < pending.request.rows) {
+    while (part_rows < wanted && pending.next_row < pending.request.rows &&
+           cutting.FitsNextRow(pending)) {
+      cutting.candidates_left -= Cutting::NextCandidates(pending);
+      cutting.has_row = true;
       ++part_rows;
       ++pending.next_row;
       part.row_end = pending.next_row;  // behind a scored row: contiguous parts show as such
       pending.SkipIgnoredRows();
     }
-    CountRows(flow, pending, first_row - pending.next_row);
+    pending.waiting_rows -= part_rows;
+    CountRows(flow, pending, -part_rows);
     part.num_rows += part_rows;
     taken += part_rows;
     cutting.rows_left -= part_rows;

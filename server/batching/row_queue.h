@@ -20,11 +20,13 @@ struct BatchBudget {
   int64_t rows_max = 1;       ///< Of two-byte elements.
   int64_t rows_max_f32 = 1;   ///< Fewer where the staging buffer is sized for two bytes.
   int64_t bulk_rows_max = 1;  ///< Of requests that are not small.
+  /// Of all rows together; a row with more goes alone. A slot holds 12 bytes for each.
+  int64_t candidates_max = int64_t{1} << 20;
 
   int64_t RowsFor(Dtype dtype) const { return dtype == Dtype::kF32 ? rows_max_f32 : rows_max; }
 };
 
-/// Waiting rows, in the order in which batches take them. Not thread-safe.
+/// Waiting rows to be scored, in the order in which batches take them. Not thread-safe.
 ///
 /// Within a priority, clients take turns of a few rows (deficit round robin; a turn cut short by
 /// the end of a batch goes on in the next). Within a client, small and large requests share its
@@ -48,7 +50,7 @@ class RowQueue {
   std::vector<BatchPart> Cut(const BatchBudget& budget);
 
   bool empty() const { return arrivals_.empty(); }
-  int64_t rows() const { return rows_; }            ///< Ignored rows between others included.
+  int64_t rows() const { return rows_; }            ///< To be scored: ignored ones do not count.
   int64_t bulk_rows() const { return bulk_rows_; }  ///< Of requests that are not small.
   /// Rows that a client waits for at a priority, in requests that are as small (or not).
   int64_t ClientRows(const std::string& client_id, Priority priority, bool is_small) const;

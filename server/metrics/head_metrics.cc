@@ -40,7 +40,9 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
                                     "Requests that had rows in an engine call.")),
       queue_rows_(AddGauges(registry, "logprobd_queue_rows", "Rows waiting for a batch.")),
       queue_bytes_(
-          AddGauges(registry, "logprobd_queue_bytes", "Payload waiting for a batch, in bytes.")),
+          AddGauges(registry, "logprobd_queue_bytes",
+                    "Bytes charged to requests: messages until they are copied into a batch, "
+                    "their fields and answers until they are answered.")),
       queue_requests_(
           AddGauges(registry, "logprobd_queue_requests", "Requests waiting for a batch.")),
       queue_oldest_age_(AddGauges(registry, "logprobd_queue_oldest_age_seconds",

@@ -26,9 +26,9 @@ namespace {
 
 constexpr std::array<const char*, 8> kStageNames = {"receive", "copy",    "queue", "h2d",
                                                     "kernel",  "combine", "d2h",   "reply"};
-constexpr std::array<const char*, 8> kRejectionNames = {
-    "queue_rows", "queue_bytes", "queue_requests", "client_share",
-    "deadline",   "draining",    "not_ready",      "invalid"};
+constexpr std::array<const char*, 9> kRejectionNames = {
+    "queue_rows", "queue_bytes", "queue_requests", "client_share", "deadline",
+    "draining",   "not_ready",   "invalid",        "answer_bytes"};
 constexpr std::array<const char*, 3> kLeftAtNames = {"arrival", "queue", "engine"};
 constexpr std::array<const char*, 4> kMemoryKinds = {"weights", "workspace", "staging", "receive"};
 
@@ -103,13 +103,14 @@ struct Metrics::Impl {
     for (size_t i = 0; i < kStageNames.size(); ++i) {
       stages[i] = &stage_family.Add({{"stage", kStageNames[i]}}, DurationBuckets());
     }
-    inflight_bytes =
-        &AddGauges(registry, "logprobd_inflight_bytes",
-                   "Request payload held, queued or being copied into a batch, in bytes.")
-             .Add({});
+    inflight_bytes = &AddGauges(registry, "logprobd_inflight_bytes",
+                                "Bytes charged to requests at hand: messages until they are copied "
+                                "into a batch, their fields and answers until they are answered.")
+                          .Add({});
     inflight_bytes_limit =
         &AddGauges(registry, "logprobd_inflight_bytes_limit",
-                   "Most request payload that may be held, in bytes; 0 before it is known.")
+                   "Most bytes that requests may be charged, 0 before it is known; answers "
+                   "not yet sent are held to the same number on their own.")
              .Add({});
     AddGauges(registry, "logprobd_shm_regions", "Shared-memory regions of clients.").Add({});
     AddGauges(registry, "logprobd_cuda_ipc_mappings", "Open CUDA IPC mappings of clients.").Add({});
@@ -133,7 +134,7 @@ struct Metrics::Impl {
 
   prometheus::Registry registry;
   HeadMetrics heads;
-  CounterSet<8> rejected;
+  CounterSet<9> rejected;
   CounterSet<3> cancelled;
   CounterSet<3> deadline_exceeded;
   CounterSet<kNumTransports> received;

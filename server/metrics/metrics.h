@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/base/head_info.h"
+#include "server/base/rejection.h"
 #include "server/base/score_request.h"
 
 namespace logprobd {
@@ -30,16 +31,7 @@ class Metrics {
   enum class Method { kScore, kScoreStream, kListHeads, kVerify };
   enum class Transport { kTcp, kShm, kCudaIpc };
   enum class Stage { kReceive, kCopy, kQueue, kH2d, kKernel, kCombine, kD2h, kReply };
-  enum class Rejection {
-    kQueueRows,
-    kQueueBytes,
-    kQueueRequests,
-    kClientShare,
-    kDeadline,
-    kDraining,
-    kNotReady,
-    kInvalid
-  };
+  using Rejection = logprobd::Rejection;
   /// Where a request was when it was cancelled or its deadline passed.
   enum class LeftAt { kArrival, kQueue, kEngine };
 

@@ -3,9 +3,15 @@
 #include <chrono>
 
 #include "absl/strings/ascii.h"
+#include "absl/time/clock.h"
 
 namespace logprobd {
 namespace internal {
+
+absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
+                      absl::FunctionRef<absl::Time()> wall_now) {
+  return clock.Now() + (deadline - wall_now());
+}
 
 std::string ClientId(absl::string_view claimed, absl::string_view peer) {
   if (claimed.empty()) {
@@ -37,7 +43,7 @@ CallFacts FactsOf(const grpc::CallbackServerContext& context, const Clock& clock
       context.peer());
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    facts.deadline = clock.Now() + absl::FromChrono(deadline - std::chrono::system_clock::now());
+    facts.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), &absl::Now);
   }
   return facts;
 }

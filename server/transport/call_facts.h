@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
@@ -23,6 +24,11 @@ inline constexpr size_t kClientIdBytesMax = 64;
 CallFacts FactsOf(const grpc::CallbackServerContext& context, const Clock& clock);
 
 namespace internal {
+
+/// `deadline`, on the wall clock, as a time of `clock`: what is left of it now. The wall clock is
+/// read once, so that a step of it later moves no deadline.
+absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
+                      absl::FunctionRef<absl::Time()> wall_now);
 
 /// The name under which a client shares: `claimed` (metadata `client_id`) with anything but
 /// letters, digits and "._:@/-" replaced by '_', else `peer` without its port.

@@ -86,6 +86,14 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("streams_max: ", options.streams_max, ", must be at least 1"));
   }
+  if (options.answer_bytes_max < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("answer_bytes_max: ", options.answer_bytes_max, ", must be at least 1"));
+  }
+  if (!(options.answer_client_share > 0 && options.answer_client_share <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("answer_client_share: ", options.answer_client_share, ", must be in (0, 1]"));
+  }
   return absl::OkStatus();
 }
 
@@ -127,8 +135,9 @@ void SetHealth(grpc::Server* server, bool serving) {
 }  // namespace
 
 struct GrpcServer::Impl {
-  Impl(const HeadRegistry& heads, ServerFacts facts, Metrics& metrics, const Clock& clock)
-      : service(heads, std::move(facts), metrics, clock), clock(clock) {}
+  Impl(const HeadRegistry& heads, ServerFacts facts, const AnswerBudget::Options& answers,
+       Metrics& metrics, const Clock& clock)
+      : service(heads, std::move(facts), answers, metrics, clock), clock(clock) {}
 
   ScoringService service;
   const Clock& clock;
@@ -159,7 +168,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   if (!options.local.empty()) {
     facts.transports.emplace_back("unix");
   }
-  auto impl = std::make_unique<Impl>(heads, std::move(facts), metrics, clock);
+  const AnswerBudget::Options answers{.bytes_max = options.answer_bytes_max,
+                                      .client_share_max = options.answer_client_share};
+  auto impl = std::make_unique<Impl>(heads, std::move(facts), answers, metrics, clock);
 
   grpc::ServerBuilder builder;
   Configure(options, builder);

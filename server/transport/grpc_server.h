@@ -30,6 +30,10 @@ class GrpcServer {
     /// Memory for messages being received, over all connections (gRPC ResourceQuota).
     int64_t receive_bytes_max = int64_t{2} << 30;
     int32_t streams_max = 256;
+    /// Bytes of answers, from the queueing of their requests until clients have taken them, in all.
+    int64_t answer_bytes_max = int64_t{1} << 30;
+    /// Share of answer_bytes_max that one client may hold, above 0, at most 1.
+    double answer_client_share = 0.5;
     std::string version;
   };
 
@@ -49,7 +53,8 @@ class GrpcServer {
   /// What grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
   void SetServing(bool serving);
 
-  /// Refuses new calls, lets calls in flight finish for `grace`, then cancels them. Idempotent.
+  /// Refuses new calls, lets calls in flight, Verify included, finish for `grace`, then cancels
+  /// them. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:

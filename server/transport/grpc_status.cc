@@ -8,36 +8,39 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/base/errors.h"
+#include "server/base/utf8.h"
 
 namespace logprobd {
 namespace {
 
-constexpr absl::string_view kInternalMessage =
-    "internal error: the server's log has the details under this request_id";
-
-absl::string_view Cut(absl::string_view text) {
-  if (text.size() <= kStatusMessageBytesMax) {
-    return text;
+absl::string_view WithoutDetails(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kResourceExhausted:
+      return "the engine had no memory for the batch";
+    case absl::StatusCode::kInternal:
+      return "internal error";
+    default:
+      return "the server failed";
   }
-  size_t length = kStatusMessageBytesMax;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) {
-    --length;  // do not cut a UTF-8 sequence
-  }
-  return text.substr(0, length);
 }
 
 }  // namespace
 
-absl::string_view ClientMessage(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kInternal ? kInternalMessage : Cut(status.message());
+std::string ClientMessage(const absl::Status& status, absl::string_view log_id) {
+  if (HasDetailsForLog(status)) {
+    return absl::StrCat(WithoutDetails(status.code()), ": the server's log has the details under ",
+                        log_id);
+  }
+  // Messages quote what clients and files say; one bad byte would make a client refuse the answer.
+  return std::string(CutUtf8(ToUtf8(status.message()), kStatusMessageBytesMax));
 }
 
-grpc::Status ToGrpcStatus(const absl::Status& status) {
+grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
   // Both number their codes alike.
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(ClientMessage(status))};
+  return {static_cast<grpc::StatusCode>(status.code()), ClientMessage(status, log_id)};
 }
 
 uint32_t RetryAfterMs(const absl::Status& status) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -13,11 +14,12 @@ namespace logprobd {
 /// Longest message sent to a client; headers have a limit of 8 KiB in all.
 inline constexpr size_t kStatusMessageBytesMax = 1'024;
 
-/// The message of `status` as a client may see it: cut at a character, and for INTERNAL a general
-/// sentence, since the details name devices and files and belong into the log.
-absl::string_view ClientMessage(const absl::Status& status);
+/// The message of `status` as a client may see it: valid UTF-8, cut at a character, and for what
+/// has details for the log (errors.h: they name devices and files) a general sentence that names
+/// `log_id`, under which the log has them.
+std::string ClientMessage(const absl::Status& status, absl::string_view log_id = "this request_id");
 
-grpc::Status ToGrpcStatus(const absl::Status& status);
+grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id = "this request_id");
 
 /// The retry hint of `status` in milliseconds, 0: none.
 uint32_t RetryAfterMs(const absl::Status& status);

@@ -9,6 +9,7 @@
 #include "server/base/clock.h"
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/score_handler.h"
 
 namespace logprobd {
 
@@ -25,9 +26,9 @@ grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const Server
                                          const grpc::ByteBuffer& request,
                                          grpc::ByteBuffer& response);
 
-/// Answers Verify. gRPC owns what is returned. The probe cannot be cancelled; it is short.
-grpc::ServerUnaryReactor* StartVerify(const HeadRegistry& heads, Metrics& metrics,
-                                      const Clock& clock, grpc::CallbackServerContext& context,
+/// Answers Verify. gRPC owns what is returned. It counts as work of `handler`; a probe that takes
+/// long (the whole weight is read) ends when its call is cancelled or its deadline passes.
+grpc::ServerUnaryReactor* StartVerify(ScoreHandler& handler, grpc::CallbackServerContext& context,
                                       const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
 }  // namespace logprobd

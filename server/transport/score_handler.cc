@@ -8,6 +8,8 @@
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/base/rejection.h"
+#include "server/base/request_size.h"
 #include "server/transport/payload_slices.h"
 #include "server/transport/wire_parser.h"
 #include "server/validation/validate_request.h"
@@ -33,6 +35,7 @@ struct ScoreHandler::Pending {
   Metrics::Method method = Metrics::Method::kScore;
   absl::Time received;
   absl::Time deadline;
+  AnswerBudget::Hold hold;
   ReplyCallback done;
 };
 
@@ -48,6 +51,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
   request.client_id = facts.client_id;
   request.deadline = facts.deadline;
   request.received = received;
+  request.message_bytes = slices.bytes;
   auto pending = std::make_shared<Pending>();
   pending->request_id = request.request_id;
   pending->client_id = facts.client_id;
@@ -63,9 +67,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
                          : absl::StatusOr<Submission>(std::move(parsed.status));
   metrics_.RecordStage(Metrics::Stage::kReceive, absl::ToDoubleSeconds(clock_.Now() - received));
   if (!submission.ok()) {
-    if (absl::IsInvalidArgument(submission.status())) {
-      metrics_.RecordRejection(Metrics::Rejection::kInvalid);
-    }
+    metrics_.RecordRejection(RejectionOf(submission.status()));
     Answer(*pending, std::move(submission).status());
     return std::nullopt;
   }
@@ -74,19 +76,19 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
 
 absl::StatusOr<Submission> ScoreHandler::Submit(ScoreRequest request,
                                                 const std::shared_ptr<Pending>& pending) {
-  if (refuses_new_.load(std::memory_order_relaxed)) {
-    metrics_.RecordRejection(Metrics::Rejection::kDraining);
-    return absl::UnavailableError("the server is shutting down");
+  if (refuses_new()) {
+    return WithRejection(absl::UnavailableError("the server is shutting down"),
+                         Rejection::kDraining);
   }
   LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<ServedHead> head, heads_.Find(request.head));
   pending->head = head->info().name;
   if (!head->ready()) {
-    metrics_.RecordRejection(Metrics::Rejection::kNotReady);
     return WithRetryAfter(
         absl::UnavailableError(absl::StrCat("head \"", pending->head, "\" is not ready")),
         absl::Seconds(1));
   }
   LOGPROBD_RETURN_IF_ERROR(ValidateRequest(request, head->info()));
+  LOGPROBD_ASSIGN_OR_RETURN(pending->hold, answers_.Take(pending->client_id, AnswerBytes(request)));
   LOGPROBD_ASSIGN_OR_RETURN(
       const RequestTicket ticket,
       head->Submit(std::move(request), [this, pending](absl::StatusOr<ScoreResult> result) {
@@ -102,10 +104,11 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
   reply.chunk_id = pending.chunk_id;
   if (result.ok()) {
     reply.result = *std::move(result);
+    reply.hold = std::move(pending.hold);
   } else {
     reply.status = std::move(result).status();
-    if (absl::IsCancelled(reply.status) && now >= pending.deadline) {
-      // gRPC ends a call whose deadline passes by cancelling it.
+    pending.hold.Release();
+    if (absl::IsCancelled(reply.status) && IsDue(pending.deadline, now)) {
       reply.status = absl::DeadlineExceededError("the deadline passed before the answer was ready");
     }
     LogFailure(pending, reply);
@@ -118,7 +121,7 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
 void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
   LogLevel level = LogLevel::kDebug;
   int64_t suppressed = 0;
-  if (absl::IsInternal(reply.status)) {  // ours to look into, not the client's
+  if (HasDetailsForLog(reply.status)) {  // ours to look into, not the client's
     const std::optional<int64_t> admitted = error_lines_.Admit();
     if (!admitted.has_value()) {
       return;

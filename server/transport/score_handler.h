@@ -12,6 +12,7 @@
 #include "server/base/log_limiter.h"
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/answer_budget.h"
 #include "server/transport/call_facts.h"
 #include "server/transport/response_encoder.h"
 #include "server/transport/work_count.h"
@@ -33,10 +34,12 @@ class ScoreHandler {
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
   /// References must outlive the handler.
-  ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock)
+  ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
+               const AnswerBudget::Options& answers = {})
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
+        answers_(answers),
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
 
   /// Starts on a serialised ScoreRequest; never waits. `done` is called exactly once: before this
@@ -45,17 +48,18 @@ class ScoreHandler {
   std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallFacts& facts,
                                   Metrics::Method method, ReplyCallback done);
 
-  /// To be called when a reply has been sent (or its client is gone); `answered` is when `done` was
-  /// called.
+  /// To be called when a reply has been sent (or its client is gone: then no bytes); `answered` is
+  /// when `done` was called.
   void RecordReplied(absl::Time answered, int64_t sent_bytes);
 
   /// From now on new requests are UNAVAILABLE.
   void RefuseNew() { refuses_new_.store(true, std::memory_order_relaxed); }
+  bool refuses_new() const { return refuses_new_.load(std::memory_order_relaxed); }
 
   const HeadRegistry& heads() const { return heads_; }
   const Clock& clock() const { return clock_; }
   Metrics& metrics() { return metrics_; }
-  /// Requests whose answer is not sent yet; the reactors count.
+  /// Requests, Verify included, whose answer is not sent yet; the reactors count.
   WorkCount& work() { return work_; }
 
  private:
@@ -72,6 +76,7 @@ class ScoreHandler {
   const HeadRegistry& heads_;
   Metrics& metrics_;
   const Clock& clock_;
+  AnswerBudget answers_;
   LogLimiter error_lines_;
   WorkCount work_;
   std::atomic<bool> refuses_new_ = false;

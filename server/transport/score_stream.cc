@@ -40,7 +40,8 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   void OnWriteDone(bool ok) override {
-    handler_.RecordReplied(writing_answered_, writing_bytes_);
+    handler_.RecordReplied(writing_answered_, ok ? writing_bytes_ : 0);
+    writing_hold_.Release();
     absl::ReleasableMutexLock lock(&mutex_);
     is_writing_ = false;
     GiveBackPlace();
@@ -62,7 +63,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       }
     }
     for (const Submission& submission : submissions) {
-      submission.Cancel();  // answers at once, through Answered
+      submission.Cancel();  // answered through Answered, perhaps later
     }
     Do(Advance());
   }
@@ -73,6 +74,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   struct Answer {
     grpc::ByteBuffer message;
     absl::Time answered;
+    AnswerBudget::Hold hold;
   };
 
   /// What was decided under the lock. At most one of `finish` and the others.
@@ -116,12 +118,14 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   /// On any thread, perhaps within TakeChunk or OnCancel.
   void Answered(uint64_t place, ScoreReply reply) {
     const absl::Time now = handler_.clock().Now();
+    AnswerBudget::Hold hold = std::move(reply.hold);
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     absl::ReleasableMutexLock lock(&mutex_);
     open_.erase(place);
     answers_.emplace_back();
     answers_.back().message.Swap(&message);  // a ByteBuffer does not move
     answers_.back().answered = now;
+    answers_.back().hold = std::move(hold);
     const Next next = AdvanceLocked();
     lock.Release();
     Do(next);
@@ -142,6 +146,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       outgoing_.Swap(&answers_.front().message);
       writing_answered_ = answers_.front().answered;
       writing_bytes_ = static_cast<int64_t>(outgoing_.Length());
+      writing_hold_ = std::move(answers_.front().hold);
       answers_.pop_front();
       next.write = is_writing_ = true;
     }
@@ -182,6 +187,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   grpc::ByteBuffer outgoing_;
   absl::Time writing_answered_;
   int64_t writing_bytes_ = 0;
+  AnswerBudget::Hold writing_hold_;
 
   absl::Mutex mutex_;
   uint64_t next_place_ ABSL_GUARDED_BY(mutex_) = 0;

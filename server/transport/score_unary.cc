@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -26,13 +27,15 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   }
 
   void OnCancel() override {
+    is_cancelled_ = true;
     if (submission_.has_value()) {
       submission_->Cancel();
     }
   }
 
   void OnDone() override {
-    handler_.RecordReplied(answered_, sent_bytes_);
+    handler_.RecordReplied(answered_, is_cancelled_ ? 0 : answer_bytes_);
+    hold_.Release();
     handler_.work().End();
     delete this;
   }
@@ -45,9 +48,10 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
       Finish(ToGrpcStatus(reply.status));
       return;
     }
+    hold_ = std::move(reply.hold);
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     response_.Swap(&message);  // a ByteBuffer does not move
-    sent_bytes_ = static_cast<int64_t>(response_.Length());
+    answer_bytes_ = static_cast<int64_t>(response_.Length());
     Finish(grpc::Status::OK);
   }
 
@@ -56,7 +60,9 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   grpc::ByteBuffer& response_;
   std::optional<Submission> submission_;
   absl::Time answered_;
-  int64_t sent_bytes_ = 0;
+  int64_t answer_bytes_ = 0;
+  AnswerBudget::Hold hold_;
+  std::atomic<bool> is_cancelled_ = false;
 };
 
 }  // namespace

@@ -23,9 +23,10 @@ int StreamWindow(const HeadRegistry& heads) {
 
 }  // namespace
 
-ScoringService::ScoringService(const HeadRegistry& heads, ServerFacts server, Metrics& metrics,
+ScoringService::ScoringService(const HeadRegistry& heads, ServerFacts server,
+                               const AnswerBudget::Options& answers, Metrics& metrics,
                                const Clock& clock)
-    : handler_(heads, metrics, clock), server_(std::move(server)) {}
+    : handler_(heads, metrics, clock, answers), server_(std::move(server)) {}
 
 grpc::ServerUnaryReactor* ScoringService::Score(grpc::CallbackServerContext* context,
                                                 const grpc::ByteBuffer* request,
@@ -48,8 +49,7 @@ grpc::ServerUnaryReactor* ScoringService::ListHeads(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ScoringService::Verify(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  return StartVerify(handler_.heads(), handler_.metrics(), handler_.clock(), *context, *request,
-                     *response);
+  return StartVerify(handler_, *context, *request, *response);
 }
 
 }  // namespace logprobd

@@ -18,8 +18,8 @@ class ScoringService final
                   v1::Scoring::WithRawCallbackMethod_Verify<v1::Scoring::Service>>>> {
  public:
   /// References must outlive the service.
-  ScoringService(const HeadRegistry& heads, ServerFacts server, Metrics& metrics,
-                 const Clock& clock);
+  ScoringService(const HeadRegistry& heads, ServerFacts server,
+                 const AnswerBudget::Options& answers, Metrics& metrics, const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

@@ -1,3 +1,5 @@
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -7,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "logprobd/v1/scoring.pb.h"
 #include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/transport/call_facts.h"
 #include "server/transport/grpc_status.h"
 #include "server/transport/info_calls.h"
 #include "server/transport/proto_message.h"
@@ -31,37 +35,57 @@ v1::VerifyResponse ToProto(const VerifyReport& report, const HeadInfo& info) {
   return out;
 }
 
+/// Gives log lines of Verify, which has no request_id, a name of their own.
+std::string NewLogId() {
+  static std::atomic<int64_t> last = 0;
+  return absl::StrCat("verify-", ++last);
+}
+
+/// gRPC calls OnCancel and OnDone only after StartVerify has returned, and OnDone last.
 class VerifyCall final : public grpc::ServerUnaryReactor {
  public:
-  VerifyCall(Metrics& metrics, const Clock& clock, grpc::CallbackServerContext& context,
+  VerifyCall(ScoreHandler& handler, grpc::CallbackServerContext& context,
              grpc::ByteBuffer& response)
-      : metrics_(metrics),
-        clock_(clock),
+      : handler_(handler),
         context_(context),
         response_(response),
-        received_(clock.Now()) {}
+        received_(handler.clock().Now()),
+        deadline_(FactsOf(context, handler.clock()).deadline) {
+    handler_.work().Begin();
+  }
 
-  void Start(const HeadRegistry& heads, const grpc::ByteBuffer& request) {
-    if (const absl::Status status = Run(heads, request); !status.ok()) {
+  void Start(const grpc::ByteBuffer& request) {
+    if (const absl::Status status = Run(request); !status.ok()) {
       Reply(status);
     }
   }
 
-  void OnDone() override { delete this; }
+  /// The client left, the deadline passed or the server's grace did.
+  void OnCancel() override { stop_->store(true); }
+
+  void OnDone() override {
+    handler_.work().End();
+    delete this;
+  }
 
  private:
-  absl::Status Run(const HeadRegistry& heads, const grpc::ByteBuffer& request) {
+  absl::Status Run(const grpc::ByteBuffer& request) {
     v1::VerifyRequest message;
     LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(request, message));
     if (message.rows() > kProbeRowsMax) {
       return absl::InvalidArgumentError(
           absl::StrCat("rows: ", message.rows(), ", must be in [0, ", kProbeRowsMax, "]"));
     }
-    LOGPROBD_ASSIGN_OR_RETURN(head_, heads.Find(message.head()));
+    if (handler_.refuses_new()) {
+      return absl::UnavailableError("the server is shutting down");
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(head_, handler_.heads().Find(message.head()));
     if (!head_->ready()) {
       return absl::UnavailableError(absl::StrCat("head \"", head_->info().name, "\" is not ready"));
     }
     VerifyOptions options;
+    options.stop = stop_;
+    options.deadline = deadline_;
     if (message.rows() != 0) {
       options.rows = static_cast<int32_t>(message.rows());
     }
@@ -77,29 +101,42 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     return absl::OkStatus();
   }
 
-  void Reply(const absl::Status& status) {
-    metrics_.RecordRequest(Metrics::Method::kVerify, head_ == nullptr ? "" : head_->info().name,
-                           status.code(), absl::ToDoubleSeconds(clock_.Now() - received_),
-                           Metrics::Transport::kTcp);
+  void Reply(absl::Status status) {
+    const absl::Time now = handler_.clock().Now();
+    if (absl::IsCancelled(status) && IsDue(deadline_, now)) {
+      status = absl::DeadlineExceededError("the deadline passed before the probe was verified");
+    }
+    const std::string head = head_ == nullptr ? "" : head_->info().name;
+    handler_.metrics().RecordRequest(Metrics::Method::kVerify, head, status.code(),
+                                     absl::ToDoubleSeconds(now - received_),
+                                     Metrics::Transport::kTcp);
+    std::string log_id;
+    if (HasDetailsForLog(status)) {
+      log_id = NewLogId();
+      LogError("verify failed", {{"request_id", log_id},
+                                 {"head", head},
+                                 {"code", absl::StatusCodeToString(status.code())},
+                                 {"reason", status.message()}});
+    }
     AddRetryHint(status, context_);
-    Finish(ToGrpcStatus(status));
+    Finish(ToGrpcStatus(status, log_id));
   }
 
-  Metrics& metrics_;
-  const Clock& clock_;
+  ScoreHandler& handler_;
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer& response_;
   const absl::Time received_;
+  const absl::Time deadline_;
+  const std::shared_ptr<std::atomic<bool>> stop_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<ServedHead> head_;
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* StartVerify(const HeadRegistry& heads, Metrics& metrics,
-                                      const Clock& clock, grpc::CallbackServerContext& context,
+grpc::ServerUnaryReactor* StartVerify(ScoreHandler& handler, grpc::CallbackServerContext& context,
                                       const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
-  auto* call = new VerifyCall(metrics, clock, context, response);
-  call->Start(heads, request);
+  auto* call = new VerifyCall(handler, context, response);
+  call->Start(request);
   return call;
 }
 

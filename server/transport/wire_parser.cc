@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/base/utf8.h"
 #include "server/transport/piece_reader.h"
 #include "server/transport/text_check.h"
 

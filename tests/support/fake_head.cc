@@ -131,15 +131,41 @@ void FakeHead::Verify(const VerifyOptions& options, VerifyCallback done) {
   {
     absl::MutexLock lock(&mutex_);
     last_verify_ = options;
+    waiting_verify_ = std::move(done);
+    if (holds_verify_) {
+      return;
+    }
   }
+  FinishVerify(absl::OkStatus());
+}
+
+void FakeHead::HoldVerify() {
+  absl::MutexLock lock(&mutex_);
+  holds_verify_ = true;
+}
+
+void FakeHead::WaitForVerify() const {
+  const auto waits = [this] {
+    mutex_.AssertReaderHeld();
+    return waiting_verify_.has_value();
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&waits));
+}
+
+void FakeHead::FinishVerify(const absl::Status& status) {
   VerifyReport report;
+  VerifyCallback done;
+  {
+    absl::MutexLock lock(&mutex_);
+    done = *std::exchange(waiting_verify_, std::nullopt);
+    report.rows = last_verify_.rows;
+  }
   report.passed = true;
-  report.rows = options.rows;
   report.logprob_difference_max = 1e-6;
   report.logprob_tolerance = 1e-4;
   report.entropy_tolerance = 2e-4;
   report.logit_stddev = 3;
-  std::move(done)(report);
+  std::move(done)(status.ok() ? absl::StatusOr<VerifyReport>(report) : status);
 }
 
 void FakeHead::SetReady(bool ready) {

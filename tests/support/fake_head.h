@@ -35,6 +35,12 @@ class FakeHead final : public ServedHead {
   void Verify(const VerifyOptions& options, VerifyCallback done) override;
 
   void SetReady(bool ready);
+  /// Verify waits until FinishVerify.
+  void HoldVerify();
+  /// Blocks until a Verify waits.
+  void WaitForVerify() const;
+  /// Answers the Verify that waits: with its report, or with an error.
+  void FinishVerify(const absl::Status& status);
   /// Requests wait until Release.
   void Hold();
   /// Answers what waits, last come first when `reversed`, and answers at once from now on.
@@ -72,6 +78,8 @@ class FakeHead final : public ServedHead {
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   ScoreRequest last_request_ ABSL_GUARDED_BY(mutex_);
   VerifyOptions last_verify_ ABSL_GUARDED_BY(mutex_);
+  bool holds_verify_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<VerifyCallback> waiting_verify_ ABSL_GUARDED_BY(mutex_);
 };
 
 /// Heads by name, as HeadRegistry promises.

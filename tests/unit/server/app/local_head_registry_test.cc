@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "server/base/errors.h"
+#include "server/base/utf8.h"
 
 namespace logprobd {
 namespace {
@@ -65,6 +66,18 @@ TEST(LocalHeadRegistryTest, KeepsMessagesShortWhateverTheName) {
   registry.Publish(std::make_shared<NamedHead>("policy"));
 
   EXPECT_LT(registry.Find(std::string(1 << 20, 'x')).status().message().size(), 200U);
+}
+
+// Found when a name of two-byte characters made the answer's text invalid UTF-8 for Protobuf
+// clients.
+TEST(LocalHeadRegistryTest, CutsANameBetweenCharacters) {
+  LocalHeadRegistry registry;
+  registry.Publish(std::make_shared<NamedHead>("policy"));
+  const std::string name = "a" + std::string(63, 'b') + "\xC3\xA9";
+  const std::string odd = std::string(63, 'b') + "\xC3\xA9";
+
+  EXPECT_TRUE(IsUtf8(registry.Find(name).status().message()));
+  EXPECT_TRUE(IsUtf8(registry.Find(odd).status().message()));
 }
 
 TEST(LocalHeadRegistryTest, ForgetsItsHeads) {

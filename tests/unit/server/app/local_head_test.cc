@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -170,6 +172,55 @@ TEST(LocalHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
     EXPECT_GT(report.Wait()->logit_stddev, 2);
     EXPECT_GT(report.Wait()->seconds, 0);
   }
+}
+
+TEST_F(LocalHeadTest, AVerifyThatIsStoppedMakesRoomForTheNext) {
+  engine_->Hold();  // the probe's scores do not come
+  Answer<VerifyReport> stopped;
+  const auto stop = std::make_shared<std::atomic<bool>>(false);
+  head_->Verify({.stop = stop}, stopped.Callback());
+  engine_->WaitUntilInFlight(1);
+
+  stop->store(true);
+
+  EXPECT_EQ(stopped.Wait().status().code(), absl::StatusCode::kCancelled);
+  engine_->Release();
+  Answer<VerifyReport> next;
+  head_->Verify({}, next.Callback());
+  EXPECT_TRUE(next.Wait().ok()) << next.Wait().status();
+}
+
+TEST_F(LocalHeadTest, EndsAVerifyWhenItIsDestroyed) {
+  engine_->Hold();
+  Answer<VerifyReport> report;
+  head_->Verify({}, report.Callback());
+
+  std::thread releasing([this] {
+    engine_->WaitUntilInFlight(1);
+    engine_->Release();
+  });
+  releasing.join();
+  head_.reset();  // wherever the Verify is: about to submit, scoring, or done
+
+  report.Wait();
+}
+
+// Found by reading: a callback that asks again would have waited for the lock that it was called
+// under.
+TEST_F(LocalHeadTest, AnswersARefusedVerifyUnderNoLock) {
+  engine_->Hold();
+  Answer<VerifyReport> first;
+  head_->Verify({}, first.Callback());
+  Answer<VerifyReport> third;
+
+  head_->Verify({}, [&](const absl::StatusOr<VerifyReport>& second) {
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+    head_->Verify({}, third.Callback());
+  });
+
+  EXPECT_EQ(third.Wait().status().code(), absl::StatusCode::kResourceExhausted);
+  engine_->Release();
+  EXPECT_TRUE(first.Wait().ok());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
+#include "server/base/rejection.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -40,15 +41,15 @@ TEST_F(BatcherAdmissionTest, AdmitsExactlyUpToTheLimit) {
 }
 
 TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
-  // A row has 8 bytes.
-  MakeBatcher({.queue_bytes_max = 80, .client_share_max = 1});
-  OccupyBothSlots();
+  // A row has 8 bytes of payload, 4 of target and 8 of answer; a piece has 56.
+  MakeBatcher({.queue_bytes_max = 320, .client_share_max = 1});
+  OccupyBothSlots();  // two rows, gathered: 12 bytes each
   Submit({.rows = 10});
 
   const absl::Status status = Refusal({.rows = 1});
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("queue bytes: 80 wait, 8 more pass the limit of 80"));
+  EXPECT_THAT(status.message(), HasSubstr("queue bytes: 280 wait, 76 more pass the limit of 320"));
 }
 
 TEST_F(BatcherAdmissionTest, RefusesRequestsBeyondTheQueueLimit) {
@@ -77,7 +78,7 @@ TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
 }
 
 TEST_F(BatcherAdmissionTest, SaysThatARequestCanNeverBeAdmitted) {
-  MakeBatcher({.queue_rows_max = 20, .queue_bytes_max = 64, .client_share_max = 0.5});
+  MakeBatcher({.queue_rows_max = 20, .queue_bytes_max = 300, .client_share_max = 0.5});
 
   const absl::Status rows = Refusal({.rows = 11});
   const absl::Status bytes = Refusal({.rows = 5});
@@ -85,7 +86,7 @@ TEST_F(BatcherAdmissionTest, SaysThatARequestCanNeverBeAdmitted) {
   EXPECT_EQ(rows.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(rows.message(), AllOf(HasSubstr("rows: 11"), HasSubstr("(10)")));
   EXPECT_EQ(bytes.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(bytes.message(), AllOf(HasSubstr("40 bytes"), HasSubstr("(32)")));
+  EXPECT_THAT(bytes.message(), AllOf(HasSubstr("156 bytes"), HasSubstr("(150)")));
 }
 
 TEST_F(BatcherAdmissionTest, GivesTheBudgetBackAsRowsLeaveTheQueue) {
@@ -102,6 +103,88 @@ TEST_F(BatcherAdmissionTest, GivesTheBudgetBackAsRowsLeaveTheQueue) {
 
   EXPECT_TRUE(Refusal({.rows = 4}).ok());
   EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+/// Charges of a request of one row with `count` candidates, on FakeEngine: message and the rest.
+constexpr int64_t PayloadCharge() { return 8 + 56; }
+constexpr int64_t HeldCharge(int64_t count) { return 4 + 8 + count * (4 + 4) + 2 * 4; }
+
+// Found by 100 one-row requests of 2^20 candidates each, which grew the server by 2.3 GB.
+TEST_F(BatcherAdmissionTest, ChargesCandidatesAndAnswersUntilTheyAreAnswered) {
+  MakeBatcher({.queue_bytes_max = PayloadCharge() + 2 * HeldCharge(1'000), .client_share_max = 1});
+  engine_->Hold();
+  Answer& first = Submit({.rows = 1, .candidate_counts = {1'000}});
+  engine_->WaitForBatches(1);
+  clock_.WaitUntilAsleep();  // its payload has been gathered and given back
+
+  Submit({.rows = 1, .candidate_counts = {1'000}});
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 1})), Rejection::kQueueBytes);
+  engine_->ReleaseOne();
+  ASSERT_TRUE(first.Wait().ok());
+
+  EXPECT_TRUE(Refusal({.rows = 1}).ok());
+}
+
+TEST_F(BatcherAdmissionTest, ChargesTheWholeMessage) {
+  MakeBatcher({.queue_bytes_max = 1'000, .client_share_max = 1});
+  ScoreRequest request = RequestOfRows(1);
+  request.message_bytes = 1'000;  // most of it candidates, say
+
+  const auto ticket = batcher_->Submit(std::move(request), [](auto) {});
+
+  EXPECT_EQ(RejectionOf(ticket.status()), Rejection::kInvalid);
+}
+
+TEST_F(BatcherAdmissionTest, ChargesWhatIsCancelledUntilTheEngineIsDoneWithIt) {
+  MakeBatcher({.queue_bytes_max = PayloadCharge() + HeldCharge(1'000), .client_share_max = 1});
+  engine_->Hold();
+  Answer& cancelled = Submit({.rows = 1, .candidate_counts = {1'000}});
+  engine_->WaitForBatches(1);
+  clock_.WaitUntilAsleep();
+
+  batcher_->Cancel(last_ticket_);
+  cancelled.Wait();
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 1, .candidate_counts = {1}})), Rejection::kQueueBytes);
+  engine_->Release();
+  engine_->WaitUntilIdle();
+  clock_.WaitUntilAsleep();
+
+  EXPECT_TRUE(Refusal({.rows = 1, .candidate_counts = {1}}).ok());
+}
+
+TEST_F(BatcherAdmissionTest, GivesAllOfTheBudgetBackHoweverRequestsEnd) {
+  MakeBatcher({.batch_rows_max = 4, .queue_bytes_max = 2'000, .client_share_max = 1});
+  OccupyBothSlots();
+  Submit({.rows = 3});
+  Submit({.rows = 9});
+  const RequestTicket cut = last_ticket_;
+  Answer& late = Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(30)});
+  Submit({.rows = 0});
+  Submit({.rows = 1, .ignored_rows = {0}});
+
+  clock_.Advance(absl::Milliseconds(30));
+  late.Wait();
+  engine_->FailNext(absl::InternalError("fault"));
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);
+  clock_.WaitUntilAsleep();
+  batcher_->Cancel(cut);
+  engine_->Release();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+  clock_.WaitUntilAsleep();
+
+  EXPECT_EQ(Metric("logprobd_queue_bytes{head=\"default\",priority=\"normal\"}"), 0);
+  EXPECT_EQ(Metric("logprobd_queue_requests{head=\"default\",priority=\"normal\"}"), 0);
+  EXPECT_EQ(Metric("logprobd_queue_rows{head=\"default\",priority=\"normal\"}"), 0);
+}
+
+TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAsNothing) {
+  MakeBatcher({.queue_rows_max = 3, .client_share_max = 1});
+  OccupyBothSlots();
+
+  EXPECT_TRUE(Refusal({.rows = 6, .ignored_rows = {1, 3, 4}}).ok());
+  EXPECT_TRUE(Refusal({.rows = 3, .ignored_rows = {0, 1, 2}}).ok());
+  EXPECT_FALSE(Refusal({.rows = 1}).ok());
 }
 
 TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAtTheFrontOfARequestAsNothing) {

@@ -1,5 +1,7 @@
 #include <atomic>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -132,6 +134,7 @@ TEST_F(BatcherDeadlineTest, RefusesAtOnceWhatCannotBeInTimeAtTheMeasuredRate) {
   clock_.Advance(absl::Milliseconds(200));  // 500 rows a second
   engine_->Release();
   EXPECT_TRUE(first.Wait().ok());
+  OccupyEngine();
 
   const absl::Status too_long = Refusal({.rows = 100, .deadline = soon});
   const absl::Status fits = Refusal({.rows = 40, .deadline = soon});
@@ -139,6 +142,57 @@ TEST_F(BatcherDeadlineTest, RefusesAtOnceWhatCannotBeInTimeAtTheMeasuredRate) {
   EXPECT_EQ(too_long.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(too_long.message(), HasSubstr("100 rows of this client take at least 200ms"));
   EXPECT_TRUE(fits.ok()) << fits;
+}
+
+// Found when one stall of 3 s made an idle server refuse every request of 500 ms, for good.
+TEST_F(BatcherDeadlineTest, AcceptsWorkOnAnIdleEngineHoweverSlowItWas) {
+  MakeBatcher({.batch_rows_max = 100});
+  engine_->Hold();
+  Answer& stalled = Submit({.rows = 100});
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Seconds(3));
+  engine_->Release();
+  EXPECT_TRUE(stalled.Wait().ok());
+  engine_->WaitUntilIdle();
+
+  EXPECT_TRUE(
+      Submit({.rows = 100, .deadline = clock_.Now() + absl::Milliseconds(500)}).Wait().ok());
+}
+
+TEST_F(BatcherDeadlineTest, ForgetsAStallOnceTheEngineIsFastAgain) {
+  MakeBatcher({.batch_rows_max = 100});
+  const auto score = [this](absl::Duration taken) {
+    engine_->Hold();
+    Answer& answer = Submit({.rows = 100});
+    engine_->WaitUntilInFlight(1);
+    clock_.Advance(taken);
+    engine_->Release();
+    EXPECT_TRUE(answer.Wait().ok());
+    engine_->WaitUntilIdle();
+  };
+  score(absl::Seconds(3));
+  score(absl::Milliseconds(30));
+  OccupyEngine();
+
+  EXPECT_TRUE(Refusal({.rows = 100, .deadline = clock_.Now() + absl::Milliseconds(500)}).ok());
+}
+
+TEST_F(BatcherDeadlineTest, CountsOnlyRowsToBeScoredInTheEstimate) {
+  MakeBatcher({.batch_rows_max = 100});
+  engine_->Hold();
+  Answer& first = Submit({.rows = 100});
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Seconds(1));  // 100 rows a second
+  engine_->Release();
+  EXPECT_TRUE(first.Wait().ok());
+  OccupyEngine();
+  std::vector<int64_t> ignored(90);
+  std::iota(ignored.begin(), ignored.end(), 5);
+
+  const absl::Status status = Refusal(
+      {.rows = 100, .deadline = clock_.Now() + absl::Milliseconds(300), .ignored_rows = ignored});
+
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(BatcherDeadlineTest, DoesNotJudgeTheEngineByItsSmallBatches) {

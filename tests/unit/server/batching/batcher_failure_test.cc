@@ -26,8 +26,10 @@ TEST_F(BatcherFailureTest, GivesEveryRequestOfABatchTheEnginesError) {
   engine_->FailNext(absl::InternalError("device fault"));
   engine_->Release();
 
-  EXPECT_EQ(first.Wait().status(), absl::InternalError("device fault"));
-  EXPECT_EQ(second.Wait().status(), absl::InternalError("device fault"));
+  EXPECT_EQ(first.WaitForCode(), absl::StatusCode::kInternal);
+  EXPECT_EQ(first.Wait().status().message(), "device fault");
+  EXPECT_EQ(second.Wait().status(), first.Wait().status());
+  EXPECT_TRUE(HasDetailsForLog(first.Wait().status()));
   EXPECT_TRUE(SubmitRows(1).Wait().ok());
 }
 

@@ -1,5 +1,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/rejection.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -31,7 +32,7 @@ TEST_F(BatcherMetricsTest, ShowsWhatWaitsAndForHowLong) {
   Submit({.rows = 5, .priority = Priority::kLow});
   clock_.WaitUntilAsleep();
   EXPECT_EQ(Metric("logprobd_queue_rows{head=\"default\",priority=\"low\"}"), 5);
-  EXPECT_EQ(Metric("logprobd_queue_bytes{head=\"default\",priority=\"low\"}"), 40);
+  EXPECT_EQ(Metric("logprobd_queue_bytes{head=\"default\",priority=\"low\"}"), 56 + 5 * 20);
   EXPECT_EQ(Metric("logprobd_queue_requests{head=\"default\",priority=\"low\"}"), 1);
   EXPECT_EQ(Metric("logprobd_queue_rows{head=\"default\",priority=\"high\"}"), 0);
   // The age grows while nothing happens at all.
@@ -48,25 +49,49 @@ TEST_F(BatcherMetricsTest, ShowsWhatWaitsAndForHowLong) {
   EXPECT_EQ(Metric("logprobd_queue_oldest_age_seconds{head=\"default\"}"), 0);
 }
 
-TEST_F(BatcherMetricsTest, CountsWhyRequestsWereRefused) {
+TEST_F(BatcherMetricsTest, SaysWhyRequestsAreRefused) {
   MakeBatcher({.queue_rows_max = 20, .client_share_max = 0.5});
   OccupyBothSlots();
   Submit({.rows = 10, .client_id = "a"});
 
-  EXPECT_FALSE(Refusal({.rows = 1, .client_id = "a"}).ok());
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 1, .client_id = "a"})), Rejection::kClientShare);
   Submit({.rows = 9, .client_id = "b"});
-  EXPECT_FALSE(Refusal({.rows = 2, .client_id = "c"}).ok());
-  EXPECT_FALSE(Refusal({.rows = 11, .client_id = "c"}).ok());
-  EXPECT_FALSE(Refusal({.rows = 1, .deadline = clock_.Now()}).ok());
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 2, .client_id = "c"})), Rejection::kQueueRows);
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 11, .client_id = "c"})), Rejection::kInvalid);
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 1, .deadline = clock_.Now()})), Rejection::kDeadline);
   engine_->SetHealthy(false);
-  EXPECT_FALSE(Refusal({.rows = 1}).ok());
+  EXPECT_EQ(RejectionOf(Refusal({.rows = 1})), Rejection::kNotReady);
 
-  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"client_share\"}"), 1);
-  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"queue_rows\"}"), 1);
-  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"invalid\"}"), 1);
-  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"deadline\"}"), 1);
-  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"not_ready\"}"), 1);
+  // The transport counts refusals, each once.
+  EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"client_share\"}"), 0);
   EXPECT_EQ(Metric("logprobd_deadline_exceeded_total{stage=\"arrival\"}"), 1);
+}
+
+TEST_F(BatcherMetricsTest, CountsNoRowsOfARefusedAnswer) {
+  MakeBatcher();
+
+  Answer& answer = Submit({.rows = 2, .nonfinite_rows = {1}, .reject_nonfinite = true});
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Metric("logprobd_rows_total{head=\"default\",kind=\"scored\"}"), 0);
+  EXPECT_EQ(Metric("logprobd_rows_total{head=\"default\",kind=\"nonfinite\"}"), 0);
+}
+
+// Found when 35 of 40 requests that ran out of time were counted as cancelled: gRPC's own timer
+// cancels a call a little before ours expires it.
+TEST_F(BatcherMetricsTest, CountsACancelAtTheDeadlineAsTheDeadline) {
+  MakeBatcher();
+  engine_->Hold();
+  Answer& answer = Submit({.rows = 1, .deadline = clock_.Now() + absl::Seconds(1)});
+  engine_->WaitForBatches(1);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Seconds(1) - absl::Milliseconds(1));
+
+  batcher_->Cancel(last_ticket_);
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Metric("logprobd_deadline_exceeded_total{stage=\"engine\"}"), 1);
+  EXPECT_EQ(Metric("logprobd_cancelled_total{stage=\"engine\"}"), 0);
 }
 
 TEST_F(BatcherMetricsTest, CountsWhereRequestsLeft) {

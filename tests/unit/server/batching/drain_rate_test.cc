@@ -10,8 +10,8 @@ constexpr absl::Time kBegin = absl::UnixEpoch();
 TEST(DrainRateTest, KnowsNothingAtFirst) {
   const DrainRate rate(100);
 
-  EXPECT_FALSE(rate.rows_per_second().has_value());
   EXPECT_FALSE(rate.TimeFor(10).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(10, kBegin).has_value());
   EXPECT_EQ(rate.RetryAfter(10), DrainRate::kRetryAfterUnmeasured);
 }
 
@@ -20,7 +20,6 @@ TEST(DrainRateTest, MeasuresRowsASecond) {
 
   rate.AddBatch(200, kBegin, kBegin + absl::Milliseconds(100));
 
-  EXPECT_DOUBLE_EQ(rate.rows_per_second().value_or(0), 2'000);
   EXPECT_EQ(rate.TimeFor(1'000), absl::Milliseconds(500));
 }
 
@@ -30,7 +29,7 @@ TEST(DrainRateTest, CountsTheTimeOfOverlappingBatchesOnce) {
   rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
   rate.AddBatch(100, kBegin + absl::Milliseconds(1), kBegin + absl::Seconds(2));
 
-  EXPECT_DOUBLE_EQ(rate.rows_per_second().value_or(0), 100);
+  EXPECT_EQ(rate.TimeFor(100), absl::Seconds(1));
 }
 
 TEST(DrainRateTest, PassesOverBatchesTooSmallToTell) {
@@ -38,7 +37,32 @@ TEST(DrainRateTest, PassesOverBatchesTooSmallToTell) {
 
   rate.AddBatch(99, kBegin, kBegin + absl::Seconds(10));
 
-  EXPECT_FALSE(rate.rows_per_second().has_value());
+  EXPECT_FALSE(rate.TimeFor(1).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(1, kBegin + absl::Seconds(10)).has_value());
+}
+
+TEST(DrainRateTest, TakesTheBestRateOfLateAsTheLeastTime) {
+  DrainRate rate(100);
+  absl::Time now = kBegin;
+  const auto add = [&](int64_t rows, absl::Duration taken) {
+    rate.AddBatch(rows, now, now + taken);
+    now += taken;
+  };
+
+  add(100, absl::Seconds(1));
+  add(100, absl::Seconds(3));  // a stall
+  EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Seconds(1));
+  add(10, absl::Milliseconds(10));  // small, but faster
+  EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Milliseconds(100));
+}
+
+TEST(DrainRateTest, ForgetsOldRates) {
+  DrainRate rate(100);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(3));
+  const absl::Time measured = kBegin + absl::Seconds(3);
+
+  EXPECT_TRUE(rate.LeastTimeFor(1, measured + DrainRate::kMemory).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(1, measured + 2 * DrainRate::kMemory).has_value());
 }
 
 TEST(DrainRateTest, KeepsHintsBetweenAMillisecondAndTenSeconds) {

@@ -15,7 +15,7 @@ class RowQueueTest : public ::testing::Test {
   std::shared_ptr<PendingRequest> Push(const RequestSpec& spec) {
     auto pending = std::make_shared<PendingRequest>();
     pending->request = MakeRequest(spec);
-    pending->SkipIgnoredRows();
+    pending->CountRows();
     queue_.Push(pending);
     return pending;
   }
@@ -57,9 +57,9 @@ TEST_F(RowQueueTest, GivesARequestOnePartHoweverManyTurnsItTook) {
   EXPECT_TRUE(parts[0].is_contiguous());
 }
 
-TEST_F(RowQueueTest, PassesOverIgnoredRowsAndTheRowsCountedForThem) {
+TEST_F(RowQueueTest, PassesOverIgnoredRowsAndDoesNotCountThem) {
   Push({.rows = 8, .ignored_rows = {0, 2, 3, 6, 7}});
-  EXPECT_EQ(queue_.rows(), 7);
+  EXPECT_EQ(queue_.rows(), 3);
 
   const std::vector<BatchPart> first = queue_.Cut(Budget(2));
   const std::vector<BatchPart> second = queue_.Cut(Budget(2));
@@ -119,6 +119,38 @@ TEST_F(RowQueueTest, KeepsTheTurnOfAClientWhoseDtypeDidNotFit) {
   ASSERT_EQ(second.size(), 1U);
   EXPECT_EQ(second[0].pending->request.dtype(), Dtype::kF32);
   EXPECT_EQ(second[0].num_rows, 2);
+}
+
+TEST_F(RowQueueTest, CutsABatchAtItsCandidates) {
+  const auto request = Push({.rows = 4, .candidate_counts = {3, 3, 9, 1}});
+  BatchBudget budget = Budget(8);
+  budget.candidates_max = 7;
+
+  const std::vector<BatchPart> first = queue_.Cut(budget);
+  const std::vector<BatchPart> second = queue_.Cut(budget);  // a row above the budget goes alone
+  const std::vector<BatchPart> third = queue_.Cut(budget);
+
+  ASSERT_EQ(first.size(), 1U);
+  EXPECT_EQ(first[0].num_rows, 2);
+  ASSERT_EQ(second.size(), 1U);
+  EXPECT_EQ(second[0].num_rows, 1);
+  ASSERT_EQ(third.size(), 1U);
+  EXPECT_EQ(third[0].num_rows, 1);
+  EXPECT_TRUE(queue_.empty());
+}
+
+TEST_F(RowQueueTest, FillsABatchWithOthersWhenCandidatesDoNotFit) {
+  Push({.rows = 2, .client_id = "a", .candidate_counts = {5, 5}});
+  Push({.rows = 3, .client_id = "b"});
+  BatchBudget budget = Budget(8);
+  budget.candidates_max = 5;
+
+  const std::vector<BatchPart> parts = queue_.Cut(budget);
+
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].num_rows, 1);
+  EXPECT_EQ(parts[1].num_rows, 3);
+  EXPECT_EQ(queue_.rows(), 1);
 }
 
 }  // namespace

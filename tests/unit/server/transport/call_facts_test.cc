@@ -3,6 +3,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/support/fake_clock.h"
 
 namespace logprobd {
 namespace {
@@ -19,6 +20,26 @@ TEST(CallFactsTest, AClaimedIdIsCutAndCleaned) {
   EXPECT_EQ(ClientId("trainer-7/eval@host:1.2_x", "unix:"), "trainer-7/eval@host:1.2_x");
   EXPECT_EQ(ClientId("a b\n\x1B[31m\xC3\xA9", "unix:"), "a_b___31m__");
   EXPECT_EQ(ClientId(std::string(200, 'a'), "unix:"), std::string(64, 'a'));
+}
+
+// A wall clock that is set an hour ahead or back must expire no request.
+TEST(CallFactsTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
+  testing::FakeClock clock;
+  absl::Time wall = absl::FromUnixSeconds(1'700'000'000);
+  int readings = 0;
+  const auto wall_now = [&] {
+    ++readings;
+    return wall;
+  };
+
+  const absl::Time before = internal::DeadlineOn(clock, wall + absl::Seconds(3), wall_now);
+  for (const absl::Duration step : {absl::Hours(1), -absl::Hours(2)}) {
+    wall += step;
+    EXPECT_EQ(before - clock.Now(), absl::Seconds(3));
+    // gRPC gives a call's deadline on the wall clock as it is then.
+    EXPECT_EQ(internal::DeadlineOn(clock, wall + absl::Seconds(3), wall_now), before);
+  }
+  EXPECT_EQ(readings, 3);  // once a call
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "server/transport/info_calls.h"
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -118,6 +120,117 @@ TEST(InfoCallsTest, MalformedMessagesAreInvalidArguments) {
       EXPECT_THAT(status.error_message(), HasSubstr("logprobd.v1.")) << method;
     }
   }
+}
+
+/// A Verify that waits in the head, called on a thread of its own.
+class HeldVerify {
+ public:
+  explicit HeldVerify(TransportServer& server) : server_(server) {
+    server_.head->HoldVerify();
+    thread_ = std::thread([this] { status_ = server_.stub->Verify(&context_, {}, &response_); });
+    server_.head->WaitForVerify();
+  }
+  ~HeldVerify() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  grpc::ClientContext& context() { return context_; }
+  /// Blocks until the head is told to stop.
+  void WaitForStop() const {
+    const auto stop = server_.head->last_verify().stop;
+    while (!stop->load()) {
+      std::this_thread::yield();
+    }
+  }
+  const grpc::Status& Join() {
+    thread_.join();
+    return status_;
+  }
+
+ private:
+  TransportServer& server_;
+  grpc::ClientContext context_;
+  v1::VerifyResponse response_;
+  grpc::Status status_;
+  std::thread thread_;
+};
+
+// Found when a second Verify was refused long after the client of the first had gone.
+TEST(VerifyTest, StopsWhenItsClientLeaves) {
+  TransportServer server;
+  HeldVerify verify(server);
+
+  verify.context().TryCancel();
+  verify.WaitForStop();
+  server.head->FinishVerify(absl::CancelledError("stopped"));
+
+  EXPECT_EQ(verify.Join().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST(VerifyTest, TellsTheHeadItsDeadline) {
+  TransportServer server;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+  v1::VerifyResponse response;
+  const absl::Time before = Clock::Steady().Now();
+
+  ASSERT_TRUE(server.stub->Verify(&context, {}, &response).ok());
+
+  const absl::Time deadline = server.head->last_verify().deadline;
+  EXPECT_GT(deadline, before + absl::Minutes(59));
+  EXPECT_LT(deadline, before + absl::Minutes(61));
+}
+
+// Found when SIGTERM cut a running Verify at once: it was not counted as work.
+TEST(VerifyTest, IsWaitedForWithinTheGraceTime) {
+  TransportServer server;
+  HeldVerify verify(server);
+  std::thread stopping([&] { server.server->Shutdown(absl::Hours(1)); });
+  v1::VerifyResponse response;
+  grpc::Status refused;
+  do {  // until the shutdown has begun; a Verify in between would wait for ever
+    grpc::ClientContext context;
+    v1::ScoreResponse scores;
+    refused = server.stub->Score(&context, ValidRequest(), &scores);
+  } while (refused.ok());
+  grpc::ClientContext context;
+
+  const grpc::Status late = server.stub->Verify(&context, {}, &response);
+  server.head->FinishVerify(absl::OkStatus());
+  stopping.join();
+
+  EXPECT_EQ(late.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(verify.Join().ok());
+}
+
+// Found when the exit waited for the probe, tens of seconds after the grace time.
+TEST(VerifyTest, StopsWhenTheGraceTimeIsOver) {
+  TransportServer server;
+  HeldVerify verify(server);
+
+  std::thread stopping([&] { server.server->Shutdown(absl::ZeroDuration()); });
+  verify.WaitForStop();
+  server.head->FinishVerify(absl::CancelledError("stopped"));
+  stopping.join();
+
+  EXPECT_FALSE(verify.Join().ok());
+}
+
+TEST(VerifyTest, LogsWhatItKeepsFromTheClient) {
+  TransportServer server;
+  HeldVerify verify(server);
+  ::testing::internal::CaptureStderr();
+
+  server.head->FinishVerify(absl::DataLossError("/models/x: short"));
+  const grpc::Status status = verify.Join();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(status.error_message(), Not(HasSubstr("/models")));
+  const std::string id = status.error_message().substr(status.error_message().find("verify-"));
+  EXPECT_THAT(log, HasSubstr("/models/x: short"));
+  EXPECT_THAT(log, HasSubstr("request_id=" + id));
 }
 
 }  // namespace

@@ -5,10 +5,14 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/base/rejection.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_head.h"
 #include "tests/support/transport_server.h"
@@ -28,6 +32,16 @@ class ScoreHandlerTest : public ::testing::Test {
                             EXPECT_FALSE(reply_.has_value()) << "answered twice";
                             reply_ = std::move(reply);
                           });
+  }
+
+  /// The value of a series as Prometheus would read it.
+  double Metric(const std::string& series) const {
+    const std::string text = absl::StrCat("\n", metrics_.Serialize());
+    const size_t begin = text.find(absl::StrCat("\n", series, " "));
+    return begin == std::string::npos ? -1 : std::stod(text.substr(begin + series.size() + 2));
+  }
+  double Rejected(const std::string& reason) const {
+    return Metric(absl::StrCat("logprobd_rejected_total{reason=\"", reason, "\"}"));
   }
 
   FakeClock clock_;
@@ -121,6 +135,95 @@ TEST_F(ScoreHandlerTest, BoundsTheLinesOfAnErrorStorm) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("the device is gone"));
   EXPECT_LE(std::count(log.begin(), log.end(), '\n'), 20);
+}
+
+TEST_F(ScoreHandlerTest, ARequestCancelledByGrpcJustBeforeItsDeadlineIsLate) {
+  head_->Hold();
+  facts_.deadline = clock_.Now() + absl::Seconds(1);
+  const std::optional<Submission> submission = Start(ValidRequest());
+  clock_.Advance(absl::Seconds(1) - absl::Milliseconds(2));
+
+  submission->Cancel();
+
+  EXPECT_EQ(reply_->status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// Found by reading: "invalid" counted twice, and nothing while the weights were being loaded.
+TEST_F(ScoreHandlerTest, CountsEveryRefusalOnce) {
+  const auto refuse = [this](const absl::Status& status) {
+    head_->RefuseWith(status);
+    reply_.reset();
+    EXPECT_FALSE(Start(ValidRequest()).has_value());
+  };
+  refuse(absl::InvalidArgumentError("rows: too many"));
+  refuse(WithRejection(absl::ResourceExhaustedError("full"), Rejection::kClientShare));
+  refuse(absl::DeadlineExceededError("late"));
+  head_->RefuseWith(absl::OkStatus());
+  head_->SetReady(false);
+  reply_.reset();
+  Start(ValidRequest());
+  v1::ScoreRequest request = ValidRequest();
+  request.set_head("nobody");
+  reply_.reset();
+  Start(request);
+  FakeRegistry loading;
+  ScoreHandler early(loading, metrics_, clock_);
+  early.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+              [](ScoreReply) {});
+  handler_.RefuseNew();
+  reply_.reset();
+  Start(ValidRequest());
+
+  EXPECT_EQ(Rejected("invalid"), 2);  // no such head, too
+  EXPECT_EQ(Rejected("client_share"), 1);
+  EXPECT_EQ(Rejected("deadline"), 1);
+  EXPECT_EQ(Rejected("not_ready"), 2);
+  EXPECT_EQ(Rejected("draining"), 1);
+}
+
+// Found with a client that did not read: 120 answers put the server at 1.3 GB.
+TEST_F(ScoreHandlerTest, BoundsTheAnswersThatAreNotSentYet) {
+  ScoreHandler handler(registry_, metrics_, clock_, {.bytes_max = 32, .client_share_max = 1});
+  std::vector<ScoreReply> replies;
+  const auto start = [&] {
+    handler.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+                  [&](ScoreReply reply) { replies.push_back(std::move(reply)); });
+  };
+
+  for (int i = 0; i < 3; ++i) {
+    start();  // an answer of two rows has 16 bytes
+  }
+  ASSERT_EQ(replies.size(), 3U);
+  EXPECT_TRUE(replies[1].status.ok());
+  EXPECT_EQ(replies[2].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(head_->num_submitted(), 2);
+  EXPECT_EQ(Rejected("answer_bytes"), 1);
+  replies.clear();  // sent
+  start();
+
+  EXPECT_TRUE(replies[0].status.ok());
+}
+
+TEST_F(ScoreHandlerTest, HoldsNothingForAFailedRequest) {
+  ScoreHandler handler(registry_, metrics_, clock_, {.bytes_max = 16, .client_share_max = 1});
+  head_->AnswerWith(absl::InternalError("fault"));
+  std::vector<ScoreReply> replies;
+
+  for (int i = 0; i < 2; ++i) {
+    handler.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+                  [&](ScoreReply reply) { replies.push_back(std::move(reply)); });
+  }
+
+  EXPECT_EQ(replies[1].status.code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(ScoreHandlerTest, LogsWhatAnEngineSaysAndSendsNothingOfIt) {
+  head_->AnswerWith(WithDetailsForLog(absl::ResourceExhaustedError("CUDA error 2")));
+  ::testing::internal::CaptureStderr();
+
+  Start(ValidRequest());
+
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("CUDA error 2"));
 }
 
 }  // namespace

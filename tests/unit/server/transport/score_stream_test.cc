@@ -211,5 +211,43 @@ TEST(ScoreStreamTest, AnEmptyStreamEndsWell) {
   EXPECT_TRUE(stream.Finish().ok());
 }
 
+// Each stream held its window of answers, however many streams a client opened.
+TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) {
+  GrpcServer::Options options = TestServerOptions();
+  options.answer_bytes_max = 8;  // one row's logprob and entropy
+  options.answer_client_share = 1;
+  TransportServer server(options);
+  server.head->Hold();
+  TestStream first(server.channel);
+  first.Send(Chunk(1));
+  server.head->WaitForSubmitted(1);
+
+  TestStream other(server.channel);
+  other.Send(Chunk(2));
+  const v1::ScoreResponse refused = other.Read();
+  server.head->Release();
+  EXPECT_EQ(first.Read().status_code(), 0U);
+  first.CloseWrites();
+  EXPECT_TRUE(first.Finish().ok());
+  other.Send(Chunk(3));
+
+  EXPECT_EQ(refused.status_code(), static_cast<uint32_t>(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  EXPECT_GT(refused.retry_after_ms(), 0U);
+  EXPECT_EQ(other.Read().status_code(), 0U);
+}
+
+TEST(ScoreStreamTest, ACancelBeforeAChunkHasArrivedEndsTheStream) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  stream.Send(Chunk(1));
+  EXPECT_EQ(stream.Read().chunk_id(), 1U);  // the next chunk is being received
+
+  stream.Cancel();
+
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  server.server->Shutdown(absl::InfiniteDuration());  // nothing is left that it would wait for
+  EXPECT_EQ(server.head->num_submitted(), 1);
+}
+
 }  // namespace
 }  // namespace logprobd::testing

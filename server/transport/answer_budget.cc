@@ -1,0 +1,85 @@
+#include "server/transport/answer_budget.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/base/check.h"
+#include "server/base/errors.h"
+#include "server/base/rejection.h"
+
+namespace logprobd {
+namespace {
+
+/// Clients decide when they read: there is nothing to measure.
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
+
+absl::Status TooMuch(absl::string_view whose, int64_t held, int64_t more, int64_t limit) {
+  return WithRejection(WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(
+                                          whose, " answers: ", held, " bytes are not sent yet, ",
+                                          more, " more pass the limit of ", limit,
+                                          ": read answers before asking for more")),
+                                      kRetryAfter),
+                       Rejection::kAnswerBytes);
+}
+
+}  // namespace
+
+AnswerBudget::AnswerBudget(const Options& options)
+    : bytes_max_(options.bytes_max),
+      client_bytes_max_(std::max<int64_t>(
+          static_cast<int64_t>(static_cast<double>(options.bytes_max) * options.client_share_max),
+          1)) {}
+
+absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_id, int64_t bytes) {
+  if (bytes > client_bytes_max_) {
+    return WithRejection(
+        absl::InvalidArgumentError(
+            absl::StrCat("request: an answer of ", bytes, " bytes is more than a client may hold (",
+                         client_bytes_max_, "): ask for fewer rows, candidates or top_k at once")),
+        Rejection::kInvalid);
+  }
+  Hold hold;
+  if (bytes > 0) {
+    const absl::MutexLock lock(&mutex_);
+    if (held_ + bytes > bytes_max_) {
+      return TooMuch("all", held_, bytes, bytes_max_);
+    }
+    const auto found = by_client_.find(client_id);
+    const int64_t client = found == by_client_.end() ? 0 : found->second;
+    if (client + bytes > client_bytes_max_) {
+      return TooMuch("this client's", client, bytes, client_bytes_max_);
+    }
+    held_ += bytes;
+    by_client_[client_id] = client + bytes;
+    hold.budget_ = this;
+    hold.client_id_ = client_id;
+    hold.bytes_ = bytes;
+  }
+  return hold;
+}
+
+int64_t AnswerBudget::held_bytes() const {
+  const absl::MutexLock lock(&mutex_);
+  return held_;
+}
+
+void AnswerBudget::Give(const std::string& client_id, int64_t bytes) {
+  const absl::MutexLock lock(&mutex_);
+  const auto found = by_client_.find(client_id);
+  LOGPROBD_CHECK(found != by_client_.end() && found->second >= bytes);
+  held_ -= bytes;
+  found->second -= bytes;
+  if (found->second == 0) {
+    by_client_.erase(found);
+  }
+}
+
+void AnswerBudget::Hold::Release() {
+  if (budget_ != nullptr) {
+    std::exchange(budget_, nullptr)->Give(client_id_, bytes_);
+  }
+}
+
+}  // namespace logprobd

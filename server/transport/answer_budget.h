@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+namespace logprobd {
+
+/// Bounds the memory of answers that clients have not taken yet, in all and for each client.
+///
+/// gRPC's quota covers what is received only, and the queue's limits end when a request is
+/// answered: without this, clients that send requests and do not read make the server hold every
+/// answer. An answer's bytes are taken before its request is queued, so that no work is done in
+/// vain. Thread-safe.
+class AnswerBudget {
+ public:
+  struct Options {
+    int64_t bytes_max = int64_t{1} << 30;
+    /// Share of it that one client may hold, in (0, 1].
+    double client_share_max = 0.5;
+  };
+
+  /// Bytes taken, given back at its end. The budget outlives it.
+  class Hold {
+   public:
+    Hold() = default;
+    Hold(Hold&& other) noexcept { *this = std::move(other); }
+    Hold& operator=(Hold&& other) noexcept {
+      Release();
+      budget_ = std::exchange(other.budget_, nullptr);
+      client_id_ = std::move(other.client_id_);
+      bytes_ = other.bytes_;
+      return *this;
+    }
+    ~Hold() { Release(); }
+
+    void Release();
+
+   private:
+    friend class AnswerBudget;
+    AnswerBudget* budget_ = nullptr;
+    std::string client_id_;
+    int64_t bytes_ = 0;
+  };
+
+  explicit AnswerBudget(const Options& options);
+
+  /// RESOURCE_EXHAUSTED while the client or all together hold too much, INVALID_ARGUMENT for more
+  /// than a client may ever hold; refusals carry their reason (rejection.h).
+  absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes);
+
+  int64_t held_bytes() const;
+
+ private:
+  void Give(const std::string& client_id, int64_t bytes);
+
+  const int64_t bytes_max_;
+  const int64_t client_bytes_max_;
+  mutable absl::Mutex mutex_;
+  int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, int64_t> by_client_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace logprobd

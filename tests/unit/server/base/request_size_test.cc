@@ -1,0 +1,34 @@
+#include "server/base/request_size.h"
+
+#include "gtest/gtest.h"
+#include "tests/support/test_requests.h"
+
+namespace logprobd::testing {
+namespace {
+
+TEST(RequestSizeTest, CountsTheWholeMessageAndEachOfItsPieces) {
+  ScoreRequest request = MakeRequest({.rows = 10, .piece_bytes = 1});
+  EXPECT_EQ(PayloadBytes(request), 80 + 80 * 56);
+
+  request.message_bytes = 1'000;
+
+  EXPECT_EQ(PayloadBytes(request), 1'000 + 80 * 56);
+}
+
+TEST(RequestSizeTest, CountsDecodedFields) {
+  const ScoreRequest request =
+      MakeRequest({.rows = 2, .candidate_counts = {3, 4}, .segment_offsets = {0, 1, 2}});
+
+  EXPECT_EQ(FieldBytes(request), 4 * (2 + 7 + 3 + 3));  // targets, ids, two lists of offsets
+}
+
+TEST(RequestSizeTest, CountsTheAnswersArrays) {
+  EXPECT_EQ(AnswerBytes(MakeRequest({.rows = 10})), 10 * 8);  // logprob and entropy
+  EXPECT_EQ(AnswerBytes(MakeRequest({.rows = 10, .top_k = 5})), 10 * (8 + 5 * 8));
+  EXPECT_EQ(AnswerBytes(MakeRequest({.rows = 2, .candidate_counts = {3, 4}})), 2 * 8 + 7 * 4);
+  EXPECT_EQ(AnswerBytes(MakeRequest({.rows = 2, .segment_offsets = {0, 1, 2}})),
+            2 * (8 + 1) + 2 * 13);  // greedy is needed to make segment_greedy
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,170 @@
+// What happens to a request in the two stages that no fake engine can hold: while its payload is
+// copied, and while it is answered. The Batcher reads its clock just before it copies, under no
+// lock, which gives tests a way in.
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
+#include "server/base/rejection.h"
+#include "server/batching/batch_slot.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// Calls a function at one of its next readings.
+class HookedClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    if (readings_left_ > 0 && --readings_left_ == 0) {
+      hook_();
+    }
+    return clock_.Now();
+  }
+  bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
+                  absl::Time until) const override {
+    return clock_.AwaitUntil(mutex, condition, until);
+  }
+
+  /// Calls `hook` when the next request's payload is about to be copied, once the thread that uses
+  /// the clock sleeps: that reads it at Submit, before the cut and before the copy.
+  void CallAtNextCopy(std::function<void()> hook) {
+    clock_.WaitUntilAsleep();
+    hook_ = std::move(hook);
+    readings_left_ = 3;
+  }
+
+ private:
+  FakeClock clock_;
+  std::function<void()> hook_;
+  mutable std::atomic<int> readings_left_ = 0;
+};
+
+class BatcherStageTest : public ::testing::Test {
+ protected:
+  void MakeBatcher(const Batcher::Options& options) {
+    auto batcher = Batcher::Create(options, engine_, clock_, metrics_);
+    ASSERT_TRUE(batcher.ok()) << batcher.status();
+    batcher_ = *std::move(batcher);
+  }
+
+  Metrics metrics_{Metrics::Options{.heads = {"default"}, .version = "test", .commit = "test"}};
+  HookedClock clock_;
+  FakeEngine engine_;
+  std::unique_ptr<Batcher> batcher_;
+};
+
+TEST_F(BatcherStageTest, DropsARequestThatIsCancelledWhileItIsCopied) {
+  MakeBatcher({});
+  ScoreRequest request = RequestOfRows(5);
+  const std::weak_ptr<void> payload = request.hidden.owner;
+  std::atomic<RequestTicket> ticket = 0;
+  bool was_held = false;
+  clock_.CallAtNextCopy([&] {
+    while (ticket == 0) {  // Submit is about to return it
+    }
+    batcher_->Cancel(ticket);
+    was_held = !payload.expired();  // the copy reads it
+  });
+  Answer answer;
+
+  ticket = batcher_->Submit(std::move(request), answer.Callback()).value_or(1);
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+  EXPECT_TRUE(was_held);
+  EXPECT_TRUE(payload.expired());
+  EXPECT_EQ(engine_.num_batches(), 0);
+}
+
+TEST_F(BatcherStageTest, ScoresTheOthersOfABatchWhenOneIsCancelledWhileItIsCopied) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  Answer occupant;
+  engine_.Hold();
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(1), occupant.Callback()).ok());
+  engine_.WaitUntilInFlight(1);
+  std::atomic<RequestTicket> ticket = 0;
+  clock_.CallAtNextCopy([&] {
+    while (ticket == 0) {
+    }
+    batcher_->Cancel(ticket);
+  });
+  Answer cut;
+
+  // Its first batch of two is being copied.
+  ticket = batcher_->Submit(RequestOfRows(10'000), cut.Callback()).value_or(1);
+  EXPECT_EQ(cut.WaitForCode(), absl::StatusCode::kCancelled);
+  Answer other;
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(2), other.Callback()).ok());
+  engine_.Release();
+
+  EXPECT_TRUE(other.Wait().ok());
+  EXPECT_TRUE(occupant.Wait().ok());
+}
+
+TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {
+  MakeBatcher({});
+  std::atomic<RequestTicket> ticket = 0;
+  absl::Notification answered;
+  bool is_ok = false;
+
+  ticket = batcher_
+               ->Submit(RequestOfRows(1),
+                        [&](absl::StatusOr<ScoreResult> result) {
+                          while (ticket == 0) {
+                          }
+                          batcher_->Cancel(ticket);
+                          is_ok = result.ok();
+                          answered.Notify();
+                        })
+               .value_or(1);
+  answered.WaitForNotification();
+
+  EXPECT_TRUE(is_ok);
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+}
+
+// Found by reading: each such request kept its payload, uncharged, until the batch thread came by.
+TEST_F(BatcherStageTest, ChargesRequestsWithoutRowsThatWaitForTheBatchThread) {
+  MakeBatcher({.queue_requests_max = 3, .client_share_max = 1});
+  Answer empty;
+  Answer ignored;
+  absl::Status refusal;
+  clock_.CallAtNextCopy([&] {
+    EXPECT_TRUE(batcher_->Submit(MakeRequest({.rows = 0}), empty.Callback()).ok());
+    EXPECT_TRUE(
+        batcher_->Submit(MakeRequest({.rows = 1, .ignored_rows = {0}}), ignored.Callback()).ok());
+    refusal = batcher_->Submit(MakeRequest({.rows = 0}), [](auto) {}).status();
+  });
+  Answer first;
+
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(1), first.Callback()).ok());
+
+  EXPECT_TRUE(first.Wait().ok());
+  EXPECT_TRUE(empty.Wait().ok());
+  EXPECT_TRUE(ignored.Wait().ok());
+  EXPECT_EQ(RejectionOf(refusal), Rejection::kQueueRequests);
+  EXPECT_TRUE(batcher_->Submit(MakeRequest({.rows = 0}), [](auto) {}).ok());
+}
+
+TEST(BatchSlotTest, GivesBackArraysThatAnUnusualBatchMadeLarge) {
+  FakeEngine engine;
+  auto staging = engine.AllocateStaging(1'024);
+  ASSERT_TRUE(staging.ok());
+  BatchSlot slot(*std::move(staging));
+  auto pending = std::make_shared<PendingRequest>();
+  pending->request = MakeRequest({.rows = 1, .candidate_counts = {1 << 20}});
+  slot.Fill({BatchPart{.pending = pending, .row_end = 1, .num_rows = 1}}, 4);
+  EXPECT_GT(slot.array_bytes(), 12 << 20);
+
+  slot.ReleaseLargeArrays();
+
+  EXPECT_LT(slot.array_bytes(), BatchSlot::kKeptArrayBytes);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

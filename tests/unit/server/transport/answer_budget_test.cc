@@ -1,0 +1,58 @@
+#include "server/transport/answer_budget.h"
+
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "server/base/rejection.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreGivenBack) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
+  auto a = budget.Take("a", 40);
+  auto b = budget.Take("b", 50);
+  ASSERT_TRUE(a.ok() && b.ok());
+
+  const absl::Status client = budget.Take("b", 1).status();
+  const absl::Status all = budget.Take("c", 11).status();
+
+  EXPECT_EQ(client.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RejectionOf(client), Rejection::kAnswerBytes);
+  EXPECT_TRUE(RetryAfter(client).has_value());
+  EXPECT_THAT(client.message(),
+              HasSubstr("50 bytes are not sent yet, 1 more pass the limit of 50"));
+  EXPECT_THAT(all.message(), HasSubstr("90 bytes are not sent yet, 11 more pass the limit of 100"));
+  b->Release();
+  EXPECT_TRUE(budget.Take("b", 50).ok());
+}
+
+TEST(AnswerBudgetTest, GivesBackWhatIsMovedOnce) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 1});
+  {
+    auto taken = budget.Take("a", 40);
+    ASSERT_TRUE(taken.ok());
+    AnswerBudget::Hold hold = *std::move(taken);
+    EXPECT_EQ(budget.held_bytes(), 40);
+    hold = AnswerBudget::Hold();
+    EXPECT_EQ(budget.held_bytes(), 0);
+  }
+
+  EXPECT_EQ(budget.held_bytes(), 0);
+}
+
+TEST(AnswerBudgetTest, SaysThatAnAnswerCanNeverBeHeld) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
+
+  const absl::Status status = budget.Take("a", 51).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("51 bytes"));
+}
+
+}  // namespace
+}  // namespace logprobd
