@@ -26,7 +26,7 @@ bool IsAligned(const void* pointer, int64_t stride) {
 bool IsValid(const FusedPartialsParams& params) {
   const int64_t row_elements =
       params.num_terms == 1 ? params.hidden_size : params.num_terms * TermPitch(params.hidden_size);
-  return params.dtype != Dtype::kF32 && params.num_rows >= 0 && params.num_rows <= kRowsMax &&
+  return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
          params.readable_rows >= params.num_rows && params.hidden_size >= 1 &&
          params.num_terms >= 1 && params.num_terms <= kTermsMax && row_elements <= kDepthMax &&
          IsAligned(params.hidden, params.hidden_stride) && params.hidden_stride >= row_elements &&
@@ -75,8 +75,8 @@ cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t 
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params, const FusedChoice& choice,
                                   cudaStream_t stream) {
-  if (!IsValid(params)) return cudaErrorInvalidValue;
   if (params.num_rows == 0) return cudaSuccess;
+  if (!IsValid(params)) return cudaErrorInvalidValue;
   return params.dtype == Dtype::kBf16 ? LaunchOf<Dtype::kBf16>(params, choice, stream)
                                       : LaunchOf<Dtype::kF16>(params, choice, stream);
 }

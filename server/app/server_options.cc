@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
+#include "server/base/utf8.h"
 #include "server/transport/text_check.h"
 
 namespace logprobd {

@@ -240,9 +240,11 @@ absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
 
 /// The engine from pinned host memory to scores in host memory: one batch at a time for small ones
 /// (latency), two in flight for large ones (throughput).
-absl::Status MeasureEngine(const Flags& flags, std::vector<BenchRecord>& records) {
+absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
+                           std::vector<BenchRecord>& records) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
   EngineOptions options;
+  options.kernel = kernel;
   LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, ""));
   LOGPROBD_ASSIGN_OR_RETURN(const auto engine, CreateCudaEngine(head, plan, options));
   struct Load {
@@ -270,10 +272,11 @@ absl::Status MeasureEngine(const Flags& flags, std::vector<BenchRecord>& records
         absl::StrFormat("ms of one batch: copy in %.3f, kernels %.3f, combine %.3f, copy out %.3f",
                         last.h2d_seconds * 1e3, last.kernel_seconds * 1e3,
                         last.combine_seconds * 1e3, last.d2h_seconds * 1e3);
-    std::printf("engine, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n",
-                static_cast<long>(load.rows), load.in_flight, Median(times), stages.c_str());
+    std::printf("%s, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n",
+                plan.engine.c_str(), static_cast<long>(load.rows), load.in_flight, Median(times),
+                stages.c_str());
     records.push_back(
-        Record(absl::StrCat("GPU engine, host to host, H=4096, V=151936, batches of ", load.rows,
+        Record(absl::StrCat("GPU engine ", plan.engine, ", host to host, H=4096, V=151936, batches of ", load.rows,
                             " rows, ", load.in_flight, " in flight"),
                times, nullptr,
                absl::StrCat("logprob and entropy; hidden rows in pinned memory; ", stages)));
@@ -309,7 +312,8 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
         &baseline,
         absl::StrCat("hidden rows on the device; workspace ", plan.workspace_bytes >> 20, " MiB")));
   }
-  LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, records));
+  LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, GpuKernel::kChunked, records));
+  LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, GpuKernel::kAuto, records));
   if (flags.out.empty()) return absl::OkStatus();
   return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
 }

@@ -1,4 +1,4 @@
-// The chunked path against double precision at the size of a real head. With LOGPROBD_RESULTS=FILE
+// The CUDA engine against double precision at the size of a real head. With LOGPROBD_RESULTS=FILE
 // and LOGPROBD_COMMIT the measured errors are written as JSON (tests/bench/README.md).
 
 #include <algorithm>
@@ -115,19 +115,19 @@ class GpuAccuracyTest : public ::testing::Test {
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation1) {
   ExpectWithin(
-      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 1",
+      "GPU, error against double, H=4096, V=151936, logits of standard deviation 1",
       Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation3) {
   ExpectWithin(
-      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 3",
+      "GPU, error against double, H=4096, V=151936, logits of standard deviation 3",
       Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation20) {
   ExpectWithin(
-      "GPU chunked, error against double, H=4096, V=151936, logits of standard deviation 20",
+      "GPU, error against double, H=4096, V=151936, logits of standard deviation 20",
       Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
 }
 

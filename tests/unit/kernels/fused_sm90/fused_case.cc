@@ -96,8 +96,8 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
   }
   for (int64_t row = 0; row < sizes.rows; ++row) {
     const auto index = static_cast<size_t>(row);
-    c.targets.push_back(static_cast<int32_t>(index < edges.size() ? edges[index]
-                                                                  : row * 97 % sizes.vocab));
+    c.targets.push_back(
+        static_cast<int32_t>(index < edges.size() ? edges[index] : row * 97 % sizes.vocab));
   }
   return c;
 }
@@ -129,8 +129,8 @@ struct FusedRun::Memory {
         weight(Packed(c.weight, c.hidden_size, c.dtype,
                       kernels::NumTiles(c.vocab_size) * kTileColumns)),
         scales(Scales(c.temperatures)),
-        entropy_scales(Scales(c.entropy_temperatures.empty() ? c.temperatures
-                                                             : c.entropy_temperatures)),
+        entropy_scales(
+            Scales(c.entropy_temperatures.empty() ? c.temperatures : c.entropy_temperatures)),
         targets(c.targets.empty() ? std::vector<int32_t>(1) : c.targets),
         sums(Poisoned<kernels::TileSums>(c.num_rows * kernels::NumTiles(c.vocab_size),
                                          {77, 7, 7, 7})),
@@ -231,9 +231,8 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
     params.max_keys = m.max_keys.data();
     params.min_keys = m.min_keys.data();
   }
-  ASSERT_EQ(ask.choice.has_value()
-                ? kernels::LaunchFusedPartialsAs(params, *ask.choice, stream_)
-                : kernels::LaunchFusedPartials(params, stream_),
+  ASSERT_EQ(ask.choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *ask.choice, stream_)
+                                   : kernels::LaunchFusedPartials(params, stream_),
             cudaSuccess);
   kernels::RowScoresParams scores;
   scores.num_rows = c.num_rows;
@@ -337,8 +336,7 @@ void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolera
     ASSERT_NEAR(scores.max_logit[index], truth.max_logit, relative + tolerance.logprob);
     ASSERT_NEAR(scores.min_logit[index], truth.min_logit,
                 4e-6 * std::max(1.0, std::abs(truth.min_logit)) + tolerance.logprob);
-    ASSERT_NEAR(scores.lse[index], truth.lse,
-                tolerance.logprob + 4e-6 * std::abs(truth.lse));
+    ASSERT_NEAR(scores.lse[index], truth.lse, tolerance.logprob + 4e-6 * std::abs(truth.lse));
     ASSERT_NEAR(scores.sum_p_squared[index], truth.sum_p_squared, tolerance.entropy);
     // Another id may win where two logits are as close as the error.
     const double chosen = Logit(c, row, scores.argmax_id[index]);

@@ -1,0 +1,295 @@
+// The fused kernel, combine included, against the cuBLASLt GEMM that writes bf16 logits (the
+// fastest of eight proposals) and against reading the weight once, in one process: rounds in random
+// order, medians.
+//
+//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--parts large,small,extras]
+//
+// Settled: the same work runs untimed before it is timed, so that the power limit has had its say.
+// Burst: two milliseconds of work after 25 ms of rest.
+
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/base/errors.h"
+#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_status.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/fused_scene.h"
+#include "tests/bench/gpu_machine.h"
+#include "tests/bench/gpu_timer.h"
+#include "tests/bench/random_fill.h"
+#include "tests/bench/storing_gemm.h"
+
+namespace logprobd::testing {
+namespace {
+
+constexpr double kSettleMilliseconds = 60;
+constexpr double kTimedMilliseconds = 50;
+constexpr double kBurstMilliseconds = 2;
+constexpr int kRestMicroseconds = 25'000;
+constexpr char kGemm[] = "cuBLASLt GEMM that writes bf16 logits";
+
+struct Flags {
+  std::string out;
+  std::string commit;
+  int rounds = 5;
+  std::string parts = "large,small,extras";
+};
+
+absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    const std::string value = argv[i + 1];
+    if (name == "--out") {
+      flags.out = value;
+    } else if (name == "--commit") {
+      flags.commit = value;
+    } else if (name == "--rounds") {
+      flags.rounds = std::max(1, std::atoi(value.c_str()));
+    } else if (name == "--parts") {
+      flags.parts = value;
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+    }
+  }
+  return flags;
+}
+
+/// Milliseconds of every round of one contender.
+struct Times {
+  std::vector<double> settled;
+  std::vector<double> burst;
+  std::vector<double> megahertz;  ///< SM clock at the end of the settled part.
+};
+
+class Stopwatch {
+ public:
+  static absl::StatusOr<std::unique_ptr<Stopwatch>> Create() {
+    auto watch = std::make_unique<Stopwatch>();
+    LOGPROBD_ASSIGN_OR_RETURN(Timer timer, Timer::Create());
+    watch->timer_ = std::make_unique<Timer>(std::move(timer));
+    LOGPROBD_ASSIGN_OR_RETURN(watch->clock_, AllocateDevice(sizeof(float), "the clock"));
+    return watch;
+  }
+
+  Timer& timer() { return *timer_; }
+
+  /// All contenders, in a new order every round.
+  absl::StatusOr<std::map<std::string, Times>> Measure(const std::map<std::string, Work>& works,
+                                                       int rounds) {
+    std::vector<std::string> order;
+    for (const auto& [name, work] : works) order.push_back(name);
+    std::map<std::string, Times> times;
+    std::mt19937 random(1);
+    for (int round = 0; round < rounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (const std::string& name : order) {
+        LOGPROBD_RETURN_IF_ERROR(MeasureOnce(works.at(name), times[name]));
+      }
+    }
+    return times;
+  }
+
+ private:
+  absl::Status MeasureOnce(const Work& work, Times& times) {
+    LOGPROBD_RETURN_IF_ERROR(timer_->Milliseconds(work, 1).status());
+    LOGPROBD_ASSIGN_OR_RETURN(const double one, timer_->Milliseconds(work, 1));
+    const auto repeats = [one](double milliseconds) {
+      return std::max(1, static_cast<int>(milliseconds / one));
+    };
+    LOGPROBD_RETURN_IF_ERROR(timer_->Milliseconds(work, repeats(kSettleMilliseconds)).status());
+    LOGPROBD_ASSIGN_OR_RETURN(const double settled,
+                              timer_->Milliseconds(work, repeats(kTimedMilliseconds)));
+    times.settled.push_back(settled);
+    float megahertz = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        LaunchReadClock(reinterpret_cast<float*>(clock_.get()), timer_->stream()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(timer_->stream()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(&megahertz, clock_.get(), sizeof(megahertz), cudaMemcpyDeviceToHost));
+    times.megahertz.push_back(megahertz);
+    usleep(kRestMicroseconds);
+    LOGPROBD_ASSIGN_OR_RETURN(const double burst,
+                              timer_->Milliseconds(work, repeats(kBurstMilliseconds)));
+    times.burst.push_back(burst);
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<Timer> timer_;
+  DeviceBuffer clock_;
+};
+
+BenchRecord Record(const std::string& what, const std::vector<double>& ours,
+                   const std::string& baseline_what, double baseline, const std::string& note) {
+  BenchRecord record = RecordOf(what, "ms", ours);
+  record.baseline_what = baseline_what;
+  record.baseline_figure = baseline;
+  record.note = note;
+  return record;
+}
+
+absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<BenchRecord>& records) {
+  constexpr std::pair<int64_t, int64_t> kHeads[] = {
+      {896, 151'936},   {1'024, 151'936}, {1'536, 151'936}, {2'048, 151'936}, {2'048, 248'320},
+      {2'304, 256'000}, {3'584, 152'064}, {4'096, 128'256}, {4'096, 151'936}, {7'168, 129'280}};
+  std::printf("%6s %7s %6s  settled ms, of GEMM  burst, of GEMM  MHz ours/GEMM\n", "H", "V", "T");
+  for (const auto& [hidden_size, vocab_size] : kHeads) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
+                                                                    .vocab_size = vocab_size,
+                                                                    .rows_max = 16'384}));
+    for (const int64_t rows : {1'024, 4'096, 8'192, 16'384}) {
+      LOGPROBD_ASSIGN_OR_RETURN(
+          const auto gemm,
+          StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
+                              scene->NextWeight(), scene->hidden(), watch.timer()));
+      LOGPROBD_ASSIGN_OR_RETURN(
+          const auto times,
+          watch.Measure({{"fused", [&](cudaStream_t s) { return scene->Score(rows, {}, s); }},
+                         {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
+                        flags.rounds));
+      const Times& ours = times.at("fused");
+      const Times& theirs = times.at("gemm");
+      const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", rows);
+      const std::string clocks = absl::StrFormat("SM clock %.0f MHz, GEMM %.0f",
+                                                 Median(ours.megahertz), Median(theirs.megahertz));
+      std::printf("%6ld %7ld %6ld %9.3f %6.3f %9.3f %6.3f  %s\n", static_cast<long>(hidden_size),
+                  static_cast<long>(vocab_size), static_cast<long>(rows), Median(ours.settled),
+                  Median(ours.settled) / Median(theirs.settled), Median(ours.burst),
+                  Median(ours.burst) / Median(theirs.burst), clocks.c_str());
+      std::fflush(stdout);
+      records.push_back(Record(absl::StrCat("GPU fused, ", shape, ", settled"), ours.settled, kGemm,
+                               Median(theirs.settled), clocks));
+      records.push_back(Record(absl::StrCat("GPU fused, ", shape, ", burst"), ours.burst, kGemm,
+                               Median(theirs.burst), clocks));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<BenchRecord>& records) {
+  constexpr std::pair<int64_t, int64_t> kHeads[] = {
+      {896, 151'936}, {2'048, 151'936}, {3'584, 152'064}, {4'096, 151'936}};
+  constexpr int64_t kHeadCount = 3;
+  for (const auto& [hidden_size, vocab_size] : kHeads) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
+                                                                    .vocab_size = vocab_size,
+                                                                    .rows_max = 512,
+                                                                    .num_heads = kHeadCount}));
+    for (const int64_t rows : {1, 16, 64, 128, 256, 512}) {
+      std::vector<std::unique_ptr<StoringGemm>> gemms;
+      for (int64_t i = 0; i < kHeadCount; ++i) {
+        LOGPROBD_ASSIGN_OR_RETURN(
+            auto gemm,
+            StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
+                                scene->NextWeight(), scene->hidden(), watch.timer()));
+        gemms.push_back(std::move(gemm));
+      }
+      size_t turn = 0;
+      LOGPROBD_ASSIGN_OR_RETURN(
+          const auto times,
+          watch.Measure(
+              {{"fused", [&](cudaStream_t s) { return scene->Score(rows, {}, s); }},
+               {"read",
+                [&](cudaStream_t s) -> absl::Status {
+                  LOGPROBD_RETURN_IF_CUDA_ERROR(
+                      LaunchReadAll(scene->NextWeight(), scene->weight_bytes(), s));
+                  return absl::OkStatus();
+                }},
+               {"gemm", [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); }}},
+              flags.rounds));
+      const std::vector<double>& ours = times.at("fused").settled;
+      const double read = Median(times.at("read").settled);
+      const double gemm = Median(times.at("gemm").settled);
+      const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", rows);
+      const std::string note =
+          absl::StrFormat("weight read at %.2f TB/s; three heads in turn",
+                          static_cast<double>(scene->weight_bytes()) / read / 1e9);
+      std::printf("%-28s %.4f ms, of reading the weight %.3f, of the GEMM %.3f\n", shape.c_str(),
+                  Median(ours), Median(ours) / read, Median(ours) / gemm);
+      std::fflush(stdout);
+      records.push_back(
+          Record(absl::StrCat("GPU fused, few rows, ", shape), ours, kGemm, gemm, note));
+      records.push_back(Record(absl::StrCat("GPU fused, few rows, ", shape), ours,
+                               "reading the weight once", read, note));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
+                           std::vector<BenchRecord>& records) {
+  constexpr int64_t kVocabSize = 151'936;
+  using Ask = FusedScene::Ask;
+  const std::map<std::string, Ask> asks = {
+      {"logprob and entropy", {}},
+      {"without combine", {.combine = false}},
+      {"and argmax", {.argmax = true}},
+      {"and sum of p squared", {.sum_p_squared = true}},
+      {"entropy at its own temperature", {.entropy_temperature = true}},
+      {"fp32 rows (two bf16 terms, split beforehand)", {.terms = true}}};
+  for (const int64_t hidden_size : {896, 2'048, 4'096}) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
+                                                                    .vocab_size = kVocabSize,
+                                                                    .rows_max = 8'192}));
+    for (const int64_t rows : {1'024, 8'192}) {
+      std::map<std::string, Work> works;
+      for (const auto& [name, ask] : asks) {
+        works[name] = [&scene, rows, ask](cudaStream_t s) { return scene->Score(rows, ask, s); };
+      }
+      LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.rounds));
+      const double plain = Median(times.at("logprob and entropy").settled);
+      for (const auto& [name, ask] : asks) {
+        const std::vector<double>& ours = times.at(name).settled;
+        std::printf("H=%ld T=%ld %-46s %8.3f ms, of logprob and entropy %.3f\n",
+                    static_cast<long>(hidden_size), static_cast<long>(rows), name.c_str(),
+                    Median(ours), Median(ours) / plain);
+        records.push_back(
+            Record(absl::StrCat("GPU fused, H=", hidden_size, ", V=151936, T=", rows, ", ", name),
+                   ours, "logprob and entropy alone", plain, ""));
+      }
+      std::fflush(stdout);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags) {
+  LOGPROBD_ASSIGN_OR_RETURN(const auto watch, Stopwatch::Create());
+  std::vector<BenchRecord> records;
+  if (absl::StrContains(flags.parts, "small")) {
+    LOGPROBD_RETURN_IF_ERROR(MeasureSmall(flags, *watch, records));
+  }
+  if (absl::StrContains(flags.parts, "extras")) {
+    LOGPROBD_RETURN_IF_ERROR(MeasureExtras(flags, *watch, records));
+  }
+  if (absl::StrContains(flags.parts, "large")) {
+    LOGPROBD_RETURN_IF_ERROR(MeasureLarge(flags, *watch, records));
+  }
+  if (flags.out.empty()) return absl::OkStatus();
+  return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
+
+int main(int argc, char** argv) {
+  const auto flags = logprobd::testing::ParseFlags(argc, argv);
+  const absl::Status status = flags.ok() ? logprobd::testing::Run(*flags) : flags.status();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "gpu_fused_bench: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

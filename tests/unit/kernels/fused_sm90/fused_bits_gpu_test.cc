@@ -1,0 +1,153 @@
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/unit/kernels/fused_sm90/fused_case.h"
+
+namespace logprobd::testing {
+namespace {
+
+using kernels::FusedChoice;
+using kernels::FusedRaster;
+using kernels::FusedTile;
+
+constexpr FusedTile kTiles[] = {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
+                                FusedTile::k256Cooperative};
+
+std::vector<int64_t> Range(int64_t begin, int64_t end) {
+  std::vector<int64_t> rows(static_cast<size_t>(end - begin));
+  std::iota(rows.begin(), rows.end(), begin);
+  return rows;
+}
+
+FusedScores Select(const FusedScores& all, const std::vector<int64_t>& rows) {
+  FusedScores some;
+  for (const int64_t row : rows) {
+    const auto i = static_cast<size_t>(row);
+    some.logprob.push_back(all.logprob[i]);
+    some.entropy.push_back(all.entropy[i]);
+    some.nonfinite.push_back(all.nonfinite[i]);
+    some.lse.push_back(all.lse[i]);
+    some.argmax_id.push_back(all.argmax_id[i]);
+    some.argmax_logprob.push_back(all.argmax_logprob[i]);
+    some.max_logit.push_back(all.max_logit[i]);
+    some.min_logit.push_back(all.min_logit[i]);
+    some.sum_p_squared.push_back(all.sum_p_squared[i]);
+  }
+  return some;
+}
+
+class FusedBitsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+  }
+};
+
+TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
+  FusedCase all = MakeFusedCase({.rows = 1'300, .hidden = 896, .vocab = 2'000});
+  for (size_t i = 0; i < all.temperatures.size(); ++i) {
+    all.temperatures[i] = 0.5F + static_cast<float>(i % 7);
+  }
+  const FusedScores truth = RunFused(all);
+  for (const int64_t count : {1, 7, 64, 77, 128, 200, 1'000}) {
+    ExpectSameBits(RunFused(SelectRows(all, Range(3, 3 + count))),
+                   Select(truth, Range(3, 3 + count)));
+  }
+  std::vector<int64_t> shuffled = Range(0, 1'300);
+  std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(5));
+  ExpectSameBits(RunFused(SelectRows(all, shuffled)), Select(truth, shuffled));
+}
+
+TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {
+  for (const bool transforms : {false, true}) {
+    for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
+      FusedCase c = MakeFusedCase({.rows = 600, .hidden = 320, .vocab = 1'500, .dtype = dtype});
+      if (transforms) {
+        c.transform = {.scale = 0.5F, .softcap = 20.0F};
+        c.bias.assign(1'500, 0.25F);
+      }
+      const FusedScores truth = RunFused(c);
+      for (const FusedTile tile : kTiles) {
+        for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
+          for (const int32_t swizzle : {1, 8}) {
+            ExpectSameBits(RunFused(c, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(FusedBitsTest, WhatIsAskedBesideDoesNotShow) {
+  for (const int64_t rows : {5, 100, 600}) {
+    const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
+    ExpectSameBits(RunFused(c, {.everything = false}), RunFused(c), false);
+  }
+}
+
+TEST_F(FusedBitsTest, AThousandRepeatsBesideOtherKernelsAreTheSame) {
+  const FusedCase c = MakeFusedCase({.rows = 129, .hidden = 896, .vocab = 3'000});
+  const FusedCase hog_case = MakeFusedCase({.rows = 1'300, .hidden = 896, .vocab = 3'000});
+  const FusedScores truth = RunFused(c);
+  FusedRun run(c);
+  FusedRun hog(hog_case);
+  for (int repeat = 0; repeat < 1'000; ++repeat) {
+    hog.Enqueue({.everything = false});
+    run.Enqueue();
+    ExpectSameBits(run.Read(), truth);
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(cudaStreamSynchronize(hog.stream()), cudaSuccess);
+}
+
+TEST_F(FusedBitsTest, EightHostThreadsAtOnceDoNotDisturbEachOther) {
+  const FusedCase c = MakeFusedCase({.rows = 200, .hidden = 320, .vocab = 1'500});
+  const FusedScores truth = RunFused(c);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      FusedRun run(c);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        run.Enqueue();
+        ExpectSameBits(run.Read(), truth);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(FusedBitsTest, ACapturedGraphGivesTheSame) {
+  const FusedCase c = MakeFusedCase({.rows = 40, .hidden = 320, .vocab = 1'500});
+  const FusedScores truth = RunFused(c);
+  FusedRun run(c);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(run.stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  run.Enqueue();
+  ASSERT_EQ(cudaStreamEndCapture(run.stream(), &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+
+  ASSERT_EQ(cudaGraphLaunch(executable, run.stream()), cudaSuccess);
+  ASSERT_EQ(cudaGraphLaunch(executable, run.stream()), cudaSuccess);
+
+  ExpectSameBits(run.Read(), truth);
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST_F(FusedBitsTest, ASecondDeviceGivesTheSame) {
+  int num_devices = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+  const FusedCase c = MakeFusedCase({.rows = 300, .hidden = 320, .vocab = 1'500});
+  const FusedScores truth = RunFused(c);
+  // With one device this is a second run on it.
+  ASSERT_EQ(cudaSetDevice(num_devices - 1), cudaSuccess);
+  ExpectSameBits(RunFused(c), truth);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
