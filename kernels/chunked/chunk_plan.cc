@@ -1,6 +1,7 @@
 #include "kernels/chunked/chunk_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "kernels/common/terms.h"
@@ -18,8 +19,8 @@ constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
 constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
 /// Normaliser (24), largest logit (8), target logit (4), smallest logit (4).
 constexpr int64_t kRowStateBytes = 40;
-/// Rows from which more in one launch of the fused kernel no longer shows, and the multiple that
-/// fills its largest block tiles in pairs.
+/// Rows from which more in one launch of the fused kernel no longer shows, and those from which a
+/// power of two is taken: its block tiles are then taken in whole groups.
 constexpr int64_t kFusedRowsMax = 8'192;
 constexpr int64_t kFusedGranularity = 512;
 /// The chunked path beside it serves only what it cannot.
@@ -135,8 +136,9 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums) const {
   const int64_t row_bytes = num_tiles * num_sums * int64_t{sizeof(TileSums)};
   const int64_t rows =
       std::min({arena_bytes / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
-  return rows >= kFusedGranularity ? rows / kFusedGranularity * kFusedGranularity
-                                   : RoundDownRows(rows);
+  return rows >= kFusedGranularity
+             ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)))
+             : RoundDownRows(rows);
 }
 
 int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {

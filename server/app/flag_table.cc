@@ -46,7 +46,7 @@ std::vector<Flag> MakeFlags() {
        Kind::kChoice,
        &O::kernel,
        "NAME",
-       "How a GPU makes scores; auto takes the fused kernel where it runs",
+       "How a GPU scores; auto: fused where it runs",
        0,
        0,
        {"auto", "fused", "chunked"}},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/chunked/chunk_plan.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
@@ -18,7 +19,6 @@ namespace {
 using kernels::kTileColumns;
 
 constexpr int64_t kArenaBytes = int64_t{64} << 20;
-constexpr int64_t kRowGranularity = 512;
 constexpr double kLogitStddev = 3;
 /// Rows beyond the last, so that every block tile is whole.
 constexpr int64_t kSpareRows = 256;
@@ -65,10 +65,9 @@ absl::Status FusedScene::Allocate() {
 }
 
 int64_t FusedScene::RowsOfLaunch(const Ask& ask) const {
-  const int64_t row_bytes = kernels::NumTiles(sizes_.vocab_size) *
-                            int64_t{sizeof(kernels::TileSums)} * (ask.entropy_temperature ? 2 : 1);
-  const int64_t rows = kArenaBytes / row_bytes;
-  return std::min<int64_t>(rows / kRowGranularity * kRowGranularity, 8'192);
+  const kernels::ChunkPlan plan = kernels::PlanChunks(
+      {.vocab_size = sizes_.vocab_size, .hidden_size = sizes_.hidden_size, .with_fused = true});
+  return plan.FusedRows(kernels::Dtype::kBf16, ask.entropy_temperature ? 2 : 1);
 }
 
 const std::byte* FusedScene::NextWeight() {

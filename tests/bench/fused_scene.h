@@ -34,7 +34,7 @@ class FusedScene {
   /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace asks for.
   absl::Status Score(int64_t num_rows, const Ask& ask, cudaStream_t stream);
 
-  /// Rows of one launch.
+  /// Rows of one launch, as the engine plans it.
   int64_t RowsOfLaunch(const Ask& ask) const;
   const std::byte* hidden() const { return hidden_.get(); }
   /// The head whose turn it is.

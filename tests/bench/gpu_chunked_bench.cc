@@ -272,14 +272,13 @@ absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
         absl::StrFormat("ms of one batch: copy in %.3f, kernels %.3f, combine %.3f, copy out %.3f",
                         last.h2d_seconds * 1e3, last.kernel_seconds * 1e3,
                         last.combine_seconds * 1e3, last.d2h_seconds * 1e3);
-    std::printf("%s, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n",
-                plan.engine.c_str(), static_cast<long>(load.rows), load.in_flight, Median(times),
-                stages.c_str());
-    records.push_back(
-        Record(absl::StrCat("GPU engine ", plan.engine, ", host to host, H=4096, V=151936, batches of ", load.rows,
-                            " rows, ", load.in_flight, " in flight"),
-               times, nullptr,
-               absl::StrCat("logprob and entropy; hidden rows in pinned memory; ", stages)));
+    std::printf("%s, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n", plan.engine.c_str(),
+                static_cast<long>(load.rows), load.in_flight, Median(times), stages.c_str());
+    records.push_back(Record(
+        absl::StrCat("GPU engine ", plan.engine, ", host to host, H=4096, V=151936, batches of ",
+                     load.rows, " rows, ", load.in_flight, " in flight"),
+        times, nullptr,
+        absl::StrCat("logprob and entropy; hidden rows in pinned memory; ", stages)));
   }
   return absl::OkStatus();
 }
