@@ -114,21 +114,18 @@ class GpuAccuracyTest : public ::testing::Test {
 };
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation1) {
-  ExpectWithin(
-      "GPU, error against double, H=4096, V=151936, logits of standard deviation 1",
-      Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
+  ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 1",
+               Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation3) {
-  ExpectWithin(
-      "GPU, error against double, H=4096, V=151936, logits of standard deviation 3",
-      Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
+  ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 3",
+               Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation20) {
-  ExpectWithin(
-      "GPU, error against double, H=4096, V=151936, logits of standard deviation 20",
-      Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
+  ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 20",
+               Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 1e-3, 2e-4);
 }
 
 TEST_F(GpuAccuracyTest, AWeightOfMoreThan2To31Elements) {
