@@ -176,6 +176,7 @@ cudaError_t Launch(const RowScoresParams& params, cudaStream_t stream) {
 cudaError_t LaunchRowScores(const RowScoresParams& params, cudaStream_t stream) {
   const bool asks_max = params.argmax_id != nullptr || params.argmax_logprob != nullptr ||
                         params.max_logit != nullptr;
+  if (params.num_rows == 0) return cudaSuccess;
   if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.num_tiles < 1 ||
       params.num_tiles != NumTiles(params.vocab_size) || params.vocab_size > (1 << 20) ||
       params.layout.row_stride < 1 || params.layout.tile_stride < 1 || params.sums == nullptr ||
@@ -185,7 +186,6 @@ cudaError_t LaunchRowScores(const RowScoresParams& params, cudaStream_t stream) 
       (params.logprob != nullptr && params.target_logits == nullptr)) {
     return cudaErrorInvalidValue;
   }
-  if (params.num_rows == 0) return cudaSuccess;
   return params.num_rows <= kRowMajorRowsMax ? Launch<1>(params, stream)
                                              : Launch<kRowsOfLargeBatch>(params, stream);
 }

@@ -47,7 +47,6 @@ TEST_F(FusedScoresTest, MatchTheTruthAtEveryHiddenSize) {
 }
 
 TEST_F(FusedScoresTest, NoRowsAreNoWork) {
-  kernels::FusedPartialsParams params;
   FusedCase c = MakeFusedCase({.rows = 1});
   c = SelectRows(c, {});
   FusedRun run(c);
@@ -181,6 +180,7 @@ TEST_F(FusedScoresTest, NanAndInfinityStayOnTheirRow) {
 
 TEST_F(FusedScoresTest, BrokenBoundsAreRefused) {
   kernels::FusedPartialsParams params;
+  params.num_rows = 1;
   EXPECT_EQ(kernels::LaunchFusedPartials(params, nullptr), cudaErrorInvalidValue);
 }
 
