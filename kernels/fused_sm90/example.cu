@@ -1,0 +1,66 @@
+// The kernel without the server: logprob and entropy of 100 rows against a head whose tokens are
+// all alike, so that both are known: -ln V and ln V.
+//
+//   cd <the project>; nvcc -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -I. -I<CUTLASS>/include
+//       -gencode arch=compute_90a,code=sm_90a -o example kernels/fused_sm90/{example,instance_*}.cu
+//       kernels/fused_sm90/fused_{choice,partials}.cc kernels/combine/row_scores.cu
+//
+// (one line; better instance by instance and in parallel: each takes half a minute)
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+#include "kernels/combine/row_scores.h"
+#include "kernels/fused_sm90/fused_partials.h"
+
+namespace k = logprobd::kernels;
+
+template <typename T>
+T* OnDevice(const std::vector<T>& values) {
+  void* memory = nullptr;
+  const bool ok = cudaMalloc(&memory, values.size() * sizeof(T)) == cudaSuccess &&
+                  cudaMemcpy(memory, values.data(), values.size() * sizeof(T),
+                             cudaMemcpyHostToDevice) == cudaSuccess;
+  if (!ok) std::fprintf(stderr, "no device memory\n");
+  return static_cast<T*>(memory);
+}
+
+int main() {
+  constexpr int64_t kRows = 100, kHidden = 896, kVocab = 32'000;
+  const int64_t tiles = k::NumTiles(kVocab);
+  k::FusedPartialsParams partials;
+  partials.num_rows = partials.readable_rows = kRows;
+  partials.hidden_size = partials.hidden_stride = partials.weight_stride = kHidden;
+  partials.hidden = OnDevice(std::vector<uint16_t>(kRows * kHidden, 0x3F80));   // 1.0 in bf16
+  partials.weight = OnDevice(std::vector<uint16_t>(kVocab * kHidden, 0x3C00));  // 0.0078
+  partials.vocab_size = kVocab;
+  partials.tile_end = tiles;
+  partials.log2_scales = OnDevice(std::vector<float>(kRows, k::Log2Scale(1.0F)));
+  partials.targets = OnDevice(std::vector<int32_t>(kRows, 7));
+  partials.layout = k::PartialLayoutOf(kRows, tiles);
+  partials.sums = OnDevice(std::vector<k::TileSums>(kRows * tiles));
+  partials.target_logits = OnDevice(std::vector<float>(kRows));
+  k::RowScoresParams scores;
+  scores.num_rows = kRows;
+  scores.num_tiles = tiles;
+  scores.vocab_size = kVocab;
+  scores.layout = partials.layout;
+  scores.sums = partials.sums;
+  scores.log2_scales = partials.log2_scales;
+  scores.target_logits = partials.target_logits;
+  scores.follows_partials = true;
+  scores.normalizers = OnDevice(std::vector<k::RowNormalizer>(kRows));
+  scores.nonfinite = OnDevice(std::vector<uint8_t>(kRows));
+  scores.logprob = OnDevice(std::vector<float>(kRows));
+  scores.entropy = OnDevice(std::vector<float>(kRows));
+  float results[2] = {};
+  const bool ok =
+      k::LaunchFusedPartials(partials, nullptr) == cudaSuccess &&
+      k::LaunchRowScores(scores, nullptr) == cudaSuccess &&
+      cudaMemcpy(&results[0], scores.logprob, 4, cudaMemcpyDeviceToHost) == cudaSuccess &&
+      cudaMemcpy(&results[1], scores.entropy, 4, cudaMemcpyDeviceToHost) == cudaSuccess;
+  std::printf("logprob %.6f, entropy %.6f, ln V %.6f\n", results[0], results[1], std::log(kVocab));
+  return ok && std::fabs(results[0] + std::log(kVocab)) < 1e-5 ? 0 : 1;
+}
