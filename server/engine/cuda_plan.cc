@@ -31,7 +31,8 @@ absl::Status NoGpu(cudaError_t error) {
 /// Why the fused kernel does not score; empty where it does.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
   if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
-  if (!kernels::HasFusedKernel()) return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
+  if (!kernels::HasFusedKernel())
+    return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
   if (head.dtype == Dtype::kF32) return "the fused kernel takes no fp32 head";
   int major = 0;
   int minor = 0;
@@ -111,9 +112,10 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   plan.reason = std::move(reason);
   absl::StrAppend(&plan.reason, plan.reason.empty() ? "" : "; ", device);
   if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
-  plan.memory = {{place, "weights", CudaHeadBytes(chunks, head.has_bias)},
-                 {place, "workspace", chunks.workspace_bytes},
-                 {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes, /*is_pinned=*/true}};
+  plan.memory = {
+      {place, "weights", CudaHeadBytes(chunks, head.has_bias)},
+      {place, "workspace", chunks.workspace_bytes},
+      {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes, /*is_pinned=*/true}};
   return plan;
 }
 
