@@ -74,7 +74,7 @@ endif()
 set(LOGPROBD_CUTLASS_INCLUDE ${PROJECT_SOURCE_DIR}/build/cutlass/cutlass_library/source/include
     CACHE PATH "Folder that holds cutlass/cutlass.h (4.2)")
 set(LOGPROBD_HAVE_FUSED OFF)
-if(LOGPROBD_HAVE_CUDA AND "90" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+if(LOGPROBD_HAVE_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a?(-|;|$)|native|all")
   if(EXISTS ${LOGPROBD_CUTLASS_INCLUDE}/cutlass/cutlass.h)
     set(LOGPROBD_HAVE_FUSED ON)
   elseif(LOGPROBD_CUDA STREQUAL "ON")

@@ -203,8 +203,9 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
   }
   if (plan.with_fused) {
     // What is left of the bound, as far as whole batches can use it.
-    const int64_t room =
-        options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment;
+    const int64_t room = std::min(
+        options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
+        options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
     const int64_t wanted = plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile;
     const int64_t grown =
         std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);

@@ -4,7 +4,8 @@
 //           multiply what they otherwise could not, at nearly fp32's precision.
 // Work      A thread two neighbouring elements, a block column of 256 threads along a row.
 // Traffic   Reads 4 (or 2), writes 4 bytes an element: memory bound.
-// Numerics  fp16: exact. fp32: 2^-17 relative; what is below bf16's range is lost.
+// Numerics  fp16: exact. fp32: 2^-17 relative; what is below bf16's range is lost, and
+//           values above its largest (3.39e38) make the row not finite.
 // Limits    2^31 rows.
 // Source    Our own; the split is the usual one.
 

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
   if (writes) {
     const int64_t column = params.targets[row] - vocab_tile * kTileColumns;
-    if (column >= 0 && column < kTileColumns) {
+    if (column >= 0 && column < kTileColumns && params.targets[row] < chunk.vocab_size) {
       params.target_logits[row] = LogitAt<kTransform>(chunk, row, tile * kTileColumns + column);
     }
   }

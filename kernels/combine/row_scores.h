@@ -26,7 +26,7 @@ struct RowScoresParams {
   /// up beside its end. Set it only then.
   bool follows_partials = false;
 
-  RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written: LaunchListScores needs it.
+  RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written: list_scores.h needs it.
   uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.
   float* logprob = nullptr;              ///< [num_rows], as all below.
   float* entropy = nullptr;

@@ -12,8 +12,8 @@ constexpr int64_t kFewRowsMax = 1'024;
 /// A pair of 128-row blocks: fewer rows leave one of them idle.
 constexpr int64_t kPairRowsMin = 129;
 
-/// The largest power of two up to `swizzle` clusters that adds no empty tiles: both tile counts are
-/// rounded up to whole groups of them.
+/// The largest power of two up to `swizzle` clusters that adds no empty tiles of rows: both tile
+/// counts are rounded up to whole groups of them. (A large vocabulary has many times eight tiles.)
 int32_t SwizzleOf(int64_t num_rows, FusedTile tile, int32_t swizzle) {
   const int64_t cluster_rows = TileRows(tile) * ClusterBlocks(tile);
   const int64_t clusters = (num_rows + cluster_rows - 1) / cluster_rows;

@@ -92,7 +92,6 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
                         params.layout,
                         params.sums,
                         params.entropy_sums,
-                        params.tile_max,
                         params.target_logits,
                         params.max_keys,
                         params.min_keys,

@@ -14,7 +14,7 @@ namespace logprobd::kernels {
 /// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
 /// an output that is null is not asked.
 struct FusedPartialsParams {
-  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: split_hidden.h.
+  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: num_terms.
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
   /// Rows of `hidden` that may be read, >= num_rows. Rows of a block that are not there are slower
@@ -44,7 +44,6 @@ struct FusedPartialsParams {
   PartialLayout layout;              ///< Of all partials, for tiles of the whole vocabulary.
   TileSums* sums = nullptr;          ///< Always written.
   TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
-  float* tile_max = nullptr;         ///< Each tile's largest logit.
   bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
 
   float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.

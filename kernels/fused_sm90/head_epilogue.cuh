@@ -34,7 +34,6 @@ struct HeadEpilogueParams {
   PartialLayout layout;
   TileSums* sums;
   TileSums* entropy_sums;
-  float* tile_max;
   float* target_logits;
   uint64_t* max_keys;
   uint32_t* min_keys;
@@ -187,7 +186,6 @@ class HeadEpilogue {
       if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
     }
     if (!has_row) return;
-    if (params_.tile_max != nullptr && writes) params_.tile_max[partial] = max_logit;
     StoreTarget(logits, row, tile_column, lane_column);
     if (params_.max_keys != nullptr) RaiseMax(logits, row, max_logit, first_column);
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
@@ -196,8 +194,11 @@ class HeadEpilogue {
   template <class Logits>
   __device__ __forceinline__ void StoreTarget(const Logits& logits, int32_t row,
                                               int32_t tile_column, int32_t lane_column) {
-    const int32_t column = params_.targets[row] - tile_column;
-    if (column < 0 || column >= kTileColumns || column % kTileChains / 2 * 2 != lane_column) return;
+    const int32_t target = params_.targets[row];
+    const int32_t column = target - tile_column;
+    if (target >= params_.vocab_size || column < 0 || column >= kTileColumns ||
+        column % kTileChains / 2 * 2 != lane_column)
+      return;
     float target_logit = 0.0F;
 #pragma unroll
     for (int i = 0; i < Logits::kCount; ++i) {

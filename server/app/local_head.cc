@@ -53,8 +53,8 @@ LocalHead::~LocalHead() {
   is_draining_ = true;
   StopVerify();
   if (batcher_ != nullptr) {
-    batcher_
-        ->Stop();  // a Verify that waits for its scores gets UNAVAILABLE; it may yet call Submit
+    // A Verify that waits for its scores gets UNAVAILABLE; it may yet call Submit.
+    batcher_->Stop();
   }
   std::thread verify;
   {
@@ -151,6 +151,9 @@ void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
 absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) {
   const absl::Time start = clock_.Now();
   absl::StatusOr<VerifyProbe> made = MakeVerifyProbe(*weights_, options);
+  if (absl::IsCancelled(made.status())) {
+    return made.status();
+  }
   LOGPROBD_RETURN_IF_ERROR(WithDetailsForLog(made.status()));
   const auto probe = std::make_shared<VerifyProbe>(*std::move(made));
   absl::Notification answered;

@@ -143,13 +143,16 @@ double Transform(double dot, int64_t column, const HeadInfo& head, const std::ve
 }
 
 /// Root mean square of the norms of rows spread over the vocabulary.
-absl::StatusOr<double> TypicalNorm(const HeadWeights& weights) {
+absl::StatusOr<double> TypicalNorm(const HeadWeights& weights, const std::atomic<bool>* stop) {
   const int64_t vocab = weights.info().vocab_size;
   const int64_t samples = std::min(kSampledRows, vocab);
   WeightRows rows(weights);
   double sum = 0;
   int64_t finite = 0;
   for (int64_t i = 0; i < samples; ++i) {
+    if (stop != nullptr && stop->load(std::memory_order_relaxed)) {
+      return absl::CancelledError("the Verify was stopped");
+    }
     const int64_t row = i * vocab / samples;
     LOGPROBD_RETURN_IF_ERROR(rows.Read(row, row + 1));
     const double square = Dot(rows.Row(0), rows.Row(0));
@@ -202,7 +205,7 @@ absl::StatusOr<std::vector<std::vector<double>>> ProbeLogits(const HeadWeights& 
   WeightRows tile(weights);
   for (int64_t begin = 0; begin < head.vocab_size; begin += kernels::kTileColumns) {
     if (stop.load(std::memory_order_relaxed)) {
-      return absl::CancelledError("the server is shutting down");
+      return absl::CancelledError("the Verify was stopped");
     }
     const int64_t end = std::min<int64_t>(begin + kernels::kTileColumns, head.vocab_size);
     LOGPROBD_RETURN_IF_ERROR(tile.Read(begin, end));
@@ -226,7 +229,7 @@ double Difference(double truth, float score) {
 absl::StatusOr<VerifyProbe> MakeVerifyProbe(const HeadWeights& weights,
                                             const VerifyOptions& options) {
   const HeadInfo& head = weights.info();
-  LOGPROBD_ASSIGN_OR_RETURN(const double norm, TypicalNorm(weights));
+  LOGPROBD_ASSIGN_OR_RETURN(const double norm, TypicalNorm(weights, options.stop.get()));
   const double reach = std::abs(static_cast<double>(head.scale)) * norm;
   const double scale = reach > 0 ? kProbeLogitStddev / reach : 1;
 

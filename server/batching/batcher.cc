@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
     LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine.AllocateStaging(staging_bytes));
   }
   auto impl = std::make_unique<Impl>(options, engine, clock, metrics, std::move(staging));
-  impl->Start();
+  LOGPROBD_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Batcher>(new Batcher(std::move(impl)));
 }
 

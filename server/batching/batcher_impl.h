@@ -40,7 +40,7 @@ struct Batcher::Impl {
   Impl(const Options& options, ScoringEngine& engine, const Clock& clock, Metrics& metrics,
        std::vector<std::unique_ptr<StagingBuffer>> staging);
 
-  void Start();
+  absl::Status Start();
   void Stop();
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
   void Cancel(RequestTicket ticket);

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
+#include "server/base/errors.h"
+#include "server/base/start_thread.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {
@@ -43,8 +45,9 @@ Batcher::Impl::Impl(const Options& options, ScoringEngine& engine, const Clock& 
   }
 }
 
-void Batcher::Impl::Start() {
-  thread_ = std::thread([this] { Run(); });
+absl::Status Batcher::Impl::Start() {
+  LOGPROBD_ASSIGN_OR_RETURN(thread_, StartThread("batch", [this] { Run(); }));
+  return absl::OkStatus();
 }
 
 void Batcher::Impl::Stop() {
@@ -198,7 +201,9 @@ bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& p
 }
 
 void Batcher::Impl::DropBatchLocked(Slot& slot) {
-  // Every request of it has been answered or will be: its deadline has passed.
+  // The deadlines of those not answered have passed. They are ended before the lock is released, or
+  // a batch with their earlier rows could answer them as complete.
+  ExpireDeadlinesLocked(clock_.Now());
   std::vector<BatchPart> parts = slot.batch.TakeParts();
   for (const BatchPart& part : parts) {
     --part.pending->parts_in_flight;

@@ -1,12 +1,23 @@
 #include "server/batching/copy_pool.h"
 
+#include <utility>
+
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "server/base/log.h"
+#include "server/base/start_thread.h"
 
 namespace logprobd {
 
 CopyPool::CopyPool(int32_t num_threads) {
   for (int32_t i = 0; i < num_threads; ++i) {
-    threads_.emplace_back([this] { Work(); });
+    absl::StatusOr<std::thread> thread = StartThread("copy", [this] { Work(); });
+    if (!thread.ok()) {  // fewer copy as well, if slower
+      LogWarning("copy pool is short of threads",
+                 {{"wanted", num_threads}, {"started", i}, {"error", thread.status().message()}});
+      break;
+    }
+    threads_.push_back(*std::move(thread));
   }
 }
 

@@ -12,7 +12,7 @@ namespace logprobd {
 /// Threads that share the tasks of one caller at a time; they sleep in between.
 class CopyPool {
  public:
-  /// `num_threads` >= 0 beside the caller, who always takes part.
+  /// `num_threads` >= 0 beside the caller, who always takes part; fewer where no more can be had.
   explicit CopyPool(int32_t num_threads);
   ~CopyPool();
   CopyPool(const CopyPool&) = delete;

@@ -17,6 +17,7 @@
 #include "kernels/cpu/row_scorer.h"
 #include "server/base/check.h"
 #include "server/base/errors.h"
+#include "server/base/start_thread.h"
 #include "server/engine/batch_check.h"
 #include "server/engine/cpu_count.h"
 #include "server/engine/cpu_head.h"
@@ -96,15 +97,20 @@ class CpuEngine : public ScoringEngine {
         memory_(plan.memory),
         batch_rows_max_(options.batch_rows_max),
         top_k_max_(options.top_k_max),
-        scorer_(head_.view(), ScorerOptions(isa, options)),
-        executor_([this] { Execute(); }) {}
+        scorer_(head_.view(), ScorerOptions(isa, options)) {}
+
+  /// Once, before the first batch.
+  absl::Status StartExecutor() {
+    LOGPROBD_ASSIGN_OR_RETURN(executor_, StartThread("engine", [this] { Execute(); }));
+    return absl::OkStatus();
+  }
 
   ~CpuEngine() override {
     {
       const absl::MutexLock lock(&mutex_);
       stopping_ = true;
     }
-    executor_.join();
+    if (executor_.joinable()) executor_.join();
   }
 
   const HeadInfo& info() const override { return info_; }
@@ -208,7 +214,10 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateCpuEngine(const HeadWeights
     HeadInfo info = weights.info();
     info.engine = plan.engine;
     info.engine_reason = plan.reason;
-    return std::make_unique<CpuEngine>(std::move(head), std::move(info), plan, *isa, options);
+    auto engine =
+        std::make_unique<CpuEngine>(std::move(head), std::move(info), plan, *isa, options);
+    LOGPROBD_RETURN_IF_ERROR(engine->StartExecutor());
+    return engine;
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("no host memory for the CPU engine's workspace");
   }

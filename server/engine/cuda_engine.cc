@@ -19,6 +19,7 @@
 #include "kernels/chunked/chunk_plan.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/base/start_thread.h"
 #include "server/engine/batch_check.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_memory.h"
@@ -179,6 +180,7 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
       scorer_, CudaScorer::Create(plan_, std::make_shared<const CudaHead>(std::move(head))));
   LogInfo("CUDA engine ready to score", {{"gpu", gpu_},
                                          {"gemm", scorer_->algorithm()},
+                                         {"fused", plan_.with_fused},
                                          {"block_rows", plan_.block_rows},
                                          {"workspace_bytes", plan_.workspace_bytes}});
   LOGPROBD_ASSIGN_OR_RETURN(copy_in_, CreateStream());
@@ -192,8 +194,10 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
     LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(plan_));
     slots_.push_back(std::move(slot));
   }
-  submit_thread_ = std::thread([this] { RunSubmitThread(); });
-  finish_thread_ = std::thread([this] { RunFinishThread(); });
+  LOGPROBD_ASSIGN_OR_RETURN(submit_thread_,
+                            StartThread("cuda-submit", [this] { RunSubmitThread(); }));
+  LOGPROBD_ASSIGN_OR_RETURN(finish_thread_,
+                            StartThread("cuda-finish", [this] { RunFinishThread(); }));
   return absl::OkStatus();
 }
 

@@ -27,7 +27,7 @@ class GrpcServer {
     bool insecure = false;
     bool reflection = false;
     int64_t message_bytes_max = int64_t{64} << 20;
-    /// Memory for messages being received, over all connections (gRPC ResourceQuota).
+    /// Memory for messages being received or queued, over all connections (gRPC ResourceQuota).
     int64_t receive_bytes_max = int64_t{2} << 30;
     int32_t streams_max = 256;
     /// Bytes of answers, from the queueing of their requests until clients have taken them, in all.

@@ -67,7 +67,8 @@ absl::Status FusedScene::Allocate() {
 int64_t FusedScene::RowsOfLaunch(const Ask& ask) const {
   const kernels::ChunkPlan plan = kernels::PlanChunks(
       {.vocab_size = sizes_.vocab_size, .hidden_size = sizes_.hidden_size, .with_fused = true});
-  return plan.FusedRows(kernels::Dtype::kBf16, ask.entropy_temperature ? 2 : 1);
+  return plan.FusedRows(ask.terms ? kernels::Dtype::kF32 : kernels::Dtype::kBf16,
+                        ask.entropy_temperature ? 2 : 1);
 }
 
 const std::byte* FusedScene::NextWeight() {

@@ -154,12 +154,21 @@ class StreamBook:
             if not stale:
                 batch.result = batch.assembly.result()
             elif batch.rounds == SWAP_ROUNDS_MAX:
-                batch.result = too_many_swaps(self._settings.address)
+                self._fail(batch, too_many_swaps(self._settings.address))
             else:
                 batch.rounds += 1
                 self._waiting.extendleft(_Job(batch, chunk) for chunk in reversed(stale))
         except LogprobdError as error:
-            batch.result = error
+            self._fail(batch, error)
+
+    def _fail(self, batch: _Batch, error: LogprobdError) -> None:
+        """None of the batch's chunks is sent any more, nor takes room of others."""
+        batch.result = error
+        self._waiting = deque(job for job in self._waiting if job.batch is not batch)
+        self._again = [entry for entry in self._again if entry[2].batch is not batch]
+        heapq.heapify(self._again)
+        for chunk_id in [i for i, job in self._inflight.items() if job.batch is batch]:
+            del self._inflight[chunk_id]
 
     def _refused(self, job: _Job, response: _wire.ScoreResponse, now: float) -> None:
         error = from_status(
@@ -175,7 +184,7 @@ class StreamBook:
         error = job.batch.plan.locate(error, job.chunk)
         delay = self._settings.retry.delay(error, job.attempts)
         if delay is None or now + delay >= job.batch.deadline:
-            job.batch.result = error
+            self._fail(job.batch, error)
         else:
             heapq.heappush(self._again, (now + delay, job.chunk_id, job))
 

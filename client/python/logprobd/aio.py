@@ -346,7 +346,8 @@ class _Slots:
     async def __aexit__(self, *_: object) -> None:
         self._held -= 1
         async with self._changed:
-            self._changed.notify_all()
+            # As many as now find room, not all: with thousands of chunks that would be millions.
+            self._changed.notify(max(0, self.window.size - self._held))
 
 
 class _AioStream:
@@ -378,7 +379,8 @@ class _AioStream:
                 self._add(data)
         except grpc.RpcError:
             pass  # its status is read from the call
-        self._add(self._call)
+        finally:  # also when the channel was closed, which cancels the read
+            self._add(self._call)
 
     def _add(self, event: Any) -> None:
         self._events.append(event)

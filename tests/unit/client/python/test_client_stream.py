@@ -208,6 +208,25 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
     assert widest == 0 and sent == 4 + 6 + 10
 
 
+def test_chunks_of_a_failed_batch_take_no_room(rows):
+    # Refused chunks of a failed batch filled the narrowed window for good: the stream hung.
+    book = StreamBook(Client("host:1", max_inflight=4)._settings)
+    limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
+    book.add(ScorePlan(*rows), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0)
+    while book.next_request(0.0) is not None:
+        pass
+    for chunk_id in (1, 2, 3):
+        refusal = _wire.ScoreResponse(chunk_id=chunk_id, status_code=8, retry_after_ms=50_000)
+        book.receive(_wire.encode(refusal), 0.0)
+
+    book.receive(_wire.encode(_wire.ScoreResponse(chunk_id=4, status_code=3)), 0.0)
+
+    assert [type(result) for result in book.finished()] == [InvalidArgument]
+    assert book.has_room and book.is_empty
+    assert book.next_request(200.0) is None
+    assert book.pause(0.0) is None
+
+
 def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, client, rows):
     # It ended the stream, though on_error says that only that batch fails.
     named = {"hidden": rows[0], "targets": rows[1]}

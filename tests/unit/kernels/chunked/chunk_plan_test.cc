@@ -33,8 +33,12 @@ class ChunkPlanTest : public ::testing::TestWithParam<HeadCase> {
 };
 
 TEST_P(ChunkPlanTest, TheWorkspaceStaysWithinItsBound) {
-  for (const int64_t rows : {1, 64, 100, 4096, 8192, 32768}) {
-    EXPECT_LE(PlanChunks(Options(rows)).workspace_bytes, 512 * kMiB) << rows;
+  for (const int64_t rows : {1, 64, 100, 4096, 8192, 32768, 150'000}) {
+    for (const bool with_fused : {false, true}) {
+      ChunkPlanOptions options = Options(rows);
+      options.with_fused = with_fused;
+      EXPECT_LE(PlanChunks(options).workspace_bytes, 512 * kMiB) << rows;
+    }
   }
 }
 

@@ -81,6 +81,19 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {
   }
 }
 
+// Whole block tiles are read where the buffer has room: with what earlier batches left there.
+TEST_F(FusedBitsTest, RowsThatStandBehindTheLastDoNotShow) {
+  for (const int64_t rows : {1, 65, 129, 1'100}) {
+    const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
+    const FusedScores truth = RunFused(c);
+    FusedRun run(c, 2'048);
+    for (const FusedTile tile : kTiles) {
+      run.Enqueue({.choice = FusedChoice{tile, FusedRaster::kAlongRows, 1}});
+      ExpectSameBits(run.Read(), truth);
+    }
+  }
+}
+
 TEST_F(FusedBitsTest, WhatIsAskedBesideDoesNotShow) {
   for (const int64_t rows : {5, 100, 600}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});

@@ -23,12 +23,14 @@ constexpr float kPoison = -12345.5F;
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
-/// [rows, pitch] of 16-bit elements, zero beyond the row.
+/// [rows, pitch] of 16-bit elements, zero beyond the row; rows of room are NaN.
 std::vector<uint16_t> Packed(const std::vector<float>& values, int64_t columns, Dtype dtype,
                              int64_t rows_of_room) {
   const int64_t pitch = Pitch(columns);
   const int64_t rows = static_cast<int64_t>(values.size()) / columns;
   std::vector<uint16_t> packed(static_cast<size_t>(std::max(rows, rows_of_room) * pitch));
+  const uint16_t nan = ToBits(std::numeric_limits<float>::quiet_NaN(), dtype);
+  std::fill(packed.begin() + rows * pitch, packed.end(), nan);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < columns; ++k) {
       packed[static_cast<size_t>(row * pitch + k)] =
@@ -178,7 +180,9 @@ struct FusedRun::Memory {
 };
 
 FusedRun::FusedRun(const FusedCase& inputs, int64_t rows_of_room)
-    : inputs_(inputs), memory_(std::make_unique<Memory>(inputs, rows_of_room)) {
+    : inputs_(inputs),
+      rows_of_room_(inputs.is_f32 ? 0 : rows_of_room),
+      memory_(std::make_unique<Memory>(inputs, rows_of_room)) {
   EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
 }
 
@@ -189,12 +193,19 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   Memory& m = *memory_;
   const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
   const auto rows = static_cast<size_t>(c.num_rows);
+  // What an earlier run left would pass for this one's.
+  const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
+  ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.nonfinite.data(), 0xA5, rows, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.argmax_id.data(), 0xA5, rows * 4, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.floats.data(), 0xA5, rows * 7 * 4, stream_), cudaSuccess);
   ASSERT_EQ(cudaMemsetAsync(m.max_keys.data(), 0, rows * sizeof(uint64_t), stream_), cudaSuccess);
   ASSERT_EQ(cudaMemsetAsync(m.min_keys.data(), 0, rows * sizeof(uint32_t), stream_), cudaSuccess);
   kernels::FusedPartialsParams params;
   params.dtype = c.dtype;
   params.num_rows = c.num_rows;
-  params.readable_rows = c.num_rows;
+  params.readable_rows = std::max(c.num_rows, rows_of_room_);
   params.hidden_size = c.hidden_size;
   params.hidden = m.hidden.data();
   params.hidden_stride = Pitch(c.hidden_size);
@@ -338,6 +349,8 @@ void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolera
                 4e-6 * std::max(1.0, std::abs(truth.min_logit)) + tolerance.logprob);
     ASSERT_NEAR(scores.lse[index], truth.lse, tolerance.logprob + 4e-6 * std::abs(truth.lse));
     ASSERT_NEAR(scores.sum_p_squared[index], truth.sum_p_squared, tolerance.entropy);
+    ASSERT_GE(scores.argmax_id[index], 0);
+    ASSERT_LT(scores.argmax_id[index], c.vocab_size);
     // Another id may win where two logits are as close as the error.
     const double chosen = Logit(c, row, scores.argmax_id[index]);
     ASSERT_NEAR(chosen, truth.max_logit, relative + tolerance.logprob);

@@ -67,7 +67,8 @@ struct FusedAsk {
   bool everything = true;
 };
 
-/// A case in device memory with poisoned outputs; may be scored again and again, on its own stream.
+/// A case in device memory; may be scored again and again, on its own stream, with outputs poisoned
+/// before each run. Rows of room hold NaN and may be read.
 class FusedRun {
  public:
   explicit FusedRun(const FusedCase& inputs, int64_t rows_of_room = 0);
@@ -84,6 +85,7 @@ class FusedRun {
  private:
   struct Memory;
   const FusedCase& inputs_;
+  const int64_t rows_of_room_;
   std::unique_ptr<Memory> memory_;
   cudaStream_t stream_ = nullptr;
 };
