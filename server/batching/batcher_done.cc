@@ -44,12 +44,13 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     slot.state = SlotState::kFree;
     --in_flight_;
     ++answering_;
-    wake_ = true;  // a slot is free, and the gauges have changed
+    wake_ = wake_ || !queue_.empty();
   }
   AnswerAll(std::move(endings));
   parts.clear();
   absl::MutexLock lock(&mutex_);
   --answering_;
+  wake_ = true;  // for the gauges; only now, since on few cores it would delay the answers
   UpdateIdleLocked();
 }
 
@@ -159,7 +160,6 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
       }
       ReleaseHeldLocked(pending);
     }
-    wake_ = true;  // for the gauges
   }
   for (Ending& ending : endings) {
     Answer(ending);
