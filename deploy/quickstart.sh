@@ -77,6 +77,11 @@ for taken in "$port:--port" "$http_port:--http-port"; do
   fi
 done
 
+# The last line of nvcc's version; empty without a toolkit, which is no error.
+toolkit_version() {
+  { PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null || true; } | tail -n 1
+}
+
 build() {
   local stamp=build/release/.quickstart cuda=AUTO wanted
   local -a options=()
@@ -85,8 +90,7 @@ build() {
   [ -f build/release/build.ninja ] || options+=(-DLOGPROBD_TESTS=OFF)
   # Configured again only where the choice of CUDA or the toolkit has changed since; a tree of tests/run.sh keeps
   # its tests.
-  wanted="cuda=$cuda architectures=$architectures nvcc=$( (PATH=$PATH:/usr/local/cuda/bin; nvcc --version) 2>/dev/null |
-    tail -n 1)"
+  wanted="cuda=$cuda architectures=$architectures nvcc=$(toolkit_version)"
   if [ "$cuda" = AUTO ] && $has_nvcc && [[ -z "$architectures" || "$architectures" == *90* ]]; then
     bash deploy/fetch_cutlass.sh  # for the fused kernel, which is compute capability 9.0's
   fi
