@@ -143,7 +143,7 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums) const {
 
 int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {
   int64_t tiles = logits_bytes / (PadRows(rows) * kTileColumns * int64_t{sizeof(float)});
-  if (PairOf(hidden_dtype) != Pair::kNative && head_dtype != Dtype::kF32) {
+  if (ConvertsWeight(hidden_dtype)) {
     tiles =
         std::min(tiles, converted_weight_bytes / (kTileColumns * MultipliedRowBytes(hidden_dtype)));
   }

@@ -84,6 +84,11 @@ struct ChunkPlan {
   };
   Pair PairOf(Dtype hidden_dtype) const;
 
+  /// Whether the weight is multiplied in another form than it is stored in.
+  bool ConvertsWeight(Dtype hidden_dtype) const {
+    return PairOf(hidden_dtype) != Pair::kNative && head_dtype != Dtype::kF32;
+  }
+
   /// Bytes of a row as it is multiplied, and of what it is made from beside it (0 where the same).
   int64_t MultipliedRowBytes(Dtype hidden_dtype) const;
   int64_t SourceRowBytes(Dtype hidden_dtype) const;

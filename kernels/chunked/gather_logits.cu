@@ -1,7 +1,8 @@
 // GatherLogitsKernel: the logits of listed (row, id) pairs, out of one chunk.
 //
-// Idea      The chunk is about to be overwritten: each pair takes its logit when its chunk is
-// there. Work      A thread a pair. Traffic   8 bytes a pair and chunk, and a sector for each hit.
+// Idea      The chunk is about to be overwritten: each pair takes its logit when its chunk is there.
+// Work      A thread a pair.
+// Traffic   8 bytes a pair and chunk, and a sector for each hit.
 // Numerics  The logit has the bits that the other kernels see.
 // Limits    2^31 pairs a launch.
 // Source    Our own.

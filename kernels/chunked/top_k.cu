@@ -1,7 +1,6 @@
 // TopKKernel: merges a chunk of logits into each row's running best k.
 //
-// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set
-// of
+// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set of
 //           the k largest does not depend on the order of anything. Keys above the current k-th are
 //           appended to a list in shared memory; when it is full, or the chunk ends, list and best
 //           are sorted together and the first k stay. After the first columns few keys pass.

@@ -6,8 +6,7 @@
 // Work      A block has 256 threads for kRows rows (1 where rows are few, else 4); a thread takes
 //           every (256 / kRows)-th tile of its row, eight loads at a time, as latency is what
 //           counts.
-// Traffic   16 bytes a tile, twice (the second time from a cache), by whole sectors in the layout
-// of
+// Traffic   16 bytes a tile, twice (the second time from a cache), by whole sectors: see
 //           PartialLayoutOf.
 // Numerics  Exact sums of the partials to 2^-42, relative to the row's exponent; the rest in fp64.
 // Limits    V <= 2^20 (row_sums.h).

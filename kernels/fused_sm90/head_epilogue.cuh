@@ -5,10 +5,9 @@
 // Idea      A quad of lanes holds a row's 192 sums of a tile, 48 a lane: maximum, exponent and sums
 //           need two butterfly steps each and no shared memory.
 // Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
-// Traffic   16 bytes a row and tile; a warp writes eight rows at once (128 bytes where they lie
-// together). Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) would make
-// 0 * inf:
-//           the sums are then taken again with a floor, which leaves the bits of others alone.
+// Traffic   16 bytes a row and tile; a warp writes eight rows at once.
+// Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) make 0 * inf: the sums
+//           are then taken again with a floor, which leaves the bits of others alone.
 
 #include <cstdint>
 

@@ -14,6 +14,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/reference/row_reference.h"
 #include "server/base/errors.h"
+#include "server/engine/kernel_dtype.h"
 
 namespace logprobd {
 namespace {
@@ -22,18 +23,6 @@ constexpr double kProbeLogitStddev = 3;
 constexpr int64_t kSampledRows = 256;
 /// Rows of the probe scored in one reading of the weight: bounds the memory for their logits.
 constexpr int64_t kRowsTogether = 16;
-
-kernels::Dtype ToKernels(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      break;
-  }
-  return kernels::Dtype::kF32;
-}
 
 uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -92,7 +81,7 @@ class WeightRows {
     stored_.resize(static_cast<size_t>((row_end - row_begin) * row_bytes_));
     LOGPROBD_RETURN_IF_ERROR(weights_.ReadRows(row_begin, row_end, stored_.data(), row_bytes_));
     values_.resize(static_cast<size_t>((row_end - row_begin) * hidden_));
-    const kernels::Dtype dtype = ToKernels(weights_.info().dtype);
+    const kernels::Dtype dtype = KernelDtype(weights_.info().dtype);
     for (size_t i = 0; i < values_.size(); ++i) {
       values_[i] = kernels::ElementReference(stored_.data(), static_cast<int64_t>(i), dtype);
     }
@@ -199,7 +188,7 @@ absl::StatusOr<std::vector<std::vector<double>>> ProbeLogits(const HeadWeights& 
     for (int64_t i = 0; i < head.hidden_size; ++i) {
       const int64_t index = (row_begin + static_cast<int64_t>(row)) * head.hidden_size + i;
       hidden[row].push_back(
-          kernels::ElementReference(probe.hidden.data(), index, ToKernels(probe.dtype)));
+          kernels::ElementReference(probe.hidden.data(), index, KernelDtype(probe.dtype)));
     }
   }
   WeightRows tile(weights);

@@ -203,9 +203,8 @@ absl::StatusOr<const std::byte*> CudaScorer::EnqueueWeight(kernels::Dtype hidden
       static_cast<size_t>(plan_.padded_hidden * kernels::DtypeBytes(plan_.head_dtype));
   const std::byte* const weight =
       head_->weight.get() + static_cast<size_t>(tile * kTileColumns) * row_bytes;
-  const ChunkPlan::Pair pair = plan_.PairOf(hidden_dtype);
-  if (pair == ChunkPlan::Pair::kNative || plan_.head_dtype == kernels::Dtype::kF32) return weight;
-  if (pair == ChunkPlan::Pair::kWidened) {
+  if (!plan_.ConvertsWeight(hidden_dtype)) return weight;
+  if (plan_.PairOf(hidden_dtype) == ChunkPlan::Pair::kWidened) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         kernels::LaunchWiden(weight, plan_.head_dtype, columns * plan_.padded_hidden,
                              reinterpret_cast<float*>(converted_weight_), stream));
@@ -232,9 +231,7 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
   const int64_t columns = num_tiles * kTileColumns;
   LOGPROBD_ASSIGN_OR_RETURN(const std::byte* const weight,
                             EnqueueWeight(block.hidden_dtype, tile, num_tiles, stream));
-  const bool is_native = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kNative ||
-                         plan_.head_dtype == kernels::Dtype::kF32;
-  LOGPROBD_RETURN_IF_ERROR((is_native ? native_ : mixed_)
+  LOGPROBD_RETURN_IF_ERROR((plan_.ConvertsWeight(block.hidden_dtype) ? mixed_ : native_)
                                ->Run(weight, block.hidden,
                                      {.columns = columns, .rows = kernels::PadRows(block.num_rows)},
                                      logits_, stream));

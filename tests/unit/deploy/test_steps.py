@@ -40,6 +40,17 @@ def test_a_failed_step_ends_the_script_with_the_logs_end(tmp_path: pathlib.Path)
     assert "went on" not in result.stdout
 
 
+def test_quickstart_goes_on_where_there_is_no_toolkit() -> None:
+    # Asking nvcc for its version ended the build step of a bare Debian.
+    text = (ROOT / "deploy" / "quickstart.sh").read_text()
+    function = text[text.index("toolkit_version() {") :].split("\n}\n")[0] + "\n}\n"
+    script = "set -euo pipefail\n" + function + "nvcc() { return 127; }\n"
+    script += 'wanted="nvcc=$(toolkit_version)"\necho "$wanted and on"'
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+    assert result.stdout == "nvcc= and on\n", result.stderr
+
+
 def test_quickstart_refuses_a_port_that_another_server_holds() -> None:
     # It took that server for its own, scored against it, and reported success.
     with socket.create_server(("127.0.0.1", 0)) as other:
