@@ -1,11 +1,11 @@
 // SplitTermsKernel: hidden rows in fp32 or fp16 to sums of bf16 terms.
 //
-// Idea      x = hi + lo, hi the bf16 value nearest x, lo the one nearest x - hi: tensor cores then
-//           multiply what they otherwise could not, at nearly fp32's precision.
+// Idea      x = hi + lo, hi the bf16 value nearest x, lo the one nearest x - hi, and so on: tensor
+//           cores then multiply what they otherwise could not, at nearly fp32's precision.
 // Work      A thread two neighbouring elements, a block column of 256 threads along a row.
-// Traffic   Reads 4 (or 2), writes 4 bytes an element: memory bound.
-// Numerics  fp16: exact. fp32: 2^-17 relative; what is below bf16's range is lost, and
-//           values above its largest (3.39e38) make the row not finite.
+// Traffic   Reads 4 (or 2), writes 2 bytes an element and term: memory bound.
+// Numerics  Two terms: fp16 exact, fp32 2^-17 relative. Three: fp32 exact. What is below bf16's
+//           range is lost, and values above its largest (3.39e38) make the row not finite.
 // Limits    2^31 rows.
 // Source    Our own; the split is the usual one.
 
@@ -21,7 +21,6 @@ namespace logprobd::kernels {
 namespace {
 
 constexpr int kBlockThreads = 256;
-static_assert(kHiddenTerms == 2);
 
 template <Dtype kDtype>
 __device__ __forceinline__ float Element(const void* row, int64_t k) {
@@ -32,23 +31,25 @@ __device__ __forceinline__ float Element(const void* row, int64_t k) {
   }
 }
 
+/// A term has `pairs` pairs of elements.
 template <Dtype kDtype>
 __global__ void __launch_bounds__(kBlockThreads)
-    SplitTermsKernel(const SplitTermsParams params, const int64_t pitch) {
+    SplitTermsKernel(const SplitTermsParams params, const int64_t pairs) {
   constexpr int64_t kElementBytes = kDtype == Dtype::kF32 ? 4 : 2;
   const int64_t row = blockIdx.x;
   const auto* const in =
       static_cast<const char*>(params.in) + row * params.in_stride * kElementBytes;
-  auto* const low = static_cast<__nv_bfloat162*>(params.out) + row * pitch;  // two terms, in pairs
-  auto* const high = low + pitch / 2;
-  for (int64_t pair = threadIdx.x; pair < pitch / 2; pair += kBlockThreads) {
+  auto* const out = static_cast<__nv_bfloat162*>(params.out) + row * params.num_terms * pairs;
+  for (int64_t pair = threadIdx.x; pair < pairs; pair += kBlockThreads) {
     const int64_t k = 2 * pair;
-    const float x = k < params.hidden_size ? Element<kDtype>(in, k) : 0.0F;
-    const float y = k + 1 < params.hidden_size ? Element<kDtype>(in, k + 1) : 0.0F;
-    const __nv_bfloat162 hi(__float2bfloat16_rn(x), __float2bfloat16_rn(y));
-    high[pair] = hi;
-    low[pair] = __nv_bfloat162(__float2bfloat16_rn(__fsub_rn(x, __low2float(hi))),
-                               __float2bfloat16_rn(__fsub_rn(y, __high2float(hi))));
+    float x = k < params.hidden_size ? Element<kDtype>(in, k) : 0.0F;
+    float y = k + 1 < params.hidden_size ? Element<kDtype>(in, k + 1) : 0.0F;
+    for (int32_t term = params.num_terms - 1; term >= 0; --term) {
+      const __nv_bfloat162 nearest(__float2bfloat16_rn(x), __float2bfloat16_rn(y));
+      out[term * pairs + pair] = nearest;
+      x = __fsub_rn(x, __low2float(nearest));  // exact
+      y = __fsub_rn(y, __high2float(nearest));
+    }
   }
 }
 
@@ -57,14 +58,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 cudaError_t LaunchSplitTerms(const SplitTermsParams& params, cudaStream_t stream) {
   if (params.dtype == Dtype::kBf16 || params.in == nullptr || params.out == nullptr ||
       params.num_rows < 0 || params.num_rows > INT32_MAX || params.hidden_size < 1 ||
-      params.in_stride < params.hidden_size || params.in_stride % 4 != 0) {
+      params.in_stride < params.hidden_size || params.in_stride % 4 != 0 || params.num_terms < 1 ||
+      params.num_terms > kHiddenTermsMax) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0) return cudaSuccess;
   const auto kernel =
       params.dtype == Dtype::kF32 ? SplitTermsKernel<Dtype::kF32> : SplitTermsKernel<Dtype::kF16>;
   kernel<<<static_cast<uint32_t>(params.num_rows), kBlockThreads, 0, stream>>>(
-      params, TermPitch(params.hidden_size));
+      params, TermPitch(params.hidden_size) / 2);
   return cudaGetLastError();
 }
 

@@ -5,17 +5,19 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "kernels/common/terms.h"
 
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchSplitTerms, in device memory, 16-byte aligned.
 struct SplitTermsParams {
-  Dtype dtype = Dtype::kF32;  ///< kF32 or kF16.
-  const void* in = nullptr;   ///< [num_rows, in_stride]
-  int64_t in_stride = 0;      ///< Elements, a multiple of 4, >= hidden_size.
-  int64_t num_rows = 0;       ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t hidden_size = 0;    ///< >= 1.
-  void* out = nullptr;        ///< [num_rows, kHiddenTerms, TermPitch(hidden_size)] of bf16.
+  Dtype dtype = Dtype::kF32;         ///< kF32 or kF16.
+  const void* in = nullptr;          ///< [num_rows, in_stride]
+  int64_t in_stride = 0;             ///< Elements, a multiple of 4, >= hidden_size.
+  int64_t num_rows = 0;              ///< 0 to 2^31 - 1; 0 does nothing.
+  int64_t hidden_size = 0;           ///< >= 1.
+  int32_t num_terms = kHiddenTerms;  ///< 1 (rounds to nearest even) to kHiddenTermsMax.
+  void* out = nullptr;               ///< [num_rows, num_terms, TermPitch(hidden_size)] of bf16.
 };
 
 /// Enqueues the split of hidden rows into bf16 terms (kernels/common/terms.h) on `stream` and

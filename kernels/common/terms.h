@@ -6,8 +6,12 @@ namespace logprobd::kernels {
 
 /// A hidden value as a sum of 16-bit terms, for products with a bf16 weight: the largest bf16 value
 /// is taken off first, then the largest of what is left. Two terms hold fp16 exactly and fp32 to
-/// 2^-17 relative. A row holds its terms one after another, smallest first (small sums are rounded
-/// least before the large ones come), TermPitch apart, zero in between.
+/// 2^-17 relative, three fp32 exactly down to 2^-110. A row holds its terms one after another,
+/// smallest first (small sums are rounded least before the large ones come), TermPitch apart, zero
+/// in between.
+inline constexpr int32_t kHiddenTermsMax = 3;
+
+/// Terms of the rows that the engine splits.
 inline constexpr int32_t kHiddenTerms = 2;
 
 /// Terms start at multiples of this many elements: the fused kernel's step along the hidden size.

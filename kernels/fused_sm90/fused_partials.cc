@@ -11,7 +11,6 @@ constexpr int64_t kRowsMax = 1 << 24;
 constexpr int64_t kVocabMax = 1 << 20;
 constexpr int64_t kDepthMax = 1 << 24;
 constexpr int64_t kAlignmentElements = 8;
-constexpr int32_t kTermsMax = 3;
 
 bool HasTransform(const FusedPartialsParams& params) {
   return params.bias != nullptr || params.transform.scale != 1.0F ||
@@ -28,9 +27,9 @@ bool IsValid(const FusedPartialsParams& params) {
       params.num_terms == 1 ? params.hidden_size : params.num_terms * TermPitch(params.hidden_size);
   return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
          params.readable_rows >= params.num_rows && params.hidden_size >= 1 &&
-         params.num_terms >= 1 && params.num_terms <= kTermsMax && row_elements <= kDepthMax &&
-         IsAligned(params.hidden, params.hidden_stride) && params.hidden_stride >= row_elements &&
-         IsAligned(params.weight, params.weight_stride) &&
+         params.num_terms >= 1 && params.num_terms <= kHiddenTermsMax &&
+         row_elements <= kDepthMax && IsAligned(params.hidden, params.hidden_stride) &&
+         params.hidden_stride >= row_elements && IsAligned(params.weight, params.weight_stride) &&
          params.weight_stride >= params.hidden_size && params.vocab_size >= 1 &&
          params.vocab_size <= kVocabMax && params.tile_begin >= 0 &&
          params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size) &&

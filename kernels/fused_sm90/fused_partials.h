@@ -21,8 +21,8 @@ struct FusedPartialsParams {
   /// than rows with any content at all, so a buffer with room for 64 is worth having.
   int64_t readable_rows = 0;
   int64_t hidden_size = 0;  ///< >= 1.
-  /// 16-bit terms that a hidden value is the sum of, 1 to 3, as kernels/common/terms.h lays them
-  /// out.
+  /// 16-bit terms that a hidden value is the sum of, 1 to kHiddenTermsMax, as
+  /// kernels/common/terms.h lays them out.
   int32_t num_terms = 1;
   const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
   int64_t hidden_stride = 0;     ///< Elements, >= what a row holds, a multiple of 8.

@@ -9,7 +9,6 @@
 #include "gtest/gtest.h"
 #include "kernels/chunked/split_terms.h"
 #include "kernels/combine/row_scores.h"
-#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
@@ -157,7 +156,7 @@ struct FusedRun::Memory {
     }
     source.emplace(rows);
     terms.emplace(Poisoned<uint16_t>(
-        c.num_rows * kernels::kHiddenTerms * kernels::TermPitch(c.hidden_size), 0x7FC0));
+        c.num_rows * kernels::kHiddenTermsMax * kernels::TermPitch(c.hidden_size), 0x7FC0));
   }
 
   DeviceArray<uint16_t> hidden;
@@ -215,12 +214,13 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
                                          .in_stride = Pitch(c.hidden_size),
                                          .num_rows = c.num_rows,
                                          .hidden_size = c.hidden_size,
+                                         .num_terms = c.num_terms,
                                          .out = m.terms->data()},
                                         stream_),
               cudaSuccess);
-    params.num_terms = kernels::kHiddenTerms;
+    params.num_terms = c.num_terms;
     params.hidden = m.terms->data();
-    params.hidden_stride = kernels::kHiddenTerms * kernels::TermPitch(c.hidden_size);
+    params.hidden_stride = c.num_terms * kernels::TermPitch(c.hidden_size);
   }
   params.weight = m.weight.data();
   params.weight_stride = Pitch(c.hidden_size);

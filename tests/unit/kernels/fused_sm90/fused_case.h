@@ -9,6 +9,7 @@
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
+#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
@@ -21,6 +22,7 @@ bool HasHopper();
 struct FusedCase {
   kernels::Dtype dtype = kernels::Dtype::kBf16;  ///< Of the head, and of hidden unless is_f32.
   bool is_f32 = false;                           ///< Hidden rows are fp32, scored as terms.
+  int32_t num_terms = kernels::kHiddenTerms;     ///< Of fp32 rows.
   int64_t num_rows = 0;
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;

@@ -86,9 +86,12 @@ TEST_F(FusedScoresTest, TheEntropyMayHaveItsOwnTemperature) {
 
 TEST_F(FusedScoresTest, Fp32RowsAreNotRounded) {
   for (const int64_t hidden : {33, 128, 896, 2'048}) {
-    const FusedCase c = MakeFusedCase({.rows = 70, .hidden = hidden, .vocab = 600, .is_f32 = true});
-    // Against the fp32 values: rounding them to bf16 would cost 1e-2.
-    ExpectNearTruth(c, RunFused(c), {.logprob = 6e-5, .entropy = 6e-5});
+    FusedCase c = MakeFusedCase({.rows = 70, .hidden = hidden, .vocab = 600, .is_f32 = true});
+    for (const int32_t num_terms : {2, 3}) {
+      c.num_terms = num_terms;
+      // Against the fp32 values: rounding them to bf16 would cost 1e-2.
+      ExpectNearTruth(c, RunFused(c), {.logprob = 6e-5, .entropy = 6e-5});
+    }
   }
 }
 

@@ -1,0 +1,233 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/chunked/split_terms.h"
+#include "kernels/common/terms.h"
+#include "tests/unit/kernels/chunked/device_array.h"
+#include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using logprobd::testing::DeviceArray;
+using logprobd::testing::FromBits;
+using logprobd::testing::ToBits;
+
+constexpr uint16_t kPoison = 0x7FC0;  // NaN
+constexpr int64_t kRows = 3;
+
+/// Terms as they lie in memory, [rows + 1, num_terms, pitch]: the last row is not to be written.
+struct Terms {
+  int64_t hidden_size;
+  int32_t num_terms;
+  std::vector<uint16_t> bits;
+
+  uint16_t Bits(int64_t row, int32_t term, int64_t k) const {
+    return bits[static_cast<size_t>((row * num_terms + term) * TermPitch(hidden_size) + k)];
+  }
+  double Value(int64_t row, int32_t term, int64_t k) const {
+    return FromBits(Bits(row, term, k), Dtype::kBf16);
+  }
+  double Sum(int64_t row, int64_t k) const {
+    double sum = 0;
+    for (int32_t term = 0; term < num_terms; ++term) sum += Value(row, term, k);
+    return sum;
+  }
+};
+
+int64_t StrideOf(int64_t hidden_size) { return (hidden_size + 3) / 4 * 4 + 4; }
+
+/// Splits rows of fp32 or of bits of fp16, [rows, StrideOf(hidden_size)].
+template <typename T>
+Terms Split(const std::vector<T>& rows, int64_t hidden_size, int32_t num_terms) {
+  const int64_t num_rows = static_cast<int64_t>(rows.size()) / StrideOf(hidden_size);
+  const DeviceArray<T> in(rows);
+  const DeviceArray<uint16_t> out(std::vector<uint16_t>(
+      static_cast<size_t>((num_rows + 1) * num_terms * TermPitch(hidden_size)), kPoison));
+  EXPECT_EQ(LaunchSplitTerms({.dtype = sizeof(T) == 4 ? Dtype::kF32 : Dtype::kF16,
+                              .in = in.data(),
+                              .in_stride = StrideOf(hidden_size),
+                              .num_rows = num_rows,
+                              .hidden_size = hidden_size,
+                              .num_terms = num_terms,
+                              .out = out.data()},
+                             nullptr),
+            cudaSuccess);
+  return {hidden_size, num_terms, out.Read()};
+}
+
+/// Values of every sign, significand and of magnitudes 2^-100 to 2^100; NaN beyond a row's end.
+std::vector<float> MakeRows(int64_t hidden_size) {
+  std::vector<float> rows(static_cast<size_t>(kRows * StrideOf(hidden_size)),
+                          std::numeric_limits<float>::quiet_NaN());
+  std::mt19937 random(static_cast<uint32_t>(hidden_size));
+  std::uniform_real_distribution<float> significand(-2.0F, 2.0F);
+  std::uniform_int_distribution<int> exponent(-100, 99);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t k = 0; k < hidden_size; ++k) {
+      rows[static_cast<size_t>(row * StrideOf(hidden_size) + k)] =
+          std::ldexp(significand(random), exponent(random));
+    }
+  }
+  return rows;
+}
+
+float At(const std::vector<float>& rows, int64_t hidden_size, int64_t row, int64_t k) {
+  return rows[static_cast<size_t>(row * StrideOf(hidden_size) + k)];
+}
+
+class SplitTermsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+// Sizes at the edges of pairs, of a term's alignment and of a block's threads.
+constexpr int64_t kHiddenSizes[] = {1, 2, 63, 64, 65, 511, 512, 513, 896};
+
+TEST_F(SplitTermsTest, OneTermIsTheNearestBf16) {
+  for (const int64_t hidden_size : kHiddenSizes) {
+    const std::vector<float> rows = MakeRows(hidden_size);
+    const Terms terms = Split(rows, hidden_size, 1);
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t k = 0; k < hidden_size; ++k) {
+        ASSERT_EQ(terms.Bits(row, 0, k), ToBits(At(rows, hidden_size, row, k), Dtype::kBf16));
+      }
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, TwoTermsHoldFp32To17Bits) {
+  for (const int64_t hidden_size : kHiddenSizes) {
+    const std::vector<float> rows = MakeRows(hidden_size);
+    const Terms terms = Split(rows, hidden_size, 2);
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t k = 0; k < hidden_size; ++k) {
+        const double x = At(rows, hidden_size, row, k);
+        ASSERT_NEAR(terms.Sum(row, k), x, std::ldexp(std::fabs(x), -17));
+      }
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, ThreeTermsHoldFp32Exactly) {
+  for (const int64_t hidden_size : kHiddenSizes) {
+    const std::vector<float> rows = MakeRows(hidden_size);
+    const Terms terms = Split(rows, hidden_size, 3);
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t k = 0; k < hidden_size; ++k) {
+        ASSERT_EQ(terms.Sum(row, k), static_cast<double>(At(rows, hidden_size, row, k)));
+      }
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, TwoAndThreeTermsHoldEveryFp16Exactly) {
+  std::vector<uint16_t> values;
+  for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
+    if ((bits & 0x7C00U) != 0x7C00U) values.push_back(static_cast<uint16_t>(bits));
+  }
+  const auto hidden_size = static_cast<int64_t>(values.size());
+  std::vector<uint16_t> row = values;
+  row.resize(static_cast<size_t>(StrideOf(hidden_size)), 0x7E00);
+  for (const int32_t num_terms : {2, 3}) {
+    const Terms terms = Split(row, hidden_size, num_terms);
+    for (int64_t k = 0; k < hidden_size; ++k) {
+      ASSERT_EQ(terms.Sum(0, k),
+                static_cast<double>(FromBits(values[static_cast<size_t>(k)], Dtype::kF16)));
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, TheSmallestTermComesFirstAndMoreTermsChangeNoLargerOne) {
+  for (const int64_t hidden_size : kHiddenSizes) {
+    const std::vector<float> rows = MakeRows(hidden_size);
+    const Terms one = Split(rows, hidden_size, 1);
+    const Terms two = Split(rows, hidden_size, 2);
+    const Terms three = Split(rows, hidden_size, 3);
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t k = 0; k < hidden_size; ++k) {
+        ASSERT_EQ(two.Bits(row, 1, k), one.Bits(row, 0, k));
+        ASSERT_EQ(three.Bits(row, 2, k), two.Bits(row, 1, k));
+        ASSERT_EQ(three.Bits(row, 1, k), two.Bits(row, 0, k));
+        // What is left of a value is at most half a unit in its last place of 8 bits.
+        ASSERT_LE(std::fabs(three.Value(row, 1, k)), std::fabs(three.Value(row, 2, k)) / 256);
+        ASSERT_LE(std::fabs(three.Value(row, 0, k)), std::fabs(three.Value(row, 1, k)) / 256);
+      }
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, ZerosLieBetweenTermsAndNothingIsWrittenBeyondTheLastRow) {
+  for (const int64_t hidden_size : kHiddenSizes) {
+    const std::vector<float> rows = MakeRows(hidden_size);
+    for (const int32_t num_terms : {1, 2, 3}) {
+      const Terms terms = Split(rows, hidden_size, num_terms);
+      for (int32_t term = 0; term < num_terms; ++term) {
+        for (int64_t row = 0; row < kRows; ++row) {
+          for (int64_t k = hidden_size; k < TermPitch(hidden_size); ++k) {
+            ASSERT_EQ(terms.Bits(row, term, k), 0);
+          }
+        }
+        for (int64_t k = 0; k < TermPitch(hidden_size); ++k) {
+          ASSERT_EQ(terms.Bits(kRows, term, k), kPoison);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SplitTermsTest, NanAndInfinityStayNotFinite) {
+  constexpr int64_t kHidden = 4;
+  std::vector<float> row(static_cast<size_t>(StrideOf(kHidden)), 1.0F);
+  row[0] = std::numeric_limits<float>::quiet_NaN();
+  row[1] = std::numeric_limits<float>::infinity();
+  row[2] = -std::numeric_limits<float>::max();  // beyond bf16's largest
+  for (const int32_t num_terms : {1, 2, 3}) {
+    const Terms terms = Split(row, kHidden, num_terms);
+    for (int64_t k = 0; k < 3; ++k) EXPECT_FALSE(std::isfinite(terms.Sum(0, k))) << k;
+    EXPECT_EQ(terms.Sum(0, 3), 1.0);
+  }
+}
+
+TEST_F(SplitTermsTest, NoRowsAreNoWork) {
+  const DeviceArray<float> in(std::vector<float>(8, 1.0F));
+  const DeviceArray<uint16_t> out(std::vector<uint16_t>(2 * kTermAlignment, kPoison));
+
+  EXPECT_EQ(LaunchSplitTerms({.in = in.data(), .in_stride = 8, .hidden_size = 8, .out = out.data()},
+                             nullptr),
+            cudaSuccess);
+
+  EXPECT_EQ(out.Read()[0], kPoison);
+}
+
+TEST_F(SplitTermsTest, RefusesBrokenBounds) {
+  const DeviceArray<float> in(std::vector<float>(8, 1.0F));
+  const DeviceArray<uint16_t> out(std::vector<uint16_t>(4 * kTermAlignment, kPoison));
+  const SplitTermsParams good = {
+      .in = in.data(), .in_stride = 8, .num_rows = 1, .hidden_size = 8, .out = out.data()};
+  ASSERT_EQ(LaunchSplitTerms(good, nullptr), cudaSuccess);
+  const auto refuses = [&](auto change) {
+    SplitTermsParams params = good;
+    change(params);
+    return LaunchSplitTerms(params, nullptr) == cudaErrorInvalidValue;
+  };
+
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_terms = 0; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_terms = kHiddenTermsMax + 1; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.dtype = Dtype::kBf16; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in = nullptr; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.out = nullptr; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_rows = -1; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.hidden_size = 0; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in_stride = 4; }));
+  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in_stride = 10; }));
+}
+
+}  // namespace
+}  // namespace logprobd::kernels
