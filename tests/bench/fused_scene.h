@@ -5,12 +5,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/terms.h"
 #include "server/engine/cuda_memory.h"
 
 namespace logprobd::testing {
 
-/// A random bf16 head and hidden rows on the GPU, with logits of standard deviation 3, and what the
-/// fused kernel needs beside them, within the workspace that the engine gives it.
+/// A random bf16 head and hidden rows on the GPU, and what the fused kernel needs beside them,
+/// within the workspace that the engine gives it.
 class FusedScene {
  public:
   struct Sizes {
@@ -19,13 +21,21 @@ class FusedScene {
     int64_t rows_max = 0;
     /// Heads that calls take in turn, so that a small call does not find its weight in a cache.
     int64_t num_heads = 1;
+    /// Of the logits that unit normal rows get; the weight has this over sqrt(hidden_size).
+    double logit_stddev = 3;
+    double weight_mean = 0;  ///< In standard deviations of the weight.
+    uint64_t seed = 1;
   };
   /// What is asked beside logprob and entropy, and of what the rows are made.
   struct Ask {
     bool argmax = false;
     bool sum_p_squared = false;
     bool entropy_temperature = false;
-    bool terms = false;  ///< Rows as two bf16 terms, which are there already.
+    /// Of the rows. Those in fp32 and fp16 are split into bf16 terms before each launch, which
+    /// takes as many rows as the engine's, whatever num_terms is.
+    kernels::Dtype dtype = kernels::Dtype::kBf16;
+    int32_t num_terms = kernels::kHiddenTerms;  ///< Of rows that are split.
+    float logit_scale = 1.0F;
     bool combine = true;
   };
 
@@ -36,23 +46,50 @@ class FusedScene {
 
   /// Rows of one launch, as the engine plans it.
   int64_t RowsOfLaunch(const Ask& ask) const;
-  const std::byte* hidden() const { return hidden_.get(); }
+  /// Rows of a dtype, [rows_max, hidden_size]: unit normal until others are written there. fp16
+  /// rows share their place with those in fp32, and must be written.
+  std::byte* Rows(kernels::Dtype dtype) const;
+  /// [rows_max], spread over the vocabulary until others are written there.
+  int32_t* targets() const { return reinterpret_cast<int32_t*>(targets_.get()); }
+  /// [rows_max], of the last call.
+  const float* logprob() const { return Floats(kLogprob); }
+  const float* entropy() const { return Floats(kEntropy); }
   /// The head whose turn it is.
   const std::byte* NextWeight();
   int64_t weight_bytes() const;
 
  private:
+  /// Arrays in `floats_`, AllRows() each.
+  enum FloatArray { kLog2Scale, kTargetLogit, kLogprob, kEntropy, kSumPSquared, kArgmaxLogprob };
+  static constexpr int64_t kFloatArrays = kArgmaxLogprob + 1;
+  /// Rows as the fused kernel takes them.
+  struct PreparedRows {
+    const std::byte* data;
+    int64_t stride;  ///< Elements.
+    int32_t num_terms;
+  };
+
   explicit FusedScene(const Sizes& sizes) : sizes_(sizes) {}
   absl::Status Allocate();
+  absl::Status Fill();
+  int64_t AllRows() const;
+  float* Floats(FloatArray array) const {
+    return reinterpret_cast<float*>(floats_.get()) + array * AllRows();
+  }
+  /// Rows [row, row + num_rows), split on `stream` where they have to be.
+  absl::StatusOr<PreparedRows> PrepareRows(int64_t row, int64_t num_rows, const Ask& ask,
+                                           cudaStream_t stream);
   absl::Status ScoreBlock(int64_t row, int64_t num_rows, const Ask& ask, const std::byte* weight,
                           cudaStream_t stream);
 
   const Sizes sizes_;
   int64_t turn_ = 0;
-  DeviceBuffer hidden_;   ///< [rows_max + 256, 2 * hidden_size]: also holds rows of two terms.
+  DeviceBuffer hidden_;   ///< [AllRows(), hidden_size] in bf16.
+  DeviceBuffer source_;   ///< [rows_max, hidden_size] in fp32 or fp16.
+  DeviceBuffer terms_;    ///< Of the rows of one launch, with spare rows.
   DeviceBuffer weights_;  ///< [num_heads, tiles * 192, hidden_size]
   DeviceBuffer arena_;
-  DeviceBuffer floats_;  ///< Scales, logits and scores, rows_max each.
+  DeviceBuffer floats_;
   DeviceBuffer normalizers_;
   DeviceBuffer max_keys_;
   DeviceBuffer targets_;

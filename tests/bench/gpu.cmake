@@ -3,8 +3,11 @@ logprobd_executable(gpu_chunked_bench
   SOURCES gpu_chunked_bench.cc storing_gemm.cc
   LIBS logprobd_large_head logprobd_bench_record logprobd_gpu_machine absl::str_format)
 if(LOGPROBD_HAVE_FUSED)
+  logprobd_library(logprobd_fused_scene
+    SOURCES fused_scene.cc random_fill.cu
+    PUBLIC logprobd_engine
+    PRIVATE logprobd_kernels_chunked logprobd_kernels_combine logprobd_kernels_fused)
   logprobd_executable(gpu_fused_bench
-    SOURCES gpu_fused_bench.cc fused_scene.cc random_fill.cu storing_gemm.cc
-    LIBS logprobd_engine logprobd_kernels_fused logprobd_kernels_combine logprobd_bench_record
-         logprobd_gpu_machine absl::str_format)
+    SOURCES gpu_fused_bench.cc storing_gemm.cc
+    LIBS logprobd_fused_scene logprobd_bench_record logprobd_gpu_machine absl::str_format)
 endif()

@@ -153,7 +153,8 @@ absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<Benc
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto gemm,
           StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
-                              scene->NextWeight(), scene->hidden(), watch.timer()));
+                              scene->NextWeight(), scene->Rows(kernels::Dtype::kBf16),
+                              watch.timer()));
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto times,
           watch.Measure({{"fused", [&](cudaStream_t s) { return scene->Score(rows, {}, s); }},
@@ -189,9 +190,9 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
       std::vector<std::unique_ptr<StoringGemm>> gemms;
       for (int64_t i = 0; i < kHeadCount; ++i) {
         LOGPROBD_ASSIGN_OR_RETURN(
-            auto gemm,
-            StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
-                                scene->NextWeight(), scene->hidden(), watch.timer()));
+            auto gemm, StoringGemm::Create(
+                           {.rows = rows, .columns = vocab_size, .depth = hidden_size},
+                           scene->NextWeight(), scene->Rows(kernels::Dtype::kBf16), watch.timer()));
         gemms.push_back(std::move(gemm));
       }
       size_t turn = 0;
@@ -236,7 +237,9 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
       {"and argmax", {.argmax = true}},
       {"and sum of p squared", {.sum_p_squared = true}},
       {"entropy at its own temperature", {.entropy_temperature = true}},
-      {"fp32 rows (two bf16 terms, split beforehand)", {.terms = true}}};
+      {"fp32 rows as two bf16 terms, split included", {.dtype = kernels::Dtype::kF32}},
+      {"fp32 rows as three bf16 terms, split included",
+       {.dtype = kernels::Dtype::kF32, .num_terms = 3}}};
   for (const int64_t hidden_size : {896, 2'048, 4'096}) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
                                                                     .vocab_size = kVocabSize,

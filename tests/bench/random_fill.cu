@@ -18,11 +18,15 @@ __device__ float Normal(uint64_t index, uint64_t seed) {
   return sqrtf(-2.0F * logf(fminf(u, 1.0F))) * cospif(2.0F * v);
 }
 
-__global__ void FillNormalKernel(__nv_bfloat16* out, int64_t count, float stddev, uint64_t seed) {
+__device__ void Store(__nv_bfloat16* out, float value) { *out = __float2bfloat16_rn(value); }
+__device__ void Store(float* out, float value) { *out = value; }
+
+template <typename T>
+__global__ void FillNormalKernel(T* out, int64_t count, NormalFill fill) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += stride) {
-    out[i] = __float2bfloat16_rn(Normal(static_cast<uint64_t>(i), seed) * stddev);
+    Store(out + i, Normal(static_cast<uint64_t>(i), fill.seed) * fill.stddev + fill.mean);
   }
 }
 
@@ -57,9 +61,18 @@ __global__ void ReadClockKernel(float* out) {
 
 }  // namespace
 
-cudaError_t FillNormal(void* out, int64_t count, float stddev, uint64_t seed) {
-  FillNormalKernel<<<2048, 256>>>(static_cast<__nv_bfloat16*>(out), count, stddev, seed);
-  return cudaGetLastError();
+cudaError_t FillNormal(void* out, int64_t count, const NormalFill& fill) {
+  switch (fill.dtype) {
+    case kernels::Dtype::kBf16:
+      FillNormalKernel<<<2048, 256>>>(static_cast<__nv_bfloat16*>(out), count, fill);
+      return cudaGetLastError();
+    case kernels::Dtype::kF32:
+      FillNormalKernel<<<2048, 256>>>(static_cast<float*>(out), count, fill);
+      return cudaGetLastError();
+    case kernels::Dtype::kF16:
+      break;
+  }
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t LaunchReadAll(const void* in, int64_t bytes, cudaStream_t stream) {
