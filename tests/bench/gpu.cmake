@@ -10,4 +10,8 @@ if(LOGPROBD_HAVE_FUSED)
   logprobd_executable(gpu_fused_bench
     SOURCES gpu_fused_bench.cc storing_gemm.cc
     LIBS logprobd_fused_scene logprobd_bench_record logprobd_gpu_machine absl::str_format)
+  logprobd_executable(gpu_errors_bench
+    SOURCES gpu_errors_bench.cc logits_reference.cu made_rows.cc
+    LIBS logprobd_fused_scene logprobd_engine_testing logprobd_kernels_reference
+         logprobd_bench_record logprobd_gpu_machine absl::str_format)
 endif()
