@@ -132,10 +132,16 @@ int64_t ChunkPlan::BlockRows(Dtype hidden_dtype) const {
   return std::min(block_rows, HiddenRows(hidden_dtype));
 }
 
-int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums) const {
-  const int64_t row_bytes = num_tiles * num_sums * int64_t{sizeof(TileSums)};
-  const int64_t rows =
-      std::min({arena_bytes / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
+int64_t ChunkPlan::FusedKeyBytes(int64_t rows, int32_t top_k) {
+  return Align(rows * top_k * kTopKEntryBytes);
+}
+
+int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) const {
+  const int64_t tile_bytes =
+      num_sums * int64_t{sizeof(TileSums)} + (top_k > 0 ? int64_t{sizeof(float)} : 0);
+  const int64_t row_bytes = num_tiles * tile_bytes + top_k * kTopKEntryBytes;
+  const int64_t rows = std::min(
+      {(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   return rows >= kFusedGranularity
              ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)))
              : RoundDownRows(rows);

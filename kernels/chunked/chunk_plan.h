@@ -100,8 +100,12 @@ struct ChunkPlan {
   int64_t BlockRows(Dtype hidden_dtype) const;
 
   /// Most rows of a block for the fused kernel, likewise; `num_sums` is 2 where the entropy has a
-  /// temperature of its own, else 1.
-  int64_t FusedRows(Dtype hidden_dtype, int num_sums) const;
+  /// temperature of its own, else 1; `top_k` is 0 where no list is asked.
+  int64_t FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) const;
+
+  /// Bytes of such a list's keys for `rows` rows. They lie first in the arena, so what follows is
+  /// aligned.
+  static int64_t FusedKeyBytes(int64_t rows, int32_t top_k);
 
   /// Tiles of a chunk for a block of `rows` rows (any count from 1 to BlockRows); the last chunk
   /// may have fewer. Of the counts that fit, the one with the fewest waves in all.

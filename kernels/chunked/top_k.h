@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "kernels/chunked/logit_chunk.h"
+#include "kernels/common/logit_key.h"
 
 namespace logprobd::kernels {
-
-inline constexpr int32_t kTopKMax = 128;
 
 /// Inputs and outputs of LaunchTopK. Pointers are device memory and stay the caller's.
 struct TopKParams {

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 
-#include "kernels/chunked/top_k.h"
 #include "kernels/combine/list_scores.h"
 #include "kernels/common/logit_key.h"
 

@@ -7,6 +7,9 @@
 
 namespace logprobd::kernels {
 
+/// Most places of a row's list of its largest logits.
+inline constexpr int32_t kTopKMax = 128;
+
 /// A logit and its id as one number: the larger logit is larger, among equals the lower id. Never 0
 /// for a real id; -0 counts as +0. NaN has some place.
 struct LogitEntry {

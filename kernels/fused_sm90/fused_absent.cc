@@ -1,4 +1,6 @@
 #include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
 
 namespace logprobd::kernels {
 
@@ -10,6 +12,18 @@ cudaError_t LaunchFusedPartials(const FusedPartialsParams& /*params*/, cudaStrea
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& /*params*/,
                                   const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
+int64_t FusedTopKBytes(int64_t /*num_rows*/, int32_t /*top_k*/, int64_t /*vocab_size*/) {
+  return 0;
+}
+
+cudaError_t LaunchFusedTopK(const FusedTopKParams& /*params*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
+cudaError_t LaunchListedLogits(const ListedLogitsParams& /*params*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }
 

@@ -95,6 +95,8 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
                         params.target_logits,
                         params.max_keys,
                         params.min_keys,
+                        params.tile_max,
+                        NumTiles(params.vocab_size),
                         params.wants_sum_squares};
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;

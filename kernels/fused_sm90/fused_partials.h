@@ -49,6 +49,7 @@ struct FusedPartialsParams {
   float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
   uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
   uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
+  float* tile_max = nullptr;       ///< [num_rows, tiles of the whole vocabulary]: largest logits.
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are

@@ -36,6 +36,8 @@ struct HeadEpilogueParams {
   float* target_logits;
   uint64_t* max_keys;
   uint32_t* min_keys;
+  float* tile_max;
+  int64_t tile_max_stride;
   bool wants_sum_squares;
 };
 
@@ -177,6 +179,9 @@ class HeadEpilogue {
                                ? logits.template TileSumsOf<true>(origin, *scale_at, scale_at)
                                : logits.template TileSumsOf<false>(origin, *scale_at, scale_at);
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
+    if (writes && params_.tile_max != nullptr) {
+      params_.tile_max[row * params_.tile_max_stride + tile] = max_logit;
+    }
     if (params_.entropy_sums != nullptr) {
       const float* const entropy_at = params_.entropy_log2_scales + some_row;
       const TileOrigin entropy_origin = TileOriginOf(max_logit, *entropy_at);

@@ -285,8 +285,9 @@ absl::Status CudaEngine::EnqueuePass(Job& job) {
   CudaSlot& slot = *job.slot;
   const ScoreBatch& batch = *job.batch;
   const kernels::Dtype dtype = KernelDtype(batch.dtype);
-  const ScorePath path = scorer_->PathOf(dtype, slot.top_k(), slot.num_candidates());
-  const int64_t block_rows = scorer_->BlockRows(path, dtype, slot.has_entropy_scales());
+  const ScorePath path = scorer_->PathOf(dtype);
+  const int64_t block_rows =
+      scorer_->BlockRows(path, dtype, slot.has_entropy_scales(), slot.top_k());
   job.num_blocks = 0;
   for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
     const int64_t num_rows = std::min(block_rows, slot.row_end() - row);

@@ -13,7 +13,8 @@
 #include "kernels/combine/list_scores.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
-#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_status.h"
 
@@ -74,7 +75,6 @@ absl::StatusOr<std::unique_ptr<CudaScorer>> CudaScorer::Create(const ChunkPlan& 
 absl::Status CudaScorer::Allocate() {
   LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(plan_.arena_bytes, "partials and logits"));
   LOGPROBD_ASSIGN_OR_RETURN(row_state_, AllocateDevice(plan_.row_state_bytes, "row states"));
-  sums_ = reinterpret_cast<kernels::TileSums*>(arena_.get());
   logits_ = reinterpret_cast<float*>(arena_.get() + plan_.partial_bytes);
   converted_weight_ = arena_.get() + plan_.partial_bytes + plan_.logits_bytes;
   normalizers_ = reinterpret_cast<kernels::RowNormalizer*>(row_state_.get());
@@ -85,18 +85,17 @@ absl::Status CudaScorer::Allocate() {
   return absl::OkStatus();
 }
 
-ScorePath CudaScorer::PathOf(kernels::Dtype hidden_dtype, int32_t top_k,
-                             int64_t num_candidates) const {
+ScorePath CudaScorer::PathOf(kernels::Dtype hidden_dtype) const {
   const bool can_be_fused = plan_.with_fused && plan_.head_dtype != kernels::Dtype::kF32 &&
-                            plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened && top_k == 0 &&
-                            num_candidates == 0;
+                            plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened;
   return can_be_fused ? ScorePath::kFused : ScorePath::kChunked;
 }
 
 int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype,
-                              bool has_entropy_scales) const {
-  return path == ScorePath::kFused ? plan_.FusedRows(hidden_dtype, has_entropy_scales ? 2 : 1)
-                                   : plan_.BlockRows(hidden_dtype);
+                              bool has_entropy_scales, int32_t top_k) const {
+  return path == ScorePath::kFused
+             ? plan_.FusedRows(hidden_dtype, has_entropy_scales ? 2 : 1, top_k)
+             : plan_.BlockRows(hidden_dtype);
 }
 
 int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {
@@ -105,8 +104,26 @@ int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {
              : plan_.HiddenRows(hidden_dtype) * plan_.MultipliedRowBytes(hidden_dtype);
 }
 
+uint64_t* CudaScorer::TopKKeys(const CudaBlock& block) const {
+  return block.path == ScorePath::kFused ? reinterpret_cast<uint64_t*>(arena_.get()) : top_k_keys_;
+}
+
+kernels::TileSums* CudaScorer::Sums(const CudaBlock& block) const {
+  const int64_t offset = block.path == ScorePath::kFused
+                             ? ChunkPlan::FusedKeyBytes(block.num_rows, block.top_k)
+                             : 0;
+  return reinterpret_cast<kernels::TileSums*>(arena_.get() + offset);
+}
+
 kernels::TileSums* CudaScorer::EntropySums(const CudaBlock& block) const {
-  return block.entropy_log2_scales == nullptr ? nullptr : sums_ + plan_.num_tiles * block.num_rows;
+  return block.entropy_log2_scales == nullptr ? nullptr
+                                              : Sums(block) + plan_.num_tiles * block.num_rows;
+}
+
+float* CudaScorer::TileMax(const CudaBlock& block) const {
+  if (block.top_k == 0) return nullptr;
+  const int64_t num_sums = block.entropy_log2_scales == nullptr ? 1 : 2;
+  return reinterpret_cast<float*>(Sums(block) + num_sums * plan_.num_tiles * block.num_rows);
 }
 
 uint64_t* CudaScorer::MaxKeys(const CudaBlock& block) const {
@@ -134,7 +151,7 @@ absl::Status CudaScorer::EnqueuePartials(const CudaBlock& block, cudaStream_t st
   if (block.path == ScorePath::kFused) return EnqueueFused(block, stream);
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
-        top_k_keys_, 0, num_rows * static_cast<size_t>(block.top_k) * sizeof(uint64_t), stream));
+        TopKKeys(block), 0, num_rows * static_cast<size_t>(block.top_k) * sizeof(uint64_t), stream));
   }
   const int64_t chunk_tiles = plan_.ChunkTiles(block.hidden_dtype, block.num_rows);
   for (int64_t tile = 0; tile < plan_.num_tiles; tile += chunk_tiles) {
@@ -164,7 +181,7 @@ absl::Status CudaScorer::EnqueueConversion(const CudaBlock& block, cudaStream_t 
   return absl::OkStatus();
 }
 
-absl::Status CudaScorer::EnqueueFused(const CudaBlock& block, cudaStream_t stream) {
+kernels::FusedPartialsParams CudaScorer::FusedParams(const CudaBlock& block) const {
   const bool has_terms = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms;
   kernels::FusedPartialsParams params;
   params.dtype = plan_.head_dtype;
@@ -185,13 +202,39 @@ absl::Status CudaScorer::EnqueueFused(const CudaBlock& block, cudaStream_t strea
   params.entropy_log2_scales = block.entropy_log2_scales;
   params.targets = block.targets;
   params.layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles);
-  params.sums = sums_;
+  params.sums = Sums(block);
   params.entropy_sums = EntropySums(block);
   params.wants_sum_squares = block.scores.sum_p_squared != nullptr;
   params.target_logits = target_logits_;
   params.max_keys = MaxKeys(block);
   params.min_keys = MinKeys(block);
+  params.tile_max = TileMax(block);
+  return params;
+}
+
+absl::Status CudaScorer::EnqueueFused(const CudaBlock& block, cudaStream_t stream) {
+  const kernels::FusedPartialsParams params = FusedParams(block);
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      kernels::LaunchListedLogits({.partials = params,
+                                   .rows = block.candidate_rows,
+                                   .ids = block.candidate_ids,
+                                   .row_begin = static_cast<int32_t>(block.row_begin),
+                                   .count = block.num_candidates,
+                                   .logits = block.candidate_logprobs},
+                                  stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaScorer::EnqueueFusedTopK(const CudaBlock& block, cudaStream_t stream) {
+  auto* const scratch = reinterpret_cast<std::byte*>(Sums(block));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      kernels::LaunchFusedTopK({.partials = FusedParams(block),
+                                .top_k = block.top_k,
+                                .keys = TopKKeys(block),
+                                .workspace = scratch,
+                                .workspace_bytes = arena_.get() + plan_.arena_bytes - scratch},
+                               stream));
   return absl::OkStatus();
 }
 
@@ -249,7 +292,7 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
                                 .entropy_log2_scales = block.entropy_log2_scales,
                                 .targets = block.targets,
                                 .layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles),
-                                .sums = sums_,
+                                .sums = Sums(block),
                                 .entropy_sums = EntropySums(block),
                                 .wants_sum_squares = block.scores.sum_p_squared != nullptr,
                                 .target_logits = target_logits_,
@@ -258,7 +301,7 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
                                stream));
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
-        kernels::LaunchTopK({.chunk = chunk, .top_k = block.top_k, .keys = top_k_keys_}, stream));
+        kernels::LaunchTopK({.chunk = chunk, .top_k = block.top_k, .keys = TopKKeys(block)}, stream));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchGatherLogits({.chunk = chunk,
@@ -277,7 +320,7 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
   scores.num_tiles = plan_.num_tiles;
   scores.vocab_size = plan_.vocab_size;
   scores.layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles);
-  scores.sums = sums_;
+  scores.sums = Sums(block);
   scores.entropy_sums = EntropySums(block);
   scores.max_keys = MaxKeys(block);
   scores.min_keys = MinKeys(block);
@@ -286,9 +329,12 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
   scores.normalizers = normalizers_;
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(scores, stream));
   if (block.top_k > 0) {
+    if (block.path == ScorePath::kFused) {
+      LOGPROBD_RETURN_IF_ERROR(EnqueueFusedTopK(block, stream));
+    }
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopKScores({.num_rows = block.num_rows,
                                                              .top_k = block.top_k,
-                                                             .keys = top_k_keys_,
+                                                             .keys = TopKKeys(block),
                                                              .normalizers = normalizers_,
                                                              .log2_scales = block.log2_scales,
                                                              .ids = block.top_k_ids,

@@ -14,6 +14,8 @@
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/engine/cuda_gemm.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_memory.h"
@@ -65,11 +67,12 @@ class CudaScorer {
                                                             std::shared_ptr<const CudaHead> head,
                                                             int algorithm_index = 0);
 
-  /// How rows are scored: the fused kernel's way wherever it can, by what is asked alone.
-  ScorePath PathOf(kernels::Dtype hidden_dtype, int32_t top_k, int64_t num_candidates) const;
+  /// How rows are scored: the fused kernel's way wherever it can.
+  ScorePath PathOf(kernels::Dtype hidden_dtype) const;
 
   /// Most rows of a block.
-  int64_t BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales) const;
+  int64_t BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales,
+                    int32_t top_k) const;
 
   /// Enqueues on `stream` the way from hidden rows to tile partials and returns without waiting.
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream);
@@ -91,7 +94,10 @@ class CudaScorer {
 
   absl::Status Allocate();
   absl::Status EnqueueConversion(const CudaBlock& block, cudaStream_t stream);
+  kernels::FusedPartialsParams FusedParams(const CudaBlock& block) const;
   absl::Status EnqueueFused(const CudaBlock& block, cudaStream_t stream);
+  /// After the combine: overwrites the partials.
+  absl::Status EnqueueFusedTopK(const CudaBlock& block, cudaStream_t stream);
   /// The weight of a chunk as it is multiplied; what that is made of is enqueued.
   absl::StatusOr<const std::byte*> EnqueueWeight(kernels::Dtype hidden_dtype, int64_t tile,
                                                  int64_t num_tiles, cudaStream_t stream);
@@ -99,8 +105,12 @@ class CudaScorer {
                             cudaStream_t stream);
 
   const float* bias() const { return reinterpret_cast<const float*>(head_->bias.get()); }
-  /// Second sums lie behind the first.
+  /// The arena holds, on the fused path, keys of the top-k, sums, second sums and the tiles' maxima;
+  /// on the chunked path sums and second sums, the rest at fixed places.
+  uint64_t* TopKKeys(const CudaBlock& block) const;
+  kernels::TileSums* Sums(const CudaBlock& block) const;
   kernels::TileSums* EntropySums(const CudaBlock& block) const;
+  float* TileMax(const CudaBlock& block) const;
   uint64_t* MaxKeys(const CudaBlock& block) const;
   uint32_t* MinKeys(const CudaBlock& block) const;
 
@@ -111,8 +121,7 @@ class CudaScorer {
 
   DeviceBuffer arena_;
   DeviceBuffer row_state_;
-  kernels::TileSums* sums_ = nullptr;  ///< Into the arena, as the next two.
-  float* logits_ = nullptr;
+  float* logits_ = nullptr;  ///< Into the arena, as the next.
   std::byte* converted_weight_ = nullptr;
   kernels::RowNormalizer* normalizers_ = nullptr;  ///< Into row_state_, as the rest.
   uint64_t* max_keys_ = nullptr;

@@ -88,7 +88,7 @@ absl::Status FusedScene::Fill() {
 int64_t FusedScene::RowsOfLaunch(const Ask& ask) const {
   const kernels::ChunkPlan plan = kernels::PlanChunks(
       {.vocab_size = sizes_.vocab_size, .hidden_size = sizes_.hidden_size, .with_fused = true});
-  return plan.FusedRows(ask.dtype, ask.entropy_temperature ? 2 : 1);
+  return plan.FusedRows(ask.dtype, ask.entropy_temperature ? 2 : 1, 0);
 }
 
 std::byte* FusedScene::Rows(Dtype dtype) const {

@@ -74,12 +74,16 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
   EXPECT_GE(plan.arena_bytes, plan.partial_bytes + plan.logits_bytes + plan.converted_weight_bytes);
   for (const Dtype dtype : kDtypes) {
     for (const int num_sums : {1, 2}) {
-      const int64_t rows = plan.FusedRows(dtype, num_sums);
-      ASSERT_GE(rows, kRowGranularity);
-      EXPECT_EQ(rows % kRowGranularity, 0);
-      EXPECT_LE(rows, plan.HiddenRows(dtype));
-      EXPECT_LE(rows, plan.row_state_rows);
-      EXPECT_LE(rows * plan.num_tiles * num_sums * 16, plan.arena_bytes);
+      for (const int32_t top_k : {0, 1, 20, 128}) {
+        const int64_t rows = plan.FusedRows(dtype, num_sums, top_k);
+        ASSERT_GE(rows, kRowGranularity);
+        EXPECT_EQ(rows % kRowGranularity, 0);
+        EXPECT_LE(rows, plan.HiddenRows(dtype));
+        EXPECT_LE(rows, plan.row_state_rows);
+        const int64_t tile_bytes = num_sums * 16 + (top_k > 0 ? 4 : 0);
+        EXPECT_LE(ChunkPlan::FusedKeyBytes(rows, top_k) + rows * plan.num_tiles * tile_bytes,
+                  plan.arena_bytes);
+      }
     }
   }
 }
@@ -87,8 +91,9 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
 TEST(FusedPlanTest, FourThousandRowsOfALargeVocabularyAreOneLaunch) {
   const ChunkPlan plan =
       PlanChunks({.vocab_size = 152'064, .hidden_size = 3'584, .with_fused = true});
-  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1), 4'096);
-  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2), 2'048);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 0), 4'096);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 20), 4'096);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2, 0), 2'048);
 }
 
 TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {

@@ -10,6 +10,8 @@
 #include "kernels/chunked/split_terms.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
 namespace logprobd::testing {
@@ -17,8 +19,6 @@ namespace {
 
 using kernels::Dtype;
 using kernels::kTileColumns;
-
-constexpr float kPoison = -12345.5F;
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
@@ -156,7 +156,17 @@ struct FusedRun::Memory {
     }
     source.emplace(rows);
     terms.emplace(Poisoned<uint16_t>(
-        c.num_rows * kernels::kHiddenTermsMax * kernels::TermPitch(c.hidden_size), 0x7FC0));
+        c.num_rows * c.num_terms * kernels::TermPitch(c.hidden_size), 0x7FC0));
+    EXPECT_EQ(kernels::LaunchSplitTerms({.dtype = Dtype::kF32,
+                                         .in = source->data(),
+                                         .in_stride = pitch,
+                                         .num_rows = c.num_rows,
+                                         .hidden_size = c.hidden_size,
+                                         .num_terms = c.num_terms,
+                                         .out = terms->data()},
+                                        nullptr),
+              cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
   DeviceArray<uint16_t> hidden;
@@ -187,20 +197,10 @@ FusedRun::FusedRun(const FusedCase& inputs, int64_t rows_of_room)
 
 FusedRun::~FusedRun() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
 
-void FusedRun::Enqueue(const FusedAsk& ask) {
+kernels::FusedPartialsParams FusedRun::Partials() const {
   const FusedCase& c = inputs_;
-  Memory& m = *memory_;
+  const Memory& m = *memory_;
   const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
-  const auto rows = static_cast<size_t>(c.num_rows);
-  // What an earlier run left would pass for this one's.
-  const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
-  ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.nonfinite.data(), 0xA5, rows, stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.argmax_id.data(), 0xA5, rows * 4, stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.floats.data(), 0xA5, rows * 7 * 4, stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.max_keys.data(), 0, rows * sizeof(uint64_t), stream_), cudaSuccess);
-  ASSERT_EQ(cudaMemsetAsync(m.min_keys.data(), 0, rows * sizeof(uint32_t), stream_), cudaSuccess);
   kernels::FusedPartialsParams params;
   params.dtype = c.dtype;
   params.num_rows = c.num_rows;
@@ -209,15 +209,6 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   params.hidden = m.hidden.data();
   params.hidden_stride = Pitch(c.hidden_size);
   if (c.is_f32) {
-    ASSERT_EQ(kernels::LaunchSplitTerms({.dtype = Dtype::kF32,
-                                         .in = m.source->data(),
-                                         .in_stride = Pitch(c.hidden_size),
-                                         .num_rows = c.num_rows,
-                                         .hidden_size = c.hidden_size,
-                                         .num_terms = c.num_terms,
-                                         .out = m.terms->data()},
-                                        stream_),
-              cudaSuccess);
     params.num_terms = c.num_terms;
     params.hidden = m.terms->data();
     params.hidden_stride = c.num_terms * kernels::TermPitch(c.hidden_size);
@@ -237,6 +228,66 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
     params.entropy_log2_scales = m.entropy_scales.data();
     params.entropy_sums = m.entropy_sums.data();
   }
+  return params;
+}
+
+std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes) {
+  const int64_t num_tiles = kernels::NumTiles(inputs_.vocab_size);
+  const DeviceArray<float> tile_max(Poisoned(inputs_.num_rows * num_tiles, kPoison));
+  const DeviceArray<uint64_t> keys(Poisoned<uint64_t>(inputs_.num_rows * top_k, ~uint64_t{0}));
+  const DeviceArray<uint8_t> workspace(Poisoned<uint8_t>(workspace_bytes, 0xA5));
+  kernels::FusedPartialsParams params = Partials();
+  params.tile_max = tile_max.data();
+  EXPECT_EQ(kernels::LaunchFusedPartials(params, stream_), cudaSuccess);
+  EXPECT_EQ(kernels::LaunchFusedTopK({.partials = params,
+                                      .top_k = top_k,
+                                      .keys = keys.data(),
+                                      .workspace = reinterpret_cast<std::byte*>(workspace.data()),
+                                      .workspace_bytes = workspace_bytes},
+                                     stream_),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  return keys.Read();
+}
+
+std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
+  const auto count = static_cast<int64_t>(listed.rows.size());
+  const DeviceArray<int32_t> rows(listed.rows);
+  const DeviceArray<int32_t> ids(listed.ids);
+  const DeviceArray<float> logits(Poisoned(count, kPoison));
+  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(),
+                                         .rows = rows.data(),
+                                         .ids = ids.data(),
+                                         .row_begin = listed.row_begin,
+                                         .count = count,
+                                         .logits = logits.data()},
+                                        stream_),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  return logits.Read();
+}
+
+std::vector<float> FusedRun::TargetLogits() {
+  EXPECT_EQ(kernels::LaunchFusedPartials(Partials(), stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  return memory_->target_logits.Read();
+}
+
+void FusedRun::Enqueue(const FusedAsk& ask) {
+  const FusedCase& c = inputs_;
+  Memory& m = *memory_;
+  const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
+  const auto rows = static_cast<size_t>(c.num_rows);
+  // What an earlier run left would pass for this one's.
+  const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
+  ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.nonfinite.data(), 0xA5, rows, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.argmax_id.data(), 0xA5, rows * 4, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.floats.data(), 0xA5, rows * 7 * 4, stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.max_keys.data(), 0, rows * sizeof(uint64_t), stream_), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(m.min_keys.data(), 0, rows * sizeof(uint32_t), stream_), cudaSuccess);
+  kernels::FusedPartialsParams params = Partials();
   if (ask.everything) {
     params.wants_sum_squares = true;
     params.max_keys = m.max_keys.data();

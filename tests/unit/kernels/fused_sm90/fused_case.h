@@ -11,9 +11,13 @@
 #include "kernels/common/logit_transform.h"
 #include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::testing {
+
+/// What outputs hold before a run.
+inline constexpr float kPoison = -12345.5F;
 
 /// Whether the current device runs the fused kernel.
 bool HasHopper();
@@ -82,10 +86,27 @@ class FusedRun {
   void Enqueue(const FusedAsk& ask = {});
   /// Waits. Scores that were not asked are poison.
   FusedScores Read() const;
+
+  /// Each row's best keys, by way of the tiles' maxima, in `workspace_bytes` of scratch; waits.
+  std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes);
+
+  struct Listed {
+    std::vector<int32_t> rows;
+    std::vector<int32_t> ids;
+    int32_t row_begin = 0;
+  };
+  /// Logits of listed (row, id) pairs, kPoison where there is none; waits.
+  std::vector<float> ListedLogits(const Listed& listed);
+
+  /// Logits of the targets as the kernel wrote them; waits.
+  std::vector<float> TargetLogits();
   cudaStream_t stream() const { return stream_; }
 
  private:
   struct Memory;
+  /// Inputs, and the outputs that are always asked.
+  kernels::FusedPartialsParams Partials() const;
+
   const FusedCase& inputs_;
   const int64_t rows_of_room_;
   std::unique_ptr<Memory> memory_;

@@ -123,7 +123,7 @@ bool IsHopper() {
          major == 9;
 }
 
-/// Every output that the fused kernel gives; with lists asked beside it, all go the chunked way.
+/// What is asked beside the lists.
 EngineCase WithoutLists(EngineCase inputs) {
   inputs.top_k = 0;
   inputs.candidate_rows.clear();
@@ -175,11 +175,17 @@ TEST(CudaEngineTest, EveryWayToScoreARowGivesTheSameBits) {
                      << ", rows of " << DtypeName(dtype) << ": " << rows);
         EngineCase with_lists = MakeRandomCase(*head, rows, dtype);
         with_lists.top_k = 5;
-        with_lists.candidate_rows = {0};
-        with_lists.candidate_ids = {3};
+        for (int32_t row = 0; row < rows; row += 3) {
+          with_lists.candidate_rows.insert(with_lists.candidate_rows.end(), {row, row});
+          with_lists.candidate_ids.insert(with_lists.candidate_ids.end(), {3, row % 190});
+        }
         const EngineScores truth = RunCase(**chunked, with_lists);
         ExpectSameScores(RunCase(**any, WithoutLists(with_lists)), truth);
-        ExpectSameScores(RunCase(**any, with_lists), truth);
+        const EngineScores lists = RunCase(**any, with_lists);
+        ExpectSameScores(lists, truth);
+        ExpectSameBits(lists.top_k_ids, truth.top_k_ids);
+        ExpectSameBits(lists.top_k_logprobs, truth.top_k_logprobs);
+        ExpectSameBits(lists.candidate_logprobs, truth.candidate_logprobs);
       }
     }
   }

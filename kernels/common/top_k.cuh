@@ -1,0 +1,107 @@
+#pragma once
+
+// The k largest keys of a row, by one block: shared by the kernels that look for them in different
+// places, so that they give the same lists.
+//
+// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set of
+//           the k largest does not depend on the order of anything. Keys above the current k-th are
+//           appended to a list in shared memory; when it is full, or the columns end, list and best
+//           are sorted together and the first k stay. After the first columns few keys pass.
+// Numerics  Exact.
+// Limits    k <= kTopKMax. Rising logits make every step sort: slower, same result.
+// Source    Our own; the sorting network is Batcher's bitonic one.
+
+#include <cstdint>
+
+#include "kernels/common/logit_key.h"
+
+namespace logprobd::kernels {
+
+inline constexpr int kTopKThreads = 256;
+inline constexpr int kTopKStepColumns = kTopKThreads * 4;
+inline constexpr int kTopKCapacity = 2048;  // best and pending keys
+
+static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
+
+/// Sorts keys[0, count) descending; count is a power of two. All kTopKThreads threads call it.
+__device__ inline void SortKeysDescending(uint64_t* keys, int count) {
+  for (int size = 2; size <= count; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      for (int i = static_cast<int>(threadIdx.x); i < count / 2; i += kTopKThreads) {
+        const int low = i / stride * stride * 2 + i % stride;
+        const int high = low + stride;
+        const bool descending = (low & size) == 0;
+        const uint64_t a = keys[low];
+        const uint64_t b = keys[high];
+        if ((a < b) == descending) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+      __syncthreads();
+    }
+  }
+}
+
+/// Where the best of a row start from.
+struct TopKStart {
+  bool from_best = false;  ///< From what `best` holds already; else from nothing.
+  uint64_t floor = 0;      ///< Keys up to this are known not to be among the k best.
+};
+
+/// Writes the `top_k` largest of source.Key(column), column in [0, num_columns), to best[0, top_k):
+/// the largest first, 0 where there are fewer; a key of 0 is none. `best` is written last, so the
+/// source may read it. All threads of a block of kTopKThreads call it.
+template <class Source>
+__device__ void FindTopK(const Source& source, int64_t num_columns, int top_k,
+                         const TopKStart& start, uint64_t* best) {
+  __shared__ uint64_t keys[kTopKCapacity];  // [0, top_k) best so far, then the pending
+  __shared__ int num_keys;
+  const int num_kept = start.from_best ? top_k : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_kept; i += kTopKThreads) keys[i] = best[i];
+  if (threadIdx.x == 0) num_keys = num_kept;
+  __syncthreads();
+  uint64_t threshold = start.from_best ? keys[top_k - 1] : start.floor;
+  bool has_changed = !start.from_best;
+
+  const auto merge = [&](int count) {
+    int padded = 2;
+    while (padded < count || padded < top_k) padded *= 2;
+    for (int i = count + static_cast<int>(threadIdx.x); i < padded; i += kTopKThreads) keys[i] = 0;
+    __syncthreads();
+    SortKeysDescending(keys, padded);
+    if (keys[top_k - 1] > threshold) threshold = keys[top_k - 1];
+    has_changed = true;
+    if (threadIdx.x == 0) num_keys = top_k;
+    __syncthreads();
+  };
+
+  for (int64_t begin = 0; begin < num_columns; begin += kTopKStepColumns) {
+    uint64_t fresh[4] = {0, 0, 0, 0};
+    bool passes = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t column = begin + i * kTopKThreads + threadIdx.x;
+      if (column < num_columns) {
+        fresh[i] = source.Key(column);
+        passes = passes || fresh[i] > threshold;
+      }
+    }
+    if (__syncthreads_or(passes ? 1 : 0) == 0) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (fresh[i] > threshold) keys[atomicAdd(&num_keys, 1)] = fresh[i];
+    }
+    __syncthreads();
+    const int count = num_keys;
+    __syncthreads();  // before anyone changes it
+    if (count > kTopKCapacity - kTopKStepColumns) merge(count);
+  }
+  const int count = num_keys;
+  __syncthreads();
+  if (count > num_kept || !start.from_best) merge(count);
+  if (!has_changed) return;
+  for (int i = static_cast<int>(threadIdx.x); i < top_k; i += kTopKThreads) best[i] = keys[i];
+}
+
+}  // namespace logprobd::kernels

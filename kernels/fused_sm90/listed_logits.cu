@@ -1,0 +1,141 @@
+// ListedLogitsKernel: the logits of listed (row, id) pairs.
+//
+// Idea      Eight pairs are the diagonal of one small product: the other 56 sums, and half of the
+//           instruction's rows, are thrown away. What counts is reading the weight's rows.
+// Work      A warp for eight pairs; a lane reads 8 bytes of a row at a time.
+// Traffic   A row of weight and a row of hidden a pair; the latter from a cache where pairs of one row
+//           stand together.
+// Numerics  mma.sync sums 16 products at a time into fp32 as wgmma does: a test holds both to the
+//           same bits. Within the 16 the order does not show, so a lane takes four neighbours.
+// Limits    2^31 pairs a launch.
+// Source    Our own; the layout of fragments is PTX's (mma.m16n8k16).
+
+#include "kernels/fused_sm90/listed_logits.h"
+
+#include "kernels/common/terms.h"
+#include "kernels/common/tile_sums.cuh"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int kBlockThreads = 256;
+constexpr int kSmBlocks = 3;  // registers for the loads in flight count more than warps
+constexpr int kWarpPairs = 8;
+constexpr int kBlockPairs = kBlockThreads / 32 * kWarpPairs;
+constexpr int kStep = 16;
+constexpr int kLaneElements = 4;
+constexpr int kUnroll = 8;  // steps whose loads are in flight
+
+/// sums += a b^T for eight rows of a and eight rows of b.
+template <Dtype kDtype>
+__device__ __forceinline__ void AddProducts(float (&sums)[4], uint2 a, uint2 b) {
+  if constexpr (kDtype == Dtype::kBf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
+        "{%7,%8}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a.x), "r"(0), "r"(a.y), "r"(b.x), "r"(b.y));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
+        "{%7,%8}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a.x), "r"(0), "r"(a.y), "r"(b.x), "r"(b.y));
+  }
+}
+
+/// Four elements of a row. Volatile: the compiler would save registers by loading late.
+__device__ __forceinline__ uint2 LoadFour(const uint16_t* from) {
+  uint2 value;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(from));
+  return value;
+}
+
+/// Four elements of a row, zero from the `count`-th on.
+__device__ __forceinline__ uint2 LoadUpTo(const uint16_t* from, int64_t count) {
+  if (count <= 0) return make_uint2(0, 0);
+  uint2 value = LoadFour(from);
+  if (count < 2) value.x &= 0xFFFFU;
+  if (count < 3) value.y = 0;
+  if (count < 4) value.y &= 0xFFFFU;
+  return value;
+}
+
+template <Dtype kDtype>
+__global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
+    ListedLogitsKernel(const ListedLogitsParams params) {
+  const FusedPartialsParams& partials = params.partials;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int quad = lane / 4;
+  const int in_quad = lane % 4;
+  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kBlockPairs +
+                       static_cast<int64_t>(threadIdx.x) / 32 * kWarpPairs + quad;
+  int64_t row = -1;
+  int64_t id = -1;
+  if (pair < params.count) {
+    row = static_cast<int64_t>(params.rows[pair]) - params.row_begin;
+    id = params.ids[pair];
+  }
+  const int64_t id_end = partials.tile_end * kTileColumns;
+  const bool exists = row >= 0 && row < partials.num_rows &&
+                      id >= partials.tile_begin * kTileColumns && id < id_end &&
+                      id < partials.vocab_size;
+  if (!__any_sync(0xFFFFFFFFU, exists)) return;
+
+  const int64_t lane_begin = in_quad * kLaneElements;
+  const uint16_t* weight = static_cast<const uint16_t*>(partials.weight) + lane_begin;
+  const uint16_t* hidden = static_cast<const uint16_t*>(partials.hidden) + lane_begin;
+  if (exists) {  // others read the first row of both, for nothing
+    weight += (id - partials.tile_begin * kTileColumns) * partials.weight_stride;
+    hidden += row * partials.hidden_stride;
+  }
+  float sums[4] = {0, 0, 0, 0};
+  for (int term = 0; term < partials.num_terms; ++term) {
+    int64_t k = 0;
+    for (; k + kStep * kUnroll <= partials.hidden_size; k += kStep * kUnroll) {
+      uint2 a[kUnroll];
+      uint2 b[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        a[i] = LoadFour(hidden + k + i * kStep);
+        b[i] = LoadFour(weight + k + i * kStep);
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) AddProducts<kDtype>(sums, a[i], b[i]);
+    }
+    for (; k < partials.hidden_size; k += kStep) {
+      const int64_t count = partials.hidden_size - k - lane_begin;
+      AddProducts<kDtype>(sums, LoadUpTo(hidden + k, count), LoadUpTo(weight + k, count));
+    }
+    hidden += TermPitch(partials.hidden_size);
+  }
+  // Pair p's own sum is element p of row p.
+  if (in_quad != quad / 2 || !exists) return;
+  const float bias = partials.bias == nullptr ? 0.0F : partials.bias[id];
+  params.logits[pair] = LogitOf(quad % 2 == 0 ? sums[0] : sums[1], bias, partials.transform);
+}
+
+bool IsValid(const ListedLogitsParams& params) {
+  const FusedPartialsParams& partials = params.partials;
+  return params.count >= 0 && params.count <= INT32_MAX && partials.dtype != Dtype::kF32 &&
+         partials.hidden_size >= 1 && partials.num_terms >= 1 && partials.hidden_stride % 8 == 0 &&
+         partials.weight_stride % 8 == 0;
+}
+
+}  // namespace
+
+cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream) {
+  if (!IsValid(params)) return cudaErrorInvalidValue;
+  if (params.count == 0 || params.partials.num_rows == 0) return cudaSuccess;
+  if (params.rows == nullptr || params.ids == nullptr || params.logits == nullptr ||
+      params.partials.hidden == nullptr || params.partials.weight == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  const auto blocks = static_cast<uint32_t>((params.count + kBlockPairs - 1) / kBlockPairs);
+  const auto kernel = params.partials.dtype == Dtype::kBf16 ? ListedLogitsKernel<Dtype::kBf16>
+                                                            : ListedLogitsKernel<Dtype::kF16>;
+  kernel<<<blocks, kBlockThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace logprobd::kernels::internal {
+
+/// Pairs of one tile that are multiplied together: order[begin, begin + count).
+struct TileGroup {
+  int32_t tile;
+  int32_t begin;
+  int32_t count;
+};
+
+/// Inputs and outputs of LaunchTileGroups, in device memory.
+struct TileGroupsParams {
+  const uint64_t* tile_keys = nullptr;  ///< [num_pairs]: LogitKeys whose ids are tiles; 0 is none.
+  int32_t num_pairs = 0;                ///< >= 1.
+  int32_t num_tiles = 0;                ///< Of the whole vocabulary.
+  int32_t group_pairs = 0;              ///< Most pairs of a group.
+  int32_t* order = nullptr;             ///< [num_pairs]: pairs of one tile lie together.
+  TileGroup* groups = nullptr;          ///< [MaxTileGroups]
+  int32_t* num_groups = nullptr;
+};
+
+/// Most groups there can be.
+constexpr int64_t MaxTileGroups(int64_t num_pairs, int64_t num_tiles, int64_t group_pairs) {
+  return num_pairs / group_pairs + (num_pairs < num_tiles ? num_pairs : num_tiles);
+}
+
+/// Enqueues the sorting of (row, tile) pairs by their tile. The order within a tile is any.
+[[nodiscard]] cudaError_t LaunchTileGroups(const TileGroupsParams& params, cudaStream_t stream);
+
+}  // namespace logprobd::kernels::internal

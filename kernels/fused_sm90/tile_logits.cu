@@ -1,0 +1,238 @@
+// TileLogitsKernel: the logits of listed (row, tile) pairs, made once more.
+//
+// Idea      A group of rows that want the same tile is one block's product: the rows are gathered,
+//           the tile's weight rows lie together.
+// Work      A block of 64 or 128 rows x 192 columns, a warpgroup for every 64 rows; steps of 64 along
+//           the hidden size through a ring of stages that all threads fill.
+// Traffic   24 KiB of weight and 8 or 16 KiB of rows a step, mostly from the second-level cache.
+// Numerics  The products and their order are the fused kernel's (wgmma, 16 at a time), so its bits.
+// Limits    Those of LaunchFusedPartials.
+// Source    Our own, on CUTLASS's wrappers of the instructions.
+
+#include "kernels/fused_sm90/tile_logits.h"
+
+#include <cstdint>
+
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/bfloat16.h"
+#include "cutlass/half.h"
+#include "kernels/common/terms.h"
+#include "kernels/common/tile_sums.cuh"
+
+namespace logprobd::kernels::internal {
+namespace {
+
+constexpr int kStep = 64;        // along the hidden size
+constexpr int kChunkBytes = 16;  // of one asynchronous copy
+constexpr int kRowChunks = 8;    // of a row and step
+constexpr int kRowBytes = kRowChunks * kChunkBytes;
+constexpr int kChunkElements = kChunkBytes / 2;
+static_assert(kStep == kTermAlignment);
+
+struct DeviceParams {
+  const std::byte* hidden;
+  int64_t hidden_pitch;  // bytes, as the next
+  int64_t weight_pitch;
+  const std::byte* weight;
+  int32_t weight_columns;  // columns of the vocabulary that the weight holds, from tile_begin on
+  int32_t tile_begin;
+  int32_t hidden_size;
+  int32_t num_terms;
+  int32_t pairs_per_row;
+  LogitTransform transform;
+  const float* bias;
+  const int32_t* order;
+  const TileGroup* groups;
+  const int32_t* num_groups;
+  float* logits;
+};
+
+template <int kRows, class Element>
+struct TileProduct {
+  static constexpr int kThreads = kRows * 2;
+  static constexpr int kStages = kRows == 128 ? 5 : 6;
+  static constexpr int kAhead = kStages - 2;  // steps whose loads are under way
+  static constexpr int kHiddenBytes = kRows * kRowBytes;
+  static constexpr int kWeightBytes = kTileColumns * kRowBytes;
+  static constexpr int kSharedBytes = kStages * (kHiddenBytes + kWeightBytes);
+  using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
+  using HiddenLayout = decltype(cute::tile_to_shape(
+      Atom{}, cute::Shape<cute::Int<kRows>, cute::Int<kStep>, cute::Int<kStages>>{}));
+  using WeightLayout = decltype(cute::tile_to_shape(
+      Atom{}, cute::Shape<cute::Int<kTileColumns>, cute::Int<kStep>, cute::Int<kStages>>{}));
+  using BlockShape = cute::Shape<cute::Int<64>, cute::Int<kTileColumns>, cute::Int<kStep>>;
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float, BlockShape>(),
+      cute::Layout<cute::Shape<cute::Int<kRows / 64>, cute::_1, cute::_1>>{}));
+};
+
+/// Copies the first `bytes` of 16 and fills up with zeros.
+__device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, int32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+template <int kRows, class Element>
+__global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams params) {
+  using namespace cute;
+  using Product = TileProduct<kRows, Element>;
+  constexpr int kStages = Product::kStages;
+  if (static_cast<int32_t>(blockIdx.x) >= *params.num_groups) return;
+  const TileGroup group = params.groups[blockIdx.x];
+  extern __shared__ __align__(1024) std::byte stages[];
+  std::byte* const hidden_stages = stages;
+  std::byte* const weight_stages = stages + kStages * Product::kHiddenBytes;
+
+  // A thread copies one chunk of every kRows / 4-th row: chunk c of row r lies at c ^ (r % 8), which
+  // is what the 128-byte swizzle asks for.
+  constexpr int kRowStride = Product::kThreads / kRowChunks;
+  constexpr int kHiddenCopies = kRows / kRowStride;
+  constexpr int kWeightCopies = kTileColumns / kRowStride;
+  static_assert(kRowStride % kRowChunks == 0 && kTileColumns % kRowStride == 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int chunk = thread % kRowChunks;
+  const int first_row = thread / kRowChunks;
+  const uint32_t place = first_row * kRowBytes + (chunk ^ (first_row % kRowChunks)) * kChunkBytes;
+  const uint32_t hidden_to = cast_smem_ptr_to_uint(hidden_stages) + place;
+  const uint32_t weight_to = cast_smem_ptr_to_uint(weight_stages) + place;
+  const std::byte* hidden_from[kHiddenCopies];
+#pragma unroll
+  for (int i = 0; i < kHiddenCopies; ++i) {
+    const int32_t member = min(first_row + i * kRowStride, group.count - 1);
+    const int32_t row = params.order[group.begin + member] / params.pairs_per_row;
+    hidden_from[i] = params.hidden + row * params.hidden_pitch + chunk * kChunkBytes;
+  }
+  const int32_t first_column = (group.tile - params.tile_begin) * kTileColumns + first_row;
+  const std::byte* const weight_from =
+      params.weight + first_column * params.weight_pitch + chunk * kChunkBytes;
+
+  const int32_t weight_steps = (params.hidden_size + kStep - 1) / kStep;
+  const int32_t num_steps = weight_steps * params.num_terms;
+  int32_t weight_step = 0;
+  const auto load = [&](int32_t step) {
+    if (step < num_steps) {
+      const int32_t elements = params.hidden_size - weight_step * kStep - chunk * kChunkElements;
+      const int32_t bytes = min(max(elements * 2, 0), kChunkBytes);
+      const int stage = step % kStages;
+#pragma unroll
+      for (int i = 0; i < kHiddenCopies; ++i) {
+        const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes : -chunk * kChunkBytes;
+        CopyChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
+                  hidden_from[i] + offset, bytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kWeightCopies; ++i) {
+        const bool exists =
+            bytes > 0 && first_column + i * kRowStride < params.weight_columns;
+        const std::byte* const from = weight_from + i * kRowStride * params.weight_pitch +
+                                      int64_t{weight_step} * kRowBytes;
+        CopyChunk(weight_to + stage * Product::kWeightBytes + i * kRowStride * kRowBytes,
+                  exists ? from : params.weight, exists ? bytes : 0);
+      }
+      if (++weight_step == weight_steps) weight_step = 0;
+    }
+    cp_async_fence();  // also where there is nothing to load: groups are counted
+  };
+
+  typename Product::Mma mma;
+  Tensor hidden = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(hidden_stages)),
+                              typename Product::HiddenLayout{});
+  Tensor weight = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(weight_stages)),
+                              typename Product::WeightLayout{});
+  const auto thread_mma = mma.get_slice(thread);
+  Tensor a = thread_mma.make_fragment_A(thread_mma.partition_A(hidden));
+  Tensor b = thread_mma.make_fragment_B(thread_mma.partition_B(weight));
+  Tensor dots = partition_fragment_C(mma, Shape<Int<kRows>, Int<kTileColumns>>{});
+  clear(dots);
+
+  for (int32_t step = 0; step < Product::kAhead; ++step) load(step);
+  CUTLASS_PRAGMA_NO_UNROLL
+  for (int32_t step = 0; step < num_steps; ++step) {
+    cp_async_wait<Product::kAhead - 1>();
+    cutlass::arch::fence_view_async_shared();  // what was copied is read by the tensor cores
+    __syncthreads();                           // and all are done with step - 2, whose stage is next
+    warpgroup_fence_operand(dots);
+    warpgroup_arrive();
+    gemm(mma, a(_, _, _, step % kStages), b(_, _, _, step % kStages), dots);
+    warpgroup_commit_batch();
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(dots);
+    load(step + Product::kAhead);
+  }
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(dots);
+
+  const int lane_row = thread / 32 * 16 + thread % 32 / 4;
+  const int lane_column = thread % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t member = lane_row + half * 8;
+    if (member >= group.count) continue;
+    float* const out =
+        params.logits + int64_t{params.order[group.begin + member]} * kTileColumns + lane_column;
+#pragma unroll
+    for (int j = 0; j < kTileColumns / 8; ++j) {
+      float2 z;
+      const float* const bias =
+          params.bias == nullptr ? nullptr
+                                 : params.bias + group.tile * kTileColumns + lane_column + j * 8;
+      z.x = LogitOf(dots(make_coord(0, half, j), 0, 0), bias == nullptr ? 0.0F : bias[0],
+                    params.transform);
+      z.y = LogitOf(dots(make_coord(1, half, j), 0, 0), bias == nullptr ? 0.0F : bias[1],
+                    params.transform);
+      *reinterpret_cast<float2*>(out + j * 8) = z;
+    }
+  }
+}
+
+template <int kRows, class Element>
+cudaError_t LaunchAs(const DeviceParams& params, int64_t blocks, cudaStream_t stream) {
+  using Product = TileProduct<kRows, Element>;
+  const auto kernel = TileLogitsKernel<kRows, Element>;
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Product::kSharedBytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  kernel<<<static_cast<uint32_t>(blocks), Product::kThreads, Product::kSharedBytes, stream>>>(
+      params);
+  return cudaGetLastError();
+}
+
+template <class Element>
+cudaError_t LaunchAs(const DeviceParams& params, int32_t rows, int64_t blocks,
+                     cudaStream_t stream) {
+  return rows == 64 ? LaunchAs<64, Element>(params, blocks, stream)
+                    : LaunchAs<128, Element>(params, blocks, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream) {
+  const FusedPartialsParams& partials = *params.partials;
+  const int64_t first_column = partials.tile_begin * kTileColumns;
+  const DeviceParams device = {
+      .hidden = static_cast<const std::byte*>(partials.hidden) +
+                params.row_begin * partials.hidden_stride * 2,
+      .hidden_pitch = partials.hidden_stride * 2,
+      .weight_pitch = partials.weight_stride * 2,
+      .weight = static_cast<const std::byte*>(partials.weight),
+      .weight_columns = static_cast<int32_t>(partials.vocab_size - first_column),
+      .tile_begin = static_cast<int32_t>(partials.tile_begin),
+      .hidden_size = static_cast<int32_t>(partials.hidden_size),
+      .num_terms = partials.num_terms,
+      .pairs_per_row = params.pairs_per_row,
+      .transform = partials.transform,
+      .bias = partials.bias,
+      .order = params.order,
+      .groups = params.groups,
+      .num_groups = params.num_groups,
+      .logits = params.logits,
+  };
+  return partials.dtype == Dtype::kBf16
+             ? LaunchAs<cutlass::bfloat16_t>(device, params.group_pairs, params.num_groups_max,
+                                             stream)
+             : LaunchAs<cutlass::half_t>(device, params.group_pairs, params.num_groups_max, stream);
+}
+
+}  // namespace logprobd::kernels::internal

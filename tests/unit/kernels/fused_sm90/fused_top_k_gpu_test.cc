@@ -1,0 +1,149 @@
+#include "kernels/fused_sm90/fused_top_k.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/common/logit_key.h"
+#include "kernels/common/tile.h"
+#include "tests/unit/kernels/fused_sm90/fused_case.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// Every logit of `row`, with the kernel's bits.
+std::vector<float> AllLogits(FusedRun& run, const FusedCase& c, int64_t row) {
+  FusedRun::Listed listed;
+  listed.rows.assign(static_cast<size_t>(c.vocab_size), static_cast<int32_t>(row));
+  listed.ids.resize(static_cast<size_t>(c.vocab_size));
+  std::iota(listed.ids.begin(), listed.ids.end(), 0);
+  return run.ListedLogits(listed);
+}
+
+std::vector<uint64_t> BestOf(const std::vector<float>& logits, int32_t top_k) {
+  std::vector<uint64_t> keys;
+  for (size_t id = 0; id < logits.size(); ++id) {
+    keys.push_back(kernels::LogitKey(logits[id], static_cast<int32_t>(id)));
+  }
+  std::sort(keys.begin(), keys.end(), std::greater<>());
+  keys.resize(static_cast<size_t>(top_k));
+  return keys;
+}
+
+/// Compares the lists of some rows with a sort of all their logits.
+void ExpectBest(const FusedCase& c, int32_t top_k, int64_t workspace_rows = 1 << 20) {
+  FusedRun run(c);
+  const int64_t bytes = kernels::FusedTopKBytes(std::min(workspace_rows, c.num_rows), top_k,
+                                                c.vocab_size);
+  const std::vector<uint64_t> keys = run.TopK(top_k, bytes);
+  const int64_t step = std::max<int64_t>(1, c.num_rows / 7);
+  for (int64_t row = 0; row < c.num_rows; row += step) {
+    const auto begin = keys.begin() + row * top_k;
+    EXPECT_EQ(std::vector<uint64_t>(begin, begin + top_k), BestOf(AllLogits(run, c, row), top_k))
+        << "row " << row << " of " << c.num_rows << ", vocabulary " << c.vocab_size << ", k "
+        << top_k;
+  }
+}
+
+class FusedTopKTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+  }
+};
+
+TEST_F(FusedTopKTest, FindsTheBestAtEveryCountOfRowsAndPlaces) {
+  for (const int64_t rows : {1, 7, 64, 65, 129, 600, 1'300}) {
+    const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 128, .vocab = 5'000});
+    for (const int32_t top_k : {1, 5, 20, 128}) ExpectBest(c, top_k);
+  }
+}
+
+TEST_F(FusedTopKTest, FindsTheBestInEveryVocabularyAndHiddenSize) {
+  for (const int64_t vocab : {1, 64, 191, 192, 193, 383, 1'000, 30'001}) {
+    for (const int64_t hidden : {1, 31, 70, 896}) {
+      const FusedCase c = MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab});
+      for (const int32_t top_k : {1, 20}) ExpectBest(c, top_k);
+    }
+  }
+}
+
+TEST_F(FusedTopKTest, FindsTheBestInEveryDtypeAndTransform) {
+  for (const bool is_f32 : {false, true}) {
+    for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
+      if (is_f32 && dtype == kernels::Dtype::kF16) continue;  // not multiplied as terms
+      FusedCase c = MakeFusedCase(
+          {.rows = 200, .hidden = 200, .vocab = 3'000, .dtype = dtype, .is_f32 = is_f32});
+      ExpectBest(c, 20);
+      c.transform = {.scale = 0.5F, .softcap = 20.0F};
+      for (int64_t id = 0; id < c.vocab_size; ++id) {
+        c.bias.push_back(static_cast<float>(id % 13) * 0.25F);
+      }
+      ExpectBest(c, 20);
+    }
+  }
+}
+
+// A row of zeros has its k best in its first columns, though every tile's maximum is the same.
+TEST_F(FusedTopKTest, EqualLogitsGoToTheLowestIds) {
+  FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 2'000});
+  std::fill(c.hidden.begin(), c.hidden.end(), 0.0F);
+  for (const int32_t top_k : {1, 20, 128}) ExpectBest(c, top_k);
+}
+
+TEST_F(FusedTopKTest, ATileMayHoldThemAll) {
+  FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 4'000});
+  c.bias.assign(4'000, 0.0F);
+  std::fill(c.bias.begin() + 5 * kernels::kTileColumns, c.bias.begin() + 6 * kernels::kTileColumns,
+            100.0F);
+  ExpectBest(c, 128);
+}
+
+TEST_F(FusedTopKTest, LogitsOfMinusInfinityComeLast) {
+  FusedCase c = MakeFusedCase({.rows = 5, .hidden = 64, .vocab = 1'000});
+  c.bias.assign(1'000, -std::numeric_limits<float>::infinity());
+  for (const size_t id : {3, 500, 999}) c.bias[id] = 0.0F;
+  ExpectBest(c, 20);
+}
+
+TEST_F(FusedTopKTest, ARowThatIsNotFiniteStaysAlone) {
+  FusedCase c = MakeFusedCase({.rows = 8, .hidden = 64, .vocab = 1'000});
+  const FusedCase healthy = c;
+  const int64_t bytes = kernels::FusedTopKBytes(8, 5, c.vocab_size);
+  FusedRun healthy_run(healthy);
+  const std::vector<uint64_t> truth = healthy_run.TopK(5, bytes);
+  c.hidden[3 * 64] = std::numeric_limits<float>::quiet_NaN();
+  FusedRun run(c);
+
+  const std::vector<uint64_t> keys = run.TopK(5, bytes);
+
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i / 5 == 3) continue;
+    EXPECT_EQ(keys[i], truth[i]) << "row " << i / 5;
+  }
+}
+
+TEST_F(FusedTopKTest, ScratchForFewRowsGivesTheSame) {
+  const FusedCase c = MakeFusedCase({.rows = 300, .hidden = 128, .vocab = 3'000});
+  for (const int64_t rows : {1, 7, 100, 299}) ExpectBest(c, 20, rows);
+}
+
+TEST_F(FusedTopKTest, RefusesWhatItCannotServe) {
+  kernels::FusedTopKParams params;
+  params.partials.num_rows = 1;
+  params.partials.vocab_size = 192;
+  params.partials.tile_end = 1;
+  params.top_k = 1;
+
+  EXPECT_EQ(kernels::LaunchFusedTopK(params, nullptr), cudaErrorInvalidValue);  // no memory
+
+  params.partials.num_rows = 0;
+  EXPECT_EQ(kernels::LaunchFusedTopK(params, nullptr), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

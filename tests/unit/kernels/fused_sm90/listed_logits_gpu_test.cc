@@ -1,0 +1,77 @@
+#include "kernels/fused_sm90/listed_logits.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/unit/kernels/fused_sm90/fused_case.h"
+
+namespace logprobd::testing {
+namespace {
+
+class ListedLogitsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+  }
+};
+
+/// Each row with its own target.
+FusedRun::Listed Targets(const FusedCase& c) {
+  FusedRun::Listed listed;
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    listed.rows.push_back(static_cast<int32_t>(row));
+    listed.ids.push_back(c.targets[static_cast<size_t>(row)]);
+  }
+  return listed;
+}
+
+// mma.sync and wgmma are different instructions: that they round alike is what this test is for.
+TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernel) {
+  for (const int64_t hidden : {1, 8, 16, 31, 70, 123, 896, 2'880, 4'095}) {
+    for (const double stddev : {3.0, 20.0}) {
+      for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
+        const FusedCase c = MakeFusedCase({.rows = 100,
+                                           .hidden = hidden,
+                                           .vocab = 1'000,
+                                           .logit_stddev = stddev,
+                                           .dtype = dtype});
+        FusedRun run(c);
+        EXPECT_EQ(run.ListedLogits(Targets(c)), run.TargetLogits()) << "hidden size " << hidden;
+      }
+    }
+  }
+}
+
+TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernelForTermsAndTransforms) {
+  FusedCase c = MakeFusedCase({.rows = 100, .hidden = 200, .vocab = 1'000, .is_f32 = true});
+  c.transform = {.scale = 0.5F, .softcap = 20.0F};
+  c.bias.assign(1'000, 0.25F);
+  FusedRun run(c);
+
+  EXPECT_EQ(run.ListedLogits(Targets(c)), run.TargetLogits());
+}
+
+TEST_F(ListedLogitsTest, PairsOfOtherRowsAreLeftAlone) {
+  const FusedCase c = MakeFusedCase({.rows = 4, .hidden = 64, .vocab = 500});
+  FusedRun run(c);
+  const std::vector<float> all =
+      run.ListedLogits({.rows = {0, 1, 2, 3, 3, 0}, .ids = {5, 499, 192, 191, 0, 7}});
+
+  const std::vector<float> some = run.ListedLogits(
+      {.rows = {9, 10, 11, 12, 13, 14, 10}, .ids = {5, 5, 499, 192, 191, 0, 7}, .row_begin = 10});
+
+  EXPECT_EQ(some, (std::vector<float>{kPoison, all[0], all[1], all[2], all[3], kPoison, all[5]}));
+}
+
+TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {
+  kernels::ListedLogitsParams params;
+  params.partials.hidden_size = 8;
+  params.count = -1;
+  EXPECT_EQ(kernels::LaunchListedLogits(params, nullptr), cudaErrorInvalidValue);
+  params.count = 0;
+  EXPECT_EQ(kernels::LaunchListedLogits(params, nullptr), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
