@@ -22,15 +22,15 @@ struct ChunkRow {
   const LogitChunk& chunk;
   int64_t row;
 
-  __device__ __forceinline__ uint64_t Key(int64_t column) const {
+  __device__ __forceinline__ uint64_t Key(int32_t column) const {
     return LogitKey(LogitAt<kTransform>(chunk, row, column),
-                    static_cast<int32_t>(chunk.tile_begin * kTileColumns + column));
+                    static_cast<int32_t>(chunk.tile_begin) * kTileColumns + column);
   }
 };
 
 template <bool kTransform>
 __global__ void __launch_bounds__(kTopKThreads)
-    TopKKernel(const TopKParams params, const int64_t valid_columns) {
+    TopKKernel(const TopKParams params, const int32_t valid_columns) {
   const int64_t row = blockIdx.x;
   FindTopK(ChunkRow<kTransform>{params.chunk, row}, valid_columns, params.top_k,
            {.from_best = true}, params.keys + row * params.top_k);
@@ -46,7 +46,8 @@ cudaError_t LaunchTopK(const TopKParams& params, cudaStream_t stream) {
   if (params.chunk.num_rows == 0) return cudaSuccess;
   const auto blocks = static_cast<uint32_t>(params.chunk.num_rows);
   const auto kernel = HasTransform(params.chunk) ? TopKKernel<true> : TopKKernel<false>;
-  kernel<<<blocks, kTopKThreads, 0, stream>>>(params, ValidColumns(params.chunk));
+  kernel<<<blocks, kTopKThreads, 0, stream>>>(
+      params, static_cast<int32_t>(ValidColumns(params.chunk)));
   return cudaGetLastError();
 }
 

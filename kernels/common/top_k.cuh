@@ -6,7 +6,8 @@
 // Idea      A key holds logit and id, so that keys are distinct and their order is total: the set of
 //           the k largest does not depend on the order of anything. Keys above the current k-th are
 //           appended to a list in shared memory; when it is full, or the columns end, list and best
-//           are sorted together and the first k stay. After the first columns few keys pass.
+//           are sorted together and the first k stay. Where many pass at once, a value that at least
+//           k of them reach is bisected first: sorting them all would take longer.
 // Numerics  Exact.
 // Limits    k <= kTopKMax. Rising logits make every step sort: slower, same result.
 // Source    Our own; the sorting network is Batcher's bitonic one.
@@ -20,6 +21,7 @@ namespace logprobd::kernels {
 inline constexpr int kTopKThreads = 256;
 inline constexpr int kTopKStepColumns = kTopKThreads * 4;
 inline constexpr int kTopKCapacity = 2048;  // best and pending keys
+inline constexpr int kManyPassing = 64;     // threads with a key above the threshold
 
 static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
 
@@ -43,17 +45,38 @@ __device__ inline void SortKeysDescending(uint64_t* keys, int count) {
   }
 }
 
+/// The key below the largest value found by bisection that the best keys of at least `top_k` threads
+/// reach, `own` being this thread's best; 0 if fewer threads have one. All threads call it.
+__device__ inline uint64_t FloorOf(uint64_t own, int top_k) {
+  const auto value = static_cast<uint32_t>(own >> 32);
+  uint32_t low = 1;
+  uint32_t high = 0xFFFFFFFFU;
+  int reach_low = __syncthreads_count(value >= low ? 1 : 0);
+  if (reach_low < top_k) return 0;
+  while (reach_low > top_k + top_k / 4 + 8 && high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    const int reach = __syncthreads_count(value >= middle ? 1 : 0);
+    if (reach < top_k) {
+      high = middle;
+    } else {
+      low = middle;
+      reach_low = reach;
+    }
+  }
+  return (static_cast<uint64_t>(low) << 32) - 1;
+}
+
 /// Where the best of a row start from.
 struct TopKStart {
   bool from_best = false;  ///< From what `best` holds already; else from nothing.
   uint64_t floor = 0;      ///< Keys up to this are known not to be among the k best.
 };
 
-/// Writes the `top_k` largest of source.Key(column), column in [0, num_columns), to best[0, top_k):
+/// Writes the `top_k` largest of source.Key(column), an int32_t in [0, num_columns), to best[0, top_k):
 /// the largest first, 0 where there are fewer; a key of 0 is none. `best` is written last, so the
 /// source may read it. All threads of a block of kTopKThreads call it.
 template <class Source>
-__device__ void FindTopK(const Source& source, int64_t num_columns, int top_k,
+__device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
                          const TopKStart& start, uint64_t* best) {
   __shared__ uint64_t keys[kTopKCapacity];  // [0, top_k) best so far, then the pending
   __shared__ int num_keys;
@@ -76,18 +99,21 @@ __device__ void FindTopK(const Source& source, int64_t num_columns, int top_k,
     __syncthreads();
   };
 
-  for (int64_t begin = 0; begin < num_columns; begin += kTopKStepColumns) {
+  for (int32_t begin = 0; begin < num_columns; begin += kTopKStepColumns) {
     uint64_t fresh[4] = {0, 0, 0, 0};
-    bool passes = false;
+    uint64_t own = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t column = begin + i * kTopKThreads + threadIdx.x;
-      if (column < num_columns) {
-        fresh[i] = source.Key(column);
-        passes = passes || fresh[i] > threshold;
-      }
+      const int32_t column = begin + i * kTopKThreads + static_cast<int32_t>(threadIdx.x);
+      if (column < num_columns) fresh[i] = source.Key(column);
+      if (fresh[i] > threshold && fresh[i] > own) own = fresh[i];
     }
-    if (__syncthreads_or(passes ? 1 : 0) == 0) continue;
+    const int num_passing = __syncthreads_count(own != 0 ? 1 : 0);
+    if (num_passing == 0) continue;
+    if (num_passing > kManyPassing) {
+      const uint64_t floor = FloorOf(own, top_k);
+      if (floor > threshold) threshold = floor;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (fresh[i] > threshold) keys[atomicAdd(&num_keys, 1)] = fresh[i];

@@ -37,8 +37,14 @@ constexpr int64_t TileRows(FusedTile tile) {
 }
 constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
 
-/// What is fastest for so many rows, and products of `depth` (hidden size times terms). Measured:
-/// README.md.
-FusedChoice ChooseFused(int64_t num_rows, int64_t depth);
+/// What a launch multiplies.
+struct FusedShape {
+  int64_t num_rows;   ///< >= 1.
+  int64_t num_tiles;  ///< >= 1.
+  int64_t depth;      ///< Hidden size times terms.
+};
+
+/// What is fastest for it. Measured: README.md.
+FusedChoice ChooseFused(const FusedShape& shape);
 
 }  // namespace logprobd::kernels

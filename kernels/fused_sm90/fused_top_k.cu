@@ -29,13 +29,13 @@ constexpr int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlig
 struct RowTiles {
   const float* maxima;
 
-  __device__ __forceinline__ uint64_t Key(int64_t tile) const {
-    return LogitKey(maxima[tile], static_cast<int32_t>(tile));
+  __device__ __forceinline__ uint64_t Key(int32_t tile) const {
+    return LogitKey(maxima[tile], tile);
   }
 };
 
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectTilesKernel(const float* tile_max, int64_t num_tiles, int top_k, uint64_t* keys) {
+    SelectTilesKernel(const float* tile_max, int32_t num_tiles, int top_k, uint64_t* keys) {
   const int64_t row = blockIdx.x;
   FindTopK(RowTiles{tile_max + row * num_tiles}, num_tiles, top_k, {}, keys + row * top_k);
 }
@@ -43,29 +43,31 @@ __global__ void __launch_bounds__(kTopKThreads)
 struct ListedLogits {
   const uint64_t* tile_keys;
   const float* logits;  // [top_k, 192]
-  int64_t vocab_size;
+  int32_t vocab_size;
+  uint64_t floor;
 
-  __device__ __forceinline__ uint64_t Key(int64_t place) const {
+  __device__ __forceinline__ uint64_t Key(int32_t place) const {
+    const float logit = logits[place];
+    if (LogitKey(logit, 0) <= floor) return 0;  // most: the rest is spared
     const uint64_t tile_key = tile_keys[place / kTileColumns];
     if (tile_key == 0) return 0;
-    const int32_t id = LogitEntryOf(tile_key).id * kTileColumns +
-                       static_cast<int32_t>(place % kTileColumns);
-    return id < vocab_size ? LogitKey(logits[place], id) : 0;
+    const int32_t id = LogitEntryOf(tile_key).id * kTileColumns + place % kTileColumns;
+    return id < vocab_size ? LogitKey(logit, id) : 0;
   }
 };
 
 /// `keys` holds the row's tiles and gets its ids.
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectLogitsKernel(const float* logits, int64_t vocab_size, int top_k, uint64_t* keys) {
+    SelectLogitsKernel(const float* logits, int32_t vocab_size, int top_k, uint64_t* keys) {
   const int64_t row = blockIdx.x;
   uint64_t* const row_keys = keys + row * top_k;
-  const int64_t num_columns = int64_t{top_k} * kTileColumns;
+  const int32_t num_columns = top_k * kTileColumns;
   // All keys of logits as large as the least maximum lie above; 0 where there are fewer tiles.
   const uint64_t least = row_keys[top_k - 1] >> 32;
   const uint64_t floor = least == 0 ? 0 : (least << 32) - 1;
   __syncthreads();  // before anyone writes the keys
-  FindTopK(ListedLogits{row_keys, logits + row * num_columns, vocab_size}, num_columns, top_k,
-           {.floor = floor}, row_keys);
+  FindTopK(ListedLogits{row_keys, logits + row * num_columns, vocab_size, floor}, num_columns,
+           top_k, {.floor = floor}, row_keys);
 }
 
 /// Where the parts of the scratch lie, for `rows` rows.
@@ -75,19 +77,23 @@ struct Scratch {
   int64_t order;
   int64_t groups;
   int64_t num_groups;
+  int64_t places;
+  int64_t ranks;
   int64_t end;
 };
 
 Scratch ScratchFor(int64_t rows, int32_t top_k, int64_t num_tiles) {
   Scratch scratch;
   const int64_t pairs = rows * top_k;
-  scratch.group_pairs = pairs <= kFewPairs * num_tiles ? 64 : 128;
+  scratch.group_pairs = pairs <= kFewPairs * num_tiles ? 64 : 192;
   scratch.num_groups_max = internal::MaxTileGroups(pairs, num_tiles, scratch.group_pairs);
   scratch.order = Align(pairs * kTileColumns * int64_t{sizeof(float)});
   scratch.groups = scratch.order + Align(pairs * int64_t{sizeof(int32_t)});
   scratch.num_groups =
       scratch.groups + Align(scratch.num_groups_max * int64_t{sizeof(internal::TileGroup)});
-  scratch.end = scratch.num_groups + kAlignment;
+  scratch.places = scratch.num_groups + kAlignment;
+  scratch.ranks = scratch.places + Align(num_tiles * int64_t{sizeof(int32_t)});
+  scratch.end = scratch.ranks + Align(pairs * int64_t{sizeof(int32_t)});
   return scratch;
 }
 
@@ -121,12 +127,16 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
   auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order);
   auto* const groups = reinterpret_cast<internal::TileGroup*>(params.workspace + scratch.groups);
   auto* const num_groups = reinterpret_cast<int32_t*>(params.workspace + scratch.num_groups);
+  auto* const places = reinterpret_cast<int32_t*>(params.workspace + scratch.places);
+  auto* const ranks = reinterpret_cast<int32_t*>(params.workspace + scratch.ranks);
   auto* const logits = reinterpret_cast<float*>(params.workspace);
   if (const cudaError_t error =
           internal::LaunchTileGroups({.tile_keys = keys,
                                       .num_pairs = static_cast<int32_t>(rows * params.top_k),
                                       .num_tiles = static_cast<int32_t>(num_tiles),
                                       .group_pairs = static_cast<int32_t>(scratch.group_pairs),
+                                      .places = places,
+                                      .ranks = ranks,
                                       .order = order,
                                       .groups = groups,
                                       .num_groups = num_groups},
@@ -149,7 +159,7 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
     return error;
   }
   SelectLogitsKernel<<<static_cast<uint32_t>(rows), kTopKThreads, 0, stream>>>(
-      logits, params.partials.vocab_size, params.top_k, keys);
+      logits, static_cast<int32_t>(params.partials.vocab_size), params.top_k, keys);
   return cudaGetLastError();
 }
 
@@ -165,7 +175,7 @@ cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream) 
   if (!IsValid(params)) return cudaErrorInvalidValue;
   const int64_t num_tiles = NumTiles(params.partials.vocab_size);
   SelectTilesKernel<<<static_cast<uint32_t>(num_rows), kTopKThreads, 0, stream>>>(
-      params.partials.tile_max, num_tiles, params.top_k, params.keys);
+      params.partials.tile_max, static_cast<int32_t>(num_tiles), params.top_k, params.keys);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   const int64_t rows_at_once = RowsAtOnce(params, num_tiles);
   for (int64_t row = 0; row < num_rows; row += rows_at_once) {

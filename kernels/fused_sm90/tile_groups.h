@@ -19,6 +19,8 @@ struct TileGroupsParams {
   int32_t num_pairs = 0;                ///< >= 1.
   int32_t num_tiles = 0;                ///< Of the whole vocabulary.
   int32_t group_pairs = 0;              ///< Most pairs of a group.
+  int32_t* places = nullptr;            ///< [num_tiles], scratch.
+  int32_t* ranks = nullptr;             ///< [num_pairs], scratch.
   int32_t* order = nullptr;             ///< [num_pairs]: pairs of one tile lie together.
   TileGroup* groups = nullptr;          ///< [MaxTileGroups]
   int32_t* num_groups = nullptr;

@@ -2,9 +2,10 @@
 //
 // Idea      A group of rows that want the same tile is one block's product: the rows are gathered,
 //           the tile's weight rows lie together.
-// Work      A block of 64 or 128 rows x 192 columns, a warpgroup for every 64 rows; steps of 64 along
-//           the hidden size through a ring of stages that all threads fill.
-// Traffic   24 KiB of weight and 8 or 16 KiB of rows a step, mostly from the second-level cache.
+// Work      A block of up to kRows rows x 192 columns, a warpgroup for every 64 rows; steps of 64
+//           along the hidden size through a ring of stages that all threads fill.
+// Traffic   24 KiB of weight and 128 bytes a row in a step: what limits it, so that rows that are not
+//           there are not read.
 // Numerics  The products and their order are the fused kernel's (wgmma, 16 at a time), so its bits.
 // Limits    Those of LaunchFusedPartials.
 // Source    Our own, on CUTLASS's wrappers of the instructions.
@@ -51,8 +52,8 @@ struct DeviceParams {
 template <int kRows, class Element>
 struct TileProduct {
   static constexpr int kThreads = kRows * 2;
-  static constexpr int kStages = kRows == 128 ? 5 : 6;
-  static constexpr int kAhead = kStages - 2;  // steps whose loads are under way
+  static constexpr int kStages = kRows == 192 ? 4 : 6;
+  static constexpr int kAhead = kStages - 1;  // steps whose loads are under way
   static constexpr int kHiddenBytes = kRows * kRowBytes;
   static constexpr int kWeightBytes = kTileColumns * kRowBytes;
   static constexpr int kSharedBytes = kStages * (kHiddenBytes + kWeightBytes);
@@ -98,7 +99,9 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   const std::byte* hidden_from[kHiddenCopies];
 #pragma unroll
   for (int i = 0; i < kHiddenCopies; ++i) {
-    const int32_t member = min(first_row + i * kRowStride, group.count - 1);
+    const int32_t member = first_row + i * kRowStride;
+    hidden_from[i] = nullptr;
+    if (member >= group.count) continue;
     const int32_t row = params.order[group.begin + member] / params.pairs_per_row;
     hidden_from[i] = params.hidden + row * params.hidden_pitch + chunk * kChunkBytes;
   }
@@ -116,6 +119,7 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       const int stage = step % kStages;
 #pragma unroll
       for (int i = 0; i < kHiddenCopies; ++i) {
+        if (hidden_from[i] == nullptr) continue;  // sums of rows that are not there are not used
         const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes : -chunk * kChunkBytes;
         CopyChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
                   hidden_from[i] + offset, bytes);
@@ -145,18 +149,20 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   Tensor dots = partition_fragment_C(mma, Shape<Int<kRows>, Int<kTileColumns>>{});
   clear(dots);
 
+  const bool multiplies = thread / 128 * 64 < group.count;  // the same for a whole warpgroup
   for (int32_t step = 0; step < Product::kAhead; ++step) load(step);
   CUTLASS_PRAGMA_NO_UNROLL
   for (int32_t step = 0; step < num_steps; ++step) {
     cp_async_wait<Product::kAhead - 1>();
     cutlass::arch::fence_view_async_shared();  // what was copied is read by the tensor cores
-    __syncthreads();                           // and all are done with step - 2, whose stage is next
-    warpgroup_fence_operand(dots);
-    warpgroup_arrive();
-    gemm(mma, a(_, _, _, step % kStages), b(_, _, _, step % kStages), dots);
-    warpgroup_commit_batch();
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(dots);
+    warpgroup_wait<0>();
+    __syncthreads();  // all are done with step - 1, whose stage is the next to be filled
+    if (multiplies) {
+      warpgroup_fence_operand(dots);
+      warpgroup_arrive();
+      gemm(mma, a(_, _, _, step % kStages), b(_, _, _, step % kStages), dots);
+      warpgroup_commit_batch();
+    }
     load(step + Product::kAhead);
   }
   warpgroup_wait<0>();
@@ -203,7 +209,7 @@ template <class Element>
 cudaError_t LaunchAs(const DeviceParams& params, int32_t rows, int64_t blocks,
                      cudaStream_t stream) {
   return rows == 64 ? LaunchAs<64, Element>(params, blocks, stream)
-                    : LaunchAs<128, Element>(params, blocks, stream);
+                    : LaunchAs<192, Element>(params, blocks, stream);
 }
 
 }  // namespace

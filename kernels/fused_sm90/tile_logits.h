@@ -18,7 +18,7 @@ struct TileLogitsParams {
   const TileGroup* groups = nullptr;
   const int32_t* num_groups = nullptr;
   int64_t num_groups_max = 0;
-  int32_t group_pairs = 0;  ///< 64 or 128; bits are the same.
+  int32_t group_pairs = 0;  ///< 64 or 192; bits are the same.
   float* logits = nullptr;  ///< [pairs, 192]; columns beyond the vocabulary hold anything.
 };
 

@@ -6,9 +6,12 @@
 
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/chunked/split_terms.h"
+#include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_status.h"
 #include "tests/bench/random_fill.h"
@@ -19,7 +22,6 @@ namespace {
 using kernels::Dtype;
 using kernels::kTileColumns;
 
-constexpr int64_t kArenaBytes = int64_t{64} << 20;
 /// Rows beyond the last, so that every block tile is whole.
 constexpr int64_t kSpareRows = 256;
 
@@ -50,7 +52,8 @@ absl::Status FusedScene::Allocate() {
   LOGPROBD_ASSIGN_OR_RETURN(
       terms_, AllocateDevice(split_rows * kernels::kHiddenTermsMax * term_bytes, "terms"));
   LOGPROBD_ASSIGN_OR_RETURN(weights_, AllocateDevice(sizes_.num_heads * weight_bytes(), "weights"));
-  LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(kArenaBytes, "partials"));
+  LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(plan_.arena_bytes, "partials"));
+  LOGPROBD_ASSIGN_OR_RETURN(lists_, AllocateDevice(sizes_.rows_max * kListMax * 4 * 4, "lists"));
   LOGPROBD_ASSIGN_OR_RETURN(floats_, AllocateDevice(kFloatArrays * rows * 4, "scores"));
   LOGPROBD_ASSIGN_OR_RETURN(
       normalizers_, AllocateDevice(rows * int64_t{sizeof(kernels::RowNormalizer)}, "scores"));
@@ -81,14 +84,21 @@ absl::Status FusedScene::Fill() {
       cudaMemcpy(Floats(kLog2Scale), scales.data(), scales.size() * 4, cudaMemcpyHostToDevice));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(targets(), ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
+  std::vector<int32_t> pairs(static_cast<size_t>(sizes_.rows_max * kListMax) * 2);
+  for (int64_t i = 0; i < sizes_.rows_max * kListMax; ++i) {
+    pairs[static_cast<size_t>(i)] = static_cast<int32_t>(i / kListMax);
+    pairs[static_cast<size_t>(i + sizes_.rows_max * kListMax)] =
+        static_cast<int32_t>(i * 104'729 % sizes_.vocab_size);
+  }
+  const size_t pairs_bytes = pairs.size() * sizeof(int32_t);
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(lists_.get() + pairs_bytes, pairs.data(), pairs_bytes, cudaMemcpyHostToDevice));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();
 }
 
 int64_t FusedScene::RowsOfLaunch(const Ask& ask) const {
-  const kernels::ChunkPlan plan = kernels::PlanChunks(
-      {.vocab_size = sizes_.vocab_size, .hidden_size = sizes_.hidden_size, .with_fused = true});
-  return plan.FusedRows(ask.dtype, ask.entropy_temperature ? 2 : 1, 0);
+  return plan_.FusedRows(ask.dtype, ask.entropy_temperature ? 2 : 1, ask.top_k);
 }
 
 std::byte* FusedScene::Rows(Dtype dtype) const {
@@ -135,7 +145,8 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
                                     const std::byte* weight, cudaStream_t stream) {
   LOGPROBD_ASSIGN_OR_RETURN(const PreparedRows rows, PrepareRows(row, num_rows, ask, stream));
   const int64_t num_tiles = kernels::NumTiles(sizes_.vocab_size);
-  auto* const sums = reinterpret_cast<kernels::TileSums*>(arena_.get());
+  auto* const sums = reinterpret_cast<kernels::TileSums*>(
+      arena_.get() + kernels::ChunkPlan::FusedKeyBytes(num_rows, ask.top_k));
   auto* const max_keys = reinterpret_cast<uint64_t*>(max_keys_.get()) + row;
   kernels::FusedPartialsParams params;
   params.num_rows = num_rows;
@@ -158,6 +169,10 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
   if (ask.entropy_temperature) {
     params.entropy_log2_scales = params.log2_scales;
     params.entropy_sums = sums + num_rows * num_tiles;
+  }
+  if (ask.top_k > 0) {
+    params.tile_max =
+        reinterpret_cast<float*>(sums + (ask.entropy_temperature ? 2 : 1) * num_rows * num_tiles);
   }
   kernels::RowScoresParams scores;
   scores.num_rows = num_rows;
@@ -184,6 +199,56 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
   if (!ask.combine) return absl::OkStatus();
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(scores, stream));
+  return ScoreLists(row, params, ask, stream);
+}
+
+absl::Status FusedScene::ScoreLists(int64_t row, const kernels::FusedPartialsParams& params,
+                                    const Ask& ask, cudaStream_t stream) {
+  const int64_t array = sizes_.rows_max * kListMax;
+  const auto* const normalizers =
+      reinterpret_cast<const kernels::RowNormalizer*>(normalizers_.get()) + row;
+  auto* const ids = reinterpret_cast<int32_t*>(lists_.get()) + row * kListMax;
+  auto* const logprobs = reinterpret_cast<float*>(ids + array);
+  if (ask.top_k > 0) {
+    auto* const scratch = reinterpret_cast<std::byte*>(params.sums);
+    auto* const keys = reinterpret_cast<uint64_t*>(arena_.get());
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedTopK(
+        {.partials = params,
+         .top_k = ask.top_k,
+         .keys = keys,
+         .workspace = scratch,
+         .workspace_bytes = arena_.get() + plan_.arena_bytes - scratch},
+        stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopKScores({.num_rows = params.num_rows,
+                                                             .top_k = ask.top_k,
+                                                             .keys = keys,
+                                                             .normalizers = normalizers,
+                                                             .log2_scales = params.log2_scales,
+                                                             .ids = ids,
+                                                             .logprobs = logprobs},
+                                                            stream));
+  }
+  if (ask.candidates) {
+    const int32_t* const candidate_rows = ids + 2 * array;
+    const auto row_begin = static_cast<int32_t>(row);
+    const int64_t count = params.num_rows * kListMax;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchListedLogits({.partials = params,
+                                                               .rows = candidate_rows,
+                                                               .ids = candidate_rows + array,
+                                                               .row_begin = row_begin,
+                                                               .count = count,
+                                                               .logits = logprobs},
+                                                              stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchCandidateScores(
+        {.rows = candidate_rows,
+         .row_begin = row_begin,
+         .row_end = row_begin + static_cast<int32_t>(params.num_rows),
+         .count = count,
+         .normalizers = normalizers,
+         .log2_scales = params.log2_scales,
+         .scores = logprobs},
+        stream));
+  }
   return absl::OkStatus();
 }
 

@@ -5,8 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/terms.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/engine/cuda_memory.h"
 
 namespace logprobd::testing {
@@ -36,8 +38,12 @@ class FusedScene {
     kernels::Dtype dtype = kernels::Dtype::kBf16;
     int32_t num_terms = kernels::kHiddenTerms;  ///< Of rows that are split.
     float logit_scale = 1.0F;
+    int32_t top_k = 0;        ///< 0 to kListMax.
+    bool candidates = false;  ///< kListMax ids a row, spread over the vocabulary.
     bool combine = true;
   };
+
+  static constexpr int32_t kListMax = 20;
 
   static absl::StatusOr<std::unique_ptr<FusedScene>> Create(const Sizes& sizes);
 
@@ -69,7 +75,11 @@ class FusedScene {
     int32_t num_terms;
   };
 
-  explicit FusedScene(const Sizes& sizes) : sizes_(sizes) {}
+  explicit FusedScene(const Sizes& sizes)
+      : sizes_(sizes),
+        plan_(kernels::PlanChunks({.vocab_size = sizes.vocab_size,
+                                   .hidden_size = sizes.hidden_size,
+                                   .with_fused = true})) {}
   absl::Status Allocate();
   absl::Status Fill();
   int64_t AllRows() const;
@@ -79,14 +89,19 @@ class FusedScene {
   /// Rows [row, row + num_rows), split on `stream` where they have to be.
   absl::StatusOr<PreparedRows> PrepareRows(int64_t row, int64_t num_rows, const Ask& ask,
                                            cudaStream_t stream);
+  /// The lists of a block whose partials have been joined.
+  absl::Status ScoreLists(int64_t row, const kernels::FusedPartialsParams& params, const Ask& ask,
+                          cudaStream_t stream);
   absl::Status ScoreBlock(int64_t row, int64_t num_rows, const Ask& ask, const std::byte* weight,
                           cudaStream_t stream);
 
   const Sizes sizes_;
+  const kernels::ChunkPlan plan_;
   int64_t turn_ = 0;
   DeviceBuffer hidden_;   ///< [AllRows(), hidden_size] in bf16.
   DeviceBuffer source_;   ///< [rows_max, hidden_size] in fp32 or fp16.
   DeviceBuffer terms_;    ///< Of the rows of one launch, with spare rows.
+  DeviceBuffer lists_;    ///< Four arrays of [rows_max, kListMax]: ids, logprobs; rows, ids.
   DeviceBuffer weights_;  ///< [num_heads, tiles * 192, hidden_size]
   DeviceBuffer arena_;
   DeviceBuffer floats_;

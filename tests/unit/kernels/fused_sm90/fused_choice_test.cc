@@ -8,35 +8,56 @@ namespace logprobd::kernels {
 namespace {
 
 constexpr int64_t kDepths[] = {64, 896, 2'048, 3'072, 4'096, 8'192, 16'384};
+constexpr int64_t kManyTiles = 792;
+
+FusedChoice Choose(int64_t num_rows, int64_t depth) {
+  return ChooseFused({.num_rows = num_rows, .num_tiles = kManyTiles, .depth = depth});
+}
 
 TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
   for (const int64_t depth : kDepths) {
     for (const int64_t rows : {1, 63, 64}) {
-      EXPECT_EQ(ChooseFused(rows, depth).tile, FusedTile::k64PingPong);
+      EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64PingPong);
     }
     for (const int64_t rows : {65, 128}) {
-      EXPECT_EQ(ChooseFused(rows, depth).tile, FusedTile::k64Pair);
+      EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64Pair);
     }
   }
 }
 
 TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductTakeTheCooperativeTile) {
-  EXPECT_EQ(ChooseFused(8'192, 4'096).tile, FusedTile::k256Cooperative);
-  EXPECT_EQ(ChooseFused(1'024, 4'096).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(ChooseFused(8'192, 2'048).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(ChooseFused(8'192, 896).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
+  EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(8'192, 4'096).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
 }
 
-// Swizzles that do not divide the clusters of rows made 16 tiles of 8: twice the time.
-TEST(FusedChoiceTest, TheSwizzleAddsNoEmptyTiles) {
+TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
+  EXPECT_EQ(Choose(8'192, 896).raster, FusedRaster::kAlongRows);
+  EXPECT_EQ(Choose(8'192, 896).swizzle, 8);
+  EXPECT_EQ(Choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
+  EXPECT_EQ(Choose(8'192, 2'048).swizzle, 4);
+  EXPECT_EQ(Choose(8'192, 4'096).raster, FusedRaster::kAlongVocab);
+  EXPECT_EQ(Choose(8'192, 4'096).swizzle, 8);
+}
+
+// Swizzles that do not divide the clusters of rows made 16 tiles of 8: twice the time. A small
+// vocabulary's few tiles were likewise rounded up.
+TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   for (const int64_t depth : kDepths) {
-    for (int64_t rows = 1; rows <= 8'192; rows += 61) {
-      const FusedChoice choice = ChooseFused(rows, depth);
-      const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
-      const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
-      EXPECT_EQ(clusters % choice.swizzle, 0) << rows << " rows, depth " << depth;
-      EXPECT_TRUE(choice.swizzle == 1 || choice.swizzle == 2 || choice.swizzle == 4 ||
-                  choice.swizzle == 8);
+    for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {
+      for (int64_t rows = 1; rows <= 8'192; rows += 61) {
+        const FusedChoice choice =
+            ChooseFused({.num_rows = rows, .num_tiles = tiles, .depth = depth});
+        const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
+        const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
+        const int64_t whole_tiles =
+            (tiles + choice.swizzle - 1) / choice.swizzle * choice.swizzle;
+        EXPECT_EQ(clusters % choice.swizzle, 0) << rows << " rows, depth " << depth;
+        EXPECT_LE(whole_tiles - tiles, tiles / 32) << tiles << " tiles, depth " << depth;
+        EXPECT_TRUE(choice.swizzle == 1 || choice.swizzle == 2 || choice.swizzle == 4 ||
+                    choice.swizzle == 8);
+      }
     }
   }
 }
