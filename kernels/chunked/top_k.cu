@@ -22,9 +22,11 @@ struct ChunkRow {
   const LogitChunk& chunk;
   int64_t row;
 
-  __device__ __forceinline__ uint64_t Key(int32_t column) const {
-    return LogitKey(LogitAt<kTransform>(chunk, row, column),
-                    static_cast<int32_t>(chunk.tile_begin) * kTileColumns + column);
+  __device__ __forceinline__ float Load(int32_t column) const {
+    return LogitAt<kTransform>(chunk, row, column);
+  }
+  __device__ __forceinline__ uint64_t Key(int32_t column, float logit) const {
+    return LogitKey(logit, static_cast<int32_t>(chunk.tile_begin) * kTileColumns + column);
   }
 };
 

@@ -113,10 +113,13 @@ __device__ void WriteExtremes(const RowScoresParams& params, int64_t row,
     if (params.argmax_logprob != nullptr) {
       params.argmax_logprob[row] = LogprobOf(best.logit, params.log2_scales[row], normalizer);
     }
-    if (params.max_logit != nullptr) params.max_logit[row] = finite ? best.logit : NAN;
+    if (params.max_logit != nullptr) {
+      params.max_logit[row] = finite ? best.logit * params.logit_correction : NAN;
+    }
   }
   if (params.min_logit != nullptr) {
-    params.min_logit[row] = finite ? FromOrderedBits(~params.min_keys[row]) : NAN;
+    params.min_logit[row] =
+        finite ? FromOrderedBits(~params.min_keys[row]) * params.logit_correction : NAN;
   }
 }
 

@@ -21,6 +21,8 @@ struct RowScoresParams {
   const uint64_t* max_keys = nullptr;      ///< [num_rows], LogitKey of the largest logit, or null.
   const uint32_t* min_keys = nullptr;  ///< [num_rows], ~OrderedBits of the smallest logit, or null.
   const float* log2_scales = nullptr;  ///< [num_rows]
+  /// What max_logit and min_logit are multiplied by: the correction within log2_scales.
+  float logit_correction = 1.0F;
   const float* target_logits = nullptr;  ///< [num_rows]
   /// The kernel that writes the partials comes just before on the stream: this one may be brought
   /// up beside its end. Set it only then.

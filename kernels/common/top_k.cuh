@@ -25,11 +25,13 @@ inline constexpr int kManyPassing = 64;     // threads with a key above the thre
 
 static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
 
-/// Sorts keys[0, count) descending; count is a power of two. All kTopKThreads threads call it.
-__device__ inline void SortKeysDescending(uint64_t* keys, int count) {
+/// Sorts keys[0, count) descending by `kThreads` threads that `wait` for each other; count is a power
+/// of two.
+template <int kThreads, class Wait>
+__device__ __forceinline__ void SortDescending(uint64_t* keys, int count, const Wait& wait) {
   for (int size = 2; size <= count; size *= 2) {
     for (int stride = size / 2; stride > 0; stride /= 2) {
-      for (int i = static_cast<int>(threadIdx.x); i < count / 2; i += kTopKThreads) {
+      for (int i = static_cast<int>(threadIdx.x); i < count / 2; i += kThreads) {
         const int low = i / stride * stride * 2 + i % stride;
         const int high = low + stride;
         const bool descending = (low & size) == 0;
@@ -40,9 +42,20 @@ __device__ inline void SortKeysDescending(uint64_t* keys, int count) {
           keys[high] = a;
         }
       }
-      __syncthreads();
+      wait();
     }
   }
+}
+
+/// The same by a whole block; few keys are one warp's, which waits for no other.
+__device__ inline void SortKeysDescending(uint64_t* keys, int count) {
+  constexpr int kWarpKeys = 64;
+  if (count > kWarpKeys) {
+    SortDescending<kTopKThreads>(keys, count, [] { __syncthreads(); });
+    return;
+  }
+  if (threadIdx.x < 32) SortDescending<32>(keys, count, [] { __syncwarp(); });
+  __syncthreads();
 }
 
 /// The key below the largest value found by bisection that the best keys of at least `top_k` threads
@@ -72,9 +85,10 @@ struct TopKStart {
   uint64_t floor = 0;      ///< Keys up to this are known not to be among the k best.
 };
 
-/// Writes the `top_k` largest of source.Key(column), an int32_t in [0, num_columns), to best[0, top_k):
-/// the largest first, 0 where there are fewer; a key of 0 is none. `best` is written last, so the
-/// source may read it. All threads of a block of kTopKThreads call it.
+/// Writes the `top_k` largest of source.Key(column, source.Load(column)), column in
+/// [0, num_columns), to best[0, top_k): the largest first, 0 where there are fewer; a key of 0 is
+/// none. `best` is written last, so the source may read it. All threads of a block of kTopKThreads
+/// call it.
 template <class Source>
 __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
                          const TopKStart& start, uint64_t* best) {
@@ -99,15 +113,25 @@ __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
     __syncthreads();
   };
 
+  float values[4] = {};
+  const auto load = [&](int32_t begin) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t column = begin + i * kTopKThreads + static_cast<int32_t>(threadIdx.x);
+      if (column < num_columns) values[i] = source.Load(column);
+    }
+  };
+  load(0);
   for (int32_t begin = 0; begin < num_columns; begin += kTopKStepColumns) {
     uint64_t fresh[4] = {0, 0, 0, 0};
     uint64_t own = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int32_t column = begin + i * kTopKThreads + static_cast<int32_t>(threadIdx.x);
-      if (column < num_columns) fresh[i] = source.Key(column);
+      if (column < num_columns) fresh[i] = source.Key(column, values[i]);
       if (fresh[i] > threshold && fresh[i] > own) own = fresh[i];
     }
+    load(begin + kTopKStepColumns);  // on its way while these are looked at
     const int num_passing = __syncthreads_count(own != 0 ? 1 : 0);
     if (num_passing == 0) continue;
     if (num_passing > kManyPassing) {

@@ -29,8 +29,9 @@ constexpr int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlig
 struct RowTiles {
   const float* maxima;
 
-  __device__ __forceinline__ uint64_t Key(int32_t tile) const {
-    return LogitKey(maxima[tile], tile);
+  __device__ __forceinline__ float Load(int32_t tile) const { return maxima[tile]; }
+  __device__ __forceinline__ uint64_t Key(int32_t tile, float maximum) const {
+    return LogitKey(maximum, tile);
   }
 };
 
@@ -46,8 +47,8 @@ struct ListedLogits {
   int32_t vocab_size;
   uint64_t floor;
 
-  __device__ __forceinline__ uint64_t Key(int32_t place) const {
-    const float logit = logits[place];
+  __device__ __forceinline__ float Load(int32_t place) const { return logits[place]; }
+  __device__ __forceinline__ uint64_t Key(int32_t place, float logit) const {
     if (LogitKey(logit, 0) <= floor) return 0;  // most: the rest is spared
     const uint64_t tile_key = tile_keys[place / kTileColumns];
     if (tile_key == 0) return 0;

@@ -37,6 +37,9 @@ using kernels::ChunkPlan;
 /// How long a finished batch is looked for before the thread sleeps.
 constexpr absl::Duration kLookFor = absl::Milliseconds(2);
 
+/// Batches that use every block tile of the fused kernel once.
+constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
+
 class PinnedStaging : public StagingBuffer {
  public:
   PinnedStaging(PinnedBuffer memory, int64_t size_bytes)
@@ -111,6 +114,8 @@ class CudaEngine : public ScoringEngine {
         plan_(ChunkPlanOf(info_, options)) {}
 
   absl::Status Initialize(const HeadWeights& weights, const EngineOptions& options);
+  absl::Status WarmUp();
+  absl::Status WarmUpRows(int64_t num_rows);
 
   void RunSubmitThread();
   void RunFinishThread();
@@ -194,11 +199,45 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
     LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(plan_));
     slots_.push_back(std::move(slot));
   }
+  LOGPROBD_RETURN_IF_ERROR(WarmUp());
   LOGPROBD_ASSIGN_OR_RETURN(submit_thread_,
                             StartThread("cuda-submit", [this] { RunSubmitThread(); }));
   LOGPROBD_ASSIGN_OR_RETURN(finish_thread_,
                             StartThread("cuda-finish", [this] { RunFinishThread(); }));
   return absl::OkStatus();
+}
+
+/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a client's.
+/// Before the threads start, and in no metric.
+absl::Status CudaEngine::WarmUp() {
+  for (const int64_t num_rows : kWarmUpRows) {
+    LOGPROBD_RETURN_IF_ERROR(WarmUpRows(std::min(num_rows, plan_.batch_rows_max)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::WarmUpRows(int64_t num_rows) {
+  const auto rows = static_cast<size_t>(num_rows);
+  const std::vector<std::byte> hidden(
+      rows * static_cast<size_t>(info_.hidden_size * DtypeBytes(info_.dtype)));
+  const std::vector<int32_t> zeros(rows, 0);
+  const std::vector<float> temperatures(rows, 1.0F);
+  ScoreBatch batch;
+  batch.dtype = info_.dtype;
+  batch.num_rows = num_rows;
+  batch.hidden = hidden.data();
+  batch.targets = zeros;
+  batch.temperatures = temperatures;
+  batch.outputs = OutputSet(OutputSet::kAllBits);
+  batch.top_k = std::min(1, plan_.top_k_max);
+  batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
+  batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
+  Job job;
+  job.batch = &batch;
+  job.slot = &slots_.front();
+  const absl::Status status = Enqueue(job);
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the rows are read until then
+  return status;
 }
 
 CudaEngine::~CudaEngine() {
@@ -270,7 +309,7 @@ absl::Status CudaEngine::Enqueue(Job& job) {
   batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = batch.d2h_seconds = 0;
   const int64_t num_passes = job.slot->NumPasses(batch);
   for (int64_t pass = 0; pass < num_passes; ++pass) {
-    job.slot->Prepare(*job.batch, pass);
+    job.slot->Prepare(batch, pass, scorer_->Correction(KernelDtype(batch.dtype)));
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(job));
     if (pass + 1 < num_passes) {  // the slot is needed again
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(job.slot->output_end()));

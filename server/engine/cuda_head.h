@@ -18,6 +18,11 @@ struct CudaHead {
   DeviceBuffer weight;  ///< [num_tiles * 192, padded_hidden]; zero beyond vocabulary and hidden.
   DeviceBuffer bias;    ///< [num_tiles * 192] fp32, or null.
   kernels::LogitTransform transform;
+
+  /// Whether logits are more than dot products.
+  bool has_transform() const {
+    return bias.get() != nullptr || transform.scale != 1.0F || transform.softcap > 0.0F;
+  }
 };
 
 /// Bytes of a CudaHead.

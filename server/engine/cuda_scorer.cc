@@ -13,6 +13,7 @@
 #include "kernels/combine/list_scores.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
+#include "kernels/common/truncation.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
 #include "server/base/errors.h"
@@ -24,6 +25,9 @@ namespace {
 using kernels::ChunkPlan;
 using kernels::kRowGranularity;
 using kernels::kTileColumns;
+
+/// Compute capability (major) of the GPUs whose truncation was measured.
+constexpr int kMeasuredTruncation = 9;
 
 /// Every shape that blocks of these hidden dtypes can ask for.
 std::vector<CudaGemm::Shape> ShapesOf(const ChunkPlan& plan,
@@ -68,6 +72,12 @@ absl::StatusOr<std::unique_ptr<CudaScorer>> CudaScorer::Create(const ChunkPlan& 
     options.algorithm_index = 0;
     LOGPROBD_ASSIGN_OR_RETURN(scorer->mixed_, CudaGemm::Create(options));
   }
+  int device = 0;
+  int major = 0;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  scorer->truncates_ = major == kMeasuredTruncation;
   LOGPROBD_RETURN_IF_ERROR(scorer->Allocate());
   return scorer;
 }
@@ -89,6 +99,26 @@ ScorePath CudaScorer::PathOf(kernels::Dtype hidden_dtype) const {
   const bool can_be_fused = plan_.with_fused && plan_.head_dtype != kernels::Dtype::kF32 &&
                             plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened;
   return can_be_fused ? ScorePath::kFused : ScorePath::kChunked;
+}
+
+double CudaScorer::DotCorrection(kernels::Dtype hidden_dtype) const {
+  const bool is_tensor_core_product = plan_.head_dtype != kernels::Dtype::kF32 &&
+                                      plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened;
+  return truncates_ && is_tensor_core_product ? kernels::TruncationCorrection(plan_.hidden_size)
+                                              : 1.0;
+}
+
+double CudaScorer::Correction(kernels::Dtype hidden_dtype) const {
+  return head_->has_transform() ? 1.0 : DotCorrection(hidden_dtype);
+}
+
+kernels::LogitTransform CudaScorer::Transform(kernels::Dtype hidden_dtype) const {
+  kernels::LogitTransform transform = head_->transform;
+  if (head_->has_transform()) {
+    transform.scale =
+        static_cast<float>(static_cast<double>(transform.scale) * DotCorrection(hidden_dtype));
+  }
+  return transform;
 }
 
 int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype,
@@ -196,7 +226,7 @@ kernels::FusedPartialsParams CudaScorer::FusedParams(const CudaBlock& block) con
   params.weight_stride = plan_.padded_hidden;
   params.vocab_size = plan_.vocab_size;
   params.tile_end = plan_.num_tiles;
-  params.transform = head_->transform;
+  params.transform = Transform(block.hidden_dtype);
   params.bias = bias();
   params.log2_scales = block.log2_scales;
   params.entropy_log2_scales = block.entropy_log2_scales;
@@ -284,7 +314,7 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
                                      .tile_begin = tile,
                                      .num_tiles = num_tiles,
                                      .vocab_size = plan_.vocab_size,
-                                     .transform = head_->transform,
+                                     .transform = Transform(block.hidden_dtype),
                                      .bias = bias()};
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchTileStats({.chunk = chunk,
@@ -325,6 +355,7 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
   scores.max_keys = MaxKeys(block);
   scores.min_keys = MinKeys(block);
   scores.log2_scales = block.log2_scales;
+  scores.logit_correction = static_cast<float>(Correction(block.hidden_dtype));
   scores.target_logits = target_logits_;
   scores.normalizers = normalizers_;
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(scores, stream));

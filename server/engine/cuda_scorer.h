@@ -13,6 +13,7 @@
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/combine/row_scores.h"
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/row_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
@@ -70,6 +71,10 @@ class CudaScorer {
   /// How rows are scored: the fused kernel's way wherever it can.
   ScorePath PathOf(kernels::Dtype hidden_dtype) const;
 
+  /// What the scales of rows of this dtype must hold beside the temperature: the tensor cores'
+  /// truncation, unless the transform of the logits takes it.
+  double Correction(kernels::Dtype hidden_dtype) const;
+
   /// Most rows of a block.
   int64_t BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales,
                     int32_t top_k) const;
@@ -104,6 +109,10 @@ class CudaScorer {
   absl::Status EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
                             cudaStream_t stream);
 
+  /// Factor that takes the truncation back from dot products with rows of this dtype, or 1.
+  double DotCorrection(kernels::Dtype hidden_dtype) const;
+  kernels::LogitTransform Transform(kernels::Dtype hidden_dtype) const;
+
   const float* bias() const { return reinterpret_cast<const float*>(head_->bias.get()); }
   /// The arena holds, on the fused path, keys of the top-k, sums, second sums and the tiles' maxima;
   /// on the chunked path sums and second sums, the rest at fixed places.
@@ -116,6 +125,7 @@ class CudaScorer {
 
   const kernels::ChunkPlan plan_;
   const std::shared_ptr<const CudaHead> head_;
+  bool truncates_ = false;  ///< This GPU's tensor cores do, by a known amount.
   std::unique_ptr<CudaGemm> native_;  ///< Pairs multiplied as stored, and all with an fp32 head.
   std::unique_ptr<CudaGemm> mixed_;   ///< Others: as terms or widened; null for fp32 heads.
 

@@ -59,7 +59,7 @@ int64_t CudaSlot::NumPasses(const ScoreBatch& batch) const {
   return std::max<int64_t>(1, (count + candidates_per_pass_ - 1) / candidates_per_pass_);
 }
 
-void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass) {
+void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass, double correction) {
   pass_ = pass;
   num_rows_ = batch.num_rows;
   candidate_begin_ = pass * candidates_per_pass_;
@@ -84,11 +84,14 @@ void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass) {
   end_ = candidate_logprobs_ + num_candidates_ * kWord;
 
   std::memcpy(host<int32_t>(0), batch.targets.data(), static_cast<size_t>(num_rows_ * kWord));
+  const auto scale_of = [correction](float temperature) {
+    return kernels::Log2Scale(temperature, correction);
+  };
   std::transform(batch.temperatures.begin(), batch.temperatures.end(),
-                 host<float>(num_rows_ * kWord), kernels::Log2Scale);
+                 host<float>(num_rows_ * kWord), scale_of);
   if (has_entropy_scales_) {
     std::transform(batch.entropy_temperatures.begin(), batch.entropy_temperatures.end(),
-                   host<float>(2 * num_rows_ * kWord), kernels::Log2Scale);
+                   host<float>(2 * num_rows_ * kWord), scale_of);
   }
   std::copy(rows.begin(), rows.end(), host<int32_t>(candidate_rows_));
   std::copy(ids.begin(), ids.end(), host<int32_t>(candidate_ids_));

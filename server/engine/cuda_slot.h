@@ -36,8 +36,9 @@ class CudaSlot {
   /// Passes that `batch` takes, >= 1.
   int64_t NumPasses(const ScoreBatch& batch) const;
 
-  /// Lays out pass `pass` of `batch` and fills the host side. The slot must be idle.
-  void Prepare(const ScoreBatch& batch, int64_t pass);
+  /// Lays out pass `pass` of `batch` and fills the host side; `correction` goes into the scales
+  /// (kernels::Log2Scale). The slot must be idle.
+  void Prepare(const ScoreBatch& batch, int64_t pass, double correction);
 
   /// Rows that the prepared pass has to score, half-open.
   int64_t row_begin() const { return row_begin_; }

@@ -9,6 +9,7 @@
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/common/tile.h"
+#include "kernels/common/truncation.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
@@ -76,12 +77,16 @@ absl::Status FusedScene::Fill() {
                   .stddev = static_cast<float>(weight_stddev),
                   .seed = 3 * sizes_.seed + 2}));
   const std::vector<float> scales(static_cast<size_t>(AllRows()), kernels::Log2Scale(1.0F));
+  const double correction = kernels::TruncationCorrection(sizes_.hidden_size);
+  const std::vector<float> corrected(scales.size(), kernels::Log2Scale(1.0F, correction));
   std::vector<int32_t> ids(scales.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 7'919 % sizes_.vocab_size);
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(Floats(kLog2Scale), scales.data(), scales.size() * 4, cudaMemcpyHostToDevice));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy(Floats(kCorrectedScale), corrected.data(),
+                                           corrected.size() * 4, cudaMemcpyHostToDevice));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(targets(), ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
   std::vector<int32_t> pairs(static_cast<size_t>(sizes_.rows_max * kListMax) * 2);
@@ -159,8 +164,7 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
   params.weight_stride = sizes_.hidden_size;
   params.vocab_size = sizes_.vocab_size;
   params.tile_end = num_tiles;
-  params.transform.scale = ask.logit_scale;
-  params.log2_scales = Floats(kLog2Scale) + row;
+  params.log2_scales = Floats(ask.corrected ? kCorrectedScale : kLog2Scale) + row;
   params.targets = targets() + row;
   params.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
   params.sums = sums;

@@ -41,7 +41,8 @@ std::vector<uint16_t> Packed(const std::vector<float>& values, int64_t columns, 
 
 std::vector<float> Scales(const std::vector<float>& temperatures) {
   std::vector<float> scales(temperatures.size());
-  std::transform(temperatures.begin(), temperatures.end(), scales.begin(), kernels::Log2Scale);
+  std::transform(temperatures.begin(), temperatures.end(), scales.begin(),
+                 [](float temperature) { return kernels::Log2Scale(temperature); });
   return scales;
 }
 
