@@ -151,6 +151,8 @@ class HeadEpilogue {
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const int32_t tile_column = tile * kTileColumns;
     const int32_t first_column = tile_column + lane_column;
+    // What is compared last is asked for first: it comes from the second-level cache.
+    const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
     if constexpr (kTransforms) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
@@ -191,7 +193,9 @@ class HeadEpilogue {
     }
     if (!has_row) return;
     StoreTarget(logits, row, tile_column, lane_column);
-    if (params_.max_keys != nullptr) RaiseMax(logits, row, max_logit, first_column);
+    if (params_.max_keys != nullptr) {
+      RaiseMax(logits, row, max_logit, first_column, best);
+    }
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
   }
 
@@ -211,12 +215,16 @@ class HeadEpilogue {
     params_.target_logits[row] = target_logit;
   }
 
+  /// The upper half of the row's key: its largest logit so far.
+  __device__ __forceinline__ uint32_t BestOf(int32_t row) const {
+    return reinterpret_cast<const volatile uint32_t*>(params_.max_keys + row)[1];
+  }
+
   /// Most tiles are passed over: their maximum is below what another tile has given already.
   template <class Logits>
   __device__ __forceinline__ void RaiseMax(const Logits& logits, int32_t row, float max_logit,
-                                           int32_t first_column) {
-    const uint64_t best = *static_cast<const volatile uint64_t*>(params_.max_keys + row);
-    if (OrderedBits(max_logit) < static_cast<uint32_t>(best >> 32)) return;
+                                           int32_t first_column, uint32_t best) {
+    if (OrderedBits(max_logit) < best) return;
     int32_t column = -1;
 #pragma unroll
     for (int i = Logits::kCount - 1; i >= 0; --i) {

@@ -47,7 +47,7 @@ class FusedBitsTest : public ::testing::Test {
 };
 
 TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
-  FusedCase all = MakeFusedCase({.rows = 1'300, .hidden = 896, .vocab = 2'000});
+  FusedCase all = MakeFusedCase({.rows = 8'192, .hidden = 896, .vocab = 2'000});
   for (size_t i = 0; i < all.temperatures.size(); ++i) {
     all.temperatures[i] = 0.5F + static_cast<float>(i % 7);
   }
@@ -56,7 +56,7 @@ TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
     ExpectSameBits(RunFused(SelectRows(all, Range(3, 3 + count))),
                    Select(truth, Range(3, 3 + count)));
   }
-  std::vector<int64_t> shuffled = Range(0, 1'300);
+  std::vector<int64_t> shuffled = Range(0, 8'192);
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(5));
   ExpectSameBits(RunFused(SelectRows(all, shuffled)), Select(truth, shuffled));
 }
