@@ -6,7 +6,7 @@ namespace logprobd::kernels {
 namespace {
 
 /// Depth from which the epilogue costs less than a smaller tile's operand traffic.
-constexpr int64_t kCooperativeDepthMin = 5'120;
+constexpr int64_t kCooperativeDepthMin = 3'584;
 /// Depth from which taking tiles along the vocabulary keeps more in the second-level cache.
 constexpr int64_t kAlongVocabDepthMin = 2'560;
 /// Depth up to which the weight's tiles of twice as many columns stay there.

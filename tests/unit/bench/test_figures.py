@@ -38,3 +38,40 @@ def test_tables_show_a_miss() -> None:
     assert render_tables.judged("0.9", 0.9, note) == "0.9, wanted <= 0.71, **missed**"
     assert render_tables.judged("0.5", 0.5, note) == "0.5, wanted <= 0.71"
     assert render_tables.judged("0.5", 0.5, "") == "0.5"
+
+
+def timed(what: str, ratio: float, baseline: str = "cuBLASLt GEMM that writes bf16 logits") -> dict:
+    origin = {"machine": "a card", "date": "2026-01-01", "commit": "abc"}
+    return {"what": what, "ratio": ratio, "baseline": {"what": baseline, "figure": 1.0}} | origin
+
+
+def test_ratios_to_the_gemm_of_several_files_stand_in_one_table(monkeypatch) -> None:
+    files = {
+        "others": [
+            timed("theirs, logprob alone, H=64, V=9, T=1024", 0.97) | {"commit": "none"},
+            timed("theirs, logprob alone, H=64, V=9, T=16", 2.5) | {"commit": "none"},
+        ],
+        "ours": [
+            timed("GPU fused, H=64, V=9, T=1024", 1.01),
+            timed("GPU fused, H=64, V=9, T=4096", 1.03),  # no shape of the first file
+            timed("GPU fused, H=64, V=9, T=1024, and argmax", 1.3),  # not the same work
+            timed("GPU engine, H=64, V=9, T=1024", 1.4) | {"baseline": None},
+        ],
+        "few": [
+            timed("GPU fused, few rows, H=64, V=9, T=16", 1.02),
+            timed("GPU fused, few rows, H=64, V=9, T=16", 1.07, "reading the weight once"),
+        ],
+    }
+    monkeypatch.setattr(render_tables, "load", files.__getitem__)
+    text = "<!-- ratios: others ours few -->\nstale\n<!-- /ratios -->\n"
+
+    assert render_tables.BLOCK.sub(render_tables.rendered_block, text).splitlines() == [
+        "<!-- ratios: others ours few -->",
+        "`others`: a card, 2026-01-01, commit none; `ours`, `few`: a card, 2026-01-01, commit abc.",
+        "",
+        "| time over the GEMM's | H=64, V=9, T=16 | H=64, V=9, T=1024 |",
+        "|---|---|---|",
+        "| theirs, logprob alone | 2.50 | 0.97 |",
+        "| GPU fused | 1.02 | 1.01 |",
+        "<!-- /ratios -->",
+    ]

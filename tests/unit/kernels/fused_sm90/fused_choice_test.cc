@@ -28,7 +28,8 @@ TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
 TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductTakeTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
   EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(Choose(8'192, 4'096).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(8'192, 3'584).tile, FusedTile::k256Cooperative);
+  EXPECT_EQ(Choose(8'192, 2'048).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
 }
 
@@ -37,8 +38,10 @@ TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
   EXPECT_EQ(Choose(8'192, 896).swizzle, 8);
   EXPECT_EQ(Choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
   EXPECT_EQ(Choose(8'192, 2'048).swizzle, 4);
+  EXPECT_EQ(Choose(8'192, 3'072).raster, FusedRaster::kAlongVocab);
+  EXPECT_EQ(Choose(8'192, 3'072).swizzle, 8);
   EXPECT_EQ(Choose(8'192, 4'096).raster, FusedRaster::kAlongVocab);
-  EXPECT_EQ(Choose(8'192, 4'096).swizzle, 8);
+  EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
 }
 
 // Swizzles that do not divide the clusters of rows made 16 tiles of 8: twice the time. A small
