@@ -2,7 +2,8 @@
 """Renders the tables of measured numbers in README files from tests/bench/results.
 
 Tables stand between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME being the stem of a file
-in tests/bench/results; each file gets its own, with its machine above it.
+in tests/bench/results; each file gets its own, with its machine above it. Between `<!-- ratios: NAME... -->`
+and `<!-- /ratios -->` stands one table of all the files: times over that of the GEMM of the same run.
 
 `--check` writes nothing and exits 1 when a file is out of date, which a test does,
 so that no number in a README is typed by hand.
@@ -16,7 +17,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
-BLOCK = re.compile(r"(<!-- results: (?P<names>[\w ]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (results|ratios): ([\w ]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 REQUIRED = {
     "what",
     "machine",
@@ -149,18 +150,47 @@ def plain(records: list[dict], common: list[str]) -> list[str]:
     return rows_of(["what", "figure", "note"], rows)
 
 
+def origins(records: list[dict]) -> str:
+    found = {f"{r['machine']}, {r['date']}, commit {r['commit']}" for r in records}
+    return "; ".join(sorted(found))
+
+
+SHAPED = re.compile(r"(?P<method>.+?)(, few rows)?, H=(?P<H>\d+), V=(?P<V>\d+), T=(?P<T>\d+)")
+GEMM = "GEMM that writes bf16 logits"
+
+
+def ratios(names: list[str]) -> str:
+    """A row for each method, a column for each shape of the first file: time over the GEMM's."""
+    methods: dict[str, dict[tuple[int, ...], str]] = {}
+    shapes: list[tuple[int, ...]] = []
+    captions: dict[str, list[str]] = {}
+    for name in names:
+        used = []
+        for r in load(name):
+            match = SHAPED.fullmatch(r["what"])
+            if match and r["baseline"] and GEMM in r["baseline"]["what"]:
+                shape = tuple(int(match[letter]) for letter in "HVT")
+                methods.setdefault(match["method"], {})[shape] = f"{r['ratio']:.2f}"
+                used.append(r)
+        shapes = shapes or sorted({shape for cells in methods.values() for shape in cells})
+        captions.setdefault(origins(used), []).append(f"`{name}`")
+    header = ["time over the GEMM's", *(f"H={h}, V={v}, T={t}" for h, v, t in shapes)]
+    rows = [[m, *(cells.get(shape, "") for shape in shapes)] for m, cells in methods.items()]
+    caption = "; ".join(f"{', '.join(files)}: {origin}" for origin, files in captions.items())
+    return "\n".join([f"{caption}.", "", *rows_of(header, rows)])
+
+
 def table(names: list[str]) -> str:
     """The tables of some result files, each under a caption that says where it was measured."""
     lines = []
     for name in names:
         records = load(name)
-        origins = sorted({f"{r['machine']}, {r['date']}, commit {r['commit']}" for r in records})
         rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
         common = [p for p in remarks(records[0]) if all(p in remarks(r) for r in records)]
         count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
         medians = f"; medians of {count} rounds (lowest to highest)" if rounds else ""
         about = "".join(f"; {part}" for part in common)
-        lines += [f"`{name}`: {'; '.join(origins)}{medians}{about}.", ""]
+        lines += [f"`{name}`: {origins(records)}{medians}{about}.", ""]
         compared = [r for r in records if r["baseline"]]
         alone = [r for r in records if not r["baseline"]]
         if compared:
@@ -172,6 +202,11 @@ def table(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def rendered_block(match: re.Match[str]) -> str:
+    head, kind, names, foot = match.groups()
+    return head + (ratios if kind == "ratios" else table)(names.split()) + foot
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail when a file is out of date")
@@ -181,7 +216,7 @@ def main() -> int:
         if "build" in path.relative_to(ROOT).parts:
             continue
         text = path.read_text()
-        rendered = BLOCK.sub(lambda m: m.group(1) + table(m["names"].split()) + m.group(3), text)
+        rendered = BLOCK.sub(rendered_block, text)
         if rendered != text:
             stale.append(path.relative_to(ROOT).as_posix())
             if not arguments.check:
