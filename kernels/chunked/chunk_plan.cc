@@ -6,6 +6,7 @@
 
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -93,6 +94,13 @@ bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
                                   options.fused_workspace_bytes);
 }
 
+/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`.
+int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
+  if (plan.top_k_max == 0) return 0;
+  return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
+         TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles).end + kAlignment;
+}
+
 }  // namespace
 
 int64_t ChunkPlan::weight_bytes() const {
@@ -140,8 +148,12 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) co
   const int64_t tile_bytes =
       num_sums * int64_t{sizeof(TileSums)} + (top_k > 0 ? int64_t{sizeof(float)} : 0);
   const int64_t row_bytes = num_tiles * tile_bytes + top_k * kTopKEntryBytes;
-  const int64_t rows = std::min(
-      {(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
+  int64_t rows =
+      std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
+  if (top_k > 0) {  // once the partials are joined, the list's scratch lies in their place
+    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles).end;
+    rows = std::min(rows, (arena_bytes - kAlignment - scratch) / (top_k * kTopKEntryBytes));
+  }
   return rows >= kFusedGranularity
              ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)))
              : RoundDownRows(rows);
@@ -212,9 +224,10 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
     const int64_t room = std::min(
         options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
-    const int64_t wanted = plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile;
-    const int64_t grown =
-        std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);
+    const int64_t wanted = std::max(plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile,
+                                    ListBytes(plan, plan.row_state_rows, plan.row_state_rows));
+    const int64_t grown = std::max({plan.arena_bytes, ListBytes(plan, kRowGranularity, 1),
+                                    std::min(room, wanted) / kAlignment * kAlignment});
     plan.workspace_bytes += grown - plan.arena_bytes;
     plan.arena_bytes = grown;
   }

@@ -23,7 +23,7 @@ inline bool IsValid(const LogitChunk& chunk) {
 }
 
 inline bool HasTransform(const LogitChunk& chunk) {
-  return chunk.bias != nullptr || chunk.transform.scale != 1.0F || chunk.transform.softcap > 0.0F;
+  return chunk.bias != nullptr || !chunk.transform.IsIdentity();
 }
 
 /// Logit of a valid column, counted from the chunk's first.

@@ -7,11 +7,10 @@
 // Limits    k <= kTopKMax.
 // Source    Our own.
 
-#include "kernels/chunked/top_k.h"
-
 #include <cstdint>
 
 #include "kernels/chunked/logit_chunk.cuh"
+#include "kernels/chunked/top_k.h"
 #include "kernels/common/top_k.cuh"
 
 namespace logprobd::kernels {
@@ -48,8 +47,8 @@ cudaError_t LaunchTopK(const TopKParams& params, cudaStream_t stream) {
   if (params.chunk.num_rows == 0) return cudaSuccess;
   const auto blocks = static_cast<uint32_t>(params.chunk.num_rows);
   const auto kernel = HasTransform(params.chunk) ? TopKKernel<true> : TopKKernel<false>;
-  kernel<<<blocks, kTopKThreads, 0, stream>>>(
-      params, static_cast<int32_t>(ValidColumns(params.chunk)));
+  kernel<<<blocks, kTopKThreads, 0, stream>>>(params,
+                                              static_cast<int32_t>(ValidColumns(params.chunk)));
   return cudaGetLastError();
 }
 

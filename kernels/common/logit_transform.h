@@ -7,6 +7,9 @@ namespace logprobd::kernels {
 struct LogitTransform {
   float scale = 1.0F;
   float softcap = 0.0F;  ///< 0: none.
+
+  /// Whether scale and cap leave a dot product as it is.
+  constexpr bool IsIdentity() const { return scale == 1.0F && softcap <= 0.0F; }
 };
 
 }  // namespace logprobd::kernels

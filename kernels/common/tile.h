@@ -73,8 +73,8 @@ LOGPROBD_HOST_DEVICE inline int32_t TileExponent(float max_logit, float log2_sca
   return static_cast<int32_t>(ceilf(fmaxf(y, -kExponentMax)));
 }
 
-/// c of a temperature: log2(e) / temperature, rounded once; `correction` is a factor that the logits
-/// themselves lack (truncation.h). Host only, so that every engine has the same bits.
+/// c of a temperature: log2(e) / temperature, rounded once; `correction` is a factor that the
+/// logits themselves lack (truncation.h). Host only, so that every engine has the same bits.
 inline float Log2Scale(float temperature, double correction = 1.0) {
   return static_cast<float>(1.4426950408889634 * correction / static_cast<double>(temperature));
 }

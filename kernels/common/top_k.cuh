@@ -6,8 +6,8 @@
 // Idea      A key holds logit and id, so that keys are distinct and their order is total: the set of
 //           the k largest does not depend on the order of anything. Keys above the current k-th are
 //           appended to a list in shared memory; when it is full, or the columns end, list and best
-//           are sorted together and the first k stay. Where many pass at once, a value that at least
-//           k of them reach is bisected first: sorting them all would take longer.
+//           are sorted together and the first k stay. Where many pass at once, a value that at
+//           least k of them reach is bisected first: sorting them all would take longer.
 // Numerics  Exact.
 // Limits    k <= kTopKMax. Rising logits make every step sort: slower, same result.
 // Source    Our own; the sorting network is Batcher's bitonic one.
@@ -25,8 +25,8 @@ inline constexpr int kManyPassing = 64;     // threads with a key above the thre
 
 static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
 
-/// Sorts keys[0, count) descending by `kThreads` threads that `wait` for each other; count is a power
-/// of two.
+/// Sorts keys[0, count) descending by `kThreads` threads that `wait` for each other; count is a
+/// power of two.
 template <int kThreads, class Wait>
 __device__ __forceinline__ void SortDescending(uint64_t* keys, int count, const Wait& wait) {
   for (int size = 2; size <= count; size *= 2) {
@@ -58,8 +58,8 @@ __device__ inline void SortKeysDescending(uint64_t* keys, int count) {
   __syncthreads();
 }
 
-/// The key below the largest value found by bisection that the best keys of at least `top_k` threads
-/// reach, `own` being this thread's best; 0 if fewer threads have one. All threads call it.
+/// The key below the largest value found by bisection that the best keys of at least `top_k`
+/// threads reach, `own` being this thread's best; 0 if fewer threads have one. All threads call it.
 __device__ inline uint64_t FloorOf(uint64_t own, int top_k) {
   const auto value = static_cast<uint32_t>(own >> 32);
   uint32_t low = 1;

@@ -5,14 +5,14 @@
 namespace logprobd::kernels {
 
 /// Hopper's tensor cores cut bits off when they add products to a sum, so dot products come out
-/// closer to zero than they are: by this much for each product, relative, on average. Measured on an
-/// H200 (tests/bench/results/gpu_errors.json; 8.3e-10 to 9.4e-10 at hidden sizes 896 to 4,096, at
-/// any size of the logits).
+/// closer to zero than they are: by this much for each product, relative, on average. Measured on
+/// an H200 (tests/bench/results/gpu_errors.json; 8.3e-10 to 9.4e-10 at hidden sizes 896 to 4,096,
+/// at any size of the logits).
 inline constexpr double kTruncationPerProduct = 9.35e-10;
 
-/// What logits made of sums of `hidden_size` products are multiplied by to take that back. Where the
-/// large products come last, less was cut off and this adds as much as it would have removed; where
-/// they come first, twice as much was, and half of it is removed (DECISIONS.md).
+/// What logits made of sums of `hidden_size` products are multiplied by to take that back. Where
+/// the large products come last, less was cut off and this adds as much as it would have removed;
+/// where they come first, twice as much was, and half of it is removed (DECISIONS.md).
 constexpr double TruncationCorrection(int64_t hidden_size) {
   return 1.0 + kTruncationPerProduct * static_cast<double>(hidden_size);
 }

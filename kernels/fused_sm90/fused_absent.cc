@@ -15,10 +15,6 @@ cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& /*params*/,
   return cudaErrorNotSupported;
 }
 
-int64_t FusedTopKBytes(int64_t /*num_rows*/, int32_t /*top_k*/, int64_t /*vocab_size*/) {
-  return 0;
-}
-
 cudaError_t LaunchFusedTopK(const FusedTopKParams& /*params*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }

@@ -17,8 +17,9 @@ constexpr int64_t kFewRowsMax = 1'024;
 /// Rows that one cluster takes.
 constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
 
-/// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no more
-/// than a thirty-second: both tile counts are rounded up to whole groups of so many (clusters).
+/// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no
+/// more than a thirty-second: both tile counts are rounded up to whole groups of so many
+/// (clusters).
 int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
   const int64_t clusters = (shape.num_rows + ClusterRows(tile) - 1) / ClusterRows(tile);
   const auto adds_too_much = [&](int64_t group) {

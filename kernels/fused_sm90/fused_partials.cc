@@ -1,38 +1,18 @@
 #include "kernels/fused_sm90/fused_partials.h"
 
-#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_instance.h"
+#include "kernels/fused_sm90/operands.h"
 
 namespace logprobd::kernels {
 namespace {
 
-constexpr int64_t kRowsMax = 1 << 24;
-constexpr int64_t kVocabMax = 1 << 20;
-constexpr int64_t kDepthMax = 1 << 24;
-constexpr int64_t kAlignmentElements = 8;
-
 bool HasTransform(const FusedPartialsParams& params) {
-  return params.bias != nullptr || params.transform.scale != 1.0F ||
-         params.transform.softcap > 0.0F;
-}
-
-bool IsAligned(const void* pointer, int64_t stride) {
-  return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
-         stride % kAlignmentElements == 0;
+  return params.bias != nullptr || !params.transform.IsIdentity();
 }
 
 bool IsValid(const FusedPartialsParams& params) {
-  const int64_t row_elements =
-      params.num_terms == 1 ? params.hidden_size : params.num_terms * TermPitch(params.hidden_size);
-  return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
-         params.readable_rows >= params.num_rows && params.hidden_size >= 1 &&
-         params.num_terms >= 1 && params.num_terms <= kHiddenTermsMax &&
-         row_elements <= kDepthMax && IsAligned(params.hidden, params.hidden_stride) &&
-         params.hidden_stride >= row_elements && IsAligned(params.weight, params.weight_stride) &&
-         params.weight_stride >= params.hidden_size && params.vocab_size >= 1 &&
-         params.vocab_size <= kVocabMax && params.tile_begin >= 0 &&
-         params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size) &&
+  return internal::HasValidOperands(params) && params.readable_rows >= params.num_rows &&
          params.log2_scales != nullptr && params.targets != nullptr &&
          (params.entropy_sums == nullptr) == (params.entropy_log2_scales == nullptr) &&
          params.layout.row_stride >= 1 && params.layout.tile_stride >= 1 &&

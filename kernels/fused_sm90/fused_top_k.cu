@@ -1,44 +1,54 @@
-// SelectTilesKernel, SelectLogitsKernel: each row's k largest logits, by way of its k largest tiles.
+// SelectTilesKernel, SelectLogitsKernel: each row's k largest logits, by way of its k largest
+// tiles.
 //
 // Idea      Every logit outside the k tiles with the largest maxima has k better ones: those maxima.
-//           The tiles' logits are made once more and searched; the least of the maxima is a floor that
-//           few of them pass.
+//           The tiles' logits are made once more and searched; the least of the maxima is a floor
+//           that few of them pass.
 // Work      A block a row.
 // Traffic   4 bytes a tile, and 768 a listed tile.
 // Numerics  Exact.
 // Limits    k <= kTopKMax.
 // Source    Our own.
 
-#include "kernels/fused_sm90/fused_top_k.h"
-
 #include <algorithm>
 
 #include "kernels/common/top_k.cuh"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/operands.h"
 #include "kernels/fused_sm90/tile_groups.h"
 #include "kernels/fused_sm90/tile_logits.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 
 namespace logprobd::kernels {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-/// Pairs of a tile up to which a block of 64 is enough for most.
+/// Pairs of a tile up to which a block of kTopKGroupPairsMin is enough for most.
 constexpr int64_t kFewPairs = 56;
-
-constexpr int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+/// Pairs of the larger block.
+constexpr int64_t kTopKGroupPairsMax = 192;
 
 struct RowTiles {
   const float* maxima;
+  int32_t tile_begin;
 
-  __device__ __forceinline__ float Load(int32_t tile) const { return maxima[tile]; }
+  __device__ __forceinline__ float Load(int32_t tile) const { return maxima[tile_begin + tile]; }
   __device__ __forceinline__ uint64_t Key(int32_t tile, float maximum) const {
-    return LogitKey(maximum, tile);
+    return LogitKey(maximum, tile_begin + tile);
   }
 };
 
+struct TileRange {
+  int32_t begin;
+  int32_t end;
+};
+
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectTilesKernel(const float* tile_max, int32_t num_tiles, int top_k, uint64_t* keys) {
+    SelectTilesKernel(const float* tile_max, int64_t stride, TileRange tiles, int top_k,
+                      uint64_t* keys) {
   const int64_t row = blockIdx.x;
-  FindTopK(RowTiles{tile_max + row * num_tiles}, num_tiles, top_k, {}, keys + row * top_k);
+  FindTopK(RowTiles{tile_max + row * stride, tiles.begin}, tiles.end - tiles.begin, top_k, {},
+           keys + row * top_k);
 }
 
 struct ListedLogits {
@@ -71,59 +81,35 @@ __global__ void __launch_bounds__(kTopKThreads)
            top_k, {.floor = floor}, row_keys);
 }
 
-/// Where the parts of the scratch lie, for `rows` rows.
-struct Scratch {
-  int64_t group_pairs;
-  int64_t num_groups_max;
-  int64_t order;
-  int64_t groups;
-  int64_t num_groups;
-  int64_t places;
-  int64_t ranks;
-  int64_t end;
-};
-
-Scratch ScratchFor(int64_t rows, int32_t top_k, int64_t num_tiles) {
-  Scratch scratch;
-  const int64_t pairs = rows * top_k;
-  scratch.group_pairs = pairs <= kFewPairs * num_tiles ? 64 : 192;
-  scratch.num_groups_max = internal::MaxTileGroups(pairs, num_tiles, scratch.group_pairs);
-  scratch.order = Align(pairs * kTileColumns * int64_t{sizeof(float)});
-  scratch.groups = scratch.order + Align(pairs * int64_t{sizeof(int32_t)});
-  scratch.num_groups =
-      scratch.groups + Align(scratch.num_groups_max * int64_t{sizeof(internal::TileGroup)});
-  scratch.places = scratch.num_groups + kAlignment;
-  scratch.ranks = scratch.places + Align(num_tiles * int64_t{sizeof(int32_t)});
-  scratch.end = scratch.ranks + Align(pairs * int64_t{sizeof(int32_t)});
-  return scratch;
-}
-
 /// Most rows whose scratch fits, in parts of about the same size.
 int64_t RowsAtOnce(const FusedTopKParams& params, int64_t num_tiles) {
   int64_t parts = 1;
   const int64_t num_rows = params.partials.num_rows;
-  while ((num_rows + parts - 1) / parts > 1 &&
-         ScratchFor((num_rows + parts - 1) / parts, params.top_k, num_tiles).end >
-             params.workspace_bytes) {
+  const auto rows = [&] { return (num_rows + parts - 1) / parts; };
+  while (rows() > 1 &&
+         TopKScratchOf(rows(), params.top_k, num_tiles).end > params.workspace_bytes) {
     ++parts;
   }
-  return (num_rows + parts - 1) / parts;
+  return rows();
 }
 
 bool IsValid(const FusedTopKParams& params) {
   const FusedPartialsParams& partials = params.partials;
-  return params.top_k >= 1 && params.top_k <= kTopKMax && params.keys != nullptr &&
-         params.workspace != nullptr &&
+  return internal::HasValidOperands(partials) && params.top_k >= 1 && params.top_k <= kTopKMax &&
+         params.keys != nullptr && params.workspace != nullptr &&
          reinterpret_cast<uintptr_t>(params.workspace) % kAlignment == 0 &&
-         params.workspace_bytes >= FusedTopKBytes(1, params.top_k, partials.vocab_size) &&
-         partials.num_rows <= INT32_MAX / params.top_k && partials.tile_max != nullptr &&
-         partials.tile_begin == 0 && partials.tile_end == NumTiles(partials.vocab_size);
+         params.workspace_bytes >=
+             TopKScratchOf(1, params.top_k, NumTiles(partials.vocab_size)).end &&
+         partials.num_rows <= INT32_MAX / params.top_k && partials.tile_max != nullptr;
 }
 
 cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t rows,
                        cudaStream_t stream) {
   const int64_t num_tiles = NumTiles(params.partials.vocab_size);
-  const Scratch scratch = ScratchFor(rows, params.top_k, num_tiles);
+  const TopKScratch scratch = TopKScratchOf(rows, params.top_k, num_tiles);
+  const int64_t pairs = rows * params.top_k;
+  const int64_t group_pairs =
+      pairs <= kFewPairs * num_tiles ? kTopKGroupPairsMin : kTopKGroupPairsMax;
   uint64_t* const keys = params.keys + row_begin * params.top_k;
   auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order);
   auto* const groups = reinterpret_cast<internal::TileGroup*>(params.workspace + scratch.groups);
@@ -133,9 +119,9 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
   auto* const logits = reinterpret_cast<float*>(params.workspace);
   if (const cudaError_t error =
           internal::LaunchTileGroups({.tile_keys = keys,
-                                      .num_pairs = static_cast<int32_t>(rows * params.top_k),
+                                      .num_pairs = static_cast<int32_t>(pairs),
                                       .num_tiles = static_cast<int32_t>(num_tiles),
-                                      .group_pairs = static_cast<int32_t>(scratch.group_pairs),
+                                      .group_pairs = static_cast<int32_t>(group_pairs),
                                       .places = places,
                                       .ranks = ranks,
                                       .order = order,
@@ -145,17 +131,17 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
       error != cudaSuccess) {
     return error;
   }
-  if (const cudaError_t error =
-          internal::LaunchTileLogits({.partials = &params.partials,
-                                      .row_begin = row_begin,
-                                      .pairs_per_row = params.top_k,
-                                      .order = order,
-                                      .groups = groups,
-                                      .num_groups = num_groups,
-                                      .num_groups_max = scratch.num_groups_max,
-                                      .group_pairs = static_cast<int32_t>(scratch.group_pairs),
-                                      .logits = logits},
-                                     stream);
+  if (const cudaError_t error = internal::LaunchTileLogits(
+          {.partials = &params.partials,
+           .row_begin = row_begin,
+           .pairs_per_row = params.top_k,
+           .order = order,
+           .groups = groups,
+           .num_groups = num_groups,
+           .num_groups_max = MaxTileGroups(pairs, num_tiles, group_pairs),
+           .group_pairs = static_cast<int32_t>(group_pairs),
+           .logits = logits},
+          stream);
       error != cudaSuccess) {
     return error;
   }
@@ -166,17 +152,16 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
 
 }  // namespace
 
-int64_t FusedTopKBytes(int64_t num_rows, int32_t top_k, int64_t vocab_size) {
-  return ScratchFor(num_rows, top_k, NumTiles(vocab_size)).end;
-}
-
 cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream) {
   const int64_t num_rows = params.partials.num_rows;
   if (num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
   const int64_t num_tiles = NumTiles(params.partials.vocab_size);
   SelectTilesKernel<<<static_cast<uint32_t>(num_rows), kTopKThreads, 0, stream>>>(
-      params.partials.tile_max, static_cast<int32_t>(num_tiles), params.top_k, params.keys);
+      params.partials.tile_max, num_tiles,
+      TileRange{static_cast<int32_t>(params.partials.tile_begin),
+                static_cast<int32_t>(params.partials.tile_end)},
+      params.top_k, params.keys);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   const int64_t rows_at_once = RowsAtOnce(params, num_tiles);
   for (int64_t row = 0; row < num_rows; row += rows_at_once) {

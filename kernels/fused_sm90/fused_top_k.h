@@ -12,19 +12,17 @@ namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchFusedTopK. Pointers are device memory and stay the caller's.
 struct FusedTopKParams {
-  /// What LaunchFusedPartials was given; `tile_max` must have been asked. `tile_begin` and
-  /// `tile_end` must span the whole vocabulary.
+  /// What LaunchFusedPartials was given; `tile_max` must have been asked. The search is among these
+  /// tiles.
   FusedPartialsParams partials;
   int32_t top_k = 0;         ///< 1 to kTopKMax.
   uint64_t* keys = nullptr;  ///< [num_rows, top_k], LogitKeys, best first; 0 marks a free place.
   /// Scratch, 256-byte aligned. May be where tile_max, sums and entropy_sums lie, if those are no
   /// longer needed; `keys` must lie outside.
   std::byte* workspace = nullptr;
-  int64_t workspace_bytes = 0;  ///< >= FusedTopKBytesMin; with less than for all rows, in parts.
+  /// At least TopKScratchOf one row; where it is less than that of all, rows are searched in parts.
+  int64_t workspace_bytes = 0;
 };
-
-/// Scratch for one row, the least that LaunchFusedTopK takes, and for `num_rows` at once.
-int64_t FusedTopKBytes(int64_t num_rows, int32_t top_k, int64_t vocab_size);
 
 /// Enqueues the search for each row's largest logits on `stream` and returns without waiting. The
 /// k largest lie in the k tiles with the largest maxima (ties go to the lower column on both

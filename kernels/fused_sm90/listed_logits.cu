@@ -10,10 +10,10 @@
 // Limits    2^31 pairs a launch.
 // Source    Our own; the layout of fragments is PTX's (mma.m16n8k16).
 
-#include "kernels/fused_sm90/listed_logits.h"
-
 #include "kernels/common/terms.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/listed_logits.h"
+#include "kernels/fused_sm90/operands.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -115,20 +115,13 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
   params.logits[pair] = LogitOf(quad % 2 == 0 ? sums[0] : sums[1], bias, partials.transform);
 }
 
-bool IsValid(const ListedLogitsParams& params) {
-  const FusedPartialsParams& partials = params.partials;
-  return params.count >= 0 && params.count <= INT32_MAX && partials.dtype != Dtype::kF32 &&
-         partials.hidden_size >= 1 && partials.num_terms >= 1 && partials.hidden_stride % 8 == 0 &&
-         partials.weight_stride % 8 == 0;
-}
-
 }  // namespace
 
 cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream) {
-  if (!IsValid(params)) return cudaErrorInvalidValue;
+  if (params.count < 0 || params.count > INT32_MAX) return cudaErrorInvalidValue;
   if (params.count == 0 || params.partials.num_rows == 0) return cudaSuccess;
-  if (params.rows == nullptr || params.ids == nullptr || params.logits == nullptr ||
-      params.partials.hidden == nullptr || params.partials.weight == nullptr) {
+  if (!internal::HasValidOperands(params.partials) || params.rows == nullptr ||
+      params.ids == nullptr || params.logits == nullptr) {
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.count + kBlockPairs - 1) / kBlockPairs);

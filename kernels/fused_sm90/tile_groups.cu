@@ -7,9 +7,8 @@
 // Limits    2^31 pairs.
 // Source    Our own.
 
-#include "kernels/fused_sm90/tile_groups.h"
-
 #include "kernels/common/logit_key.h"
+#include "kernels/fused_sm90/tile_groups.h"
 
 namespace logprobd::kernels::internal {
 namespace {
@@ -82,9 +81,8 @@ __global__ void __launch_bounds__(kThreads) OrderPairsKernel(const TileGroupsPar
 
 cudaError_t LaunchTileGroups(const TileGroupsParams& params, cudaStream_t stream) {
   const auto blocks = static_cast<uint32_t>((params.num_pairs + kThreads - 1) / kThreads);
-  if (const cudaError_t error =
-          cudaMemsetAsync(params.places, 0,
-                          static_cast<size_t>(params.num_tiles) * sizeof(int32_t), stream);
+  if (const cudaError_t error = cudaMemsetAsync(
+          params.places, 0, static_cast<size_t>(params.num_tiles) * sizeof(int32_t), stream);
       error != cudaSuccess) {
     return error;
   }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/fused_sm90/top_k_scratch.h"
+
 namespace logprobd::kernels::internal {
 
 /// Pairs of one tile that are multiplied together: order[begin, begin + count).
@@ -26,10 +28,7 @@ struct TileGroupsParams {
   int32_t* num_groups = nullptr;
 };
 
-/// Most groups there can be.
-constexpr int64_t MaxTileGroups(int64_t num_pairs, int64_t num_tiles, int64_t group_pairs) {
-  return num_pairs / group_pairs + (num_pairs < num_tiles ? num_pairs : num_tiles);
-}
+static_assert(sizeof(TileGroup) == kTopKGroupBytes);
 
 /// Enqueues the sorting of (row, tile) pairs by their tile. The order within a tile is any.
 [[nodiscard]] cudaError_t LaunchTileGroups(const TileGroupsParams& params, cudaStream_t stream);

@@ -10,8 +10,6 @@
 // Limits    Those of LaunchFusedPartials.
 // Source    Our own, on CUTLASS's wrappers of the instructions.
 
-#include "kernels/fused_sm90/tile_logits.h"
-
 #include <cstdint>
 
 #include "cute/tensor.hpp"
@@ -20,6 +18,7 @@
 #include "cutlass/half.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/tile_logits.h"
 
 namespace logprobd::kernels::internal {
 namespace {
@@ -84,8 +83,8 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   std::byte* const hidden_stages = stages;
   std::byte* const weight_stages = stages + kStages * Product::kHiddenBytes;
 
-  // A thread copies one chunk of every kRows / 4-th row: chunk c of row r lies at c ^ (r % 8), which
-  // is what the 128-byte swizzle asks for.
+  // A thread copies one chunk of every kRows / 4-th row: chunk c of row r lies at c ^ (r % 8),
+  // which is what the 128-byte swizzle asks for.
   constexpr int kRowStride = Product::kThreads / kRowChunks;
   constexpr int kHiddenCopies = kRows / kRowStride;
   constexpr int kWeightCopies = kTileColumns / kRowStride;
@@ -126,10 +125,9 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       }
 #pragma unroll
       for (int i = 0; i < kWeightCopies; ++i) {
-        const bool exists =
-            bytes > 0 && first_column + i * kRowStride < params.weight_columns;
-        const std::byte* const from = weight_from + i * kRowStride * params.weight_pitch +
-                                      int64_t{weight_step} * kRowBytes;
+        const bool exists = bytes > 0 && first_column + i * kRowStride < params.weight_columns;
+        const std::byte* const from =
+            weight_from + i * kRowStride * params.weight_pitch + int64_t{weight_step} * kRowBytes;
         CopyChunk(weight_to + stage * Product::kWeightBytes + i * kRowStride * kRowBytes,
                   exists ? from : params.weight, exists ? bytes : 0);
       }
@@ -179,9 +177,9 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
 #pragma unroll
     for (int j = 0; j < kTileColumns / 8; ++j) {
       float2 z;
-      const float* const bias =
-          params.bias == nullptr ? nullptr
-                                 : params.bias + group.tile * kTileColumns + lane_column + j * 8;
+      const float* const bias = params.bias == nullptr
+                                    ? nullptr
+                                    : params.bias + group.tile * kTileColumns + lane_column + j * 8;
       z.x = LogitOf(dots(make_coord(0, half, j), 0, 0), bias == nullptr ? 0.0F : bias[0],
                     params.transform);
       z.y = LogitOf(dots(make_coord(1, half, j), 0, 0), bias == nullptr ? 0.0F : bias[1],

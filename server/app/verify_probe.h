@@ -15,10 +15,10 @@ namespace logprobd {
 
 /// Largest differences that Verify passes, in nats, for CPU and CUDA engines alike. The probe's
 /// logits have a standard deviation of about 3, so they reach about 15. An engine sums products in
-/// fp32: over a hidden size of 8,192 a logit is off by some 1e-5 (GPU tensor cores, which truncate,
-/// are the worst), and a log-probability by no more than two logits. 1e-4 leaves a factor of about
-/// five; a wrong row, scale, bias or cap is off by 1e-2 and more. Entropy weights each error with
-/// (1 + |logprob|), hence twice as much.
+/// fp32: a log-probability is off by some 2e-5 at a hidden size of 4,096 (Hopper's tensor cores,
+/// their truncation taken back; GPUs where it is not come near the tolerance). A wrong row, scale,
+/// bias or cap is off by 1e-2 and more. Entropy weights each error with (1 + |logprob|), hence
+/// twice as much.
 inline constexpr double kVerifyLogprobTolerance = 1e-4;
 inline constexpr double kVerifyEntropyTolerance = 2e-4;
 

@@ -37,8 +37,10 @@ using kernels::ChunkPlan;
 /// How long a finished batch is looked for before the thread sleeps.
 constexpr absl::Duration kLookFor = absl::Milliseconds(2);
 
-/// Batches that use every block tile of the fused kernel once.
+/// Batches that use every block tile of the fused kernel once, and what rows that are not
+/// multiplied as they are get.
 constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
+constexpr int64_t kConvertedWarmUpRows = 65;
 
 class PinnedStaging : public StagingBuffer {
  public:
@@ -115,7 +117,7 @@ class CudaEngine : public ScoringEngine {
 
   absl::Status Initialize(const HeadWeights& weights, const EngineOptions& options);
   absl::Status WarmUp();
-  absl::Status WarmUpRows(int64_t num_rows);
+  absl::Status WarmUpRows(int64_t num_rows, Dtype dtype, int32_t top_k);
 
   void RunSubmitThread();
   void RunFinishThread();
@@ -207,29 +209,32 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
   return absl::OkStatus();
 }
 
-/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a client's.
-/// Before the threads start, and in no metric.
+/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
+/// client's. Before the threads start, and in no metric.
 absl::Status CudaEngine::WarmUp() {
-  for (const int64_t num_rows : kWarmUpRows) {
-    LOGPROBD_RETURN_IF_ERROR(WarmUpRows(std::min(num_rows, plan_.batch_rows_max)));
+  for (const int32_t top_k : {0, plan_.top_k_max}) {
+    for (const int64_t num_rows : kWarmUpRows) {
+      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, info_.dtype, top_k));
+    }
   }
-  return absl::OkStatus();
+  return WarmUpRows(kConvertedWarmUpRows, Dtype::kF32, 0);
 }
 
-absl::Status CudaEngine::WarmUpRows(int64_t num_rows) {
+absl::Status CudaEngine::WarmUpRows(int64_t num_rows, Dtype dtype, int32_t top_k) {
+  num_rows = std::min(num_rows, plan_.batch_rows_max);
   const auto rows = static_cast<size_t>(num_rows);
-  const std::vector<std::byte> hidden(
-      rows * static_cast<size_t>(info_.hidden_size * DtypeBytes(info_.dtype)));
+  const std::vector<std::byte> hidden(rows *
+                                      static_cast<size_t>(info_.hidden_size * DtypeBytes(dtype)));
   const std::vector<int32_t> zeros(rows, 0);
   const std::vector<float> temperatures(rows, 1.0F);
   ScoreBatch batch;
-  batch.dtype = info_.dtype;
+  batch.dtype = dtype;
   batch.num_rows = num_rows;
   batch.hidden = hidden.data();
   batch.targets = zeros;
   batch.temperatures = temperatures;
   batch.outputs = OutputSet(OutputSet::kAllBits);
-  batch.top_k = std::min(1, plan_.top_k_max);
+  batch.top_k = top_k;
   batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
   batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
   Job job;

@@ -20,9 +20,7 @@ struct CudaHead {
   kernels::LogitTransform transform;
 
   /// Whether logits are more than dot products.
-  bool has_transform() const {
-    return bias.get() != nullptr || transform.scale != 1.0F || transform.softcap > 0.0F;
-  }
+  bool has_transform() const { return bias.get() != nullptr || !transform.IsIdentity(); }
 };
 
 /// Bytes of a CudaHead.

@@ -121,8 +121,8 @@ kernels::LogitTransform CudaScorer::Transform(kernels::Dtype hidden_dtype) const
   return transform;
 }
 
-int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype,
-                              bool has_entropy_scales, int32_t top_k) const {
+int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales,
+                              int32_t top_k) const {
   return path == ScorePath::kFused
              ? plan_.FusedRows(hidden_dtype, has_entropy_scales ? 2 : 1, top_k)
              : plan_.BlockRows(hidden_dtype);
@@ -139,9 +139,8 @@ uint64_t* CudaScorer::TopKKeys(const CudaBlock& block) const {
 }
 
 kernels::TileSums* CudaScorer::Sums(const CudaBlock& block) const {
-  const int64_t offset = block.path == ScorePath::kFused
-                             ? ChunkPlan::FusedKeyBytes(block.num_rows, block.top_k)
-                             : 0;
+  const int64_t offset =
+      block.path == ScorePath::kFused ? ChunkPlan::FusedKeyBytes(block.num_rows, block.top_k) : 0;
   return reinterpret_cast<kernels::TileSums*>(arena_.get() + offset);
 }
 
@@ -180,8 +179,9 @@ absl::Status CudaScorer::EnqueuePartials(const CudaBlock& block, cudaStream_t st
   }
   if (block.path == ScorePath::kFused) return EnqueueFused(block, stream);
   if (block.top_k > 0) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
-        TopKKeys(block), 0, num_rows * static_cast<size_t>(block.top_k) * sizeof(uint64_t), stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(TopKKeys(block), 0,
+                        num_rows * static_cast<size_t>(block.top_k) * sizeof(uint64_t), stream));
   }
   const int64_t chunk_tiles = plan_.ChunkTiles(block.hidden_dtype, block.num_rows);
   for (int64_t tile = 0; tile < plan_.num_tiles; tile += chunk_tiles) {
@@ -330,8 +330,8 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
                                 .min_keys = MinKeys(block)},
                                stream));
   if (block.top_k > 0) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        kernels::LaunchTopK({.chunk = chunk, .top_k = block.top_k, .keys = TopKKeys(block)}, stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopK(
+        {.chunk = chunk, .top_k = block.top_k, .keys = TopKKeys(block)}, stream));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchGatherLogits({.chunk = chunk,

@@ -114,8 +114,8 @@ class CudaScorer {
   kernels::LogitTransform Transform(kernels::Dtype hidden_dtype) const;
 
   const float* bias() const { return reinterpret_cast<const float*>(head_->bias.get()); }
-  /// The arena holds, on the fused path, keys of the top-k, sums, second sums and the tiles' maxima;
-  /// on the chunked path sums and second sums, the rest at fixed places.
+  /// The arena holds, on the fused path, keys of the top-k, sums, second sums and the tiles'
+  /// maxima; on the chunked path sums and second sums, the rest at fixed places.
   uint64_t* TopKKeys(const CudaBlock& block) const;
   kernels::TileSums* Sums(const CudaBlock& block) const;
   kernels::TileSums* EntropySums(const CudaBlock& block) const;
@@ -125,7 +125,7 @@ class CudaScorer {
 
   const kernels::ChunkPlan plan_;
   const std::shared_ptr<const CudaHead> head_;
-  bool truncates_ = false;  ///< This GPU's tensor cores do, by a known amount.
+  bool truncates_ = false;            ///< This GPU's tensor cores do, by a known amount.
   std::unique_ptr<CudaGemm> native_;  ///< Pairs multiplied as stored, and all with an fp32 head.
   std::unique_ptr<CudaGemm> mixed_;   ///< Others: as terms or widened; null for fp32 heads.
 

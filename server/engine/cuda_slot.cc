@@ -30,7 +30,8 @@ int64_t BlocksMax(const kernels::ChunkPlan& plan) {
   int64_t least_rows = plan.batch_rows_max;
   for (const auto dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
     least_rows = std::min(least_rows, plan.BlockRows(dtype));
-    if (plan.with_fused) least_rows = std::min(least_rows, plan.FusedRows(dtype, 2, plan.top_k_max));
+    if (plan.with_fused)
+      least_rows = std::min(least_rows, plan.FusedRows(dtype, 2, plan.top_k_max));
   }
   return (plan.batch_rows_max + least_rows - 1) / least_rows;
 }

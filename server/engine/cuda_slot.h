@@ -44,9 +44,8 @@ class CudaSlot {
   int64_t row_begin() const { return row_begin_; }
   int64_t row_end() const { return row_end_; }
 
-  /// What the prepared pass asks for that decides its way.
+  /// What the prepared pass asks for that takes memory by the row.
   int32_t top_k() const { return top_k_; }
-  int64_t num_candidates() const { return num_candidates_; }
   bool has_entropy_scales() const { return has_entropy_scales_; }
 
   absl::Status EnqueueInputs(cudaStream_t stream);

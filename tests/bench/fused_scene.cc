@@ -216,13 +216,13 @@ absl::Status FusedScene::ScoreLists(int64_t row, const kernels::FusedPartialsPar
   if (ask.top_k > 0) {
     auto* const scratch = reinterpret_cast<std::byte*>(params.sums);
     auto* const keys = reinterpret_cast<uint64_t*>(arena_.get());
-    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedTopK(
-        {.partials = params,
-         .top_k = ask.top_k,
-         .keys = keys,
-         .workspace = scratch,
-         .workspace_bytes = arena_.get() + plan_.arena_bytes - scratch},
-        stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        kernels::LaunchFusedTopK({.partials = params,
+                                  .top_k = ask.top_k,
+                                  .keys = keys,
+                                  .workspace = scratch,
+                                  .workspace_bytes = arena_.get() + plan_.arena_bytes - scratch},
+                                 stream));
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopKScores({.num_rows = params.num_rows,
                                                              .top_k = ask.top_k,
                                                              .keys = keys,

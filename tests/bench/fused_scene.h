@@ -37,7 +37,7 @@ class FusedScene {
     /// takes as many rows as the engine's, whatever num_terms is.
     kernels::Dtype dtype = kernels::Dtype::kBf16;
     int32_t num_terms = kernels::kHiddenTerms;  ///< Of rows that are split.
-    bool corrected = false;  ///< The tensor cores' truncation is taken back (truncation.h).
+    bool corrected = false;   ///< The tensor cores' truncation is taken back (truncation.h).
     int32_t top_k = 0;        ///< 0 to kListMax.
     bool candidates = false;  ///< kListMax ids a row, spread over the vocabulary.
     bool combine = true;
@@ -66,7 +66,15 @@ class FusedScene {
 
  private:
   /// Arrays in `floats_`, AllRows() each.
-  enum FloatArray { kLog2Scale, kCorrectedScale, kTargetLogit, kLogprob, kEntropy, kSumPSquared, kArgmaxLogprob };
+  enum FloatArray {
+    kLog2Scale,
+    kCorrectedScale,
+    kTargetLogit,
+    kLogprob,
+    kEntropy,
+    kSumPSquared,
+    kArgmaxLogprob
+  };
   static constexpr int64_t kFloatArrays = kArgmaxLogprob + 1;
   /// Rows as the fused kernel takes them.
   struct PreparedRows {

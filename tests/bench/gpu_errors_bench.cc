@@ -1,6 +1,6 @@
 // Errors of the fused kernel's logprobs and entropies, combine included, against double precision
-// on the exact inputs, with the tensor cores' truncation corrected (kernels/common/truncation.h), as
-// the engine does, and not.
+// on the exact inputs, with the tensor cores' truncation corrected (kernels/common/truncation.h),
+// as the engine does, and not.
 //
 //   gpu_errors_bench [--out FILE] [--commit ID] [--rounds 1] [--rows 256]
 //
@@ -156,10 +156,10 @@ std::vector<Variant> VariantsOf(const Case& c) {
   for (const auto& [terms_name, num_terms] : terms) {
     for (const bool is_corrected : {true, false}) {
       Variant variant;
-      variant.name = absl::StrCat(
-          "GPU fused, error, H=", c.hidden_size, ", V=", kVocabSize,
-          c.near_weight ? "" : absl::StrCat(", standard deviation ", c.logit_stddev), ", ", c.rows,
-          terms_name, is_corrected ? "" : ", truncation not corrected");
+      variant.name =
+          absl::StrCat("GPU fused, error, H=", c.hidden_size, ", V=", kVocabSize,
+                       c.near_weight ? "" : absl::StrCat(", standard deviation ", c.logit_stddev),
+                       ", ", c.rows, terms_name, is_corrected ? "" : ", truncation not corrected");
       variant.ask.dtype = KernelDtype(c.dtype);
       variant.ask.num_terms = num_terms;
       variant.ask.corrected = is_corrected;

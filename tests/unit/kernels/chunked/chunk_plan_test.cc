@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -83,6 +84,12 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
         const int64_t tile_bytes = num_sums * 16 + (top_k > 0 ? 4 : 0);
         EXPECT_LE(ChunkPlan::FusedKeyBytes(rows, top_k) + rows * plan.num_tiles * tile_bytes,
                   plan.arena_bytes);
+        // A vocabulary of 192 left no room for a list's search: the engine failed for good.
+        if (top_k > 0) {
+          EXPECT_LE(
+              ChunkPlan::FusedKeyBytes(rows, top_k) + TopKScratchOf(1, top_k, plan.num_tiles).end,
+              plan.arena_bytes);
+        }
       }
     }
   }

@@ -156,8 +156,8 @@ struct FusedRun::Memory {
                   rows.begin() + row * pitch);
     }
     source.emplace(rows);
-    terms.emplace(Poisoned<uint16_t>(
-        c.num_rows * c.num_terms * kernels::TermPitch(c.hidden_size), 0x7FC0));
+    terms.emplace(
+        Poisoned<uint16_t>(c.num_rows * c.num_terms * kernels::TermPitch(c.hidden_size), 0x7FC0));
     EXPECT_EQ(kernels::LaunchSplitTerms({.dtype = Dtype::kF32,
                                          .in = source->data(),
                                          .in_stride = pitch,
@@ -256,7 +256,11 @@ std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
   const DeviceArray<int32_t> rows(listed.rows);
   const DeviceArray<int32_t> ids(listed.ids);
   const DeviceArray<float> logits(Poisoned(count, kPoison));
-  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(),
+  kernels::FusedPartialsParams params = Partials();
+  params.tile_begin = listed.tile_begin;
+  params.weight = static_cast<const uint16_t*>(params.weight) +
+                  listed.tile_begin * kTileColumns * params.weight_stride;
+  EXPECT_EQ(kernels::LaunchListedLogits({.partials = params,
                                          .rows = rows.data(),
                                          .ids = ids.data(),
                                          .row_begin = listed.row_begin,

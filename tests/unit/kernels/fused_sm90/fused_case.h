@@ -94,9 +94,13 @@ class FusedRun {
     std::vector<int32_t> rows;
     std::vector<int32_t> ids;
     int32_t row_begin = 0;
+    int64_t tile_begin = 0;  ///< The weight is taken from this tile on.
   };
   /// Logits of listed (row, id) pairs, kPoison where there is none; waits.
   std::vector<float> ListedLogits(const Listed& listed);
+
+  /// Inputs, and the outputs that are always asked.
+  kernels::FusedPartialsParams Partials() const;
 
   /// Logits of the targets as the kernel wrote them; waits.
   std::vector<float> TargetLogits();
@@ -104,8 +108,6 @@ class FusedRun {
 
  private:
   struct Memory;
-  /// Inputs, and the outputs that are always asked.
-  kernels::FusedPartialsParams Partials() const;
 
   const FusedCase& inputs_;
   const int64_t rows_of_room_;

@@ -54,8 +54,7 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
             ChooseFused({.num_rows = rows, .num_tiles = tiles, .depth = depth});
         const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
         const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
-        const int64_t whole_tiles =
-            (tiles + choice.swizzle - 1) / choice.swizzle * choice.swizzle;
+        const int64_t whole_tiles = (tiles + choice.swizzle - 1) / choice.swizzle * choice.swizzle;
         EXPECT_EQ(clusters % choice.swizzle, 0) << rows << " rows, depth " << depth;
         EXPECT_LE(whole_tiles - tiles, tiles / 32) << tiles << " tiles, depth " << depth;
         EXPECT_TRUE(choice.swizzle == 1 || choice.swizzle == 2 || choice.swizzle == 4 ||

@@ -1,5 +1,3 @@
-#include "kernels/fused_sm90/fused_top_k.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -10,6 +8,8 @@
 #include "gtest/gtest.h"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 #include "tests/unit/kernels/fused_sm90/fused_case.h"
 
 namespace logprobd::testing {
@@ -34,11 +34,14 @@ std::vector<uint64_t> BestOf(const std::vector<float>& logits, int32_t top_k) {
   return keys;
 }
 
+int64_t ScratchBytes(const FusedCase& c, int64_t rows, int32_t top_k) {
+  return kernels::TopKScratchOf(rows, top_k, kernels::NumTiles(c.vocab_size)).end;
+}
+
 /// Compares the lists of some rows with a sort of all their logits.
 void ExpectBest(const FusedCase& c, int32_t top_k, int64_t workspace_rows = 1 << 20) {
   FusedRun run(c);
-  const int64_t bytes = kernels::FusedTopKBytes(std::min(workspace_rows, c.num_rows), top_k,
-                                                c.vocab_size);
+  const int64_t bytes = ScratchBytes(c, std::min(workspace_rows, c.num_rows), top_k);
   const std::vector<uint64_t> keys = run.TopK(top_k, bytes);
   const int64_t step = std::max<int64_t>(1, c.num_rows / 7);
   for (int64_t row = 0; row < c.num_rows; row += step) {
@@ -113,7 +116,7 @@ TEST_F(FusedTopKTest, LogitsOfMinusInfinityComeLast) {
 TEST_F(FusedTopKTest, ARowThatIsNotFiniteStaysAlone) {
   FusedCase c = MakeFusedCase({.rows = 8, .hidden = 64, .vocab = 1'000});
   const FusedCase healthy = c;
-  const int64_t bytes = kernels::FusedTopKBytes(8, 5, c.vocab_size);
+  const int64_t bytes = ScratchBytes(c, 8, 5);
   FusedRun healthy_run(healthy);
   const std::vector<uint64_t> truth = healthy_run.TopK(5, bytes);
   c.hidden[3 * 64] = std::numeric_limits<float>::quiet_NaN();
@@ -132,17 +135,63 @@ TEST_F(FusedTopKTest, ScratchForFewRowsGivesTheSame) {
   for (const int64_t rows : {1, 7, 100, 299}) ExpectBest(c, 20, rows);
 }
 
+TEST_F(FusedTopKTest, ALargeVocabularyHasMoreTilesThanABlockHasThreads) {
+  for (const int64_t vocab : {200'000, 1 << 20}) {
+    const FusedCase c = MakeFusedCase({.rows = 3, .hidden = 8, .vocab = vocab});
+    for (const int32_t top_k : {20, 128}) ExpectBest(c, top_k);
+  }
+}
+
+TEST_F(FusedTopKTest, AListIsTheSameAtEveryCountOfRows) {
+  const FusedCase all = MakeFusedCase({.rows = 1'300, .hidden = 320, .vocab = 3'000});
+  constexpr int32_t kTopK = 20;
+  FusedRun whole(all);
+  const std::vector<uint64_t> truth = whole.TopK(kTopK, ScratchBytes(all, 1'300, kTopK));
+  for (const int64_t count : {1, 7, 64, 77, 200, 1'000}) {
+    std::vector<int64_t> rows(static_cast<size_t>(count));
+    std::iota(rows.begin(), rows.end(), 3);
+    const FusedCase some = SelectRows(all, rows);
+    FusedRun run(some);
+    const auto begin = truth.begin() + 3 * kTopK;
+    EXPECT_EQ(run.TopK(kTopK, ScratchBytes(some, count, kTopK)),
+              std::vector<uint64_t>(begin, begin + count * kTopK))
+        << count << " rows";
+  }
+}
+
 TEST_F(FusedTopKTest, RefusesWhatItCannotServe) {
-  kernels::FusedTopKParams params;
-  params.partials.num_rows = 1;
-  params.partials.vocab_size = 192;
-  params.partials.tile_end = 1;
-  params.top_k = 1;
-
-  EXPECT_EQ(kernels::LaunchFusedTopK(params, nullptr), cudaErrorInvalidValue);  // no memory
-
-  params.partials.num_rows = 0;
-  EXPECT_EQ(kernels::LaunchFusedTopK(params, nullptr), cudaSuccess);
+  const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
+  FusedRun run(c);
+  const DeviceArray<float> tile_max(std::vector<float>(6));
+  const DeviceArray<uint64_t> keys(std::vector<uint64_t>(10));
+  const DeviceArray<float> workspace(std::vector<float>(1 << 16));
+  kernels::FusedTopKParams good;
+  good.partials = run.Partials();
+  good.partials.tile_max = tile_max.data();
+  good.top_k = 5;
+  good.keys = keys.data();
+  good.workspace = reinterpret_cast<std::byte*>(workspace.data());
+  good.workspace_bytes = ScratchBytes(c, 1, 5);
+  const auto launch_with = [&](const auto& change) {
+    kernels::FusedTopKParams params = good;
+    change(params);
+    return kernels::LaunchFusedTopK(params, run.stream());
+  };
+  using Params = kernels::FusedTopKParams;
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.num_rows = 0; }), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.num_rows = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.tile_max = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.dtype = kernels::Dtype::kF32; }),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.weight = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.top_k = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.top_k = 129; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.keys = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.workspace = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.workspace += 16; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.workspace_bytes -= 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
 }
 
 }  // namespace

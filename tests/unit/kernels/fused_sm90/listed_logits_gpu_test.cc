@@ -1,9 +1,8 @@
-#include "kernels/fused_sm90/listed_logits.h"
-
 #include <cstdint>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/fused_sm90/listed_logits.h"
 #include "tests/unit/kernels/fused_sm90/fused_case.h"
 
 namespace logprobd::testing {
@@ -64,13 +63,45 @@ TEST_F(ListedLogitsTest, PairsOfOtherRowsAreLeftAlone) {
   EXPECT_EQ(some, (std::vector<float>{kPoison, all[0], all[1], all[2], all[3], kPoison, all[5]}));
 }
 
+TEST_F(ListedLogitsTest, IdsOfOtherTilesAreLeftAlone) {
+  FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 500});
+  c.bias.assign(500, 0.0F);
+  c.bias[200] = 3.0F;
+  FusedRun run(c);
+  const std::vector<float> all = run.ListedLogits({.rows = {0, 0, 1}, .ids = {191, 192, 200}});
+
+  const std::vector<float> second_tile =
+      run.ListedLogits({.rows = {0, 0, 1}, .ids = {191, 192, 200}, .tile_begin = 1});
+
+  EXPECT_EQ(second_tile, (std::vector<float>{kPoison, all[1], all[2]}));
+}
+
 TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {
-  kernels::ListedLogitsParams params;
-  params.partials.hidden_size = 8;
-  params.count = -1;
-  EXPECT_EQ(kernels::LaunchListedLogits(params, nullptr), cudaErrorInvalidValue);
-  params.count = 0;
-  EXPECT_EQ(kernels::LaunchListedLogits(params, nullptr), cudaSuccess);
+  const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
+  FusedRun run(c);
+  const DeviceArray<int32_t> ids(std::vector<int32_t>{0});
+  const DeviceArray<float> logits(std::vector<float>{0});
+  kernels::ListedLogitsParams good;
+  good.partials = run.Partials();
+  good.rows = ids.data();
+  good.ids = ids.data();
+  good.count = 1;
+  good.logits = logits.data();
+  const auto launch_with = [&](const auto& change) {
+    kernels::ListedLogitsParams params = good;
+    change(params);
+    return kernels::LaunchListedLogits(params, run.stream());
+  };
+  using Params = kernels::ListedLogitsParams;
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.count = 0; }), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.count = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.ids = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.hidden_stride = 63; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.num_terms = 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.dtype = kernels::Dtype::kF32; }),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
 }
 
 }  // namespace

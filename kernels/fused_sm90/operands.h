@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/terms.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_partials.h"
+
+namespace logprobd::kernels::internal {
+
+/// Whether rows, weight and vocabulary of `params` are within the bounds that fused_partials.h
+/// states, for at least one row. Outputs and scales are the callers' to check.
+inline bool HasValidOperands(const FusedPartialsParams& params) {
+  constexpr int64_t kRowsMax = 1 << 24;
+  constexpr int64_t kVocabMax = 1 << 20;
+  constexpr int64_t kDepthMax = 1 << 24;
+  constexpr int64_t kAlignmentElements = 8;
+  const auto is_aligned = [](const void* pointer, int64_t stride) {
+    return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
+           stride % kAlignmentElements == 0;
+  };
+  if (params.num_terms < 1 || params.num_terms > kHiddenTermsMax || params.hidden_size < 1) {
+    return false;
+  }
+  const int64_t row_elements =
+      params.num_terms == 1 ? params.hidden_size : params.num_terms * TermPitch(params.hidden_size);
+  return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
+         row_elements <= kDepthMax && is_aligned(params.hidden, params.hidden_stride) &&
+         params.hidden_stride >= row_elements && is_aligned(params.weight, params.weight_stride) &&
+         params.weight_stride >= params.hidden_size && params.vocab_size >= 1 &&
+         params.vocab_size <= kVocabMax && params.tile_begin >= 0 &&
+         params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size);
+}
+
+}  // namespace logprobd::kernels::internal
