@@ -45,7 +45,8 @@ inline constexpr int64_t kGemmCounterBytes = 256;
 /// A batch is cut into blocks of rows; a block's hidden rows lie in one of two buffers. A block is
 /// scored in chunks of tiles: GEMM into the logits buffer, one pass into the partials, then the
 /// next chunk; the combine follows the last. The fused kernel uses what chunks and partials lie in
-/// for its partials alone, and takes larger blocks. Sizes are in bytes unless they say otherwise.
+/// for its partials, and for the search of lists after them, and takes larger blocks. Sizes are in
+/// bytes unless they say otherwise.
 struct ChunkPlan {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

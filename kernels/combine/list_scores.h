@@ -19,7 +19,7 @@ struct CandidateScoresParams {
   float* scores = nullptr;                     ///< [count], logits in, logprobs out.
 };
 
-/// Top-k: keys (chunked/top_k.h) become ids and logprobs. Device memory.
+/// Top-k: LogitKeys become ids and logprobs. Device memory.
 struct TopKScoresParams {
   int64_t num_rows = 0;                        ///< 0 does nothing.
   int32_t top_k = 0;                           ///< >= 1.

@@ -25,7 +25,7 @@ inline constexpr int32_t kNonfiniteExponent = std::numeric_limits<int32_t>::max(
 inline constexpr float kExponentMax = 1073741824.0F;
 
 /// What one tile knows of one row at one temperature. With z the logits of the tile (after scale,
-/// bias and cap), c = log2(e) / temperature rounded to float, y = c z and k = ceil(max y):
+/// bias and cap), c = Log2Scale of the temperature, y = c z and k = ceil(max y):
 ///   exponent     k; kEmptyExponent if every z is -inf; kNonfiniteExponent if any z is NaN or +inf
 ///   sum          sum of 2^(y - k)
 ///   weighted     sum of (y - k) 2^(y - k)

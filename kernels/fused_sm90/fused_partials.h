@@ -36,8 +36,11 @@ struct FusedPartialsParams {
   int64_t tile_end = 0;
 
   LogitTransform transform;
-  const float* bias = nullptr;         ///< [tile_end * 192], of the whole vocabulary, or null.
-  const float* log2_scales = nullptr;  ///< [num_rows], Log2Scale of the temperature.
+  const float* bias = nullptr;  ///< [tile_end * 192], of the whole vocabulary, or null.
+  /// [num_rows], Log2Scale of the temperature. Logits are as the tensor cores give them: to take
+  /// their truncation back (kernels/common/truncation.h) pass the correction to Log2Scale, and to
+  /// RowScoresParams::logit_correction; or, where logits are transformed, multiply transform.scale.
+  const float* log2_scales = nullptr;
   const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
   const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
 

@@ -240,7 +240,7 @@ absl::Status CudaEngine::WarmUpRows(int64_t num_rows, Dtype dtype, int32_t top_k
   Job job;
   job.batch = &batch;
   job.slot = &slots_.front();
-  const absl::Status status = Enqueue(job);
+  absl::Status status = Enqueue(job);
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the rows are read until then
   return status;
 }

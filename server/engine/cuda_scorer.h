@@ -52,7 +52,7 @@ struct CudaBlock {
   int32_t* top_k_ids = nullptr;
   float* top_k_logprobs = nullptr;
 
-  /// Of the whole batch; those of other rows are left alone.
+  /// Those of other rows are left alone.
   int64_t num_candidates = 0;
   const int32_t* candidate_rows = nullptr;
   const int32_t* candidate_ids = nullptr;

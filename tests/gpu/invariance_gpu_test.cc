@@ -69,7 +69,7 @@ void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, Scori
 
 TEST_F(GpuInvarianceTest, ARowHasTheSameBitsAtEveryNumberOfRowsAndInAnyOrder) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) {
-    // fp32 rows go through another GEMM, far slower: fewer of them.
+    // fp32 rows take twice the time, as two terms: fewer of them.
     const int64_t rows_max = dtype == Dtype::kBf16 ? kRowsMax : 1'000;
     EngineCase all = MakeLargeCase(*head_, rows_max, 1);
     if (dtype == Dtype::kF32) {
