@@ -192,6 +192,24 @@ TEST(CudaEngineTest, EveryWayToScoreARowGivesTheSameBits) {
   }
 }
 
+TEST(CudaEngineTest, EightThousandRowsHaveTheSameBitsOnBothPaths) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  constexpr int64_t kRows = 8'192;
+  const auto head = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 896});
+  auto any = CreateWith(GpuKernel::kAuto, *head, kRows);
+  auto chunked = CreateWith(GpuKernel::kChunked, *head, kRows);
+  ASSERT_TRUE(any.ok() && chunked.ok()) << any.status() << chunked.status();
+  EngineCase inputs = MakeRandomCase(*head, kRows);
+  inputs.top_k = 5;
+
+  const EngineScores scores = RunCase(**any, inputs);
+  const EngineScores truth = RunCase(**chunked, inputs);
+
+  ExpectSameScores(scores, truth);
+  ExpectSameBits(scores.top_k_ids, truth.top_k_ids);
+  ExpectSameBits(scores.top_k_logprobs, truth.top_k_logprobs);
+}
+
 // A vocabulary of one tile left no room beside the keys to search: the engine failed for good.
 TEST(CudaEngineTest, ListsAsLongAsASmallVocabularyAreServed) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
