@@ -57,6 +57,13 @@ int64_t WidestRowBytes(const ChunkPlan& plan) {
                   TermPitch(plan.hidden_size) * kHiddenTerms * 2);
 }
 
+/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`.
+int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
+  if (plan.top_k_max == 0) return 0;
+  return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
+         TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles).size_bytes + kAlignment;
+}
+
 void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
   const int64_t widest_row = WidestRowBytes(plan);
   const int64_t hidden_rows =
@@ -84,6 +91,9 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
             plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
   plan.arena_bytes = plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes;
+  if (plan.with_fused) {
+    plan.arena_bytes = std::max(plan.arena_bytes, ListBytes(plan, kRowGranularity, 1));
+  }
   plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.arena_bytes +
                          plan.row_state_bytes + plan.gemm_bytes;
 }
@@ -92,13 +102,6 @@ bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
   return plan.workspace_bytes <= options.workspace_bytes_max &&
          (!plan.with_fused || plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes <=
                                   options.fused_workspace_bytes);
-}
-
-/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`.
-int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
-  if (plan.top_k_max == 0) return 0;
-  return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
-         TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles).end + kAlignment;
 }
 
 }  // namespace
@@ -151,7 +154,7 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) co
   int64_t rows =
       std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   if (top_k > 0) {  // once the partials are joined, the list's scratch lies in their place
-    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles).end;
+    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles).size_bytes;
     rows = std::min(rows, (arena_bytes - kAlignment - scratch) / (top_k * kTopKEntryBytes));
   }
   return rows >= kFusedGranularity
@@ -226,8 +229,8 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
     const int64_t wanted = std::max(plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile,
                                     ListBytes(plan, plan.row_state_rows, plan.row_state_rows));
-    const int64_t grown = std::max({plan.arena_bytes, ListBytes(plan, kRowGranularity, 1),
-                                    std::min(room, wanted) / kAlignment * kAlignment});
+    const int64_t grown =
+        std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);
     plan.workspace_bytes += grown - plan.arena_bytes;
     plan.arena_bytes = grown;
   }

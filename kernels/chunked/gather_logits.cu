@@ -1,6 +1,6 @@
 // GatherLogitsKernel: the logits of listed (row, id) pairs, out of one chunk.
 //
-// Idea      The chunk is about to be overwritten: each pair takes its logit when its chunk is there.
+// Idea      The chunk is about to be overwritten: each pair takes its logit from its chunk.
 // Work      A thread a pair.
 // Traffic   8 bytes a pair and chunk, and a sector for each hit.
 // Numerics  The logit has the bits that the other kernels see.

@@ -3,10 +3,10 @@
 // The k largest keys of a row, by one block: shared by the kernels that look for them in different
 // places, so that they give the same lists.
 //
-// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set of
-//           the k largest does not depend on the order of anything. Keys above the current k-th are
-//           appended to a list in shared memory; when it is full, or the columns end, list and best
-//           are sorted together and the first k stay. Where many pass at once, a value that at
+// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set
+//           of the k largest does not depend on the order of anything. Keys above the current k-th
+//           are appended to a list in shared memory; when it is full, or the columns end, list and
+//           best are sorted together and the first k stay. Where many pass at once, a value that at
 //           least k of them reach is bisected first: sorting them all would take longer.
 // Numerics  Exact.
 // Limits    k <= kTopKMax. Rising logits make every step sort: slower, same result.

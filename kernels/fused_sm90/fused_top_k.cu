@@ -1,7 +1,7 @@
 // SelectTilesKernel, SelectLogitsKernel: each row's k largest logits, by way of its k largest
 // tiles.
 //
-// Idea      Every logit outside the k tiles with the largest maxima has k better ones: those maxima.
+// Idea      Every logit outside the k tiles with the largest maxima has k better ones: the maxima.
 //           The tiles' logits are made once more and searched; the least of the maxima is a floor
 //           that few of them pass.
 // Work      A block a row.
@@ -87,7 +87,7 @@ int64_t RowsAtOnce(const FusedTopKParams& params, int64_t num_tiles) {
   const int64_t num_rows = params.partials.num_rows;
   const auto rows = [&] { return (num_rows + parts - 1) / parts; };
   while (rows() > 1 &&
-         TopKScratchOf(rows(), params.top_k, num_tiles).end > params.workspace_bytes) {
+         TopKScratchOf(rows(), params.top_k, num_tiles).size_bytes > params.workspace_bytes) {
     ++parts;
   }
   return rows();
@@ -99,7 +99,7 @@ bool IsValid(const FusedTopKParams& params) {
          params.keys != nullptr && params.workspace != nullptr &&
          reinterpret_cast<uintptr_t>(params.workspace) % kAlignment == 0 &&
          params.workspace_bytes >=
-             TopKScratchOf(1, params.top_k, NumTiles(partials.vocab_size)).end &&
+             TopKScratchOf(1, params.top_k, NumTiles(partials.vocab_size)).size_bytes &&
          partials.num_rows <= INT32_MAX / params.top_k && partials.tile_max != nullptr;
 }
 
@@ -111,11 +111,12 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
   const int64_t group_pairs =
       pairs <= kFewPairs * num_tiles ? kTopKGroupPairsMin : kTopKGroupPairsMax;
   uint64_t* const keys = params.keys + row_begin * params.top_k;
-  auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order);
-  auto* const groups = reinterpret_cast<internal::TileGroup*>(params.workspace + scratch.groups);
-  auto* const num_groups = reinterpret_cast<int32_t*>(params.workspace + scratch.num_groups);
-  auto* const places = reinterpret_cast<int32_t*>(params.workspace + scratch.places);
-  auto* const ranks = reinterpret_cast<int32_t*>(params.workspace + scratch.ranks);
+  auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order_offset);
+  auto* const groups =
+      reinterpret_cast<internal::TileGroup*>(params.workspace + scratch.groups_offset);
+  auto* const num_groups = reinterpret_cast<int32_t*>(params.workspace + scratch.num_groups_offset);
+  auto* const places = reinterpret_cast<int32_t*>(params.workspace + scratch.places_offset);
+  auto* const ranks = reinterpret_cast<int32_t*>(params.workspace + scratch.ranks_offset);
   auto* const logits = reinterpret_cast<float*>(params.workspace);
   if (const cudaError_t error =
           internal::LaunchTileGroups({.tile_keys = keys,

@@ -6,7 +6,7 @@
 //           need two butterfly steps each and no shared memory.
 // Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
 // Traffic   16 bytes a row and tile; a warp writes eight rows at once.
-// Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) make 0 * inf: the sums
+// Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) make 0 * inf: sums
 //           are then taken again with a floor, which leaves the bits of others alone.
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 // Idea      Eight pairs are the diagonal of one small product: the other 56 sums, and half of the
 //           instruction's rows, are thrown away. What counts is reading the weight's rows.
 // Work      A warp for eight pairs; a lane reads 8 bytes of a row at a time.
-// Traffic   A row of weight and a row of hidden a pair; the latter from a cache where pairs of one row
-//           stand together.
+// Traffic   A row of weight and a row of hidden a pair; the latter from a cache where pairs of one
+//           row stand together.
 // Numerics  mma.sync sums 16 products at a time into fp32 as wgmma does: a test holds both to the
 //           same bits. Within the 16 the order does not show, so a lane takes four neighbours.
 // Limits    2^31 pairs a launch.

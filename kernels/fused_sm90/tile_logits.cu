@@ -4,8 +4,8 @@
 //           the tile's weight rows lie together.
 // Work      A block of up to kRows rows x 192 columns, a warpgroup for every 64 rows; steps of 64
 //           along the hidden size through a ring of stages that all threads fill.
-// Traffic   24 KiB of weight and 128 bytes a row in a step: what limits it, so that rows that are not
-//           there are not read.
+// Traffic   24 KiB of weight and 128 bytes a row in a step; rows that are not there are not
+//           read.
 // Numerics  The products and their order are the fused kernel's (wgmma, 16 at a time), so its bits.
 // Limits    Those of LaunchFusedPartials.
 // Source    Our own, on CUTLASS's wrappers of the instructions.

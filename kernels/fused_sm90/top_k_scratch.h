@@ -7,15 +7,15 @@
 
 namespace logprobd::kernels {
 
-/// Scratch of LaunchFusedTopK for some rows at once: byte offsets of its parts, 256-byte aligned.
-/// Plain C++, so that a plan can be made without a GPU.
+/// Scratch of LaunchFusedTopK for some rows at once: byte offsets of its parts behind the logits
+/// [rows, top_k, 192], 256-byte aligned. Plain C++, so that a plan can be made without a GPU.
 struct TopKScratch {
-  int64_t order = 0;   ///< Behind the logits, [rows, top_k, 192].
-  int64_t groups = 0;  ///< As the next, by what is internal to the search.
-  int64_t num_groups = 0;
-  int64_t places = 0;
-  int64_t ranks = 0;
-  int64_t end = 0;  ///< Bytes in all; never less for more rows.
+  int64_t order_offset = 0;       ///< int32 [rows, top_k]: pairs sorted by tile.
+  int64_t groups_offset = 0;      ///< TileGroup [MaxTileGroups]
+  int64_t num_groups_offset = 0;  ///< int32
+  int64_t places_offset = 0;      ///< int32 [num_tiles]
+  int64_t ranks_offset = 0;       ///< int32 [rows, top_k]
+  int64_t size_bytes = 0;         ///< Of all; never less for more rows.
 };
 
 /// Fewest (row, tile) pairs that a block multiplies together.
@@ -33,12 +33,12 @@ constexpr TopKScratch TopKScratchOf(int64_t num_rows, int32_t top_k, int64_t num
   const int64_t pairs = num_rows * top_k;
   const int64_t groups = MaxTileGroups(pairs, num_tiles, kTopKGroupPairsMin);
   TopKScratch scratch;
-  scratch.order = align(pairs * kTileColumns * int64_t{sizeof(float)});
-  scratch.groups = scratch.order + align(pairs * int64_t{sizeof(int32_t)});
-  scratch.num_groups = scratch.groups + align(groups * kTopKGroupBytes);
-  scratch.places = scratch.num_groups + align(int64_t{sizeof(int32_t)});
-  scratch.ranks = scratch.places + align(num_tiles * int64_t{sizeof(int32_t)});
-  scratch.end = scratch.ranks + align(pairs * int64_t{sizeof(int32_t)});
+  scratch.order_offset = align(pairs * kTileColumns * int64_t{sizeof(float)});
+  scratch.groups_offset = scratch.order_offset + align(pairs * int64_t{sizeof(int32_t)});
+  scratch.num_groups_offset = scratch.groups_offset + align(groups * kTopKGroupBytes);
+  scratch.places_offset = scratch.num_groups_offset + align(int64_t{sizeof(int32_t)});
+  scratch.ranks_offset = scratch.places_offset + align(num_tiles * int64_t{sizeof(int32_t)});
+  scratch.size_bytes = scratch.ranks_offset + align(pairs * int64_t{sizeof(int32_t)});
   return scratch;
 }
 

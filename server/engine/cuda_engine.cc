@@ -37,10 +37,8 @@ using kernels::ChunkPlan;
 /// How long a finished batch is looked for before the thread sleeps.
 constexpr absl::Duration kLookFor = absl::Milliseconds(2);
 
-/// Batches that use every block tile of the fused kernel once, and what rows that are not
-/// multiplied as they are get.
+/// Batches that use every block tile of the fused kernel once.
 constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
-constexpr int64_t kConvertedWarmUpRows = 65;
 
 class PinnedStaging : public StagingBuffer {
  public:
@@ -212,12 +210,13 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
 /// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
 /// client's. Before the threads start, and in no metric.
 absl::Status CudaEngine::WarmUp() {
-  for (const int32_t top_k : {0, plan_.top_k_max}) {
-    for (const int64_t num_rows : kWarmUpRows) {
-      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, info_.dtype, top_k));
+  for (const int64_t num_rows : kWarmUpRows) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, dtype, 0));
     }
+    LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, info_.dtype, plan_.top_k_max));
   }
-  return WarmUpRows(kConvertedWarmUpRows, Dtype::kF32, 0);
+  return absl::OkStatus();
 }
 
 absl::Status CudaEngine::WarmUpRows(int64_t num_rows, Dtype dtype, int32_t top_k) {

@@ -86,9 +86,9 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
                   plan.arena_bytes);
         // A vocabulary of 192 left no room for a list's search: the engine failed for good.
         if (top_k > 0) {
-          EXPECT_LE(
-              ChunkPlan::FusedKeyBytes(rows, top_k) + TopKScratchOf(1, top_k, plan.num_tiles).end,
-              plan.arena_bytes);
+          EXPECT_LE(ChunkPlan::FusedKeyBytes(rows, top_k) +
+                        TopKScratchOf(1, top_k, plan.num_tiles).size_bytes,
+                    plan.arena_bytes);
         }
       }
     }
@@ -139,6 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Heads, ChunkPlanTest,
                                            HeadCase{"LargestVocabulary", int64_t{1} << 20, 4'096,
                                                     Dtype::kF32},
                                            HeadCase{"OneColumn", 1, 1, Dtype::kBf16},
+                                           HeadCase{"OneTile", 192, 64, Dtype::kBf16},
                                            HeadCase{"OddSizes", 1'003, 77, Dtype::kF16}),
                          [](const auto& info) { return info.param.name; });
 

@@ -35,7 +35,7 @@ std::vector<uint64_t> BestOf(const std::vector<float>& logits, int32_t top_k) {
 }
 
 int64_t ScratchBytes(const FusedCase& c, int64_t rows, int32_t top_k) {
-  return kernels::TopKScratchOf(rows, top_k, kernels::NumTiles(c.vocab_size)).end;
+  return kernels::TopKScratchOf(rows, top_k, kernels::NumTiles(c.vocab_size)).size_bytes;
 }
 
 /// Compares the lists of some rows with a sort of all their logits.
