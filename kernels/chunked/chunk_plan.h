@@ -85,6 +85,11 @@ struct ChunkPlan {
   };
   Pair PairOf(Dtype hidden_dtype) const;
 
+  /// Whether 16-bit tensor cores make the dot products; else fp32 arithmetic does.
+  bool UsesTensorCores(Dtype hidden_dtype) const {
+    return head_dtype != Dtype::kF32 && PairOf(hidden_dtype) != Pair::kWidened;
+  }
+
   /// Whether the weight is multiplied in another form than it is stored in.
   bool ConvertsWeight(Dtype hidden_dtype) const {
     return PairOf(hidden_dtype) != Pair::kNative && head_dtype != Dtype::kF32;

@@ -48,8 +48,6 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
 bool HasFusedKernel() { return true; }
 
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
-  if (params.num_rows == 0) return cudaSuccess;
-  if (!IsValid(params)) return cudaErrorInvalidValue;
   return LaunchFusedPartialsAs(params,
                                ChooseFused({.num_rows = params.num_rows,
                                             .num_tiles = params.tile_end - params.tile_begin,

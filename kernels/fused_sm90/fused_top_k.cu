@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kTopKThreads)
            keys + row * top_k);
 }
 
-struct ListedLogits {
+/// The logits of a row's picked tiles.
+struct PickedLogits {
   const uint64_t* tile_keys;
   const float* logits;  // [top_k, 192]
   int32_t vocab_size;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kTopKThreads)
   const uint64_t least = row_keys[top_k - 1] >> 32;
   const uint64_t floor = least == 0 ? 0 : (least << 32) - 1;
   __syncthreads();  // before anyone writes the keys
-  FindTopK(ListedLogits{row_keys, logits + row * num_columns, vocab_size, floor}, num_columns,
+  FindTopK(PickedLogits{row_keys, logits + row * num_columns, vocab_size, floor}, num_columns,
            top_k, {.floor = floor}, row_keys);
 }
 

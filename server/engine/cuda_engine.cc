@@ -210,11 +210,16 @@ absl::Status CudaEngine::Initialize(const HeadWeights& weights, const EngineOpti
 /// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
 /// client's. Before the threads start, and in no metric.
 absl::Status CudaEngine::WarmUp() {
-  for (const int64_t num_rows : kWarmUpRows) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    // The chunked way runs the same kernels for any number of rows.
+    const bool is_fused = scorer_->PathOf(KernelDtype(dtype)) == ScorePath::kFused;
+    for (const int64_t num_rows : kWarmUpRows) {
       LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, dtype, 0));
+      if (dtype == info_.dtype && plan_.top_k_max > 0) {
+        LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, dtype, plan_.top_k_max));
+      }
+      if (!is_fused) break;
     }
-    LOGPROBD_RETURN_IF_ERROR(WarmUpRows(num_rows, info_.dtype, plan_.top_k_max));
   }
   return absl::OkStatus();
 }

@@ -96,16 +96,14 @@ absl::Status CudaScorer::Allocate() {
 }
 
 ScorePath CudaScorer::PathOf(kernels::Dtype hidden_dtype) const {
-  const bool can_be_fused = plan_.with_fused && plan_.head_dtype != kernels::Dtype::kF32 &&
-                            plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened;
-  return can_be_fused ? ScorePath::kFused : ScorePath::kChunked;
+  return plan_.with_fused && plan_.UsesTensorCores(hidden_dtype) ? ScorePath::kFused
+                                                                 : ScorePath::kChunked;
 }
 
 double CudaScorer::DotCorrection(kernels::Dtype hidden_dtype) const {
-  const bool is_tensor_core_product = plan_.head_dtype != kernels::Dtype::kF32 &&
-                                      plan_.PairOf(hidden_dtype) != ChunkPlan::Pair::kWidened;
-  return truncates_ && is_tensor_core_product ? kernels::TruncationCorrection(plan_.hidden_size)
-                                              : 1.0;
+  return truncates_ && plan_.UsesTensorCores(hidden_dtype)
+             ? kernels::TruncationCorrection(plan_.hidden_size)
+             : 1.0;
 }
 
 double CudaScorer::Correction(kernels::Dtype hidden_dtype) const {
