@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -33,6 +32,7 @@
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_status.h"
+#include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/gpu_timer.h"
@@ -54,35 +54,6 @@ struct Flags {
   std::vector<int64_t> rows = {1'024, 4'096, 8'192, 16'384};
   std::vector<std::string> shapes;
 };
-
-absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = argv[i + 1];
-    if (name == "--out") {
-      flags.out = value;
-    } else if (name == "--commit") {
-      flags.commit = value;
-    } else if (name == "--rounds") {
-      if (!absl::SimpleAtoi(value, &flags.rounds) || flags.rounds < 1) {
-        return absl::InvalidArgumentError(absl::StrCat("--rounds ", value, ": must be >= 1"));
-      }
-    } else if (name == "--rows") {
-      flags.rows.clear();
-      for (const auto part : absl::StrSplit(value, ',')) {
-        int64_t rows = 0;
-        if (!absl::SimpleAtoi(part, &rows)) return absl::InvalidArgumentError(value);
-        flags.rows.push_back(rows);
-      }
-    } else if (name == "--shapes") {
-      flags.shapes = absl::StrSplit(value, ',');
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
-    }
-  }
-  return flags;
-}
 
 /// What is measured on: the head, hidden rows, their targets and scales, room for scores.
 struct Scene {
@@ -356,8 +327,7 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Sc
   return absl::OkStatus();
 }
 
-absl::Status Main(int argc, char** argv) {
-  LOGPROBD_ASSIGN_OR_RETURN(const Flags flags, ParseFlags(argc, argv));
+absl::Status Run(const Flags& flags) {
   LOGPROBD_ASSIGN_OR_RETURN(Timer timer, Timer::Create());
   LOGPROBD_ASSIGN_OR_RETURN(const Scene scene,
                             MakeScene(*std::max_element(flags.rows.begin(), flags.rows.end())));
@@ -371,7 +341,15 @@ absl::Status Main(int argc, char** argv) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  const absl::Status status = logprobd::testing::Main(argc, argv);
+  logprobd::testing::Flags flags;
+  CLI::App app("The chunked path against the GEMM, and the engine on both paths.");
+  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
+  app.add_option("--rows", flags.rows, "Rows of a batch")->delimiter(',')->capture_default_str();
+  app.add_option("--shapes", flags.shapes, "Block shapes to try instead of what the server uses")
+      ->type_name("BLOCK_ROWS:LOGITS_MIB:ALGORITHM")
+      ->delimiter(',');
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = logprobd::testing::Run(flags);
   if (!status.ok()) std::fprintf(stderr, "gpu_chunked_bench: %s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/reference/row_reference.h"
@@ -29,6 +28,7 @@
 #include "server/base/errors.h"
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_status.h"
+#include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_scene.h"
 #include "tests/bench/gpu_machine.h"
@@ -49,27 +49,6 @@ struct Flags {
   int rounds = 1;
   int rows = 256;
 };
-
-absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = argv[i + 1];
-    if (name == "--out") {
-      flags.out = value;
-    } else if (name == "--commit") {
-      flags.commit = value;
-    } else if (name == "--rounds" || name == "--rows") {
-      int& number = name == "--rounds" ? flags.rounds : flags.rows;
-      if (!absl::SimpleAtoi(value, &number) || number < 1) {
-        return absl::InvalidArgumentError(absl::StrCat(name, " ", value, ": must be >= 1"));
-      }
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
-    }
-  }
-  return flags;
-}
 
 /// Largest errors that are wanted; nothing is asked where there is none.
 struct Limits {
@@ -400,9 +379,14 @@ absl::StatusOr<int> Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  const auto flags = logprobd::testing::ParseFlags(argc, argv);
-  const absl::StatusOr<int> missed =
-      flags.ok() ? logprobd::testing::Run(*flags) : absl::StatusOr<int>(flags.status());
+  logprobd::testing::Flags flags;
+  CLI::App app("Errors of the fused kernel against double precision.");
+  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
+  app.add_option("--rows", flags.rows, "Rows of each case")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const absl::StatusOr<int> missed = logprobd::testing::Run(flags);
   if (missed.ok()) return *missed == 0 ? 0 : 1;
   std::fprintf(stderr, "gpu_errors_bench: %s\n", std::string(missed.status().message()).c_str());
   return 1;

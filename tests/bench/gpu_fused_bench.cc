@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <random>
@@ -25,6 +24,7 @@
 #include "server/base/errors.h"
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_status.h"
+#include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_scene.h"
 #include "tests/bench/gpu_machine.h"
@@ -48,26 +48,6 @@ struct Flags {
   int rounds = 5;
   std::string part = "large";
 };
-
-absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = argv[i + 1];
-    if (name == "--out") {
-      flags.out = value;
-    } else if (name == "--commit") {
-      flags.commit = value;
-    } else if (name == "--rounds") {
-      flags.rounds = std::max(1, std::atoi(value.c_str()));
-    } else if (name == "--part") {
-      flags.part = value;
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
-    }
-  }
-  return flags;
-}
 
 /// Milliseconds of every round of one contender.
 struct Times {
@@ -280,9 +260,7 @@ absl::Status Run(const Flags& flags) {
   std::vector<BenchRecord> records;
   const std::map<std::string, absl::Status (*)(const Flags&, Stopwatch&, std::vector<BenchRecord>&)>
       parts = {{"large", MeasureLarge}, {"small", MeasureSmall}, {"extras", MeasureExtras}};
-  const auto part = parts.find(flags.part);
-  if (part == parts.end()) return absl::InvalidArgumentError("--part: large, small or extras");
-  LOGPROBD_RETURN_IF_ERROR(part->second(flags, *watch, records));
+  LOGPROBD_RETURN_IF_ERROR(parts.at(flags.part)(flags, *watch, records));
   if (flags.out.empty()) return absl::OkStatus();
   return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
 }
@@ -291,8 +269,14 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  const auto flags = logprobd::testing::ParseFlags(argc, argv);
-  const absl::Status status = flags.ok() ? logprobd::testing::Run(*flags) : flags.status();
+  logprobd::testing::Flags flags;
+  CLI::App app("The fused kernel against the GEMM and against reading the weight.");
+  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
+  app.add_option("--part", flags.part, "What is measured")
+      ->check(CLI::IsMember({"large", "small", "extras"}))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = logprobd::testing::Run(flags);
   if (status.ok()) return 0;
   std::fprintf(stderr, "gpu_fused_bench: %s\n", std::string(status.message()).c_str());
   return 1;
