@@ -65,7 +65,7 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
   result.batch_rows_max = options.batch_rows;
   result.top_k_max = static_cast<int32_t>(options.top_k_max);
   result.cpu_threads = static_cast<int32_t>(options.cpu_threads);
-  result.gpu = static_cast<int32_t>(options.gpu);
+  result.gpus = {static_cast<int32_t>(options.gpu)};
   return result;
 }
 

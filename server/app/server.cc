@@ -229,14 +229,15 @@ absl::Status Server::Load() {
   engine_options.progress = [&impl](int64_t done_bytes, int64_t total_bytes) {
     impl.progress.Update(done_bytes, total_bytes);
   };
-  absl::StatusOr<std::unique_ptr<ScoringEngine>> engine =
-      impl.parts.create_engine(weights, plan.engine, engine_options);
+  absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> engines =
+      impl.parts.create_engines(weights, plan.engine, engine_options);
   impl.progress.Finish();
-  LOGPROBD_RETURN_IF_ERROR(engine.status());
+  LOGPROBD_RETURN_IF_ERROR(engines.status());
 
   LOGPROBD_ASSIGN_OR_RETURN(
-      impl.head, LocalHead::Create(plan.head, std::move(impl.planned.weights), *std::move(engine),
-                                   BatcherOptionsOf(impl.options), impl.clock, impl.metrics));
+      impl.head,
+      LocalHead::Create(plan.head, std::move(impl.planned.weights), std::move(engines->front()),
+                        BatcherOptionsOf(impl.options), impl.clock, impl.metrics));
   impl.SetMemory(impl.head->memory());
   const absl::Duration load_time = impl.clock.Now() - start;
   impl.metrics.RecordWeightsLoad(plan.head.name, absl::ToDoubleSeconds(load_time));

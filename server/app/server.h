@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,9 +23,9 @@ struct ServerParts {
       open_model = OpenModelFolder;
   std::function<absl::StatusOr<EnginePlan>(const HeadInfo& head, const EngineOptions& options)>
       plan_engine = PlanEngine;
-  std::function<absl::StatusOr<std::unique_ptr<ScoringEngine>>(
+  std::function<absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>>(
       const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options)>
-      create_engine = CreateEngine;
+      create_engines = CreateEngines;
   const Clock* clock = &Clock::Steady();
   /// Draw the loading on standard error.
   bool progress_on_terminal = false;

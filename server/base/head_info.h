@@ -22,6 +22,16 @@ struct RequestLimits {
   int32_t stream_window = 8;
 };
 
+/// A part of a head's vocabulary and the device that holds it.
+struct ShardPlace {
+  int32_t replica = 0;  ///< From 0; each replica holds one whole head.
+  int32_t shard = 0;    ///< From 0, in the order of the vocabulary.
+  std::string device;   ///< "gpu0", "cpu".
+  /// Valid ids that it scores, half-open; begins on a tile.
+  int64_t vocab_begin = 0;
+  int64_t vocab_end = 0;
+};
+
 /// The facts about a served head that requests are checked against and ListHeads reports.
 struct HeadInfo {
   std::string name;
@@ -39,6 +49,8 @@ struct HeadInfo {
   uint64_t weights_version = 1;
   std::string engine;         ///< For example "cuda/chunked".
   std::string engine_reason;  ///< Why this engine.
+  /// Where it lies, replica by replica, shard by shard; empty before an engine is planned.
+  std::vector<ShardPlace> layout;
   RequestLimits limits;
 };
 

@@ -109,7 +109,7 @@ class CudaEngine : public ScoringEngine {
   CudaEngine(HeadInfo info, const EnginePlan& plan, const EngineOptions& options)
       : info_(std::move(info)),
         memory_(plan.memory),
-        gpu_(options.gpu),
+        gpu_(options.gpus.empty() ? 0 : options.gpus.front()),
         metrics_(options.metrics),
         plan_(ChunkPlanOf(info_, options)) {}
 

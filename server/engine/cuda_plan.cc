@@ -28,6 +28,10 @@ absl::Status NoGpu(cudaError_t error) {
                    "; install the driver (for CUDA 13: 580 or later) or use --device cpu"));
 }
 
+int FirstGpu(const EngineOptions& options) {
+  return options.gpus.empty() ? 0 : options.gpus.front();
+}
+
 /// Why the fused kernel does not score; empty where it does.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
   if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
@@ -36,8 +40,8 @@ std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
   if (head.dtype == Dtype::kF32) return "the fused kernel takes no fp32 head";
   int major = 0;
   int minor = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.gpu);
-  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.gpu);
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, FirstGpu(options));
+  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, FirstGpu(options));
   return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
 }
 
@@ -52,7 +56,7 @@ ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options) {
   chunk_options.top_k_max = options.top_k_max;
   chunk_options.with_fused = WhyNoFused(head, options).empty();
   int num_sms = 0;
-  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, options.gpu) ==
+  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, FirstGpu(options)) ==
       cudaSuccess) {
     chunk_options.num_sms = num_sms;  // else the default: only speed hangs on it
   }
@@ -64,27 +68,27 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   int num_devices = 0;
   cudaError_t error = cudaGetDeviceCount(&num_devices);
   if (error != cudaSuccess) return NoGpu(error);
-  if (options.gpu < 0 || options.gpu >= num_devices) {
+  if (FirstGpu(options) < 0 || FirstGpu(options) >= num_devices) {
     return absl::FailedPreconditionError(
-        absl::StrCat("GPU ", options.gpu, " does not exist: there ",
+        absl::StrCat("GPU ", FirstGpu(options), " does not exist: there ",
                      num_devices == 1 ? "is " : "are ", num_devices, ", counted from 0"));
   }
   cudaDeviceProp properties{};
-  error = cudaGetDeviceProperties(&properties, options.gpu);
+  error = cudaGetDeviceProperties(&properties, FirstGpu(options));
   if (error != cudaSuccess) return NoGpu(error);
   const std::string device = absl::StrCat(properties.name, ", compute capability ",
                                           properties.major, ".", properties.minor);
   if (properties.major < 8) {
     return absl::FailedPreconditionError(
-        absl::StrCat("GPU ", options.gpu, " (", device,
+        absl::StrCat("GPU ", FirstGpu(options), " (", device,
                      ") is too old: 8.0 or later is needed; use --device cpu"));
   }
-  error = cudaSetDevice(options.gpu);
+  error = cudaSetDevice(FirstGpu(options));
   if (error == cudaSuccess) error = kernels::ProbeTileStats();
   if (error == cudaErrorNoKernelImageForDevice) {
     (void)cudaGetLastError();
     return absl::FailedPreconditionError(absl::StrCat(
-        "this build has no code for GPU ", options.gpu, " (", device,
+        "this build has no code for GPU ", FirstGpu(options), " (", device,
         "): build with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor));
   }
   if (error != cudaSuccess) return NoGpu(error);
@@ -105,7 +109,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                      kernels::ChunkPlanOptions{}.workspace_bytes_max >> 20,
                      ": lower --batch-rows or --top-k-max"));
   }
-  const std::string place = absl::StrCat("gpu", options.gpu);
+  const std::string place = absl::StrCat("gpu", FirstGpu(options));
   EnginePlan plan;
   plan.device = Device::kCuda;
   plan.engine = chunks.with_fused ? "cuda/fused" : "cuda/chunked";

@@ -6,7 +6,7 @@
 
 namespace logprobd {
 
-/// The sizes of a CudaEngine for `head` on GPU options.gpu, which must exist.
+/// The sizes of a CudaEngine for `head` on its first GPU, which must exist.
 kernels::ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options);
 
 }  // namespace logprobd

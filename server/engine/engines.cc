@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "server/base/errors.h"
 #include "server/engine/cpu_engine.h"
 #include "server/engine/cuda_engine.h"
 
@@ -22,11 +22,13 @@ absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions&
   return PlanCpuEngine(head, options, std::string(cuda.status().message()));
 }
 
-absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadWeights& weights,
-                                                            const EnginePlan& plan,
-                                                            const EngineOptions& options) {
-  return plan.device == Device::kCuda ? CreateCudaEngine(weights, plan, options)
-                                      : CreateCpuEngine(weights, plan, options);
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
+    const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options) {
+  std::vector<std::unique_ptr<ScoringEngine>> engines;
+  LOGPROBD_ASSIGN_OR_RETURN(engines.emplace_back(), plan.device == Device::kCuda
+                                                        ? CreateCudaEngine(weights, plan, options)
+                                                        : CreateCpuEngine(weights, plan, options));
+  return engines;
 }
 
 }  // namespace logprobd

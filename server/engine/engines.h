@@ -4,9 +4,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/base/head_info.h"
 #include "server/base/scoring_engine.h"
 #include "server/metrics/metrics.h"
@@ -30,8 +32,14 @@ struct EngineOptions {
   GpuKernel kernel = GpuKernel::kAuto;
   /// CPU threads; 0: all cores the process may use.
   int32_t cpu_threads = 0;
-  /// CUDA device ordinal.
-  int32_t gpu = 0;
+  /// CUDA device ordinals, in the order in which they are taken; empty: all that are visible.
+  std::vector<int32_t> gpus = {};
+  /// GPUs (or groups of CPU threads) that share one head; 0: chosen. See layout.h.
+  int32_t shards = 0;
+  /// Whole heads, each on `shards` GPUs; 0: chosen.
+  int32_t replicas = 0;
+  /// Longest time that a batch may take before its replica counts as hung; infinite: no limit.
+  absl::Duration batch_time_max = absl::InfiniteDuration();
   /// Told while the weight is read: bytes done and in all. May be empty.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
   /// May be null. Must outlive the engine.
@@ -43,16 +51,19 @@ struct EnginePlan {
   Device device = Device::kCpu;  ///< Never kAuto.
   std::string engine;            ///< "cpu/avx512", "cuda/fused".
   std::string reason;
-  MemoryPlan memory;  ///< Weights and workspace.
+  std::vector<ShardPlace> layout;  ///< Replica by replica, shard by shard.
+  MemoryPlan memory;               ///< Weights and workspace of all of them.
+
+  int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
+  int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }
 };
 
 /// FAILED_PRECONDITION when kCuda is asked for and cannot be had: it says what is missing.
 absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions& options);
 
-/// Reads the weight into an engine as planned. Host memory beyond what the plan states stays below
-/// 64 MiB. RESOURCE_EXHAUSTED names the memory that is missing.
-absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadWeights& weights,
-                                                            const EnginePlan& plan,
-                                                            const EngineOptions& options);
+/// Reads the weight into engines as planned, one a replica, all at once. Host memory beyond what
+/// the plan states stays below 64 MiB a shard. RESOURCE_EXHAUSTED names the memory that is missing.
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
+    const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options);
 
 }  // namespace logprobd

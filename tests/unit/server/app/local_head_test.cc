@@ -154,11 +154,11 @@ TEST(LocalHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
     const EngineOptions options{.device = Device::kCpu, .batch_rows_max = 64, .cpu_threads = 2};
     const auto plan = PlanEngine(weights->info(), options);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    auto engine = CreateEngine(*weights, *plan, options);
-    ASSERT_TRUE(engine.ok()) << engine.status();
+    auto engines = CreateEngines(*weights, *plan, options);
+    ASSERT_TRUE(engines.ok()) << engines.status();
     Metrics metrics({.heads = {"default"}});
     const HeadInfo info = weights->info();
-    const auto head = LocalHead::Create(info, std::move(weights), *std::move(engine),
+    const auto head = LocalHead::Create(info, std::move(weights), std::move(engines->front()),
                                         SmallBatches(), Clock::Steady(), metrics);
     ASSERT_TRUE(head.ok()) << head.status();
     Answer<VerifyReport> report;

@@ -109,7 +109,7 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   options.weights_version = 4;
 
   EXPECT_EQ(EngineOptionsOf(options).device, Device::kCuda);
-  EXPECT_EQ(EngineOptionsOf(options).gpu, 3);
+  EXPECT_EQ(EngineOptionsOf(options).gpus, std::vector<int32_t>{3});
   EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_wait_max, absl::Microseconds(9));

@@ -80,11 +80,12 @@ class ServerTest : public ::testing::Test {
       return head;
     };
     parts_.plan_engine = [](const HeadInfo&, const EngineOptions&) -> absl::StatusOr<EnginePlan> {
-      return EnginePlan{Device::kCpu, "fake", "a test", {{"host", "weights", 8'000}}};
+      return EnginePlan{Device::kCpu, "fake", "a test", {}, {{"host", "weights", 8'000}}};
     };
-    parts_.create_engine =
-        [this](const HeadWeights& weights, const EnginePlan&,
-               const EngineOptions&) -> absl::StatusOr<std::unique_ptr<ScoringEngine>> {
+    parts_.create_engines =
+        [this](
+            const HeadWeights& weights, const EnginePlan&,
+            const EngineOptions&) -> absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> {
       if (before_load_) {
         before_load_();
       }
@@ -95,7 +96,9 @@ class ServerTest : public ::testing::Test {
       }
       auto engine = std::make_unique<testing::FakeEngine>();
       engine_ = engine.get();
-      return engine;
+      std::vector<std::unique_ptr<ScoringEngine>> engines;
+      engines.push_back(std::move(engine));
+      return engines;
     };
   }
 
@@ -257,9 +260,9 @@ TEST_F(ServerTest, DoesNotBecomeReadyWhenItIsToStopAlready) {
 }
 
 TEST_F(ServerTest, ReportsAnEngineThatCannotBeMade) {
-  parts_.create_engine =
+  parts_.create_engines =
       [](const HeadWeights&, const EnginePlan&,
-         const EngineOptions&) -> absl::StatusOr<std::unique_ptr<ScoringEngine>> {
+         const EngineOptions&) -> absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> {
     return absl::ResourceExhaustedError("8000 bytes for the weight are not there");
   };
   const std::unique_ptr<Server> server = Create();

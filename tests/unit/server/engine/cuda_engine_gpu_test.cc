@@ -64,7 +64,7 @@ TEST(CudaEngineTest, PlansWithoutAGpuSayWhatIsMissing) {
   head.vocab_size = head.vocab_rows = 1'000;
   head.hidden_size = 64;
   EngineOptions options;
-  options.gpu = 1'000;
+  options.gpus = {1'000};
 
   const auto plan = PlanCudaEngine(head, options, "");
 

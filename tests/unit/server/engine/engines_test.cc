@@ -53,11 +53,12 @@ TEST(EnginesTest, CreatesWhatWasPlanned) {
   const auto plan = PlanEngine(head->info(), options);
   ASSERT_TRUE(plan.ok()) << plan.status();
 
-  const auto engine = CreateEngine(*head, *plan, options);
+  const auto engines = CreateEngines(*head, *plan, options);
 
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  EXPECT_EQ((*engine)->info().engine, plan->engine);
-  EXPECT_EQ((*engine)->batch_rows_max(), 5);
+  ASSERT_TRUE(engines.ok()) << engines.status();
+  ASSERT_EQ(engines->size(), 1U);
+  EXPECT_EQ(engines->front()->info().engine, plan->engine);
+  EXPECT_EQ(engines->front()->batch_rows_max(), 5);
 }
 
 }  // namespace

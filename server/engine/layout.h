@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/base/head_info.h"
+#include "server/engine/engines.h"
+
+namespace logprobd {
+
+/// A GPU before anything is allocated on it.
+struct GpuFacts {
+  int32_t ordinal = 0;
+  std::string name;
+  int32_t major = 0;  ///< Compute capability.
+  int32_t minor = 0;
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
+/// Memory of a GPU that holds one of `num_shards` shards, the largest.
+struct GpuNeeds {
+  int64_t weight_bytes = 0;
+  int64_t workspace_bytes = 0;
+};
+
+/// Replicas x shards.
+struct Layout {
+  int32_t num_replicas = 1;
+  int32_t num_shards = 1;
+  std::string reason;              ///< Why these numbers, with what they were decided by.
+  std::vector<ShardPlace> places;  ///< [num_replicas * num_shards]
+};
+
+/// Decides what lies on which of `gpus`, all that the machine has. Numbers left open in `options`
+/// are chosen: replicas where a GPU holds the whole head comfortably (its weight twice, so that a
+/// new version can lie beside the old, and the workspace), else the fewest shards that do; the rest
+/// of the GPUs become replicas.
+///
+/// FAILED_PRECONDITION, each saying what to change: a GPU that is not there, too few, older than
+/// compute capability 8.0, of different models or memory, or without room. INVALID_ARGUMENT: more
+/// shards than tiles, or GPUs that replicas and shards do not divide into.
+absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
+                                     absl::Span<const GpuFacts> gpus,
+                                     const std::function<GpuNeeds(int32_t num_shards)>& needs_of);
+
+/// The same on a CPU, where shards and replicas share the threads: one of each unless asked.
+absl::StatusOr<Layout> PlanCpuLayout(const HeadInfo& head, const EngineOptions& options);
+
+}  // namespace logprobd
