@@ -27,6 +27,7 @@ EnginePlan CpuPlan() {
   return {Device::kCpu,
           "cpu/avx512",
           "device cpu was asked for",
+          {},
           {{"host", "weights", 311'164'928}, {"host", "workspace", 12 << 20}}};
 }
 
@@ -62,7 +63,7 @@ TEST(PlanTest, PrintsTransformsAndEachPlaceOfMemory) {
   head.has_bias = true;
   head.tied = false;
   const EnginePlan engine = {
-      Device::kCuda, "cuda/chunked", "found", {{"gpu0", "weights", 5 << 20}}};
+      Device::kCuda, "cuda/chunked", "found", {}, {{"gpu0", "weights", 5 << 20}}};
 
   const std::string text = PlanText(MakeServingPlan(ServerOptions(), head, engine, {}));
 
