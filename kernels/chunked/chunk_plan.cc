@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/top_k_scratch.h"
@@ -57,11 +58,18 @@ int64_t WidestRowBytes(const ChunkPlan& plan) {
                   TermPitch(plan.hidden_size) * kHiddenTerms * 2);
 }
 
-/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`.
+/// Bytes of an array of exponents at both temperatures and of the sums, a row.
+constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
+
+/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`
+/// or the lists of all shards.
 int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
   if (plan.top_k_max == 0) return 0;
   return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
-         TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles).size_bytes + kAlignment;
+         std::max(
+             TopKScratchOf(rows_at_once, plan.top_k_max, NumTiles(plan.vocab_size)).size_bytes,
+             plan.GatheredKeyBytes(rows, plan.top_k_max)) +
+         kAlignment;
 }
 
 void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
@@ -72,7 +80,7 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
   plan.hidden_bytes =
       Align(std::max(std::min(hidden_rows * widest_row, kHiddenBytesMax), least_hidden));
   const int64_t tile_logits = kTileColumns * int64_t{sizeof(float)};
-  const int64_t whole = plan.block_rows * plan.num_tiles * tile_logits;
+  const int64_t whole = plan.block_rows * plan.num_tiles_max * tile_logits;
   plan.logits_bytes =
       Align(std::max(std::min(options.logits_bytes, whole), plan.block_rows * tile_logits));
   const int64_t tile_weight = kTileColumns * widest_row;
@@ -81,21 +89,24 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
           ? 0
           : Align(std::max(
                 std::min(plan.with_fused ? kConvertedWeightBytesWithFused : kConvertedWeightBytes,
-                         plan.num_tiles * tile_weight),
+                         plan.num_tiles_max * tile_weight),
                 tile_weight));
-  plan.partial_bytes = Align(plan.block_rows * plan.num_tiles * kPartialBytesPerTile);
-  plan.row_state_bytes = Align(plan.row_state_rows * kRowStateBytes +
+  plan.partial_bytes = Align(plan.block_rows * plan.num_tiles_max * kPartialBytesPerTile);
+  const int64_t row_bytes = kRowStateBytes + (plan.num_shards > 1 ? kSharedRowBytes : 0);
+  plan.row_state_bytes = Align(plan.row_state_rows * row_bytes +
                                plan.block_rows * plan.top_k_max * kTopKEntryBytes);
   plan.slot_bytes =
       Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
             plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
-  plan.arena_bytes = plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes;
+  plan.arena_bytes =
+      std::max(plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
+               plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max));
   if (plan.with_fused) {
     plan.arena_bytes = std::max(plan.arena_bytes, ListBytes(plan, kRowGranularity, 1));
   }
   plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.arena_bytes +
-                         plan.row_state_bytes + plan.gemm_bytes;
+                         plan.row_state_bytes + plan.gemm_bytes + plan.exchange_bytes;
 }
 
 bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
@@ -147,15 +158,22 @@ int64_t ChunkPlan::FusedKeyBytes(int64_t rows, int32_t top_k) {
   return Align(rows * top_k * kTopKEntryBytes);
 }
 
+int64_t ChunkPlan::GatheredKeyBytes(int64_t rows, int32_t top_k) const {
+  return num_shards == 1 ? 0 : num_shards * rows * top_k * kTopKEntryBytes;
+}
+
 int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) const {
   const int64_t tile_bytes =
       num_sums * int64_t{sizeof(TileSums)} + (top_k > 0 ? int64_t{sizeof(float)} : 0);
-  const int64_t row_bytes = num_tiles * tile_bytes + top_k * kTopKEntryBytes;
+  const int64_t row_bytes = num_tiles_max * tile_bytes + top_k * kTopKEntryBytes;
   int64_t rows =
       std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
-  if (top_k > 0) {  // once the partials are joined, the list's scratch lies in their place
-    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles).size_bytes;
-    rows = std::min(rows, (arena_bytes - kAlignment - scratch) / (top_k * kTopKEntryBytes));
+  if (top_k > 0) {
+    // Once the partials are joined, the list's scratch lies in their place, then all shards' lists.
+    const int64_t scratch = TopKScratchOf(1, top_k, NumTiles(vocab_size)).size_bytes;
+    const int64_t row_keys = top_k * kTopKEntryBytes;
+    rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
+                     (arena_bytes - kAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});
   }
   return rows >= kFusedGranularity
              ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)))
@@ -200,7 +218,14 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
   plan.top_k_max = options.top_k_max;
   plan.candidates_per_pass = options.candidates_per_pass;
   plan.num_sms = options.num_sms;
-  plan.num_tiles = NumTiles(options.vocab_size);
+  plan.num_shards = options.num_shards;
+  plan.tile_begin = options.tile_begin;
+  plan.num_tiles =
+      (options.tile_end > 0 ? options.tile_end : NumTiles(options.vocab_size)) - options.tile_begin;
+  plan.num_tiles_max = CeilDivide(NumTiles(options.vocab_size), options.num_shards);
+  plan.exchange_bytes = options.num_shards == 1 ? 0
+                                                : Align(MailboxBytes(options.num_shards,
+                                                                     kExchangeSliceBytes));
   plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
   plan.block_rows =
       std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));
@@ -227,7 +252,7 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
     const int64_t room = std::min(
         options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
-    const int64_t wanted = std::max(plan.row_state_rows * plan.num_tiles * kPartialBytesPerTile,
+    const int64_t wanted = std::max(plan.row_state_rows * plan.num_tiles_max * kPartialBytesPerTile,
                                     ListBytes(plan, plan.row_state_rows, plan.row_state_rows));
     const int64_t grown =
         std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);

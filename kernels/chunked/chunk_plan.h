@@ -8,9 +8,14 @@ namespace logprobd::kernels {
 
 /// What the chunked path is to serve, and the sizes it may choose from.
 struct ChunkPlanOptions {
-  int64_t vocab_size = 0;   ///< Valid columns, 1 to 2^20.
+  int64_t vocab_size = 0;   ///< Valid columns of the whole head, 1 to 2^20.
   int64_t hidden_size = 0;  ///< >= 1.
   Dtype head_dtype = Dtype::kBf16;
+  /// Which of the equal runs of tiles that a head is cut into this is; runs differ by one tile at
+  /// most, the longer ones first.
+  int32_t num_shards = 1;
+  int64_t tile_begin = 0;
+  int64_t tile_end = 0;  ///< 0: the head's last.
   int64_t batch_rows_max = 8'192;  ///< >= 1.
   int32_t top_k_max = 128;
   /// Candidates that are looked up in one pass over a block; more take further passes.
@@ -35,6 +40,12 @@ inline constexpr int64_t kRowGranularity = 64;
 /// Batches that own buffers at a time: one computes while the next is copied.
 inline constexpr int64_t kChunkSlots = 2;
 
+/// What a shard tells another at a time: PeerExchangeParams::slice_bytes.
+inline constexpr int64_t kExchangeSliceBytes = int64_t{1} << 20;
+
+/// Sums of a row that shards add up, at most: see shard_sums.h.
+inline constexpr int64_t kSharedSumFields = 5;
+
 /// Device memory that a GEMM may use beside its operands: the counter from which a persistent
 /// kernel's blocks take their tiles. Shared sums would need a thousand times more.
 inline constexpr int64_t kGemmCounterBytes = 256;
@@ -56,7 +67,12 @@ struct ChunkPlan {
   int64_t candidates_per_pass = 0;
   int32_t num_sms = 0;
 
-  int64_t num_tiles = 0;
+  int32_t num_shards = 1;
+  int64_t tile_begin = 0;
+  int64_t num_tiles = 0;  ///< From tile_begin on.
+  /// Of the largest shard: what decides sizes is the same for all shards of a head, which score
+  /// the same blocks of rows together.
+  int64_t num_tiles_max = 0;
   /// Elements from one row of weight or hidden to the next, zero beyond hidden_size: a multiple of
   /// 16 bytes in every dtype, and the GEMM's K.
   int64_t padded_hidden = 0;
@@ -69,9 +85,11 @@ struct ChunkPlan {
   int64_t arena_bytes = 0;             ///< What the last three lie in, one after another.
   bool with_fused = false;
   int64_t row_state_rows = 0;   ///< Most rows of a block on either path.
-  int64_t row_state_bytes = 0;  ///< Normalisers, logits of note, running top-k of a block.
+  /// Normalisers, logits of note, running top-k of a block, and what shards join.
+  int64_t row_state_bytes = 0;
   int64_t slot_bytes = 0;       ///< One of kChunkSlots: row inputs and scores of a batch.
   int64_t gemm_bytes = 0;       ///< Counters of the GEMM's kernels.
+  int64_t exchange_bytes = 0;   ///< Where other shards write what is joined; 0 for one shard.
   int64_t workspace_bytes = 0;  ///< All of the above.
 
   /// Bytes of the weight on the device: num_tiles * 192 rows, the last ones zero.
@@ -108,6 +126,9 @@ struct ChunkPlan {
   /// Most rows of a block for the fused kernel, likewise; `num_sums` is 2 where the entropy has a
   /// temperature of its own, else 1; `top_k` is 0 where no list is asked.
   int64_t FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) const;
+
+  /// Bytes of the lists of all shards, which lie together in the arena before they are merged.
+  int64_t GatheredKeyBytes(int64_t rows, int32_t top_k) const;
 
   /// Bytes of such a list's keys for `rows` rows. They lie first in the arena, so what follows is
   /// aligned.

@@ -31,7 +31,7 @@ void Add(RowSums& row, const TileSums& tile) {
 
 }  // namespace
 
-void CombineTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
+void MaxExponents(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
                   RowSums* rows) {
   std::fill_n(rows, num_rows, RowSums{});
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
@@ -40,10 +40,20 @@ void CombineTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride,
       rows[row].exponent = std::max(rows[row].exponent, at[row].exponent);
     }
   }
+}
+
+void AddTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
+              RowSums* rows) {
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const TileSums* at = tiles + tile * tile_stride;
     for (int64_t row = 0; row < num_rows; ++row) Add(rows[row], at[row]);
   }
+}
+
+void CombineTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
+                  RowSums* rows) {
+  MaxExponents(tiles, num_tiles, tile_stride, num_rows, rows);
+  AddTiles(tiles, num_tiles, tile_stride, num_rows, rows);
 }
 
 }  // namespace logprobd::kernels

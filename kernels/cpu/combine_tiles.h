@@ -16,4 +16,11 @@ inline constexpr int64_t kCombineRows = 8;
 void CombineTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
                   RowSums* rows);
 
+/// Its two halves: the rows' largest exponents over these tiles (all else zero), and the sums of
+/// these tiles relative to exponents that are final.
+void MaxExponents(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
+                  RowSums* rows);
+void AddTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
+              RowSums* rows);
+
 }  // namespace logprobd::kernels

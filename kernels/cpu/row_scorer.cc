@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <new>
 #include <vector>
 
+#include "kernels/common/logit_key.h"
 #include "kernels/common/row_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/combine_tiles.h"
@@ -51,9 +53,19 @@ class AlignedArray {
   T* data_;
 };
 
+/// Sums of a row that shards add up: sum, weighted and squares, and sum and weighted at the
+/// entropy's own temperature.
+constexpr int64_t kSumFields = 5;
+
+/// Bytes a row of what shards join: exponents of both temperatures, sums, extremes, top-k lists.
+int64_t SharedRowBytes(const RowScorer::Options& options) {
+  if (options.num_shards == 1) return 0;
+  return 2 * 4 + kSumFields * 8 + 8 + 4 + (1 + options.num_shards) * int64_t{options.top_k_max} * 8;
+}
+
 /// How large the parts of a workspace are.
 struct Sizes {
-  int64_t num_tiles;
+  int64_t num_tiles;  ///< Of the shard that is sized for.
   int64_t rows;       ///< Rows between packing and combining.
   int64_t unit_rows;  ///< Rows of a unit of work.
   int64_t packed_row_bytes;
@@ -62,7 +74,8 @@ struct Sizes {
 
 Sizes SizesOf(const CpuHead& head, const RowScorer::Options& options) {
   Sizes sizes{};
-  sizes.num_tiles = NumTiles(head.vocab_size);
+  sizes.num_tiles =
+      options.num_tiles_max > 0 ? options.num_tiles_max : head.tile_end - head.tile_begin;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     const DotKernel& dots = DotKernelFor(options.isa, dtype, head.dtype);
     sizes.packed_row_bytes =
@@ -81,7 +94,7 @@ Sizes SizesOf(const CpuHead& head, const RowScorer::Options& options) {
   const int64_t row_bytes = sizes.packed_row_bytes +
                             sizes.num_tiles * 2 * static_cast<int64_t>(sizeof(TileSums)) +
                             options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 20 +
-                            TopRows::BytesOfRow(options.top_k_max);
+                            TopRows::BytesOfRow(options.top_k_max) + SharedRowBytes(options);
   sizes.rows = std::min({(kWorkspaceBytesMax - threads_bytes) / row_bytes, kRowsMax,
                          RoundUp(options.batch_rows_max, kRowBlockMax)});
   // Whole units where there are several; never less than a block.
@@ -102,10 +115,42 @@ void Join(TileExtremes& row, const TileExtremes& tile) {
   row.min_logit = std::min(row.min_logit, tile.min_logit);
 }
 
+constexpr bool WantsExtremes(const ScoreRowsParams& params) {
+  return params.argmax_id != nullptr || params.argmax_logprob != nullptr ||
+         params.max_logit != nullptr || params.min_logit != nullptr;
+}
+
+/// Whether the entropy is taken at temperatures of its own.
+constexpr bool HasOwnEntropy(const ScoreRowsParams& params) {
+  return params.entropy_temperatures != nullptr && params.entropy != nullptr;
+}
+
 constexpr TileExtremes kNoExtremes = {-std::numeric_limits<float>::infinity(),
                                       std::numeric_limits<float>::infinity(),
                                       std::numeric_limits<int32_t>::max()};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+/// What shards of a head join, for the rows of a step; empty for a head that is whole.
+struct SharedRows {
+  SharedRows(int64_t rows, const RowScorer::Options& options) {
+    if (options.num_shards == 1) return;
+    const auto count = static_cast<size_t>(rows);
+    const size_t lists = count * static_cast<size_t>(options.top_k_max);
+    exponents.resize(2 * count);
+    sums.resize(static_cast<size_t>(kSumFields) * count);
+    max_keys.resize(count);
+    min_keys.resize(count);
+    top_keys.resize(lists);
+    gathered_keys.resize(static_cast<size_t>(options.num_shards) * lists);
+  }
+
+  std::vector<int32_t> exponents;       // [2, num_rows]: at the rows' temperature, the entropy's.
+  std::vector<int64_t> sums;            // [kSumFields, num_rows]
+  std::vector<uint64_t> max_keys;       // [num_rows], LogitKey of the largest logit.
+  std::vector<uint32_t> min_keys;       // [num_rows], ~OrderedBits of the smallest.
+  std::vector<uint64_t> top_keys;       // [num_rows, top_k]
+  std::vector<uint64_t> gathered_keys;  // [num_shards, num_rows, top_k]
+};
 
 }  // namespace
 
@@ -114,6 +159,7 @@ struct RowScorer::Impl {
       : head(head_given),
         options(options_given),
         sizes(SizesOf(head, options)),
+        num_tiles(head.tile_end - head.tile_begin),
         pool(options.num_threads),
         packed_hidden(sizes.rows * sizes.packed_row_bytes),
         sums(sizes.rows * sizes.num_tiles),
@@ -125,26 +171,42 @@ struct RowScorer::Impl {
         log2_scales(static_cast<size_t>(sizes.rows)),
         entropy_log2_scales(static_cast<size_t>(sizes.rows)),
         target_logits(static_cast<size_t>(sizes.rows)),
-        top(sizes.rows, options.top_k_max) {}
+        top(sizes.rows, options.top_k_max),
+        shared(sizes.rows, options) {}
 
-  void ScoreChunk(const ScoreRowsParams& params, int64_t row_begin, int64_t num_rows);
-  void ScoreUnit(const ScoreRowsParams& params, int64_t row_begin, int64_t num_rows, int64_t unit,
-                 int32_t worker);
-  void GatherLogits(const ScoreRowsParams& params, int64_t row_begin, int64_t unit_begin,
-                    int64_t unit_rows, int64_t tile, const float* tile_logits);
-  void FinishRows(const ScoreRowsParams& params, int64_t row_begin, int64_t chunk_row,
-                  int64_t num_rows);
-  void FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row,
-                 const RowSums& row_sums, const RowSums& entropy);
+  /// A row's largest logits, best first.
+  struct TopList {
+    const TopRows::Entry* entries = nullptr;
+    int32_t count = 0;
+  };
 
-  bool wants_extremes(const ScoreRowsParams& params) const {
-    return params.argmax_id != nullptr || params.max_logit != nullptr ||
-           params.min_logit != nullptr;
+  void ScoreTiles(const ScoreRowsParams& batch, int64_t first_row, int64_t row_count);
+  void ScoreUnit(int64_t unit, int32_t worker);
+  void GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_t tile, const float* tile_logits);
+
+  void FinishWholeRows();
+  std::span<const Reduction> ShareMaxima();
+  std::span<const Reduction> ShareSums();
+  void ShareTopKeys();
+  void FinishSharedRows();
+  TileExtremes ExtremesOf(int64_t row) const;
+  void FinishRow(int64_t row, const RowSums& row_sums, const RowSums& entropy,
+                 const TileExtremes& extremes, const TopList& top_list);
+
+  /// Calls `body(row, count)` for runs of at most kCombineRows rows, in parallel.
+  template <typename Body>
+  void ForEachRows(const Body& body) {
+    pool.ForEach((num_rows + kCombineRows - 1) / kCombineRows,
+                 [&](int64_t unit, int32_t /*worker*/) {
+                   const int64_t row = unit * kCombineRows;
+                   body(row, std::min(kCombineRows, num_rows - row));
+                 });
   }
 
   const CpuHead head;
   const Options options;
   const Sizes sizes;
+  const int64_t num_tiles;
   ThreadPool pool;
   AlignedArray<std::byte> packed_hidden;     // [rows, packed_row_bytes]
   AlignedArray<TileSums> sums;               // [num_tiles, rows]
@@ -158,6 +220,13 @@ struct RowScorer::Impl {
   std::vector<float> target_logits;          // [rows]
   TopRows top;
   std::vector<int64_t> candidate_offsets;  // [rows + 1], into the caller's arrays; or empty.
+  SharedRows shared;
+  std::vector<Reduction> reductions;  // What the last step returned.
+
+  // The rows that are scored now.
+  ScoreRowsParams params;
+  int64_t row_begin = 0;
+  int64_t num_rows = 0;
 };
 
 int64_t RowScorer::WorkspaceBytes(const CpuHead& head, const Options& options) {
@@ -169,14 +238,38 @@ RowScorer::RowScorer(const CpuHead& head, const Options& options)
 
 RowScorer::~RowScorer() = default;
 
+int64_t RowScorer::step_rows() const { return impl_->sizes.rows; }
+
 void RowScorer::Score(const ScoreRowsParams& params) {
-  for (int64_t row = 0; row < params.num_rows; row += impl_->sizes.rows) {
-    impl_->ScoreChunk(params, row, std::min(impl_->sizes.rows, params.num_rows - row));
+  for (int64_t row = 0; row < params.num_rows; row += step_rows()) {
+    impl_->ScoreTiles(params, row, std::min(step_rows(), params.num_rows - row));
+    impl_->FinishWholeRows();
   }
 }
 
-void RowScorer::Impl::ScoreChunk(const ScoreRowsParams& params, int64_t row_begin,
-                                 int64_t num_rows) {
+std::span<const Reduction> RowScorer::ScoreTiles(const ScoreRowsParams& params, int64_t row_begin,
+                                                 int64_t num_rows) {
+  impl_->ScoreTiles(params, row_begin, num_rows);
+  return impl_->ShareMaxima();
+}
+
+std::span<const Reduction> RowScorer::SumTiles() { return impl_->ShareSums(); }
+
+std::span<const uint64_t> RowScorer::TopKeys() {
+  impl_->ShareTopKeys();
+  return {impl_->shared.top_keys.data(),
+          static_cast<size_t>(impl_->num_rows * impl_->params.top_k)};
+}
+
+uint64_t* RowScorer::gathered_top_keys() { return impl_->shared.gathered_keys.data(); }
+
+void RowScorer::WriteScores() { impl_->FinishSharedRows(); }
+
+void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row,
+                                 int64_t row_count) {
+  params = batch;
+  row_begin = first_row;
+  num_rows = row_count;
   const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
   const int64_t hidden_row_bytes = head.hidden_size * DtypeBytes(params.hidden_dtype);
   const int64_t packed_row_bytes = dots.packed_row_bytes(head.hidden_size);
@@ -196,7 +289,9 @@ void RowScorer::Impl::ScoreChunk(const ScoreRowsParams& params, int64_t row_begi
       entropy_log2_scales[i] = Log2Scale(params.entropy_temperatures[row_begin + row]);
     }
   }
-  if (wants_extremes(params)) {
+  // Shards add their targets' bits up: those that do not hold a row's target add zero.
+  if (options.num_shards > 1) std::fill_n(target_logits.begin(), num_rows, 0.0F);
+  if (WantsExtremes(params)) {
     for (int32_t worker = 0; worker < options.num_threads; ++worker) {
       std::fill_n(row_extremes.get() + worker * sizes.rows, num_rows, kNoExtremes);
     }
@@ -211,22 +306,14 @@ void RowScorer::Impl::ScoreChunk(const ScoreRowsParams& params, int64_t row_begi
                                   params.candidate_rows);
     }
   }
-
   const int64_t row_units = (num_rows + sizes.unit_rows - 1) / sizes.unit_rows;
-  pool.ForEach(sizes.num_tiles * row_units, [&](int64_t unit, int32_t worker) {
-    ScoreUnit(params, row_begin, num_rows, unit, worker);
-  });
-
-  pool.ForEach((num_rows + kCombineRows - 1) / kCombineRows, [&](int64_t unit, int32_t /*worker*/) {
-    const int64_t row = unit * kCombineRows;
-    FinishRows(params, row_begin, row, std::min(kCombineRows, num_rows - row));
-  });
+  pool.ForEach(num_tiles * row_units,
+               [&](int64_t unit, int32_t worker) { ScoreUnit(unit, worker); });
 }
 
-void RowScorer::Impl::ScoreUnit(const ScoreRowsParams& params, int64_t row_begin, int64_t num_rows,
-                                int64_t unit, int32_t worker) {
+void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
   const int64_t row_units = (num_rows + sizes.unit_rows - 1) / sizes.unit_rows;
-  const int64_t tile = unit / row_units;
+  const int64_t shard_tile = unit / row_units;
   const int64_t unit_begin = unit % row_units * sizes.unit_rows;
   const int64_t unit_rows = std::min(sizes.unit_rows, num_rows - unit_begin);
   const auto begin = static_cast<size_t>(unit_begin);
@@ -238,14 +325,14 @@ void RowScorer::Impl::ScoreUnit(const ScoreRowsParams& params, int64_t row_begin
       .num_rows = unit_rows,
       .hidden_size = head.hidden_size,
       .weight_tile = static_cast<const std::byte*>(head.packed_weight) +
-                     tile * PackedTileBytes(head.dtype, head.hidden_size),
+                     shard_tile * PackedTileBytes(head.dtype, head.hidden_size),
       .weight_dtype = head.dtype,
       .dots = tile_logits,
       .scratch = scratch.get() + worker * kDotScratchBytes,
   });
 
-  const bool own_entropy = params.entropy_temperatures != nullptr && params.entropy != nullptr;
   TileExtremes* extremes = unit_extremes.get() + worker * sizes.unit_rows;
+  const int64_t tile = head.tile_begin + shard_tile;
   const int64_t first_column = tile * kTileColumns;
   const auto num_columns =
       static_cast<int32_t>(std::min<int64_t>(kTileColumns, head.vocab_size - first_column));
@@ -257,16 +344,16 @@ void RowScorer::Impl::ScoreUnit(const ScoreRowsParams& params, int64_t row_begin
       .transform = head.transform,
       .bias = head.bias == nullptr ? nullptr : head.bias + first_column,
       .log2_scales = &log2_scales[begin],
-      .entropy_log2_scales = own_entropy ? &entropy_log2_scales[begin] : nullptr,
+      .entropy_log2_scales = HasOwnEntropy(params) ? &entropy_log2_scales[begin] : nullptr,
       .squares = params.sum_p_squared != nullptr,
-      .extremes_wanted = wants_extremes(params),
-      .sums = sums.get() + tile * sizes.rows + unit_begin,
-      .entropy_sums = entropy_sums.get() + tile * sizes.rows + unit_begin,
+      .extremes_wanted = WantsExtremes(params),
+      .sums = sums.get() + shard_tile * sizes.rows + unit_begin,
+      .entropy_sums = entropy_sums.get() + shard_tile * sizes.rows + unit_begin,
       .extremes = extremes,
   });
 
-  GatherLogits(params, row_begin, unit_begin, unit_rows, tile, tile_logits);
-  if (wants_extremes(params)) {
+  GatherLogits(unit_begin, unit_rows, tile, tile_logits);
+  if (WantsExtremes(params)) {
     TileExtremes* rows = row_extremes.get() + worker * sizes.rows + unit_begin;
     for (int64_t row = 0; row < unit_rows; ++row) Join(rows[row], extremes[row]);
   }
@@ -280,8 +367,7 @@ void RowScorer::Impl::ScoreUnit(const ScoreRowsParams& params, int64_t row_begin
 
 /// Takes the logits of the targets and candidates that lie in the tile. A candidate's place in the
 /// results holds its logit until the row is finished.
-void RowScorer::Impl::GatherLogits(const ScoreRowsParams& params, int64_t row_begin,
-                                   int64_t unit_begin, int64_t unit_rows, int64_t tile,
+void RowScorer::Impl::GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_t tile,
                                    const float* tile_logits) {
   const int64_t first_column = tile * kTileColumns;
   for (int64_t row = 0; row < unit_rows; ++row) {
@@ -303,25 +389,131 @@ void RowScorer::Impl::GatherLogits(const ScoreRowsParams& params, int64_t row_be
   }
 }
 
-/// Rows [chunk_row, chunk_row + num_rows) of the chunk, at most kCombineRows.
-void RowScorer::Impl::FinishRows(const ScoreRowsParams& params, int64_t row_begin,
-                                 int64_t chunk_row, int64_t num_rows) {
-  RowSums combined[kCombineRows];
-  RowSums own_entropy[kCombineRows];
-  CombineTiles(sums.get() + chunk_row, sizes.num_tiles, sizes.rows, num_rows, combined);
-  const bool has_own = params.entropy_temperatures != nullptr && params.entropy != nullptr;
-  if (has_own) {
-    CombineTiles(entropy_sums.get() + chunk_row, sizes.num_tiles, sizes.rows, num_rows,
-                 own_entropy);
-  }
-  for (int64_t row = 0; row < num_rows; ++row) {
-    FinishRow(params, row_begin, chunk_row + row, combined[row],
-              has_own ? own_entropy[row] : combined[row]);
-  }
+/// The step's rows of a head that is whole.
+void RowScorer::Impl::FinishWholeRows() {
+  ForEachRows([this](int64_t first, int64_t count) {
+    RowSums combined[kCombineRows];
+    RowSums own_entropy[kCombineRows];
+    CombineTiles(sums.get() + first, num_tiles, sizes.rows, count, combined);
+    const bool has_own = HasOwnEntropy(params);
+    if (has_own) {
+      CombineTiles(entropy_sums.get() + first, num_tiles, sizes.rows, count, own_entropy);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = first + i;
+      const TopList list = params.top_k > 0 ? TopList{top.entries(row), top.count(row)} : TopList();
+      FinishRow(row, combined[i], has_own ? own_entropy[i] : combined[i], ExtremesOf(row), list);
+    }
+  });
 }
 
-void RowScorer::Impl::FinishRow(const ScoreRowsParams& params, int64_t row_begin, int64_t row,
-                                const RowSums& row_sums, const RowSums& entropy) {
+std::span<const Reduction> RowScorer::Impl::ShareMaxima() {
+  const int64_t num_sets = HasOwnEntropy(params) ? 2 : 1;
+  ForEachRows([&](int64_t first, int64_t count) {
+    RowSums rows[kCombineRows];
+    for (int64_t set = 0; set < num_sets; ++set) {
+      MaxExponents((set == 0 ? sums : entropy_sums).get() + first, num_tiles, sizes.rows, count,
+                   rows);
+      for (int64_t i = 0; i < count; ++i) {
+        shared.exponents[static_cast<size_t>(set * num_rows + first + i)] = rows[i].exponent;
+      }
+    }
+    for (int64_t row = first; row < first + count; ++row) {
+      const TileExtremes extremes = ExtremesOf(row);
+      const auto i = static_cast<size_t>(row);
+      shared.max_keys[i] = LogitKey(extremes.max_logit, extremes.argmax);
+      shared.min_keys[i] = ~OrderedBits(extremes.min_logit);
+    }
+  });
+  reductions = {{shared.exponents.data(), num_sets * num_rows, ReductionType::kMaxInt32}};
+  if (WantsExtremes(params)) {
+    reductions.push_back({shared.max_keys.data(), num_rows, ReductionType::kMaxUint64});
+    reductions.push_back({shared.min_keys.data(), num_rows, ReductionType::kMaxUint32});
+  }
+  return reductions;
+}
+
+std::span<const Reduction> RowScorer::Impl::ShareSums() {
+  const int64_t num_sets = HasOwnEntropy(params) ? 2 : 1;
+  ForEachRows([&](int64_t first, int64_t count) {
+    for (int64_t set = 0; set < num_sets; ++set) {
+      RowSums rows[kCombineRows];
+      for (int64_t i = 0; i < count; ++i) {
+        rows[i].exponent = shared.exponents[static_cast<size_t>(set * num_rows + first + i)];
+      }
+      AddTiles((set == 0 ? sums : entropy_sums).get() + first, num_tiles, sizes.rows, count, rows);
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t* const out = &shared.sums[static_cast<size_t>(set * 3 * num_rows + first + i)];
+        out[0] = rows[i].sum;
+        out[num_rows] = rows[i].weighted;
+        if (set == 0) out[2 * num_rows] = rows[i].sum_squares;
+      }
+    }
+  });
+  const int64_t num_fields = num_sets == 1 ? 3 : kSumFields;
+  reductions = {{shared.sums.data(), num_fields * num_rows, ReductionType::kSumInt64},
+                {target_logits.data(), num_rows, ReductionType::kSumInt32}};
+  return reductions;
+}
+
+void RowScorer::Impl::ShareTopKeys() {
+  ForEachRows([this](int64_t first, int64_t count) {
+    for (int64_t row = first; row < first + count; ++row) {
+      uint64_t* const keys = &shared.top_keys[static_cast<size_t>(row * params.top_k)];
+      for (int32_t k = 0; k < params.top_k; ++k) {
+        const TopRows::Entry* const entry = top.entries(row) + k;
+        keys[k] = k < top.count(row) ? LogitKey(entry->logit, entry->id) : 0;
+      }
+    }
+  });
+}
+
+void RowScorer::Impl::FinishSharedRows() {
+  ForEachRows([this](int64_t first, int64_t count) {
+    const auto num_keys = static_cast<size_t>(options.num_shards * params.top_k);
+    std::vector<uint64_t> keys(num_keys);
+    std::vector<TopRows::Entry> entries;
+    for (int64_t row = first; row < first + count; ++row) {
+      const auto i = static_cast<size_t>(row);
+      const auto rows = static_cast<size_t>(num_rows);
+      const RowSums own = {shared.exponents[i], shared.sums[i], shared.sums[rows + i],
+                           shared.sums[2 * rows + i]};
+      const RowSums entropy = HasOwnEntropy(params)
+                                  ? RowSums{shared.exponents[rows + i], shared.sums[3 * rows + i],
+                                            shared.sums[4 * rows + i], 0}
+                                  : own;
+      const LogitEntry best = LogitEntryOf(shared.max_keys[i]);
+      for (int64_t shard = 0; shard < options.num_shards; ++shard) {
+        std::copy_n(
+            &shared.gathered_keys[static_cast<size_t>((shard * num_rows + row) * params.top_k)],
+            params.top_k, keys.begin() + shard * params.top_k);
+      }
+      std::partial_sort(keys.begin(), keys.begin() + params.top_k, keys.end(), std::greater<>());
+      entries.clear();
+      for (int32_t k = 0; k < params.top_k && keys[static_cast<size_t>(k)] != 0; ++k) {
+        const LogitEntry entry = LogitEntryOf(keys[static_cast<size_t>(k)]);
+        entries.push_back({entry.logit, entry.id});
+      }
+      FinishRow(row, own, entropy, {best.logit, FromOrderedBits(~shared.min_keys[i]), best.id},
+                {entries.data(), static_cast<int32_t>(entries.size())});
+    }
+  });
+}
+
+/// Of the shard's tiles, over all threads. Zero has one sign, as it has in a LogitKey.
+TileExtremes RowScorer::Impl::ExtremesOf(int64_t row) const {
+  if (!WantsExtremes(params)) return kNoExtremes;
+  TileExtremes extremes = row_extremes.get()[row];
+  for (int32_t worker = 1; worker < options.num_threads; ++worker) {
+    Join(extremes, row_extremes.get()[worker * sizes.rows + row]);
+  }
+  extremes.max_logit += 0.0F;
+  extremes.min_logit += 0.0F;
+  return extremes;
+}
+
+void RowScorer::Impl::FinishRow(int64_t row, const RowSums& row_sums, const RowSums& entropy,
+                                const TileExtremes& extremes, const TopList& top_list) {
   const int64_t out = row_begin + row;
   const auto i = static_cast<size_t>(row);
   const float log2_scale = log2_scales[i];
@@ -338,24 +530,18 @@ void RowScorer::Impl::FinishRow(const ScoreRowsParams& params, int64_t row_begin
   if (params.entropy != nullptr) {
     params.entropy[out] = EntropyOf(entropy, NormalizerOf(entropy), head.vocab_size);
   }
-  if (wants_extremes(params)) {
-    TileExtremes extremes = row_extremes.get()[row];
-    for (int32_t worker = 1; worker < options.num_threads; ++worker) {
-      Join(extremes, row_extremes.get()[worker * sizes.rows + row]);
-    }
-    if (params.argmax_id != nullptr) params.argmax_id[out] = finite ? extremes.argmax : -1;
-    if (params.argmax_logprob != nullptr) {
-      params.argmax_logprob[out] = LogprobOf(extremes.max_logit, log2_scale, normalizer);
-    }
-    if (params.max_logit != nullptr) params.max_logit[out] = finite ? extremes.max_logit : kNan;
-    if (params.min_logit != nullptr) params.min_logit[out] = finite ? extremes.min_logit : kNan;
+  if (params.argmax_id != nullptr) params.argmax_id[out] = finite ? extremes.argmax : -1;
+  if (params.argmax_logprob != nullptr) {
+    params.argmax_logprob[out] = LogprobOf(extremes.max_logit, log2_scale, normalizer);
   }
+  if (params.max_logit != nullptr) params.max_logit[out] = finite ? extremes.max_logit : kNan;
+  if (params.min_logit != nullptr) params.min_logit[out] = finite ? extremes.min_logit : kNan;
   for (int32_t k = 0; k < params.top_k; ++k) {
     const int64_t at = out * params.top_k + k;
-    const bool exists = finite && k < top.count(row);
-    params.top_k_ids[at] = exists ? top.entries(row)[k].id : -1;
+    const bool exists = finite && k < top_list.count;
+    params.top_k_ids[at] = exists ? top_list.entries[k].id : -1;
     params.top_k_logprobs[at] =
-        exists ? LogprobOf(top.entries(row)[k].logit, log2_scale, normalizer) : kNan;
+        exists ? LogprobOf(top_list.entries[k].logit, log2_scale, normalizer) : kNan;
   }
   if (params.num_candidates > 0) {
     for (int64_t c = candidate_offsets[i]; c < candidate_offsets[i + 1]; ++c) {

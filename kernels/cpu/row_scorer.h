@@ -4,19 +4,24 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
+#include "kernels/common/reduction.h"
 #include "kernels/cpu/cpu_isa.h"
 
 namespace logprobd::kernels {
 
-/// A head laid out for the CPU. Memory stays the caller's.
+/// A head, or a shard of one, laid out for the CPU. Memory stays the caller's.
 struct CpuHead {
-  const void* packed_weight = nullptr;  ///< packed_weight.h; aligned to 64 bytes.
+  const void* packed_weight =
+      nullptr;  ///< packed_weight.h; the shard's tiles, aligned to 64 bytes.
   Dtype dtype = Dtype::kBf16;
   int64_t hidden_size = 0;
-  int64_t vocab_size = 0;
+  int64_t vocab_size = 0;  ///< Of the whole head.
+  int64_t tile_begin = 0;  ///< The shard's tiles, half-open.
+  int64_t tile_end = 0;
   LogitTransform transform;
   const float* bias = nullptr;  ///< [NumTiles(vocab_size) * kTileColumns], or null.
 };
@@ -56,8 +61,8 @@ struct ScoreRowsParams {
 ///   (tile, rows) units over the threads  -> dot products -> logits, in cache -> TileSums
 ///   rows over the threads                -> TileSums of all tiles -> scores
 ///
-/// What a row gets has the same bits whatever the other rows, the number of threads and the results
-/// wanted beside it. One Score at a time.
+/// What a row gets has the same bits whatever the other rows, the number of threads, the results
+/// wanted beside it and the shards that its head is cut into. One batch at a time.
 class RowScorer {
  public:
   struct Options {
@@ -66,6 +71,9 @@ class RowScorer {
     /// Rows that are worth a place in the workspace; a larger batch is cut.
     int64_t batch_rows_max = 8192;
     int32_t top_k_max = 128;
+    int32_t num_shards = 1;
+    /// Tiles of the head's largest shard, which decide the rows of a step; 0: the head's own.
+    int64_t num_tiles_max = 0;
   };
 
   /// Bytes that a scorer of such a head allocates: below 64 MiB for up to 256 threads, hidden sizes
@@ -77,7 +85,26 @@ class RowScorer {
   RowScorer(const RowScorer&) = delete;
   RowScorer& operator=(const RowScorer&) = delete;
 
+  /// Scores a head that is whole.
   void Score(const ScoreRowsParams& params);
+
+  /// Most rows of the steps below; the same for every shard of a head.
+  int64_t step_rows() const;
+
+  /// The steps of a shard, for rows [row_begin, row_begin + num_rows) of a batch. Shards take them
+  /// together, and after each of the first two join the arrays that it returns. Results are shared
+  /// memory: every shard writes the logits of the candidates that it holds, the rest is written by
+  /// WriteScores, which one shard alone calls.
+  std::span<const Reduction> ScoreTiles(const ScoreRowsParams& params, int64_t row_begin,
+                                        int64_t num_rows);
+  std::span<const Reduction> SumTiles();
+  void WriteScores();
+
+  /// Between SumTiles and WriteScores, where top_k is asked: the shard's best, and where those of
+  /// all shards are wanted before WriteScores. [num_rows, top_k] of LogitKey, best first, 0 where
+  /// there are fewer; and [num_shards, num_rows, top_k].
+  std::span<const uint64_t> TopKeys();
+  uint64_t* gathered_top_keys();
 
  private:
   struct Impl;

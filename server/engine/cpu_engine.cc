@@ -1,184 +1,108 @@
 #include "server/engine/cpu_engine.h"
 
-#include <atomic>
-#include <chrono>
-#include <deque>
+#include <algorithm>
 #include <new>
 #include <optional>
 #include <string>
-#include <thread>
+#include <system_error>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/cpu/cpu_isa.h"
 #include "kernels/cpu/row_scorer.h"
-#include "server/base/check.h"
+#include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
-#include "server/engine/batch_check.h"
 #include "server/engine/cpu_count.h"
 #include "server/engine/cpu_head.h"
-#include "server/engine/host_memory.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/cpu_shard.h"
+#include "server/engine/in_process_collective.h"
+#include "server/engine/layout.h"
+#include "server/engine/sharded_engine.h"
+#include "server/engine/vocab_partition.h"
 
 namespace logprobd {
 namespace {
 
 constexpr absl::string_view kNamePrefix = "cpu/";
 
+/// Of all shards of all replicas.
 int32_t NumThreads(const EngineOptions& options) {
   return options.cpu_threads > 0 ? options.cpu_threads : UsableCpuCount();
 }
 
-kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptions& options) {
+kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptions& options,
+                                          int32_t num_engine_shards,
+                                          absl::Span<const TileRange> tiles) {
+  const auto num_shards = static_cast<int32_t>(tiles.size());
   return {.isa = isa,
-          .num_threads = NumThreads(options),
+          .num_threads = std::max(NumThreads(options) / num_engine_shards, 1),
           .batch_rows_max = options.batch_rows_max,
-          .top_k_max = options.top_k_max};
+          .top_k_max = options.top_k_max,
+          .num_shards = num_shards,
+          .num_tiles_max = tiles.front().size()};
 }
 
-template <typename T>
-T* DataIf(bool wanted, absl::Span<T> span) {
-  return wanted ? span.data() : nullptr;
+/// Memory of one replica.
+MemoryPlan ReplicaMemory(const HeadInfo& head, const kernels::RowScorer::Options& options,
+                         absl::Span<const TileRange> tiles) {
+  int64_t weight_bytes = 0;
+  for (const TileRange& shard : tiles) weight_bytes += CpuHead::WeightBytes(head, shard);
+  const int64_t workspace_bytes =
+      kernels::RowScorer::WorkspaceBytes(CpuHead::Facts(head, tiles.front()), options);
+  return {{.place = "host", .kind = "weights", .bytes = weight_bytes},
+          {.place = "host",
+           .kind = "workspace",
+           .bytes = workspace_bytes * static_cast<int64_t>(tiles.size())}};
 }
 
-kernels::ScoreRowsParams ParamsOf(ScoreBatch& batch) {
-  const OutputSet outputs = batch.outputs;
-  kernels::ScoreRowsParams params;
-  params.hidden_dtype = KernelDtype(batch.dtype);
-  params.hidden = batch.hidden;
-  params.num_rows = batch.num_rows;
-  params.targets = batch.targets.data();
-  params.temperatures = batch.temperatures.data();
-  params.entropy_temperatures =
-      DataIf(!batch.entropy_temperatures.empty(), batch.entropy_temperatures);
-  params.top_k = batch.top_k;
-  params.num_candidates = static_cast<int64_t>(batch.candidate_ids.size());
-  params.candidate_rows = batch.candidate_rows.data();
-  params.candidate_ids = batch.candidate_ids.data();
-  params.logprob = DataIf(outputs.Has(Output::kLogprob), batch.logprob);
-  params.entropy = DataIf(outputs.Has(Output::kEntropy), batch.entropy);
-  params.lse = DataIf(outputs.Has(Output::kLse), batch.lse);
-  params.argmax_id =
-      DataIf(outputs.Has(Output::kArgmax) || outputs.Has(Output::kGreedy), batch.argmax_id);
-  params.argmax_logprob = DataIf(outputs.Has(Output::kArgmax), batch.argmax_logprob);
-  params.sum_p_squared = DataIf(outputs.Has(Output::kSumPSquared), batch.sum_p_squared);
-  params.max_logit = DataIf(outputs.Has(Output::kMaxLogit), batch.max_logit);
-  params.min_logit = DataIf(outputs.Has(Output::kMinLogit), batch.min_logit);
-  params.top_k_ids = batch.top_k_ids.data();
-  params.top_k_logprobs = batch.top_k_logprobs.data();
-  params.candidate_logprobs = batch.candidate_logprobs.data();
-  params.nonfinite = batch.nonfinite.data();
-  return params;
+/// Reads every shard of a replica and makes its engine.
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& weights,
+                                                             const EnginePlan& plan,
+                                                             const EngineOptions& options,
+                                                             kernels::CpuIsa isa, int32_t replica,
+                                                             LoadMeter& meter) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
+                            PartitionTiles(weights.info().vocab_size, plan.num_shards()));
+  const kernels::RowScorer::Options scorer =
+      ScorerOptions(isa, options, plan.num_replicas() * plan.num_shards(), tiles);
+  std::vector<std::unique_ptr<EngineShard>> shards;
+  for (const TileRange& range : tiles) {
+    const auto rank = static_cast<int32_t>(shards.size());
+    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "weight"));
+    LOGPROBD_ASSIGN_OR_RETURN(CpuHead head,
+                              CpuHead::Load(weights, range, NumThreads(options), meter));
+    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "workspace"));
+    shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, options.faults));
+  }
+  ShardedEngineOptions engine;
+  engine.info = weights.info();
+  engine.info.engine = plan.engine;
+  engine.info.engine_reason = plan.reason;
+  engine.info.layout = plan.layout;
+  engine.memory = ReplicaMemory(weights.info(), scorer, tiles);
+  engine.batch_rows_max = options.batch_rows_max;
+  engine.top_k_max = options.top_k_max;
+  engine.batch_time_max = options.batch_time_max;
+  engine.tiles = tiles;
+  engine.replica = replica;
+  engine.clock = options.clock;
+  engine.metrics = options.metrics;
+  std::unique_ptr<Collective> collective;
+  if (tiles.size() > 1) {
+    collective = options.faults.Wrap(
+        std::make_unique<InProcessCollective>(static_cast<int32_t>(tiles.size())));
+  }
+  return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
 }
-
-class HostStaging : public StagingBuffer {
- public:
-  HostStaging(HostMemory memory, int64_t size_bytes)
-      : memory_(std::move(memory)), size_bytes_(size_bytes) {}
-  std::byte* data() override { return memory_.data(); }
-  int64_t size_bytes() const override { return size_bytes_; }
-
- private:
-  HostMemory memory_;
-  int64_t size_bytes_;
-};
-
-/// Batches wait in a queue for one thread, which scores them in order with the scorer's pool.
-class CpuEngine : public ScoringEngine {
- public:
-  CpuEngine(CpuHead head, HeadInfo info, const EnginePlan& plan, kernels::CpuIsa isa,
-            const EngineOptions& options)
-      : head_(std::move(head)),
-        info_(std::move(info)),
-        memory_(plan.memory),
-        batch_rows_max_(options.batch_rows_max),
-        top_k_max_(options.top_k_max),
-        scorer_(head_.view(), ScorerOptions(isa, options)) {}
-
-  /// Once, before the first batch.
-  absl::Status StartExecutor() {
-    LOGPROBD_ASSIGN_OR_RETURN(executor_, StartThread("engine", [this] { Execute(); }));
-    return absl::OkStatus();
-  }
-
-  ~CpuEngine() override {
-    {
-      const absl::MutexLock lock(&mutex_);
-      stopping_ = true;
-    }
-    if (executor_.joinable()) executor_.join();
-  }
-
-  const HeadInfo& info() const override { return info_; }
-  int64_t batch_rows_max() const override { return batch_rows_max_; }
-  MemoryPlan memory() const override { return memory_; }
-  bool healthy() const override { return true; }
-
-  absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override {
-    LOGPROBD_ASSIGN_OR_RETURN(HostMemory memory, HostMemory::Allocate(size_bytes));
-    return std::make_unique<HostStaging>(std::move(memory), size_bytes);
-  }
-
-  void Start(ScoreBatch& batch, ScoreDone done) override {
-    const absl::MutexLock lock(&mutex_);
-    LOGPROBD_CHECK(queue_.size() < kBatchesInFlight);
-    queue_.push_back({&batch, std::move(done)});
-  }
-
- private:
-  struct Job {
-    ScoreBatch* batch;
-    ScoreDone done;
-  };
-
-  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !queue_.empty();
-  }
-
-  /// The next batch, or nothing when the engine stops and none is left.
-  std::optional<Job> NextJob() ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, &CpuEngine::HasWork));
-    if (queue_.empty()) return std::nullopt;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
-    return job;
-  }
-
-  void Execute() {
-    while (std::optional<Job> job = NextJob()) {
-      absl::Status status = CheckBatchFits(*job->batch, batch_rows_max_, top_k_max_);
-      if (!status.ok()) {
-        std::move(job->done)(std::move(status));
-        continue;
-      }
-      const auto begin = std::chrono::steady_clock::now();
-      scorer_.Score(ParamsOf(*job->batch));
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-      job->batch->kernel_seconds = seconds.count();
-      std::move(job->done)(absl::OkStatus());
-    }
-  }
-
-  const CpuHead head_;
-  const HeadInfo info_;
-  const MemoryPlan memory_;
-  const int64_t batch_rows_max_;
-  const int32_t top_k_max_;
-  kernels::RowScorer scorer_;
-  absl::Mutex mutex_;
-  std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread executor_;  // Last: it uses all of the above.
-};
 
 }  // namespace
 
-EnginePlan PlanCpuEngine(const HeadInfo& head, const EngineOptions& options, std::string reason) {
+absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptions& options,
+                                         std::string reason) {
+  LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanCpuLayout(head, options));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
+                            PartitionTiles(head.vocab_size, layout.num_shards));
   const kernels::CpuIsa isa = kernels::BestCpuIsa();
   const auto name = kernels::CpuIsaName(isa);
   EnginePlan plan;
@@ -186,19 +110,16 @@ EnginePlan PlanCpuEngine(const HeadInfo& head, const EngineOptions& options, std
   plan.engine = absl::StrCat(kNamePrefix, absl::string_view(name.data(), name.size()));
   plan.reason = std::move(reason);
   absl::StrAppend(&plan.reason, "; ", NumThreads(options), " threads");
-  const kernels::CpuHead facts = CpuHead::Facts(head);
-  plan.memory = {
-      {.place = "host", .kind = "weights", .bytes = CpuHead::WeightBytes(head)},
-      {.place = "host",
-       .kind = "workspace",
-       .bytes = kernels::RowScorer::WorkspaceBytes(facts, ScorerOptions(isa, options))},
-  };
+  if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
+  plan.layout = std::move(layout.places);
+  plan.memory = ReplicaMemory(
+      head, ScorerOptions(isa, options, layout.num_replicas * layout.num_shards, tiles), tiles);
+  for (MemoryUse& use : plan.memory) use.bytes *= layout.num_replicas;
   return plan;
 }
 
-absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateCpuEngine(const HeadWeights& weights,
-                                                               const EnginePlan& plan,
-                                                               const EngineOptions& options) {
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCpuEngines(
+    const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options) {
   const absl::string_view name = absl::StripPrefix(plan.engine, kNamePrefix);
   const std::optional<kernels::CpuIsa> isa = kernels::CpuIsaByName({name.data(), name.size()});
   if (!isa.has_value()) {
@@ -208,18 +129,21 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateCpuEngine(const HeadWeights
     return absl::FailedPreconditionError(
         absl::StrCat("engine ", plan.engine, ": this CPU does not have these instructions"));
   }
+  const HeadInfo& info = weights.info();
+  LoadMeter meter(plan.num_replicas() * info.vocab_size * info.hidden_size * DtypeBytes(info.dtype),
+                  options.progress);
+  std::vector<std::unique_ptr<ScoringEngine>> engines;
   try {
-    LOGPROBD_ASSIGN_OR_RETURN(CpuHead head,
-                              CpuHead::Load(weights, NumThreads(options), options.progress));
-    HeadInfo info = weights.info();
-    info.engine = plan.engine;
-    info.engine_reason = plan.reason;
-    auto engine =
-        std::make_unique<CpuEngine>(std::move(head), std::move(info), plan, *isa, options);
-    LOGPROBD_RETURN_IF_ERROR(engine->StartExecutor());
-    return engine;
+    for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
+      LOGPROBD_ASSIGN_OR_RETURN(engines.emplace_back(),
+                                CreateReplica(weights, plan, options, *isa, replica, meter));
+    }
+    return engines;
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("no host memory for the CPU engine's workspace");
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the CPU engine's threads cannot be started: ", error.what()));
   }
 }
 

@@ -22,37 +22,38 @@ constexpr int64_t kReadBytesMax = int64_t{32} << 20;
 
 }  // namespace
 
-kernels::CpuHead CpuHead::Facts(const HeadInfo& info) {
+kernels::CpuHead CpuHead::Facts(const HeadInfo& info, const TileRange& tiles) {
   kernels::CpuHead head;
   head.dtype = KernelDtype(info.dtype);
   head.hidden_size = info.hidden_size;
   head.vocab_size = info.vocab_size;
+  head.tile_begin = tiles.begin;
+  head.tile_end = tiles.end;
   head.transform = {.scale = info.scale, .softcap = info.softcap};
   return head;
 }
 
 kernels::CpuHead CpuHead::view() const {
-  kernels::CpuHead head = Facts(info_);
+  kernels::CpuHead head = Facts(info_, tiles_);
   head.packed_weight = weight_.data();
   head.bias = bias_.empty() ? nullptr : bias_.data();
   return head;
 }
 
-int64_t CpuHead::WeightBytes(const HeadInfo& info) {
-  return kernels::PackedWeightBytes(KernelDtype(info.dtype), info.hidden_size, info.vocab_size) +
+int64_t CpuHead::WeightBytes(const HeadInfo& info, const TileRange& tiles) {
+  return tiles.size() * kernels::PackedTileBytes(KernelDtype(info.dtype), info.hidden_size) +
          (info.has_bias ? kernels::NumTiles(info.vocab_size) * kTileColumns * 4 : 0);
 }
 
-absl::StatusOr<CpuHead> CpuHead::Load(
-    const HeadWeights& weights, int32_t num_threads,
-    const std::function<void(int64_t done_bytes, int64_t total_bytes)>& progress) {
+absl::StatusOr<CpuHead> CpuHead::Load(const HeadWeights& weights, const TileRange& tiles,
+                                      int32_t num_threads, LoadMeter& meter) {
   CpuHead head;
   head.info_ = weights.info();
+  head.tiles_ = tiles;
   const HeadInfo& info = head.info_;
   const kernels::Dtype dtype = KernelDtype(info.dtype);
-  const int64_t num_tiles = kernels::NumTiles(info.vocab_size);
   const int64_t tile_bytes = kernels::PackedTileBytes(dtype, info.hidden_size);
-  LOGPROBD_ASSIGN_OR_RETURN(head.weight_, HostMemory::Allocate(num_tiles * tile_bytes));
+  LOGPROBD_ASSIGN_OR_RETURN(head.weight_, HostMemory::Allocate(tiles.size() * tile_bytes));
 
   const int64_t row_bytes = info.hidden_size * DtypeBytes(info.dtype);
   const int64_t read_bytes = kTileColumns * row_bytes;
@@ -60,13 +61,12 @@ absl::StatusOr<CpuHead> CpuHead::Load(
   LOGPROBD_ASSIGN_OR_RETURN(const HostMemory rows, HostMemory::Allocate(num_readers * read_bytes));
 
   absl::Mutex mutex;
-  absl::Status status;     // The first error, guarded by mutex.
-  int64_t done_bytes = 0;  // Guarded by mutex.
+  absl::Status status;  // The first error, guarded by mutex.
   std::atomic<bool> has_failed = false;
   kernels::ThreadPool readers(static_cast<int32_t>(num_readers));
-  readers.ForEach(num_tiles, [&](int64_t tile, int32_t worker) {
+  readers.ForEach(tiles.size(), [&](int64_t tile, int32_t worker) {
     if (has_failed.load(std::memory_order_relaxed)) return;
-    const int64_t begin = tile * kTileColumns;
+    const int64_t begin = (tiles.begin + tile) * kTileColumns;
     const int64_t end = std::min<int64_t>(begin + kTileColumns, info.vocab_size);
     std::byte* tile_rows = rows.data() + worker * read_bytes;
     absl::Status read = weights.ReadRows(begin, end, tile_rows, row_bytes);
@@ -74,19 +74,18 @@ absl::StatusOr<CpuHead> CpuHead::Load(
       kernels::PackTile(dtype, tile_rows, end - begin, info.hidden_size,
                         head.weight_.data() + tile * tile_bytes);
     }
-    const absl::MutexLock lock(&mutex);
     if (!read.ok()) {
+      const absl::MutexLock lock(&mutex);
       status.Update(std::move(read));
       has_failed.store(true, std::memory_order_relaxed);
       return;
     }
-    done_bytes += (end - begin) * row_bytes;
-    if (progress) progress(done_bytes, info.vocab_size * row_bytes);
+    meter.Add((end - begin) * row_bytes);
   });
   LOGPROBD_RETURN_IF_ERROR(status);
 
   if (!weights.bias().empty()) {
-    head.bias_.assign(static_cast<size_t>(num_tiles * kTileColumns), 0.0F);
+    head.bias_.assign(static_cast<size_t>(kernels::NumTiles(info.vocab_size) * kTileColumns), 0.0F);
     std::copy_n(weights.bias().begin(), info.vocab_size, head.bias_.begin());
   }
   return head;

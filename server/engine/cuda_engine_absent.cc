@@ -3,26 +3,22 @@
 #include "server/engine/cuda_engine.h"
 
 namespace logprobd {
-namespace {
 
-absl::Status NoCuda() {
+absl::Status CheckCudaUsable() {
   return absl::FailedPreconditionError(
       "this build has no CUDA: install the CUDA toolkit 13 or later (nvcc and cuBLAS) and build "
-      "with -DLOGPROBD_CUDA=ON, or use the CPU");
+      "with -DLOGPROBD_CUDA=ON, or use --device cpu");
 }
-
-}  // namespace
 
 absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& /*head*/,
                                           const EngineOptions& /*options*/,
                                           std::string /*reason*/) {
-  return NoCuda();
+  return CheckCudaUsable();
 }
 
-absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateCudaEngine(const HeadWeights& /*weights*/,
-                                                                const EnginePlan& /*plan*/,
-                                                                const EngineOptions& /*options*/) {
-  return NoCuda();
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
+    const HeadWeights& /*weights*/, const EnginePlan& /*plan*/, const EngineOptions& /*options*/) {
+  return CheckCudaUsable();
 }
 
 }  // namespace logprobd

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "absl/status/statusor.h"
 #include "kernels/chunked/chunk_plan.h"
@@ -9,14 +8,15 @@
 #include "kernels/common/logit_transform.h"
 #include "server/base/dtype.h"
 #include "server/engine/cuda_memory.h"
+#include "server/engine/load_meter.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
 
-/// A head as it lies on a GPU, laid out as the ChunkPlan says.
+/// A head or a shard of one as it lies on a GPU, laid out as the ChunkPlan says.
 struct CudaHead {
   DeviceBuffer weight;  ///< [num_tiles * 192, padded_hidden]; zero beyond vocabulary and hidden.
-  DeviceBuffer bias;    ///< [num_tiles * 192] fp32, or null.
+  DeviceBuffer bias;    ///< [tiles of the whole vocabulary * 192] fp32, or null.
   kernels::LogitTransform transform;
 
   /// Whether logits are more than dot products.
@@ -26,11 +26,10 @@ struct CudaHead {
 /// Bytes of a CudaHead.
 int64_t CudaHeadBytes(const kernels::ChunkPlan& plan, bool has_bias);
 
-/// Reads the vocabulary's rows of `weights` to the current device through two page-locked buffers
-/// of 8 MiB (one row each where that is more). `progress` may be empty. Errors are those of
-/// HeadWeights::ReadRows, RESOURCE_EXHAUSTED for memory, INTERNAL for CUDA.
-absl::StatusOr<CudaHead> LoadCudaHead(
-    const HeadWeights& weights, const kernels::ChunkPlan& plan,
-    const std::function<void(int64_t done_bytes, int64_t total_bytes)>& progress);
+/// Reads the rows of the plan's tiles to the current device, on a few threads, each through two
+/// page-locked buffers of 4 MiB (one row each where that is more). `meter` is told of each read.
+/// Errors are those of HeadWeights::ReadRows, RESOURCE_EXHAUSTED for memory, INTERNAL for CUDA.
+absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels::ChunkPlan& plan,
+                                      LoadMeter& meter);
 
 }  // namespace logprobd

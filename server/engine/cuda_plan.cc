@@ -2,15 +2,21 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_head.h"
+#include "server/engine/cuda_status.h"
 #include "server/engine/kernel_dtype.h"
 #include "server/weights/head_weights.h"
 
@@ -21,6 +27,8 @@ using kernels::ChunkPlan;
 
 static_assert(kTopKMax == kernels::kTopKMax);
 
+constexpr int32_t kComputeCapabilityMin = 8;
+
 absl::Status NoGpu(cudaError_t error) {
   (void)cudaGetLastError();
   return absl::FailedPreconditionError(
@@ -28,98 +36,183 @@ absl::Status NoGpu(cudaError_t error) {
                    "; install the driver (for CUDA 13: 580 or later) or use --device cpu"));
 }
 
-int FirstGpu(const EngineOptions& options) {
-  return options.gpus.empty() ? 0 : options.gpus.front();
+/// All GPUs of the machine; their memory counts as free until it is measured.
+absl::StatusOr<std::vector<GpuFacts>> FindGpus() {
+  int num_gpus = 0;
+  cudaError_t error = cudaGetDeviceCount(&num_gpus);
+  if (error != cudaSuccess) return NoGpu(error);
+  if (num_gpus == 0) return NoGpu(cudaErrorNoDevice);
+  std::vector<GpuFacts> gpus;
+  for (int gpu = 0; gpu < num_gpus; ++gpu) {
+    cudaDeviceProp properties{};
+    error = cudaGetDeviceProperties(&properties, gpu);
+    if (error != cudaSuccess) return NoGpu(error);
+    GpuFacts facts;
+    facts.ordinal = gpu;
+    facts.name = properties.name;
+    facts.major = properties.major;
+    facts.minor = properties.minor;
+    facts.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    facts.free_bytes = facts.total_bytes;
+    gpus.push_back(std::move(facts));
+  }
+  return gpus;
+}
+
+std::string Describe(const GpuFacts& gpu) {
+  return absl::StrCat(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor);
+}
+
+/// Takes a context on the GPUs that may be used, and so their free memory and whether this build
+/// has code for them.
+absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuFacts>& gpus) {
+  for (GpuFacts& gpu : gpus) {
+    const bool is_named = std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) !=
+                          options.gpus.end();
+    if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) continue;
+    cudaError_t error = cudaSetDevice(gpu.ordinal);
+    if (error == cudaSuccess) error = kernels::ProbeTileStats();
+    if (error == cudaErrorNoKernelImageForDevice) {
+      (void)cudaGetLastError();
+      return absl::FailedPreconditionError(absl::StrCat(
+          "this build has no code for GPU ", gpu.ordinal, " (", Describe(gpu),
+          "): build with -DCMAKE_CUDA_ARCHITECTURES=", gpu.major, gpu.minor));
+    }
+    if (error != cudaSuccess) return NoGpu(error);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+    gpu.free_bytes = static_cast<int64_t>(free_bytes);
+  }
+  return absl::OkStatus();
 }
 
 /// Why the fused kernel does not score; empty where it does.
-std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options) {
+std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
   if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
   if (!kernels::HasFusedKernel())
     return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
   if (head.dtype == Dtype::kF32) return "the fused kernel takes no fp32 head";
   int major = 0;
   int minor = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, FirstGpu(options));
-  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, FirstGpu(options));
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu);
+  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu);
   return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
 }
 
 }  // namespace
 
-ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options) {
+ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& options, int32_t gpu,
+                      int32_t num_shards, const TileRange& tiles) {
   kernels::ChunkPlanOptions chunk_options;
   chunk_options.vocab_size = head.vocab_size;
   chunk_options.hidden_size = head.hidden_size;
   chunk_options.head_dtype = KernelDtype(head.dtype);
+  chunk_options.num_shards = num_shards;
+  chunk_options.tile_begin = tiles.begin;
+  chunk_options.tile_end = tiles.end;
   chunk_options.batch_rows_max = options.batch_rows_max;
   chunk_options.top_k_max = options.top_k_max;
-  chunk_options.with_fused = WhyNoFused(head, options).empty();
+  chunk_options.with_fused = WhyNoFused(head, options, gpu).empty();
   int num_sms = 0;
-  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, FirstGpu(options)) ==
-      cudaSuccess) {
+  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, gpu) == cudaSuccess) {
     chunk_options.num_sms = num_sms;  // else the default: only speed hangs on it
   }
   return kernels::PlanChunks(chunk_options);
 }
 
+std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
+  std::vector<int32_t> gpus;
+  for (const ShardPlace& place : plan.layout) {
+    if (place.replica != replica) continue;
+    int32_t gpu = -1;
+    LOGPROBD_CHECK(absl::SimpleAtoi(absl::StripPrefix(place.device, "gpu"), &gpu), place.device);
+    gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
+MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options,
+                         absl::Span<const int32_t> gpus, absl::Span<const TileRange> tiles) {
+  MemoryPlan memory;
+  int64_t host_bytes = 0;
+  for (size_t rank = 0; rank < gpus.size(); ++rank) {
+    const ChunkPlan plan = ChunkPlanOf(head, options, gpus[rank],
+                                       static_cast<int32_t>(tiles.size()), tiles[rank]);
+    const std::string place = absl::StrCat("gpu", gpus[rank]);
+    memory.push_back({place, "weights", CudaHeadBytes(plan, head.has_bias)});
+    memory.push_back({place, "workspace", plan.workspace_bytes});
+    host_bytes = kernels::kChunkSlots * plan.slot_bytes;
+  }
+  memory.push_back({"host", "workspace", host_bytes, /*is_pinned=*/true});
+  return memory;
+}
+
+absl::Status CheckCudaUsable() {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<GpuFacts> gpus, FindGpus());
+  for (const GpuFacts& gpu : gpus) {
+    if (gpu.major >= kComputeCapabilityMin) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "GPU 0 (", Describe(gpus.front()), ") is too old: 8.0 or later is needed; use --device cpu"));
+}
+
 absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
                                           std::string reason) {
-  int num_devices = 0;
-  cudaError_t error = cudaGetDeviceCount(&num_devices);
-  if (error != cudaSuccess) return NoGpu(error);
-  if (FirstGpu(options) < 0 || FirstGpu(options) >= num_devices) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("GPU ", FirstGpu(options), " does not exist: there ",
-                     num_devices == 1 ? "is " : "are ", num_devices, ", counted from 0"));
-  }
-  cudaDeviceProp properties{};
-  error = cudaGetDeviceProperties(&properties, FirstGpu(options));
-  if (error != cudaSuccess) return NoGpu(error);
-  const std::string device = absl::StrCat(properties.name, ", compute capability ",
-                                          properties.major, ".", properties.minor);
-  if (properties.major < 8) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("GPU ", FirstGpu(options), " (", device,
-                     ") is too old: 8.0 or later is needed; use --device cpu"));
-  }
-  error = cudaSetDevice(FirstGpu(options));
-  if (error == cudaSuccess) error = kernels::ProbeTileStats();
-  if (error == cudaErrorNoKernelImageForDevice) {
-    (void)cudaGetLastError();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this build has no code for GPU ", FirstGpu(options), " (", device,
-        "): build with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor));
-  }
-  if (error != cudaSuccess) return NoGpu(error);
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuFacts> gpus, FindGpus());
   if (head.vocab_size > kVocabSizeMax) {
     return absl::FailedPreconditionError(
         absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
   }
-  const std::string why_no_fused = WhyNoFused(head, options);
+  LOGPROBD_RETURN_IF_ERROR(MeasureGpus(options, gpus));
+  const int32_t first_gpu = options.gpus.empty() ? 0 : options.gpus.front();
+  const auto needs_of = [&](int32_t num_shards) -> GpuNeeds {
+    const absl::StatusOr<std::vector<TileRange>> tiles =
+        PartitionTiles(head.vocab_size, num_shards);
+    if (!tiles.ok()) return {};
+    const ChunkPlan plan =
+        ChunkPlanOf(head, options, first_gpu, num_shards, tiles->front());
+    return {.weight_bytes = CudaHeadBytes(plan, head.has_bias),
+            .workspace_bytes = plan.workspace_bytes};
+  };
+  LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanGpuLayout(head, options, gpus, needs_of));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
+                            PartitionTiles(head.vocab_size, layout.num_shards));
+  EnginePlan plan;
+  plan.device = Device::kCuda;
+  plan.layout = std::move(layout.places);
+  const std::vector<int32_t> used = GpusOf(plan, 0);
+  const std::string why_no_fused = WhyNoFused(head, options, used.front());
   if (options.kernel == GpuKernel::kFused && !why_no_fused.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("kernel fused was asked for, but ", why_no_fused, "; use auto or chunked"));
   }
-  const ChunkPlan chunks = ChunkPlanOf(head, options);
-  if (chunks.workspace_bytes > kernels::ChunkPlanOptions{}.workspace_bytes_max) {
+  const ChunkPlan chunks =
+      ChunkPlanOf(head, options, used.front(), layout.num_shards, tiles.front());
+  constexpr int64_t kWorkspaceMax = kernels::ChunkPlanOptions{}.workspace_bytes_max;
+  if (chunks.workspace_bytes - chunks.exchange_bytes > kWorkspaceMax) {
     return absl::FailedPreconditionError(
         absl::StrCat("batches of ", options.batch_rows_max, " rows need ",
                      chunks.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
-                     kernels::ChunkPlanOptions{}.workspace_bytes_max >> 20,
-                     ": lower --batch-rows or --top-k-max"));
+                     kWorkspaceMax >> 20, ": lower --batch-rows or --top-k-max"));
   }
-  const std::string place = absl::StrCat("gpu", FirstGpu(options));
-  EnginePlan plan;
-  plan.device = Device::kCuda;
   plan.engine = chunks.with_fused ? "cuda/fused" : "cuda/chunked";
   plan.reason = std::move(reason);
-  absl::StrAppend(&plan.reason, plan.reason.empty() ? "" : "; ", device);
+  const auto& gpu = gpus[static_cast<size_t>(used.front())];
+  absl::StrAppend(&plan.reason, plan.reason.empty() ? "" : "; ", Describe(gpu));
   if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
-  plan.memory = {
-      {place, "weights", CudaHeadBytes(chunks, head.has_bias)},
-      {place, "workspace", chunks.workspace_bytes},
-      {"host", "workspace", kernels::kChunkSlots * chunks.slot_bytes, /*is_pinned=*/true}};
+  if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
+  int64_t host_bytes = 0;
+  for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
+    for (const MemoryUse& use : ReplicaMemory(head, options, GpusOf(plan, replica), tiles)) {
+      if (use.place == "host") {
+        host_bytes += use.bytes;
+      } else {
+        plan.memory.push_back(use);
+      }
+    }
+  }
+  plan.memory.push_back({"host", "workspace", host_bytes, /*is_pinned=*/true});
   return plan;
 }
 

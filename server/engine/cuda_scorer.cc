@@ -11,6 +11,7 @@
 #include "kernels/chunked/top_k.h"
 #include "kernels/chunked/widen.h"
 #include "kernels/combine/list_scores.h"
+#include "kernels/combine/merge_top_k.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
 #include "kernels/common/truncation.h"
@@ -92,6 +93,11 @@ absl::Status CudaScorer::Allocate() {
   top_k_keys_ = max_keys_ + plan_.row_state_rows;
   target_logits_ = reinterpret_cast<float*>(top_k_keys_ + plan_.block_rows * plan_.top_k_max);
   min_keys_ = reinterpret_cast<uint32_t*>(target_logits_ + plan_.row_state_rows);
+  if (plan_.num_shards > 1) {  // the rows are a multiple of two, so this is aligned
+    row_sums_ = reinterpret_cast<int64_t*>(min_keys_ + plan_.row_state_rows);
+    exponents_ = reinterpret_cast<int32_t*>(row_sums_ +
+                                            kernels::kSharedSumFields * plan_.row_state_rows);
+  }
   return absl::OkStatus();
 }
 
@@ -175,6 +181,15 @@ absl::Status CudaScorer::EnqueuePartials(const CudaBlock& block, cudaStream_t st
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(min_keys, 0, num_rows * sizeof(uint32_t), stream));
   }
+  if (plan_.num_shards > 1) {  // what a shard does not hold adds nothing
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(target_logits_, 0, num_rows * sizeof(float), stream));
+    if (block.num_candidates > 0) {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(
+          cudaMemsetAsync(block.candidate_logprobs, 0,
+                          static_cast<size_t>(block.num_candidates) * sizeof(float), stream));
+    }
+  }
   if (block.path == ScorePath::kFused) return EnqueueFused(block, stream);
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
@@ -223,7 +238,8 @@ kernels::FusedPartialsParams CudaScorer::FusedParams(const CudaBlock& block) con
   params.weight = head_->weight.get();
   params.weight_stride = plan_.padded_hidden;
   params.vocab_size = plan_.vocab_size;
-  params.tile_end = plan_.num_tiles;
+  params.tile_begin = plan_.tile_begin;
+  params.tile_end = plan_.tile_begin + plan_.num_tiles;
   params.transform = Transform(block.hidden_dtype);
   params.bias = bias();
   params.log2_scales = block.log2_scales;
@@ -309,13 +325,14 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
   const kernels::LogitChunk chunk = {.dots = logits_,
                                      .row_stride = columns,
                                      .num_rows = block.num_rows,
-                                     .tile_begin = tile,
+                                     .tile_begin = plan_.tile_begin + tile,
                                      .num_tiles = num_tiles,
                                      .vocab_size = plan_.vocab_size,
                                      .transform = Transform(block.hidden_dtype),
                                      .bias = bias()};
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchTileStats({.chunk = chunk,
+                                .tile_origin = plan_.tile_begin,
                                 .log2_scales = block.log2_scales,
                                 .entropy_log2_scales = block.entropy_log2_scales,
                                 .targets = block.targets,
@@ -342,7 +359,7 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
   return absl::OkStatus();
 }
 
-absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stream) {
+kernels::RowScoresParams CudaScorer::RowScores(const CudaBlock& block) const {
   kernels::RowScoresParams scores = block.scores;
   scores.num_rows = block.num_rows;
   scores.num_tiles = plan_.num_tiles;
@@ -356,11 +373,86 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
   scores.logit_correction = static_cast<float>(Correction(block.hidden_dtype));
   scores.target_logits = target_logits_;
   scores.normalizers = normalizers_;
-  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(scores, stream));
+  return scores;
+}
+
+absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stream) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(RowScores(block), stream));
+  if (block.top_k > 0 && block.path == ScorePath::kFused) {
+    LOGPROBD_RETURN_IF_ERROR(EnqueueFusedTopK(block, stream));
+  }
+  return EnqueueListScores(block, stream);
+}
+
+absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank,
+                                            Collective& collective, cudaStream_t stream) {
+  LOGPROBD_RETURN_IF_ERROR(EnqueueShardSums(block, rank, collective, stream));
+  if (rank == 0) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardScores(
+        {.scores = RowScores(block),
+         .has_sum_squares = block.scores.sum_p_squared != nullptr,
+         .has_entropy_sums = block.entropy_log2_scales != nullptr,
+         .exponents = exponents_,
+         .row_sums = row_sums_},
+        stream));
+  }
   if (block.top_k > 0) {
-    if (block.path == ScorePath::kFused) {
-      LOGPROBD_RETURN_IF_ERROR(EnqueueFusedTopK(block, stream));
-    }
+    LOGPROBD_RETURN_IF_ERROR(EnqueueShardTopK(block, rank, collective, stream));
+  }
+  return rank == 0 ? EnqueueListScores(block, stream) : absl::OkStatus();
+}
+
+absl::Status CudaScorer::EnqueueShardSums(const CudaBlock& block, int32_t rank,
+                                          Collective& collective, cudaStream_t stream) {
+  using kernels::Reduction;
+  using kernels::ReductionType;
+  const bool has_entropy_sums = block.entropy_log2_scales != nullptr;
+  const kernels::ShardSumsParams sums = {
+      .num_rows = block.num_rows,
+      .num_tiles = plan_.num_tiles,
+      .layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles),
+      .sums = Sums(block),
+      .entropy_sums = EntropySums(block),
+      .wants_sum_squares = block.scores.sum_p_squared != nullptr,
+      .exponents = exponents_,
+      .row_sums = row_sums_};
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardExponents(sums, stream));
+  const Reduction maxima[] = {
+      {exponents_, kernels::NumSumSets(has_entropy_sums) * block.num_rows,
+       ReductionType::kMaxInt32},
+      {max_keys_, MaxKeys(block) != nullptr ? block.num_rows : 0, ReductionType::kMaxUint64},
+      {min_keys_, MinKeys(block) != nullptr ? block.num_rows : 0, ReductionType::kMaxUint32}};
+  LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, maxima, stream));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardSums(sums, stream));
+  const Reduction added[] = {
+      {row_sums_,
+       kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
+       ReductionType::kSumInt64},
+      {target_logits_, block.num_rows, ReductionType::kSumInt32},
+      {block.candidate_logprobs, block.num_candidates, ReductionType::kSumInt32}};
+  return collective.AllReduce(rank, added, stream);
+}
+
+absl::Status CudaScorer::EnqueueShardTopK(const CudaBlock& block, int32_t rank,
+                                          Collective& collective, cudaStream_t stream) {
+  if (block.path == ScorePath::kFused) LOGPROBD_RETURN_IF_ERROR(EnqueueFusedTopK(block, stream));
+  // The partials and the search's scratch are done with.
+  auto* const gathered = reinterpret_cast<uint64_t*>(Sums(block));
+  uint64_t* const keys = TopKKeys(block);
+  LOGPROBD_RETURN_IF_ERROR(
+      collective.Gather(rank, keys, block.num_rows * block.top_k, gathered, stream));
+  if (rank != 0) return absl::OkStatus();
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchMergeTopK({.num_rows = block.num_rows,
+                                                          .top_k = block.top_k,
+                                                          .num_shards = plan_.num_shards,
+                                                          .gathered = gathered,
+                                                          .keys = keys},
+                                                         stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaScorer::EnqueueListScores(const CudaBlock& block, cudaStream_t stream) {
+  if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopKScores({.num_rows = block.num_rows,
                                                              .top_k = block.top_k,
                                                              .keys = TopKKeys(block),

@@ -13,10 +13,12 @@
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/combine/row_scores.h"
+#include "kernels/combine/shard_sums.h"
 #include "kernels/common/logit_transform.h"
 #include "kernels/common/row_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "server/engine/collective.h"
 #include "server/engine/cuda_gemm.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_memory.h"
@@ -59,7 +61,7 @@ struct CudaBlock {
   float* candidate_logprobs = nullptr;
 };
 
-/// Scores blocks of rows against a head on one GPU. Owns the workspace; nothing is allocated after
+/// Scores blocks of rows against a head, or a shard of one, on one GPU. Owns the workspace; nothing is allocated after
 /// creation. One stream at a time.
 class CudaScorer {
  public:
@@ -82,8 +84,11 @@ class CudaScorer {
   /// Enqueues on `stream` the way from hidden rows to tile partials and returns without waiting.
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream);
 
-  /// Likewise from the partials to the scores; follows EnqueuePartials of the same block.
+  /// Likewise from the partials to the scores; follows EnqueuePartials of the same block. Where the
+  /// head lies in shards, each calls it with its rank; the first gets the scores.
   absl::Status EnqueueScores(const CudaBlock& block, cudaStream_t stream);
+  absl::Status EnqueueShardScores(const CudaBlock& block, int32_t rank, Collective& collective,
+                                  cudaStream_t stream);
 
   const kernels::ChunkPlan& plan() const { return plan_; }
 
@@ -101,6 +106,14 @@ class CudaScorer {
   absl::Status EnqueueConversion(const CudaBlock& block, cudaStream_t stream);
   kernels::FusedPartialsParams FusedParams(const CudaBlock& block) const;
   absl::Status EnqueueFused(const CudaBlock& block, cudaStream_t stream);
+  kernels::RowScoresParams RowScores(const CudaBlock& block) const;
+  absl::Status EnqueueShardSums(const CudaBlock& block, int32_t rank, Collective& collective,
+                                cudaStream_t stream);
+  /// The lists of all shards become the first one's.
+  absl::Status EnqueueShardTopK(const CudaBlock& block, int32_t rank, Collective& collective,
+                                cudaStream_t stream);
+  /// Keys become ids and logprobs, logits of candidates logprobs.
+  absl::Status EnqueueListScores(const CudaBlock& block, cudaStream_t stream);
   /// After the combine: overwrites the partials.
   absl::Status EnqueueFusedTopK(const CudaBlock& block, cudaStream_t stream);
   /// The weight of a chunk as it is multiplied; what that is made of is enqueued.
@@ -138,6 +151,8 @@ class CudaScorer {
   uint64_t* top_k_keys_ = nullptr;
   float* target_logits_ = nullptr;
   uint32_t* min_keys_ = nullptr;
+  int64_t* row_sums_ = nullptr;  ///< What shards join, as the next; null for a head that is whole.
+  int32_t* exponents_ = nullptr;
 };
 
 }  // namespace logprobd

@@ -38,11 +38,18 @@ int64_t BlocksMax(const kernels::ChunkPlan& plan) {
 
 }  // namespace
 
-absl::StatusOr<CudaSlot> CudaSlot::Create(const kernels::ChunkPlan& plan) {
+absl::StatusOr<std::shared_ptr<PinnedBuffer>> CudaSlot::CreateHostSide(
+    const kernels::ChunkPlan& plan) {
+  LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(plan.slot_bytes, "a batch's scores"));
+  return std::make_shared<PinnedBuffer>(std::move(host));
+}
+
+absl::StatusOr<CudaSlot> CudaSlot::Create(const kernels::ChunkPlan& plan,
+                                          std::shared_ptr<PinnedBuffer> host) {
   CudaSlot slot;
+  slot.host_ = std::move(host);
   slot.candidates_per_pass_ = plan.candidates_per_pass;
   LOGPROBD_ASSIGN_OR_RETURN(slot.device_, AllocateDevice(plan.slot_bytes, "a batch's scores"));
-  LOGPROBD_ASSIGN_OR_RETURN(slot.host_, AllocatePinned(plan.slot_bytes, "a batch's scores"));
   slot.blocks_.resize(static_cast<size_t>(BlocksMax(plan)));
   for (BlockEvents& block : slot.blocks_) {
     for (CudaEvent* event : {&block.copy_begin, &block.copy_end, &block.kernel_begin,
@@ -60,15 +67,13 @@ int64_t CudaSlot::NumPasses(const ScoreBatch& batch) const {
   return std::max<int64_t>(1, (count + candidates_per_pass_ - 1) / candidates_per_pass_);
 }
 
-void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass, double correction) {
+void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass) {
   pass_ = pass;
   num_rows_ = batch.num_rows;
   candidate_begin_ = pass * candidates_per_pass_;
   num_candidates_ = std::min(static_cast<int64_t>(batch.candidate_ids.size()) - candidate_begin_,
                              candidates_per_pass_);
   const absl::Span<const int32_t> rows = batch.candidate_rows.subspan(
-      static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
-  const absl::Span<const int32_t> ids = batch.candidate_ids.subspan(
       static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
   row_begin_ = pass == 0 ? 0 : rows.front();
   row_end_ = pass == 0 ? num_rows_ : rows.back() + 1;
@@ -83,7 +88,13 @@ void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass, double correction)
   top_k_logprobs_ = top_k_ids_ + num_rows_ * top_k_ * kWord;
   candidate_logprobs_ = top_k_logprobs_ + num_rows_ * top_k_ * kWord;
   end_ = candidate_logprobs_ + num_candidates_ * kWord;
+}
 
+void CudaSlot::FillHost(const ScoreBatch& batch, double correction) {
+  const absl::Span<const int32_t> rows = batch.candidate_rows.subspan(
+      static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
+  const absl::Span<const int32_t> ids = batch.candidate_ids.subspan(
+      static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
   std::memcpy(host<int32_t>(0), batch.targets.data(), static_cast<size_t>(num_rows_ * kWord));
   const auto scale_of = [correction](float temperature) {
     return kernels::Log2Scale(temperature, correction);
@@ -100,12 +111,12 @@ void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass, double correction)
 
 absl::Status CudaSlot::EnqueueInputs(cudaStream_t stream) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
-      device_.get(), host_.get(), static_cast<size_t>(outputs_), cudaMemcpyHostToDevice, stream));
+      device_.get(), host_->get(), static_cast<size_t>(outputs_), cudaMemcpyHostToDevice, stream));
   return absl::OkStatus();
 }
 
 absl::Status CudaSlot::EnqueueOutputs(cudaStream_t stream) {
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_.get() + outputs_, device_.get() + outputs_,
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_->get() + outputs_, device_.get() + outputs_,
                                                 static_cast<size_t>(end_ - outputs_),
                                                 cudaMemcpyDeviceToHost, stream));
   return absl::OkStatus();

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,7 +20,8 @@ namespace logprobd {
 /// The rows' inputs and scores of a batch in flight, on both sides of the bus, and its events.
 ///
 /// Both sides have one layout, by the batch's own counts, so that one copy each way moves all of
-/// it. A batch with more candidates than fit is scored in passes over parts of them; only the first
+/// it. The host's side is shared by the shards of an engine: the first fills it and gets the scores.
+/// A batch with more candidates than fit is scored in passes over parts of them; only the first
 /// pass gives the other scores.
 class CudaSlot {
  public:
@@ -31,14 +34,22 @@ class CudaSlot {
     CudaEvent combine_end;
   };
 
-  static absl::StatusOr<CudaSlot> Create(const kernels::ChunkPlan& plan);
+  /// A host side for the slots of all shards, which must be idle before it goes.
+  static absl::StatusOr<std::shared_ptr<PinnedBuffer>> CreateHostSide(
+      const kernels::ChunkPlan& plan);
+
+  static absl::StatusOr<CudaSlot> Create(const kernels::ChunkPlan& plan,
+                                         std::shared_ptr<PinnedBuffer> host);
 
   /// Passes that `batch` takes, >= 1.
   int64_t NumPasses(const ScoreBatch& batch) const;
 
-  /// Lays out pass `pass` of `batch` and fills the host side; `correction` goes into the scales
-  /// (kernels::Log2Scale). The slot must be idle.
-  void Prepare(const ScoreBatch& batch, int64_t pass, double correction);
+  /// Lays out pass `pass` of `batch`. The slot must be idle.
+  void Prepare(const ScoreBatch& batch, int64_t pass);
+
+  /// Fills the host side, for all shards; `correction` goes into the scales (kernels::Log2Scale).
+  /// All shards' slots must be idle.
+  void FillHost(const ScoreBatch& batch, double correction);
 
   /// Rows that the prepared pass has to score, half-open.
   int64_t row_begin() const { return row_begin_; }
@@ -52,7 +63,7 @@ class CudaSlot {
   absl::Status EnqueueOutputs(cudaStream_t stream);
 
   /// The block of rows [row_begin, row_begin + num_rows) in device memory; the hidden rows are the
-  /// caller's to add.
+  /// caller's to add. Once the host side is filled.
   CudaBlock Block(int64_t row_begin, int64_t num_rows) const;
 
   /// Copies the scores of the pass into the spans of `batch`; its outputs must have arrived.
@@ -60,6 +71,7 @@ class CudaSlot {
 
   std::vector<BlockEvents>& blocks() { return blocks_; }
   cudaEvent_t output_begin() const { return output_begin_.get(); }
+  /// The last of what was enqueued for the pass.
   cudaEvent_t output_end() const { return output_end_.get(); }
 
  private:
@@ -84,11 +96,11 @@ class CudaSlot {
   }
   template <typename T>
   T* host(int64_t offset) const {
-    return reinterpret_cast<T*>(host_.get() + offset);
+    return reinterpret_cast<T*>(host_->get() + offset);
   }
 
   DeviceBuffer device_;
-  PinnedBuffer host_;
+  std::shared_ptr<PinnedBuffer> host_;
   std::vector<BlockEvents> blocks_;
   CudaEvent output_begin_;
   CudaEvent output_end_;

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "server/base/errors.h"
 #include "server/engine/cpu_engine.h"
 #include "server/engine/cuda_engine.h"
 
@@ -17,18 +16,17 @@ absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions&
     case Device::kAuto:
       break;
   }
-  absl::StatusOr<EnginePlan> cuda = PlanCudaEngine(head, options, "a CUDA device was found");
-  if (cuda.ok()) return cuda;
-  return PlanCpuEngine(head, options, std::string(cuda.status().message()));
+  const absl::Status no_cuda = CheckCudaUsable();
+  // Who names GPUs, shards or replicas wants GPUs: a CPU in their place would only be slow.
+  const bool wants_gpus = !options.gpus.empty() || options.shards > 0 || options.replicas > 0;
+  return no_cuda.ok() || wants_gpus ? PlanCudaEngine(head, options, "a CUDA device was found")
+                                    : PlanCpuEngine(head, options, std::string(no_cuda.message()));
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options) {
-  std::vector<std::unique_ptr<ScoringEngine>> engines;
-  LOGPROBD_ASSIGN_OR_RETURN(engines.emplace_back(), plan.device == Device::kCuda
-                                                        ? CreateCudaEngine(weights, plan, options)
-                                                        : CreateCpuEngine(weights, plan, options));
-  return engines;
+  return plan.device == Device::kCuda ? CreateCudaEngines(weights, plan, options)
+                                      : CreateCpuEngines(weights, plan, options);
 }
 
 }  // namespace logprobd

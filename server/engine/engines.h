@@ -9,8 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
 #include "server/base/head_info.h"
 #include "server/base/scoring_engine.h"
+#include "server/engine/fault_points.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
 
@@ -18,6 +20,8 @@ namespace logprobd {
 
 enum class Device { kAuto, kCpu, kCuda };
 enum class GpuKernel { kAuto, kFused, kChunked };
+/// How the shards of a replica join what they know; kAuto: through peer memory where it can.
+enum class Exchange { kAuto, kPeer, kNccl };
 
 /// What the engines' top-k kernels can do.
 inline constexpr int32_t kTopKMax = 128;
@@ -30,6 +34,7 @@ struct EngineOptions {
   int32_t top_k_max = 128;
   /// How a GPU makes scores; kAuto takes the fused kernel where it runs.
   GpuKernel kernel = GpuKernel::kAuto;
+  Exchange exchange = Exchange::kAuto;
   /// CPU threads; 0: all cores the process may use.
   int32_t cpu_threads = 0;
   /// CUDA device ordinals, in the order in which they are taken; empty: all that are visible.
@@ -40,6 +45,8 @@ struct EngineOptions {
   int32_t replicas = 0;
   /// Longest time that a batch may take before its replica counts as hung; infinite: no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();
+  const Clock* clock = &Clock::Steady();  ///< Of batch_time_max.
+  FaultPoints faults = {};                ///< For tests.
   /// Told while the weight is read: bytes done and in all. May be empty.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
   /// May be null. Must outlive the engine.

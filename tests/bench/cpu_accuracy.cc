@@ -126,11 +126,12 @@ void Measure(const AccuracyCase& c, int64_t rows, int64_t hidden_size, int64_t v
     }
   }
   const EngineOptions options{.device = Device::kCpu, .batch_rows_max = rows};
-  EnginePlan plan = PlanCpuEngine(head->info(), options, "benchmark");
-  if (!isa.empty()) plan.engine = absl::StrCat("cpu/", isa);
-  auto engine = CreateCpuEngine(*head, plan, options);
-  LOGPROBD_CHECK(engine.ok(), engine.status().ToString());
-  const testing::EngineScores scores = testing::RunCase(**engine, inputs);
+  auto plan = PlanCpuEngine(head->info(), options, "benchmark");
+  LOGPROBD_CHECK(plan.ok(), plan.status().ToString());
+  if (!isa.empty()) plan->engine = absl::StrCat("cpu/", isa);
+  const auto engines = CreateCpuEngines(*head, *plan, options);
+  LOGPROBD_CHECK(engines.ok(), engines.status().ToString());
+  const testing::EngineScores scores = testing::RunCase(*engines->front(), inputs);
   LOGPROBD_CHECK(scores.status.ok(), scores.status.ToString());
 
   const std::vector<std::vector<double>> logits = LogitsOf(*head, inputs);

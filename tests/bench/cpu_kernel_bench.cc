@@ -82,6 +82,7 @@ class OursRun {
     head.packed_weight = packed_.data();
     head.hidden_size = shape.hidden;
     head.vocab_size = shape.vocab;
+    head.tile_end = kernels::NumTiles(shape.vocab);
     for (int64_t row = 0; row < shape.rows; ++row) {
       targets_.push_back(static_cast<int32_t>(row * 7919 % shape.vocab));
     }

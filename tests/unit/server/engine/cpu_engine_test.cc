@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/common/tile.h"
 #include "kernels/cpu/cpu_isa.h"
+#include "server/base/errors.h"
 #include "tests/support/engine_suite.h"
 
 namespace logprobd {
@@ -17,7 +19,18 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// One for each instruction set that runs here; CpuIsaTest says which do not.
+/// One replica of what `options` say, with instruction set `isa` (empty: the best).
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateOne(const HeadWeights& head,
+                                                         const EngineOptions& options,
+                                                         const std::string& isa = "") {
+  LOGPROBD_ASSIGN_OR_RETURN(EnginePlan plan, PlanCpuEngine(head.info(), options, "test"));
+  if (!isa.empty()) plan.engine = absl::StrCat("cpu/", isa);
+  LOGPROBD_ASSIGN_OR_RETURN(auto engines, CreateCpuEngines(head, plan, options));
+  return std::move(engines.front());
+}
+
+/// One for each instruction set that runs here; CpuIsaTest says which do not. Then heads in shards,
+/// as many as asked or as the head has tiles.
 std::vector<testing::EngineUnderTest> CpuEngines() {
   std::vector<testing::EngineUnderTest> engines;
   for (const kernels::CpuIsa isa : kernels::kAllCpuIsas) {
@@ -26,11 +39,18 @@ std::vector<testing::EngineUnderTest> CpuEngines() {
     testing::EngineUnderTest engine;
     engine.name = name;
     engine.create = [name](const HeadWeights& head, int64_t batch_rows_max) {
-      const EngineOptions options{
-          .device = Device::kCpu, .batch_rows_max = batch_rows_max, .cpu_threads = 2};
-      EnginePlan plan = PlanCpuEngine(head.info(), options, "test");
-      plan.engine = absl::StrCat("cpu/", name);
-      return CreateCpuEngine(head, plan, options);
+      return CreateOne(head, {.batch_rows_max = batch_rows_max, .cpu_threads = 2}, name);
+    };
+    engines.push_back(std::move(engine));
+  }
+  for (const int32_t shards : {2, 3}) {
+    testing::EngineUnderTest engine;
+    engine.name = absl::StrCat("in_", shards, "_shards");
+    engine.create = [shards](const HeadWeights& head, int64_t batch_rows_max) {
+      const auto tiles = static_cast<int32_t>(kernels::NumTiles(head.info().vocab_size));
+      return CreateOne(head, {.batch_rows_max = batch_rows_max,
+                              .cpu_threads = shards + 1,
+                              .shards = std::min(shards, tiles)});
     };
     engines.push_back(std::move(engine));
   }
@@ -48,14 +68,14 @@ namespace {
 TEST(CpuEngineTest, PlansTheBestInstructionsOfThisCpuAndSaysWhy) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64});
 
-  const EnginePlan plan =
-      PlanCpuEngine(head->info(), {.cpu_threads = 3}, "device cpu was asked for");
+  const auto plan = PlanCpuEngine(head->info(), {.cpu_threads = 3}, "device cpu was asked for");
 
-  EXPECT_EQ(plan.device, Device::kCpu);
-  EXPECT_EQ(plan.engine, absl::StrCat("cpu/", std::string(CpuIsaName(kernels::BestCpuIsa()))));
-  EXPECT_EQ(plan.reason, "device cpu was asked for; 3 threads");
-  ASSERT_EQ(plan.memory.size(), 2U);
-  EXPECT_EQ(plan.memory[0].bytes, 6 * 192 * 64 * 2);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->device, Device::kCpu);
+  EXPECT_EQ(plan->engine, absl::StrCat("cpu/", std::string(CpuIsaName(kernels::BestCpuIsa()))));
+  EXPECT_THAT(plan->reason, StartsWith("device cpu was asked for; 3 threads"));
+  ASSERT_EQ(plan->memory.size(), 2U);
+  EXPECT_EQ(plan->memory[0].bytes, 6 * 192 * 64 * 2);
 }
 
 TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
@@ -67,10 +87,11 @@ TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
           info.hidden_size = hidden_size;
           info.vocab_size = info.vocab_rows = vocab_size;
 
-          const EnginePlan plan = PlanCpuEngine(
+          const auto plan = PlanCpuEngine(
               info, {.batch_rows_max = batch_rows_max, .cpu_threads = threads}, "test");
 
-          EXPECT_LT(plan.memory[1].bytes, 64 << 20)
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_LT(plan->memory[1].bytes, 64 << 20)
               << batch_rows_max << " rows, " << threads << " threads, hidden " << hidden_size
               << ", vocab " << vocab_size;
         }
@@ -81,10 +102,8 @@ TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
 
 TEST(CpuEngineTest, RefusesAnEngineItDoesNotKnow) {
   const auto head = testing::MakeRandomHead({});
-  EnginePlan plan = PlanCpuEngine(head->info(), {}, "test");
-  plan.engine = "cpu/quantum";
 
-  const auto engine = CreateCpuEngine(*head, plan, {});
+  const auto engine = CreateOne(*head, {}, "quantum");
 
   EXPECT_EQ(engine.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(engine.status().message()), HasSubstr("cpu/quantum"));
@@ -100,7 +119,7 @@ TEST(CpuEngineTest, TellsHowFarTheWeightIsRead) {
     total = total_bytes;
   };
 
-  const auto engine = CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+  const auto engine = CreateOne(*head, options);
 
   ASSERT_TRUE(engine.ok()) << engine.status();
   EXPECT_EQ(total, 1000 * 64 * 2);
@@ -116,8 +135,7 @@ TEST(CpuEngineTest, TheNumberOfThreadsLeavesTheBitsAlone) {
   std::vector<std::string> bits;
   for (const int32_t threads : {1, 2, 3, 8}) {
     const EngineOptions options{.batch_rows_max = 37, .cpu_threads = threads};
-    const auto engine =
-        CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+    const auto engine = CreateOne(*head, options);
     ASSERT_TRUE(engine.ok()) << engine.status();
     const testing::EngineScores scores = testing::RunCase(**engine, inputs);
     std::string all;
@@ -135,7 +153,7 @@ TEST(CpuEngineTest, ABatchLargerThanTheWorkspaceIsCutWithoutATrace) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1 << 20, .hidden_size = 2});
   const testing::EngineCase inputs = testing::MakeRandomCase(*head, 150);
   const EngineOptions options{.batch_rows_max = 150, .cpu_threads = 2};
-  const auto engine = CreateCpuEngine(*head, PlanCpuEngine(head->info(), options, "test"), options);
+  const auto engine = CreateOne(*head, options);
   ASSERT_TRUE(engine.ok()) << engine.status();
 
   const testing::EngineScores scores = testing::RunCase(**engine, inputs);

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "kernels/cpu/row_scorer.h"
+#include "server/engine/cpu_head.h"
+#include "server/engine/engine_shard.h"
+#include "server/engine/fault_points.h"
+
+namespace logprobd {
+
+/// A shard on the CPU, with threads of its own. It scores a batch within Enqueue.
+class CpuShard final : public EngineShard {
+ public:
+  /// Throws std::bad_alloc and std::system_error, as RowScorer does.
+  CpuShard(int32_t rank, CpuHead head, const kernels::RowScorer::Options& options,
+           FaultPoints faults)
+      : rank_(rank),
+        head_(std::move(head)),
+        faults_(std::move(faults)),
+        scorer_(head_.view(), options) {}
+
+  absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
+  absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
+  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override { return !is_scoring_.load(); }
+  absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) override;
+  bool IsIdle() override { return !is_scoring_.load(); }
+
+ private:
+  absl::Status Score(ScoreBatch& batch, RankTeam& team);
+  /// As one of several; each step of rows is joined twice.
+  absl::Status ScoreTogether(const kernels::ScoreRowsParams& params, Collective& collective);
+
+  const int32_t rank_;
+  const CpuHead head_;
+  const FaultPoints faults_;
+  kernels::RowScorer scorer_;
+  std::atomic<bool> is_scoring_ = false;
+  double seconds_[ScoringEngine::kBatchesInFlight] = {};
+};
+
+}  // namespace logprobd

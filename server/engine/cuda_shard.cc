@@ -1,0 +1,359 @@
+#include "server/engine/cuda_shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/engine/cuda_head.h"
+#include "server/engine/cuda_status.h"
+#include "server/engine/kernel_dtype.h"
+
+namespace logprobd {
+namespace {
+
+/// Blocks of at least so many bytes come to the shards in parts. Below, the one copy from the host
+/// is over before an exchange between GPUs would be.
+constexpr int64_t kSpreadBytes = int64_t{2} << 20;
+
+/// Batches that use every block tile of the fused kernel once.
+constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
+
+class PinnedStaging : public StagingBuffer {
+ public:
+  PinnedStaging(PinnedBuffer memory, int64_t size_bytes)
+      : memory_(std::move(memory)), size_bytes_(size_bytes) {}
+  std::byte* data() override { return memory_.get(); }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  PinnedBuffer memory_;
+  int64_t size_bytes_;
+};
+
+/// The collective of a shard that is alone, for the warm-up: a kernel that is loaded while another
+/// one waits for a peer could wait for that one in turn.
+class NoExchange final : public Collective {
+ public:
+  absl::string_view name() const override { return "none"; }
+  absl::Status AllReduce(int32_t /*rank*/, absl::Span<const kernels::Reduction> /*items*/,
+                         ShardStream /*stream*/) override {
+    return absl::OkStatus();
+  }
+  absl::Status Gather(int32_t /*rank*/, const uint64_t* /*mine*/, int64_t /*count*/,
+                      uint64_t* /*all*/, ShardStream /*stream*/) override {
+    return absl::OkStatus();
+  }
+  absl::Status Check() override { return absl::OkStatus(); }
+  void Abort() override {}
+};
+
+double SecondsBetween(cudaEvent_t begin, cudaEvent_t end) {
+  float milliseconds = 0;
+  return cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess ? milliseconds * 1e-3 : 0.0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Create(const HeadWeights& weights,
+                                                             Options options, LoadMeter& meter) {
+  std::unique_ptr<CudaShard> shard(new CudaShard(std::move(options)));
+  LOGPROBD_RETURN_IF_ERROR(shard->Initialize(weights, meter));
+  return shard;
+}
+
+CudaShard::~CudaShard() { (void)cudaSetDevice(options_.gpu); }
+
+absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter) {
+  const kernels::ChunkPlan& plan = options_.plan;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const int64_t needed_bytes = CudaHeadBytes(plan, weights.info().has_bias) + plan.workspace_bytes;
+  if (needed_bytes > static_cast<int64_t>(free_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("GPU ", options_.gpu, " has ", free_bytes >> 20,
+                     " MiB of memory free, its part of the head needs ", needed_bytes >> 20,
+                     " MiB (weight ", plan.weight_bytes() >> 20, ", workspace ",
+                     plan.workspace_bytes >> 20, ")"));
+  }
+  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "weight"));
+  LOGPROBD_ASSIGN_OR_RETURN(CudaHead head, LoadCudaHead(weights, plan, meter));
+  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "workspace"));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      scorer_, CudaScorer::Create(plan, std::make_shared<const CudaHead>(std::move(head))));
+  LOGPROBD_ASSIGN_OR_RETURN(copy_in_, CreateStream());
+  LOGPROBD_ASSIGN_OR_RETURN(compute_, CreateStream());
+  LOGPROBD_ASSIGN_OR_RETURN(copy_out_, CreateStream());
+  for (HiddenBuffer& buffer : hidden_) {
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.memory, AllocateDevice(plan.hidden_bytes, "hidden rows"));
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.own, CreateEvent());
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.filled, CreateEvent());
+    LOGPROBD_ASSIGN_OR_RETURN(buffer.read, CreateEvent());
+  }
+  for (const std::shared_ptr<PinnedBuffer>& host : options_.host_slots) {
+    LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(plan, host));
+    jobs_.push_back({.slot = std::move(slot)});
+  }
+  return WarmUp(weights.info());
+}
+
+/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a client's.
+absl::Status CudaShard::WarmUp(const HeadInfo& head) {
+  // With a host side of its own: the shards of an engine warm up at the same time.
+  LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<PinnedBuffer> host,
+                            CudaSlot::CreateHostSide(options_.plan));
+  LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(options_.plan, std::move(host)));
+  Job job = {.slot = std::move(slot)};
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    // The chunked way runs the same kernels for any number of rows.
+    const bool is_fused = scorer_->PathOf(KernelDtype(dtype)) == ScorePath::kFused;
+    for (const int64_t num_rows : kWarmUpRows) {
+      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0, job));
+      if (dtype == head.dtype && options_.plan.top_k_max > 0) {
+        LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max, job));
+      }
+      if (!is_fused) break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t num_rows,
+                                   int32_t top_k, Job& job) {
+  num_rows = std::min(num_rows, options_.plan.batch_rows_max);
+  const auto rows = static_cast<size_t>(num_rows);
+  const std::vector<std::byte> hidden(rows *
+                                      static_cast<size_t>(head.hidden_size * DtypeBytes(dtype)));
+  const std::vector<int32_t> zeros(rows, 0);
+  const std::vector<float> temperatures(rows, 1.0F);
+  ScoreBatch batch;
+  batch.dtype = dtype;
+  batch.num_rows = num_rows;
+  batch.hidden = hidden.data();
+  batch.targets = zeros;
+  batch.temperatures = temperatures;
+  batch.outputs = OutputSet(OutputSet::kAllBits);
+  batch.top_k = top_k;
+  batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
+  batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
+  RankTeam alone(1, std::make_unique<NoExchange>());
+  job.slot.Prepare(batch, 0);
+  job.slot.FillHost(batch, 1.0);
+  absl::Status status = EnqueuePass(batch, job, alone);
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the rows are read until then
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<StagingBuffer>> CudaShard::AllocateStaging(int64_t size_bytes) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
+  LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer memory, AllocatePinned(size_bytes, "staged hidden rows"));
+  return std::make_unique<PinnedStaging>(std::move(memory), size_bytes);
+}
+
+absl::Status CudaShard::Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) {
+  Job& job = jobs_[static_cast<size_t>(slot)];
+  absl::Status status = EnqueuePasses(batch, job, team);
+  if (!status.ok()) {
+    // What was enqueued still reads the caller's memory: the slot is done only after it.
+    (void)EnqueueEnd(job.slot);
+  }
+  return status;
+}
+
+absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& team) {
+  job.times = {};
+  job.num_blocks = 0;
+  const int64_t num_passes = job.slot.NumPasses(batch);
+  for (int64_t pass = 0; pass < num_passes; ++pass) {
+    job.slot.Prepare(batch, pass);
+    if (options_.rank == 0) {
+      job.slot.FillHost(batch, scorer_->Correction(KernelDtype(batch.dtype)));
+    }
+    LOGPROBD_RETURN_IF_ERROR(EnqueuePass(batch, job, team));
+    if (pass + 1 < num_passes) {  // the slots are needed again, by all
+      const cudaError_t ended = cudaEventSynchronize(job.slot.output_end());
+      absl::Status status = ended == cudaSuccess
+                                ? absl::OkStatus()
+                                : CudaStatus(ended, "between two passes", __FILE__, __LINE__);
+      LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, std::move(status)));
+      if (options_.rank == 0) job.slot.CopyOut(batch);
+      AddTimes(job);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team) {
+  CudaSlot& slot = job.slot;
+  const kernels::Dtype dtype = KernelDtype(batch.dtype);
+  const int64_t block_rows = scorer_->BlockRows(scorer_->PathOf(dtype), dtype,
+                                                slot.has_entropy_scales(), slot.top_k());
+  const int64_t row_bytes = options_.plan.hidden_size * DtypeBytes(batch.dtype);
+  job.num_blocks = 0;
+  for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
+    RowBlock block;
+    block.begin = row;
+    block.count = std::min(block_rows, slot.row_end() - row);
+    block.buffer = next_hidden_;
+    block.is_spread = team.size() > 1 && block.count * row_bytes >= kSpreadBytes;
+    block.is_first = row == slot.row_begin();
+    block.events = &slot.blocks()[static_cast<size_t>(job.num_blocks)];
+    next_hidden_ = (next_hidden_ + 1) % hidden_.size();
+    // From here on shards wait for each other: on the host for what was agreed, then on the GPUs
+    // for each other's rows and sums.
+    LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, EnqueueOwnRows(batch, block)));
+    const absl::Status joint = [&]() -> absl::Status {
+      LOGPROBD_RETURN_IF_ERROR(EnqueueOthersRows(batch, block));
+      if (block.is_first) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_end.get(), copy_in_.get()));
+      return EnqueueScores(batch, slot, block, team);
+    }();
+    if (!joint.ok() && team.size() > 1) {
+      team.Abort(absl::InternalError(joint.message()));
+      return team.aborted();
+    }
+    LOGPROBD_RETURN_IF_ERROR(joint);
+    ++job.num_blocks;
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), copy_out_.get()));
+  if (options_.rank == 0) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
+  return absl::OkStatus();
+}
+
+/// This shard's part of a block's rows, or all of them, from the host.
+absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
+  if (block.is_first) {
+    LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "batch"));
+  }
+  const HiddenBuffer& buffer = hidden_[block.buffer];
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), buffer.read.get()));
+  for (const CudaShard* peer : peers_) {  // until they have copied what lies here
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaStreamWaitEvent(copy_in_.get(), peer->hidden_[block.buffer].filled.get()));
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_begin.get(), copy_in_.get()));
+  if (!block.is_spread) return EnqueueHidden(batch, block, 0, block.count);
+  LOGPROBD_RETURN_IF_ERROR(EnqueueHidden(batch, block, PartBegin(block.count, options_.rank),
+                                         PartBegin(block.count, options_.rank + 1)));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.own.get(), copy_in_.get()));
+  return absl::OkStatus();
+}
+
+/// Rows [begin, end) of the block.
+absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
+                                      int64_t end) {
+  const int64_t element_bytes = DtypeBytes(batch.dtype);
+  const auto row_bytes = static_cast<size_t>(options_.plan.hidden_size * element_bytes);
+  const auto pitch = static_cast<size_t>(options_.plan.padded_hidden * element_bytes);
+  const auto rows = static_cast<size_t>(end - begin);
+  std::byte* const out = hidden_[block.buffer].memory.get() +
+                         scorer_->HiddenOffset(KernelDtype(batch.dtype)) +
+                         static_cast<size_t>(begin) * pitch;
+  const std::byte* const in = batch.hidden + static_cast<size_t>(block.begin + begin) * row_bytes;
+  if (pitch == row_bytes) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(out, in, rows * row_bytes, cudaMemcpyHostToDevice, copy_in_.get()));
+    return absl::OkStatus();
+  }
+  // What an earlier batch of another dtype left in the padding could be NaN, and 0 * NaN is NaN.
+  LOGPROBD_RETURN_IF_CUDA_ERROR(
+      cudaMemset2DAsync(out + row_bytes, pitch, 0, pitch - row_bytes, rows, copy_in_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, in, row_bytes, row_bytes, rows,
+                                                  cudaMemcpyHostToDevice, copy_in_.get()));
+  return absl::OkStatus();
+}
+
+/// The parts of a block that the other shards have taken from the host, from their buffers.
+absl::Status CudaShard::EnqueueOthersRows(const ScoreBatch& batch, const RowBlock& block) {
+  if (!block.is_spread) return absl::OkStatus();
+  const HiddenBuffer& buffer = hidden_[block.buffer];
+  const int64_t pitch = options_.plan.padded_hidden * DtypeBytes(batch.dtype);
+  const int64_t offset = scorer_->HiddenOffset(KernelDtype(batch.dtype));
+  for (int64_t i = 1; i < num_shards(); ++i) {  // each begins with another, so that links share
+    const int64_t rank = (options_.rank + i) % num_shards();
+    const CudaShard& peer = *peers_[static_cast<size_t>(rank)];
+    const HiddenBuffer& source = peer.hidden_[block.buffer];
+    const int64_t begin = PartBegin(block.count, rank);
+    const int64_t bytes = (PartBegin(block.count, rank + 1) - begin) * pitch;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), source.own.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyPeerAsync(
+        buffer.memory.get() + offset + begin * pitch, options_.gpu,
+        source.memory.get() + offset + begin * pitch, peer.options_.gpu, static_cast<size_t>(bytes),
+        copy_in_.get()));
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.filled.get(), copy_in_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot,
+                                      const RowBlock& rows, RankTeam& team) {
+  const CudaSlot::BlockEvents& events = *rows.events;
+  const HiddenBuffer& buffer = hidden_[rows.buffer];
+  CudaBlock block = slot.Block(rows.begin, rows.count);
+  block.hidden_dtype = KernelDtype(batch.dtype);
+  block.path = scorer_->PathOf(block.hidden_dtype);
+  block.hidden = buffer.memory.get();
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(compute_.get(), events.copy_end.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_begin.get(), compute_.get()));
+  LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueuePartials(block, compute_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_end.get(), compute_.get()));
+  LOGPROBD_RETURN_IF_ERROR(
+      num_shards() == 1 ? scorer_->EnqueueScores(block, compute_.get())
+                        : scorer_->EnqueueShardScores(block, options_.rank, team.collective(),
+                                                      compute_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.combine_end.get(), compute_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.read.get(), compute_.get()));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_out_.get(), events.combine_end.get()));
+  return absl::OkStatus();
+}
+
+/// Makes the slot's last event follow all that was enqueued so far.
+absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
+  for (cudaStream_t stream : {copy_in_.get(), compute_.get()}) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_out_.get(), slot.output_begin()));
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
+  const cudaError_t error =
+      cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
+  if (error == cudaErrorNotReady) return false;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(error);
+  return true;
+}
+
+absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
+  Job& job = jobs_[static_cast<size_t>(slot)];
+  if (options_.rank == 0) job.slot.CopyOut(batch);
+  AddTimes(job);
+  return job.times;
+}
+
+/// Those of the last pass.
+void CudaShard::AddTimes(Job& job) const {
+  for (int64_t i = 0; i < job.num_blocks; ++i) {
+    const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
+    job.times.h2d += SecondsBetween(events.copy_begin.get(), events.copy_end.get());
+    job.times.kernel += SecondsBetween(events.kernel_begin.get(), events.kernel_end.get());
+    job.times.combine += SecondsBetween(events.kernel_end.get(), events.combine_end.get());
+  }
+  job.times.d2h += SecondsBetween(job.slot.output_begin(), job.slot.output_end());
+}
+
+bool CudaShard::IsIdle() {
+  for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
+    if (cudaStreamQuery(stream) == cudaErrorNotReady) return false;
+  }
+  return true;
+}
+
+}  // namespace logprobd

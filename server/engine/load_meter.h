@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace logprobd {
+
+/// Adds up what several loaders have read. Thread-safe.
+class LoadMeter {
+ public:
+  /// `progress` (may be empty) is told by one thread at a time, never fewer bytes than before.
+  LoadMeter(int64_t total_bytes,
+            std::function<void(int64_t done_bytes, int64_t total_bytes)> progress)
+      : total_bytes_(total_bytes), progress_(std::move(progress)) {}
+
+  void Add(int64_t bytes) {
+    const absl::MutexLock lock(&mutex_);
+    done_bytes_ += bytes;
+    if (progress_) progress_(done_bytes_, total_bytes_);
+  }
+
+ private:
+  const int64_t total_bytes_;
+  const std::function<void(int64_t, int64_t)> progress_;
+  absl::Mutex mutex_;
+  int64_t done_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,218 @@
+#include "server/engine/nccl_collective.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/base/errors.h"
+#include "server/engine/cuda_status.h"
+#include "server/engine/nccl_library.h"
+
+namespace logprobd {
+namespace {
+
+using kernels::Reduction;
+using kernels::ReductionType;
+
+/// NCCL finds the links between GPUs in about a second.
+constexpr absl::Duration kConnectTime = absl::Seconds(60);
+constexpr absl::Duration kConnectPause = absl::Milliseconds(1);
+
+struct TypeAndOperation {
+  ncclDataType_t type;
+  ncclRedOp_t operation;
+};
+
+TypeAndOperation Of(ReductionType type) {
+  switch (type) {
+    case ReductionType::kMaxInt32:
+      return {ncclInt32, ncclMax};
+    case ReductionType::kMaxUint32:
+      return {ncclUint32, ncclMax};
+    case ReductionType::kMaxUint64:
+      return {ncclUint64, ncclMax};
+    case ReductionType::kSumInt32:
+      return {ncclInt32, ncclSum};
+    case ReductionType::kSumInt64:
+      break;
+  }
+  return {ncclInt64, ncclSum};
+}
+
+absl::Status ToldToStop() { return absl::AbortedError("the shards were told to stop"); }
+
+class NcclCollective final : public Collective {
+ public:
+  explicit NcclCollective(const NcclLibrary& nccl) : nccl_(nccl) {}
+  ~NcclCollective() override { Abort(); }
+
+  absl::Status Connect(absl::Span<const int32_t> gpus);
+
+  absl::string_view name() const override { return "nccl"; }
+  absl::Status AllReduce(int32_t rank, absl::Span<const Reduction> items,
+                         ShardStream stream) override;
+  absl::Status Gather(int32_t rank, const uint64_t* mine, int64_t count, uint64_t* all,
+                      ShardStream stream) override;
+  absl::Status Check() override;
+  void Abort() override;
+
+ private:
+  absl::Status StatusOf(ncclResult_t result, absl::string_view call) const {
+    return result == ncclSuccess ? absl::OkStatus()
+                                 : absl::InternalError(absl::StrCat(
+                                       "NCCL error ", static_cast<int>(result), ": ",
+                                       nccl_.get_error_string(result), " (", call, ")"));
+  }
+
+  /// Runs `calls` as one group of the rank and waits until NCCL has taken them, not until they end.
+  template <typename Calls>
+  absl::Status Group(int32_t rank, const Calls& calls);
+
+  /// A rank's communicator; calls on it never block, so the mutex is held briefly. Null once it was
+  /// aborted.
+  struct Rank {
+    absl::Mutex mutex;
+    ncclComm_t comm ABSL_GUARDED_BY(mutex) = nullptr;
+  };
+
+  /// What NCCL still does or has met.
+  absl::StatusOr<ncclResult_t> StateOf(Rank& rank) const;
+
+  const NcclLibrary& nccl_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::atomic<bool> is_aborted_ = false;
+};
+
+absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
+  ncclUniqueId id;
+  LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.get_unique_id(&id), "ncclGetUniqueId"));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  for (size_t rank = 0; rank < gpus.size(); ++rank) ranks_.push_back(std::make_unique<Rank>());
+  LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
+  absl::Status status;
+  for (size_t rank = 0; rank < gpus.size() && status.ok(); ++rank) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[rank]));
+    const absl::MutexLock lock(&ranks_[rank]->mutex);
+    const ncclResult_t result = nccl_.comm_init_rank_config(
+        &ranks_[rank]->comm, static_cast<int>(gpus.size()), id, static_cast<int>(rank), &config);
+    if (result != ncclInProgress) status = StatusOf(result, "ncclCommInitRankConfig");
+  }
+  const ncclResult_t ended = nccl_.group_end();
+  if (status.ok() && ended != ncclInProgress) status = StatusOf(ended, "ncclGroupEnd");
+  LOGPROBD_RETURN_IF_ERROR(status);
+  const absl::Time until = absl::Now() + kConnectTime;
+  for (const std::unique_ptr<Rank>& rank : ranks_) {
+    ncclResult_t state = ncclInProgress;
+    while (state == ncclInProgress) {
+      LOGPROBD_ASSIGN_OR_RETURN(state, StateOf(*rank));
+      if (state == ncclInProgress && absl::Now() > until) {
+        return absl::InternalError("NCCL did not connect the GPUs within a minute");
+      }
+      if (state == ncclInProgress) absl::SleepFor(kConnectPause);
+    }
+    LOGPROBD_RETURN_IF_ERROR(StatusOf(state, "connecting the GPUs"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Calls>
+absl::Status NcclCollective::Group(int32_t rank, const Calls& calls) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  ncclResult_t state = ncclSuccess;
+  {
+    const absl::MutexLock lock(&own.mutex);
+    if (own.comm == nullptr) return ToldToStop();
+    LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
+    const absl::Status called = calls(own.comm);
+    state = nccl_.group_end();
+    LOGPROBD_RETURN_IF_ERROR(called);
+  }
+  while (state == ncclInProgress) {
+    LOGPROBD_ASSIGN_OR_RETURN(state, StateOf(own));
+  }
+  return StatusOf(state, "ncclGroupEnd");
+}
+
+absl::StatusOr<ncclResult_t> NcclCollective::StateOf(Rank& rank) const {
+  const absl::MutexLock lock(&rank.mutex);
+  if (rank.comm == nullptr) return ToldToStop();
+  ncclResult_t state = ncclSuccess;
+  LOGPROBD_RETURN_IF_ERROR(
+      StatusOf(nccl_.comm_get_async_error(rank.comm, &state), "ncclCommGetAsyncError"));
+  return state;
+}
+
+absl::Status NcclCollective::AllReduce(int32_t rank, absl::Span<const Reduction> items,
+                                       ShardStream stream) {
+  return Group(rank, [&](ncclComm_t comm) -> absl::Status {
+    for (const Reduction& item : items) {
+      if (item.count == 0) continue;
+      const TypeAndOperation how = Of(item.type);
+      const ncclResult_t result =
+          nccl_.all_reduce(item.values, item.values, static_cast<size_t>(item.count), how.type,
+                           how.operation, comm, stream);
+      if (result != ncclInProgress) {
+        LOGPROBD_RETURN_IF_ERROR(StatusOf(result, "ncclAllReduce"));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t count,
+                                    uint64_t* all, ShardStream stream) {
+  const auto size = static_cast<size_t>(count);
+  if (rank == 0) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(all, mine, size * sizeof(uint64_t),
+                                                  cudaMemcpyDeviceToDevice, stream));
+  }
+  return Group(rank, [&](ncclComm_t comm) -> absl::Status {
+    if (rank != 0) {
+      const ncclResult_t result = nccl_.send(mine, size, ncclUint64, 0, comm, stream);
+      return result == ncclInProgress ? absl::OkStatus() : StatusOf(result, "ncclSend");
+    }
+    for (size_t peer = 1; peer < ranks_.size(); ++peer) {
+      const ncclResult_t result =
+          nccl_.recv(all + peer * size, size, ncclUint64, static_cast<int>(peer), comm, stream);
+      if (result != ncclInProgress) LOGPROBD_RETURN_IF_ERROR(StatusOf(result, "ncclRecv"));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status NcclCollective::Check() {
+  if (is_aborted_) return absl::OkStatus();  // the team knows
+  for (const std::unique_ptr<Rank>& rank : ranks_) {
+    LOGPROBD_ASSIGN_OR_RETURN(const ncclResult_t state, StateOf(*rank));
+    if (state != ncclInProgress) LOGPROBD_RETURN_IF_ERROR(StatusOf(state, "in a collective"));
+  }
+  return absl::OkStatus();
+}
+
+void NcclCollective::Abort() {
+  if (is_aborted_.exchange(true)) return;
+  for (const std::unique_ptr<Rank>& rank : ranks_) {
+    const absl::MutexLock lock(&rank->mutex);
+    if (rank->comm != nullptr) (void)nccl_.comm_abort(std::exchange(rank->comm, nullptr));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(absl::Span<const int32_t> gpus) {
+  LOGPROBD_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, LoadNccl());
+  auto collective = std::make_unique<NcclCollective>(*nccl);
+  LOGPROBD_RETURN_IF_ERROR(collective->Connect(gpus));
+  return collective;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,48 @@
+#include "server/engine/nccl_library.h"
+
+#include <dlfcn.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace logprobd {
+namespace {
+
+template <typename Function>
+bool Find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+absl::StatusOr<NcclLibrary> Load() {
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL cannot be loaded (", dlerror(),
+                     "): install libnccl2 or put its folder into LD_LIBRARY_PATH"));
+  }
+  NcclLibrary nccl;
+  const bool is_whole = Find(library, "ncclGetErrorString", nccl.get_error_string) &&
+                        Find(library, "ncclGetUniqueId", nccl.get_unique_id) &&
+                        Find(library, "ncclCommInitRankConfig", nccl.comm_init_rank_config) &&
+                        Find(library, "ncclCommGetAsyncError", nccl.comm_get_async_error) &&
+                        Find(library, "ncclCommAbort", nccl.comm_abort) &&
+                        Find(library, "ncclGroupStart", nccl.group_start) &&
+                        Find(library, "ncclGroupEnd", nccl.group_end) &&
+                        Find(library, "ncclAllReduce", nccl.all_reduce) &&
+                        Find(library, "ncclSend", nccl.send) &&
+                        Find(library, "ncclRecv", nccl.recv);
+  if (!is_whole) {
+    return absl::FailedPreconditionError("libnccl.so.2 is too old: 2.14 or later is needed");
+  }
+  return nccl;
+}
+
+}  // namespace
+
+absl::StatusOr<const NcclLibrary*> LoadNccl() {
+  static const auto* const library = new absl::StatusOr<NcclLibrary>(Load());
+  if (!library->ok()) return library->status();
+  return &**library;
+}
+
+}  // namespace logprobd

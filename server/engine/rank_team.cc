@@ -1,0 +1,42 @@
+#include "server/engine/rank_team.h"
+
+namespace logprobd {
+
+RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
+    : size_(size),
+      collective_(std::move(collective)),
+      meeting_(size),
+      next_round_(static_cast<size_t>(size), 0) {
+  for (Round& round : rounds_) round.statuses.resize(static_cast<size_t>(size));
+}
+
+absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
+  if (size_ == 1) return status;
+  const auto own = static_cast<size_t>(rank);
+  // Two rounds in turn: a rank writes to one again only after all have met in the other, and so
+  // have read this one.
+  std::vector<absl::Status>& statuses = rounds_[next_round_[own]].statuses;
+  next_round_[own] ^= 1;
+  statuses[own] = std::move(status);
+  if (!meeting_.Meet()) return aborted();
+  for (const absl::Status& said : statuses) {
+    if (!said.ok()) return said;
+  }
+  return absl::OkStatus();
+}
+
+void RankTeam::Abort(const absl::Status& why) {
+  {
+    const absl::MutexLock lock(&mutex_);
+    aborted_.Update(why);
+  }
+  meeting_.Break();
+  if (collective_ != nullptr) collective_->Abort();
+}
+
+absl::Status RankTeam::aborted() const {
+  const absl::MutexLock lock(&mutex_);
+  return aborted_;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,323 @@
+#include "server/engine/sharded_engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "kernels/common/tile.h"
+#include "kernels/cpu/thread_pool.h"
+#include "server/base/check.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/base/start_thread.h"
+#include "server/engine/batch_check.h"
+
+namespace logprobd {
+namespace {
+
+/// How long a batch is looked for before the finish thread sleeps between looks: waking up takes as
+/// long as a small batch.
+constexpr absl::Duration kLookFor = absl::Milliseconds(2);
+constexpr absl::Duration kPause = absl::Microseconds(50);
+
+/// How often a batch that is still being enqueued is looked at.
+constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
+
+/// How long shards that were told to stop are waited for before their batch is answered: a device
+/// that hangs never comes to rest.
+constexpr absl::Duration kRestTime = absl::Seconds(5);
+
+/// Whether the shards are as able as before after this failure of a batch.
+bool IsOfTheBatchAlone(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsInvalidArgument(status);
+}
+
+class ShardedEngine final : public ScoringEngine {
+ public:
+  ShardedEngine(ShardedEngineOptions options, std::vector<std::unique_ptr<EngineShard>> shards,
+                std::unique_ptr<Collective> collective)
+      : options_(std::move(options)),
+        clock_(*options_.clock),
+        shards_(std::move(shards)),
+        team_(static_cast<int32_t>(shards_.size()), std::move(collective)),
+        rank_threads_(static_cast<int32_t>(shards_.size())) {}
+
+  ~ShardedEngine() override {
+    {
+      const absl::MutexLock lock(&mutex_);
+      is_stopping_ = true;
+    }
+    if (submit_thread_.joinable()) submit_thread_.join();
+    if (finish_thread_.joinable()) finish_thread_.join();
+  }
+
+  /// Once, before the first batch.
+  absl::Status StartThreads() {
+    LOGPROBD_ASSIGN_OR_RETURN(submit_thread_,
+                              StartThread("engine-submit", [this] { RunSubmitThread(); }));
+    LOGPROBD_ASSIGN_OR_RETURN(finish_thread_,
+                              StartThread("engine-finish", [this] { RunFinishThread(); }));
+    return absl::OkStatus();
+  }
+
+  const HeadInfo& info() const override { return options_.info; }
+  int64_t batch_rows_max() const override { return options_.batch_rows_max; }
+  MemoryPlan memory() const override { return options_.memory; }
+  bool healthy() const override { return is_healthy_.load(std::memory_order_acquire); }
+
+  absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override {
+    return shards_.front()->AllocateStaging(size_bytes);
+  }
+
+  void Start(ScoreBatch& batch, ScoreDone done) override {
+    const absl::MutexLock lock(&mutex_);
+    LOGPROBD_CHECK(jobs_.size() < kBatchesInFlight);
+    jobs_.push_back(std::make_shared<Job>());
+    jobs_.back()->batch = &batch;
+    jobs_.back()->done = std::move(done);
+    jobs_.back()->slot = next_slot_;
+    jobs_.back()->deadline = clock_.Now() + options_.batch_time_max;
+    next_slot_ = (next_slot_ + 1) % kBatchesInFlight;
+  }
+
+ private:
+  /// A batch between Start and `done`.
+  struct Job {
+    ScoreBatch* batch = nullptr;
+    ScoreDone done = {};
+    int32_t slot = 0;
+    absl::Time deadline;
+    bool is_taken = false;     ///< By the submit thread. As the next two: guarded by mutex_.
+    bool is_enqueued = false;  ///< By every shard.
+    absl::Status status = {};  ///< Of enqueuing.
+  };
+  using JobPointer = std::shared_ptr<Job>;
+
+  // The submit thread.
+  void RunSubmitThread();
+  JobPointer NextToSubmit();
+  absl::Status Enqueue(Job& job);
+
+  // The finish thread.
+  void RunFinishThread();
+  JobPointer NextToFinish();
+  absl::Status Finish(Job& job);
+  absl::Status AwaitShards(const Job& job);
+  absl::Status Collect(Job& job);
+  void Fail(const absl::Status& status);
+  void RecordFailure(const absl::Status& status);
+  absl::Status TimedOut() const;
+
+  bool HasJobToSubmit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return is_stopping_ || (!jobs_.empty() && !jobs_.back()->is_taken);
+  }
+  bool HasJobToFinish() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return jobs_.empty() ? is_stopping_ : jobs_.front()->is_enqueued;
+  }
+
+  const ShardedEngineOptions options_;
+  const Clock& clock_;
+  const std::vector<std::unique_ptr<EngineShard>> shards_;
+  RankTeam team_;
+  kernels::ThreadPool rank_threads_;  ///< Of the submit thread.
+  std::atomic<bool> is_healthy_ = true;
+
+  absl::Mutex mutex_;
+  std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< In order of Start, until `done`.
+  int32_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread submit_thread_;
+  std::thread finish_thread_;
+};
+
+void ShardedEngine::RunSubmitThread() {
+  while (const JobPointer job = NextToSubmit()) {
+    absl::Status status =
+        healthy() ? CheckBatchFits(*job->batch, options_.batch_rows_max, options_.top_k_max)
+                  : absl::UnavailableError("this replica of the head has failed");
+    if (status.ok()) status = Enqueue(*job);
+    const absl::MutexLock lock(&mutex_);
+    job->status = std::move(status);
+    job->is_enqueued = true;
+  }
+}
+
+/// The oldest batch that was not taken; null when the engine stops and none is left.
+ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
+  const absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &ShardedEngine::HasJobToSubmit));
+  for (const JobPointer& job : jobs_) {
+    if (!job->is_taken) {
+      job->is_taken = true;
+      return job;
+    }
+  }
+  return nullptr;
+}
+
+absl::Status ShardedEngine::Enqueue(Job& job) {
+  std::vector<absl::Status> statuses(shards_.size());
+  // As many threads as shards, so that all of them are at work when one waits for the others.
+  rank_threads_.ForEach(team_.size(), [&](int64_t rank, int32_t /*thread*/) {
+    const auto i = static_cast<size_t>(rank);
+    statuses[i] = shards_[i]->Enqueue(*job.batch, job.slot, team_);
+  });
+  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+void ShardedEngine::RunFinishThread() {
+  while (const JobPointer job = NextToFinish()) {
+    absl::Status status = Finish(*job);
+    ScoreDone done = std::move(job->done);
+    {
+      const absl::MutexLock lock(&mutex_);
+      jobs_.pop_front();
+    }
+    std::move(done)(std::move(status));
+  }
+}
+
+/// The oldest batch once it is enqueued or its time has passed; null when the engine stops and none
+/// is left.
+ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
+  const absl::MutexLock lock(&mutex_);
+  while (true) {
+    const absl::Time now = clock_.Now();
+    if (!jobs_.empty() && (jobs_.front()->is_enqueued || jobs_.front()->deadline <= now)) {
+      return jobs_.front();
+    }
+    if (jobs_.empty() && is_stopping_) return nullptr;
+    clock_.AwaitUntil(mutex_, absl::Condition(this, &ShardedEngine::HasJobToFinish),
+                      now + kWatchPeriod);
+  }
+}
+
+absl::Status ShardedEngine::Finish(Job& job) {
+  absl::Status status;
+  {
+    const absl::MutexLock lock(&mutex_);
+    status = job.is_enqueued ? job.status : TimedOut();
+  }
+  if (status.ok()) status = AwaitShards(job);
+  if (status.ok()) status = Collect(job);
+  if (status.ok()) return status;
+  RecordFailure(status);
+  if (IsOfTheBatchAlone(status)) {
+    // What was enqueued before the failure still reads the caller's memory.
+    const absl::Status rest = AwaitShards(job);
+    if (rest.ok()) return status;
+    status = rest;
+  }
+  if (healthy()) Fail(status);
+  return status;
+}
+
+absl::Status ShardedEngine::AwaitShards(const Job& job) {
+  const absl::Time sleep_from = absl::Now() + kLookFor;
+  while (true) {
+    bool is_done = true;
+    for (const std::unique_ptr<EngineShard>& shard : shards_) {
+      LOGPROBD_ASSIGN_OR_RETURN(const bool is_shard_done, shard->IsDone(job.slot));
+      is_done = is_done && is_shard_done;
+    }
+    if (team_.size() > 1) LOGPROBD_RETURN_IF_ERROR(team_.collective().Check());
+    if (is_done) return team_.aborted();  // what was told to stop has ended too, without scores
+    if (clock_.Now() >= job.deadline) return TimedOut();
+    if (absl::Now() < sleep_from) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(kPause);
+    }
+  }
+}
+
+absl::Status ShardedEngine::Collect(Job& job) {
+  ScoreBatch& batch = *job.batch;
+  batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = batch.d2h_seconds = 0;
+  for (size_t rank = 0; rank < shards_.size(); ++rank) {
+    LOGPROBD_ASSIGN_OR_RETURN(const ShardTimes times, shards_[rank]->Collect(batch, job.slot));
+    // The slowest shard's; only the first joins last and copies scores out.
+    batch.h2d_seconds = std::max(batch.h2d_seconds, times.h2d);
+    batch.kernel_seconds = std::max(batch.kernel_seconds, times.kernel);
+    if (rank == 0) {
+      batch.combine_seconds = times.combine;
+      batch.d2h_seconds = times.d2h;
+    }
+    if (options_.metrics != nullptr && rank < options_.gpus.size()) {
+      const int64_t end =
+          std::min(options_.tiles[rank].end * kernels::kTileColumns, options_.info.vocab_size);
+      const int64_t columns = end - options_.tiles[rank].begin * kernels::kTileColumns;
+      const double flops = 2.0 * static_cast<double>(batch.num_rows) *
+                           static_cast<double>(columns) *
+                           static_cast<double>(options_.info.hidden_size);
+      options_.metrics->RecordFlops(options_.gpus[rank], flops, times.kernel + times.combine);
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// No further batch is scored; waits until those in flight no longer touch their memory.
+void ShardedEngine::Fail(const absl::Status& status) {
+  is_healthy_.store(false, std::memory_order_release);
+  LogError(
+      "a replica of the head has failed",
+      {{"head", options_.info.name}, {"replica", options_.replica}, {"error", status.message()}});
+  team_.Abort(status);
+  const absl::Time until = absl::Now() + kRestTime;
+  const auto is_idle = [&] {
+    {
+      const absl::MutexLock lock(&mutex_);
+      const auto is_enqueuing = [](const JobPointer& job) {
+        return job->is_taken && !job->is_enqueued;
+      };
+      if (std::any_of(jobs_.begin(), jobs_.end(), is_enqueuing)) return false;
+    }
+    return std::all_of(shards_.begin(), shards_.end(),
+                       [](const auto& shard) { return shard->IsIdle(); });
+  };
+  while (!is_idle() && absl::Now() < until) absl::SleepFor(kPause);
+}
+
+void ShardedEngine::RecordFailure(const absl::Status& status) {
+  if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) return;
+  for (const int32_t gpu : options_.gpus) {
+    options_.metrics->RecordGpuError(gpu, absl::IsResourceExhausted(status) ? "out_of_memory"
+                                          : absl::IsUnavailable(status)     ? "timeout"
+                                                                            : "cuda");
+  }
+}
+
+absl::Status ShardedEngine::TimedOut() const {
+  return absl::UnavailableError(absl::StrCat("the batch was not scored within ",
+                                             absl::FormatDuration(options_.batch_time_max),
+                                             ": the replica counts as hung"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateShardedEngine(
+    ShardedEngineOptions options, std::vector<std::unique_ptr<EngineShard>> shards,
+    std::unique_ptr<Collective> collective) {
+  LOGPROBD_CHECK(!shards.empty() && shards.size() == options.tiles.size());
+  LOGPROBD_CHECK(shards.size() == 1 || collective != nullptr);
+  try {
+    auto engine = std::make_unique<ShardedEngine>(std::move(options), std::move(shards),
+                                                  std::move(collective));
+    LOGPROBD_RETURN_IF_ERROR(engine->StartThreads());
+    return engine;
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("threads for the shards cannot be started: ", error.what()));
+  }
+}
+
+}  // namespace logprobd

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/scoring_engine.h"
+#include "server/engine/collective.h"
+#include "server/engine/engine_shard.h"
+#include "server/engine/vocab_partition.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// One replica of a head: a shard on each of its devices, which score every batch together.
+///
+///   Start -> submit thread: every shard's Enqueue, in parallel -> finish thread: watches until all
+///   are done, brings the scores into place, `done`
+///
+/// Failures: what all shards agree on before a device waits for another (no memory, a batch that
+/// does not fit) fails that batch alone. Anything else, and a batch that takes longer than
+/// `batch_time_max`, fails the batches in flight and makes the engine unhealthy for good: INTERNAL
+/// for a device or its means of joining, UNAVAILABLE for time and for what comes later.
+struct ShardedEngineOptions {
+  HeadInfo info;
+  MemoryPlan memory;
+  int64_t batch_rows_max = 0;
+  int32_t top_k_max = 0;
+  /// Longest time from Start of a batch, which may wait for one other, to its end.
+  absl::Duration batch_time_max = absl::InfiniteDuration();
+  std::vector<TileRange> tiles;  ///< A shard each.
+  std::vector<int32_t> gpus;     ///< Ordinals for the metrics, a shard each; empty on a CPU.
+  int32_t replica = 0;
+  const Clock* clock = &Clock::Steady();
+  Metrics* metrics = nullptr;  ///< May be null.
+};
+
+/// `collective` joins what the shards know; null for one shard. RESOURCE_EXHAUSTED when threads
+/// cannot be had.
+absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateShardedEngine(
+    ShardedEngineOptions options, std::vector<std::unique_ptr<EngineShard>> shards,
+    std::unique_ptr<Collective> collective);
+
+}  // namespace logprobd

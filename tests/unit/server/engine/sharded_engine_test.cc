@@ -1,0 +1,239 @@
+#include "server/engine/sharded_engine.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/engine/in_process_collective.h"
+#include "tests/support/fake_clock.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::ElementsAre;
+
+/// What all shards of a test share.
+struct Devices {
+  absl::Mutex mutex;
+  std::vector<int32_t> enqueued;  ///< Slots, by rank 0.
+  std::vector<int32_t> collected;
+  bool is_held = false;  ///< Batches are enqueued and do not end.
+  absl::Status device;   ///< What rank 1's IsDone returns.
+  absl::Status agreed;   ///< What rank 1 brings to the agreement.
+  std::atomic<bool> is_idle = true;
+};
+
+class FakeShard final : public EngineShard {
+ public:
+  FakeShard(int32_t rank, Devices& devices) : rank_(rank), devices_(devices) {}
+
+  absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t /*size_bytes*/) override {
+    return absl::ResourceExhaustedError("none");
+  }
+
+  absl::Status Enqueue(ScoreBatch& /*batch*/, int32_t slot, RankTeam& team) override {
+    absl::Status own;
+    {
+      const absl::MutexLock lock(&devices_.mutex);
+      if (rank_ == 0) devices_.enqueued.push_back(slot);
+      if (rank_ == 1) own = devices_.agreed;
+    }
+    return team.Agree(rank_, std::move(own));
+  }
+
+  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override {
+    const absl::MutexLock lock(&devices_.mutex);
+    if (rank_ == 1 && !devices_.device.ok()) return devices_.device;
+    return !devices_.is_held;
+  }
+
+  absl::StatusOr<ShardTimes> Collect(ScoreBatch& /*batch*/, int32_t slot) override {
+    const absl::MutexLock lock(&devices_.mutex);
+    if (rank_ == 0) devices_.collected.push_back(slot);
+    return ShardTimes{.h2d = 1.0 + rank_, .kernel = 5.0 - rank_, .combine = 2.0 + rank_, .d2h = 3};
+  }
+
+  bool IsIdle() override { return devices_.is_idle; }
+
+ private:
+  const int32_t rank_;
+  Devices& devices_;
+};
+
+/// A batch that is only ever passed on.
+struct Passed {
+  ScoreBatch batch;
+  absl::Status status = absl::UnknownError("not answered");
+  absl::Notification done;
+  std::vector<int32_t> targets = {0};
+  std::vector<float> temperatures = {1.0F};
+  std::vector<uint8_t> nonfinite = {0};
+
+  Passed() {
+    batch.num_rows = 1;
+    batch.targets = targets;
+    batch.temperatures = temperatures;
+    batch.nonfinite = absl::MakeSpan(nonfinite);
+  }
+
+  void Start(ScoringEngine& engine) {
+    engine.Start(batch, [this](absl::Status ended) {
+      status = std::move(ended);
+      done.Notify();
+    });
+  }
+
+  const absl::Status& Wait() {
+    done.WaitForNotification();
+    return status;
+  }
+};
+
+class ShardedEngineTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<ScoringEngine> Create(int32_t num_shards) {
+    ShardedEngineOptions options;
+    options.info.vocab_size = 192 * num_shards;
+    options.info.hidden_size = 4;
+    options.batch_rows_max = 8;
+    options.batch_time_max = absl::Seconds(30);
+    options.clock = &clock_;
+    std::vector<std::unique_ptr<EngineShard>> shards;
+    for (int32_t rank = 0; rank < num_shards; ++rank) {
+      options.tiles.push_back({rank, rank + 1});
+      shards.push_back(std::make_unique<FakeShard>(rank, devices_));
+    }
+    auto collective = num_shards > 1 ? std::make_unique<InProcessCollective>(num_shards) : nullptr;
+    auto engine = CreateShardedEngine(std::move(options), std::move(shards), std::move(collective));
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+
+  void Hold(bool is_held) {
+    const absl::MutexLock lock(&devices_.mutex);
+    devices_.is_held = is_held;
+  }
+
+  testing::FakeClock clock_;
+  Devices devices_;
+};
+
+TEST_F(ShardedEngineTest, TakesItsSlotsInTurnAndEndsBatchesInOrder) {
+  const auto engine = Create(2);
+
+  for (int i = 0; i < 4; ++i) {
+    Passed batch;
+    batch.Start(*engine);
+    EXPECT_TRUE(batch.Wait().ok()) << batch.status;
+  }
+
+  EXPECT_THAT(devices_.enqueued, ElementsAre(0, 1, 0, 1));
+  EXPECT_THAT(devices_.collected, ElementsAre(0, 1, 0, 1));
+}
+
+TEST_F(ShardedEngineTest, TellsTheSlowestShardsTimesAndTheFirstOnesLastSteps) {
+  const auto engine = Create(3);
+  Passed batch;
+
+  batch.Start(*engine);
+  ASSERT_TRUE(batch.Wait().ok()) << batch.status;
+
+  EXPECT_EQ(batch.batch.h2d_seconds, 3);
+  EXPECT_EQ(batch.batch.kernel_seconds, 5);
+  EXPECT_EQ(batch.batch.combine_seconds, 2);
+  EXPECT_EQ(batch.batch.d2h_seconds, 3);
+}
+
+TEST_F(ShardedEngineTest, ABatchThatDoesNotFitNeverReachesAShard) {
+  const auto engine = Create(2);
+  Passed batch;
+  batch.batch.num_rows = 9;
+
+  batch.Start(*engine);
+
+  EXPECT_TRUE(absl::IsInvalidArgument(batch.Wait())) << batch.status;
+  EXPECT_TRUE(devices_.enqueued.empty());
+  EXPECT_TRUE(engine->healthy());
+}
+
+TEST_F(ShardedEngineTest, WhatAllAgreedIsShortOfMemoryLeavesTheEngineUsable) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  Passed failed;
+  Passed later;
+
+  failed.Start(*engine);
+  failed.Wait();
+  devices_.agreed = absl::OkStatus();
+  later.Start(*engine);
+
+  EXPECT_EQ(failed.status, absl::ResourceExhaustedError("no memory"));
+  EXPECT_TRUE(later.Wait().ok()) << later.status;
+  EXPECT_TRUE(engine->healthy());
+}
+
+// E77: a device's error that sticks fails the batches in flight and refuses what comes later.
+TEST_F(ShardedEngineTest, ADevicesErrorFailsWhatIsInFlightAndEveryLaterBatch) {
+  for (const int32_t num_shards : {2, 4}) {
+    const auto engine = Create(num_shards);
+    Hold(true);
+    Passed first;
+    Passed second;
+    Passed later;
+    first.Start(*engine);
+    second.Start(*engine);
+
+    {
+      const absl::MutexLock lock(&devices_.mutex);
+      devices_.device = absl::InternalError("illegal address");
+    }
+    first.Wait();
+    second.Wait();
+    later.Start(*engine);
+    later.Wait();
+
+    EXPECT_EQ(first.status, absl::InternalError("illegal address"));
+    EXPECT_FALSE(second.status.ok());
+    EXPECT_TRUE(absl::IsUnavailable(later.status)) << later.status;
+    EXPECT_FALSE(engine->healthy());
+    devices_.device = absl::OkStatus();
+    Hold(false);
+  }
+}
+
+// E78: a kernel that hangs is given up by the watchdog, with one shard as with several.
+TEST_F(ShardedEngineTest, ABatchThatTakesTooLongMakesTheEngineUnhealthy) {
+  for (const int32_t num_shards : {1, 2}) {
+    const auto engine = Create(num_shards);
+    Hold(true);
+    Passed batch;
+    batch.Start(*engine);
+
+    clock_.Advance(absl::Seconds(31));
+
+    EXPECT_TRUE(absl::IsUnavailable(batch.Wait())) << batch.status;
+    EXPECT_FALSE(engine->healthy());
+    Hold(false);
+  }
+}
+
+TEST_F(ShardedEngineTest, ABatchWithinItsTimeIsWaitedFor) {
+  const auto engine = Create(2);
+  Hold(true);
+  Passed batch;
+  batch.Start(*engine);
+
+  clock_.Advance(absl::Seconds(29));
+  Hold(false);
+
+  EXPECT_TRUE(batch.Wait().ok()) << batch.status;
+  EXPECT_TRUE(engine->healthy());
+}
+
+}  // namespace
+}  // namespace logprobd
