@@ -1,5 +1,6 @@
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,18 @@
 
 namespace logprobd::client {
 namespace {
+
+nlohmann::ordered_json ToJson(const std::vector<Shard>& layout) {
+  nlohmann::ordered_json shards = nlohmann::ordered_json::array();
+  for (const Shard& shard : layout) {
+    shards.push_back({{"replica", shard.replica},
+                      {"shard", shard.shard},
+                      {"device", shard.device},
+                      {"vocab_begin", shard.vocab_begin},
+                      {"vocab_end", shard.vocab_end}});
+  }
+  return shards;
+}
 
 nlohmann::ordered_json ToJson(const Head& head) {
   return {{"name", head.name},
@@ -28,6 +41,7 @@ nlohmann::ordered_json ToJson(const Head& head) {
           {"engine", head.engine},
           {"weight_bytes", head.weight_bytes},
           {"transports", head.transports},
+          {"layout", ToJson(head.layout)},
           {"limits",
            {{"message_bytes_max", head.limits.message_bytes_max},
             {"request_rows_max", head.limits.request_rows_max},
@@ -51,6 +65,8 @@ void PrintTables(const ServerInfo& info, std::ostream& out) {
                "tensor", "engine", "ready"});
   Table limits({"limits of head", "message", "rows", "top_k", "candidates", "segments", "window",
                 "transports"});
+  Table layout({"layout of head", "replica", "shard", "device", "ids"});
+  bool has_layout = false;
   for (const Head& head : info.heads) {
     const std::string padding =
         head.vocab_rows > head.vocab_size
@@ -65,6 +81,12 @@ void PrintTables(const ServerInfo& info, std::ostream& out) {
                    CountText(head.limits.request_rows_max), CountText(head.limits.top_k_max),
                    CountText(head.limits.candidates_max), CountText(head.limits.segments_max),
                    CountText(head.limits.stream_window), absl::StrJoin(head.transports, ",")});
+    for (const Shard& shard : head.layout) {
+      layout.AddRow({head.name, absl::StrCat(shard.replica), absl::StrCat(shard.shard),
+                     shard.device,
+                     absl::StrCat("[", shard.vocab_begin, ", ", shard.vocab_end, ")")});
+      has_layout = true;
+    }
   }
   out << "logprobd " << info.server_version << "\n\n";
   if (info.heads.empty()) {
@@ -74,6 +96,10 @@ void PrintTables(const ServerInfo& info, std::ostream& out) {
   heads.Print(out);
   out << '\n';
   limits.Print(out);
+  if (has_layout) {
+    out << '\n';
+    layout.Print(out);
+  }
 }
 
 int RunInfo(const CommonOptions& options, const CommandStreams& streams) {

@@ -18,6 +18,15 @@ struct Limits {
   int64_t stream_window = 0;
 };
 
+/// A part of a head's vocabulary and the device that holds it.
+struct Shard {
+  int32_t replica = 0;  ///< From 0; each holds one whole head.
+  int32_t shard = 0;    ///< From 0, in the order of the vocabulary.
+  std::string device;   ///< "gpu0", "cpu".
+  int64_t vocab_begin = 0;
+  int64_t vocab_end = 0;  ///< One beyond the last id.
+};
+
 /// A head as the server describes it.
 struct Head {
   std::string name;
@@ -37,6 +46,7 @@ struct Head {
   int64_t weight_bytes = 0;
   Limits limits;
   std::vector<std::string> transports;
+  std::vector<Shard> layout;  ///< Replica by replica; empty from an older server.
 };
 
 struct ServerInfo {

@@ -4,6 +4,7 @@
 #include <grpcpp/support/slice.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,18 @@ Limits ToLimits(const v1::Limits& limits) {
   return result;
 }
 
+std::vector<Shard> ToLayout(const v1::Head& head) {
+  std::vector<Shard> layout;
+  for (const v1::Shard& shard : head.layout()) {
+    layout.push_back({.replica = static_cast<int32_t>(shard.replica()),
+                      .shard = static_cast<int32_t>(shard.shard()),
+                      .device = shard.device(),
+                      .vocab_begin = shard.vocab_begin(),
+                      .vocab_end = shard.vocab_end()});
+  }
+  return layout;
+}
+
 Head ToHead(const v1::Head& head) {
   return {.name = head.name(),
           .model_type = head.model_type(),
@@ -60,7 +73,8 @@ Head ToHead(const v1::Head& head) {
           .engine = head.engine(),
           .weight_bytes = static_cast<int64_t>(head.weight_bytes()),
           .limits = ToLimits(head.limits()),
-          .transports = {head.transports().begin(), head.transports().end()}};
+          .transports = {head.transports().begin(), head.transports().end()},
+          .layout = ToLayout(head)};
 }
 
 }  // namespace

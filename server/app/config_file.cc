@@ -51,6 +51,8 @@ bool TypeFits(Flag::Kind kind, toml::value_t type) {
     case Flag::Kind::kInteger:
       return type == toml::value_t::integer;
     case Flag::Kind::kBytes:
+    case Flag::Kind::kCount:
+    case Flag::Kind::kGpus:
       return type == toml::value_t::integer || type == toml::value_t::string;
     case Flag::Kind::kNumber:
       return type == toml::value_t::integer || type == toml::value_t::floating;
@@ -70,6 +72,10 @@ absl::string_view ExpectedType(Flag::Kind kind) {
       return "a whole number";
     case Flag::Kind::kBytes:
       return "a whole number or a string as \"64MiB\"";
+    case Flag::Kind::kCount:
+      return "a whole number or \"auto\"";
+    case Flag::Kind::kGpus:
+      return "a string as \"0,1\" or \"auto\"";
     case Flag::Kind::kNumber:
       return "a number";
   }

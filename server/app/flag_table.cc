@@ -12,6 +12,7 @@ constexpr double kMillion = 1e6;
 constexpr double kKib = 1024;
 constexpr double kGib = kKib * kKib * kKib;
 constexpr double kTib = kKib * kGib;
+constexpr double kPlacesMax = 256;
 constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
 
 using Kind = Flag::Kind;
@@ -50,7 +51,14 @@ std::vector<Flag> MakeFlags() {
        0,
        0,
        {"auto", "fused", "chunked"}},
-      {"gpu", "Engine", Kind::kInteger, &O::gpu, "ORDINAL", "CUDA device", 0, 1'023},
+      {"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
+       "CUDA devices, as 0,1,2,3; auto: all that are visible", 0, 1'023},
+      {"shards", "Engine", Kind::kCount, &O::shards, "SHARDS",
+       "GPUs that share one head; auto: as few as hold it", 1, kPlacesMax},
+      {"replicas", "Engine", Kind::kCount, &O::replicas, "REPLICAS",
+       "Whole heads, each on its own shards; auto: as many as there is room for", 1, kPlacesMax},
+      {"watchdog-s", "Engine", Kind::kNumber, &O::watchdog_s, "SECONDS",
+       "Longest time of a batch before its GPUs count as hung; 0: no limit", 0, 86'400},
       {"cpu-threads", "Engine", Kind::kInteger, &O::cpu_threads, "THREADS",
        "0: all cores the process may use", 0, 4'096},
 

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "kernels/common/tile.h"
 #include "server/app/human_bytes.h"
 #include "server/base/scoring_engine.h"
 
@@ -17,6 +21,16 @@ void AppendLine(std::string& text, absl::string_view name, const std::string& va
 
 std::string NumberOrNone(float value, float none) {
   return value == none ? "none" : absl::StrCat(value);
+}
+
+void AppendLayout(std::string& text, const std::vector<ShardPlace>& layout) {
+  for (const ShardPlace& place : layout) {
+    const int64_t num_tiles = kernels::NumTiles(place.vocab_end - place.vocab_begin);
+    AppendLine(text, "layout",
+               absl::StrFormat("replica %d shard %d  %-5s  ids %d to %d (%d tile%s)", place.replica,
+                               place.shard, place.device, place.vocab_begin, place.vocab_end,
+                               num_tiles, num_tiles == 1 ? "" : "s"));
+  }
 }
 
 void AppendMemory(std::string& text, const MemoryPlan& memory) {
@@ -65,7 +79,12 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
   result.batch_rows_max = options.batch_rows;
   result.top_k_max = static_cast<int32_t>(options.top_k_max);
   result.cpu_threads = static_cast<int32_t>(options.cpu_threads);
-  result.gpus = {static_cast<int32_t>(options.gpu)};
+  result.gpus = options.gpus;
+  result.shards = static_cast<int32_t>(options.shards);
+  result.replicas = static_cast<int32_t>(options.replicas);
+  if (options.watchdog_s > 0) {
+    result.batch_time_max = absl::Seconds(options.watchdog_s);
+  }
   return result;
 }
 
@@ -100,6 +119,7 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
   plan.head = head;
   plan.head.engine = engine.engine;
   plan.head.engine_reason = engine.reason;
+  plan.head.layout = engine.layout;
   plan.head.limits = LimitsOf(options);
   plan.engine = engine;
   plan.warnings = warnings;
@@ -109,6 +129,19 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
        ScoringEngine::kBatchesInFlight * Batcher::StagingBytes(options.batch_rows, head)});
   plan.memory.push_back({"host", "receive", options.receive_bytes});
   return plan;
+}
+
+std::vector<int> GpusOf(const std::vector<ShardPlace>& layout) {
+  std::vector<int> gpus;
+  for (const ShardPlace& place : layout) {
+    absl::string_view ordinal = place.device;
+    int gpu = 0;
+    if (absl::ConsumePrefix(&ordinal, "gpu") && absl::SimpleAtoi(ordinal, &gpu) &&
+        !absl::c_linear_search(gpus, gpu)) {
+      gpus.push_back(gpu);
+    }
+  }
+  return gpus;
 }
 
 int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place) {
@@ -136,6 +169,7 @@ std::string PlanText(const ServingPlan& plan) {
   AppendLine(text, "weight",
              absl::StrCat(HumanBytes(head.weight_bytes), " (", head.weight_bytes, " bytes)"));
   AppendLine(text, "engine", absl::StrCat(plan.engine.engine, ": ", plan.engine.reason));
+  AppendLayout(text, plan.engine.layout);
   AppendMemory(text, plan.memory);
   for (const std::string& warning : plan.warnings) {
     AppendLine(text, "warning", warning);

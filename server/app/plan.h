@@ -35,6 +35,9 @@ RequestLimits LimitsOf(const ServerOptions& options);
 ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
                             const EnginePlan& engine, const std::vector<std::string>& warnings);
 
+/// CUDA ordinals of the GPUs in a layout, each once, in its order.
+std::vector<int> GpusOf(const std::vector<ShardPlace>& layout);
+
 /// Bytes of all entries at `place`.
 int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place);
 

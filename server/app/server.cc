@@ -85,8 +85,7 @@ struct Server::Impl {
         metrics({.heads = {server_options.head_name},
                  .version = Build().version,
                  .commit = Build().commit,
-                 .has_gpu = planned.plan.engine.device == Device::kCuda,
-                 .gpu = static_cast<int>(server_options.gpu)}),
+                 .gpus = GpusOf(planned.plan.engine.layout)}),
         progress(server_parts.progress_on_terminal, clock),
         plan_text(PlanText(planned.plan)) {}
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
@@ -26,6 +27,8 @@
 
 namespace logprobd {
 namespace {
+
+constexpr absl::string_view kAuto = "auto";
 
 std::string WithDashes(absl::string_view name) { return absl::StrReplaceAll(name, {{"_", "-"}}); }
 
@@ -63,8 +66,9 @@ std::string RangeText(const Flag& flag) {
                         BytesText(static_cast<int64_t>(flag.min)), " to ",
                         BytesText(static_cast<int64_t>(flag.max)));
   }
-  return absl::StrCat("must be ", flag.kind == Flag::Kind::kInteger ? "a whole number" : "a number",
-                      " from ", NumberText(flag.min), " to ", NumberText(flag.max));
+  return absl::StrCat("must be ", flag.kind == Flag::Kind::kCount ? "auto or " : "",
+                      flag.kind == Flag::Kind::kNumber ? "a number" : "a whole number", " from ",
+                      NumberText(flag.min), " to ", NumberText(flag.max));
 }
 
 std::optional<int64_t> ParseInteger(absl::string_view text) {
@@ -103,13 +107,40 @@ absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& 
     options.*std::get<double ServerOptions::*>(flag.member) = value;
     return absl::OkStatus();
   }
+  int64_t ServerOptions::*const member = std::get<int64_t ServerOptions::*>(flag.member);
+  if (flag.kind == Flag::Kind::kCount && text == kAuto) {
+    options.*member = 0;
+    return absl::OkStatus();
+  }
   const std::optional<int64_t> value =
       flag.kind == Flag::Kind::kBytes ? ParseBytes(text) : ParseInteger(text);
   if (!value.has_value() || *value < static_cast<int64_t>(flag.min) ||
       *value > static_cast<int64_t>(flag.max)) {
     return error;
   }
-  options.*std::get<int64_t ServerOptions::*>(flag.member) = *value;
+  options.*member = *value;
+  return absl::OkStatus();
+}
+
+absl::Status SetGpus(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  std::vector<int32_t> gpus;
+  if (text != kAuto) {
+    for (const absl::string_view item : absl::StrSplit(text, ',')) {
+      const std::optional<int64_t> gpu = ParseInteger(absl::StripAsciiWhitespace(item));
+      if (!gpu.has_value() || *gpu < static_cast<int64_t>(flag.min) ||
+          *gpu > static_cast<int64_t>(flag.max)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("must be auto or numbers of GPUs with commas between, as in 0,1; \"",
+                         item.substr(0, 20), "\" is not one from ", NumberText(flag.min), " to ",
+                         NumberText(flag.max)));
+      }
+      if (absl::c_linear_search(gpus, *gpu)) {
+        return absl::InvalidArgumentError(absl::StrCat("must not name GPU ", *gpu, " twice"));
+      }
+      gpus.push_back(static_cast<int32_t>(*gpu));
+    }
+  }
+  options.*std::get<std::vector<int32_t> ServerOptions::*>(flag.member) = std::move(gpus);
   return absl::OkStatus();
 }
 
@@ -185,6 +216,25 @@ absl::Status CheckReceiveBytes(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
+/// What of replicas and shards is wrong whatever the GPUs are: `--device auto` would take the CPU.
+absl::Status CheckLayout(const ServerOptions& options) {
+  if (options.gpus.empty() || options.device == "cpu") {
+    return absl::OkStatus();
+  }
+  const auto given = static_cast<int64_t>(options.gpus.size());
+  const int64_t asked =
+      std::max<int64_t>(options.replicas, 1) * std::max<int64_t>(options.shards, 1);
+  const bool is_fixed = options.replicas > 0 && options.shards > 0;
+  if (given % asked != 0 || (is_fixed && given != asked)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpus names ", given, given == 1 ? " GPU" : " GPUs", ", but --replicas ",
+                     FlagValueAsToml(*FindFlag("replicas"), options), " x --shards ",
+                     FlagValueAsToml(*FindFlag("shards"), options), " cannot use ",
+                     given == 1 ? "it" : "all of them"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAddresses(const ServerOptions& options) {
   const std::pair<absl::string_view, absl::string_view> addresses[] = {
       {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
@@ -245,9 +295,12 @@ absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& op
     case Flag::Kind::kSwitch:
       return SetSwitch(flag, text, options);
     case Flag::Kind::kInteger:
+    case Flag::Kind::kCount:
     case Flag::Kind::kBytes:
     case Flag::Kind::kNumber:
       return SetNumber(flag, text, options);
+    case Flag::Kind::kGpus:
+      return SetGpus(flag, text, options);
   }
   return absl::InternalError("no such kind of flag");
 }
@@ -263,7 +316,14 @@ std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options) {
   if (const auto* number = std::get_if<double ServerOptions::*>(&flag.member)) {
     return NumberText(options.**number);
   }
+  if (const auto* gpus = std::get_if<std::vector<int32_t> ServerOptions::*>(&flag.member)) {
+    const std::vector<int32_t>& value = options.**gpus;
+    return TomlString(value.empty() ? kAuto : absl::StrJoin(value, ","));
+  }
   const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
+  if (flag.kind == Flag::Kind::kCount && value == 0) {
+    return TomlString(kAuto);
+  }
   const std::string text = flag.kind == Flag::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
   return std::isdigit(static_cast<unsigned char>(text.back())) != 0 ? text : TomlString(text);
 }
@@ -278,6 +338,7 @@ absl::Status CheckServerOptions(const ServerOptions& options) {
     return absl::InvalidArgumentError(
         "--valid-vocab and --include-padding contradict each other: use one of them");
   }
+  LOGPROBD_RETURN_IF_ERROR(CheckLayout(options));
   LOGPROBD_RETURN_IF_ERROR(CheckReceiveBytes(options));
   return CheckAddresses(options);
 }

@@ -23,7 +23,10 @@ struct ServerOptions {
 
   std::string device = "auto";
   std::string kernel = "auto";
-  int64_t gpu = 0;
+  std::vector<int32_t> gpus;  ///< Empty: auto.
+  int64_t shards = 0;         ///< 0: auto.
+  int64_t replicas = 0;       ///< 0: auto.
+  double watchdog_s = 120;
   int64_t cpu_threads = 0;
 
   std::string listen = "127.0.0.1:8470";
@@ -67,17 +70,19 @@ struct Flag {
     kText,
     kSwitch,   ///< true or false; alone on the command line it is true.
     kInteger,  ///< From `min` to `max`.
+    kCount,    ///< As kInteger, and also "auto", which is 0.
     kBytes,    ///< As kInteger, and also as 64KiB, 64MiB, 2GiB.
     kNumber,   ///< A real number from `min` to `max`.
     kChoice,   ///< One of `choices`.
     kAddress,  ///< Text; "none" means empty.
+    kGpus,     ///< Different numbers from `min` to `max` with commas between; "auto" means none.
   };
 
   absl::string_view name;  ///< With dashes; the file and the environment also take underscores.
   absl::string_view group;
   Kind kind = Kind::kText;
   std::variant<std::string ServerOptions::*, bool ServerOptions::*, int64_t ServerOptions::*,
-               double ServerOptions::*>
+               double ServerOptions::*, std::vector<int32_t> ServerOptions::*>
       member;
   absl::string_view placeholder;  ///< Unit or kind of value, as in --help.
   absl::string_view help;

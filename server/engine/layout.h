@@ -38,17 +38,19 @@ struct Layout {
 
 /// Decides what lies on which of `gpus`, all that the machine has. Numbers left open in `options`
 /// are chosen: replicas where a GPU holds the whole head comfortably (its weight twice, so that a
-/// new version can lie beside the old, and the workspace), else the fewest shards that do; the rest
-/// of the GPUs become replicas.
+/// new version can lie beside the old, and the workspace), else the fewest shards that do, else the
+/// fewest that fit at all; the rest of the GPUs become replicas. GPUs that `options` names are all
+/// used, in that order; of others a rest that is less than a replica is not.
 ///
 /// FAILED_PRECONDITION, each saying what to change: a GPU that is not there, too few, older than
-/// compute capability 8.0, of different models or memory, or without room. INVALID_ARGUMENT: more
-/// shards than tiles, or GPUs that replicas and shards do not divide into.
+/// compute capability 8.0, of different models or memory (1%), or without room. INVALID_ARGUMENT:
+/// more shards than tiles, a GPU named twice, or named GPUs that would be left over.
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
                                      absl::Span<const GpuFacts> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of);
 
 /// The same on a CPU, where shards and replicas share the threads: one of each unless asked.
+/// INVALID_ARGUMENT: more shards than tiles, or more than 256 places.
 absl::StatusOr<Layout> PlanCpuLayout(const HeadInfo& head, const EngineOptions& options);
 
 }  // namespace logprobd

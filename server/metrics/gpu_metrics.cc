@@ -7,6 +7,7 @@
 #include <prometheus/registry.h>
 
 #include <algorithm>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -19,96 +20,138 @@ constexpr size_t kKindStaging = 2;
 constexpr size_t kKindOther = 3;
 constexpr size_t kKindFree = 4;
 constexpr const char* kKindNames[] = {"weights", "workspace", "staging", "other", "free"};
-constexpr const char* kErrorNames[] = {"cuda", "out_of_memory", "other"};
+// The last counts whatever the others do not name.
+constexpr std::array kErrorNames = {"cuda", "out_of_memory", "other"};
+constexpr std::array kCollectiveErrorNames = {"nccl", "peer", "timeout", "other"};
+
+template <size_t kCount>
+size_t IndexOf(absl::string_view kind, const std::array<const char*, kCount>& names) {
+  return static_cast<size_t>(std::find(names.begin(), names.end() - 1, kind) - names.begin());
+}
 
 }  // namespace
 
-GpuMetrics::GpuMetrics(prometheus::Registry& registry, int gpu) : gpu_(gpu) {
-  const std::string label = absl::StrCat(gpu);
-  flops_ = &AddCounters(registry, "logprobd_flops_total",
-                        "Floating-point operations of the head's matrix products.")
-                .Add({{"gpu", label}});
-  busy_seconds_ = &AddCounters(registry, "logprobd_gpu_busy_seconds_total",
-                               "Time that batches spent in kernels, in seconds.")
-                       .Add({{"gpu", label}});
+GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus) {
+  auto& flops = AddCounters(registry, "logprobd_flops_total",
+                            "Floating-point operations of the head's matrix products.");
+  auto& busy_seconds = AddCounters(registry, "logprobd_gpu_busy_seconds_total",
+                                   "Time that batches spent in kernels, in seconds.");
   auto& errors = AddCounters(registry, "logprobd_gpu_errors_total",
                              "Errors of the GPU: cuda (a call failed), out_of_memory or other.");
-  for (size_t kind = 0; kind < kNumErrors; ++kind) {
-    errors_[kind] = &errors.Add({{"gpu", label}, {"kind", kErrorNames[kind]}});
-  }
   auto& memory = AddGauges(registry, "logprobd_gpu_memory_bytes",
                            "GPU memory by what it holds, in bytes; other is what the driver counts "
                            "as used beyond our own, of all processes.");
   auto& peak = AddGauges(registry, "logprobd_gpu_memory_peak_bytes",
                          "Largest gpu_memory_bytes since the start, in bytes.");
-  for (size_t kind = 0; kind < kNumKinds; ++kind) {
-    const prometheus::Labels labels = {{"gpu", label}, {"kind", kKindNames[kind]}};
-    memory_[kind] = &memory.Add(labels);
-    memory_peak_[kind] = kind == kKindFree ? nullptr : &peak.Add(labels);
+  auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
+                                "Share of time with a kernel running, 0 to 1, as the driver says.");
+  auto& power =
+      AddGauges(registry, "logprobd_gpu_power_watts", "Power drawn by the GPU, in watts.");
+  auto& sm_clock =
+      AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock of the SMs, in hertz.");
+  for (const int gpu : gpus) {
+    const std::string label = absl::StrCat(gpu);
+    Series& series = gpus_[gpu];
+    series.flops = &flops.Add({{"gpu", label}});
+    series.busy_seconds = &busy_seconds.Add({{"gpu", label}});
+    for (size_t kind = 0; kind < kNumErrors; ++kind) {
+      series.errors[kind] = &errors.Add({{"gpu", label}, {"kind", kErrorNames[kind]}});
+    }
+    for (size_t kind = 0; kind < kNumKinds; ++kind) {
+      const prometheus::Labels labels = {{"gpu", label}, {"kind", kKindNames[kind]}};
+      series.memory[kind] = &memory.Add(labels);
+      series.memory_peak[kind] = kind == kKindFree ? nullptr : &peak.Add(labels);
+    }
+    series.utilization = &utilization.Add({{"gpu", label}});
+    series.power = &power.Add({{"gpu", label}});
+    series.sm_clock = &sm_clock.Add({{"gpu", label}});
   }
-  utilization_ = &AddGauges(registry, "logprobd_gpu_utilization_ratio",
-                            "Share of time with a kernel running, 0 to 1, as the driver says.")
-                      .Add({{"gpu", label}});
-  power_ = &AddGauges(registry, "logprobd_gpu_power_watts", "Power drawn by the GPU, in watts.")
-                .Add({{"gpu", label}});
-  sm_clock_ = &AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock of the SMs, in hertz.")
-                   .Add({{"gpu", label}});
+  if (gpus_.size() > 1) {
+    AddCollectiveErrors(registry);
+  }
   auto& pinned = AddGauges(registry, "logprobd_host_pinned_bytes",
                            "Page-locked host memory that GPUs copy from, in bytes.");
   pinned_used_ = &pinned.Add({{"state", "used"}});
   pinned_free_ = &pinned.Add({{"state", "free"}});
 }
 
-void GpuMetrics::RecordFlops(double flops, double busy_seconds) {
-  flops_->Increment(flops);
-  busy_seconds_->Increment(busy_seconds);
+void GpuMetrics::AddCollectiveErrors(prometheus::Registry& registry) {
+  auto& errors = AddCounters(registry, "logprobd_collective_errors_total",
+                             "Errors of what GPUs do together: nccl, peer (access to another's "
+                             "memory), timeout (a batch took too long) or other.");
+  for (auto& [gpu, series] : gpus_) {
+    for (size_t kind = 0; kind < kNumCollectiveErrors; ++kind) {
+      series.collective_errors[kind] =
+          &errors.Add({{"gpu", absl::StrCat(gpu)}, {"kind", kCollectiveErrorNames[kind]}});
+    }
+  }
 }
 
-void GpuMetrics::RecordError(absl::string_view kind) {
-  const auto* const found = std::find(std::begin(kErrorNames), std::end(kErrorNames) - 1, kind);
-  errors_[static_cast<size_t>(found - std::begin(kErrorNames))]->Increment();
+void GpuMetrics::RecordFlops(int gpu, double flops, double busy_seconds) {
+  if (const auto found = gpus_.find(gpu); found != gpus_.end()) {
+    found->second.flops->Increment(flops);
+    found->second.busy_seconds->Increment(busy_seconds);
+  }
 }
 
-void GpuMetrics::SetKind(size_t kind, double bytes) {
-  memory_[kind]->Set(bytes);
-  if (memory_peak_[kind] != nullptr) {
-    memory_peak_[kind]->Set(std::max(memory_peak_[kind]->Value(), bytes));
+void GpuMetrics::RecordError(int gpu, absl::string_view kind) {
+  if (const auto found = gpus_.find(gpu); found != gpus_.end()) {
+    found->second.errors[IndexOf(kind, kErrorNames)]->Increment();
+  }
+}
+
+void GpuMetrics::RecordCollectiveError(int gpu, absl::string_view kind) {
+  if (const auto found = gpus_.find(gpu); found != gpus_.end() && gpus_.size() > 1) {
+    found->second.collective_errors[IndexOf(kind, kCollectiveErrorNames)]->Increment();
+  }
+}
+
+void GpuMetrics::Series::SetKind(size_t kind, double bytes) {
+  memory[kind]->Set(bytes);
+  if (memory_peak[kind] != nullptr) {
+    memory_peak[kind]->Set(std::max(memory_peak[kind]->Value(), bytes));
   }
 }
 
 void GpuMetrics::SetMemory(const MemoryPlan& plan) {
-  std::array<double, kNumKinds> bytes{};
   double pinned = 0;
   for (const MemoryUse& use : plan) {
     // Engines on a GPU copy from staging; what else of the host they pinned is marked.
     if (use.place == "host" && (use.kind == "staging" || use.is_pinned)) {
       pinned += static_cast<double>(use.bytes);
     }
-    if (use.place != absl::StrCat("gpu", gpu_)) {
-      continue;
-    }
-    const size_t kind = use.kind == "weights"     ? kKindWeights
-                        : use.kind == "workspace" ? kKindWorkspace
-                        : use.kind == "staging"   ? kKindStaging
-                                                  : kKindOther;
-    bytes[kind] += static_cast<double>(use.bytes);
-  }
-  const absl::MutexLock lock(&mutex_);
-  reserved_bytes_ = bytes[kKindWeights] + bytes[kKindWorkspace] + bytes[kKindStaging];
-  for (const size_t kind : {kKindWeights, kKindWorkspace, kKindStaging}) {
-    SetKind(kind, bytes[kind]);
   }
   pinned_used_->Set(pinned);
+  const absl::MutexLock lock(&mutex_);
+  for (auto& [gpu, series] : gpus_) {
+    const std::string place = absl::StrCat("gpu", gpu);
+    std::array<double, kNumKinds> bytes{};
+    for (const MemoryUse& use : plan) {
+      if (use.place == place) {
+        const size_t kind = use.kind == "weights"     ? kKindWeights
+                            : use.kind == "workspace" ? kKindWorkspace
+                            : use.kind == "staging"   ? kKindStaging
+                                                      : kKindOther;
+        bytes[kind] += static_cast<double>(use.bytes);
+      }
+    }
+    series.reserved_bytes = bytes[kKindWeights] + bytes[kKindWorkspace] + bytes[kKindStaging];
+    for (const size_t kind : {kKindWeights, kKindWorkspace, kKindStaging}) {
+      series.SetKind(kind, bytes[kind]);
+    }
+  }
 }
 
 void GpuMetrics::Refresh() {
-  const GpuReadings readings = nvml_.Read(gpu_);
-  utilization_->Set(readings.utilization_ratio);
-  power_->Set(readings.power_watts);
-  sm_clock_->Set(readings.sm_clock_hertz);
-  const absl::MutexLock lock(&mutex_);
-  SetKind(kKindFree, readings.memory_free_bytes);
-  SetKind(kKindOther, std::max(0.0, readings.memory_used_bytes - reserved_bytes_));
+  for (auto& [gpu, series] : gpus_) {
+    const GpuReadings readings = nvml_.Read(gpu);
+    series.utilization->Set(readings.utilization_ratio);
+    series.power->Set(readings.power_watts);
+    series.sm_clock->Set(readings.sm_clock_hertz);
+    const absl::MutexLock lock(&mutex_);
+    series.SetKind(kKindFree, readings.memory_free_bytes);
+    series.SetKind(kKindOther, std::max(0.0, readings.memory_used_bytes - series.reserved_bytes));
+  }
 }
 
 }  // namespace logprobd

@@ -2,7 +2,8 @@
 
 #include <array>
 #include <cstddef>
-#include <string>
+#include <map>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
@@ -13,14 +14,16 @@
 
 namespace logprobd {
 
-/// All families that have a GPU as label, for one GPU.
+/// All families that have a GPU as label. GPUs that are not ours are passed over.
 class GpuMetrics {
  public:
-  GpuMetrics(prometheus::Registry& registry, int gpu);
+  /// `gpus` holds CUDA ordinals; with more than one there are the families of collectives too.
+  GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus);
 
-  void RecordFlops(double flops, double busy_seconds);
-  void RecordError(absl::string_view kind);
-  /// Takes the entries of `plan` that lie on this GPU, and what is pinned on the host.
+  void RecordFlops(int gpu, double flops, double busy_seconds);
+  void RecordError(int gpu, absl::string_view kind);
+  void RecordCollectiveError(int gpu, absl::string_view kind);
+  /// Takes the entries of `plan` that lie on our GPUs, and what is pinned on the host.
   void SetMemory(const MemoryPlan& plan);
   /// Reads the driver's figures; before each scrape.
   void Refresh();
@@ -28,21 +31,29 @@ class GpuMetrics {
  private:
   static constexpr size_t kNumKinds = 5;
   static constexpr size_t kNumErrors = 3;
+  static constexpr size_t kNumCollectiveErrors = 4;
 
-  void SetKind(size_t kind, double bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// The series of one GPU.
+  struct Series {
+    prometheus::Counter* flops = nullptr;
+    prometheus::Counter* busy_seconds = nullptr;
+    std::array<prometheus::Counter*, kNumErrors> errors{};
+    std::array<prometheus::Counter*, kNumCollectiveErrors> collective_errors{};  ///< Or null.
+    std::array<prometheus::Gauge*, kNumKinds> memory{};
+    std::array<prometheus::Gauge*, kNumKinds> memory_peak{};
+    prometheus::Gauge* utilization = nullptr;
+    prometheus::Gauge* power = nullptr;
+    prometheus::Gauge* sm_clock = nullptr;
+    double reserved_bytes = 0;  ///< Guarded by mutex_, as what memory and memory_peak are set to.
 
-  const int gpu_;
+    void SetKind(size_t kind, double bytes);
+  };
+
+  void AddCollectiveErrors(prometheus::Registry& registry);
+
   const Nvml nvml_;
-  prometheus::Counter* flops_;
-  prometheus::Counter* busy_seconds_;
-  std::array<prometheus::Counter*, kNumErrors> errors_{};
   absl::Mutex mutex_;
-  double reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::array<prometheus::Gauge*, kNumKinds> memory_{};
-  std::array<prometheus::Gauge*, kNumKinds> memory_peak_{};
-  prometheus::Gauge* utilization_;
-  prometheus::Gauge* power_;
-  prometheus::Gauge* sm_clock_;
+  std::map<int, Series> gpus_;  ///< By ordinal; fixed at construction but for reserved_bytes.
   prometheus::Gauge* pinned_used_;
   prometheus::Gauge* pinned_free_;
 };

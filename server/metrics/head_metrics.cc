@@ -50,6 +50,9 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
       weights_version_(AddGauges(registry, "logprobd_weights_version",
                                  "Version of the live weights; 0 before they are loaded.")),
       ready_(AddGauges(registry, "logprobd_ready", "1 when the head can score, else 0.")),
+      replicas_(
+          AddGauges(registry, "logprobd_replicas",
+                    "Replicas of the head, by state: healthy or failed (it scores no more).")),
       weights_load_(AddHistograms(registry, "logprobd_weights_load_duration_seconds",
                                   "Time to read a head's weight into its engine, in seconds.")),
       info_(AddGauges(registry, "logprobd_head_info", "1; the labels are the head's facts.")) {
@@ -92,6 +95,8 @@ void HeadMetrics::CreateSeries(const std::string& head, bool configured) {
   series.queue_oldest_age = &queue_oldest_age_.Add({{"head", label}});
   series.weights_version = &weights_version_.Add({{"head", label}});
   series.ready = &ready_.Add({{"head", label}});
+  series.replicas_healthy = &replicas_.Add({{"head", label}, {"state", "healthy"}});
+  series.replicas_failed = &replicas_.Add({{"head", label}, {"state", "failed"}});
   series.weights_load = &weights_load_.Add({{"head", label}}, LoadBuckets());
 }
 
@@ -137,6 +142,7 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
     return;
   }
   series->weights_version->Set(static_cast<double>(info.weights_version));
+  const ShardPlace last = info.layout.empty() ? ShardPlace() : info.layout.back();
   prometheus::Gauge& facts = info_.Add({{"head", LabelValue(info.name)},
                                         {"model_type", LabelValue(info.model_type)},
                                         {"tensor", LabelValue(info.tensor)},
@@ -148,7 +154,9 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
                                         {"bias", info.has_bias ? "true" : "false"},
                                         {"scale", absl::StrCat(info.scale)},
                                         {"softcap", absl::StrCat(info.softcap)},
-                                        {"engine", LabelValue(info.engine)}});
+                                        {"engine", LabelValue(info.engine)},
+                                        {"replicas", absl::StrCat(last.replica + 1)},
+                                        {"shards", absl::StrCat(last.shard + 1)}});
   facts.Set(1);
   const absl::MutexLock lock(&info_mutex_);
   prometheus::Gauge*& current = info_series_[info.name];

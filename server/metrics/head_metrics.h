@@ -42,6 +42,8 @@ struct HeadSeries {
   prometheus::Gauge* queue_oldest_age = nullptr;
   prometheus::Gauge* weights_version = nullptr;
   prometheus::Gauge* ready = nullptr;
+  prometheus::Gauge* replicas_healthy = nullptr;
+  prometheus::Gauge* replicas_failed = nullptr;
   prometheus::Histogram* weights_load = nullptr;
 };
 
@@ -75,6 +77,7 @@ class HeadMetrics {
   prometheus::Family<prometheus::Gauge>& queue_oldest_age_;
   prometheus::Family<prometheus::Gauge>& weights_version_;
   prometheus::Family<prometheus::Gauge>& ready_;
+  prometheus::Family<prometheus::Gauge>& replicas_;
   prometheus::Family<prometheus::Histogram>& weights_load_;
   prometheus::Family<prometheus::Gauge>& info_;
   std::map<std::string, HeadSeries, std::less<>> heads_;

@@ -123,14 +123,10 @@ struct Metrics::Impl {
     AddGauges(registry, "logprobd_build_info", "1; the labels are the build's facts.")
         .Add({{"version", LabelValue(options.version)}, {"commit", LabelValue(options.commit)}})
         .Set(1);
-    if (options.has_gpu) {
-      gpu_ordinal = options.gpu;
-      gpu = std::make_unique<GpuMetrics>(registry, options.gpu);
+    if (!options.gpus.empty()) {
+      gpus = std::make_unique<GpuMetrics>(registry, options.gpus);
     }
   }
-
-  /// Null for a GPU that is not ours.
-  GpuMetrics* Gpu(int ordinal) const { return ordinal == gpu_ordinal ? gpu.get() : nullptr; }
 
   prometheus::Registry registry;
   HeadMetrics heads;
@@ -143,8 +139,7 @@ struct Metrics::Impl {
   prometheus::Gauge* inflight_bytes = nullptr;
   prometheus::Gauge* inflight_bytes_limit = nullptr;
   std::array<prometheus::Gauge*, 4> host_memory{};
-  int gpu_ordinal = 0;
-  std::unique_ptr<GpuMetrics> gpu;  ///< Null without a GPU.
+  std::unique_ptr<GpuMetrics> gpus;  ///< Null without a GPU.
 };
 
 Metrics::Metrics(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -195,14 +190,20 @@ void Metrics::RecordSent(Transport transport, int64_t bytes) {
 }
 
 void Metrics::RecordFlops(int gpu, double flops, double busy_seconds) {
-  if (GpuMetrics* const metrics = impl_->Gpu(gpu); metrics != nullptr) {
-    metrics->RecordFlops(flops, busy_seconds);
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->RecordFlops(gpu, flops, busy_seconds);
   }
 }
 
 void Metrics::RecordGpuError(int gpu, absl::string_view kind) {
-  if (GpuMetrics* const metrics = impl_->Gpu(gpu); metrics != nullptr) {
-    metrics->RecordError(kind);
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->RecordError(gpu, kind);
+  }
+}
+
+void Metrics::RecordCollectiveError(int gpu, absl::string_view kind) {
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->RecordCollectiveError(gpu, kind);
   }
 }
 
@@ -233,6 +234,13 @@ void Metrics::SetReady(absl::string_view head, bool ready) {
   }
 }
 
+void Metrics::SetReplicas(absl::string_view head, int64_t healthy, int64_t failed) {
+  if (HeadSeries* const series = impl_->heads.Configured(head); series != nullptr) {
+    series->replicas_healthy->Set(static_cast<double>(healthy));
+    series->replicas_failed->Set(static_cast<double>(failed));
+  }
+}
+
 void Metrics::RecordWeightsLoad(absl::string_view head, double seconds) {
   if (HeadSeries* const series = impl_->heads.Configured(head); series != nullptr) {
     series->weights_load->Observe(seconds);
@@ -249,15 +257,15 @@ void Metrics::SetMemory(const MemoryPlan& plan) {
   for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
     impl_->host_memory[i]->Set(static_cast<double>(host[kMemoryKinds[i]]));
   }
-  if (impl_->gpu != nullptr) {
-    impl_->gpu->SetMemory(plan);
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->SetMemory(plan);
   }
 }
 
 std::string Metrics::Serialize() const {
   impl_->inflight_bytes->Set(impl_->heads.QueuedBytes());
-  if (impl_->gpu != nullptr) {
-    impl_->gpu->Refresh();
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->Refresh();
   }
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   AppendProcessFamilies(families);

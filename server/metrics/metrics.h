@@ -24,8 +24,8 @@ class Metrics {
     std::vector<std::string> heads = {};  ///< Configured head names.
     std::string version = {};
     std::string commit = {};
-    bool has_gpu = false;  ///< Creates the GPU families, for `gpu`.
-    int gpu = 0;           ///< CUDA device ordinal of the GPU that is used.
+    /// CUDA device ordinals of the GPUs that are used: each has its series in the GPU families.
+    std::vector<int> gpus = {};
   };
 
   enum class Method { kScore, kScoreStream, kListHeads, kVerify };
@@ -53,6 +53,9 @@ class Metrics {
   void RecordFlops(int gpu, double flops, double busy_seconds);
   /// `kind` is cuda or out_of_memory; any other counts as "other".
   void RecordGpuError(int gpu, absl::string_view kind);
+  /// An error of what GPUs do together; counted where there are several. `kind` is nccl, peer or
+  /// timeout; any other counts as "other".
+  void RecordCollectiveError(int gpu, absl::string_view kind);
 
   struct QueueState {
     int64_t rows = 0;
@@ -65,6 +68,8 @@ class Metrics {
   void SetInflightBytesLimit(int64_t limit);
   void SetHead(const HeadInfo& info);
   void SetReady(absl::string_view head, bool ready);
+  /// Replicas that score, and those that no longer do.
+  void SetReplicas(absl::string_view head, int64_t healthy, int64_t failed);
   void RecordWeightsLoad(absl::string_view head, double seconds);
   void SetMemory(const MemoryPlan& plan);
 

@@ -39,6 +39,14 @@ void Fill(const ServedHead& head, const ServerFacts& server, v1::Head& out) {
   for (const std::string& transport : server.transports) {
     out.add_transports(transport);
   }
+  for (const ShardPlace& place : info.layout) {
+    v1::Shard& shard = *out.add_layout();
+    shard.set_replica(static_cast<uint32_t>(place.replica));
+    shard.set_shard(static_cast<uint32_t>(place.shard));
+    shard.set_device(place.device);
+    shard.set_vocab_begin(static_cast<uint32_t>(place.vocab_begin));
+    shard.set_vocab_end(static_cast<uint32_t>(place.vocab_end));
+  }
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ HeadInfo FakeHeadInfo() {
   info.weight_bytes = 1'664;
   info.weights_version = 3;
   info.engine = "fake/none";
+  info.layout = {{0, 0, "gpu1", 0, 100}, {1, 0, "gpu0", 0, 100}};
   info.limits.request_rows_max = 64;
   info.limits.message_bytes_max = 1 << 20;
   info.limits.top_k_max = 16;

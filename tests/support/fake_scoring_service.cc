@@ -108,6 +108,13 @@ FakeScoringService::FakeScoringService() {
   head.mutable_limits()->set_segments_max(1'000);
   head.mutable_limits()->set_stream_window(8);
   head.add_transports("tcp");
+  for (uint32_t shard = 0; shard < 2; ++shard) {
+    v1::Shard& place = *head.add_layout();
+    place.set_shard(shard);
+    place.set_device(absl::StrCat("gpu", shard));
+    place.set_vocab_begin(shard * 96);
+    place.set_vocab_end(shard == 0 ? 96 : 100);
+  }
 
   verify_.set_passed(true);
   verify_.set_rows(8);

@@ -18,7 +18,7 @@ from logprobd.errors import (
     Unavailable,
     WeightsVersionMismatch,
 )
-from logprobd.facts import HeadInfo, Limits, VerifyReport
+from logprobd.facts import HeadInfo, Limits, Shard, VerifyReport
 from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
@@ -39,6 +39,7 @@ __all__ = [
     "RetryPolicy",
     "ScoreResult",
     "ServerBug",
+    "Shard",
     "Shifted",
     "Unavailable",
     "VerifyReport",

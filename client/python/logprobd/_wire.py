@@ -26,6 +26,7 @@ __all__ = [
     "ListHeadsResponse",
     "ScoreRequest",
     "ScoreResponse",
+    "Shard",
     "StageTimings",
     "VerifyRequest",
     "VerifyResponse",
@@ -128,6 +129,15 @@ class Limits:
 
 
 @dataclass
+class Shard:
+    replica: int = wire(1, "uint")
+    shard: int = wire(2, "uint")
+    device: str = wire(3, "string")
+    vocab_begin: int = wire(4, "uint")
+    vocab_end: int = wire(5, "uint")
+
+
+@dataclass
 class Head:
     name: str = wire(1, "string")
     model_type: str = wire(2, "string")
@@ -146,6 +156,7 @@ class Head:
     weight_bytes: int = wire(15, "uint")
     limits: Limits = wire(16, "message", message=Limits)
     transports: list[str] = wire(17, "string", repeated=True)
+    layout: list[Shard] = wire(18, "message", message=Shard, repeated=True)
 
 
 @dataclass

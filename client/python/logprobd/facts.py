@@ -21,6 +21,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A part of a head's vocabulary and the device that holds it."""
+
+    replica: int
+    """From 0; each holds one whole head."""
+    shard: int
+    """From 0, in the order of the vocabulary."""
+    device: str
+    """As "gpu0" or "cpu"."""
+    vocab_begin: int
+    vocab_end: int
+    """One beyond the last id."""
+
+
+@dataclass(frozen=True)
 class HeadInfo:
     """A head that the server holds."""
 
@@ -48,6 +63,8 @@ class HeadInfo:
     weight_bytes: int
     limits: Limits
     transports: tuple[str, ...]
+    layout: tuple[Shard, ...]
+    """Replica by replica, shard by shard; empty from an older server."""
     server_version: str
 
 
@@ -75,6 +92,7 @@ def heads_from_wire(response: _wire.ListHeadsResponse) -> list[HeadInfo]:
         facts["dtype"] = _wire.DTYPE_NAMES.get(head.dtype, "unknown")
         facts["limits"] = Limits(**vars(head.limits))
         facts["transports"] = tuple(head.transports)
+        facts["layout"] = tuple(Shard(**vars(shard)) for shard in head.layout)
         heads.append(HeadInfo(**facts, server_version=response.server_version))
     return heads
 

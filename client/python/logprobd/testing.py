@@ -168,6 +168,7 @@ class FakeServer:
                 stream_window=self.stream_window,
             ),
             transports=["tcp"],
+            layout=[_wire.Shard(device="cpu", vocab_end=self.vocab_size)],
         )
 
     def _answer(self, method: str, data: bytes, metadata: Any) -> _wire.ScoreResponse:

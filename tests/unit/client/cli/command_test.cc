@@ -151,6 +151,25 @@ TEST_F(CommandTest, AddressMayComeFromTheEnvironment) {
   EXPECT_EQ(from_flag.exit_code, 1);
 }
 
+TEST_F(CommandTest, InfoShowsWhereAHeadLies) {
+  const Outcome text = Run({"info"});
+  const Outcome json = Run({"info", "--json"});
+
+  EXPECT_THAT(text.out, AllOf(HasSubstr("layout of head  replica  shard  device        ids\n"),
+                              HasSubstr("fake                  0      1    gpu1  [96, 100)\n")));
+  const auto layout = nlohmann::json::parse(json.out)["heads"][0]["layout"];
+  ASSERT_EQ(layout.size(), 2U);
+  EXPECT_EQ(layout[1]["device"], "gpu1");
+  EXPECT_EQ(layout[1]["vocab_begin"], 96);
+}
+
+TEST_F(CommandTest, InfoShowsNoLayoutOfAnOlderServer) {
+  server_.service().heads().mutable_heads(0)->clear_layout();
+
+  EXPECT_THAT(Run({"info"}).out, Not(HasSubstr("layout")));
+  EXPECT_EQ(nlohmann::json::parse(Run({"info", "--json"}).out)["heads"][0]["layout"].size(), 0U);
+}
+
 TEST_F(CommandTest, InfoShowsHeadsAndLimits) {
   const Outcome text = Run({"info"});
   const Outcome json = Run({"info", "--json"});

@@ -235,6 +235,11 @@ TEST_F(ClientTest, ListsHeads) {
   EXPECT_EQ(info->heads[0].vocab_size, 100);
   EXPECT_EQ(info->heads[0].limits.request_rows_max, 1'000);
   EXPECT_THAT(info->heads[0].transports, ElementsAre("tcp"));
+  ASSERT_THAT(info->heads[0].layout, SizeIs(2));
+  EXPECT_EQ(info->heads[0].layout[1].shard, 1);
+  EXPECT_EQ(info->heads[0].layout[1].device, "gpu1");
+  EXPECT_EQ(info->heads[0].layout[1].vocab_begin, 96);
+  EXPECT_EQ(info->heads[0].layout[1].vocab_end, 100);
 }
 
 TEST_F(ClientTest, ReportsVerify) {

@@ -4,7 +4,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from logprobd import Client, InvalidArgument, NotFound, ServerBug, WeightsVersionMismatch, _wire
+from logprobd import (
+    Client,
+    InvalidArgument,
+    NotFound,
+    ServerBug,
+    Shard,
+    WeightsVersionMismatch,
+    _wire,
+)
 from logprobd.assembly import Assembly
 from logprobd.facts import heads_from_wire
 from logprobd.plan import OUTPUTS, ScorePlan
@@ -428,9 +436,14 @@ def test_info_list_heads_and_verify(server, client):
     assert client.list_heads() == [info]
     assert (info.name, info.vocab_size, info.hidden_size, info.dtype) == ("fake", 101, 16, "fp32")
     assert info.limits.request_rows_max == server.request_rows_max
+    assert info.layout == (Shard(replica=0, shard=0, device="cpu", vocab_begin=0, vocab_end=101),)
     assert client.verify(rows=4, seed=2).rows == 4
     with pytest.raises(InvalidArgument, match="rows: 65"):
         client.verify(rows=65)
+
+
+def test_a_server_without_a_layout_gives_an_empty_one():
+    assert _head(16).layout == ()
 
 
 def test_request_id_and_client_id_reach_the_server(server, rows):

@@ -134,7 +134,14 @@ def test_a_negative_status_code_survives(pb2):
 def test_heads_decode_as_in_protobuf(pb2):
     head = {"name": "a", "vocab_size": 7, "scale": 0.25, "tied": True, "transports": ["tcp", "shm"]}
     theirs = pb2.ListHeadsResponse(
-        heads=[pb2.Head(**head, limits=pb2.Limits(message_bytes_max=2**40)), pb2.Head(name="b")],
+        heads=[
+            pb2.Head(
+                **head,
+                limits=pb2.Limits(message_bytes_max=2**40),
+                layout=[pb2.Shard(), pb2.Shard(shard=1, device="gpu3", vocab_begin=6, vocab_end=7)],
+            ),
+            pb2.Head(name="b"),
+        ],
         server_version="1.2",
     )
 
@@ -143,7 +150,9 @@ def test_heads_decode_as_in_protobuf(pb2):
     assert [h.name for h in ours.heads] == ["a", "b"]
     assert {name: getattr(ours.heads[0], name) for name in head} == head
     assert ours.heads[0].limits.message_bytes_max == 2**40
+    assert ours.heads[0].layout == [_wire.Shard(), _wire.Shard(0, 1, "gpu3", 6, 7)]
     assert ours.heads[1].limits == _wire.Limits()
+    assert ours.heads[1].layout == []
     assert _wire.encode(ours) == theirs.SerializeToString()
 
 
@@ -166,6 +175,7 @@ def test_all_fields_of_the_proto_are_known(pb2):
         _wire.StageTimings,
         _wire.Head,
         _wire.Limits,
+        _wire.Shard,
         _wire.ListHeadsResponse,
         _wire.VerifyRequest,
         _wire.VerifyResponse,

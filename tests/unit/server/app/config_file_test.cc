@@ -38,7 +38,8 @@ std::string ErrorOf(const std::string& text) {
 TEST(ConfigFileTest, ReadsEveryKindOfValue) {
   const auto settings = Read(
       "# a comment\nbatch_rows = 1_024\nclient-share = 0.5\ninsecure = true\n"
-      "max_message_bytes = \"1MiB\"\nmodel = 'C:\\x'\nqueue_bytes = 4096\n");
+      "max_message_bytes = \"1MiB\"\nmodel = 'C:\\x'\nqueue_bytes = 4096\n"
+      "gpus = 2\nshards = \"auto\"\nreplicas = 4\n");
 
   ASSERT_TRUE(settings.ok()) << settings.status();
   std::string text;
@@ -46,8 +47,8 @@ TEST(ConfigFileTest, ReadsEveryKindOfValue) {
     absl::StrAppend(&text, setting.flag->name, "=", setting.text, " ");
   }
   EXPECT_EQ(text,
-            "batch-rows=1024 client-share=0.5 insecure=true max-message-bytes=1MiB model=C:\\x "
-            "queue-bytes=4096 ");
+            "batch-rows=1024 client-share=0.5 gpus=2 insecure=true max-message-bytes=1MiB "
+            "model=C:\\x queue-bytes=4096 replicas=4 shards=auto ");
 }
 
 TEST(ConfigFileTest, KeepsAllDigitsOfANumber) {
@@ -73,6 +74,9 @@ TEST(ConfigFileTest, NamesAKeyOfTheWrongType) {
   EXPECT_THAT(ErrorOf("insecure = 1"), HasSubstr("but must be true or false"));
   EXPECT_THAT(ErrorOf("model = [\"a\"]"), HasSubstr("is an array, but must be a string"));
   EXPECT_THAT(ErrorOf("max_message_bytes = 1.5"), HasSubstr("64MiB"));
+  EXPECT_THAT(ErrorOf("gpus = [0, 1]"),
+              HasSubstr("is an array, but must be a string as \"0,1\" or \"auto\""));
+  EXPECT_THAT(ErrorOf("shards = 2.0"), HasSubstr("must be a whole number or \"auto\""));
   EXPECT_THAT(ErrorOf("model = 1979-05-27"), HasSubstr("is a date or time"));
 }
 

@@ -18,7 +18,9 @@ namespace logprobd {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 using Arguments = std::vector<std::string>;
@@ -115,6 +117,21 @@ TEST(OptionsParserTest, TakesEveryFormOfAFlag) {
   EXPECT_TRUE(Parse({"-h"}).help);
 }
 
+TEST(OptionsParserTest, TakesTheLayoutFromEverySource) {
+  const std::string file = FileWith("gpus = \"2,0\"\nshards = 2\nreplicas = \"auto\"\n");
+
+  const ServerOptions from_file = Parse({"--config", file}).options;
+  EXPECT_THAT(from_file.gpus, ElementsAre(2, 0));
+  EXPECT_EQ(from_file.shards, 2);
+  EXPECT_EQ(from_file.replicas, 0);
+
+  const ServerOptions above =
+      Parse({"--config", file, "--gpus", "auto", "--replicas=3"}, {"LOGPROBD_SHARDS=auto"}).options;
+  EXPECT_THAT(above.gpus, IsEmpty());
+  EXPECT_EQ(above.shards, 0);
+  EXPECT_EQ(above.replicas, 3);
+}
+
 TEST(OptionsParserTest, NamesAnUnknownFlagAndTheNearest) {
   EXPECT_THAT(Error({"--bach-rows", "3"}),
               AllOf(HasSubstr("--bach-rows"), HasSubstr("--batch-rows")));
@@ -123,7 +140,7 @@ TEST(OptionsParserTest, NamesAnUnknownFlagAndTheNearest) {
 }
 
 TEST(OptionsParserTest, RefusesAFlagGivenTwiceOrWithoutItsValue) {
-  EXPECT_THAT(Error({"--gpu=1", "--gpu=2"}), AllOf(HasSubstr("--gpu"), HasSubstr("2 times")));
+  EXPECT_THAT(Error({"--gpus=1", "--gpus=2"}), AllOf(HasSubstr("--gpus"), HasSubstr("2 times")));
   EXPECT_THAT(Error({"--insecure", "--insecure"}), HasSubstr("--insecure"));
   EXPECT_THAT(Error({"--model"}), HasSubstr("--model"));
 }
@@ -133,7 +150,10 @@ TEST(OptionsParserTest, NamesTheValueTheSourceAndTheRange) {
               AllOf(HasSubstr("--batch-rows is \"-5\""), HasSubstr("from 1 to 1048576")));
   EXPECT_THAT(Error({}, {"LOGPROBD_DEVICE=gpu"}),
               AllOf(HasSubstr("LOGPROBD_DEVICE is \"gpu\""), HasSubstr("auto, cpu, cuda")));
-  EXPECT_THAT(Error({"--config", FileWith("gpu = 99999999999999999999")}), HasSubstr("gpu in "));
+  EXPECT_THAT(Error({"--config", FileWith("gpus = 99999999999999999999")}), HasSubstr("gpus in "));
+  EXPECT_THAT(Error({}, {"LOGPROBD_GPUS=0,one"}),
+              AllOf(HasSubstr("LOGPROBD_GPUS is \"0,one\""), HasSubstr("\"one\" is not one")));
+  EXPECT_THAT(Error({"--shards", "0"}), HasSubstr("it must be auto or a whole number from 1"));
   EXPECT_THAT(Error({"--config", FileWith("grace_s = -1")}),
               AllOf(HasSubstr("grace_s in "), HasSubstr("from 0 to 86400")));
 }
@@ -174,7 +194,8 @@ TEST(OptionsParserTest, HelpShowsEveryFlagWithItsDefault) {
 TEST(OptionsParserTest, PrintedConfigurationReadsBackAsItself) {
   const ParsedOptions first =
       Parse({"--model=/models/a \"b\"\\c", "--http=none", "--max-message-bytes=5000",
-             "--queue-bytes=3GiB", "--client-share=0.25", "--insecure", "--grace-s=1.5"},
+             "--queue-bytes=3GiB", "--client-share=0.25", "--insecure", "--grace-s=1.5",
+             "--gpus=3,1", "--shards=2"},
             {"LOGPROBD_TOP_K_MAX=7"});
 
   const ParsedOptions second = Parse({"--config", FileWith(ConfigText(first))});
@@ -186,6 +207,9 @@ TEST(OptionsParserTest, PrintedConfigurationReadsBackAsItself) {
     }
   }
   EXPECT_THAT(ConfigText(first), HasSubstr("top-k-max = 7  # LOGPROBD_TOP_K_MAX\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("gpus = \"3,1\"  # --gpus\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("shards = 2  # --shards\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("replicas = \"auto\"  # default\n"));
   EXPECT_THAT(ConfigText(first), HasSubstr("http = \"none\"  # --http\n"));
   EXPECT_THAT(ConfigText(first), HasSubstr("batch-rows = 8192  # default\n"));
 }

@@ -8,7 +8,9 @@
 namespace logprobd {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 HeadInfo Qwen() {
   HeadInfo head;
@@ -75,15 +77,43 @@ TEST(PlanTest, PrintsTransformsAndEachPlaceOfMemory) {
   EXPECT_THAT(text, HasSubstr("memory       host  total         2.0 GiB\n"));
 }
 
+TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
+  const EnginePlan engine = {Device::kCuda,
+                             "cuda/fused",
+                             "found; shards as asked: 1 replica of 2 shards",
+                             {{0, 0, "gpu0", 0, 76'032}, {0, 1, "gpu11", 76'032, 76'033}},
+                             {{"gpu0", "weights", 3 << 20}, {"gpu11", "weights", 2 << 20}}};
+
+  const std::string text = PlanText(MakeServingPlan(ServerOptions(), Qwen(), engine, {}));
+
+  EXPECT_THAT(text, HasSubstr("engine       cuda/fused: found; shards as asked: 1 replica of 2 "
+                              "shards\n"
+                              "layout       replica 0 shard 0  gpu0   ids 0 to 76032 (396 tiles)\n"
+                              "layout       replica 0 shard 1  gpu11  ids 76032 to 76033 (1 tile)\n"
+                              "memory       gpu0  weights       3.0 MiB\n"));
+  EXPECT_THAT(text, HasSubstr("memory       gpu11 total         2.0 MiB\n"));
+}
+
+TEST(PlanTest, FindsTheGpusOfALayout) {
+  EXPECT_THAT(GpusOf({{0, 0, "gpu3"}, {0, 1, "gpu12"}, {1, 0, "gpu3"}, {1, 1, "gpu0"}}),
+              ElementsAre(3, 12, 0));
+  EXPECT_THAT(GpusOf({{0, 0, "cpu"}}), IsEmpty());
+  EXPECT_THAT(GpusOf({}), IsEmpty());
+}
+
 TEST(PlanTest, CompletesTheHeadsFacts) {
   ServerOptions options;
   options.top_k_max = 5;
+  EnginePlan engine = CpuPlan();
+  engine.layout = {{0, 0, "cpu", 0, 151'669}};
 
-  const ServingPlan plan = MakeServingPlan(options, Qwen(), CpuPlan(), {});
+  const ServingPlan plan = MakeServingPlan(options, Qwen(), engine, {});
 
   EXPECT_EQ(plan.head.engine, "cpu/avx512");
   EXPECT_EQ(plan.head.engine_reason, "device cpu was asked for");
   EXPECT_EQ(plan.head.limits.top_k_max, 5);
+  ASSERT_EQ(plan.head.layout.size(), 1U);
+  EXPECT_EQ(plan.head.layout[0].device, "cpu");
 }
 
 TEST(PlanTest, PromisesNoMoreThanOneClientMayQueue) {
@@ -103,14 +133,20 @@ TEST(PlanTest, PromisesNoMoreThanOneClientMayQueue) {
 TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   ServerOptions options;
   options.device = "cuda";
-  options.gpu = 3;
+  options.gpus = {3, 2};
+  options.shards = 2;
+  options.replicas = 1;
+  options.watchdog_s = 0.5;
   options.batch_rows = 77;
   options.batch_wait_us = 9;
   options.valid_vocab = 11;
   options.weights_version = 4;
 
   EXPECT_EQ(EngineOptionsOf(options).device, Device::kCuda);
-  EXPECT_EQ(EngineOptionsOf(options).gpus, std::vector<int32_t>{3});
+  EXPECT_THAT(EngineOptionsOf(options).gpus, ElementsAre(3, 2));
+  EXPECT_EQ(EngineOptionsOf(options).shards, 2);
+  EXPECT_EQ(EngineOptionsOf(options).replicas, 1);
+  EXPECT_EQ(EngineOptionsOf(options).batch_time_max, absl::Milliseconds(500));
   EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_wait_max, absl::Microseconds(9));
@@ -118,6 +154,10 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   EXPECT_EQ(ModelOptionsOf(options).weights_version, 4U);
   EXPECT_FALSE(ModelOptionsOf(ServerOptions()).valid_vocab.has_value());
   EXPECT_EQ(EngineOptionsOf(ServerOptions()).device, Device::kAuto);
+  EXPECT_THAT(EngineOptionsOf(ServerOptions()).gpus, IsEmpty());
+  EXPECT_EQ(EngineOptionsOf(ServerOptions()).batch_time_max, absl::Seconds(120));
+  options.watchdog_s = 0;
+  EXPECT_EQ(EngineOptionsOf(options).batch_time_max, absl::InfiniteDuration());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 namespace logprobd {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -87,6 +88,40 @@ TEST(FlagsTest, PrintRealNumbersWithAllTheirDigits) {
   EXPECT_EQ(FlagValueAsToml(*FindFlag("grace-s"), options), "30");
 }
 
+TEST(FlagsTest, ReadCountsAndTheWordAuto) {
+  ServerOptions options;
+  const Flag& flag = *FindFlag("shards");
+  ASSERT_TRUE(SetFlag(flag, "4", options).ok());
+  EXPECT_EQ(options.shards, 4);
+  EXPECT_EQ(FlagValueAsToml(flag, options), "4");
+  ASSERT_TRUE(SetFlag(flag, "auto", options).ok());
+  EXPECT_EQ(options.shards, 0);
+  EXPECT_EQ(FlagValueAsToml(flag, options), "\"auto\"");
+  for (const char* text : {"0", "-1", "257", "AUTO", "", "2.0"}) {
+    EXPECT_FALSE(SetFlag(flag, text, options).ok()) << text;
+  }
+}
+
+TEST(FlagsTest, ReadListsOfGpusAndNameTheBadItem) {
+  ServerOptions options;
+  const Flag& flag = *FindFlag("gpus");
+  ASSERT_TRUE(SetFlag(flag, "3, 0,12", options).ok());
+  EXPECT_THAT(options.gpus, ElementsAre(3, 0, 12));
+  EXPECT_EQ(FlagValueAsToml(flag, options), "\"3,0,12\"");
+  const std::pair<const char*, const char*> kBad[] = {
+      {"0,x,1", "\"x\" is not one"}, {"0,,1", "\"\" is not one"}, {"", "\"\" is not one"},
+      {"0;1", "\"0;1\" is not one"}, {"-1", "\"-1\" is not one"}, {"1024", "from 0 to 1023"},
+      {"auto,1", "\"auto\" is"},     {"1,2,1", "GPU 1 twice"},    {"2,+2", "\"+2\" is"}};
+  for (const auto& [text, message] : kBad) {
+    const absl::Status status = SetFlag(flag, text, options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+  EXPECT_THAT(options.gpus, ElementsAre(3, 0, 12));
+  ASSERT_TRUE(SetFlag(flag, "auto", options).ok());
+  EXPECT_TRUE(options.gpus.empty());
+}
+
 TEST(FlagsTest, FindTheNearestName) {
   EXPECT_EQ(NearestFlag("queue_row"), "queue-rows");
   EXPECT_EQ(NearestFlag("MODLE"), "model");
@@ -119,6 +154,29 @@ TEST(CheckServerOptionsTest, TheReceiveQuotaHoldsTwoMessagesAndTheQueue) {
   EXPECT_TRUE(CheckServerOptions(options).ok());
   options.queue_bytes = 2 << 20;
   EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--queue-bytes 2MiB"));
+}
+
+// `--device auto` would have taken the CPU for it.
+TEST(CheckServerOptionsTest, NamedGpusAreAsManyAsReplicasAndShardsUse) {
+  ServerOptions options = Valid();
+  options.gpus = {0, 1, 2, 3};
+  for (const auto& [replicas, shards] :
+       {std::pair{0, 0}, {2, 2}, {4, 1}, {1, 4}, {0, 2}, {2, 0}, {4, 0}}) {
+    options.replicas = replicas;
+    options.shards = shards;
+    EXPECT_TRUE(CheckServerOptions(options).ok()) << replicas << " x " << shards;
+  }
+  for (const auto& [replicas, shards] :
+       {std::pair{2, 4}, {5, 0}, {0, 3}, {3, 0}, {1, 2}, {2, 1}, {256, 256}}) {
+    options.replicas = replicas;
+    options.shards = shards;
+    EXPECT_THAT(std::string(CheckServerOptions(options).message()),
+                StartsWith("--gpus names 4 GPUs, but --replicas "))
+        << replicas << " x " << shards;
+    options.device = "cpu";
+    EXPECT_TRUE(CheckServerOptions(options).ok());
+    options.device = "auto";
+  }
 }
 
 TEST(CheckServerOptionsTest, EveryAddressIsReadAndMustBeLoopbackUnlessInsecure) {

@@ -108,7 +108,7 @@ TEST(CudaEngineTest, RefusesABatchAboveItsLimitAndStaysHealthy) {
 
 TEST(CudaEngineTest, RecordsFlops) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
-  Metrics metrics({.heads = {"test"}, .has_gpu = true});
+  Metrics metrics({.heads = {"test"}, .gpus = {0}});
   const auto head = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   EngineOptions options;
   options.batch_rows_max = 64;

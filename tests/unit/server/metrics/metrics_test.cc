@@ -25,9 +25,9 @@ using ::testing::Not;
 
 Metrics::Options OneHead() { return {.heads = {"default"}, .version = "1.2.3", .commit = "abc"}; }
 
-Metrics::Options WithGpu() {
+Metrics::Options WithGpus(const std::vector<int>& gpus) {
   Metrics::Options options = OneHead();
-  options.has_gpu = true;
+  options.gpus = gpus;
   return options;
 }
 
@@ -73,9 +73,10 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
                   "logprobd_queue_oldest_age_seconds gauge", "logprobd_queue_requests gauge",
                   "logprobd_queue_rows gauge", "logprobd_ready gauge",
                   "logprobd_received_bytes_total counter", "logprobd_rejected_total counter",
-                  "logprobd_request_duration_seconds histogram", "logprobd_requests_total counter",
-                  "logprobd_rows_total counter", "logprobd_sent_bytes_total counter",
-                  "logprobd_shm_regions gauge", "logprobd_stage_duration_seconds histogram",
+                  "logprobd_replicas gauge", "logprobd_request_duration_seconds histogram",
+                  "logprobd_requests_total counter", "logprobd_rows_total counter",
+                  "logprobd_sent_bytes_total counter", "logprobd_shm_regions gauge",
+                  "logprobd_stage_duration_seconds histogram",
                   "logprobd_weights_load_duration_seconds histogram",
                   "logprobd_weights_version gauge", "process_cpu_seconds_total counter",
                   "process_max_fds gauge", "process_open_fds gauge",
@@ -85,7 +86,7 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
 
 TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
   const Metrics without(OneHead());
-  const Metrics with(WithGpu());
+  const Metrics with(WithGpus({0}));
 
   std::vector<std::string> added = Families(with);
   for (const std::string& name : Families(without)) {
@@ -101,6 +102,25 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
                   "logprobd_host_pinned_bytes gauge"));
 }
 
+TEST(MetricsTest, AddsCollectiveErrorsWhereThereAreSeveralGpus) {
+  const Metrics one(WithGpus({0}));
+  const Metrics several(WithGpus({3, 1}));
+
+  std::vector<std::string> added = Families(several);
+  for (const std::string& name : Families(one)) {
+    std::erase(added, name);
+  }
+
+  EXPECT_THAT(added, ElementsAre("logprobd_collective_errors_total counter"));
+  for (const char* gpu : {"1", "3"}) {
+    for (const char* kind : {"nccl", "peer", "timeout", "other"}) {
+      EXPECT_THAT(several.Serialize(),
+                  HasSubstr(absl::StrCat("logprobd_collective_errors_total{gpu=\"", gpu,
+                                         "\",kind=\"", kind, "\"} 0\n")));
+    }
+  }
+}
+
 TEST(MetricsTest, StartsLabelSetsAtZero) {
   const std::string text = Metrics(OneHead()).Serialize();
 
@@ -114,7 +134,8 @@ TEST(MetricsTest, StartsLabelSetsAtZero) {
        R"(logprobd_cancelled_total{stage="engine"} 0)",
        R"(logprobd_received_bytes_total{transport="shm"} 0)",
        R"(logprobd_stage_duration_seconds_count{stage="d2h"} 0)",
-       R"(logprobd_ready{head="default"} 0)", "logprobd_shm_regions 0",
+       R"(logprobd_ready{head="default"} 0)",
+       R"(logprobd_replicas{head="default",state="failed"} 0)", "logprobd_shm_regions 0",
        R"(logprobd_weights_version{head="default"} 0)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
@@ -148,6 +169,7 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   metrics.SetQueue("default", Priority::kLow, {.rows = 1, .bytes = 30, .requests = 1});
   metrics.SetInflightBytesLimit(1'000);
   metrics.SetReady("default", true);
+  metrics.SetReplicas("default", 3, 1);
   metrics.RecordWeightsLoad("default", 2.5);
   metrics.SetMemory({{"host", "weights", 11}, {"host", "staging", 22}, {"gpu0", "weights", 33}});
 
@@ -174,6 +196,8 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
        "logprobd_inflight_bytes 100",
        "logprobd_inflight_bytes_limit 1000",
        R"(logprobd_ready{head="default"} 1)",
+       R"(logprobd_replicas{head="default",state="healthy"} 3)",
+       R"(logprobd_replicas{head="default",state="failed"} 1)",
        R"(logprobd_weights_load_duration_seconds_count{head="default"} 1)",
        R"(logprobd_host_memory_bytes{kind="weights"} 11)",
        R"(logprobd_host_memory_bytes{kind="staging"} 22)",
@@ -183,7 +207,7 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
 }
 
 TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
-  Metrics metrics(WithGpu());
+  Metrics metrics(WithGpus({0}));
 
   metrics.RecordFlops(0, 1e12, 0.5);
   metrics.RecordFlops(1, 1e12, 0.5);
@@ -207,6 +231,47 @@ TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
                              R"(logprobd_host_pinned_bytes{state="used"} 75)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
+}
+
+TEST(MetricsTest, CountsEachGpuOnItsOwn) {
+  Metrics metrics(WithGpus({0, 2}));
+
+  metrics.RecordFlops(0, 100, 1);
+  metrics.RecordFlops(2, 300, 3);
+  metrics.RecordGpuError(2, "out_of_memory");
+  metrics.RecordCollectiveError(0, "nccl");
+  metrics.RecordCollectiveError(2, "timeout");
+  metrics.RecordCollectiveError(2, "a kind that nobody knows");
+  metrics.RecordCollectiveError(1, "peer");
+  metrics.SetMemory({{"gpu0", "weights", 10},
+                     {"gpu2", "weights", 20},
+                     {"gpu1", "weights", 30},
+                     {"gpu2", "workspace", 5}});
+
+  const std::string text = metrics.Serialize();
+  for (const char* series :
+       {R"(logprobd_flops_total{gpu="0"} 100)", R"(logprobd_flops_total{gpu="2"} 300)",
+        R"(logprobd_gpu_errors_total{gpu="0",kind="out_of_memory"} 0)",
+        R"(logprobd_gpu_errors_total{gpu="2",kind="out_of_memory"} 1)",
+        R"(logprobd_collective_errors_total{gpu="0",kind="nccl"} 1)",
+        R"(logprobd_collective_errors_total{gpu="2",kind="nccl"} 0)",
+        R"(logprobd_collective_errors_total{gpu="2",kind="timeout"} 1)",
+        R"(logprobd_collective_errors_total{gpu="2",kind="other"} 1)",
+        R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 10)",
+        R"(logprobd_gpu_memory_bytes{gpu="2",kind="weights"} 20)",
+        R"(logprobd_gpu_memory_bytes{gpu="2",kind="workspace"} 5)",
+        R"(logprobd_gpu_power_watts{gpu="2"} )"}) {
+    EXPECT_THAT(text, HasSubstr(series));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("gpu=\"1\"")));
+}
+
+TEST(MetricsTest, OneGpuHasNoCollectives) {
+  Metrics metrics(WithGpus({0}));
+
+  metrics.RecordCollectiveError(0, "nccl");
+
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("collective")));
 }
 
 TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
@@ -242,12 +307,16 @@ TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
 TEST(MetricsTest, ReplacesTheFactsOfAHead) {
   Metrics metrics(OneHead());
   metrics.SetHead(Head("default", "old", 1));
-  metrics.SetHead(Head("default", "new", 2));
+  HeadInfo sharded = Head("default", "new", 2);
+  sharded.layout = {{0, 0, "gpu0"}, {0, 1, "gpu1"}};
+  metrics.SetHead(sharded);
 
   const std::string text = metrics.Serialize();
 
   EXPECT_THAT(text, Not(HasSubstr("model_type=\"old\"")));
   EXPECT_THAT(text, HasSubstr("model_type=\"new\""));
+  EXPECT_THAT(text, HasSubstr("replicas=\"1\""));
+  EXPECT_THAT(text, HasSubstr("shards=\"2\""));
   EXPECT_THAT(text, HasSubstr("logprobd_weights_version{head=\"default\"} 2\n"));
 }
 
@@ -282,7 +351,7 @@ TEST(MetricsTest, PassesPromtool) {
 #ifndef LOGPROBD_PROMTOOL
   GTEST_SKIP() << "promtool was not found: install the package prometheus";
 #else
-  Metrics metrics(WithGpu());
+  Metrics metrics(WithGpus({0}));
   metrics.SetHead(Head("default", "qwen3", 1));
   metrics.RecordStage(Metrics::Stage::kQueue, 0.01);
   const std::string path = absl::StrCat(::testing::TempDir(), "/metrics_test.prom");

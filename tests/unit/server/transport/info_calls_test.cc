@@ -48,6 +48,13 @@ TEST(ListHeadsTest, TellsEverythingAboutAHead) {
   EXPECT_EQ(head.limits().segments_max(), 32U);
   EXPECT_EQ(head.limits().stream_window(), 4U);
   EXPECT_THAT(head.transports(), ElementsAre("tcp", "unix"));
+  ASSERT_EQ(head.layout_size(), 2);
+  EXPECT_EQ(head.layout(0).device(), "gpu1");
+  EXPECT_EQ(head.layout(1).replica(), 1U);
+  EXPECT_EQ(head.layout(1).shard(), 0U);
+  EXPECT_EQ(head.layout(1).device(), "gpu0");
+  EXPECT_EQ(head.layout(1).vocab_begin(), 0U);
+  EXPECT_EQ(head.layout(1).vocab_end(), 100U);
 }
 
 TEST(ListHeadsTest, SaysWhenAHeadIsNotReady) {

@@ -1,0 +1,303 @@
+#include "server/engine/layout.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "kernels/common/tile.h"
+#include "server/base/errors.h"
+#include "server/engine/vocab_partition.h"
+
+namespace logprobd {
+namespace {
+
+/// More have no use: each needs a thread at least.
+constexpr int64_t kCpuPlacesMax = 256;
+
+/// Two GPUs of one model differ by what their drivers keep: less than this part.
+constexpr int64_t kMemoryPart = 100;
+
+struct Numbers {
+  int32_t replicas = 0;  ///< 0: open.
+  int32_t shards = 0;    ///< 0: open.
+};
+
+using GpuSpan = absl::Span<const GpuFacts>;
+using NeedsOf = std::function<GpuNeeds(int32_t num_shards)>;
+
+std::string CountText(int64_t count, absl::string_view noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+/// "4 replicas of 1 shard", without what is open; not all is.
+std::string Text(const Numbers& numbers) {
+  const std::string replicas = CountText(numbers.replicas, "replica");
+  const std::string shards = CountText(numbers.shards, "shard");
+  if (numbers.shards == 0) return replicas;
+  return numbers.replicas == 0 ? shards : absl::StrCat(replicas, " of ", shards);
+}
+
+std::string SizeText(int64_t bytes) {
+  constexpr double kMib = 1 << 20;
+  const double mib = static_cast<double>(bytes) / kMib;
+  return mib < 1'024 ? absl::StrFormat("%.1f MiB", mib) : absl::StrFormat("%.1f GiB", mib / 1'024);
+}
+
+/// a + b of two that are not negative, or the largest number.
+int64_t Add(int64_t a, int64_t b) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  return a > kMax - b ? kMax : a + b;
+}
+
+int64_t BytesOnce(const GpuNeeds& needs) { return Add(needs.weight_bytes, needs.workspace_bytes); }
+
+int64_t BytesTwice(const GpuNeeds& needs) { return Add(needs.weight_bytes, BytesOnce(needs)); }
+
+/// The facts of the GPUs in the order in which they are taken.
+absl::StatusOr<std::vector<GpuFacts>> TakeGpus(const EngineOptions& options, GpuSpan gpus) {
+  if (gpus.empty()) {
+    return absl::FailedPreconditionError("there is no GPU; use --device cpu");
+  }
+  if (options.gpus.empty()) return std::vector<GpuFacts>(gpus.begin(), gpus.end());
+  std::vector<GpuFacts> taken;
+  for (const int32_t ordinal : options.gpus) {
+    const auto is_it = [ordinal](const GpuFacts& gpu) { return gpu.ordinal == ordinal; };
+    const auto found = absl::c_find_if(gpus, is_it);
+    if (found == gpus.end()) {
+      return absl::FailedPreconditionError(absl::StrCat("GPU ", ordinal, " does not exist: there ",
+                                                        gpus.size() == 1 ? "is " : "are ",
+                                                        gpus.size(), ", counted from 0"));
+    }
+    if (absl::c_any_of(taken, is_it)) {
+      return absl::InvalidArgumentError(absl::StrCat("GPU ", ordinal, " is named twice"));
+    }
+    taken.push_back(*found);
+  }
+  return taken;
+}
+
+std::string Describe(const GpuFacts& gpu) {
+  return absl::StrCat("GPU ", gpu.ordinal, " (", gpu.name, ", compute capability ", gpu.major, ".",
+                      gpu.minor, ", ", SizeText(gpu.total_bytes), ")");
+}
+
+bool IsSameModel(const GpuFacts& a, const GpuFacts& b) {
+  const auto [less, more] = std::minmax(a.total_bytes, b.total_bytes);
+  return a.name == b.name && a.major == b.major && a.minor == b.minor &&
+         less >= more - more / kMemoryPart;
+}
+
+absl::Status CheckModels(GpuSpan gpus) {
+  for (const GpuFacts& gpu : gpus) {
+    if (gpu.major < 8) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Describe(gpu), " is too old: compute capability 8.0 or later is needed; ",
+                       "name others with --gpus or use --device cpu"));
+    }
+    if (!IsSameModel(gpus.front(), gpu)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Describe(gpus.front()), " and ", Describe(gpu),
+                       " differ: results keep their bits on one model only; name GPUs of one model",
+                       " with --gpus"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const Numbers& asked, int64_t vocab_size) {
+  if (asked.replicas < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there cannot be ", asked.replicas, " replicas"));
+  }
+  return asked.shards == 0 ? absl::OkStatus() : PartitionTiles(vocab_size, asked.shards).status();
+}
+
+/// `device_of` names the device of a place, counted over all.
+absl::StatusOr<Layout> LayoutOf(const Numbers& numbers, std::string reason, int64_t vocab_size,
+                                const std::function<std::string(size_t place)>& device_of) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> ranges,
+                            PartitionTiles(vocab_size, numbers.shards));
+  Layout layout{numbers.replicas, numbers.shards, std::move(reason), {}};
+  for (int32_t replica = 0; replica < numbers.replicas; ++replica) {
+    for (int32_t shard = 0; shard < numbers.shards; ++shard) {
+      const TileRange& tiles = ranges[static_cast<size_t>(shard)];
+      layout.places.push_back({replica, shard, device_of(layout.places.size()),
+                               tiles.begin * kernels::kTileColumns,
+                               std::min(tiles.end * kernels::kTileColumns, vocab_size)});
+    }
+  }
+  return layout;
+}
+
+/// Chooses numbers for GPUs that are there and of one model.
+class GpuPlanner {
+ public:
+  /// `gpus` in the order in which they are taken; where they were named none may be left over.
+  GpuPlanner(const Numbers& asked, bool are_named, int64_t vocab_size, std::vector<GpuFacts> gpus,
+             const NeedsOf& needs_of)
+      : asked_(asked),
+        are_named_(are_named),
+        vocab_size_(vocab_size),
+        gpus_(std::move(gpus)),
+        needs_of_(needs_of) {}
+
+  absl::StatusOr<Layout> Plan() const {
+    const std::vector<Numbers> possible = Possible(asked_);
+    if (possible.empty()) return NothingPossible();
+    const bool is_fixed = asked_.replicas > 0 && asked_.shards > 0;
+    const GpuSpan gpus(gpus_);
+    LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(asked_) : gpus));
+    const Numbers* chosen = FirstThatFits(possible, BytesTwice);
+    const bool fits_twice = chosen != nullptr;
+    if (!fits_twice) chosen = FirstThatFits(possible, BytesOnce);
+    if (chosen == nullptr) return NoRoom(possible.back());
+    const bool is_forced = asked_.shards > 0 || (asked_.replicas > 0 && possible.size() == 1);
+    std::string reason =
+        absl::StrCat(is_forced ? AskedText() : FitText(*chosen, fits_twice), ": ", Text(*chosen));
+    if (!is_fixed) absl::StrAppend(&reason, UnusedText(*chosen));
+    return LayoutOf(*chosen, std::move(reason), vocab_size_,
+                    [this](size_t place) { return absl::StrCat("gpu", gpus_[place].ordinal); });
+  }
+
+ private:
+  /// What `asked` leaves open in every way that there is, the fewest shards first.
+  std::vector<Numbers> Possible(const Numbers& asked) const {
+    const auto num_gpus = static_cast<int64_t>(gpus_.size());
+    const int64_t shards_max = std::min(num_gpus, kernels::NumTiles(vocab_size_));
+    std::vector<Numbers> possible;
+    for (int64_t shards = 1; shards <= shards_max; ++shards) {
+      const int64_t replicas = asked.replicas > 0 ? asked.replicas : num_gpus / shards;
+      const int64_t used = replicas * shards;
+      if ((asked.shards == 0 || asked.shards == shards) && used <= num_gpus &&
+          (used == num_gpus || !are_named_)) {
+        possible.push_back({static_cast<int32_t>(replicas), static_cast<int32_t>(shards)});
+      }
+    }
+    return possible;
+  }
+
+  absl::Status NothingPossible() const {
+    const auto num_gpus = static_cast<int64_t>(gpus_.size());
+    const int64_t needed = std::max<int64_t>(asked_.replicas, 1) * std::max(asked_.shards, 1);
+    const std::string given =
+        are_named_ ? absl::StrCat("--gpus names ", num_gpus)
+                   : absl::StrCat("there ", num_gpus == 1 ? "is " : "are ", num_gpus);
+    if (needed > num_gpus) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Text(asked_), " need ", CountText(needed, "GPU"), ": ", given));
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        Text(asked_), " would leave GPUs over: ", given, ", so that replicas x shards must be ",
+        absl::StrJoin(Possible({}), " or ", [](std::string* out, const Numbers& fit) {
+          absl::StrAppend(out, fit.replicas, " x ", fit.shards);
+        })));
+  }
+
+  GpuSpan Used(const Numbers& numbers) const {
+    return GpuSpan(gpus_).first(static_cast<size_t>(numbers.replicas) *
+                                static_cast<size_t>(numbers.shards));
+  }
+
+  /// The first with the least free memory of those that are used.
+  const GpuFacts& Fullest(const Numbers& numbers) const {
+    const GpuSpan used = Used(numbers);
+    return *absl::c_min_element(
+        used, [](const GpuFacts& a, const GpuFacts& b) { return a.free_bytes < b.free_bytes; });
+  }
+
+  /// Null where no GPU would have so many bytes free.
+  const Numbers* FirstThatFits(const std::vector<Numbers>& possible,
+                               int64_t (*bytes_of)(const GpuNeeds&)) const {
+    const auto found = absl::c_find_if(possible, [&](const Numbers& numbers) {
+      return bytes_of(needs_of_(numbers.shards)) <= Fullest(numbers).free_bytes;
+    });
+    return found == possible.end() ? nullptr : &*found;
+  }
+
+  absl::Status NoRoom(const Numbers& numbers) const {
+    const GpuNeeds needs = needs_of_(numbers.shards);
+    const GpuFacts& gpu = Fullest(numbers);
+    return absl::FailedPreconditionError(absl::StrCat(
+        "GPU ", gpu.ordinal, " has ", SizeText(gpu.free_bytes), " free, ",
+        numbers.shards == 1 ? "the head" : absl::StrCat("each of ", numbers.shards, " shards"),
+        " needs ", SizeText(BytesOnce(needs)), " (weight ", SizeText(needs.weight_bytes),
+        ", workspace ", SizeText(needs.workspace_bytes), "): ", Advice()));
+  }
+
+  /// The fewest shards that would fit: with as many replicas as asked, else with one.
+  std::string Advice() const {
+    for (const int32_t replicas : {asked_.replicas, are_named_ ? 0 : 1}) {
+      const std::vector<Numbers> possible = Possible({replicas, 0});
+      const Numbers* const fit = FirstThatFits(possible, BytesOnce);
+      if (fit != nullptr) {
+        return absl::StrCat("--shards ", fit->shards, " --replicas ", fit->replicas, " would fit");
+      }
+    }
+    return "no number of shards would fit; free memory there, name other GPUs with --gpus, or "
+           "lower --batch-rows";
+  }
+
+  std::string AskedText() const {
+    if (asked_.replicas == 0) return "shards as asked";
+    return asked_.shards == 0 ? "replicas as asked" : "replicas and shards as asked";
+  }
+
+  std::string FitText(const Numbers& chosen, bool fits_twice) const {
+    const std::string fit =
+        !fits_twice ? absl::StrCat("fits once, not twice, on ", CountText(chosen.shards, "GPU"))
+        : chosen.shards == 1 ? "fits twice on each GPU"
+                             : "does not fit twice on one GPU";
+    return absl::StrCat("head of ", SizeText(needs_of_(1).weight_bytes), " ", fit, " (",
+                        SizeText(Fullest(chosen).free_bytes), " free)");
+  }
+
+  std::string UnusedText(const Numbers& chosen) const {
+    const GpuSpan unused = GpuSpan(gpus_).subspan(Used(chosen).size());
+    if (unused.empty()) return "";
+    return absl::StrCat("; not used: ",
+                        absl::StrJoin(unused, ", ", [](std::string* out, const GpuFacts& gpu) {
+                          absl::StrAppend(out, "gpu", gpu.ordinal);
+                        }));
+  }
+
+  const Numbers asked_;
+  const bool are_named_;
+  const int64_t vocab_size_;
+  const std::vector<GpuFacts> gpus_;
+  const NeedsOf& needs_of_;
+};
+
+}  // namespace
+
+absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
+                                     absl::Span<const GpuFacts> gpus,
+                                     const std::function<GpuNeeds(int32_t num_shards)>& needs_of) {
+  const Numbers asked{options.replicas, options.shards};
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuFacts> taken, TakeGpus(options, gpus));
+  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
+  return GpuPlanner(asked, !options.gpus.empty(), head.vocab_size, std::move(taken), needs_of)
+      .Plan();
+}
+
+absl::StatusOr<Layout> PlanCpuLayout(const HeadInfo& head, const EngineOptions& options) {
+  const Numbers asked{options.replicas, options.shards};
+  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
+  const Numbers numbers{std::max(asked.replicas, 1), std::max(asked.shards, 1)};
+  if (int64_t{numbers.replicas} * numbers.shards > kCpuPlacesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Text(numbers), " are too many on a CPU: ", "replicas x shards must be at most ",
+        kCpuPlacesMax));
+  }
+  const bool is_asked = asked.replicas > 0 || asked.shards > 0;
+  return LayoutOf(numbers, absl::StrCat(Text(numbers), is_asked ? " as asked" : " unless asked"),
+                  head.vocab_size, [](size_t) { return std::string("cpu"); });
+}
+
+}  // namespace logprobd
