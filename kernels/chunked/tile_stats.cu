@@ -158,14 +158,21 @@ cudaError_t Dispatch(const TileStatsParams& params, cudaStream_t stream) {
 
 cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream) {
   const LogitChunk& chunk = params.chunk;
-  if (!IsValid(chunk) || params.log2_scales == nullptr || params.targets == nullptr ||
+  if (!IsValid(chunk) || params.tile_origin < 0 || chunk.tile_begin < params.tile_origin ||
+      params.log2_scales == nullptr || params.targets == nullptr ||
       params.target_logits == nullptr || params.sums == nullptr ||
       (params.entropy_sums == nullptr) != (params.entropy_log2_scales == nullptr) ||
       params.layout.row_stride < 1 || params.layout.tile_stride < 1 ||
       chunk.num_tiles * RowGroups(chunk) > INT32_MAX) {
     return cudaErrorInvalidValue;
   }
-  return chunk.num_rows == 0 ? cudaSuccess : Dispatch<>(params, stream);
+  if (chunk.num_rows == 0) return cudaSuccess;
+  TileStatsParams whole = params;
+  whole.tile_origin = 0;
+  whole.sums = OfWholeVocabulary(params.sums, params.tile_origin, params.layout.tile_stride);
+  whole.entropy_sums =
+      OfWholeVocabulary(params.entropy_sums, params.tile_origin, params.layout.tile_stride);
+  return Dispatch<>(whole, stream);
 }
 
 cudaError_t ProbeTileStats() {

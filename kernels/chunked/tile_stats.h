@@ -16,7 +16,9 @@ struct TileStatsParams {
   const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
   const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
 
-  PartialLayout layout;              ///< Of both sums, for tiles of the whole vocabulary.
+  /// First tile of the shard that the chunk is part of: both sums begin with it.
+  int64_t tile_origin = 0;
+  PartialLayout layout;              ///< Of both sums.
   TileSums* sums = nullptr;          ///< The chunk's are written.
   TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
   bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.

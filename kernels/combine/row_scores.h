@@ -13,8 +13,8 @@ namespace logprobd::kernels {
 /// output that is null is not asked. Meanings and ranges: row_sums.h.
 struct RowScoresParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t num_tiles = 0;                   ///< Tiles of the whole vocabulary, 1 to 5462.
-  int64_t vocab_size = 0;                  ///< 1 to 2^20.
+  int64_t num_tiles = 0;                   ///< Tiles given, 1 to NumTiles(vocab_size).
+  int64_t vocab_size = 0;                  ///< Of the whole vocabulary, 1 to 2^20.
   PartialLayout layout;                    ///< Of both sums.
   const TileSums* sums = nullptr;          ///< num_rows x num_tiles
   const TileSums* entropy_sums = nullptr;  ///< The same at the entropy's temperature, or null.

@@ -46,7 +46,8 @@ struct TileExtremes {
   int32_t argmax;
 };
 
-/// Where the partial of a (row, tile) lies, in partials.
+/// Where the partial of a (row, tile) lies, in partials; tiles are counted from the first that the
+/// array holds.
 struct PartialLayout {
   int64_t row_stride = 0;
   int64_t tile_stride = 0;
@@ -63,6 +64,13 @@ inline constexpr int64_t kRowMajorRowsMax = 512;
 /// tile's, so that the kernels that make them write whole lines.
 constexpr PartialLayout PartialLayoutOf(int64_t num_rows, int64_t num_tiles) {
   return num_rows <= kRowMajorRowsMax ? PartialLayout{num_tiles, 1} : PartialLayout{1, num_rows};
+}
+
+/// An array of a shard's partials, tile `tile_begin` its first, as one that tiles of the whole
+/// vocabulary index; of tiles outside the shard nothing may be touched. Null stays null.
+template <typename T>
+T* OfWholeVocabulary(T* partials, int64_t tile_begin, int64_t tile_stride) {
+  return partials == nullptr ? nullptr : partials - tile_begin * tile_stride;
 }
 
 /// k of a tile from its largest logit; see TileSums.

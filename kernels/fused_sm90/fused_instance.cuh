@@ -71,6 +71,8 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
                                               ? params.hidden_size
                                               : params.num_terms * TermPitch(params.hidden_size));
 
+  const int64_t tile_stride = params.layout.tile_stride;
+
   typename Kernel::Arguments arguments;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   arguments.problem_shape = {rows, columns, depth, 1};
@@ -90,13 +92,13 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
                         params.entropy_log2_scales,
                         params.targets,
                         params.layout,
-                        params.sums,
-                        params.entropy_sums,
+                        OfWholeVocabulary(params.sums, params.tile_begin, tile_stride),
+                        OfWholeVocabulary(params.entropy_sums, params.tile_begin, tile_stride),
                         params.target_logits,
                         params.max_keys,
                         params.min_keys,
-                        params.tile_max,
-                        NumTiles(params.vocab_size),
+                        OfWholeVocabulary(params.tile_max, params.tile_begin, 1),
+                        num_tiles,
                         params.wants_sum_squares};
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;

@@ -31,7 +31,8 @@ struct FusedPartialsParams {
   int64_t weight_stride = 0;  ///< Elements, >= hidden_size, a multiple of 8.
 
   int64_t vocab_size = 0;  ///< Of the whole vocabulary, 1 to 2^20.
-  /// This weight's tiles of the whole vocabulary, half-open.
+  /// The shard: this weight's tiles of the whole vocabulary, half-open. Partials are the shard's
+  /// alone, tile_begin the first; ids, targets and bias are the whole vocabulary's.
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
 
@@ -44,7 +45,7 @@ struct FusedPartialsParams {
   const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
   const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
 
-  PartialLayout layout;              ///< Of all partials, for tiles of the whole vocabulary.
+  PartialLayout layout;              ///< Of both sums.
   TileSums* sums = nullptr;          ///< Always written.
   TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
   bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
@@ -52,7 +53,7 @@ struct FusedPartialsParams {
   float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
   uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
   uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
-  float* tile_max = nullptr;       ///< [num_rows, tiles of the whole vocabulary]: largest logits.
+  float* tile_max = nullptr;       ///< [num_rows, tile_end - tile_begin]: largest logits.
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are

@@ -28,34 +28,33 @@ constexpr int64_t kFewPairs = 56;
 /// Pairs of the larger block.
 constexpr int64_t kTopKGroupPairsMax = 192;
 
+/// A row's tiles, counted from the shard's first, as all tiles here.
 struct RowTiles {
   const float* maxima;
-  int32_t tile_begin;
 
-  __device__ __forceinline__ float Load(int32_t tile) const { return maxima[tile_begin + tile]; }
+  __device__ __forceinline__ float Load(int32_t tile) const { return maxima[tile]; }
   __device__ __forceinline__ uint64_t Key(int32_t tile, float maximum) const {
-    return LogitKey(maximum, tile_begin + tile);
+    return LogitKey(maximum, tile);
   }
 };
 
-struct TileRange {
-  int32_t begin;
-  int32_t end;
-};
-
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectTilesKernel(const float* tile_max, int64_t stride, TileRange tiles, int top_k,
-                      uint64_t* keys) {
+    SelectTilesKernel(const float* tile_max, int32_t num_tiles, int top_k, uint64_t* keys) {
   const int64_t row = blockIdx.x;
-  FindTopK(RowTiles{tile_max + row * stride, tiles.begin}, tiles.end - tiles.begin, top_k, {},
-           keys + row * top_k);
+  FindTopK(RowTiles{tile_max + row * num_tiles}, num_tiles, top_k, {}, keys + row * top_k);
 }
+
+/// The shard's columns of the vocabulary.
+struct ShardColumns {
+  int32_t first_id;
+  int32_t count;
+};
 
 /// The logits of a row's picked tiles.
 struct PickedLogits {
   const uint64_t* tile_keys;
   const float* logits;  // [top_k, 192]
-  int32_t vocab_size;
+  ShardColumns columns;
   uint64_t floor;
 
   __device__ __forceinline__ float Load(int32_t place) const { return logits[place]; }
@@ -63,14 +62,14 @@ struct PickedLogits {
     if (LogitKey(logit, 0) <= floor) return 0;  // most: the rest is spared
     const uint64_t tile_key = tile_keys[place / kTileColumns];
     if (tile_key == 0) return 0;
-    const int32_t id = LogitEntryOf(tile_key).id * kTileColumns + place % kTileColumns;
-    return id < vocab_size ? LogitKey(logit, id) : 0;
+    const int32_t column = LogitEntryOf(tile_key).id * kTileColumns + place % kTileColumns;
+    return column < columns.count ? LogitKey(logit, columns.first_id + column) : 0;
   }
 };
 
 /// `keys` holds the row's tiles and gets its ids.
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectLogitsKernel(const float* logits, int32_t vocab_size, int top_k, uint64_t* keys) {
+    SelectLogitsKernel(const float* logits, ShardColumns columns, int top_k, uint64_t* keys) {
   const int64_t row = blockIdx.x;
   uint64_t* const row_keys = keys + row * top_k;
   const int32_t num_columns = top_k * kTileColumns;
@@ -78,8 +77,12 @@ __global__ void __launch_bounds__(kTopKThreads)
   const uint64_t least = row_keys[top_k - 1] >> 32;
   const uint64_t floor = least == 0 ? 0 : (least << 32) - 1;
   __syncthreads();  // before anyone writes the keys
-  FindTopK(PickedLogits{row_keys, logits + row * num_columns, vocab_size, floor}, num_columns,
-           top_k, {.floor = floor}, row_keys);
+  FindTopK(PickedLogits{row_keys, logits + row * num_columns, columns, floor}, num_columns, top_k,
+           {.floor = floor}, row_keys);
+}
+
+int64_t NumShardTiles(const FusedPartialsParams& params) {
+  return params.tile_end - params.tile_begin;
 }
 
 /// Most rows whose scratch fits, in parts of about the same size.
@@ -100,13 +103,13 @@ bool IsValid(const FusedTopKParams& params) {
          params.keys != nullptr && params.workspace != nullptr &&
          reinterpret_cast<uintptr_t>(params.workspace) % kAlignment == 0 &&
          params.workspace_bytes >=
-             TopKScratchOf(1, params.top_k, NumTiles(partials.vocab_size)).size_bytes &&
+             TopKScratchOf(1, params.top_k, NumShardTiles(partials)).size_bytes &&
          partials.num_rows <= INT32_MAX / params.top_k && partials.tile_max != nullptr;
 }
 
 cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t rows,
                        cudaStream_t stream) {
-  const int64_t num_tiles = NumTiles(params.partials.vocab_size);
+  const int64_t num_tiles = NumShardTiles(params.partials);
   const TopKScratch scratch = TopKScratchOf(rows, params.top_k, num_tiles);
   const int64_t pairs = rows * params.top_k;
   const int64_t group_pairs =
@@ -147,8 +150,11 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
       error != cudaSuccess) {
     return error;
   }
+  const int64_t first_id = params.partials.tile_begin * kTileColumns;
+  const int64_t columns = std::min(num_tiles * kTileColumns, params.partials.vocab_size - first_id);
   SelectLogitsKernel<<<static_cast<uint32_t>(rows), kTopKThreads, 0, stream>>>(
-      logits, static_cast<int32_t>(params.partials.vocab_size), params.top_k, keys);
+      logits, ShardColumns{static_cast<int32_t>(first_id), static_cast<int32_t>(columns)},
+      params.top_k, keys);
   return cudaGetLastError();
 }
 
@@ -158,12 +164,9 @@ cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream) 
   const int64_t num_rows = params.partials.num_rows;
   if (num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
-  const int64_t num_tiles = NumTiles(params.partials.vocab_size);
+  const int64_t num_tiles = NumShardTiles(params.partials);
   SelectTilesKernel<<<static_cast<uint32_t>(num_rows), kTopKThreads, 0, stream>>>(
-      params.partials.tile_max, num_tiles,
-      TileRange{static_cast<int32_t>(params.partials.tile_begin),
-                static_cast<int32_t>(params.partials.tile_end)},
-      params.top_k, params.keys);
+      params.partials.tile_max, static_cast<int32_t>(num_tiles), params.top_k, params.keys);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   const int64_t rows_at_once = RowsAtOnce(params, num_tiles);
   for (int64_t row = 0; row < num_rows; row += rows_at_once) {

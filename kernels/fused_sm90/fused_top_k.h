@@ -15,12 +15,15 @@ struct FusedTopKParams {
   /// What LaunchFusedPartials was given; `tile_max` must have been asked. The search is among these
   /// tiles.
   FusedPartialsParams partials;
-  int32_t top_k = 0;         ///< 1 to kTopKMax.
-  uint64_t* keys = nullptr;  ///< [num_rows, top_k], LogitKeys, best first; 0 marks a free place.
+  int32_t top_k = 0;  ///< 1 to kTopKMax.
+  /// [num_rows, top_k], LogitKeys with ids of the whole vocabulary, best first; 0 marks a free
+  /// place.
+  uint64_t* keys = nullptr;
   /// Scratch, 256-byte aligned. May be where tile_max, sums and entropy_sums lie, if those are no
   /// longer needed; `keys` must lie outside.
   std::byte* workspace = nullptr;
-  /// At least TopKScratchOf one row; where it is less than that of all, rows are searched in parts.
+  /// At least TopKScratchOf one row and the shard's tiles; where it is less than that of all rows,
+  /// they are searched in parts.
   int64_t workspace_bytes = 0;
 };
 

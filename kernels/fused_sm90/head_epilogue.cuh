@@ -19,7 +19,7 @@
 
 namespace logprobd::kernels::internal {
 
-/// As FusedPartialsParams, on the device.
+/// As FusedPartialsParams, on the device; tiles of the whole vocabulary index the partials.
 struct HeadEpilogueParams {
   int32_t num_rows;
   int32_t vocab_size;

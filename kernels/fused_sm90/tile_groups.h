@@ -8,7 +8,8 @@
 
 namespace logprobd::kernels::internal {
 
-/// Pairs of one tile that are multiplied together: order[begin, begin + count).
+/// Pairs of one tile, counted from the shard's first, that are multiplied together:
+/// order[begin, begin + count).
 struct TileGroup {
   int32_t tile;
   int32_t begin;
@@ -17,14 +18,15 @@ struct TileGroup {
 
 /// Inputs and outputs of LaunchTileGroups, in device memory.
 struct TileGroupsParams {
-  const uint64_t* tile_keys = nullptr;  ///< [num_pairs]: LogitKeys whose ids are tiles; 0 is none.
-  int32_t num_pairs = 0;                ///< >= 1.
-  int32_t num_tiles = 0;                ///< Of the whole vocabulary.
-  int32_t group_pairs = 0;              ///< Most pairs of a group.
-  int32_t* places = nullptr;            ///< [num_tiles], scratch.
-  int32_t* ranks = nullptr;             ///< [num_pairs], scratch.
-  int32_t* order = nullptr;             ///< [num_pairs]: pairs of one tile lie together.
-  TileGroup* groups = nullptr;          ///< [MaxTileGroups]
+  /// [num_pairs]: LogitKeys whose ids are tiles, counted from the shard's first; 0 is none.
+  const uint64_t* tile_keys = nullptr;
+  int32_t num_pairs = 0;        ///< >= 1.
+  int32_t num_tiles = 0;        ///< The shard's.
+  int32_t group_pairs = 0;      ///< Most pairs of a group.
+  int32_t* places = nullptr;    ///< [num_tiles], scratch.
+  int32_t* ranks = nullptr;     ///< [num_pairs], scratch.
+  int32_t* order = nullptr;     ///< [num_pairs]: pairs of one tile lie together.
+  TileGroup* groups = nullptr;  ///< [MaxTileGroups]
   int32_t* num_groups = nullptr;
 };
 

@@ -35,13 +35,12 @@ struct DeviceParams {
   int64_t hidden_pitch;  // bytes, as the next
   int64_t weight_pitch;
   const std::byte* weight;
-  int32_t weight_columns;  // columns of the vocabulary that the weight holds, from tile_begin on
-  int32_t tile_begin;
+  int32_t weight_columns;  // columns of the vocabulary from the weight's first on
   int32_t hidden_size;
   int32_t num_terms;
   int32_t pairs_per_row;
   LogitTransform transform;
-  const float* bias;
+  const float* bias;  // of the weight's columns
   const int32_t* order;
   const TileGroup* groups;
   const int32_t* num_groups;
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
     const int32_t row = params.order[group.begin + member] / params.pairs_per_row;
     hidden_from[i] = params.hidden + row * params.hidden_pitch + chunk * kChunkBytes;
   }
-  const int32_t first_column = (group.tile - params.tile_begin) * kTileColumns + first_row;
+  const int32_t first_column = group.tile * kTileColumns + first_row;
   const std::byte* const weight_from =
       params.weight + first_column * params.weight_pitch + chunk * kChunkBytes;
 
@@ -222,12 +221,11 @@ cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream
       .weight_pitch = partials.weight_stride * 2,
       .weight = static_cast<const std::byte*>(partials.weight),
       .weight_columns = static_cast<int32_t>(partials.vocab_size - first_column),
-      .tile_begin = static_cast<int32_t>(partials.tile_begin),
       .hidden_size = static_cast<int32_t>(partials.hidden_size),
       .num_terms = partials.num_terms,
       .pairs_per_row = params.pairs_per_row,
       .transform = partials.transform,
-      .bias = partials.bias,
+      .bias = partials.bias == nullptr ? nullptr : partials.bias + first_column,
       .order = params.order,
       .groups = params.groups,
       .num_groups = params.num_groups,

@@ -27,7 +27,7 @@ constexpr int64_t MaxTileGroups(int64_t num_pairs, int64_t num_tiles, int64_t gr
   return num_pairs / group_pairs + std::min(num_pairs, num_tiles);
 }
 
-/// `num_tiles` of the whole vocabulary.
+/// `num_tiles` to search: the shard's.
 constexpr TopKScratch TopKScratchOf(int64_t num_rows, int32_t top_k, int64_t num_tiles) {
   const auto align = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t pairs = num_rows * top_k;

@@ -38,10 +38,11 @@ struct StatsCase {
   std::vector<int32_t> targets;
   LogitTransform transform;
   std::vector<float> bias;
+  int64_t shard_begin = 0;  ///< First tile that is taken.
 
   int64_t num_tiles() const { return NumTiles(vocab_size); }
   int64_t stride() const { return num_tiles() * kTileColumns; }
-  PartialLayout layout() const { return {.row_stride = 1, .tile_stride = num_rows}; }
+  PartialLayout layout() const { return PartialLayoutOf(num_rows, num_tiles() - shard_begin); }
 };
 
 StatsCase MakeCase(int64_t num_rows, int64_t vocab_size, float stddev) {
@@ -63,7 +64,7 @@ StatsCase MakeCase(int64_t num_rows, int64_t vocab_size, float stddev) {
 
 StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entropy,
                      int64_t tiles_a_launch) {
-  const auto num_partials = static_cast<size_t>(c.num_rows * c.num_tiles());
+  const auto num_partials = static_cast<size_t>(c.num_rows * (c.num_tiles() - c.shard_begin));
   const DeviceArray<float> logits(c.logits);
   const DeviceArray<float> scales(c.log2_scales);
   const DeviceArray<int32_t> targets(c.targets);
@@ -76,7 +77,7 @@ StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entro
   const DeviceArray<uint32_t> min_keys(std::vector<uint32_t>(static_cast<size_t>(c.num_rows), 0));
   const DeviceArray<float> target_logits(
       std::vector<float>(static_cast<size_t>(c.num_rows), -777.0F));
-  for (int64_t tile = 0; tile < c.num_tiles(); tile += tiles_a_launch) {
+  for (int64_t tile = c.shard_begin; tile < c.num_tiles(); tile += tiles_a_launch) {
     TileStatsParams params;
     params.chunk.dots = logits.data() + tile * kTileColumns;
     params.chunk.row_stride = c.stride();
@@ -88,6 +89,7 @@ StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entro
     params.chunk.bias = c.bias.empty() ? nullptr : bias_array.data();
     params.log2_scales = scales.data();
     params.targets = targets.data();
+    params.tile_origin = c.shard_begin;
     params.layout = c.layout();
     params.target_logits = target_logits.data();
     params.sums = sums.data();
@@ -171,6 +173,35 @@ TEST_F(TileStatsTest, TheCutIntoChunksDoesNotShow) {
   }
 }
 
+TEST_F(TileStatsTest, AShardsPartialsLieFromItsFirstTileOn) {
+  for (const int64_t num_rows : {7, 600}) {  // partials by row, and by tile
+    const StatsCase c = MakeCase(num_rows, 5'000, 3.0F);
+    const StatsOutput whole = RunStats(c, true, true, true, c.num_tiles());
+    for (const int64_t begin : {1, 13, 26}) {
+      StatsCase shard = c;
+      shard.shard_begin = begin;
+
+      const StatsOutput output = RunStats(shard, true, true, true, 5);
+
+      ASSERT_EQ(output.sums.size(), static_cast<size_t>(num_rows * (c.num_tiles() - begin)));
+      for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t tile = begin; tile < c.num_tiles(); ++tile) {
+          const auto of_whole = static_cast<size_t>(c.layout().At(row, tile));
+          const auto of_shard = static_cast<size_t>(shard.layout().At(row, tile - begin));
+          ASSERT_EQ(output.sums[of_shard].exponent, whole.sums[of_whole].exponent);
+          ASSERT_EQ(output.sums[of_shard].sum, whole.sums[of_whole].sum);
+          ASSERT_EQ(output.sums[of_shard].weighted, whole.sums[of_whole].weighted);
+          ASSERT_EQ(output.sums[of_shard].sum_squares, whole.sums[of_whole].sum_squares);
+          ASSERT_EQ(output.entropy_sums[of_shard].weighted, whole.entropy_sums[of_whole].weighted);
+        }
+        const auto i = static_cast<size_t>(row);
+        const bool has_target = c.targets[i] >= begin * kTileColumns;
+        ASSERT_EQ(output.target_logits[i], has_target ? whole.target_logits[i] : -777.0F);
+      }
+    }
+  }
+}
+
 TEST_F(TileStatsTest, WhatIsAskedBesideDoesNotShow) {
   for (const bool has_transform : {false, true}) {
     StatsCase c = MakeCase(7, 5'000, 3.0F);
@@ -231,8 +262,31 @@ TEST_F(TileStatsTest, NanAndInfinityMarkTheirTileAlone) {
 }
 
 TEST_F(TileStatsTest, RefusesBrokenBounds) {
-  TileStatsParams params;
-  EXPECT_EQ(LaunchTileStats(params, nullptr), cudaErrorInvalidValue);
+  const DeviceArray<float> memory(std::vector<float>(4'096));
+  TileStatsParams good;
+  good.chunk.dots = memory.data();
+  good.chunk.row_stride = 192;
+  good.chunk.num_rows = 1;
+  good.chunk.tile_begin = 3;
+  good.chunk.num_tiles = 1;
+  good.chunk.vocab_size = 768;
+  good.log2_scales = memory.data();
+  good.targets = reinterpret_cast<const int32_t*>(memory.data());
+  good.tile_origin = 3;
+  good.layout = {.row_stride = 1, .tile_stride = 1};
+  good.sums = reinterpret_cast<TileSums*>(memory.data() + 1'024);
+  good.target_logits = memory.data() + 2'048;
+  const auto launch_with = [&](const auto& change) {
+    TileStatsParams params = good;
+    change(params);
+    return LaunchTileStats(params, nullptr);
+  };
+  using Params = TileStatsParams;
+  EXPECT_EQ(LaunchTileStats({}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.tile_origin = 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.tile_origin = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
 }  // namespace

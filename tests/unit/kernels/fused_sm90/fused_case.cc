@@ -198,10 +198,9 @@ FusedRun::FusedRun(const FusedCase& inputs, int64_t rows_of_room)
 
 FusedRun::~FusedRun() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
 
-kernels::FusedPartialsParams FusedRun::Partials() const {
+kernels::FusedPartialsParams FusedRun::Partials(const ShardTiles& tiles) const {
   const FusedCase& c = inputs_;
   const Memory& m = *memory_;
-  const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
   kernels::FusedPartialsParams params;
   params.dtype = c.dtype;
   params.num_rows = c.num_rows;
@@ -214,15 +213,16 @@ kernels::FusedPartialsParams FusedRun::Partials() const {
     params.hidden = m.terms->data();
     params.hidden_stride = c.num_terms * kernels::TermPitch(c.hidden_size);
   }
-  params.weight = m.weight.data();
   params.weight_stride = Pitch(c.hidden_size);
+  params.weight = m.weight.data() + tiles.begin * kTileColumns * params.weight_stride;
   params.vocab_size = c.vocab_size;
-  params.tile_end = num_tiles;
+  params.tile_begin = tiles.begin;
+  params.tile_end = std::min(tiles.end, kernels::NumTiles(c.vocab_size));
   params.transform = c.transform;
   params.bias = c.bias.empty() ? nullptr : m.bias->data();
   params.log2_scales = m.scales.data();
   params.targets = m.targets.data();
-  params.layout = kernels::PartialLayoutOf(c.num_rows, num_tiles);
+  params.layout = kernels::PartialLayoutOf(c.num_rows, params.tile_end - params.tile_begin);
   params.sums = m.sums.data();
   params.target_logits = m.target_logits.data();
   if (!c.entropy_temperatures.empty()) {
@@ -232,12 +232,13 @@ kernels::FusedPartialsParams FusedRun::Partials() const {
   return params;
 }
 
-std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes) {
-  const int64_t num_tiles = kernels::NumTiles(inputs_.vocab_size);
+std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes,
+                                     const ShardTiles& tiles) {
+  kernels::FusedPartialsParams params = Partials(tiles);
+  const int64_t num_tiles = params.tile_end - params.tile_begin;
   const DeviceArray<float> tile_max(Poisoned(inputs_.num_rows * num_tiles, kPoison));
   const DeviceArray<uint64_t> keys(Poisoned<uint64_t>(inputs_.num_rows * top_k, ~uint64_t{0}));
   const DeviceArray<uint8_t> workspace(Poisoned<uint8_t>(workspace_bytes, 0xA5));
-  kernels::FusedPartialsParams params = Partials();
   params.tile_max = tile_max.data();
   EXPECT_EQ(kernels::LaunchFusedPartials(params, stream_), cudaSuccess);
   EXPECT_EQ(kernels::LaunchFusedTopK({.partials = params,
@@ -251,16 +252,41 @@ std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes) {
   return keys.Read();
 }
 
+ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles) {
+  kernels::FusedPartialsParams params = Partials(tiles);
+  const int64_t num_rows = inputs_.num_rows;
+  const int64_t num_partials = num_rows * (params.tile_end - params.tile_begin);
+  const kernels::TileSums poison = {77, 7, 7, 7};
+  const DeviceArray<kernels::TileSums> sums(Poisoned(num_partials, poison));
+  const DeviceArray<kernels::TileSums> entropy_sums(Poisoned(num_partials, poison));
+  const DeviceArray<float> tile_max(Poisoned(num_partials, kPoison));
+  const DeviceArray<float> target_logits(Poisoned(num_rows, kPoison));
+  const DeviceArray<uint64_t> max_keys(Poisoned<uint64_t>(num_rows, 0));
+  const DeviceArray<uint32_t> min_keys(Poisoned<uint32_t>(num_rows, 0));
+  params.sums = sums.data();
+  if (params.entropy_sums != nullptr) params.entropy_sums = entropy_sums.data();
+  params.wants_sum_squares = true;
+  params.tile_max = tile_max.data();
+  params.target_logits = target_logits.data();
+  params.max_keys = max_keys.data();
+  params.min_keys = min_keys.data();
+  EXPECT_EQ(kernels::LaunchFusedPartials(params, stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  return {.layout = params.layout,
+          .sums = sums.Read(),
+          .entropy_sums = entropy_sums.Read(),
+          .tile_max = tile_max.Read(),
+          .target_logits = target_logits.Read(),
+          .max_keys = max_keys.Read(),
+          .min_keys = min_keys.Read()};
+}
+
 std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
   const auto count = static_cast<int64_t>(listed.rows.size());
   const DeviceArray<int32_t> rows(listed.rows);
   const DeviceArray<int32_t> ids(listed.ids);
   const DeviceArray<float> logits(Poisoned(count, kPoison));
-  kernels::FusedPartialsParams params = Partials();
-  params.tile_begin = listed.tile_begin;
-  params.weight = static_cast<const uint16_t*>(params.weight) +
-                  listed.tile_begin * kTileColumns * params.weight_stride;
-  EXPECT_EQ(kernels::LaunchListedLogits({.partials = params,
+  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(listed.tiles),
                                          .rows = rows.data(),
                                          .ids = ids.data(),
                                          .row_begin = listed.row_begin,

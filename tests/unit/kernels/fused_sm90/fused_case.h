@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -73,6 +74,23 @@ struct FusedAsk {
   bool everything = true;
 };
 
+/// A shard's tiles, half-open; by default all.
+struct ShardTiles {
+  int64_t begin = 0;
+  int64_t end = std::numeric_limits<int64_t>::max();
+};
+
+/// What a shard knows of the rows; sums lie as `layout` says.
+struct ShardPartials {
+  kernels::PartialLayout layout;
+  std::vector<kernels::TileSums> sums;
+  std::vector<kernels::TileSums> entropy_sums;  ///< Poisoned unless the case has them.
+  std::vector<float> tile_max;                  ///< [num_rows, the shard's tiles]
+  std::vector<float> target_logits;             ///< kPoison where another shard has the target.
+  std::vector<uint64_t> max_keys;
+  std::vector<uint32_t> min_keys;
+};
+
 /// A case in device memory; may be scored again and again, on its own stream, with outputs poisoned
 /// before each run. Rows of room hold NaN and may be read.
 class FusedRun {
@@ -88,19 +106,22 @@ class FusedRun {
   FusedScores Read() const;
 
   /// Each row's best keys, by way of the tiles' maxima, in `workspace_bytes` of scratch; waits.
-  std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes);
+  std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
+
+  /// Everything that a launch over a shard gives, in memory of its tiles alone; waits.
+  ShardPartials PartialsOf(const ShardTiles& tiles);
 
   struct Listed {
     std::vector<int32_t> rows;
     std::vector<int32_t> ids;
     int32_t row_begin = 0;
-    int64_t tile_begin = 0;  ///< The weight is taken from this tile on.
+    ShardTiles tiles = {};
   };
   /// Logits of listed (row, id) pairs, kPoison where there is none; waits.
   std::vector<float> ListedLogits(const Listed& listed);
 
   /// Inputs, and the outputs that are always asked.
-  kernels::FusedPartialsParams Partials() const;
+  kernels::FusedPartialsParams Partials(const ShardTiles& tiles = {}) const;
 
   /// Logits of the targets as the kernel wrote them; waits.
   std::vector<float> TargetLogits();

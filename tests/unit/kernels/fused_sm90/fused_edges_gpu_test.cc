@@ -104,52 +104,5 @@ TEST(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
   }
 }
 
-// A shard's tiles are counted in the whole vocabulary, and give what they give in it.
-TEST(FusedEdgesTest, ShardsGiveThePartialsOfTheWhole) {
-  if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  constexpr int64_t kVocab = 1'000;
-  constexpr int64_t kHidden = 64;
-  constexpr int64_t kRows = 70;
-  const int64_t num_tiles = kernels::NumTiles(kVocab);
-  std::vector<uint16_t> weights(static_cast<size_t>(num_tiles * kTileColumns * kHidden));
-  for (size_t i = 0; i < weights.size(); ++i) weights[i] = i % 3 == 0 ? kOne : uint16_t{0xBE00};
-  const DeviceArray<uint16_t> weight(weights);
-  const DeviceArray<uint16_t> hidden(std::vector<uint16_t>(kRows * kHidden, kOne));
-  const DeviceArray<float> scales(std::vector<float>(kRows, kernels::Log2Scale(1.0F)));
-  const DeviceArray<int32_t> targets(std::vector<int32_t>(kRows, 500));
-  const auto run = [&](const std::vector<int64_t>& cuts) {
-    const DeviceArray<float> target_logits(std::vector<float>(kRows, -777.0F));
-    const DeviceArray<kernels::TileSums> sums(std::vector<kernels::TileSums>(
-        static_cast<size_t>(kRows * num_tiles), {77, 7.0F, 7.0F, 7.0F}));
-    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      kernels::FusedPartialsParams params;
-      params.num_rows = params.readable_rows = kRows;
-      params.hidden_size = params.hidden_stride = params.weight_stride = kHidden;
-      params.hidden = hidden.data();
-      params.weight = weight.data() + cuts[i] * kTileColumns * kHidden;
-      params.vocab_size = kVocab;
-      params.tile_begin = cuts[i];
-      params.tile_end = cuts[i + 1];
-      params.log2_scales = scales.data();
-      params.targets = targets.data();
-      params.layout = kernels::PartialLayoutOf(kRows, num_tiles);
-      params.sums = sums.data();
-      params.target_logits = target_logits.data();
-      EXPECT_EQ(kernels::LaunchFusedPartials(params, nullptr), cudaSuccess);
-    }
-    return std::pair(sums.Read(), target_logits.Read());
-  };
-
-  const auto [whole, whole_targets] = run({0, num_tiles});
-  const auto [cut, cut_targets] = run({0, 1, 4, num_tiles});
-
-  EXPECT_EQ(cut_targets, whole_targets);
-  for (size_t i = 0; i < whole.size(); ++i) {
-    ASSERT_EQ(cut[i].exponent, whole[i].exponent);
-    ASSERT_EQ(cut[i].sum, whole[i].sum);
-    ASSERT_EQ(cut[i].weighted, whole[i].weighted);
-  }
-}
-
 }  // namespace
 }  // namespace logprobd::testing

@@ -64,16 +64,18 @@ TEST_F(ListedLogitsTest, PairsOfOtherRowsAreLeftAlone) {
 }
 
 TEST_F(ListedLogitsTest, IdsOfOtherTilesAreLeftAlone) {
-  FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 500});
-  c.bias.assign(500, 0.0F);
+  FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 700});
+  c.bias.assign(700, 0.0F);
   c.bias[200] = 3.0F;
   FusedRun run(c);
-  const std::vector<float> all = run.ListedLogits({.rows = {0, 0, 1}, .ids = {191, 192, 200}});
+  const FusedRun::Listed listed = {.rows = {0, 0, 1, 1, 0}, .ids = {191, 192, 200, 383, 384}};
+  const std::vector<float> all = run.ListedLogits(listed);
+  FusedRun::Listed of_second_tile = listed;
+  of_second_tile.tiles = {1, 2};
 
-  const std::vector<float> second_tile =
-      run.ListedLogits({.rows = {0, 0, 1}, .ids = {191, 192, 200}, .tile_begin = 1});
+  const std::vector<float> second_tile = run.ListedLogits(of_second_tile);
 
-  EXPECT_EQ(second_tile, (std::vector<float>{kPoison, all[1], all[2]}));
+  EXPECT_EQ(second_tile, (std::vector<float>{kPoison, all[1], all[2], all[3], kPoison}));
 }
 
 TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {

@@ -1,0 +1,336 @@
+// PeerExchangeKernel, PeerGatherKernel: join or collect arrays over the GPUs of one process.
+//
+// Idea      Push: every rank writes its arrays to its slice of every other rank's mailbox, then
+//           raises a flag there to the epoch. Wait: until every other rank's flag is here. Join:
+//           read the slices from one's own memory. One trip over the link, no collective library.
+//           Slices exist twice, for odd and even epochs, and nothing is waited for after reading:
+//           a rank pushes epoch e + 2, into the slices of e, only once its kernel of e + 1 has
+//           ended; that has seen every rank's flags of e + 1, which a rank raises only in its
+//           kernel of e + 1, that is, after its kernel of e, and all its reading, ended. Flags only
+//           rise, so one that is an epoch ahead already says what is waited for.
+// Work      Packets of 16 bytes; block b has the same run of them on every rank, and a flag of its
+//           own: it waits for block b of the others alone. A thread a packet until there are
+//           kExchangeBlocksMax blocks.
+// Traffic   (num_ranks - 1) times the arrays, out and in; the arrays twice from local memory.
+// Numerics  Integers: exact, the same on every rank.
+// Limits    kExchangeRanksMax ranks, kExchangeItemsMax arrays, a slice. A rank that never comes is
+//           waited for until `abort`.
+// Source    Our own; the flags follow PTX's memory model: a release at system scope after a barrier
+//           covers what the block wrote, an acquire before a barrier what the block reads.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/combine/peer_exchange.h"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPacketBytes = static_cast<int>(kExchangeAlignment);
+constexpr int kPacketWords = kPacketBytes / 4;
+constexpr int kPollsBetweenLooks = 256;  // at the abort word, which lies across the bus
+constexpr unsigned kPollSleepNs = 20;
+
+static_assert(kThreads >= kExchangeRanksMax);
+
+/// 16 bytes of an array: four elements of 4 bytes or two of 8.
+struct Packet {
+  uint32_t words[kPacketWords];
+};
+
+/// An array as 4-byte words.
+struct Words {
+  uint32_t* data;
+  int64_t count;
+};
+
+__device__ __forceinline__ bool IsWhole(const Words& array, int64_t packet) {
+  return (packet + 1) * kPacketWords <= array.count &&
+         reinterpret_cast<uintptr_t>(array.data) % kPacketBytes == 0;
+}
+
+/// Zero beyond the array.
+__device__ __forceinline__ Packet LoadPacket(const Words& array, int64_t packet) {
+  const uint32_t* const from = array.data + packet * kPacketWords;
+  if (IsWhole(array, packet)) {
+    const uint4 value = *reinterpret_cast<const uint4*>(from);
+    return {{value.x, value.y, value.z, value.w}};
+  }
+  Packet value = {};
+#pragma unroll
+  for (int i = 0; i < kPacketWords; ++i) {
+    if (packet * kPacketWords + i < array.count) value.words[i] = from[i];
+  }
+  return value;
+}
+
+__device__ __forceinline__ void StorePacket(const Words& array, int64_t packet,
+                                            const Packet& value) {
+  uint32_t* const to = array.data + packet * kPacketWords;
+  if (IsWhole(array, packet)) {
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPacketWords; ++i) {
+    if (packet * kPacketWords + i < array.count) to[i] = value.words[i];
+  }
+}
+
+__device__ __forceinline__ uint64_t LongWord(const Packet& packet, int index) {
+  return static_cast<uint64_t>(packet.words[2 * index + 1]) << 32 | packet.words[2 * index];
+}
+
+__device__ __forceinline__ void SetLongWord(Packet& packet, int index, uint64_t value) {
+  packet.words[2 * index] = static_cast<uint32_t>(value);
+  packet.words[2 * index + 1] = static_cast<uint32_t>(value >> 32);
+}
+
+/// Joins `other` into `packet`, element by element. Sums wrap.
+__device__ __forceinline__ void Join(ReductionType type, const Packet& other, Packet& packet) {
+  if (type == ReductionType::kMaxUint64 || type == ReductionType::kSumInt64) {
+#pragma unroll
+    for (int i = 0; i < kPacketWords / 2; ++i) {
+      const uint64_t a = LongWord(packet, i);
+      const uint64_t b = LongWord(other, i);
+      SetLongWord(packet, i, type == ReductionType::kSumInt64 ? a + b : max(a, b));
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPacketWords; ++i) {
+    const uint32_t a = packet.words[i];
+    const uint32_t b = other.words[i];
+    if (type == ReductionType::kSumInt32) {
+      packet.words[i] = a + b;
+    } else if (type == ReductionType::kMaxUint32) {
+      packet.words[i] = max(a, b);
+    } else {
+      packet.words[i] =
+          static_cast<uint32_t>(max(static_cast<int32_t>(a), static_cast<int32_t>(b)));
+    }
+  }
+}
+
+/// What a launch exchanges: packets that lie in a slice one after another.
+struct Exchange {
+  PeerGroup group;
+  uint64_t epoch;
+  int64_t num_packets;
+
+  /// Rank `from`'s slice in rank `at`'s mailbox.
+  __device__ __forceinline__ uint4* Slice(int at, int from) const {
+    const int64_t index = static_cast<int64_t>(epoch % 2) * group.num_ranks + from;
+    return reinterpret_cast<uint4*>(group.mailboxes[at] + index * group.slice_bytes);
+  }
+
+  /// The flag in rank `at`'s mailbox that block `block` of rank `from` raises.
+  __device__ __forceinline__ uint64_t* Flag(int at, int from, unsigned block) const {
+    std::byte* const flags = group.mailboxes[at] + 2 * group.num_ranks * group.slice_bytes;
+    return reinterpret_cast<uint64_t*>(flags) + from * kExchangeBlocksMax + block;
+  }
+
+  /// The block's packets.
+  __device__ __forceinline__ int64_t Begin() const { return num_packets * blockIdx.x / gridDim.x; }
+  __device__ __forceinline__ int64_t End() const {
+    return num_packets * (blockIdx.x + 1) / gridDim.x;
+  }
+};
+
+__device__ __forceinline__ void PushPacket(const Exchange& exchange, int64_t packet,
+                                           const Packet& value) {
+  const PeerGroup& group = exchange.group;
+  for (int i = 1; i < group.num_ranks; ++i) {
+    const int peer = (group.rank + i) % group.num_ranks;  // not all at the same one at once
+    exchange.Slice(peer, group.rank)[packet] =
+        make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
+  }
+}
+
+/// What `from` has pushed here; past any cache that could hold an earlier epoch's.
+__device__ __forceinline__ Packet PushedPacket(const Exchange& exchange, int from, int64_t packet) {
+  const uint4 value = __ldcv(exchange.Slice(exchange.group.rank, from) + packet);
+  return {{value.x, value.y, value.z, value.w}};
+}
+
+__device__ __forceinline__ void StoreRelease(uint64_t* flag, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* flag) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+/// Until `flag` has reached `epoch`; false: aborted.
+__device__ bool WaitFor(const uint64_t* flag, uint64_t epoch, const volatile uint32_t* abort) {
+  for (int polls = 1; LoadAcquire(flag) < epoch; ++polls) {
+    if (polls % kPollsBetweenLooks == 0 && *abort != 0) return false;
+    __nanosleep(kPollSleepNs);
+  }
+  return true;
+}
+
+/// After the block's pushes: tells every peer, and waits until all have told. All threads call it;
+/// false: aborted.
+__device__ bool Meet(const Exchange& exchange) {
+  __threadfence_system();
+  __syncthreads();
+  const PeerGroup& group = exchange.group;
+  const int peer = static_cast<int>(threadIdx.x);
+  bool arrived = true;
+  if (peer < group.num_ranks && peer != group.rank) {
+    StoreRelease(exchange.Flag(peer, group.rank, blockIdx.x), exchange.epoch);
+    arrived = WaitFor(exchange.Flag(group.rank, peer, blockIdx.x), exchange.epoch, group.abort);
+  }
+  return __syncthreads_and(arrived ? 1 : 0) != 0;
+}
+
+struct ItemsParams {
+  Exchange exchange;
+  Words arrays[kExchangeItemsMax];
+  ReductionType types[kExchangeItemsMax];
+  int64_t packet_ends[kExchangeItemsMax];  // in the slice
+  int32_t num_items;
+};
+
+/// Where a packet of the slice belongs.
+struct Place {
+  Words array;
+  ReductionType type;
+  int64_t packet;  // of the array
+};
+
+__device__ __forceinline__ Place PlaceOf(const ItemsParams& params, int64_t packet) {
+  Place place = {};
+  int64_t begin = 0;
+#pragma unroll
+  for (int i = 0; i < kExchangeItemsMax; ++i) {
+    if (i >= params.num_items) break;
+    if (packet >= begin && packet < params.packet_ends[i]) {
+      place = {params.arrays[i], params.types[i], packet - begin};
+    }
+    begin = params.packet_ends[i];
+  }
+  return place;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    PeerExchangeKernel(const __grid_constant__ ItemsParams params) {
+  const Exchange& exchange = params.exchange;
+  const int64_t begin = exchange.Begin() + threadIdx.x;
+  for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
+    const Place place = PlaceOf(params, packet);
+    PushPacket(exchange, packet, LoadPacket(place.array, place.packet));
+  }
+  if (!Meet(exchange)) return;
+  for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
+    const Place place = PlaceOf(params, packet);
+    Packet joined = LoadPacket(place.array, place.packet);
+    for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
+      if (rank == exchange.group.rank) continue;
+      Join(place.type, PushedPacket(exchange, rank, packet), joined);
+    }
+    StorePacket(place.array, place.packet, joined);
+  }
+}
+
+struct GatherParams {
+  Exchange exchange;
+  Words mine;
+  uint32_t* all;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    PeerGatherKernel(const __grid_constant__ GatherParams params) {
+  const Exchange& exchange = params.exchange;
+  const int64_t count = params.mine.count;
+  const int64_t begin = exchange.Begin() + threadIdx.x;
+  const auto part = [&](int rank) { return Words{params.all + rank * count, count}; };
+  for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
+    const Packet value = LoadPacket(params.mine, packet);
+    PushPacket(exchange, packet, value);
+    StorePacket(part(exchange.group.rank), packet, value);
+  }
+  if (!Meet(exchange)) return;
+  for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
+    for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
+      if (rank == exchange.group.rank) continue;
+      StorePacket(part(rank), packet, PushedPacket(exchange, rank, packet));
+    }
+  }
+}
+
+bool IsValid(const PeerGroup& group, uint64_t epoch) {
+  if (group.num_ranks < 1 || group.num_ranks > kExchangeRanksMax || group.rank < 0 ||
+      group.rank >= group.num_ranks || group.slice_bytes < 0 ||
+      group.slice_bytes % kExchangeAlignment != 0 || group.abort == nullptr || epoch == 0) {
+    return false;
+  }
+  return std::all_of(group.mailboxes, group.mailboxes + group.num_ranks, [](const std::byte* box) {
+    return box != nullptr && reinterpret_cast<uintptr_t>(box) % kExchangeAlignment == 0;
+  });
+}
+
+/// The same on every rank, and never none: a launch is also what a later one relies on.
+uint32_t NumBlocks(int64_t num_packets) {
+  const int64_t blocks = (num_packets + kThreads - 1) / kThreads;
+  return static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, kExchangeBlocksMax));
+}
+
+}  // namespace
+
+cudaError_t LaunchPeerExchange(const PeerExchangeParams& params, cudaStream_t stream) {
+  if (!IsValid(params.group, params.epoch) || params.num_items < 0 ||
+      params.num_items > kExchangeItemsMax) {
+    return cudaErrorInvalidValue;
+  }
+  ItemsParams items{};
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < params.num_items; ++i) {
+    const Reduction& item = params.items[i];
+    if (item.count < 0 || item.count > params.group.slice_bytes ||
+        (item.count > 0 && item.values == nullptr) ||
+        reinterpret_cast<uintptr_t>(item.values) % sizeof(uint32_t) != 0) {
+      return cudaErrorInvalidValue;
+    }
+    bytes += ExchangeBytes(item);
+    items.arrays[i] = {static_cast<uint32_t*>(item.values),
+                       item.count * ReductionBytes(item.type) / int64_t{sizeof(uint32_t)}};
+    items.types[i] = item.type;
+    items.packet_ends[i] = bytes / kPacketBytes;
+  }
+  if (bytes > params.group.slice_bytes) return cudaErrorInvalidValue;
+  items.num_items = params.num_items;
+  items.exchange = {params.group, params.epoch, bytes / kPacketBytes};
+  PeerExchangeKernel<<<NumBlocks(bytes / kPacketBytes), kThreads, 0, stream>>>(items);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream) {
+  if (!IsValid(params.group, params.epoch) || params.count < 0 ||
+      params.count > params.group.slice_bytes ||
+      (params.count > 0 && (params.mine == nullptr || params.all == nullptr))) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t bytes = ExchangeBytes(params.count * int64_t{sizeof(uint64_t)});
+  if (bytes > params.group.slice_bytes) return cudaErrorInvalidValue;
+  GatherParams gather{};
+  gather.exchange = {params.group, params.epoch, bytes / kPacketBytes};
+  // Read alone; the words of an array are not const, so that both kernels share how they move.
+  gather.mine = {reinterpret_cast<uint32_t*>(const_cast<uint64_t*>(params.mine)), params.count * 2};
+  gather.all = reinterpret_cast<uint32_t*>(params.all);
+  PeerGatherKernel<<<NumBlocks(bytes / kPacketBytes), kThreads, 0, stream>>>(gather);
+  return cudaGetLastError();
+}
+
+cudaError_t ProbePeerExchange() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, PeerExchangeKernel);
+  return error != cudaSuccess ? error : cudaFuncGetAttributes(&attributes, PeerGatherKernel);
+}
+
+}  // namespace logprobd::kernels

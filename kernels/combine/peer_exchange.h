@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/reduction.h"
+
+namespace logprobd::kernels {
+
+inline constexpr int32_t kExchangeRanksMax = 16;
+inline constexpr int32_t kExchangeItemsMax = 8;
+
+/// Most thread blocks of a launch: few enough that all are resident on any GPU we run on.
+inline constexpr int32_t kExchangeBlocksMax = 64;
+
+/// Arrays lie in a slice one after another, each from a multiple of this many bytes on.
+inline constexpr int64_t kExchangeAlignment = 16;
+
+/// Bytes of a slice that an array takes.
+constexpr int64_t ExchangeBytes(int64_t array_bytes) {
+  return (array_bytes + kExchangeAlignment - 1) / kExchangeAlignment * kExchangeAlignment;
+}
+constexpr int64_t ExchangeBytes(const Reduction& item) {
+  return ExchangeBytes(item.count * ReductionBytes(item.type));
+}
+
+/// Device memory that a rank's peers write to: slices [2, num_ranks, slice_bytes], then flags,
+/// uint64 [num_ranks, kExchangeBlocksMax].
+constexpr int64_t MailboxBytes(int32_t num_ranks, int64_t slice_bytes) {
+  return 2 * num_ranks * slice_bytes +
+         num_ranks * kExchangeBlocksMax * static_cast<int64_t>(sizeof(uint64_t));
+}
+
+/// GPUs of one process that exchange through each other's memory, as one of them sees it. All state
+/// the same `num_ranks` and `slice_bytes`.
+struct PeerGroup {
+  int32_t rank = 0;
+  int32_t num_ranks = 0;  ///< 1 to kExchangeRanksMax.
+  /// Of every rank: MailboxBytes, 16-byte aligned, zero before the first launch, and reachable from
+  /// this rank's device (cudaDeviceEnablePeerAccess).
+  std::byte* mailboxes[kExchangeRanksMax] = {};
+  int64_t slice_bytes = 0;  ///< A multiple of kExchangeAlignment; bounds what a launch exchanges.
+  /// A word of mapped host memory, or of device memory. Once it is not zero, launches that wait for
+  /// a peer end at once and leave anything in their results; the mailboxes then serve no more.
+  const uint32_t* abort = nullptr;
+};
+
+/// Inputs and outputs of LaunchPeerExchange.
+struct PeerExchangeParams {
+  PeerGroup group;
+  uint64_t epoch = 0;  ///< 1, 2, 3, ...: one a launch of this file, on every rank the same.
+  /// The arrays, in device memory of the rank, 4-byte aligned at least. Counts and types are the
+  /// same on every rank; none at all is a barrier.
+  Reduction items[kExchangeItemsMax] = {};
+  int32_t num_items = 0;
+};
+
+/// Inputs and outputs of LaunchPeerGather.
+struct PeerGatherParams {
+  PeerGroup group;
+  uint64_t epoch = 0;              ///< As PeerExchangeParams::epoch.
+  const uint64_t* mine = nullptr;  ///< [count], device memory; may be all + rank * count.
+  int64_t count = 0;               ///< The same on every rank; 0 is a barrier.
+  uint64_t* all = nullptr;         ///< [num_ranks, count], device memory, written on every rank.
+};
+
+/// Enqueue on `stream` and return without waiting; results are there when the kernel ends. Every
+/// rank launches the same, in the same order, on one stream of its own device (the current one). A
+/// launch runs until all ranks have launched it, so nothing may keep them from it: code that is
+/// loaded at its first launch can wait for the whole device, so launch or load each kernel once
+/// before (ProbePeerExchange for these).
+///
+/// Thread-safe for different ranks. cudaErrorInvalidValue when a bound is broken or a slice is too
+/// small, else the launch's own error.
+[[nodiscard]] cudaError_t LaunchPeerExchange(const PeerExchangeParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream);
+
+/// Loads both kernels on the current device: cudaErrorNoKernelImageForDevice if this build holds
+/// none for it.
+[[nodiscard]] cudaError_t ProbePeerExchange();
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,180 @@
+#pragma once
+
+// How device code joins the tiles of a row, and what becomes of the joined sums: shared by the
+// kernels that do both at once and those that do it shard by shard, so that they give the same
+// bits.
+//
+// Work      A block has 256 threads for kRows rows (1 where rows are few, else 4); a thread takes
+//           every (256 / kRows)-th tile of its row, eight loads at a time, as latency is what
+//           counts.
+
+#include <cstdint>
+
+#include "kernels/combine/row_scores.h"
+#include "kernels/common/logit_key.h"
+#include "kernels/common/row_sums.h"
+
+namespace logprobd::kernels::internal {
+
+inline constexpr int kJoinThreads = 256;
+inline constexpr int kJoinWarpThreads = 32;
+inline constexpr int kJoinWarps = kJoinThreads / kJoinWarpThreads;
+inline constexpr int kJoinRowsOfLargeBatch = 4;
+inline constexpr int kJoinBatch = 8;  // tiles
+
+struct Add {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return b > a ? b : a;
+  }
+};
+
+/// Joins the values of the threads of each row; all of them get the result. Thread t has row
+/// t % kRows. `scratch` holds kJoinWarps * kRows of T and may be used again at once.
+template <int kRows, typename T, typename Operation>
+__device__ T RowReduce(T value, const Operation& join, T* scratch) {
+#pragma unroll
+  for (int mask = kJoinWarpThreads / 2; mask >= kRows; mask /= 2) {
+    value = join(value, __shfl_xor_sync(0xFFFFFFFFU, value, mask));
+  }
+  const int warp = static_cast<int>(threadIdx.x) / kJoinWarpThreads;
+  const int row = static_cast<int>(threadIdx.x) % kRows;
+  if (threadIdx.x % kJoinWarpThreads < kRows) scratch[warp * kRows + row] = value;
+  __syncthreads();
+  value = scratch[row];
+#pragma unroll
+  for (int other = 1; other < kJoinWarps; ++other) {
+    value = join(value, scratch[other * kRows + row]);
+  }
+  __syncthreads();
+  return value;
+}
+
+/// The tiles of one row.
+struct TilesOfRow {
+  const TileSums* sums;  // at the row's place in the first tile
+  int64_t tile_stride;
+  int64_t num_tiles;
+};
+
+__device__ __forceinline__ TileSums LoadTileSums(const TileSums* sums) {
+  const float4 words = *reinterpret_cast<const float4*>(sums);
+  return {__float_as_int(words.x), words.y, words.z, words.w};
+}
+
+/// The largest exponent of this thread's row. All threads of the block call it, as the next.
+template <int kRows>
+__device__ int32_t LargestExponent(const TilesOfRow& tiles, int64_t* scratch) {
+  constexpr int kTileThreads = kJoinThreads / kRows;
+  const auto first = static_cast<int64_t>(threadIdx.x / kRows);
+  int32_t exponent = kEmptyExponent;
+  for (int64_t begin = first; begin < tiles.num_tiles; begin += kJoinBatch * kTileThreads) {
+    int32_t exponents[kJoinBatch];
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) {
+      const int64_t tile = begin + i * kTileThreads;
+      exponents[i] =
+          tile < tiles.num_tiles ? tiles.sums[tile * tiles.tile_stride].exponent : kEmptyExponent;
+    }
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) exponent = Larger()(exponent, exponents[i]);
+  }
+  return RowReduce<kRows>(exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
+}
+
+/// The sums of this thread's row, relative to `exponent`; the squares only where asked.
+template <int kRows>
+__device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool wants_sum_squares,
+                            int64_t* scratch) {
+  constexpr int kTileThreads = kJoinThreads / kRows;
+  const auto first = static_cast<int64_t>(threadIdx.x / kRows);
+  const TileSums empty = {kEmptyExponent, 0.0F, 0.0F, 0.0F};
+  RowSums row;
+  row.exponent = exponent;
+  for (int64_t begin = first; begin < tiles.num_tiles; begin += kJoinBatch * kTileThreads) {
+    TileSums batch[kJoinBatch];
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) {
+      const int64_t tile = begin + i * kTileThreads;
+      batch[i] =
+          tile < tiles.num_tiles ? LoadTileSums(tiles.sums + tile * tiles.tile_stride) : empty;
+    }
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) AddTile(row, batch[i]);
+  }
+  row.sum = RowReduce<kRows>(row.sum, Add(), scratch);
+  row.weighted = RowReduce<kRows>(row.weighted, Add(), scratch);
+  if (wants_sum_squares) row.sum_squares = RowReduce<kRows>(row.sum_squares, Add(), scratch);
+  return row;
+}
+
+/// A row's sums over the whole vocabulary.
+struct JoinedSums {
+  RowSums sums;
+  RowSums entropy_sums;  // `sums` unless the entropy has its own
+  bool has_entropy_sums;
+};
+
+__device__ inline void WriteExtremes(const RowScoresParams& params, int64_t row,
+                                     const RowNormalizer& normalizer) {
+  const bool finite = normalizer.finite;
+  if (params.max_keys != nullptr) {
+    const LogitEntry best = LogitEntryOf(params.max_keys[row]);
+    if (params.argmax_id != nullptr) params.argmax_id[row] = finite ? best.id : -1;
+    if (params.argmax_logprob != nullptr) {
+      params.argmax_logprob[row] = LogprobOf(best.logit, params.log2_scales[row], normalizer);
+    }
+    if (params.max_logit != nullptr) {
+      params.max_logit[row] = finite ? best.logit * params.logit_correction : NAN;
+    }
+  }
+  if (params.min_logit != nullptr) {
+    params.min_logit[row] =
+        finite ? FromOrderedBits(~params.min_keys[row]) * params.logit_correction : NAN;
+  }
+}
+
+/// Everything that is asked of a row; one thread calls it.
+__device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
+                                   const JoinedSums& joined) {
+  const RowSums& sums = joined.sums;
+  const RowNormalizer normalizer = NormalizerOf(sums);
+  params.normalizers[row] = normalizer;
+  params.nonfinite[row] = normalizer.finite ? 0 : 1;
+  WriteExtremes(params, row, normalizer);
+  if (params.logprob != nullptr) {
+    params.logprob[row] = LogprobOf(params.target_logits[row], params.log2_scales[row], normalizer);
+  }
+  if (params.entropy != nullptr) {
+    const RowNormalizer entropy_normalizer =
+        joined.has_entropy_sums ? NormalizerOf(joined.entropy_sums) : normalizer;
+    params.entropy[row] =
+        normalizer.finite ? EntropyOf(joined.entropy_sums, entropy_normalizer, params.vocab_size)
+                          : NAN;
+  }
+  if (params.lse != nullptr) params.lse[row] = LseOf(normalizer);
+  if (params.sum_p_squared != nullptr) {
+    params.sum_p_squared[row] = SumPSquaredOf(sums, normalizer);
+  }
+}
+
+/// Whether sizes, outputs and what they need are within the bounds that row_scores.h states, but
+/// for the partials.
+inline bool HasValidOutputs(const RowScoresParams& params) {
+  const bool asks_max = params.argmax_id != nullptr || params.argmax_logprob != nullptr ||
+                        params.max_logit != nullptr;
+  return params.num_rows >= 0 && params.num_rows <= INT32_MAX && params.vocab_size >= 1 &&
+         params.vocab_size <= (1 << 20) && params.log2_scales != nullptr &&
+         params.normalizers != nullptr && params.nonfinite != nullptr &&
+         (!asks_max || params.max_keys != nullptr) &&
+         (params.min_logit == nullptr || params.min_keys != nullptr) &&
+         (params.logprob == nullptr || params.target_logits != nullptr);
+}
+
+}  // namespace logprobd::kernels::internal

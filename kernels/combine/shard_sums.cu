@@ -1,0 +1,130 @@
+// ShardExponentsKernel, ShardSumsKernel, ShardScoresKernel: RowScoresKernel in three steps, for
+// tiles that lie on several shards.
+//
+// Idea      What is exchanged between the steps are integers, whose maximum and sum do not depend
+//           on how tiles are grouped: 4 bytes a row, then 8 a row and field.
+// Work      The first two: row_scores.cuh, a set of partials for each of grid.y. The last: a thread
+//           a row.
+// Traffic   16 bytes a tile in each of the first two steps, the second mostly from a cache.
+// Numerics  As RowScoresKernel, bit for bit.
+// Limits    V <= 2^20 over all shards (row_sums.h).
+// Source    Our own; kernels/common/row_sums.h.
+
+#include <cstdint>
+
+#include "kernels/combine/row_scores.cuh"
+#include "kernels/combine/shard_sums.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using internal::kJoinThreads;
+
+constexpr int kScoresThreads = 128;
+
+/// The tiles of a row of the block's set.
+__device__ __forceinline__ internal::TilesOfRow TilesOf(const ShardSumsParams& params,
+                                                        int64_t row) {
+  const TileSums* const sums = blockIdx.y == 0 ? params.sums : params.entropy_sums;
+  return {sums + params.layout.At(row, 0), params.layout.tile_stride, params.num_tiles};
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kJoinThreads) ShardExponentsKernel(const ShardSumsParams params) {
+  __shared__ int64_t scratch[internal::kJoinWarps * kRows];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
+  const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;
+  const int32_t exponent = internal::LargestExponent<kRows>(TilesOf(params, some_row), scratch);
+  if (threadIdx.x >= kRows || row >= params.num_rows) return;
+  params.exponents[blockIdx.y * params.num_rows + row] = exponent;
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kJoinThreads) ShardSumsKernel(const ShardSumsParams params) {
+  __shared__ int64_t scratch[internal::kJoinWarps * kRows];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
+  const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;
+  const bool has_squares = params.wants_sum_squares && blockIdx.y == 0;
+  const RowSums sums = internal::SumTiles<kRows>(
+      TilesOf(params, some_row), params.exponents[blockIdx.y * params.num_rows + some_row],
+      has_squares, scratch);
+  if (threadIdx.x >= kRows || row >= params.num_rows) return;
+  const int64_t first_field = blockIdx.y == 0 ? 0 : NumSumFields(params.wants_sum_squares, false);
+  int64_t* const fields = params.row_sums + first_field * params.num_rows + row;
+  fields[0] = sums.sum;
+  fields[params.num_rows] = sums.weighted;
+  if (has_squares) fields[2 * params.num_rows] = sums.sum_squares;
+}
+
+__global__ void __launch_bounds__(kScoresThreads)
+    ShardScoresKernel(const ShardScoresParams params) {
+  const int64_t num_rows = params.scores.num_rows;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kScoresThreads + threadIdx.x;
+  if (row >= num_rows) return;
+  const int64_t* const fields = params.row_sums + row;
+  internal::JoinedSums joined;
+  joined.sums.exponent = params.exponents[row];
+  joined.sums.sum = fields[0];
+  joined.sums.weighted = fields[num_rows];
+  if (params.has_sum_squares) joined.sums.sum_squares = fields[2 * num_rows];
+  joined.entropy_sums = joined.sums;
+  joined.has_entropy_sums = params.scores.entropy != nullptr && params.has_entropy_sums;
+  if (joined.has_entropy_sums) {
+    const int64_t* const others = fields + NumSumFields(params.has_sum_squares, false) * num_rows;
+    joined.entropy_sums.exponent = params.exponents[num_rows + row];
+    joined.entropy_sums.sum = others[0];
+    joined.entropy_sums.weighted = others[num_rows];
+  }
+  internal::WriteScores(params.scores, row, joined);
+}
+
+bool IsValid(const ShardSumsParams& params) {
+  return params.num_rows >= 0 && params.num_rows <= INT32_MAX && params.num_tiles >= 1 &&
+         params.num_tiles <= NumTiles(1 << 20) && params.layout.row_stride >= 1 &&
+         params.layout.tile_stride >= 1 && params.sums != nullptr && params.exponents != nullptr;
+}
+
+dim3 Grid(const ShardSumsParams& params, int rows) {
+  return {static_cast<uint32_t>((params.num_rows + rows - 1) / rows),
+          static_cast<uint32_t>(NumSumSets(params.entropy_sums != nullptr)), 1};
+}
+
+}  // namespace
+
+cudaError_t LaunchShardExponents(const ShardSumsParams& params, cudaStream_t stream) {
+  constexpr int kRows = internal::kJoinRowsOfLargeBatch;
+  if (params.num_rows == 0) return cudaSuccess;
+  if (!IsValid(params)) return cudaErrorInvalidValue;
+  if (params.num_rows <= kRowMajorRowsMax) {
+    ShardExponentsKernel<1><<<Grid(params, 1), kJoinThreads, 0, stream>>>(params);
+  } else {
+    ShardExponentsKernel<kRows><<<Grid(params, kRows), kJoinThreads, 0, stream>>>(params);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchShardSums(const ShardSumsParams& params, cudaStream_t stream) {
+  constexpr int kRows = internal::kJoinRowsOfLargeBatch;
+  if (params.num_rows == 0) return cudaSuccess;
+  if (!IsValid(params) || params.row_sums == nullptr) return cudaErrorInvalidValue;
+  if (params.num_rows <= kRowMajorRowsMax) {
+    ShardSumsKernel<1><<<Grid(params, 1), kJoinThreads, 0, stream>>>(params);
+  } else {
+    ShardSumsKernel<kRows><<<Grid(params, kRows), kJoinThreads, 0, stream>>>(params);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchShardScores(const ShardScoresParams& params, cudaStream_t stream) {
+  if (params.scores.num_rows == 0) return cudaSuccess;
+  if (!internal::HasValidOutputs(params.scores) || params.exponents == nullptr ||
+      params.row_sums == nullptr ||
+      (params.scores.sum_p_squared != nullptr && !params.has_sum_squares)) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t blocks = (params.scores.num_rows + kScoresThreads - 1) / kScoresThreads;
+  ShardScoresKernel<<<static_cast<uint32_t>(blocks), kScoresThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,370 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/combine/row_scores.h"
+#include "kernels/combine/shard_sums.h"
+#include "kernels/common/logit_key.h"
+#include "tests/unit/kernels/chunked/device_array.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using logprobd::testing::DeviceArray;
+
+constexpr int64_t kTiles = 29;
+constexpr int64_t kVocab = kTiles * kTileColumns - 5;
+constexpr size_t kFloatOutputs = 7;
+/// Uneven, some shards of one tile; 29 are all.
+const std::vector<std::vector<int64_t>> kCuts = {
+    {0, 29}, {0, 28, 29}, {0, 1, 17, 29}, {0, 3, 4, 11, 28, 29}};
+
+/// What all shards together know of the rows.
+struct PartialsCase {
+  int64_t num_rows = 0;
+  std::vector<TileSums> sums;          ///< [num_rows, kTiles]
+  std::vector<TileSums> entropy_sums;  ///< The same.
+  std::vector<uint64_t> max_keys;      ///< [num_rows], as all below.
+  std::vector<uint32_t> min_keys;
+  std::vector<float> log2_scales;
+  std::vector<float> target_logits;
+};
+
+/// Sums of plausible sizes. By row in turn: close exponents; far apart ones, most tiles beyond what
+/// adds; many empty tiles; one tile that is not finite; all empty; one tile alone.
+std::vector<TileSums> MakeTiles(int64_t num_rows, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> unit(0.0F, 1.0F);
+  std::vector<TileSums> tiles;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto special = static_cast<int64_t>(random() % kTiles);
+    for (int64_t tile = 0; tile < kTiles; ++tile) {
+      const float spread = row % 6 == 1 ? 4'000.0F : 30.0F;
+      const auto exponent = static_cast<int32_t>(spread * (unit(random) - 0.5F));
+      const float sum = 0.5F + 190.0F * unit(random);
+      TileSums sums = {exponent, sum, -20.0F * sum * unit(random), 0.25F + sum * unit(random)};
+      const bool is_empty = (row % 6 == 2 && tile != special && random() % 3 != 0) ||
+                            row % 6 == 4 || (row % 6 == 5 && tile != special);
+      if (is_empty) sums = {kEmptyExponent, 0.0F, 0.0F, 0.0F};
+      if (row % 6 == 3 && tile == special) sums = {kNonfiniteExponent, 0.0F, 0.0F, 0.0F};
+      tiles.push_back(sums);
+    }
+  }
+  return tiles;
+}
+
+PartialsCase MakeCase(int64_t num_rows) {
+  PartialsCase c;
+  c.num_rows = num_rows;
+  c.sums = MakeTiles(num_rows, 7);
+  c.entropy_sums = MakeTiles(num_rows, 11);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto logit = static_cast<float>(row % 23);
+    c.max_keys.push_back(LogitKey(logit, static_cast<int32_t>(row * 97 % kVocab)));
+    c.min_keys.push_back(~OrderedBits(-logit));
+    c.log2_scales.push_back(Log2Scale(0.5F + static_cast<float>(row % 5)));
+    c.target_logits.push_back(logit - 3.0F);
+  }
+  return c;
+}
+
+/// Tiles [begin, end) of every row, as a shard holds them.
+std::vector<TileSums> ShardOf(const PartialsCase& c, const std::vector<TileSums>& tiles,
+                              int64_t begin, int64_t end) {
+  const PartialLayout layout = PartialLayoutOf(c.num_rows, end - begin);
+  std::vector<TileSums> shard(static_cast<size_t>(c.num_rows * (end - begin)));
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      shard[static_cast<size_t>(layout.At(row, tile - begin))] =
+          tiles[static_cast<size_t>(row * kTiles + tile)];
+    }
+  }
+  return shard;
+}
+
+struct Ask {
+  bool squares = true;
+  bool entropy_sums = true;
+};
+
+struct Outputs {
+  std::vector<RowNormalizer> normalizers;
+  std::vector<uint8_t> nonfinite;
+  std::vector<int32_t> argmax_id;
+  std::vector<float> floats;  ///< [kFloatOutputs, num_rows]
+};
+
+/// Inputs and outputs of the last step in device memory.
+class ScoresRun {
+ public:
+  explicit ScoresRun(const PartialsCase& c)
+      : num_rows_(c.num_rows),
+        max_keys_(c.max_keys),
+        min_keys_(c.min_keys),
+        log2_scales_(c.log2_scales),
+        target_logits_(c.target_logits),
+        normalizers_(std::vector<RowNormalizer>(c.max_keys.size(), {77, 7.0, true})),
+        nonfinite_(std::vector<uint8_t>(c.max_keys.size(), 77)),
+        argmax_id_(std::vector<int32_t>(c.max_keys.size(), -77)),
+        floats_(std::vector<float>(c.max_keys.size() * kFloatOutputs, -777.0F)) {}
+
+  RowScoresParams Params(const Ask& ask) const {
+    RowScoresParams params;
+    params.num_rows = num_rows_;
+    params.vocab_size = kVocab;
+    params.max_keys = max_keys_.data();
+    params.min_keys = min_keys_.data();
+    params.log2_scales = log2_scales_.data();
+    params.logit_correction = 1.25F;
+    params.target_logits = target_logits_.data();
+    params.normalizers = normalizers_.data();
+    params.nonfinite = nonfinite_.data();
+    params.argmax_id = argmax_id_.data();
+    params.logprob = floats_.data();
+    params.entropy = floats_.data() + num_rows_;
+    params.lse = floats_.data() + 2 * num_rows_;
+    params.argmax_logprob = floats_.data() + 3 * num_rows_;
+    params.max_logit = floats_.data() + 4 * num_rows_;
+    params.min_logit = floats_.data() + 5 * num_rows_;
+    if (ask.squares) params.sum_p_squared = floats_.data() + 6 * num_rows_;
+    return params;
+  }
+
+  Outputs Read() const {
+    return {normalizers_.Read(), nonfinite_.Read(), argmax_id_.Read(), floats_.Read()};
+  }
+
+ private:
+  int64_t num_rows_;
+  DeviceArray<uint64_t> max_keys_;
+  DeviceArray<uint32_t> min_keys_;
+  DeviceArray<float> log2_scales_;
+  DeviceArray<float> target_logits_;
+  DeviceArray<RowNormalizer> normalizers_;
+  DeviceArray<uint8_t> nonfinite_;
+  DeviceArray<int32_t> argmax_id_;
+  DeviceArray<float> floats_;
+};
+
+/// All tiles in one kernel.
+Outputs ScoreWhole(const PartialsCase& c, const Ask& ask) {
+  const ScoresRun run(c);
+  const DeviceArray<TileSums> sums(ShardOf(c, c.sums, 0, kTiles));
+  const DeviceArray<TileSums> entropy_sums(ShardOf(c, c.entropy_sums, 0, kTiles));
+  RowScoresParams params = run.Params(ask);
+  params.num_tiles = kTiles;
+  params.layout = PartialLayoutOf(c.num_rows, kTiles);
+  params.sums = sums.data();
+  if (ask.entropy_sums) params.entropy_sums = entropy_sums.data();
+  EXPECT_EQ(LaunchRowScores(params, nullptr), cudaSuccess);
+  return run.Read();
+}
+
+/// A step of one shard; `values` go in and come out.
+struct ShardStep {
+  std::vector<int32_t> exponents;
+  std::vector<int64_t> row_sums;
+};
+ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t end,
+                   const std::vector<int32_t>* row_exponents) {
+  const int64_t num_rows = c.num_rows;
+  const DeviceArray<TileSums> sums(ShardOf(c, c.sums, begin, end));
+  const DeviceArray<TileSums> entropy_sums(ShardOf(c, c.entropy_sums, begin, end));
+  const auto num_exponents = static_cast<size_t>(NumSumSets(ask.entropy_sums) * num_rows);
+  const DeviceArray<int32_t> exponents(
+      row_exponents == nullptr ? std::vector<int32_t>(num_exponents, -77) : *row_exponents);
+  const DeviceArray<int64_t> row_sums(std::vector<int64_t>(
+      static_cast<size_t>(NumSumFields(ask.squares, ask.entropy_sums) * num_rows), -77));
+  ShardSumsParams params;
+  params.num_rows = num_rows;
+  params.num_tiles = end - begin;
+  params.layout = PartialLayoutOf(num_rows, end - begin);
+  params.sums = sums.data();
+  if (ask.entropy_sums) params.entropy_sums = entropy_sums.data();
+  params.wants_sum_squares = ask.squares;
+  params.exponents = exponents.data();
+  params.row_sums = row_sums.data();
+  EXPECT_EQ(row_exponents == nullptr ? LaunchShardExponents(params, nullptr)
+                                     : LaunchShardSums(params, nullptr),
+            cudaSuccess);
+  return {exponents.Read(), row_sums.Read()};
+}
+
+/// Shard by shard, joined on the host.
+Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int64_t>& cuts) {
+  std::vector<int32_t> exponents(static_cast<size_t>(NumSumSets(ask.entropy_sums) * c.num_rows),
+                                 kEmptyExponent);
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const ShardStep step = RunShard(c, ask, cuts[i], cuts[i + 1], nullptr);
+    for (size_t j = 0; j < exponents.size(); ++j) {
+      exponents[j] = std::max(exponents[j], step.exponents[j]);
+    }
+  }
+  std::vector<int64_t> row_sums(
+      static_cast<size_t>(NumSumFields(ask.squares, ask.entropy_sums) * c.num_rows), 0);
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const ShardStep step = RunShard(c, ask, cuts[i], cuts[i + 1], &exponents);
+    for (size_t j = 0; j < row_sums.size(); ++j) row_sums[j] += step.row_sums[j];
+  }
+  const ScoresRun run(c);
+  const DeviceArray<int32_t> exponents_array(exponents);
+  const DeviceArray<int64_t> row_sums_array(row_sums);
+  EXPECT_EQ(LaunchShardScores({.scores = run.Params(ask),
+                               .has_sum_squares = ask.squares,
+                               .has_entropy_sums = ask.entropy_sums,
+                               .exponents = exponents_array.data(),
+                               .row_sums = row_sums_array.data()},
+                              nullptr),
+            cudaSuccess);
+  return run.Read();
+}
+
+void ExpectSameBits(const Outputs& a, const Outputs& b) {
+  EXPECT_EQ(a.nonfinite, b.nonfinite);
+  EXPECT_EQ(a.argmax_id, b.argmax_id);
+  EXPECT_EQ(std::memcmp(a.floats.data(), b.floats.data(), a.floats.size() * sizeof(float)), 0);
+  ASSERT_EQ(a.normalizers.size(), b.normalizers.size());
+  for (size_t row = 0; row < a.normalizers.size(); ++row) {
+    ASSERT_EQ(a.normalizers[row].exponent, b.normalizers[row].exponent) << "row " << row;
+    ASSERT_EQ(a.normalizers[row].log2_sum, b.normalizers[row].log2_sum) << "row " << row;
+    ASSERT_EQ(a.normalizers[row].finite, b.normalizers[row].finite) << "row " << row;
+  }
+}
+
+class ShardSumsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+TEST_F(ShardSumsTest, AnyCutIntoShardsGivesTheBitsOfRowScores) {
+  for (const int64_t rows : {1, 7, 512, 513, 4'100}) {
+    const PartialsCase c = MakeCase(rows);
+    const Outputs whole = ScoreWhole(c, {});
+    for (const std::vector<int64_t>& cuts : kCuts) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << cuts.size() - 1 << " shards");
+
+      const Outputs shards = ScoreShards(c, {}, cuts);
+
+      ExpectSameBits(shards, whole);
+    }
+  }
+}
+
+TEST_F(ShardSumsTest, WhatIsNotAskedIsLeftAloneAndDoesNotShow) {
+  for (const int64_t rows : {7, 600}) {
+    const PartialsCase c = MakeCase(rows);
+    for (const Ask ask : {Ask{true, false}, Ask{false, true}, Ask{false, false}}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, squares " << ask.squares
+                                        << ", entropy of its own " << ask.entropy_sums);
+      const Outputs whole = ScoreWhole(c, ask);
+
+      const Outputs shards = ScoreShards(c, ask, {0, 3, 4, 29});
+
+      ExpectSameBits(shards, whole);
+    }
+  }
+}
+
+TEST_F(ShardSumsTest, RowsThatAreNotFiniteOnOneShardAreNotFinite) {
+  const PartialsCase c = MakeCase(600);
+
+  const Outputs shards = ScoreShards(c, {}, {0, 10, 29});
+
+  for (size_t row = 0; row < shards.nonfinite.size(); ++row) {
+    const bool is_bad = row % 6 == 3 || row % 6 == 4;
+    ASSERT_EQ(shards.nonfinite[row], is_bad ? 1 : 0) << "row " << row;
+    ASSERT_EQ(shards.argmax_id[row] == -1, is_bad) << "row " << row;
+  }
+}
+
+TEST_F(ShardSumsTest, PartialsByTileOfFewRowsAndByRowOfManyGiveTheSame) {
+  for (const int64_t rows : {7, 600}) {
+    const PartialsCase c = MakeCase(rows);
+    std::vector<TileSums> by_tile(c.sums.size());
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t tile = 0; tile < kTiles; ++tile) {
+        by_tile[static_cast<size_t>(tile * rows + row)] =
+            c.sums[static_cast<size_t>(row * kTiles + tile)];
+      }
+    }
+    const auto exponents_of = [&](const std::vector<TileSums>& sums, const PartialLayout& layout) {
+      const DeviceArray<TileSums> array(sums);
+      const DeviceArray<int32_t> exponents(std::vector<int32_t>(static_cast<size_t>(rows), -77));
+      EXPECT_EQ(LaunchShardExponents({.num_rows = rows,
+                                      .num_tiles = kTiles,
+                                      .layout = layout,
+                                      .sums = array.data(),
+                                      .exponents = exponents.data()},
+                                     nullptr),
+                cudaSuccess);
+      return exponents.Read();
+    };
+
+    EXPECT_EQ(exponents_of(by_tile, {.row_stride = 1, .tile_stride = rows}),
+              exponents_of(c.sums, {.row_stride = kTiles, .tile_stride = 1}));
+  }
+}
+
+TEST_F(ShardSumsTest, RefusesBrokenBounds) {
+  const DeviceArray<uint64_t> memory(std::vector<uint64_t>(1'024));
+  ShardSumsParams good;
+  good.num_rows = 1;
+  good.num_tiles = 2;
+  good.layout = PartialLayoutOf(1, 2);
+  good.sums = reinterpret_cast<const TileSums*>(memory.data());
+  good.exponents = reinterpret_cast<int32_t*>(memory.data() + 128);
+  good.row_sums = reinterpret_cast<int64_t*>(memory.data() + 256);
+  const auto sums_with = [&](const auto& change) {
+    ShardSumsParams params = good;
+    change(params);
+    return LaunchShardSums(params, nullptr);
+  };
+  using Params = ShardSumsParams;
+  EXPECT_EQ(sums_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(sums_with([](Params& p) { p.num_rows = 0; }), cudaSuccess);
+  EXPECT_EQ(sums_with([](Params& p) { p.num_rows = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.num_tiles = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.sums = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.exponents = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.row_sums = nullptr; }), cudaErrorInvalidValue);
+  good.row_sums = nullptr;
+  EXPECT_EQ(LaunchShardExponents(good, nullptr), cudaSuccess);
+  good.exponents = nullptr;
+  EXPECT_EQ(LaunchShardExponents(good, nullptr), cudaErrorInvalidValue);
+  const PartialsCase c = MakeCase(1);
+  const ScoresRun run(c);
+  ShardScoresParams scores;
+  scores.scores = run.Params({});
+  scores.exponents = reinterpret_cast<int32_t*>(memory.data());
+  scores.row_sums = reinterpret_cast<int64_t*>(memory.data());
+  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);  // no squares to read
+  scores.has_sum_squares = true;
+  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaSuccess);
+  scores.row_sums = nullptr;
+  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST_F(ShardSumsTest, RowScoresTakesFewerTilesThanTheVocabularyHas) {
+  const PartialsCase c = MakeCase(7);
+  const ScoresRun run(c);
+  const DeviceArray<TileSums> sums(ShardOf(c, c.sums, 0, 12));
+  RowScoresParams params = run.Params({.squares = true, .entropy_sums = false});
+  params.layout = PartialLayoutOf(7, 12);
+  params.sums = sums.data();
+
+  params.num_tiles = 12;
+  EXPECT_EQ(LaunchRowScores(params, nullptr), cudaSuccess);
+  params.num_tiles = kTiles + 1;
+  EXPECT_EQ(LaunchRowScores(params, nullptr), cudaErrorInvalidValue);
+
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels
