@@ -47,7 +47,7 @@ class HookedClock final : public Clock {
 class BatcherStageTest : public ::testing::Test {
  protected:
   void MakeBatcher(const Batcher::Options& options) {
-    auto batcher = Batcher::Create(options, engine_, clock_, metrics_);
+    auto batcher = Batcher::Create(options, {&engine_}, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }

@@ -46,7 +46,7 @@ TEST(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
   auto created = Batcher::Create({.batch_rows_max = 64,
                                   .batch_wait_max = absl::Microseconds(50),
                                   .queue_rows_max = kQueueRowsMax},
-                                 engine, Clock::Steady(), metrics);
+                                 {&engine}, Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
   std::unique_ptr<Batcher> batcher = *std::move(created);
   std::atomic<int> admitted = 0;
@@ -114,7 +114,7 @@ TEST(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   for (uint32_t round = 0; round < 20; ++round) {
     Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
     FakeEngine engine({.batch_rows_max = 16, .record = false});
-    auto batcher = Batcher::Create({.batch_rows_max = 16}, engine, Clock::Steady(), metrics);
+    auto batcher = Batcher::Create({.batch_rows_max = 16}, {&engine}, Clock::Steady(), metrics);
     ASSERT_TRUE(batcher.ok());
     std::atomic<int> admitted = 0;
     std::atomic<int> answered = 0;
