@@ -36,8 +36,8 @@ absl::Status CheckReplicas(absl::Span<ScoringEngine* const> replicas) {
   }
   for (size_t i = 1; i < replicas.size(); ++i) {
     if (HeadFacts(*replicas[i]) != HeadFacts(*replicas.front())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("replicas: number ", i, " has another head or batch_rows_max than number 0"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
     }
   }
   return absl::OkStatus();

@@ -100,8 +100,7 @@ bool Batcher::Impl::DoNextLocked() {
     return true;
   }
   if (Slot* slot = FindFreeSlotLocked();
-      slot != nullptr &&
-      launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now) {
+      slot != nullptr && launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now) {
     LaunchLocked(*slot, now);
     return true;
   }

@@ -12,9 +12,9 @@ namespace logprobd {
 ///
 /// With a replica that has no batch in flight it leaves at once: waiting could only add latency.
 /// With one in flight at each, the engines are busy anyway, so it leaves when its budget is full,
-/// when the oldest request has waited `wait_max`, or when an engine falls idle. While a small request waits or came within
-/// kSmallMemory, batches take at most a quarter of their budget of large requests, so that a small
-/// one never waits for a batch full of them.
+/// when the oldest request has waited `wait_max`, or when an engine falls idle. While a small
+/// request waits or came within kSmallMemory, batches take at most a quarter of their budget of
+/// large requests, so that a small one never waits for a batch full of them.
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);

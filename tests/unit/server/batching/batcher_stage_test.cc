@@ -106,6 +106,18 @@ TEST_F(BatcherStageTest, ScoresTheOthersOfABatchWhenOneIsCancelledWhileItIsCopie
   EXPECT_TRUE(occupant.Wait().ok());
 }
 
+TEST_F(BatcherStageTest, StartsNothingOnAnEngineThatFailsDuringTheCopy) {
+  MakeBatcher({});
+  clock_.CallAtNextCopy([&] { engine_.SetHealthy(false); });
+  Answer answer;
+
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(1), answer.Callback()).ok());
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine_.num_batches(), 0);
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+}
+
 TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {
   MakeBatcher({});
   std::atomic<RequestTicket> ticket = 0;
