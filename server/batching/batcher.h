@@ -30,7 +30,7 @@ namespace logprobd {
 /// (deficit round robin over rows) within a priority; lower priorities keep a share. Deadline and
 /// cancellation are checked at Submit, in the queue and before launch, also while the engine is
 /// stuck. Each request ends in exactly one way: Submit fails and `done` is dropped, or `done` is
-/// called once, on the batch thread or the engine's, never inside Submit or Cancel and under no
+/// called once, on the batch thread or an engine's, never inside Submit or Cancel and under no
 /// lock.
 class Batcher {
  public:

@@ -34,7 +34,7 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options);
 /// batcher_thread.cc the batch thread, batcher_done.cc what follows a batch's end.
 ///
 /// One mutex guards all but the batches; it is never held while a callback, a batch's start, the
-/// metrics or a copy runs. Callbacks run on the batch thread or the engine's, never inside Submit
+/// metrics or a copy runs. Callbacks run on the batch thread or an engine's, never inside Submit
 /// or Cancel.
 struct Batcher::Impl {
   Impl(const Options& options, const HeadInfo& head, const Clock& clock, Metrics& metrics);

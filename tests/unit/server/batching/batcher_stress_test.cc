@@ -151,7 +151,8 @@ TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Replicas, BatcherStressTest, ::testing::Values(1, 3),
+// The preset tsan selects by how names begin.
+INSTANTIATE_TEST_SUITE_P(BatcherReplicas, BatcherStressTest, ::testing::Values(1, 3),
                          ::testing::PrintToStringParamName());
 
 }  // namespace
