@@ -1,5 +1,6 @@
 #include "server/app/local_head.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,12 +41,15 @@ ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo
 
 absl::StatusOr<std::shared_ptr<LocalHead>> LocalHead::Create(
     HeadInfo info, std::unique_ptr<const HeadWeights> weights,
-    std::unique_ptr<ScoringEngine> engine, const Batcher::Options& options, const Clock& clock,
-    Metrics& metrics) {
+    std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
+    const Clock& clock, Metrics& metrics) {
   std::shared_ptr<LocalHead> head(
-      new LocalHead(std::move(info), std::move(weights), std::move(engine), clock));
-  LOGPROBD_ASSIGN_OR_RETURN(head->batcher_,
-                            Batcher::Create(options, *head->engine_, clock, metrics));
+      new LocalHead(std::move(info), std::move(weights), std::move(replicas), clock));
+  std::vector<ScoringEngine*> engines;
+  for (const std::unique_ptr<ScoringEngine>& replica : head->replicas_) {
+    engines.push_back(replica.get());
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(head->batcher_, Batcher::Create(options, engines, clock, metrics));
   return head;
 }
 
@@ -74,7 +78,12 @@ void LocalHead::StopVerify() {
   }
 }
 
-bool LocalHead::ready() const { return !is_draining_ && engine_->healthy(); }
+bool LocalHead::ready() const { return !is_draining_ && healthy(); }
+
+int LocalHead::num_healthy() const {
+  return static_cast<int>(std::count_if(replicas_.begin(), replicas_.end(),
+                                        [](const auto& replica) { return replica->healthy(); }));
+}
 
 absl::StatusOr<RequestTicket> LocalHead::Submit(ScoreRequest request, ScoreCallback done) {
   return batcher_->Submit(std::move(request), std::move(done));
@@ -88,9 +97,23 @@ bool LocalHead::Drain(absl::Time deadline) {
 }
 
 MemoryPlan LocalHead::memory() const {
-  MemoryPlan plan = engine_->memory();
-  for (const MemoryUse& use : batcher_->memory()) {
+  MemoryPlan plan;
+  const auto add = [&plan](const MemoryUse& use) {
+    for (MemoryUse& other : plan) {
+      if (other.place == use.place && other.kind == use.kind && other.is_pinned == use.is_pinned) {
+        other.bytes += use.bytes;
+        return;
+      }
+    }
     plan.push_back(use);
+  };
+  for (const std::unique_ptr<ScoringEngine>& replica : replicas_) {
+    for (const MemoryUse& use : replica->memory()) {
+      add(use);
+    }
+  }
+  for (const MemoryUse& use : batcher_->memory()) {
+    add(use);
   }
   return plan;
 }

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -16,15 +18,16 @@
 
 namespace logprobd {
 
-/// A head served by this process: its weight (kept open for Verify), engine and batcher.
+/// A head served by this process: its weight (kept open for Verify), engines and batcher.
 class LocalHead final : public ServedHead {
  public:
-  /// Ready from the start. `info` is the weight's with the engine's name, reason and the limits
-  /// filled in. Errors are those of Batcher::Create; `clock` and `metrics` must outlive the head.
+  /// Ready from the start. `info` is the weight's with the engines' name, reason and the limits
+  /// filled in. `replicas`: an engine each. Errors are those of Batcher::Create; `clock` and
+  /// `metrics` must outlive the head.
   static absl::StatusOr<std::shared_ptr<LocalHead>> Create(
       HeadInfo info, std::unique_ptr<const HeadWeights> weights,
-      std::unique_ptr<ScoringEngine> engine, const Batcher::Options& options, const Clock& clock,
-      Metrics& metrics);
+      std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
+      const Clock& clock, Metrics& metrics);
 
   /// Ends a running Verify (CANCELLED), answers what is queued (UNAVAILABLE), joins all threads.
   ~LocalHead() override;
@@ -35,21 +38,29 @@ class LocalHead final : public ServedHead {
   void Cancel(RequestTicket ticket) override { batcher_->Cancel(ticket); }
   void Verify(const VerifyOptions& options, VerifyCallback done) override;
 
-  /// False once the engine has failed: the process must be restarted.
-  bool healthy() const { return engine_->healthy(); }
+  /// False once every replica has failed: the process must be restarted.
+  bool healthy() const { return num_healthy() > 0; }
+
+  int num_replicas() const { return static_cast<int>(replicas_.size()); }
+  /// Replicas that have not failed.
+  int num_healthy() const;
+  /// `replica`: from 0, as in Create.
+  bool is_replica_healthy(int replica) const {
+    return replicas_[static_cast<size_t>(replica)]->healthy();
+  }
 
   /// Not ready from now on; see Batcher::Drain. Then ends a running Verify.
   bool Drain(absl::Time deadline);
 
-  /// Weights, workspace and staging.
+  /// Weights, workspace and staging of all replicas; an entry for each place and kind.
   MemoryPlan memory() const;
 
  private:
   LocalHead(HeadInfo info, std::unique_ptr<const HeadWeights> weights,
-            std::unique_ptr<ScoringEngine> engine, const Clock& clock)
+            std::vector<std::unique_ptr<ScoringEngine>> replicas, const Clock& clock)
       : info_(std::move(info)),
         weights_(std::move(weights)),
-        engine_(std::move(engine)),
+        replicas_(std::move(replicas)),
         clock_(clock) {}
 
   /// `options.stop` is set.
@@ -59,7 +70,7 @@ class LocalHead final : public ServedHead {
 
   const HeadInfo info_;
   const std::unique_ptr<const HeadWeights> weights_;
-  const std::unique_ptr<ScoringEngine> engine_;
+  const std::vector<std::unique_ptr<ScoringEngine>> replicas_;
   const Clock& clock_;
   std::unique_ptr<Batcher> batcher_;
   std::atomic<bool> is_draining_ = false;

@@ -23,7 +23,7 @@
 namespace logprobd {
 namespace {
 
-/// How often Run looks whether the engine still lives.
+/// How often Run looks whether the engines still live.
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 
 GrpcServer::Options GrpcOptionsOf(const ServerOptions& options) {
@@ -51,6 +51,17 @@ std::string MemoryText(const MemoryPlan& plan) {
   return absl::StrJoin(plan, ", ", [](std::string* out, const MemoryUse& use) {
     absl::StrAppend(out, use.place, " ", use.kind, " ", HumanBytes(use.bytes));
   });
+}
+
+/// "gpu2, gpu3"; empty where the layout is not known.
+std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
+  std::vector<std::string> devices;
+  for (const ShardPlace& place : layout) {
+    if (place.replica == replica) {
+      devices.push_back(place.device);
+    }
+  }
+  return absl::StrJoin(devices, ", ");
 }
 
 absl::Status CheckHttpAddress(const ServerOptions& options) {
@@ -94,6 +105,8 @@ struct Server::Impl {
   std::string StatusText();
   void SetMemory(MemoryPlan memory);
   void LogReady(absl::Duration load_time);
+  std::string FailureText() const;
+  void LogLostReplicas();
   bool AwaitStop(absl::Time until);
   bool Drain();
 
@@ -109,6 +122,7 @@ struct Server::Impl {
   Metrics metrics;
   LoadProgress progress;
   std::atomic<bool> stop_loading = false;
+  std::vector<bool> is_loss_logged;  // of Run: [num_replicas]
 
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
@@ -144,7 +158,7 @@ std::string Server::Impl::NotReadyReason() {
     case State::kLoading:
       return absl::StrCat("loading the weights ", progress.Text());
     case State::kReady:
-      return head->healthy() ? "" : "the engine has failed";
+      return head->healthy() ? "" : FailureText();
     case State::kStopping:
       break;
   }
@@ -152,11 +166,46 @@ std::string Server::Impl::NotReadyReason() {
 }
 
 std::string Server::Impl::StatusText() {
-  const std::string reason = NotReadyReason();
+  std::string state_text = NotReadyReason();
+  if (state_text.empty()) {
+    const std::string failure = FailureText();
+    state_text = failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
+  }
   const absl::MutexLock lock(&mutex);
-  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ",
-                      reason.empty() ? "ready" : reason, "\n", plan_text,
-                      "\nSee /metrics, /healthz and /readyz.\n");
+  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", state_text, "\n",
+                      plan_text, "\nSee /metrics, /healthz and /readyz.\n");
+}
+
+/// What of the loaded head has failed; empty: nothing.
+std::string Server::Impl::FailureText() const {
+  const int num_replicas = head->num_replicas();
+  const int num_lost = num_replicas - head->num_healthy();
+  if (num_lost == 0) {
+    return "";
+  }
+  return num_replicas == 1 ? "the engine has failed"
+                           : absl::StrCat(num_lost, " of ", num_replicas, " replicas ",
+                                          num_lost == 1 ? "has" : "have", " failed");
+}
+
+/// Of several replicas those that have failed since the last call.
+void Server::Impl::LogLostReplicas() {
+  const int num_replicas = head->num_replicas();
+  if (num_replicas == 1) {
+    return;  // its loss ends Run, which says so
+  }
+  is_loss_logged.resize(static_cast<size_t>(num_replicas));
+  for (int replica = 0; replica < num_replicas; ++replica) {
+    const auto index = static_cast<size_t>(replica);
+    if (is_loss_logged[index] || head->is_replica_healthy(replica)) {
+      continue;
+    }
+    is_loss_logged[index] = true;
+    LogError("a replica has failed", {{"head", options.head_name},
+                                      {"replica", replica},
+                                      {"devices", DevicesOf(planned.plan.engine.layout, replica)},
+                                      {"replicas_left", head->num_healthy()}});
+  }
 }
 
 /// Puts what was really reserved in place of the plan's figures.
@@ -234,9 +283,8 @@ absl::Status Server::Load() {
   LOGPROBD_RETURN_IF_ERROR(engines.status());
 
   LOGPROBD_ASSIGN_OR_RETURN(
-      impl.head,
-      LocalHead::Create(plan.head, std::move(impl.planned.weights), std::move(engines->front()),
-                        BatcherOptionsOf(impl.options), impl.clock, impl.metrics));
+      impl.head, LocalHead::Create(plan.head, std::move(impl.planned.weights), *std::move(engines),
+                                   BatcherOptionsOf(impl.options), impl.clock, impl.metrics));
   impl.SetMemory(impl.head->memory());
   const absl::Duration load_time = impl.clock.Now() - start;
   impl.metrics.RecordWeightsLoad(plan.head.name, absl::ToDoubleSeconds(load_time));
@@ -255,11 +303,13 @@ absl::Status Server::Load() {
 Server::End Server::Run() {
   Impl& impl = *impl_;
   bool stop = false;
+  impl.LogLostReplicas();
   while (!stop && impl.head->healthy()) {
     stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
+    impl.LogLostReplicas();
   }
   if (!stop) {
-    LogError("the engine has failed: stopping", {{"head", impl.options.head_name}});
+    LogError(absl::StrCat(impl.FailureText(), ": stopping"), {{"head", impl.options.head_name}});
   } else {
     LogInfo("stopping", {{"grace_seconds", impl.options.grace_s}});
   }

@@ -50,7 +50,7 @@ class Server {
   enum class End {
     kStopped,       ///< As asked, all work finished.
     kWorkCut,       ///< As asked, but the grace time passed before all work was finished.
-    kEngineFailed,  ///< An engine failed; what could be answered was.
+    kEngineFailed,  ///< Every replica failed; what could be answered was.
   };
 
   /// Finds the head, plans its engine and binds the listeners, HTTP first, so that /healthz answers
@@ -63,8 +63,9 @@ class Server {
   /// Reads the weight and begins to serve. CANCELLED after RequestStop.
   absl::Status Load();
 
-  /// Serves until RequestStop or an engine fails; then refuses new work (health and /readyz first),
-  /// finishes what is in flight within the grace time and stops listening.
+  /// Serves until RequestStop or until no replica is left; then refuses new work (health and
+  /// /readyz first), finishes what is in flight within the grace time and stops listening. Logs the
+  /// loss of each of several replicas.
   End Run();
 
   void RequestStop();

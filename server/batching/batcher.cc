@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,10 +22,31 @@ absl::Status CheckRange(absl::string_view option, int64_t value, int64_t min, in
   return absl::OkStatus();
 }
 
-absl::Status CheckOptions(const Batcher::Options& options, const ScoringEngine& engine) {
+/// What a row's scores and the sizes of batches follow from.
+auto HeadFacts(const ScoringEngine& engine) {
+  const HeadInfo& info = engine.info();
+  return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
+                    info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
+                    info.engine, engine.batch_rows_max());
+}
+
+absl::Status CheckReplicas(absl::Span<ScoringEngine* const> replicas) {
+  if (replicas.empty()) {
+    return absl::InvalidArgumentError("replicas: there must be at least one");
+  }
+  for (size_t i = 1; i < replicas.size(); ++i) {
+    if (HeadFacts(*replicas[i]) != HeadFacts(*replicas.front())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptions(const Batcher::Options& options, int64_t engine_rows_max) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   LOGPROBD_RETURN_IF_ERROR(
-      CheckRange("batch_rows_max", options.batch_rows_max, 1, engine.batch_rows_max()));
+      CheckRange("batch_rows_max", options.batch_rows_max, 1, engine_rows_max));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_rows_max", options.queue_rows_max, 1, kAny));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_bytes_max", options.queue_bytes_max, 1, kAny));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_requests_max", options.queue_requests_max, 1, kAny));
@@ -43,15 +65,19 @@ absl::Status CheckOptions(const Batcher::Options& options, const ScoringEngine& 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
-                                                         ScoringEngine& engine, const Clock& clock,
-                                                         Metrics& metrics) {
-  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options, engine));
-  const int64_t staging_bytes = StagingBytes(options.batch_rows_max, engine.info());
-  std::vector<std::unique_ptr<StagingBuffer>> staging;
-  for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
-    LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine.AllocateStaging(staging_bytes));
+                                                         absl::Span<ScoringEngine* const> replicas,
+                                                         const Clock& clock, Metrics& metrics) {
+  LOGPROBD_RETURN_IF_ERROR(CheckReplicas(replicas));
+  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options, replicas.front()->batch_rows_max()));
+  const int64_t staging_bytes = StagingBytes(options.batch_rows_max, replicas.front()->info());
+  auto impl = std::make_unique<Impl>(options, replicas.front()->info(), clock, metrics);
+  for (ScoringEngine* engine : replicas) {
+    std::vector<std::unique_ptr<StagingBuffer>> staging;
+    for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine->AllocateStaging(staging_bytes));
+    }
+    impl->AddReplica(*engine, std::move(staging));
   }
-  auto impl = std::make_unique<Impl>(options, engine, clock, metrics, std::move(staging));
   LOGPROBD_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Batcher>(new Batcher(std::move(impl)));
 }

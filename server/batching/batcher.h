@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/score_request.h"
 #include "server/base/score_result.h"
@@ -17,25 +18,27 @@
 
 namespace logprobd {
 
-/// Groups the rows of requests into batches for an engine.
+/// Groups the rows of requests into batches for the engines of one head, its replicas.
 ///
 ///   Submit (any thread) -> queues by priority and client -> batch thread: cut, gather rows into a
 ///   staging buffer (copy pool) -> engine.Start -> results scattered to requests -> callbacks
 ///
-/// Work-conserving: a batch leaves when the engine is free and something waits (launch_rule.h).
+/// Work-conserving: a batch leaves when a replica is free and something waits (launch_rule.h), to
+/// the healthy replica with the fewest batches in flight. Batches of different replicas end in any
+/// order. An unhealthy replica gets no more of them; the batches that it has end with its errors.
 /// Rows of a request may be cut anywhere; ignored rows never reach the engine. Fair over clients
 /// (deficit round robin over rows) within a priority; lower priorities keep a share. Deadline and
 /// cancellation are checked at Submit, in the queue and before launch, also while the engine is
 /// stuck. Each request ends in exactly one way: Submit fails and `done` is dropped, or `done` is
-/// called once, on the batch thread or the engine's, never inside Submit or Cancel and under no
+/// called once, on the batch thread or an engine's, never inside Submit or Cancel and under no
 /// lock.
 class Batcher {
  public:
   struct Options {
-    /// Most rows in a batch, 1 to engine.batch_rows_max().
+    /// Most rows in a batch, 1 to batch_rows_max() of the replicas.
     int64_t batch_rows_max = 8'192;
-    /// Longest wait for company while one batch is in flight; with none in flight a batch leaves at
-    /// once. Zero: never wait.
+    /// Longest wait for company while each healthy replica has a batch in flight; with one idle a
+    /// batch leaves at once. Zero: never wait.
     absl::Duration batch_wait_max = absl::Microseconds(500);
     /// Most rows waiting to be scored, >= 1. A request longer than a client's share is never
     /// admissible.
@@ -52,11 +55,12 @@ class Batcher {
     std::string head = "default";
   };
 
-  /// INVALID_ARGUMENT names the bad option, RESOURCE_EXHAUSTED staging memory that is not there.
-  /// `engine`, `clock` and `metrics` must outlive the Batcher.
+  /// `replicas`: at least one, none null, all of the same head and batch_rows_max. INVALID_ARGUMENT
+  /// names the bad option, RESOURCE_EXHAUSTED staging memory that is not there. The replicas,
+  /// `clock` and `metrics` must outlive the Batcher.
   static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
-                                                         ScoringEngine& engine, const Clock& clock,
-                                                         Metrics& metrics);
+                                                         absl::Span<ScoringEngine* const> replicas,
+                                                         const Clock& clock, Metrics& metrics);
 
   /// As Stop.
   ~Batcher();
@@ -76,11 +80,11 @@ class Batcher {
   /// `deadline` (on the Clock); whether all work was finished.
   bool Drain(absl::Time deadline);
 
-  /// Reserved at creation: the staging buffers.
+  /// Reserved at creation: the staging buffers of all replicas.
   MemoryPlan memory() const;
 
-  /// Bytes of a staging buffer for batches of `batch_rows_max` rows of `head`; there is one for
-  /// each batch in flight.
+  /// Bytes of a staging buffer for batches of `batch_rows_max` rows of `head`; each replica has one
+  /// for each of its batches in flight.
   static int64_t StagingBytes(int64_t batch_rows_max, const HeadInfo& head);
 
   /// What one client may have waiting.

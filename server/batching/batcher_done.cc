@@ -42,7 +42,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     EndBatchLocked(slot, clock_.Now(), endings);
     parts = batch.TakeParts();
     slot.state = SlotState::kFree;
-    --in_flight_;
+    --slot.replica.in_flight;
     ++answering_;
     wake_ = wake_ || !queue_.empty();
   }
@@ -105,7 +105,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
     }
   }
   if (all_scored) {
-    rate_.AddBatch(batch.num_rows(), batch.start_time, now);
+    rate_.AddBatch(batch.num_rows(), batch.start_time, now, slot.replica.index);
   }
 }
 
@@ -178,7 +178,7 @@ void Batcher::Impl::Answer(Ending& ending) {
     return;
   }
   if (pending.scored_rows == 0) {
-    PrepareResult(pending, engine_.info().weights_version);  // no batch has
+    PrepareResult(pending, weights_version_);  // no batch has
   }
   const absl::Time received =
       request.received == absl::Time() ? pending.submitted : request.received;
@@ -193,7 +193,9 @@ void Batcher::Impl::Answer(Ending& ending) {
 }
 
 bool Batcher::Impl::IsIdleLocked() const {
-  return requests_.empty() && endings_.empty() && in_flight_ == 0 && answering_ == 0;
+  return requests_.empty() && endings_.empty() && answering_ == 0 &&
+         std::all_of(replicas_.begin(), replicas_.end(),
+                     [](const auto& replica) { return replica->in_flight == 0; });
 }
 
 void Batcher::Impl::UpdateIdleLocked() {

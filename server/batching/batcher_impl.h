@@ -34,12 +34,13 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options);
 /// batcher_thread.cc the batch thread, batcher_done.cc what follows a batch's end.
 ///
 /// One mutex guards all but the batches; it is never held while a callback, a batch's start, the
-/// metrics or a copy runs. Callbacks run on the batch thread or the engine's, never inside Submit
+/// metrics or a copy runs. Callbacks run on the batch thread or an engine's, never inside Submit
 /// or Cancel.
 struct Batcher::Impl {
-  Impl(const Options& options, ScoringEngine& engine, const Clock& clock, Metrics& metrics,
-       std::vector<std::unique_ptr<StagingBuffer>> staging);
+  Impl(const Options& options, const HeadInfo& head, const Clock& clock, Metrics& metrics);
 
+  /// Before Start; `staging` is the engine's own, one buffer for each of its batches in flight.
+  void AddReplica(ScoringEngine& engine, std::vector<std::unique_ptr<StagingBuffer>> staging);
   absl::Status Start();
   void Stop();
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
@@ -63,12 +64,25 @@ struct Batcher::Impl {
     kRelaunch,  ///< A half of a batch that did not fit is to be started.
   };
 
+  struct Replica {
+    ScoringEngine& engine;
+    int index;
+    int in_flight = 0;  ///< Its slots that are not free.
+  };
+
+  /// Room for a batch of one replica, which reads its staging memory.
   struct Slot {
-    explicit Slot(std::unique_ptr<StagingBuffer> staging) : batch(std::move(staging)) {}
+    Slot(Replica& owner, std::unique_ptr<StagingBuffer> staging)
+        : replica(owner), batch(std::move(staging)) {}
+    Replica& replica;
     BatchSlot batch;
     SlotState state = SlotState::kFree;
     std::vector<ScatteredPart> scattered;  ///< A part each; of the engine's thread.
   };
+
+  // Any thread.
+  int NumHealthy() const;
+  Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Callers' threads.
   absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -89,8 +103,9 @@ struct Batcher::Impl {
   void RelaunchLocked(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PublishGaugesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time NextWakeLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Slot* FindSlotLocked(SlotState state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Slot* FindRelaunchLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
+  void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The end of batches and requests, on the engine's thread or the batch thread.
   void OnBatchDone(Slot& slot, const absl::Status& engine_status);
@@ -107,13 +122,14 @@ struct Batcher::Impl {
   void UpdateIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  ScoringEngine& engine_;
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
+  const uint64_t weights_version_;
   CopyPool copy_pool_;
   PayloadGather gather_;  // of the batch thread
-  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  std::vector<std::unique_ptr<Slot>> slots_;  // of all replicas
 
   absl::Mutex mutex_;
   RowQueue queue_ ABSL_GUARDED_BY(mutex_);
@@ -124,7 +140,6 @@ struct Batcher::Impl {
   std::set<std::pair<absl::Time, RequestTicket>> deadlines_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ending> endings_ ABSL_GUARDED_BY(mutex_);  // for the batch thread to answer
   RequestTicket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // slots that are not free
   int answering_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that call callbacks
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;  // the batch thread has something to look at
   bool is_idle_ ABSL_GUARDED_BY(mutex_) = true;

@@ -19,8 +19,9 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   pending->held_bytes = FieldBytes(pending->request) + AnswerBytes(pending->request);
 
   absl::Status status;
-  if (engine_.healthy()) {
+  if (const int num_healthy = NumHealthy(); num_healthy > 0) {
     absl::MutexLock lock(&mutex_);
+    rate_.set_num_replicas(num_healthy);
     status = AdmitLocked(pending);
     if (status.ok()) {
       return pending->ticket;
@@ -68,8 +69,9 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   // The batch thread is woken only if this request changes what it waits for.
   const bool was_empty = queue_.empty();
   queue_.Push(pending);
-  const bool may_launch = in_flight_ < ScoringEngine::kBatchesInFlight &&
-                          launch_rule_.LaunchTime(queue_, in_flight_, now) <= now;
+  const Slot* slot = FindFreeSlotLocked();
+  const bool may_launch =
+      slot != nullptr && launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now;
   wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
   return absl::OkStatus();
 }
@@ -83,7 +85,8 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   if (request.deadline == absl::InfiniteFuture()) {
     return absl::OkStatus();
   }
-  if (queue_.empty() && in_flight_ == 0) {
+  if (const Slot* slot = FindFreeSlotLocked();
+      queue_.empty() && slot != nullptr && slot->replica.in_flight == 0) {
     return absl::OkStatus();  // trying costs nobody anything, and shows how fast the engine is now
   }
   // A lower bound: what this client has queued before it must leave first, at best at full speed.

@@ -25,23 +25,28 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options) {
           .client_share = options.client_share_max};
 }
 
-Batcher::Impl::Impl(const Options& options, ScoringEngine& engine, const Clock& clock,
-                    Metrics& metrics, std::vector<std::unique_ptr<StagingBuffer>> staging)
+Batcher::Impl::Impl(const Options& options, const HeadInfo& head, const Clock& clock,
+                    Metrics& metrics)
     : options_(options),
-      engine_(engine),
       clock_(clock),
       metrics_(metrics),
-      hidden_size_(engine.info().hidden_size),
+      hidden_size_(head.hidden_size),
+      weights_version_(head.weights_version),
       copy_pool_(options.copy_threads),
       gather_(copy_pool_),
       admission_(AdmissionLimits(options)),
       rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
       launch_rule_(options.batch_rows_max,
-                   std::min(options.batch_rows_max, staging.front()->size_bytes() /
+                   std::min(options.batch_rows_max, StagingBytes(options.batch_rows_max, head) /
                                                         (hidden_size_ * DtypeBytes(Dtype::kF32))),
-                   options.batch_wait_max) {
+                   options.batch_wait_max) {}
+
+void Batcher::Impl::AddReplica(ScoringEngine& engine,
+                               std::vector<std::unique_ptr<StagingBuffer>> staging) {
+  const auto index = static_cast<int>(replicas_.size());
+  replicas_.push_back(std::make_unique<Replica>(Replica{.engine = engine, .index = index}));
   for (std::unique_ptr<StagingBuffer>& buffer : staging) {
-    slots_.push_back(std::make_unique<Slot>(std::move(buffer)));
+    slots_.push_back(std::make_unique<Slot>(*replicas_.back(), std::move(buffer)));
   }
 }
 
@@ -82,7 +87,7 @@ bool Batcher::Impl::DoNextLocked() {
   if (!queue_.empty()) {
     if (is_stopping_) {
       EndQueuedLocked(absl::UnavailableError("the server is shutting down"));
-    } else if (!engine_.healthy()) {
+    } else if (NumHealthy() == 0) {
       EndQueuedLocked(absl::UnavailableError("the engine has failed: retry on another server"));
     }
   }
@@ -90,12 +95,12 @@ bool Batcher::Impl::DoNextLocked() {
     AnswerEndingsLocked();
     return true;
   }
-  if (Slot* slot = FindSlotLocked(SlotState::kRelaunch); slot != nullptr) {
+  if (Slot* slot = FindRelaunchLocked(); slot != nullptr) {
     RelaunchLocked(*slot);
     return true;
   }
-  if (Slot* slot = FindSlotLocked(SlotState::kFree);
-      slot != nullptr && launch_rule_.LaunchTime(queue_, in_flight_, now) <= now) {
+  if (Slot* slot = FindFreeSlotLocked();
+      slot != nullptr && launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now) {
     LaunchLocked(*slot, now);
     return true;
   }
@@ -148,7 +153,7 @@ void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
   }
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
-  ++in_flight_;
+  ++slot.replica.in_flight;
 
   mutex_.Unlock();
   FillBatch(slot, std::move(parts));
@@ -163,8 +168,7 @@ void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
   const auto num_requests = static_cast<int64_t>(slot.batch.parts().size());
   const double copy_seconds = slot.batch.copy_seconds;
   mutex_.Unlock();
-  engine_.Start(slot.batch.batch(),
-                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
+  StartBatch(slot);
   // From here on the slot is the engine's thread's.
   payloads.clear();
   metrics_.RecordBatch(options_.head, num_rows, num_requests);
@@ -176,13 +180,24 @@ void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
   for (const BatchPart& part : parts) {
     if (part.pending->piece_offsets.empty()) {
       IndexPieces(*part.pending);
-      PrepareResult(*part.pending, engine_.info().weights_version);
+      PrepareResult(*part.pending, weights_version_);
     }
   }
   slot.batch.Fill(std::move(parts), hidden_size_);
   const absl::Time begin = clock_.Now();
   gather_.Gather(slot.batch.parts(), slot.batch.row_bytes(), slot.batch.staging());
   slot.batch.copy_seconds = absl::ToDoubleSeconds(clock_.Now() - begin);
+}
+
+void Batcher::Impl::StartBatch(Slot& slot) {
+  ScoringEngine& engine = slot.replica.engine;
+  if (!engine.healthy()) {
+    // Since the cut, or since the half before. The rows lie in memory of this replica alone.
+    OnBatchDone(slot, absl::UnavailableError("the engine that had the rows has failed: retry"));
+    return;
+  }
+  engine.Start(slot.batch.batch(),
+               [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
 }
 
 bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads) {
@@ -210,7 +225,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot) {
     ReleaseHeldLocked(*part.pending);
   }
   slot.state = SlotState::kFree;
-  --in_flight_;
+  --slot.replica.in_flight;
   mutex_.Unlock();
   parts.clear();
   slot.batch.ReleaseLargeArrays();
@@ -221,8 +236,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot) {
 void Batcher::Impl::RelaunchLocked(Slot& slot) {
   slot.state = SlotState::kInFlight;
   mutex_.Unlock();
-  engine_.Start(slot.batch.batch(),
-                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
+  StartBatch(slot);
   mutex_.Lock();
 }
 
@@ -262,19 +276,40 @@ absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
   if (!queue_.empty()) {
     wake = std::min(wake, published_time_ + kGaugePeriod);
   }
-  if (in_flight_ < ScoringEngine::kBatchesInFlight) {
-    wake = std::min(wake, launch_rule_.LaunchTime(queue_, in_flight_, now));
+  if (const Slot* slot = FindFreeSlotLocked(); slot != nullptr) {
+    wake = std::min(wake, launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now));
   }
   return wake;
 }
 
-Batcher::Impl::Slot* Batcher::Impl::FindSlotLocked(SlotState state) {
+Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
   for (const std::unique_ptr<Slot>& slot : slots_) {
-    if (slot->state == state) {
+    if (slot->state == SlotState::kRelaunch) {
       return slot.get();
     }
   }
   return nullptr;
+}
+
+int Batcher::Impl::NumHealthy() const {
+  return static_cast<int>(
+      std::count_if(replicas_.begin(), replicas_.end(),
+                    [](const auto& replica) { return replica->engine.healthy(); }));
+}
+
+/// A slot of the healthy replica with the fewest batches in flight, null if all have both. Of
+/// equals the first: a row's scores are the same wherever it is scored, so taking turns would only
+/// add state.
+Batcher::Impl::Slot* Batcher::Impl::FindFreeSlotLocked() const {
+  Slot* best = nullptr;
+  for (const std::unique_ptr<Slot>& slot : slots_) {
+    if (slot->state == SlotState::kFree &&
+        (best == nullptr || slot->replica.in_flight < best->replica.in_flight) &&
+        slot->replica.engine.healthy()) {
+      best = slot.get();
+    }
+  }
+  return best;
 }
 
 }  // namespace logprobd

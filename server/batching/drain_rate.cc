@@ -13,9 +13,14 @@ double Faster(double a, double b) { return a == 0 || b == 0 ? a + b : std::min(a
 
 }  // namespace
 
-void DrainRate::AddBatch(int64_t rows, absl::Time started, absl::Time ended) {
-  const absl::Duration alone = ended - std::max(started, last_end_);
-  last_end_ = std::max(last_end_, ended);
+void DrainRate::AddBatch(int64_t rows, absl::Time started, absl::Time ended, int replica) {
+  const auto index = static_cast<size_t>(replica);
+  if (index >= last_ends_.size()) {
+    last_ends_.resize(index + 1, absl::InfinitePast());
+  }
+  absl::Time& last_end = last_ends_[index];
+  const absl::Duration alone = ended - std::max(started, last_end);
+  last_end = std::max(last_end, ended);
   if (rows <= 0 || alone <= absl::ZeroDuration()) {
     return;
   }
@@ -25,8 +30,7 @@ void DrainRate::AddBatch(int64_t rows, absl::Time started, absl::Time ended) {
     mean_ = mean_ == 0 ? measured : (1 - kNewest) * mean_ + kNewest * measured;
   }
   // A small batch proves a faster rate, never a slower one.
-  const std::optional<absl::Duration> least = LeastTimeFor(1, ended);
-  if (is_representative || (least.has_value() && absl::Seconds(measured) < *least)) {
+  if (is_representative || measured < Fastest(ended)) {
     NoteFastest(measured, ended);
   }
 }
@@ -45,16 +49,20 @@ std::optional<absl::Duration> DrainRate::TimeFor(double rows) const {
   if (mean_ == 0) {
     return std::nullopt;
   }
-  return absl::Seconds(rows * mean_);
+  return absl::Seconds(rows * mean_ / num_replicas_);
 }
 
 std::optional<absl::Duration> DrainRate::LeastTimeFor(double rows, absl::Time now) const {
-  const absl::Duration age = now - period_begin_;
-  if (age >= 2 * kMemory) {
+  const double fastest = Fastest(now);
+  if (fastest == 0) {
     return std::nullopt;
   }
-  const double best = age < kMemory ? Faster(fastest_, earlier_fastest_) : fastest_;
-  return absl::Seconds(rows * best);
+  return absl::Seconds(rows * fastest / num_replicas_);
+}
+
+double DrainRate::Fastest(absl::Time now) const {
+  const absl::Duration age = now - period_begin_;
+  return age >= 2 * kMemory ? 0 : age < kMemory ? Faster(fastest_, earlier_fastest_) : fastest_;
 }
 
 absl::Duration DrainRate::RetryAfter(double rows) const {

@@ -10,11 +10,11 @@ namespace logprobd {
 
 /// When a batch leaves, and how much it takes.
 ///
-/// With no batch in flight it leaves at once: waiting could only add latency. With one in flight,
-/// the engine is busy anyway, so it leaves when its budget is full, when the oldest request has
-/// waited `wait_max`, or when the engine falls idle. While a small request waits or came within
-/// kSmallMemory, batches take at most a quarter of their budget of large requests, so that a small
-/// one never waits for a batch full of them.
+/// With a replica that has no batch in flight it leaves at once: waiting could only add latency.
+/// With one in flight at each, the engines are busy anyway, so it leaves when its budget is full,
+/// when the oldest request has waited `wait_max`, or when an engine falls idle. While a small
+/// request waits or came within kSmallMemory, batches take at most a quarter of their budget of
+/// large requests, so that a small one never waits for a batch full of them.
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
@@ -33,6 +33,7 @@ class LaunchRule {
   }
 
   /// The time from which the next batch may leave, given that a slot is free; `now` if it is full.
+  /// `in_flight`: batches of the healthy replica that has the fewest.
   absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time now) const {
     if (queue.empty()) {
       return absl::InfiniteFuture();

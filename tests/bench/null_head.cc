@@ -94,8 +94,8 @@ class NullHead final : public ServedHead {
  public:
   static absl::StatusOr<std::shared_ptr<ServedHead>> Create(const Clock& clock, Metrics& metrics) {
     auto head = std::make_shared<NullHead>();
-    absl::StatusOr<std::unique_ptr<Batcher>> batcher =
-        Batcher::Create({.client_share_max = 1.0, .head = "null"}, head->engine_, clock, metrics);
+    absl::StatusOr<std::unique_ptr<Batcher>> batcher = Batcher::Create(
+        {.client_share_max = 1.0, .head = "null"}, {&head->engine_}, clock, metrics);
     if (!batcher.ok()) return batcher.status();
     head->batcher_ = *std::move(batcher);
     return head;

@@ -200,8 +200,6 @@ FakeEngine::~FakeEngine() {
   thread_.join();
 }
 
-MemoryPlan FakeEngine::memory() const { return {}; }
-
 absl::StatusOr<std::unique_ptr<StagingBuffer>> FakeEngine::AllocateStaging(int64_t size_bytes) {
   absl::MutexLock lock(&mutex_);
   if (staging_bytes_ + size_bytes > options_.staging_bytes_max) {

@@ -66,6 +66,7 @@ class FakeEngine final : public ScoringEngine {
     int64_t vocab_size = 1'000;
     Dtype dtype = Dtype::kBf16;
     uint64_t weights_version = 1;
+    MemoryPlan memory = {};
     /// AllocateStaging beyond it, in all, is RESOURCE_EXHAUSTED.
     int64_t staging_bytes_max = int64_t{1} << 40;
     /// Off for benchmarks: nothing is recorded.
@@ -80,7 +81,7 @@ class FakeEngine final : public ScoringEngine {
 
   const HeadInfo& info() const override { return info_; }
   int64_t batch_rows_max() const override { return options_.batch_rows_max; }
-  MemoryPlan memory() const override;
+  MemoryPlan memory() const override { return options_.memory; }
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   void Start(ScoreBatch& batch, ScoreDone done) override;
   bool healthy() const override;

@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/app/verify_probe.h"
 #include "server/base/errors.h"
@@ -19,6 +22,8 @@
 
 namespace logprobd {
 namespace {
+
+using ::testing::ElementsAre;
 
 /// An answer that a test waits for.
 template <typename T>
@@ -49,19 +54,29 @@ Batcher::Options SmallBatches() {
 
 class LocalHeadTest : public ::testing::Test {
  protected:
-  LocalHeadTest() {
-    auto engine = std::make_unique<testing::FakeEngine>();
-    engine_ = engine.get();
-    HeadInfo info = engine->info();
+  LocalHeadTest() { MakeHead({{}}); }
+
+  /// On a replica for each of `engines`.
+  void MakeHead(const std::vector<testing::FakeEngine::Options>& engines) {
+    std::vector<std::unique_ptr<ScoringEngine>> replicas;
+    engines_.clear();
+    for (const testing::FakeEngine::Options& options : engines) {
+      auto engine = std::make_unique<testing::FakeEngine>(options);
+      engines_.push_back(engine.get());
+      replicas.push_back(std::move(engine));
+    }
+    engine_ = engines_.front();
+    HeadInfo info = engine_->info();
     info.name = "default";
     auto weights = testing::MakeRandomHead(
         {.vocab_size = info.vocab_size, .hidden_size = info.hidden_size, .dtype = info.dtype});
-    head_ = *LocalHead::Create(info, std::move(weights), std::move(engine), SmallBatches(),
+    head_ = *LocalHead::Create(info, std::move(weights), std::move(replicas), SmallBatches(),
                                Clock::Steady(), metrics_);
   }
 
   Metrics metrics_{{.heads = {"default"}}};
-  testing::FakeEngine* engine_ = nullptr;
+  std::vector<testing::FakeEngine*> engines_;
+  testing::FakeEngine* engine_ = nullptr;  // the first
   std::shared_ptr<LocalHead> head_;
 };
 
@@ -83,6 +98,51 @@ TEST_F(LocalHeadTest, IsReadyWhileItsEngineIsHealthy) {
 
   EXPECT_FALSE(head_->ready());
   EXPECT_FALSE(head_->healthy());
+}
+
+TEST_F(LocalHeadTest, IsReadyWhileAnyReplicaIsHealthy) {
+  MakeHead({{}, {}, {}});
+  EXPECT_EQ(head_->num_replicas(), 3);
+  EXPECT_EQ(head_->num_healthy(), 3);
+
+  engines_[0]->SetHealthy(false);
+  engines_[2]->SetHealthy(false);
+  EXPECT_TRUE(head_->ready());
+  EXPECT_TRUE(head_->healthy());
+  EXPECT_EQ(head_->num_healthy(), 1);
+  EXPECT_FALSE(head_->is_replica_healthy(0));
+  EXPECT_TRUE(head_->is_replica_healthy(1));
+  engines_[1]->SetHealthy(false);
+
+  EXPECT_FALSE(head_->ready());
+  EXPECT_FALSE(head_->healthy());
+}
+
+TEST_F(LocalHeadTest, ScoresOnTheReplicasThatAreLeft) {
+  MakeHead({{}, {}});
+  engines_[0]->SetHealthy(false);
+  Answer<ScoreResult> answer;
+
+  ASSERT_TRUE(head_->Submit(testing::RequestOfRows(3), answer.Callback()).ok());
+
+  EXPECT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  EXPECT_EQ(engines_[0]->num_batches(), 0);
+  EXPECT_EQ(engines_[1]->num_batches(), 1);
+}
+
+TEST_F(LocalHeadTest, SumsTheMemoryOfItsReplicas) {
+  MakeHead({{.memory = {{"gpu0", "weights", 100}, {"host", "workspace", 7, true}}},
+            {.memory = {{"gpu1", "weights", 100}, {"host", "workspace", 5, true}}},
+            {.memory = {{"gpu1", "weights", 20}, {"host", "workspace", 1}}}});
+  std::vector<std::string> uses;
+
+  for (const MemoryUse& use : head_->memory()) {
+    uses.push_back(
+        absl::StrCat(use.place, " ", use.kind, " ", use.bytes, use.is_pinned ? "p" : ""));
+  }
+
+  EXPECT_THAT(uses, ElementsAre("gpu0 weights 100", "host workspace 12p", "gpu1 weights 120",
+                                "host workspace 1", absl::StrCat("host staging ", 3 * 2 * 64 * 8)));
 }
 
 TEST_F(LocalHeadTest, RefusesWorkOnceItDrains) {
@@ -158,7 +218,7 @@ TEST(LocalHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
     ASSERT_TRUE(engines.ok()) << engines.status();
     Metrics metrics({.heads = {"default"}});
     const HeadInfo info = weights->info();
-    const auto head = LocalHead::Create(info, std::move(weights), std::move(engines->front()),
+    const auto head = LocalHead::Create(info, std::move(weights), *std::move(engines),
                                         SmallBatches(), Clock::Steady(), metrics);
     ASSERT_TRUE(head.ok()) << head.status();
     Answer<VerifyReport> report;

@@ -79,8 +79,9 @@ class ServerTest : public ::testing::Test {
           info, std::vector<std::byte>(static_cast<size_t>(kVocab * kHidden * 2)));
       return head;
     };
-    parts_.plan_engine = [](const HeadInfo&, const EngineOptions&) -> absl::StatusOr<EnginePlan> {
-      return EnginePlan{Device::kCpu, "fake", "a test", {}, {{"host", "weights", 8'000}}};
+    parts_.plan_engine = [this](const HeadInfo&,
+                                const EngineOptions&) -> absl::StatusOr<EnginePlan> {
+      return EnginePlan{Device::kCpu, "fake", "a test", layout_, {{"host", "weights", 8'000}}};
     };
     parts_.create_engines =
         [this](
@@ -94,10 +95,13 @@ class ServerTest : public ::testing::Test {
       if (!read.ok()) {
         return read;
       }
-      auto engine = std::make_unique<testing::FakeEngine>();
-      engine_ = engine.get();
       std::vector<std::unique_ptr<ScoringEngine>> engines;
-      engines.push_back(std::move(engine));
+      for (int i = 0; i < num_replicas_; ++i) {
+        auto engine = std::make_unique<testing::FakeEngine>();
+        engines_.push_back(engine.get());
+        engines.push_back(std::move(engine));
+      }
+      engine_ = engines_.front();
       return engines;
     };
   }
@@ -123,7 +127,10 @@ class ServerTest : public ::testing::Test {
   ServerOptions options_;
   ServerParts parts_;
   std::function<void()> before_load_;
-  testing::FakeEngine* engine_ = nullptr;
+  int num_replicas_ = 1;
+  std::vector<ShardPlace> layout_;
+  std::vector<testing::FakeEngine*> engines_;
+  testing::FakeEngine* engine_ = nullptr;  // the first
 };
 
 TEST_F(ServerTest, IsHealthyButNotReadyBeforeItsWeightsAreLoaded) {
@@ -241,6 +248,56 @@ TEST_F(ServerTest, StopsWhenItsEngineFails) {
 
   EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("the engine has failed"));
   EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
+}
+
+TEST_F(ServerTest, ServesOnWhenItLosesOneOfItsReplicas) {
+  num_replicas_ = 2;
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+
+  engines_[0]->SetHealthy(false);
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(HttpGet(server->http_port(), "/"),
+              HasSubstr("state        ready, but 1 of 2 replicas has failed\n"));
+  EXPECT_TRUE(ScoreSoon(*server).get().ok());
+  EXPECT_EQ(engines_[1]->num_batches(), 1);
+  server->RequestStop();
+  EXPECT_EQ(server->Run(), Server::End::kStopped);
+}
+
+TEST_F(ServerTest, StopsWhenItHasLostAllOfItsReplicas) {
+  num_replicas_ = 2;
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+
+  engines_[0]->SetHealthy(false);
+  engines_[1]->SetHealthy(false);
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("2 of 2 replicas have failed"));
+  EXPECT_EQ(ScoreSoon(*server).get().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
+}
+
+TEST_F(ServerTest, LogsEachReplicaThatItLosesOnce) {
+  num_replicas_ = 3;
+  layout_ = {{.replica = 0, .device = "gpu0"},
+             {.replica = 1, .device = "gpu1"},
+             {.replica = 2, .device = "gpu2"},
+             {.replica = 2, .shard = 1, .device = "gpu3"}};
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+  engines_[2]->SetHealthy(false);
+  server->RequestStop();
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(server->Run(), Server::End::kStopped);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  const std::string line =
+      "error a replica has failed head=default replica=2 devices=\"gpu2, gpu3\" replicas_left=2\n";
+  EXPECT_THAT(log, HasSubstr(line));
+  EXPECT_EQ(log.find("a replica", log.find(line) + line.size()), std::string::npos);
 }
 
 TEST_F(ServerTest, GivesUpLoadingWhenItIsToStop) {

@@ -246,7 +246,7 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
     Batcher::Options options{.batch_rows_max = 64};
     bad.set(options);
 
-    const auto batcher = Batcher::Create(options, fake, clock_, metrics_);
+    const auto batcher = Batcher::Create(options, {&fake}, clock_, metrics_);
 
     EXPECT_EQ(batcher.status().code(), absl::StatusCode::kInvalidArgument) << bad.name;
     EXPECT_THAT(batcher.status().message(), HasSubstr(bad.name));
@@ -256,7 +256,7 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
 TEST_F(BatcherAdmissionTest, FailsToBeCreatedWithoutStagingMemory) {
   FakeEngine fake({.hidden_size = 1'024, .staging_bytes_max = 1 << 20});
 
-  const auto batcher = Batcher::Create({}, fake, clock_, metrics_);
+  const auto batcher = Batcher::Create({}, {&fake}, clock_, metrics_);
 
   EXPECT_EQ(batcher.status().code(), absl::StatusCode::kResourceExhausted);
 }

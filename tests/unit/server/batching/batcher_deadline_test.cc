@@ -91,7 +91,7 @@ TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
 TEST_F(BatcherDeadlineTest, DropsABatchOfWhichNothingIsInTimeAfterTheCopy) {
   TickingClock clock;
   FakeEngine engine;
-  auto batcher = Batcher::Create({}, engine, clock, metrics_);
+  auto batcher = Batcher::Create({}, {&engine}, clock, metrics_);
   ASSERT_TRUE(batcher.ok());
   Answer answer;
   const absl::Time begin = clock.StartTicking();

@@ -56,7 +56,7 @@ class BatcherTest : public ::testing::Test {
  protected:
   void MakeBatcher(const Batcher::Options& options = {}, const FakeEngine::Options& engine = {}) {
     engine_.emplace(engine);
-    auto batcher = Batcher::Create(options, *engine_, clock_, metrics_);
+    auto batcher = Batcher::Create(options, {&*engine_}, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }

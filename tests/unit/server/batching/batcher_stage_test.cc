@@ -47,7 +47,7 @@ class HookedClock final : public Clock {
 class BatcherStageTest : public ::testing::Test {
  protected:
   void MakeBatcher(const Batcher::Options& options) {
-    auto batcher = Batcher::Create(options, engine_, clock_, metrics_);
+    auto batcher = Batcher::Create(options, {&engine_}, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }
@@ -104,6 +104,18 @@ TEST_F(BatcherStageTest, ScoresTheOthersOfABatchWhenOneIsCancelledWhileItIsCopie
 
   EXPECT_TRUE(other.Wait().ok());
   EXPECT_TRUE(occupant.Wait().ok());
+}
+
+TEST_F(BatcherStageTest, StartsNothingOnAnEngineThatFailsDuringTheCopy) {
+  MakeBatcher({});
+  clock_.CallAtNextCopy([&] { engine_.SetHealthy(false); });
+  Answer answer;
+
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(1), answer.Callback()).ok());
+
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine_.num_batches(), 0);
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 }
 
 TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {

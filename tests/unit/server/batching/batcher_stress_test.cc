@@ -39,14 +39,28 @@ RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
   return spec;
 }
 
-TEST(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
+/// With so many replicas; of several, one fails for good on the way.
+class BatcherStressTest : public ::testing::TestWithParam<int> {
+ protected:
+  BatcherStressTest() {
+    for (int i = 0; i < GetParam(); ++i) {
+      engines_.push_back(
+          std::make_unique<FakeEngine>(FakeEngine::Options{.batch_rows_max = 64, .record = false}));
+      replicas_.push_back(engines_.back().get());
+    }
+  }
+
+  std::vector<std::unique_ptr<FakeEngine>> engines_;
+  std::vector<ScoringEngine*> replicas_;
+};
+
+TEST_P(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
   const std::vector<std::string> priorities = {"high", "normal", "low"};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
-  FakeEngine engine({.batch_rows_max = 64, .record = false});
   auto created = Batcher::Create({.batch_rows_max = 64,
                                   .batch_wait_max = absl::Microseconds(50),
                                   .queue_rows_max = kQueueRowsMax},
-                                 engine, Clock::Steady(), metrics);
+                                 replicas_, Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
   std::unique_ptr<Batcher> batcher = *std::move(created);
   std::atomic<int> admitted = 0;
@@ -84,8 +98,12 @@ TEST(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
           batcher->Cancel(tickets[random() % tickets.size()]);
         }
         if (random() % 50 == 0) {
-          engine.FailNext(random() % 2 == 0 ? absl::InternalError("fault")
-                                            : absl::ResourceExhaustedError("memory"));
+          engines_[random() % engines_.size()]->FailNext(
+              random() % 2 == 0 ? absl::InternalError("fault")
+                                : absl::ResourceExhaustedError("memory"));
+        }
+        if (i == kRequestsPerThread / 2 && engines_.size() > 1) {
+          engines_.front()->SetHealthy(false);
         }
       }
     });
@@ -110,11 +128,10 @@ TEST(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
   }
 }
 
-TEST(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
+TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   for (uint32_t round = 0; round < 20; ++round) {
     Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
-    FakeEngine engine({.batch_rows_max = 16, .record = false});
-    auto batcher = Batcher::Create({.batch_rows_max = 16}, engine, Clock::Steady(), metrics);
+    auto batcher = Batcher::Create({.batch_rows_max = 16}, replicas_, Clock::Steady(), metrics);
     ASSERT_TRUE(batcher.ok());
     std::atomic<int> admitted = 0;
     std::atomic<int> answered = 0;
@@ -133,6 +150,10 @@ TEST(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
     EXPECT_EQ(answered, admitted);
   }
 }
+
+// The preset tsan selects by how names begin.
+INSTANTIATE_TEST_SUITE_P(BatcherReplicas, BatcherStressTest, ::testing::Values(1, 3),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace logprobd::testing

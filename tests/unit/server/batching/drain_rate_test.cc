@@ -32,6 +32,28 @@ TEST(DrainRateTest, CountsTheTimeOfOverlappingBatchesOnce) {
   EXPECT_EQ(rate.TimeFor(100), absl::Seconds(1));
 }
 
+TEST(DrainRateTest, SharesRowsAmongTheReplicas) {
+  DrainRate rate(100);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+
+  rate.set_num_replicas(4);
+
+  EXPECT_EQ(rate.TimeFor(400), absl::Seconds(1));
+  EXPECT_EQ(rate.LeastTimeFor(400, kBegin + absl::Seconds(1)), absl::Seconds(1));
+}
+
+TEST(DrainRateTest, MeasuresReplicasByThemselvesWhoseBatchesEndTogether) {
+  DrainRate rate(100);
+  rate.set_num_replicas(2);
+  const absl::Time end = kBegin + absl::Seconds(1);
+
+  rate.AddBatch(100, kBegin, end, 0);
+  rate.AddBatch(100, kBegin, end + absl::Microseconds(1), 1);
+
+  EXPECT_NEAR(absl::ToDoubleSeconds(*rate.TimeFor(200)), 1, 1e-5);
+  EXPECT_EQ(rate.LeastTimeFor(200, end), absl::Seconds(1));
+}
+
 TEST(DrainRateTest, PassesOverBatchesTooSmallToTell) {
   DrainRate rate(100);
 
