@@ -67,7 +67,7 @@ int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
   if (plan.top_k_max == 0) return 0;
   return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
          std::max(
-             TopKScratchOf(rows_at_once, plan.top_k_max, NumTiles(plan.vocab_size)).size_bytes,
+             TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
              plan.GatheredKeyBytes(rows, plan.top_k_max)) +
          kAlignment;
 }
@@ -170,7 +170,7 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) co
       std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   if (top_k > 0) {
     // Once the partials are joined, the list's scratch lies in their place, then all shards' lists.
-    const int64_t scratch = TopKScratchOf(1, top_k, NumTiles(vocab_size)).size_bytes;
+    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles_max).size_bytes;
     const int64_t row_keys = top_k * kTopKEntryBytes;
     rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
                      (arena_bytes - kAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});

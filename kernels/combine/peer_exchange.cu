@@ -242,6 +242,7 @@ struct GatherParams {
   Exchange exchange;
   Words mine;
   uint32_t* all;
+  int64_t all_stride;  // words
 };
 
 __global__ void __launch_bounds__(kThreads)
@@ -249,13 +250,13 @@ __global__ void __launch_bounds__(kThreads)
   const Exchange& exchange = params.exchange;
   const int64_t count = params.mine.count;
   const int64_t begin = exchange.Begin() + threadIdx.x;
-  const auto part = [&](int rank) { return Words{params.all + rank * count, count}; };
+  const auto part = [&](int rank) { return Words{params.all + rank * params.all_stride, count}; };
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
     const Packet value = LoadPacket(params.mine, packet);
     PushPacket(exchange, packet, value);
-    StorePacket(part(exchange.group.rank), packet, value);
+    if (params.all != nullptr) StorePacket(part(exchange.group.rank), packet, value);
   }
-  if (!Meet(exchange)) return;
+  if (!Meet(exchange) || params.all == nullptr) return;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
     for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
       if (rank == exchange.group.rank) continue;
@@ -313,7 +314,8 @@ cudaError_t LaunchPeerExchange(const PeerExchangeParams& params, cudaStream_t st
 cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream) {
   if (!IsValid(params.group, params.epoch) || params.count < 0 ||
       params.count > params.group.slice_bytes ||
-      (params.count > 0 && (params.mine == nullptr || params.all == nullptr))) {
+      (params.count > 0 && params.mine == nullptr) ||
+      (params.all != nullptr && params.all_stride < params.count)) {
     return cudaErrorInvalidValue;
   }
   const int64_t bytes = ExchangeBytes(params.count * int64_t{sizeof(uint64_t)});
@@ -323,6 +325,7 @@ cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream
   // Read alone; the words of an array are not const, so that both kernels share how they move.
   gather.mine = {reinterpret_cast<uint32_t*>(const_cast<uint64_t*>(params.mine)), params.count * 2};
   gather.all = reinterpret_cast<uint32_t*>(params.all);
+  gather.all_stride = params.all_stride * 2;
   PeerGatherKernel<<<NumBlocks(bytes / kPacketBytes), kThreads, 0, stream>>>(gather);
   return cudaGetLastError();
 }

@@ -5,15 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/reduction.h"
 
 namespace logprobd::kernels {
 
-inline constexpr int32_t kExchangeRanksMax = 16;
 inline constexpr int32_t kExchangeItemsMax = 8;
-
-/// Most thread blocks of a launch: few enough that all are resident on any GPU we run on.
-inline constexpr int32_t kExchangeBlocksMax = 64;
 
 /// Arrays lie in a slice one after another, each from a multiple of this many bytes on.
 inline constexpr int64_t kExchangeAlignment = 16;
@@ -24,13 +21,6 @@ constexpr int64_t ExchangeBytes(int64_t array_bytes) {
 }
 constexpr int64_t ExchangeBytes(const Reduction& item) {
   return ExchangeBytes(item.count * ReductionBytes(item.type));
-}
-
-/// Device memory that a rank's peers write to: slices [2, num_ranks, slice_bytes], then flags,
-/// uint64 [num_ranks, kExchangeBlocksMax].
-constexpr int64_t MailboxBytes(int32_t num_ranks, int64_t slice_bytes) {
-  return 2 * num_ranks * slice_bytes +
-         num_ranks * kExchangeBlocksMax * static_cast<int64_t>(sizeof(uint64_t));
 }
 
 /// GPUs of one process that exchange through each other's memory, as one of them sees it. All state
@@ -61,9 +51,12 @@ struct PeerExchangeParams {
 struct PeerGatherParams {
   PeerGroup group;
   uint64_t epoch = 0;              ///< As PeerExchangeParams::epoch.
-  const uint64_t* mine = nullptr;  ///< [count], device memory; may be all + rank * count.
+  const uint64_t* mine = nullptr;  ///< [count], device memory; may be the rank's place in `all`.
   int64_t count = 0;               ///< The same on every rank; 0 is a barrier.
-  uint64_t* all = nullptr;         ///< [num_ranks, count], device memory, written on every rank.
+  /// [num_ranks, all_stride], device memory, of which [num_ranks, count] are written; null: this
+  /// rank does not want them.
+  uint64_t* all = nullptr;
+  int64_t all_stride = 0;  ///< >= count.
 };
 
 /// Enqueue on `stream` and return without waiting; results are there when the kernel ends. Every

@@ -91,6 +91,7 @@ class ScoringEngine {
   /// given to `done`:
   ///   RESOURCE_EXHAUSTED  the batch does not fit in device memory; the engine stays usable.
   ///   INTERNAL            a device fault; healthy() is false from now on.
+  ///   UNAVAILABLE         it took too long, and healthy() is false from now on; or it was not.
   virtual void Start(ScoreBatch& batch, ScoreDone done) = 0;
 
   virtual bool healthy() const = 0;

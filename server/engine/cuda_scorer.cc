@@ -332,10 +332,10 @@ absl::Status CudaScorer::EnqueueChunk(const CudaBlock& block, int64_t tile, int6
                                      .bias = bias()};
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchTileStats({.chunk = chunk,
-                                .tile_origin = plan_.tile_begin,
                                 .log2_scales = block.log2_scales,
                                 .entropy_log2_scales = block.entropy_log2_scales,
                                 .targets = block.targets,
+                                .tile_origin = plan_.tile_begin,
                                 .layout = kernels::PartialLayoutOf(block.num_rows, plan_.num_tiles),
                                 .sums = Sums(block),
                                 .entropy_sums = EntropySums(block),

@@ -165,7 +165,7 @@ void Measure(const AccuracyCase& c, int64_t rows, int64_t hidden_size, int64_t v
       "{\"case\": \"%s\", \"engine\": \"%s\", \"rows\": %lld, \"samples\": %zu, "
       "\"logprob_max\": %.3g, \"logprob_p99\": %.3g, \"entropy_max\": %.3g, "
       "\"out_of_range\": %lld}\n",
-      c.name.c_str(), plan.engine.c_str(), static_cast<long long>(rows), logprob_errors.size(),
+      c.name.c_str(), plan->engine.c_str(), static_cast<long long>(rows), logprob_errors.size(),
       logprob_errors.back(), logprob_errors[p99], entropy_error_max,
       static_cast<long long>(out_of_range));
   std::fflush(stdout);

@@ -78,7 +78,8 @@ absl::StatusOr<Scene> MakeScene(int64_t rows_max) {
   const kernels::ChunkPlan plan =
       kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
   Scene scene;
-  LOGPROBD_ASSIGN_OR_RETURN(CudaHead device_head, LoadCudaHead(head, plan, {}));
+  LoadMeter meter(0, {});
+  LOGPROBD_ASSIGN_OR_RETURN(CudaHead device_head, LoadCudaHead(head, plan, meter));
   scene.head = std::make_shared<const CudaHead>(std::move(device_head));
   const EngineCase inputs = MakeLargeCase(head, rows_max, 1);
   const std::vector<float> scales(static_cast<size_t>(rows_max), kernels::Log2Scale(1.0F));
@@ -216,8 +217,10 @@ absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
   EngineOptions options;
   options.kernel = kernel;
+  options.gpus = {0};
   LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, ""));
-  LOGPROBD_ASSIGN_OR_RETURN(const auto engine, CreateCudaEngine(head, plan, options));
+  LOGPROBD_ASSIGN_OR_RETURN(const auto engines, CreateCudaEngines(head, plan, options));
+  ScoringEngine* const engine = engines.front().get();
   struct Load {
     int64_t rows;
     size_t in_flight;

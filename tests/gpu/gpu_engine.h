@@ -1,28 +1,58 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/common/tile.h"
+#include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
+#include "server/engine/vocab_partition.h"
 
 namespace logprobd::testing {
 
-/// A CudaEngine on GPU 0.
+inline int32_t NumGpus() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+/// A CUDA engine of one replica in `shards` shards, on the machine's GPUs in turn: several on one
+/// GPU where there are fewer, which no server does, but which has every exchange of many GPUs.
+inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const HeadWeights& head,
+                                                                      EngineOptions options,
+                                                                      int32_t shards = 1) {
+  options.gpus = {0};
+  LOGPROBD_ASSIGN_OR_RETURN(EnginePlan plan, PlanCudaEngine(head.info(), options, "test"));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
+                            PartitionTiles(head.info().vocab_size, shards));
+  plan.layout.clear();
+  for (int32_t shard = 0; shard < shards; ++shard) {
+    const TileRange& range = tiles[static_cast<size_t>(shard)];
+    plan.layout.push_back(
+        {0, shard, absl::StrCat("gpu", shard % NumGpus()), range.begin * kernels::kTileColumns,
+         std::min(range.end * kernels::kTileColumns, head.info().vocab_size)});
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(auto engines, CreateCudaEngines(head, plan, options));
+  return std::move(engines.front());
+}
+
+/// A CUDA engine on GPU 0.
 inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const HeadWeights& head,
                                                                       int64_t batch_rows_max) {
   EngineOptions options;
   options.batch_rows_max = batch_rows_max;
-  auto plan = PlanCudaEngine(head.info(), options, "test");
-  if (!plan.ok()) return plan.status();
-  return CreateCudaEngine(head, *plan, options);
+  return CreateGpuEngine(head, std::move(options));
 }
 
 /// Why this machine cannot run GPU tests; empty where it can.
 inline std::string NoGpuReason() {
-  HeadInfo head;
-  head.vocab_size = head.vocab_rows = head.hidden_size = 1;
-  const auto plan = PlanCudaEngine(head, {}, "");
-  return plan.ok() ? "" : std::string(plan.status().message());
+  return std::string(CheckCudaUsable().message());
 }
 
 }  // namespace logprobd::testing

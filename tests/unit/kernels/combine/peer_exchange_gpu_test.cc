@@ -197,7 +197,8 @@ class Ranks {
                                 .epoch = epoch_,
                                 .mine = reinterpret_cast<const uint64_t*>(words + mine_word),
                                 .count = step.count,
-                                .all = reinterpret_cast<uint64_t*>(words + step.all_word)},
+                                .all = reinterpret_cast<uint64_t*>(words + step.all_word),
+                                .all_stride = step.count},
                                stream);
     } else {
       PeerExchangeParams params;
@@ -433,10 +434,16 @@ TEST_F(PeerExchangeTest, RefusesBrokenBounds) {
                              .epoch = 2,
                              .mine = values.data(),
                              .count = 128,
-                             .all = values.data() + 128};
+                             .all = values.data() + 128,
+                             .all_stride = 128};
   EXPECT_EQ(LaunchPeerGather(gather, nullptr), cudaSuccess);
   gather.count = 129;
   EXPECT_EQ(LaunchPeerGather(gather, nullptr), cudaErrorInvalidValue);
+  gather.count = 128;
+  gather.all_stride = 127;
+  EXPECT_EQ(LaunchPeerGather(gather, nullptr), cudaErrorInvalidValue);
+  gather.all = nullptr;
+  EXPECT_EQ(LaunchPeerGather(gather, nullptr), cudaSuccess);
   gather.count = 0;
   gather.mine = nullptr;
   EXPECT_EQ(LaunchPeerGather(gather, nullptr), cudaSuccess);

@@ -7,7 +7,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
+#include "kernels/common/tile.h"
 #include "server/engine/cuda_engine.h"
+#include "tests/gpu/gpu_engine.h"
 #include "tests/support/engine_suite.h"
 
 namespace logprobd::testing {
@@ -18,8 +20,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateWith(GpuKernel kernel, cons
   EngineOptions options;
   options.kernel = kernel;
   options.batch_rows_max = batch_rows_max;
-  LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanCudaEngine(head.info(), options, "test"));
-  return CreateCudaEngine(head, plan, options);
+  return CreateGpuEngine(head, options);
 }
 
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateForTest(const HeadWeights& head,
@@ -27,12 +28,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateForTest(const HeadWeights& 
   return CreateWith(GpuKernel::kAuto, head, batch_rows_max);
 }
 
-std::string SkipReason() {
-  HeadInfo head;
-  head.vocab_size = head.vocab_rows = head.hidden_size = 1;
-  const auto plan = PlanCudaEngine(head, {}, "");
-  return plan.ok() ? "" : std::string(plan.status().message());
-}
+std::string SkipReason() { return NoGpuReason(); }
 
 bool IsHopper() {
   int major = 0;
@@ -54,7 +50,15 @@ std::vector<EngineUnderTest> Engines() {
   chunked.create = [](const HeadWeights& head, int64_t batch_rows_max) {
     return CreateWith(GpuKernel::kChunked, head, batch_rows_max);
   };
-  return {engine, chunked};
+  EngineUnderTest sharded = engine;
+  sharded.name = "Sharded";
+  sharded.create = [](const HeadWeights& head, int64_t batch_rows_max) {
+    EngineOptions options;
+    options.batch_rows_max = batch_rows_max;
+    const auto tiles = static_cast<int32_t>(kernels::NumTiles(head.info().vocab_size));
+    return CreateGpuEngine(head, options, std::min(3, tiles));
+  };
+  return {engine, chunked, sharded};
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, EngineSuite, ::testing::ValuesIn(Engines()), EngineName);
@@ -113,9 +117,7 @@ TEST(CudaEngineTest, RecordsFlops) {
   EngineOptions options;
   options.batch_rows_max = 64;
   options.metrics = &metrics;
-  const auto plan = PlanCudaEngine(head->info(), options, "test");
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  auto engine = CreateCudaEngine(*head, *plan, options);
+  const auto engine = CreateGpuEngine(*head, options);
   ASSERT_TRUE(engine.ok()) << engine.status();
 
   ASSERT_TRUE(RunCase(**engine, MakeRandomCase(*head, 10)).status.ok());
@@ -274,10 +276,8 @@ TEST(CudaEngineTest, TellsHowFarTheWeightIsRead) {
     done.push_back(done_bytes);
     total = total_bytes;
   };
-  const auto plan = PlanCudaEngine(head->info(), options, "test");
-  ASSERT_TRUE(plan.ok()) << plan.status();
 
-  ASSERT_TRUE(CreateCudaEngine(*head, *plan, options).ok());
+  ASSERT_TRUE(CreateGpuEngine(*head, options).ok());
 
   EXPECT_EQ(total, int64_t{9'000} * 1'024 * 2);
   ASSERT_GE(done.size(), 2U);
