@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "server/base/rejection.h"
 #include "server/batching/batch_slot.h"
@@ -121,22 +120,19 @@ TEST_F(BatcherStageTest, StartsNothingOnAnEngineThatFailsDuringTheCopy) {
 TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {
   MakeBatcher({});
   std::atomic<RequestTicket> ticket = 0;
-  absl::Notification answered;
-  bool is_ok = false;
+  Answer answer;
 
   ticket = batcher_
                ->Submit(RequestOfRows(1),
-                        [&](absl::StatusOr<ScoreResult> result) {
+                        [&, done = answer.Callback()](absl::StatusOr<ScoreResult> result) mutable {
                           while (ticket == 0) {
                           }
                           batcher_->Cancel(ticket);
-                          is_ok = result.ok();
-                          answered.Notify();
+                          std::move(done)(std::move(result));
                         })
                .value_or(1);
-  answered.WaitForNotification();
 
-  EXPECT_TRUE(is_ok);
+  EXPECT_TRUE(answer.Wait().ok());
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 }
 
