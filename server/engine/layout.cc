@@ -21,8 +21,8 @@ namespace {
 /// More have no use: each needs a thread at least.
 constexpr int64_t kCpuPlacesMax = 256;
 
-/// Two GPUs of one model differ by what their drivers keep: less than this part.
-constexpr int64_t kMemoryPart = 100;
+/// GPUs of one model differ in memory by less than one part of so many.
+constexpr int64_t kMemoryParts = 100;
 
 struct Numbers {
   int32_t replicas = 0;  ///< 0: open.
@@ -38,10 +38,9 @@ std::string CountText(int64_t count, absl::string_view noun) {
 
 /// "4 replicas of 1 shard", without what is open; not all is.
 std::string Text(const Numbers& numbers) {
-  const std::string replicas = CountText(numbers.replicas, "replica");
-  const std::string shards = CountText(numbers.shards, "shard");
-  if (numbers.shards == 0) return replicas;
-  return numbers.replicas == 0 ? shards : absl::StrCat(replicas, " of ", shards);
+  return absl::StrCat(numbers.replicas == 0 ? "" : CountText(numbers.replicas, "replica"),
+                      numbers.replicas == 0 || numbers.shards == 0 ? "" : " of ",
+                      numbers.shards == 0 ? "" : CountText(numbers.shards, "shard"));
 }
 
 std::string SizeText(int64_t bytes) {
@@ -91,7 +90,7 @@ std::string Describe(const GpuFacts& gpu) {
 bool IsSameModel(const GpuFacts& a, const GpuFacts& b) {
   const auto [less, more] = std::minmax(a.total_bytes, b.total_bytes);
   return a.name == b.name && a.major == b.major && a.minor == b.minor &&
-         less >= more - more / kMemoryPart;
+         less >= more - more / kMemoryParts;
 }
 
 absl::Status CheckModels(GpuSpan gpus) {
@@ -152,8 +151,7 @@ class GpuPlanner {
     const std::vector<Numbers> possible = Possible(asked_);
     if (possible.empty()) return NothingPossible();
     const bool is_fixed = asked_.replicas > 0 && asked_.shards > 0;
-    const GpuSpan gpus(gpus_);
-    LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(asked_) : gpus));
+    LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(asked_) : GpuSpan(gpus_)));
     const Numbers* chosen = FirstThatFits(possible, BytesTwice);
     const bool fits_twice = chosen != nullptr;
     if (!fits_twice) chosen = FirstThatFits(possible, BytesOnce);

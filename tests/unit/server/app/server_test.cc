@@ -26,6 +26,7 @@
 namespace logprobd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -139,6 +140,23 @@ TEST_F(ServerTest, IsHealthyButNotReadyBeforeItsWeightsAreLoaded) {
   EXPECT_THAT(HttpGet(server->http_port(), "/healthz"), StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("loading the weights"));
   EXPECT_EQ(ScoreSoon(*server).get().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(ServerTest, ShowsEveryGpuOfItsPlanInMetricsAndStatus) {
+  parts_.plan_engine = [](const HeadInfo&, const EngineOptions&) -> absl::StatusOr<EnginePlan> {
+    return EnginePlan{Device::kCuda,
+                      "fake",
+                      "a test",
+                      {{0, 0, "gpu1", 0, 576}, {0, 1, "gpu4", 576, kVocab}},
+                      {{"gpu1", "weights", 5'000}, {"gpu4", "weights", 4'000}}};
+  };
+
+  const std::unique_ptr<Server> server = Create();
+
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
+              AllOf(HasSubstr("logprobd_gpu_memory_bytes{gpu=\"1\",kind=\"weights\"} 5000\n"),
+                    HasSubstr("logprobd_gpu_memory_bytes{gpu=\"4\",kind=\"weights\"} 4000\n")));
+  EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("ids 576 to 1000 (3 tiles)"));
 }
 
 // Row C46 of tests/README.md.
