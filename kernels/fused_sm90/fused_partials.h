@@ -26,8 +26,8 @@ struct FusedPartialsParams {
   int32_t num_terms = 1;
   const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
   int64_t hidden_stride = 0;     ///< Elements, >= what a row holds, a multiple of 8.
-  const void* weight =
-      nullptr;                ///< [vocab_size - tile_begin * 192, weight_stride], 16-byte aligned.
+  /// [columns of the tiles below, weight_stride], 16-byte aligned.
+  const void* weight = nullptr;
   int64_t weight_stride = 0;  ///< Elements, >= hidden_size, a multiple of 8.
 
   int64_t vocab_size = 0;  ///< Of the whole vocabulary, 1 to 2^20.
