@@ -66,9 +66,8 @@ constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
 int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
   if (plan.top_k_max == 0) return 0;
   return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
-         std::max(
-             TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
-             plan.GatheredKeyBytes(rows, plan.top_k_max)) +
+         std::max(TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
+                  plan.GatheredKeyBytes(rows, plan.top_k_max)) +
          kAlignment;
 }
 
@@ -93,15 +92,14 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
                 tile_weight));
   plan.partial_bytes = Align(plan.block_rows * plan.num_tiles_max * kPartialBytesPerTile);
   const int64_t row_bytes = kRowStateBytes + (plan.num_shards > 1 ? kSharedRowBytes : 0);
-  plan.row_state_bytes = Align(plan.row_state_rows * row_bytes +
-                               plan.block_rows * plan.top_k_max * kTopKEntryBytes);
+  plan.row_state_bytes =
+      Align(plan.row_state_rows * row_bytes + plan.block_rows * plan.top_k_max * kTopKEntryBytes);
   plan.slot_bytes =
       Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
             plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
-  plan.arena_bytes =
-      std::max(plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
-               plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max));
+  plan.arena_bytes = std::max(plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
+                              plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max));
   if (plan.with_fused) {
     plan.arena_bytes = std::max(plan.arena_bytes, ListBytes(plan, kRowGranularity, 1));
   }
@@ -223,9 +221,8 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
   plan.num_tiles =
       (options.tile_end > 0 ? options.tile_end : NumTiles(options.vocab_size)) - options.tile_begin;
   plan.num_tiles_max = CeilDivide(NumTiles(options.vocab_size), options.num_shards);
-  plan.exchange_bytes = options.num_shards == 1 ? 0
-                                                : Align(MailboxBytes(options.num_shards,
-                                                                     kExchangeSliceBytes));
+  plan.exchange_bytes =
+      options.num_shards == 1 ? 0 : Align(MailboxBytes(options.num_shards, kExchangeSliceBytes));
   plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
   plan.block_rows =
       std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));

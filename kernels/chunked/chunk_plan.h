@@ -15,7 +15,7 @@ struct ChunkPlanOptions {
   /// most, the longer ones first.
   int32_t num_shards = 1;
   int64_t tile_begin = 0;
-  int64_t tile_end = 0;  ///< 0: the head's last.
+  int64_t tile_end = 0;            ///< 0: the head's last.
   int64_t batch_rows_max = 8'192;  ///< >= 1.
   int32_t top_k_max = 128;
   /// Candidates that are looked up in one pass over a block; more take further passes.
@@ -84,7 +84,7 @@ struct ChunkPlan {
   int64_t partial_bytes = 0;           ///< Tile partials of a block, for both temperatures.
   int64_t arena_bytes = 0;             ///< What the last three lie in, one after another.
   bool with_fused = false;
-  int64_t row_state_rows = 0;   ///< Most rows of a block on either path.
+  int64_t row_state_rows = 0;  ///< Most rows of a block on either path.
   /// Normalisers, logits of note, running top-k of a block, and what shards join.
   int64_t row_state_bytes = 0;
   int64_t slot_bytes = 0;       ///< One of kChunkSlots: row inputs and scores of a batch.

@@ -313,8 +313,7 @@ cudaError_t LaunchPeerExchange(const PeerExchangeParams& params, cudaStream_t st
 
 cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream) {
   if (!IsValid(params.group, params.epoch) || params.count < 0 ||
-      params.count > params.group.slice_bytes ||
-      (params.count > 0 && params.mine == nullptr) ||
+      params.count > params.group.slice_bytes || (params.count > 0 && params.mine == nullptr) ||
       (params.all != nullptr && params.all_stride < params.count)) {
     return cudaErrorInvalidValue;
   }

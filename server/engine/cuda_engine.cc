@@ -52,8 +52,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
                                                             const EngineOptions& options,
                                                             int32_t index, Replica replica,
                                                             std::vector<TileRange> tiles) {
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Collective> collective,
-                            Connect(replica.gpus, options));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Collective> collective, Connect(replica.gpus, options));
   if (replica.shards.size() > 1) {
     std::vector<const CudaShard*> peers;
     for (const std::unique_ptr<CudaShard>& shard : replica.shards) peers.push_back(shard.get());

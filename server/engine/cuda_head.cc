@@ -56,8 +56,8 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels:
   const HeadInfo& info = weights.info();
   const int64_t pitch = plan.padded_hidden * kernels::DtypeBytes(plan.head_dtype);
   const int64_t row_begin = plan.tile_begin * kernels::kTileColumns;
-  const int64_t row_end = std::min((plan.tile_begin + plan.num_tiles) * kernels::kTileColumns,
-                                   info.vocab_size);
+  const int64_t row_end =
+      std::min((plan.tile_begin + plan.num_tiles) * kernels::kTileColumns, info.vocab_size);
   const int64_t buffer_rows = std::clamp(kReadBytes / pitch, int64_t{1}, row_end - row_begin);
   int gpu = 0;
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu));
@@ -77,10 +77,9 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels:
     reader.turn = 1 - reader.turn;
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(buffer.copied.get()));
     LOGPROBD_RETURN_IF_ERROR(weights.ReadRows(begin, end, buffer.memory.get(), pitch));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cudaMemcpyAsync(head.weight.get() + (begin - row_begin) * pitch, buffer.memory.get(),
-                        static_cast<size_t>((end - begin) * pitch), cudaMemcpyHostToDevice,
-                        reader.stream.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
+        head.weight.get() + (begin - row_begin) * pitch, buffer.memory.get(),
+        static_cast<size_t>((end - begin) * pitch), cudaMemcpyHostToDevice, reader.stream.get()));
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.copied.get(), reader.stream.get()));
     meter.Add((end - begin) * info.hidden_size * DtypeBytes(info.dtype));
     return absl::OkStatus();

@@ -67,16 +67,16 @@ std::string Describe(const GpuFacts& gpu) {
 /// has code for them.
 absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuFacts>& gpus) {
   for (GpuFacts& gpu : gpus) {
-    const bool is_named = std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) !=
-                          options.gpus.end();
+    const bool is_named =
+        std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) != options.gpus.end();
     if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) continue;
     cudaError_t error = cudaSetDevice(gpu.ordinal);
     if (error == cudaSuccess) error = kernels::ProbeTileStats();
     if (error == cudaErrorNoKernelImageForDevice) {
       (void)cudaGetLastError();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "this build has no code for GPU ", gpu.ordinal, " (", Describe(gpu),
-          "): build with -DCMAKE_CUDA_ARCHITECTURES=", gpu.major, gpu.minor));
+      return absl::FailedPreconditionError(
+          absl::StrCat("this build has no code for GPU ", gpu.ordinal, " (", Describe(gpu),
+                       "): build with -DCMAKE_CUDA_ARCHITECTURES=", gpu.major, gpu.minor));
     }
     if (error != cudaSuccess) return NoGpu(error);
     size_t free_bytes = 0;
@@ -137,8 +137,8 @@ MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options,
   MemoryPlan memory;
   int64_t host_bytes = 0;
   for (size_t rank = 0; rank < gpus.size(); ++rank) {
-    const ChunkPlan plan = ChunkPlanOf(head, options, gpus[rank],
-                                       static_cast<int32_t>(tiles.size()), tiles[rank]);
+    const ChunkPlan plan =
+        ChunkPlanOf(head, options, gpus[rank], static_cast<int32_t>(tiles.size()), tiles[rank]);
     const std::string place = absl::StrCat("gpu", gpus[rank]);
     memory.push_back({place, "weights", CudaHeadBytes(plan, head.has_bias)});
     memory.push_back({place, "workspace", plan.workspace_bytes});
@@ -170,8 +170,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
     const absl::StatusOr<std::vector<TileRange>> tiles =
         PartitionTiles(head.vocab_size, num_shards);
     if (!tiles.ok()) return {};
-    const ChunkPlan plan =
-        ChunkPlanOf(head, options, first_gpu, num_shards, tiles->front());
+    const ChunkPlan plan = ChunkPlanOf(head, options, first_gpu, num_shards, tiles->front());
     return {.weight_bytes = CudaHeadBytes(plan, head.has_bias),
             .workspace_bytes = plan.workspace_bytes};
   };

@@ -95,8 +95,8 @@ absl::Status CudaScorer::Allocate() {
   min_keys_ = reinterpret_cast<uint32_t*>(target_logits_ + plan_.row_state_rows);
   if (plan_.num_shards > 1) {  // the rows are a multiple of two, so this is aligned
     row_sums_ = reinterpret_cast<int64_t*>(min_keys_ + plan_.row_state_rows);
-    exponents_ = reinterpret_cast<int32_t*>(row_sums_ +
-                                            kernels::kSharedSumFields * plan_.row_state_rows);
+    exponents_ =
+        reinterpret_cast<int32_t*>(row_sums_ + kernels::kSharedSumFields * plan_.row_state_rows);
   }
   return absl::OkStatus();
 }
@@ -388,13 +388,13 @@ absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank
                                             Collective& collective, cudaStream_t stream) {
   LOGPROBD_RETURN_IF_ERROR(EnqueueShardSums(block, rank, collective, stream));
   if (rank == 0) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardScores(
-        {.scores = RowScores(block),
-         .has_sum_squares = block.scores.sum_p_squared != nullptr,
-         .has_entropy_sums = block.entropy_log2_scales != nullptr,
-         .exponents = exponents_,
-         .row_sums = row_sums_},
-        stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        kernels::LaunchShardScores({.scores = RowScores(block),
+                                    .has_sum_squares = block.scores.sum_p_squared != nullptr,
+                                    .has_entropy_sums = block.entropy_log2_scales != nullptr,
+                                    .exponents = exponents_,
+                                    .row_sums = row_sums_},
+                                   stream));
   }
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_ERROR(EnqueueShardTopK(block, rank, collective, stream));
@@ -425,8 +425,7 @@ absl::Status CudaScorer::EnqueueShardSums(const CudaBlock& block, int32_t rank,
   LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, maxima, stream));
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardSums(sums, stream));
   const Reduction added[] = {
-      {row_sums_,
-       kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
+      {row_sums_, kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
        ReductionType::kSumInt64},
       {target_logits_, block.num_rows, ReductionType::kSumInt32},
       {block.candidate_logprobs, block.num_candidates, ReductionType::kSumInt32}};

@@ -61,8 +61,8 @@ struct CudaBlock {
   float* candidate_logprobs = nullptr;
 };
 
-/// Scores blocks of rows against a head, or a shard of one, on one GPU. Owns the workspace; nothing is allocated after
-/// creation. One stream at a time.
+/// Scores blocks of rows against a head, or a shard of one, on one GPU. Owns the workspace; nothing
+/// is allocated after creation. One stream at a time.
 class CudaScorer {
  public:
   /// RESOURCE_EXHAUSTED names the memory that is missing. `algorithm_index`: see CudaGemm.

@@ -73,11 +73,10 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
   const int64_t needed_bytes = CudaHeadBytes(plan, weights.info().has_bias) + plan.workspace_bytes;
   if (needed_bytes > static_cast<int64_t>(free_bytes)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("GPU ", options_.gpu, " has ", free_bytes >> 20,
-                     " MiB of memory free, its part of the head needs ", needed_bytes >> 20,
-                     " MiB (weight ", plan.weight_bytes() >> 20, ", workspace ",
-                     plan.workspace_bytes >> 20, ")"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "GPU ", options_.gpu, " has ", free_bytes >> 20,
+        " MiB of memory free, its part of the head needs ", needed_bytes >> 20, " MiB (weight ",
+        plan.weight_bytes() >> 20, ", workspace ", plan.workspace_bytes >> 20, ")"));
   }
   LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "weight"));
   LOGPROBD_ASSIGN_OR_RETURN(CudaHead head, LoadCudaHead(weights, plan, meter));
@@ -100,7 +99,8 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
   return WarmUp(weights.info());
 }
 
-/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a client's.
+/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
+/// client's.
 absl::Status CudaShard::WarmUp(const HeadInfo& head) {
   // With a host side of its own: the shards of an engine warm up at the same time.
   LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<PinnedBuffer> host,
@@ -189,8 +189,8 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
 absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team) {
   CudaSlot& slot = job.slot;
   const kernels::Dtype dtype = KernelDtype(batch.dtype);
-  const int64_t block_rows = scorer_->BlockRows(scorer_->PathOf(dtype), dtype,
-                                                slot.has_entropy_scales(), slot.top_k());
+  const int64_t block_rows =
+      scorer_->BlockRows(scorer_->PathOf(dtype), dtype, slot.has_entropy_scales(), slot.top_k());
   const int64_t row_bytes = options_.plan.hidden_size * DtypeBytes(batch.dtype);
   job.num_blocks = 0;
   for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
@@ -281,17 +281,17 @@ absl::Status CudaShard::EnqueueOthersRows(const ScoreBatch& batch, const RowBloc
     const int64_t begin = PartBegin(block.count, rank);
     const int64_t bytes = (PartBegin(block.count, rank + 1) - begin) * pitch;
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), source.own.get()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyPeerAsync(
-        buffer.memory.get() + offset + begin * pitch, options_.gpu,
-        source.memory.get() + offset + begin * pitch, peer.options_.gpu, static_cast<size_t>(bytes),
-        copy_in_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyPeerAsync(buffer.memory.get() + offset + begin * pitch, options_.gpu,
+                            source.memory.get() + offset + begin * pitch, peer.options_.gpu,
+                            static_cast<size_t>(bytes), copy_in_.get()));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.filled.get(), copy_in_.get()));
   return absl::OkStatus();
 }
 
-absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot,
-                                      const RowBlock& rows, RankTeam& team) {
+absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& rows,
+                                      RankTeam& team) {
   const CudaSlot::BlockEvents& events = *rows.events;
   const HiddenBuffer& buffer = hidden_[rows.buffer];
   CudaBlock block = slot.Block(rows.begin, rows.count);
@@ -303,9 +303,9 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot,
   LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueuePartials(block, compute_.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_end.get(), compute_.get()));
   LOGPROBD_RETURN_IF_ERROR(
-      num_shards() == 1 ? scorer_->EnqueueScores(block, compute_.get())
-                        : scorer_->EnqueueShardScores(block, options_.rank, team.collective(),
-                                                      compute_.get()));
+      num_shards() == 1
+          ? scorer_->EnqueueScores(block, compute_.get())
+          : scorer_->EnqueueShardScores(block, options_.rank, team.collective(), compute_.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.combine_end.get(), compute_.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.read.get(), compute_.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_out_.get(), events.combine_end.get()));
@@ -324,8 +324,7 @@ absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
 }
 
 absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
-  const cudaError_t error =
-      cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
+  const cudaError_t error = cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
   if (error == cudaErrorNotReady) return false;
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   return true;

@@ -21,8 +21,8 @@ namespace logprobd {
 ///
 /// Streams: copies in, kernels, copies out. A batch is cut into blocks of rows, on every shard
 /// alike. A block's hidden rows pass through a ring of two device buffers, so that their copy runs
-/// beside the kernels of the block before, of the same batch or not. Many rows cross the bus once in
-/// all: each GPU takes its part and copies the others' parts from their buffers; few rows go
+/// beside the kernels of the block before, of the same batch or not. Many rows cross the bus once
+/// in all: each GPU takes its part and copies the others' parts from their buffers; few rows go
 /// straight to every GPU. Copies between GPUs are made by copy engines, since the kernels leave no
 /// multiprocessor free.
 class CudaShard final : public EngineShard {

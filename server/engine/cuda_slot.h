@@ -20,9 +20,9 @@ namespace logprobd {
 /// The rows' inputs and scores of a batch in flight, on both sides of the bus, and its events.
 ///
 /// Both sides have one layout, by the batch's own counts, so that one copy each way moves all of
-/// it. The host's side is shared by the shards of an engine: the first fills it and gets the scores.
-/// A batch with more candidates than fit is scored in passes over parts of them; only the first
-/// pass gives the other scores.
+/// it. The host's side is shared by the shards of an engine: the first fills it and gets the
+/// scores. A batch with more candidates than fit is scored in passes over parts of them; only the
+/// first pass gives the other scores.
 class CudaSlot {
  public:
   /// When the parts of a block ran, for the stage metrics.

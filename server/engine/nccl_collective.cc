@@ -66,10 +66,10 @@ class NcclCollective final : public Collective {
 
  private:
   absl::Status StatusOf(ncclResult_t result, absl::string_view call) const {
-    return result == ncclSuccess ? absl::OkStatus()
-                                 : absl::InternalError(absl::StrCat(
-                                       "NCCL error ", static_cast<int>(result), ": ",
-                                       nccl_.get_error_string(result), " (", call, ")"));
+    return result == ncclSuccess
+               ? absl::OkStatus()
+               : absl::InternalError(absl::StrCat("NCCL error ", static_cast<int>(result), ": ",
+                                                  nccl_.get_error_string(result), " (", call, ")"));
   }
 
   /// Runs `calls` as one group of the rank and waits until NCCL has taken them, not until they end.
@@ -172,8 +172,8 @@ absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
                                     uint64_t* all, ShardStream stream) {
   const auto size = static_cast<size_t>(count);
   if (rank == 0) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(all, mine, size * sizeof(uint64_t),
-                                                  cudaMemcpyDeviceToDevice, stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(all, mine, size * sizeof(uint64_t), cudaMemcpyDeviceToDevice, stream));
   }
   return Group(rank, [&](ncclComm_t comm) -> absl::Status {
     if (rank != 0) {

@@ -64,10 +64,9 @@ absl::Status PeerCollective::Initialize(absl::Span<const int32_t> gpus) {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[rank]));
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerExchange());
-    LOGPROBD_ASSIGN_OR_RETURN(
-        ranks_[rank].mailbox,
-        AllocateDevice(kernels::MailboxBytes(group.num_ranks, kSliceBytes),
-                       "what the shards tell each other"));
+    LOGPROBD_ASSIGN_OR_RETURN(ranks_[rank].mailbox,
+                              AllocateDevice(kernels::MailboxBytes(group.num_ranks, kSliceBytes),
+                                             "what the shards tell each other"));
     group.mailboxes[rank] = ranks_[rank].mailbox.get();
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -1,6 +1,9 @@
 # Benchmarks on a GPU; they need nothing but the CUDA engine.
+logprobd_executable(gpu_shards_bench
+  SOURCES gpu_shards_bench.cc engine_load.cc
+  LIBS logprobd_large_head logprobd_bench_record logprobd_gpu_machine absl::str_format CLI11::CLI11)
 logprobd_executable(gpu_chunked_bench
-  SOURCES gpu_chunked_bench.cc storing_gemm.cc
+  SOURCES gpu_chunked_bench.cc engine_load.cc storing_gemm.cc
   LIBS logprobd_large_head logprobd_bench_record logprobd_gpu_machine absl::str_format CLI11::CLI11)
 if(LOGPROBD_HAVE_FUSED)
   logprobd_library(logprobd_fused_scene

@@ -21,9 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/tile.h"
 #include "server/base/errors.h"
@@ -34,6 +31,7 @@
 #include "server/engine/cuda_status.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
+#include "tests/bench/engine_load.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/gpu_timer.h"
 #include "tests/bench/storing_gemm.h"
@@ -149,65 +147,6 @@ BenchRecord Record(const std::string& what, const std::vector<double>& ours,
     record.baseline_figure = Median(*baseline);
   }
   return record;
-}
-
-/// A batch that an engine scores again and again.
-struct EngineBatch {
-  std::unique_ptr<StagingBuffer> staging;
-  EngineCase inputs;
-  std::vector<float> logprob;
-  std::vector<float> entropy;
-  std::vector<uint8_t> nonfinite;
-  ScoreBatch batch;
-};
-
-absl::StatusOr<std::unique_ptr<EngineBatch>> MakeBatch(ScoringEngine& engine,
-                                                       const EngineCase& inputs) {
-  auto started = std::make_unique<EngineBatch>();
-  const auto rows = static_cast<size_t>(inputs.num_rows());
-  const auto bytes = static_cast<int64_t>(inputs.hidden.size());
-  LOGPROBD_ASSIGN_OR_RETURN(started->staging, engine.AllocateStaging(bytes));
-  std::copy(inputs.hidden.begin(), inputs.hidden.end(), started->staging->data());
-  started->inputs = inputs;
-  started->logprob.resize(rows);
-  started->entropy.resize(rows);
-  started->nonfinite.resize(rows);
-  started->batch.dtype = inputs.dtype;
-  started->batch.num_rows = inputs.num_rows();
-  started->batch.hidden = started->staging->data();
-  started->batch.targets = started->inputs.targets;
-  started->batch.temperatures = started->inputs.temperatures;
-  started->batch.outputs = kDefaultOutputs;
-  started->batch.logprob = absl::MakeSpan(started->logprob);
-  started->batch.entropy = absl::MakeSpan(started->entropy);
-  started->batch.nonfinite = absl::MakeSpan(started->nonfinite);
-  return started;
-}
-
-/// Milliseconds a batch, host memory to host memory, with all of `batches` in flight.
-absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
-                                          std::vector<std::unique_ptr<EngineBatch>>& batches,
-                                          int count) {
-  const absl::Time begin = absl::Now();
-  absl::Mutex mutex;
-  int running = 0;
-  absl::Status status;
-  for (int i = 0; i < count; ++i) {
-    const auto room = [&] { return running < static_cast<int>(batches.size()); };
-    absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(&room));
-    ++running;
-    engine.Start(batches[static_cast<size_t>(i) % batches.size()]->batch, [&](absl::Status ended) {
-      absl::MutexLock done_lock(&mutex);
-      status.Update(ended);
-      --running;
-    });
-  }
-  const auto idle = [&] { return running == 0; };
-  absl::MutexLock lock(&mutex);
-  mutex.Await(absl::Condition(&idle));
-  LOGPROBD_RETURN_IF_ERROR(status);
-  return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
 }
 
 /// The engine from pinned host memory to scores in host memory: one batch at a time for small ones

@@ -34,9 +34,9 @@ inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const Head
   plan.layout.clear();
   for (int32_t shard = 0; shard < shards; ++shard) {
     const TileRange& range = tiles[static_cast<size_t>(shard)];
-    plan.layout.push_back(
-        {0, shard, absl::StrCat("gpu", shard % NumGpus()), range.begin * kernels::kTileColumns,
-         std::min(range.end * kernels::kTileColumns, head.info().vocab_size)});
+    plan.layout.push_back({0, shard, absl::StrCat("gpu", shard % NumGpus()),
+                           range.begin * kernels::kTileColumns,
+                           std::min(range.end * kernels::kTileColumns, head.info().vocab_size)});
   }
   LOGPROBD_ASSIGN_OR_RETURN(auto engines, CreateCudaEngines(head, plan, options));
   return std::move(engines.front());
@@ -51,8 +51,6 @@ inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const Head
 }
 
 /// Why this machine cannot run GPU tests; empty where it can.
-inline std::string NoGpuReason() {
-  return std::string(CheckCudaUsable().message());
-}
+inline std::string NoGpuReason() { return std::string(CheckCudaUsable().message()); }
 
 }  // namespace logprobd::testing

@@ -33,7 +33,7 @@ for test in "${tests[@]}"; do
   skipped=$(grep -c '^\[  SKIPPED \]' "$log")
   if [ "$status" -ne 0 ] || [ "$skipped" -ne 0 ]; then
     bad=1
-    tail -n 60 "$log"
+    grep -v ' info ' "$log" | tail -n 60
   fi
   grep -hE '^(GPU |\[  PASSED  \]|\[  FAILED  \].*tests?,)' "$log" | sed 's/^/  /'
   echo "$(basename "$test"): exit $status, skipped $skipped, $((SECONDS - started)) s"

@@ -6,8 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/base/errors.h"
 #include "kernels/common/tile.h"
+#include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "tests/gpu/gpu_engine.h"
 #include "tests/support/engine_suite.h"

@@ -1,0 +1,313 @@
+// One head over the GPUs of a host: batches from pinned host memory to scores in host memory, two
+// in flight, on one GPU, in shards and as replicas, rounds of all in random order; loading from the
+// page cache; memory against the plan.
+//
+//   gpu_shards_bench [--out FILE] [--commit ID] [--rounds 7] [--part speed|load]
+
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/base/errors.h"
+#include "server/engine/cuda_engine.h"
+#include "server/engine/cuda_status.h"
+#include "server/engine/engines.h"
+#include "tests/bench/bench_flags.h"
+#include "tests/bench/bench_record.h"
+#include "tests/bench/engine_load.h"
+#include "tests/bench/gpu_machine.h"
+#include "tests/gpu/large_head.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// Each timed part runs about this long, after a third of it untimed.
+constexpr double kPartSeconds = 0.4;
+
+struct Flags {
+  std::string out;
+  std::string commit;
+  std::string part = "speed";
+  int rounds = 7;
+};
+
+struct Shape {
+  int64_t hidden_size;
+  int64_t vocab_size;
+};
+
+/// Replicas x shards and how the shards exchange.
+struct Arrangement {
+  std::string name;
+  int32_t replicas;
+  int32_t shards;
+  Exchange exchange = Exchange::kAuto;
+};
+
+/// Engines that are loaded at the same time, each with two batches in flight.
+struct Loaded {
+  std::vector<std::unique_ptr<ScoringEngine>> engines;
+  std::vector<std::vector<std::unique_ptr<EngineBatch>>> batches;  ///< Of the rows measured now.
+  int count = 0;                                                   ///< Batches of a timed part.
+};
+
+int NumGpus() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+/// What this machine's GPUs allow.
+std::vector<Arrangement> Arrangements() {
+  std::vector<Arrangement> all = {{"1 GPU", 1, 1}};
+  for (int32_t gpus = 2; gpus <= NumGpus(); gpus *= 2) {
+    all.push_back({absl::StrCat(gpus, " shards"), 1, gpus, Exchange::kPeer});
+    all.push_back({absl::StrCat(gpus, " shards, NCCL"), 1, gpus, Exchange::kNccl});
+    all.push_back({absl::StrCat(gpus, " replicas"), gpus, 1});
+  }
+  return all;
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateOn(const HeadWeights& head,
+                                                                     const Arrangement& how,
+                                                                     EnginePlan* plan = nullptr) {
+  EngineOptions options;
+  for (int32_t gpu = 0; gpu < how.replicas * how.shards; ++gpu) options.gpus.push_back(gpu);
+  options.replicas = how.replicas;
+  options.shards = how.shards;
+  options.exchange = how.exchange;
+  LOGPROBD_ASSIGN_OR_RETURN(EnginePlan made, PlanCudaEngine(head.info(), options, ""));
+  if (plan != nullptr) *plan = made;
+  return CreateCudaEngines(head, made, options);
+}
+
+/// Milliseconds until every engine has scored `count` batches, over `count`.
+absl::StatusOr<double> Milliseconds(Loaded& loaded, int count) {
+  std::vector<absl::Status> statuses(loaded.engines.size());
+  const absl::Time begin = absl::Now();
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < loaded.engines.size(); ++i) {
+    threads.emplace_back([&, i] {
+      statuses[i] = EngineMilliseconds(*loaded.engines[i], loaded.batches[i], count).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+  return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
+}
+
+/// What a finished batch says of its stages, as shares of `interval_ms` between batches.
+std::string StagesText(const ScoreBatch& batch, double interval_ms) {
+  const double kernel_ms = batch.kernel_seconds * 1e3;
+  return absl::StrFormat(
+      "ms of a batch: copy in %.3f, kernels %.3f, combine and exchange %.3f, copy out %.3f; not "
+      "kernels %.1f %% of the time between batches",
+      batch.h2d_seconds * 1e3, kernel_ms, batch.combine_seconds * 1e3, batch.d2h_seconds * 1e3,
+      100.0 * (interval_ms - kernel_ms) / interval_ms);
+}
+
+absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
+                          std::vector<BenchRecord>& records) {
+  const LargeHead head(shape.vocab_size, shape.hidden_size, 3.0);
+  const std::vector<Arrangement> arrangements = Arrangements();
+  std::vector<Loaded> loaded(arrangements.size());
+  for (size_t i = 0; i < arrangements.size(); ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(loaded[i].engines, CreateOn(head, arrangements[i]));
+  }
+  for (const int64_t rows : {64, 512, 8'192}) {
+    const EngineCase inputs = MakeLargeCase(head, rows, 1);
+    std::vector<std::vector<double>> times(arrangements.size());
+    for (Loaded& all : loaded) {
+      all.batches.clear();
+      all.batches.resize(all.engines.size());
+      for (size_t i = 0; i < all.engines.size(); ++i) {
+        for (int slot = 0; slot < ScoringEngine::kBatchesInFlight; ++slot) {
+          LOGPROBD_ASSIGN_OR_RETURN(all.batches[i].emplace_back(),
+                                    MakeBatch(*all.engines[i], inputs));
+        }
+      }
+      LOGPROBD_ASSIGN_OR_RETURN(const double first_ms, Milliseconds(all, 8));
+      all.count = std::max(8, static_cast<int>(kPartSeconds * 1e3 / first_ms));
+    }
+    std::vector<size_t> order(arrangements.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::mt19937 random(1);
+    for (int round = 0; round < flags.rounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (const size_t i : order) {
+        LOGPROBD_RETURN_IF_ERROR(Milliseconds(loaded[i], loaded[i].count / 3 + 1).status());
+        LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds,
+                                  Milliseconds(loaded[i], loaded[i].count));
+        times[i].push_back(milliseconds);
+      }
+    }
+    const double single_ms = Median(times[0]);
+    for (size_t i = 0; i < arrangements.size(); ++i) {
+      const auto per_round = static_cast<double>(rows * arrangements[i].replicas);
+      std::vector<double> rates;
+      for (const double milliseconds : times[i]) rates.push_back(per_round / milliseconds);
+      BenchRecord record = RecordOf(
+          absl::StrCat("GPU engine, ", arrangements[i].name, ", H=", shape.hidden_size,
+                       ", V=", shape.vocab_size, ", batches of ", rows, " rows, 2 in flight"),
+          "thousand rows/s", rates);
+      record.note = absl::StrCat("logprob and entropy, host to host; ",
+                                 StagesText(loaded[i].batches[0][0]->batch, Median(times[i])));
+      if (i > 0) {
+        record.baseline_what = "1 GPU";
+        record.baseline_figure = static_cast<double>(rows) / single_ms;
+      }
+      std::printf("H %5ld T %5ld %-16s %9.3f ms %9.1f k rows/s  x%.3f  %s\n",
+                  static_cast<long>(shape.hidden_size), static_cast<long>(rows),
+                  arrangements[i].name.c_str(), Median(times[i]), Median(rates),
+                  Median(rates) / (static_cast<double>(rows) / single_ms),
+                  record.note.c_str() + 38);
+      std::fflush(stdout);
+      records.push_back(std::move(record));
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// A model folder whose head has `shape`, of bf16 zeros but for its first rows: its bytes are in
+/// the page cache once it is written.
+absl::Status WriteModel(const std::string& folder, const Shape& shape) {
+  std::filesystem::create_directories(folder);
+  std::ofstream config(absl::StrCat(folder, "/config.json"));
+  config << "{\"model_type\": \"llama\", \"vocab_size\": " << shape.vocab_size
+         << ", \"hidden_size\": " << shape.hidden_size << ", \"tie_word_embeddings\": false}";
+  config.close();
+  const int64_t bytes = shape.vocab_size * shape.hidden_size * 2;
+  std::string header =
+      absl::StrCat("{\"lm_head.weight\":{\"dtype\":\"BF16\",\"shape\":[", shape.vocab_size, ",",
+                   shape.hidden_size, "],\"data_offsets\":[0,", bytes, "]}}");
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  std::ofstream file(absl::StrCat(folder, "/model.safetensors"), std::ios::binary);
+  const auto header_bytes = static_cast<uint64_t>(header.size());
+  file.write(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
+  file << header;
+  std::vector<uint16_t> piece(size_t{8} << 20);
+  std::mt19937 random(1);
+  for (uint16_t& value : piece) value = static_cast<uint16_t>(0x3C00 + random() % 0x100);
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t count = std::min<int64_t>(static_cast<int64_t>(piece.size()) * 2, bytes - done);
+    file.write(reinterpret_cast<const char*>(piece.data()), count);
+    done += count;
+  }
+  file.close();
+  return file.good() ? absl::OkStatus() : absl::InternalError("the model cannot be written");
+}
+
+/// Bytes that are free on each GPU.
+absl::StatusOr<std::vector<int64_t>> FreeBytes() {
+  std::vector<int64_t> bytes;
+  for (int gpu = 0; gpu < NumGpus(); ++gpu) {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+    bytes.push_back(static_cast<int64_t>(free_bytes));
+  }
+  return bytes;
+}
+
+absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) {
+  const Shape shape = {.hidden_size = 8'192, .vocab_size = 262'144};
+  const std::string folder = absl::StrCat(std::filesystem::temp_directory_path().string(),
+                                          "/logprobd_shards_bench_", getpid());
+  LOGPROBD_RETURN_IF_ERROR(WriteModel(folder, shape));
+  absl::StatusOr<ModelFolderHead> model = OpenModelFolder(folder, {});
+  const double gigabytes = static_cast<double>(shape.vocab_size * shape.hidden_size * 2) * 1e-9;
+  absl::Status status = model.status();
+  for (const Arrangement& how : Arrangements()) {
+    std::vector<double> seconds;
+    std::vector<double> rates;
+    int64_t difference_max = 0;
+    for (int round = 0; round <= flags.rounds && status.ok(); ++round) {
+      status = [&]() -> absl::Status {
+        EngineOptions options;
+        EnginePlan plan;
+        LOGPROBD_ASSIGN_OR_RETURN(const std::vector<int64_t> before, FreeBytes());
+        const absl::Time begin = absl::Now();
+        LOGPROBD_ASSIGN_OR_RETURN(const auto engines, CreateOn(*model->weights, how, &plan));
+        const double took = absl::ToDoubleSeconds(absl::Now() - begin);
+        LOGPROBD_ASSIGN_OR_RETURN(const std::vector<int64_t> after, FreeBytes());
+        if (round == 0) return absl::OkStatus();  // contexts and kernels are loaded
+        seconds.push_back(took);
+        rates.push_back(gigabytes * how.replicas / took);
+        for (size_t gpu = 0; gpu < before.size(); ++gpu) {
+          int64_t planned = 0;
+          for (const MemoryUse& use : plan.memory) {
+            if (use.place == absl::StrCat("gpu", gpu)) planned += use.bytes;
+          }
+          const int64_t taken = before[gpu] - after[gpu];
+          difference_max = std::max(difference_max, std::abs(taken - planned));
+        }
+        return absl::OkStatus();
+      }();
+    }
+    LOGPROBD_RETURN_IF_ERROR(status);
+    std::printf("load %-16s %6.2f s, %6.2f GB/s; memory within %.1f MiB of the plan\n",
+                how.name.c_str(), Median(seconds), Median(rates),
+                static_cast<double>(difference_max) / (1 << 20));
+    std::fflush(stdout);
+    BenchRecord record =
+        RecordOf(absl::StrCat("GPU engine, ", how.name, ": load of a head of ",
+                              absl::StrFormat("%.1f", gigabytes), " GB from the page cache"),
+                 "s", seconds);
+    record.note = absl::StrFormat(
+        "until ready to score, connecting and warming up included, contexts not; %.1f GB/s; memory "
+        "of each GPU within %.1f MiB of the plan",
+        Median(rates), static_cast<double>(difference_max) / (1 << 20));
+    records.push_back(std::move(record));
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return status;
+}
+
+absl::Status Run(const Flags& flags) {
+  std::vector<BenchRecord> records;
+  if (flags.part == "load") {
+    LOGPROBD_RETURN_IF_ERROR(MeasureLoad(flags, records));
+  } else {
+    for (const Shape& shape : {Shape{4'096, 151'936}, Shape{8'192, 128'256}}) {
+      LOGPROBD_RETURN_IF_ERROR(MeasureSpeed(flags, shape, records));
+    }
+  }
+  if (flags.out.empty()) return absl::OkStatus();
+  return WriteRecords(
+      flags.out,
+      {.machine = absl::StrCat(NumGpus(), " x ", GpuMachineName()), .commit = flags.commit},
+      records);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
+
+int main(int argc, char** argv) {
+  logprobd::testing::Flags flags;
+  CLI::App app("One head over the GPUs of a host, in shards and as replicas.");
+  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
+  app.add_option("--part", flags.part, "What is measured")
+      ->check(CLI::IsMember({"speed", "load"}))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = logprobd::testing::Run(flags);
+  if (!status.ok()) std::fprintf(stderr, "gpu_shards_bench: %s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
