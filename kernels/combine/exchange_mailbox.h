@@ -8,8 +8,9 @@ namespace logprobd::kernels {
 /// plan can be made without a GPU.
 inline constexpr int32_t kExchangeRanksMax = 16;
 
-/// Most thread blocks of a launch: few enough that all are resident on any GPU we run on.
-inline constexpr int32_t kExchangeBlocksMax = 64;
+/// Most thread blocks of a launch: all must be resident, and while they wait the kernels that fill
+/// a multiprocessor find no place beside them.
+inline constexpr int32_t kExchangeBlocksMax = 16;
 
 /// Device memory that a rank's peers write to: slices [2, num_ranks, slice_bytes], then flags,
 /// uint64 [num_ranks, kExchangeBlocksMax].

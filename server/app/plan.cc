@@ -124,9 +124,9 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
   plan.engine = engine;
   plan.warnings = warnings;
   plan.memory = engine.memory;
-  plan.memory.push_back(
-      {"host", "staging",
-       ScoringEngine::kBatchesInFlight * Batcher::StagingBytes(options.batch_rows, head)});
+  plan.memory.push_back({"host", "staging",
+                         engine.num_replicas() * ScoringEngine::kBatchesInFlight *
+                             Batcher::StagingBytes(options.batch_rows, head)});
   plan.memory.push_back({"host", "receive", options.receive_bytes});
   return plan;
 }

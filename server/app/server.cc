@@ -106,7 +106,7 @@ struct Server::Impl {
   void SetMemory(MemoryPlan memory);
   void LogReady(absl::Duration load_time);
   std::string FailureText() const;
-  void LogLostReplicas();
+  void WatchReplicas();
   bool AwaitStop(absl::Time until);
   bool Drain();
 
@@ -188,9 +188,11 @@ std::string Server::Impl::FailureText() const {
                                           num_lost == 1 ? "has" : "have", " failed");
 }
 
-/// Of several replicas those that have failed since the last call.
-void Server::Impl::LogLostReplicas() {
+/// Tells of the replicas that have failed since the last call.
+void Server::Impl::WatchReplicas() {
   const int num_replicas = head->num_replicas();
+  const int num_healthy = head->num_healthy();
+  metrics.SetReplicas(options.head_name, num_healthy, num_replicas - num_healthy);
   if (num_replicas == 1) {
     return;  // its loss ends Run, which says so
   }
@@ -204,7 +206,7 @@ void Server::Impl::LogLostReplicas() {
     LogError("a replica has failed", {{"head", options.head_name},
                                       {"replica", replica},
                                       {"devices", DevicesOf(planned.plan.engine.layout, replica)},
-                                      {"replicas_left", head->num_healthy()}});
+                                      {"replicas_left", num_healthy}});
   }
 }
 
@@ -295,6 +297,7 @@ absl::Status Server::Load() {
   impl.metrics.SetHead(plan.head);
   impl.SetState(Impl::State::kReady);
   impl.metrics.SetReady(plan.head.name, true);
+  impl.WatchReplicas();
   impl.grpc->SetServing(true);
   impl.LogReady(load_time);
   return absl::OkStatus();
@@ -303,10 +306,10 @@ absl::Status Server::Load() {
 Server::End Server::Run() {
   Impl& impl = *impl_;
   bool stop = false;
-  impl.LogLostReplicas();
+  impl.WatchReplicas();
   while (!stop && impl.head->healthy()) {
     stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
-    impl.LogLostReplicas();
+    impl.WatchReplicas();
   }
   if (!stop) {
     LogError(absl::StrCat(impl.FailureText(), ": stopping"), {{"head", impl.options.head_name}});

@@ -90,8 +90,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& 
   engine.metrics = options.metrics;
   std::unique_ptr<Collective> collective;
   if (tiles.size() > 1) {
-    collective = options.faults.Wrap(
-        std::make_unique<InProcessCollective>(static_cast<int32_t>(tiles.size())));
+    LOGPROBD_ASSIGN_OR_RETURN(collective, options.faults.Wrap(std::make_unique<InProcessCollective>(
+                                              static_cast<int32_t>(tiles.size()))));
   }
   return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
 }

@@ -287,12 +287,19 @@ void ShardedEngine::Fail(const absl::Status& status) {
   while (!is_idle() && absl::Now() < until) absl::SleepFor(kPause);
 }
 
+/// Which shard failed is not known to all, so it counts for each.
 void ShardedEngine::RecordFailure(const absl::Status& status) {
   if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) return;
+  const bool is_exchange = team_.size() > 1 && !team_.collective().Check().ok();
   for (const int32_t gpu : options_.gpus) {
-    options_.metrics->RecordGpuError(gpu, absl::IsResourceExhausted(status) ? "out_of_memory"
-                                          : absl::IsUnavailable(status)     ? "timeout"
-                                                                            : "cuda");
+    if (is_exchange) {
+      options_.metrics->RecordCollectiveError(gpu, team_.collective().name());
+    } else if (absl::IsUnavailable(status) && team_.size() > 1) {
+      options_.metrics->RecordCollectiveError(gpu, "timeout");
+    } else {
+      options_.metrics->RecordGpuError(
+          gpu, absl::IsResourceExhausted(status) ? "out_of_memory" : "cuda");
+    }
   }
 }
 

@@ -174,6 +174,19 @@ TEST(CpuShardsTest, AShardWithoutMemoryAtStartFailsTheStart) {
   }
 }
 
+// E82: shards that cannot be connected end the start with one line.
+TEST(CpuShardsTest, ACollectiveThatCannotBeMadeFailsTheStart) {
+  const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
+  EngineOptions options{.shards = 3};
+  options.faults.collective = [](const std::unique_ptr<Collective>& /*real*/) {
+    return absl::InternalError("NCCL did not connect the GPUs");
+  };
+
+  const auto engine = Create(*head, options);
+
+  EXPECT_EQ(engine.status(), absl::InternalError("NCCL did not connect the GPUs"));
+}
+
 // E76: a batch for which one shard has no memory fails alone; what comes after is scored.
 TEST(CpuShardsTest, AShardWithoutMemoryFailsThatBatchAlone) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});

@@ -84,7 +84,10 @@ TEST(CudaEngineTest, ThePlanNamesEveryMemory) {
   head.vocab_size = head.vocab_rows = 151'936;
   head.hidden_size = 4'096;
 
-  const auto plan = PlanCudaEngine(head, {}, "asked for");
+  EngineOptions options;
+  options.gpus = {0};
+
+  const auto plan = PlanCudaEngine(head, options, "asked for");
 
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_THAT(plan->engine, ::testing::StartsWith("cuda/"));
