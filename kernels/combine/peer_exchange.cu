@@ -128,7 +128,8 @@ struct Exchange {
 
   /// The flag in rank `at`'s mailbox that block `block` of rank `from` raises.
   __device__ __forceinline__ uint64_t* Flag(int at, int from, unsigned block) const {
-    std::byte* const flags = group.mailboxes[at] + 2 * group.num_ranks * group.slice_bytes;
+    std::byte* const flags =
+        group.mailboxes[at] + MailboxFlagsOffset(group.num_ranks, group.slice_bytes);
     return reinterpret_cast<uint64_t*>(flags) + from * kExchangeBlocksMax + block;
   }
 

@@ -23,20 +23,6 @@ constexpr int64_t ExchangeBytes(const Reduction& item) {
   return ExchangeBytes(item.count * ReductionBytes(item.type));
 }
 
-/// GPUs of one process that exchange through each other's memory, as one of them sees it. All state
-/// the same `num_ranks` and `slice_bytes`.
-struct PeerGroup {
-  int32_t rank = 0;
-  int32_t num_ranks = 0;  ///< 1 to kExchangeRanksMax.
-  /// Of every rank: MailboxBytes, 16-byte aligned, zero before the first launch, and reachable from
-  /// this rank's device (cudaDeviceEnablePeerAccess).
-  std::byte* mailboxes[kExchangeRanksMax] = {};
-  int64_t slice_bytes = 0;  ///< A multiple of kExchangeAlignment; bounds what a launch exchanges.
-  /// A word of mapped host memory, or of device memory. Once it is not zero, launches that wait for
-  /// a peer end at once and leave anything in their results; the mailboxes then serve no more.
-  const uint32_t* abort = nullptr;
-};
-
 /// Inputs and outputs of LaunchPeerExchange.
 struct PeerExchangeParams {
   PeerGroup group;

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/reduction.h"
 
 struct CUstream_st;
@@ -38,6 +40,10 @@ class Collective {
   /// elsewhere.
   virtual absl::Status Gather(int32_t rank, const uint64_t* mine, int64_t count, uint64_t* all,
                               ShardStream stream) = 0;
+
+  /// Where GPUs reach each other's memory: what a kernel of the caller's own needs to exchange in
+  /// the place of one call of the above.
+  virtual std::optional<kernels::PeerStep> TakePeerStep(int32_t /*rank*/) { return std::nullopt; }
 
   /// What has failed in work that was enqueued. Any thread.
   virtual absl::Status Check() = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/chunked/widen.h"
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/merge_top_k.h"
+#include "kernels/combine/peer_scores.h"
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
 #include "kernels/common/truncation.h"
@@ -386,15 +388,28 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
 
 absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank,
                                             Collective& collective, cudaStream_t stream) {
-  LOGPROBD_RETURN_IF_ERROR(EnqueueShardSums(block, rank, collective, stream));
-  if (rank == 0) {
+  // Few rows in one kernel, where that can be.
+  std::optional<kernels::PeerStep> step;
+  if (block.num_rows <= kernels::kPeerScoresRowsMax) step = collective.TakePeerStep(rank);
+  if (step.has_value()) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
-        kernels::LaunchShardScores({.scores = RowScores(block),
-                                    .has_sum_squares = block.scores.sum_p_squared != nullptr,
-                                    .has_entropy_sums = block.entropy_log2_scales != nullptr,
-                                    .exponents = exponents_,
-                                    .row_sums = row_sums_},
-                                   stream));
+        kernels::LaunchPeerScores({.step = *step, .scores = RowScores(block)}, stream));
+  } else {
+    LOGPROBD_RETURN_IF_ERROR(EnqueueShardSums(block, rank, collective, stream));
+    if (rank == 0) {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(
+          kernels::LaunchShardScores({.scores = RowScores(block),
+                                      .has_sum_squares = block.scores.sum_p_squared != nullptr,
+                                      .has_entropy_sums = block.entropy_log2_scales != nullptr,
+                                      .exponents = exponents_,
+                                      .row_sums = row_sums_},
+                                     stream));
+    }
+  }
+  if (block.num_candidates > 0) {
+    const kernels::Reduction logits = {block.candidate_logprobs, block.num_candidates,
+                                       kernels::ReductionType::kSumInt32};
+    LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, {logits}, stream));
   }
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_ERROR(EnqueueShardTopK(block, rank, collective, stream));
@@ -427,8 +442,7 @@ absl::Status CudaScorer::EnqueueShardSums(const CudaBlock& block, int32_t rank,
   const Reduction added[] = {
       {row_sums_, kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
        ReductionType::kSumInt64},
-      {target_logits_, block.num_rows, ReductionType::kSumInt32},
-      {block.candidate_logprobs, block.num_candidates, ReductionType::kSumInt32}};
+      {target_logits_, block.num_rows, ReductionType::kSumInt32}};
   return collective.AllReduce(rank, added, stream);
 }
 

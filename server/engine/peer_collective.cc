@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/combine/peer_exchange.h"
+#include "kernels/combine/peer_scores.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_status.h"
@@ -33,6 +34,10 @@ class PeerCollective final : public Collective {
                          ShardStream stream) override;
   absl::Status Gather(int32_t rank, const uint64_t* mine, int64_t count, uint64_t* all,
                       ShardStream stream) override;
+  std::optional<kernels::PeerStep> TakePeerStep(int32_t rank) override {
+    Rank& own = ranks_[static_cast<size_t>(rank)];
+    return kernels::PeerStep{own.group, ++own.epoch};
+  }
   absl::Status Check() override { return absl::OkStatus(); }
 
   void Abort() override {
@@ -64,6 +69,7 @@ absl::Status PeerCollective::Initialize(absl::Span<const int32_t> gpus) {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[rank]));
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerExchange());
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerScores());
     LOGPROBD_ASSIGN_OR_RETURN(ranks_[rank].mailbox,
                               AllocateDevice(kernels::MailboxBytes(group.num_ranks, kSliceBytes),
                                              "what the shards tell each other"));

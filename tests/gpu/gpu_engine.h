@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,10 @@
 #include "server/engine/vocab_partition.h"
 
 namespace logprobd::testing {
+
+/// Before CUDA starts: streams of shards that share a GPU must not share a hardware queue too,
+/// where a kernel that waits for another shard would keep that one's work from starting.
+inline const int kSetConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 inline int32_t NumGpus() {
   int count = 0;

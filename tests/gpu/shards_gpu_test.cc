@@ -95,7 +95,7 @@ TEST_F(GpuShardsTest, AnyNumberOfShardsGivesTheBitsOfAHeadThatIsWhole) {
       SCOPED_TRACE(absl::StrCat(vocab_size, " columns, ", shards, " shards"));
       const auto engine = Create(head, shards);
       ASSERT_NE(engine, nullptr);
-      for (const int64_t rows : {1, 65, 513, 1'300}) {
+      for (const int64_t rows : {1, 7, 65, 256, 257, 513, 1'300}) {
         ExpectSameBits(all, all_scores, *engine, Rows(1'300 - rows, rows));
       }
     }
