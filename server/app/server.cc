@@ -276,6 +276,9 @@ absl::Status Server::Load() {
   const StoppableWeights weights(*impl.planned.weights, impl.stop_loading);
   EngineOptions engine_options = EngineOptionsOf(impl.options);
   engine_options.metrics = &impl.metrics;
+  if (plan.engine.device != Device::kCuda) {
+    engine_options.batch_time_max = absl::InfiniteDuration();  // of a CPU's time nothing is known
+  }
   engine_options.progress = [&impl](int64_t done_bytes, int64_t total_bytes) {
     impl.progress.Update(done_bytes, total_bytes);
   };

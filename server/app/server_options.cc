@@ -218,8 +218,11 @@ absl::Status CheckReceiveBytes(const ServerOptions& options) {
 
 /// What of replicas and shards is wrong whatever the GPUs are: `--device auto` would take the CPU.
 absl::Status CheckLayout(const ServerOptions& options) {
-  if (options.gpus.empty() || options.device == "cpu") {
+  if (options.gpus.empty()) {
     return absl::OkStatus();
+  }
+  if (options.device == "cpu") {
+    return absl::InvalidArgumentError("--gpus names GPUs, but --device cpu was asked for");
   }
   const auto given = static_cast<int64_t>(options.gpus.size());
   const int64_t asked =

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -16,6 +17,10 @@ namespace logprobd {
 /// Where the work of a shard is enqueued: a CUDA stream, or null where work is done at once.
 using ShardStream = CUstream_st*;
 
+/// INTERNAL of the collective called `name`, which CollectiveOf finds again.
+absl::Status CollectiveError(absl::string_view name, absl::string_view message);
+std::optional<std::string> CollectiveOf(const absl::Status& status);
+
 /// Joins what the shards of one engine know: InProcessCollective on a CPU, PeerCollective and
 /// NcclCollective on GPUs.
 ///
@@ -23,7 +28,7 @@ using ShardStream = CUstream_st*;
 /// thread at a time. A call enqueues on the rank's stream and returns; where there is none it
 /// returns when the arrays are joined. All joins are exact: bits do not depend on who joins.
 ///
-/// Errors: INTERNAL when the means of joining fails; ABORTED after Abort. Either may also show
+/// Errors: CollectiveError when the means of joining fails; ABORTED after Abort. Either may also show
 /// later, by Check. A collective that failed once is of no further use.
 class Collective {
  public:

@@ -25,6 +25,9 @@ namespace {
 
 static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
 
+/// Kernels that wait for a peer leave within microseconds of being told; one that hangs stays.
+constexpr absl::Duration kRestTime = absl::Seconds(5);
+
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {
   std::vector<int32_t> gpus;
@@ -77,6 +80,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
   engine.batch_rows_max = options.batch_rows_max;
   engine.top_k_max = options.top_k_max;
   engine.batch_time_max = options.batch_time_max;
+  engine.rest_time_max = kRestTime;
   engine.tiles = std::move(tiles);
   engine.gpus = replica.gpus;
   engine.replica = index;

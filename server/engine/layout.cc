@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/tile.h"
 #include "server/base/errors.h"
 #include "server/engine/vocab_partition.h"
@@ -20,6 +21,9 @@ namespace {
 
 /// More have no use: each needs a thread at least.
 constexpr int64_t kCpuPlacesMax = 256;
+
+/// GPUs whose free memory differs by less count as equally free.
+constexpr int64_t kFreeStepBytes = int64_t{1} << 30;
 
 /// GPUs of one model differ in memory by less than one part of so many.
 constexpr int64_t kMemoryParts = 100;
@@ -145,7 +149,13 @@ class GpuPlanner {
         are_named_(are_named),
         vocab_size_(vocab_size),
         gpus_(std::move(gpus)),
-        needs_of_(needs_of) {}
+        needs_of_(needs_of) {
+    if (are_named_) return;
+    // One that another process uses is taken last.
+    absl::c_stable_sort(gpus_, [](const GpuFacts& a, const GpuFacts& b) {
+      return a.free_bytes / kFreeStepBytes > b.free_bytes / kFreeStepBytes;
+    });
+  }
 
   absl::StatusOr<Layout> Plan() const {
     const std::vector<Numbers> possible = Possible(asked_);
@@ -160,21 +170,24 @@ class GpuPlanner {
     std::string reason =
         absl::StrCat(is_forced ? AskedText() : FitText(*chosen, fits_twice), ": ", Text(*chosen));
     if (!is_fixed) absl::StrAppend(&reason, UnusedText(*chosen));
+    const std::vector<int32_t> ordinals = Ordinals(Used(*chosen));
     return LayoutOf(*chosen, std::move(reason), vocab_size_,
-                    [this](size_t place) { return absl::StrCat("gpu", gpus_[place].ordinal); });
+                    [&](size_t place) { return absl::StrCat("gpu", ordinals[place]); });
   }
 
  private:
-  /// What `asked` leaves open in every way that there is, the fewest shards first.
+  /// What `asked` leaves open in every way that there is: the fewest shards first, then the most
+  /// replicas.
   std::vector<Numbers> Possible(const Numbers& asked) const {
     const auto num_gpus = static_cast<int64_t>(gpus_.size());
-    const int64_t shards_max = std::min(num_gpus, kernels::NumTiles(vocab_size_));
+    const int64_t shards_max = std::min(
+        {num_gpus, kernels::NumTiles(vocab_size_), int64_t{kernels::kExchangeRanksMax}});
     std::vector<Numbers> possible;
     for (int64_t shards = 1; shards <= shards_max; ++shards) {
-      const int64_t replicas = asked.replicas > 0 ? asked.replicas : num_gpus / shards;
-      const int64_t used = replicas * shards;
-      if ((asked.shards == 0 || asked.shards == shards) && used <= num_gpus &&
-          (used == num_gpus || !are_named_)) {
+      if (asked.shards > 0 && asked.shards != shards) continue;
+      for (int64_t replicas = num_gpus / shards; replicas >= 1; --replicas) {
+        if (asked.replicas > 0 && asked.replicas != replicas) continue;
+        if (are_named_ && replicas * shards != num_gpus) continue;
         possible.push_back({static_cast<int32_t>(replicas), static_cast<int32_t>(shards)});
       }
     }
@@ -201,6 +214,14 @@ class GpuPlanner {
   GpuSpan Used(const Numbers& numbers) const {
     return GpuSpan(gpus_).first(static_cast<size_t>(numbers.replicas) *
                                 static_cast<size_t>(numbers.shards));
+  }
+
+  /// In the order in which they hold shards: as they were named, else counted up.
+  std::vector<int32_t> Ordinals(GpuSpan gpus) const {
+    std::vector<int32_t> ordinals;
+    for (const GpuFacts& gpu : gpus) ordinals.push_back(gpu.ordinal);
+    if (!are_named_) absl::c_sort(ordinals);
+    return ordinals;
   }
 
   /// The first with the least free memory of those that are used.
@@ -259,16 +280,13 @@ class GpuPlanner {
   std::string UnusedText(const Numbers& chosen) const {
     const GpuSpan unused = GpuSpan(gpus_).subspan(Used(chosen).size());
     if (unused.empty()) return "";
-    return absl::StrCat("; not used: ",
-                        absl::StrJoin(unused, ", ", [](std::string* out, const GpuFacts& gpu) {
-                          absl::StrAppend(out, "gpu", gpu.ordinal);
-                        }));
+    return absl::StrCat("; not used: gpu", absl::StrJoin(Ordinals(unused), ", gpu"));
   }
 
   const Numbers asked_;
   const bool are_named_;
   const int64_t vocab_size_;
-  const std::vector<GpuFacts> gpus_;
+  std::vector<GpuFacts> gpus_;
   const NeedsOf& needs_of_;
 };
 
@@ -280,6 +298,11 @@ absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& 
   const Numbers asked{options.replicas, options.shards};
   LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuFacts> taken, TakeGpus(options, gpus));
   LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
+  if (asked.shards > kernels::kExchangeRanksMax) {
+    return absl::InvalidArgumentError(absl::StrCat(asked.shards, " shards are too many: at most ",
+                                                   kernels::kExchangeRanksMax,
+                                                   " GPUs share one head"));
+  }
   return GpuPlanner(asked, !options.gpus.empty(), head.vocab_size, std::move(taken), needs_of)
       .Plan();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -30,10 +31,6 @@ constexpr absl::Duration kPause = absl::Microseconds(50);
 
 /// How often a batch that is still being enqueued is looked at.
 constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
-
-/// How long shards that were told to stop are waited for before their batch is answered: a device
-/// that hangs never comes to rest.
-constexpr absl::Duration kRestTime = absl::Seconds(5);
 
 /// Whether the shards are as able as before after this failure of a batch.
 bool IsOfTheBatchAlone(const absl::Status& status) {
@@ -207,6 +204,7 @@ absl::Status ShardedEngine::Finish(Job& job) {
     const absl::MutexLock lock(&mutex_);
     status = job.is_enqueued ? job.status : TimedOut();
   }
+  if (const absl::Status aborted = team_.aborted(); !aborted.ok()) status = aborted;
   if (status.ok()) status = AwaitShards(job);
   if (status.ok()) status = Collect(job);
   if (status.ok()) return status;
@@ -229,8 +227,10 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
       LOGPROBD_ASSIGN_OR_RETURN(const bool is_shard_done, shard->IsDone(job.slot));
       is_done = is_done && is_shard_done;
     }
+    // What was told to stop ends too, without scores.
+    LOGPROBD_RETURN_IF_ERROR(team_.aborted());
     if (team_.size() > 1) LOGPROBD_RETURN_IF_ERROR(team_.collective().Check());
-    if (is_done) return team_.aborted();  // what was told to stop has ended too, without scores
+    if (is_done) return absl::OkStatus();
     if (clock_.Now() >= job.deadline) return TimedOut();
     if (absl::Now() < sleep_from) {
       std::this_thread::yield();
@@ -272,7 +272,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
       "a replica of the head has failed",
       {{"head", options_.info.name}, {"replica", options_.replica}, {"error", status.message()}});
   team_.Abort(status);
-  const absl::Time until = absl::Now() + kRestTime;
+  const absl::Time until = absl::Now() + options_.rest_time_max;
   const auto is_idle = [&] {
     {
       const absl::MutexLock lock(&mutex_);
@@ -285,15 +285,22 @@ void ShardedEngine::Fail(const absl::Status& status) {
                        [](const auto& shard) { return shard->IsIdle(); });
   };
   while (!is_idle() && absl::Now() < until) absl::SleepFor(kPause);
+  // What is stuck in a call that never returns is answered too.
+  const absl::MutexLock lock(&mutex_);
+  for (const JobPointer& job : jobs_) {
+    if (job->is_enqueued) continue;
+    job->is_taken = true;
+    job->deadline = clock_.Now();
+  }
 }
 
 /// Which shard failed is not known to all, so it counts for each.
 void ShardedEngine::RecordFailure(const absl::Status& status) {
   if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) return;
-  const bool is_exchange = team_.size() > 1 && !team_.collective().Check().ok();
+  const std::optional<std::string> collective = CollectiveOf(status);
   for (const int32_t gpu : options_.gpus) {
-    if (is_exchange) {
-      options_.metrics->RecordCollectiveError(gpu, team_.collective().name());
+    if (collective.has_value()) {
+      options_.metrics->RecordCollectiveError(gpu, *collective);
     } else if (absl::IsUnavailable(status) && team_.size() > 1) {
       options_.metrics->RecordCollectiveError(gpu, "timeout");
     } else {

@@ -31,6 +31,9 @@ struct ShardedEngineOptions {
   int32_t top_k_max = 0;
   /// Longest time from Start of a batch, which may wait for one other, to its end.
   absl::Duration batch_time_max = absl::InfiniteDuration();
+  /// How long shards that were told to stop are waited for before their batch is answered: a device
+  /// that hangs never comes to rest.
+  absl::Duration rest_time_max = absl::InfiniteDuration();
   std::vector<TileRange> tiles;  ///< A shard each.
   std::vector<int32_t> gpus;     ///< Ordinals for the metrics, a shard each; empty on a CPU.
   int32_t replica = 0;
