@@ -219,7 +219,7 @@ RECORD = {
     "ratio": (int, float, type(None)),
     "note": str,
 }
-UNITS = {"s", "ms", "us", "MiB", "GB/s", "nats", "rows/s"}
+UNITS = {"s", "ms", "us", "MiB", "GB/s", "nats", "rows/s", "thousand rows/s"}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
