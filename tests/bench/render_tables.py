@@ -187,25 +187,27 @@ ARRANGED = re.compile(r"GPU engine, (?P<how>.+?), (?P<case>H=\d+, V=\d+, batches
 
 
 def speedups(names: list[str]) -> str:
-    """A row for each shape and size of batch, a column for each arrangement of GPUs."""
-    lines = []
-    for name in names:
-        records = load(name)
-        matches = {id(r): ARRANGED.fullmatch(r["what"]) for r in records}
-        arranged = [r for r in records if matches[id(r)]]
-        hows = list(dict.fromkeys(matches[id(r)]["how"] for r in arranged))
-        rows = []
-        for case, group in grouped(arranged, lambda r: matches[id(r)]["case"]).items():
-            cells = {}
-            for r in group:
-                text = f"{number(r['figure'])}{spread(r)}"
-                if r["baseline"]:
-                    text = judged(f"{text}, {r['ratio']:.2f} times", r["ratio"], r["note"])
-                cells[matches[id(r)]["how"]] = text
-            rows.append([case, *(cells.get(how, "") for how in hows)])
-        heads = [f"{how}, {arranged[0]['unit']}" for how in hows]
-        lines += [caption(name, records), "", *rows_of(["what", *heads], rows)]
-    return "\n".join(lines)
+    """The tables of some result files, each with a column for each arrangement of GPUs."""
+    return "\n".join(line for name in names for line in speedups_of(name))
+
+
+def speedups_of(name: str) -> list[str]:
+    """A row for each shape and size of batch; throughput, and how many times that of one GPU."""
+    records = load(name)
+    matches = {id(r): ARRANGED.fullmatch(r["what"]) for r in records}
+    arranged = [r for r in records if matches[id(r)]]
+    hows = list(dict.fromkeys(matches[id(r)]["how"] for r in arranged))
+    rows = []
+    for case, group in grouped(arranged, lambda r: matches[id(r)]["case"]).items():
+        cells = {}
+        for r in group:
+            text = f"{number(r['figure'])}{spread(r)}"
+            if r["baseline"]:
+                text = judged(f"{text}, {r['ratio']:.2f} times", r["ratio"], r["note"])
+            cells[matches[id(r)]["how"]] = text
+        rows.append([case, *(cells.get(how, "") for how in hows)])
+    heads = [f"{how}, {arranged[0]['unit']}" for how in hows]
+    return [caption(name, records), "", *rows_of(["what", *heads], rows)]
 
 
 def in_common(records: list[dict]) -> list[str]:
