@@ -111,6 +111,20 @@ absl::StatusOr<double> Milliseconds(Loaded& loaded, int count) {
   return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
 }
 
+/// How many times the throughput of one GPU is wanted, as a note says it; empty: nothing is.
+std::string WantedText(const Arrangement& how, int64_t rows) {
+  std::map<int32_t, double> by_gpus;
+  if (how.replicas > 1) {
+    by_gpus = {{2, 1.95}, {4, 3.9}};
+  } else if (how.exchange != Exchange::kNccl && rows == 64) {
+    by_gpus = {{2, 1.6}, {4, 2.4}};
+  } else if (how.exchange != Exchange::kNccl && rows == 8'192) {
+    by_gpus = {{2, 1.9}, {4, 3.6}, {8, 6.5}};
+  }
+  const auto found = by_gpus.find(how.replicas * how.shards);
+  return found == by_gpus.end() ? "" : absl::StrCat("; wanted at least ", found->second);
+}
+
 /// What a finished batch says of its stages, as shares of `interval_ms` between batches.
 std::string StagesText(const ScoreBatch& batch, double interval_ms) {
   const double kernel_ms = batch.kernel_seconds * 1e3;
@@ -170,6 +184,7 @@ absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
       if (i > 0) {
         record.baseline_what = "1 GPU";
         record.baseline_figure = static_cast<double>(rows) / single_ms;
+        record.note += WantedText(arrangements[i], rows);
       }
       std::printf("H %5ld T %5ld %-16s %9.3f ms %9.1f k rows/s  x%.3f  %s\n",
                   static_cast<long>(shape.hidden_size), static_cast<long>(rows),
@@ -273,6 +288,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
         "until ready to score, connecting and warming up included, contexts not; %.1f GB/s; memory "
         "of each GPU within %.1f MiB of the plan",
         Median(rates), static_cast<double>(difference_max) / (1 << 20));
+    if (how.replicas == 1) record.note += "; wanted at most 3";
     records.push_back(std::move(record));
   }
   std::error_code ignored;

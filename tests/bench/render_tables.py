@@ -3,7 +3,9 @@
 
 Tables stand between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME being the stem of a file
 in tests/bench/results; each file gets its own, with its machine above it. Between `<!-- ratios: NAME... -->`
-and `<!-- /ratios -->` stands one table of all the files: times over that of the GEMM of the same run.
+and `<!-- /ratios -->` stands one table of all the files: times over that of the GEMM of the same run. Between
+`<!-- speedups: NAME... -->` and `<!-- /speedups -->` each file is a table with a column for each arrangement of GPUs:
+throughput, and how many times that of one GPU.
 
 `--check` writes nothing and exits 1 when a file is out of date, which a test does,
 so that no number in a README is typed by hand.
@@ -17,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (results|ratios): ([\w ]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (results|ratios|speedups): ([\w ]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 REQUIRED = {
     "what",
     "machine",
@@ -54,7 +56,7 @@ def load(name: str) -> list[dict]:
     return records
 
 
-WANTED = re.compile(r"wanted at most (?:\S+ = )?([\d.e+-]*\d)")
+WANTED = re.compile(r"wanted at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
 # Remarks on one baseline, not on what was measured.
 OF_A_BASELINE = ("wanted", "best ", "a further", "baseline spread")
 
@@ -64,13 +66,21 @@ def spread(record: dict) -> str:
     return f" ({number(low_high[0])} to {number(low_high[1])})" if low_high else ""
 
 
+def wanted(note: str) -> str | None:
+    """What a note asks of its figure, as "<= 1.3"."""
+    match = WANTED.search(note)
+    return match and f"{'<=' if match['bound'] == 'most' else '>='} {match['limit']}"
+
+
 def judged(text: str, value: float, note: str) -> str:
     """The cell, with the limit of its note and whether it was missed."""
-    limit = WANTED.search(note)
+    limit = wanted(note)
     if not limit:
         return text
-    missed = ", **missed**" if value > float(limit[1]) else ""
-    return f"{text}, wanted <= {limit[1]}{missed}"
+    sign, number_text = limit.split()
+    excess = value - float(number_text)
+    is_missed = excess > 0 if sign == "<=" else excess < 0
+    return f"{text}, wanted {limit}{', **missed**' if is_missed else ''}"
 
 
 def remarks(record: dict) -> list[str]:
@@ -115,14 +125,7 @@ def several_figures(records: list[dict], common: list[str]) -> list[str]:
     """A row for each "case: figure", a column for each figure."""
     parts = {id(r): r["what"].rsplit(": ", 1) for r in records}
     names = list(dict.fromkeys(parts[id(r)][1] for r in records))
-    limits = {
-        n: {
-            WANTED.search(r["note"]) and WANTED.search(r["note"])[1]
-            for r in records
-            if parts[id(r)][1] == n
-        }
-        for n in names
-    }
+    limits = {n: {wanted(r["note"]) for r in records if parts[id(r)][1] == n} for n in names}
     rows = []
     for case, group in grouped(records, lambda r: parts[id(r)][0]).items():
         cells = {}
@@ -138,7 +141,7 @@ def several_figures(records: list[dict], common: list[str]) -> list[str]:
     heads = []
     for name in names:
         limit = next(iter(limits[name])) if len(limits[name]) == 1 else None
-        heads.append(f"{name}, {unit}" + (f", wanted <= {limit}" if limit else ""))
+        heads.append(f"{name}, {unit}" + (f", wanted {limit}" if limit else ""))
     return rows_of(["what", *heads, "note"], rows)
 
 
@@ -176,8 +179,49 @@ def ratios(names: list[str]) -> str:
         captions.setdefault(origins(used), []).append(f"`{name}`")
     header = ["time over the GEMM's", *(f"H={h}, V={v}, T={t}" for h, v, t in shapes)]
     rows = [[m, *(cells.get(shape, "") for shape in shapes)] for m, cells in methods.items()]
-    caption = "; ".join(f"{', '.join(files)}: {origin}" for origin, files in captions.items())
-    return "\n".join([f"{caption}.", "", *rows_of(header, rows)])
+    measured = "; ".join(f"{', '.join(files)}: {origin}" for origin, files in captions.items())
+    return "\n".join([f"{measured}.", "", *rows_of(header, rows)])
+
+
+ARRANGED = re.compile(r"GPU engine, (?P<how>.+?), (?P<case>H=\d+, V=\d+, batches of \d+ rows)\b.*")
+
+
+def speedups(names: list[str]) -> str:
+    """The tables of some result files, each with a column for each arrangement of GPUs."""
+    return "\n".join(line for name in names for line in speedups_of(name))
+
+
+def speedups_of(name: str) -> list[str]:
+    """A row for each shape and size of batch; throughput, and how many times that of one GPU."""
+    records = load(name)
+    matches = {id(r): ARRANGED.fullmatch(r["what"]) for r in records}
+    arranged = [r for r in records if matches[id(r)]]
+    hows = list(dict.fromkeys(matches[id(r)]["how"] for r in arranged))
+    rows = []
+    for case, group in grouped(arranged, lambda r: matches[id(r)]["case"]).items():
+        cells = {}
+        for r in group:
+            text = f"{number(r['figure'])}{spread(r)}"
+            if r["baseline"]:
+                text = judged(f"{text}, {r['ratio']:.2f} times", r["ratio"], r["note"])
+            cells[matches[id(r)]["how"]] = text
+        rows.append([case, *(cells.get(how, "") for how in hows)])
+    heads = [f"{how}, {arranged[0]['unit']}" for how in hows]
+    return [caption(name, records), "", *rows_of(["what", *heads], rows)]
+
+
+def in_common(records: list[dict]) -> list[str]:
+    """The remarks that all of them have."""
+    return [part for part in remarks(records[0]) if all(part in remarks(r) for r in records)]
+
+
+def caption(name: str, records: list[dict]) -> str:
+    """Where and how a file was measured."""
+    rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
+    count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
+    medians = f"; medians of {count} rounds (lowest to highest)" if rounds else ""
+    about = "".join(f"; {part}" for part in in_common(records))
+    return f"`{name}`: {origins(records)}{medians}{about}."
 
 
 def table(names: list[str]) -> str:
@@ -185,12 +229,8 @@ def table(names: list[str]) -> str:
     lines = []
     for name in names:
         records = load(name)
-        rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
-        common = [p for p in remarks(records[0]) if all(p in remarks(r) for r in records)]
-        count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
-        medians = f"; medians of {count} rounds (lowest to highest)" if rounds else ""
-        about = "".join(f"; {part}" for part in common)
-        lines += [f"`{name}`: {origins(records)}{medians}{about}.", ""]
+        common = in_common(records)
+        lines += [caption(name, records), ""]
         compared = [r for r in records if r["baseline"]]
         alone = [r for r in records if not r["baseline"]]
         if compared:
@@ -202,9 +242,12 @@ def table(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+KINDS = {"results": table, "ratios": ratios, "speedups": speedups}
+
+
 def rendered_block(match: re.Match[str]) -> str:
     head, kind, names, foot = match.groups()
-    return head + (ratios if kind == "ratios" else table)(names.split()) + foot
+    return head + KINDS[kind](names.split()) + foot
 
 
 def main() -> int:

@@ -38,6 +38,10 @@ def test_tables_show_a_miss() -> None:
     assert render_tables.judged("0.9", 0.9, note) == "0.9, wanted <= 0.71, **missed**"
     assert render_tables.judged("0.5", 0.5, note) == "0.5, wanted <= 0.71"
     assert render_tables.judged("0.5", 0.5, "") == "0.5"
+    assert (
+        render_tables.judged("1.8", 1.8, "wanted at least 1.9") == "1.8, wanted >= 1.9, **missed**"
+    )
+    assert render_tables.judged("2", 2.0, "wanted at least 1.9") == "2, wanted >= 1.9"
 
 
 def timed(what: str, ratio: float, baseline: str = "cuBLASLt GEMM that writes bf16 logits") -> dict:
@@ -74,4 +78,48 @@ def test_ratios_to_the_gemm_of_several_files_stand_in_one_table(monkeypatch) -> 
         "| theirs, logprob alone | 2.50 | 0.97 |",
         "| GPU fused | 1.02 | 1.01 |",
         "<!-- /ratios -->",
+    ]
+
+
+def rate(how: str, rows: int, figure: float, ratio: float | None, note: str = "") -> dict:
+    return {
+        "what": f"GPU engine, {how}, H=64, V=9, batches of {rows} rows, 2 in flight",
+        "machine": "2 x a card",
+        "date": "2026-01-01",
+        "commit": "abc",
+        "figure": figure,
+        "unit": "thousand rows/s",
+        "spread": [figure - 1, figure + 1],
+        "rounds": 7,
+        "baseline": ratio and {"what": "1 GPU", "figure": figure / ratio},
+        "ratio": ratio,
+        "note": f"host to host; ms of a batch: {how}; {note}",
+    }
+
+
+def test_speedups_have_a_column_for_each_arrangement_of_gpus(monkeypatch) -> None:
+    records = [
+        rate("1 GPU", 64, 100, None),
+        rate("2 shards", 64, 150, 1.5, "wanted at least 1.6"),
+        rate("2 shards, NCCL", 64, 140, 1.4),
+        rate("1 GPU", 8192, 500, None),
+        rate("2 shards", 8192, 960, 1.92, "wanted at least 1.9"),
+    ]
+    monkeypatch.setattr(render_tables, "load", {"shards": records}.__getitem__)
+    text = "<!-- speedups: shards -->\nstale\n<!-- /speedups -->\n"
+
+    assert render_tables.BLOCK.sub(render_tables.rendered_block, text).splitlines() == [
+        "<!-- speedups: shards -->",
+        "`shards`: 2 x a card, 2026-01-01, commit abc; medians of 7 rounds (lowest to highest); "
+        "host to host.",
+        "",
+        "| what | 1 GPU, thousand rows/s | 2 shards, thousand rows/s "
+        "| 2 shards, NCCL, thousand rows/s |",
+        "|---|---|---|---|",
+        "| H=64, V=9, batches of 64 rows | 100 (99 to 101) "
+        "| 150 (149 to 151), 1.50 times, wanted >= 1.6, **missed** "
+        "| 140 (139 to 141), 1.40 times |",
+        "| H=64, V=9, batches of 8192 rows | 500 (499 to 501) "
+        "| 960 (959 to 961), 1.92 times, wanted >= 1.9 |  |",
+        "<!-- /speedups -->",
     ]

@@ -2,14 +2,18 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/engine/in_process_collective.h"
+#include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
 
 namespace logprobd {
@@ -103,9 +107,11 @@ class ShardedEngineTest : public ::testing::Test {
     options.batch_rows_max = 8;
     options.batch_time_max = absl::Seconds(30);
     options.clock = &clock_;
+    options.metrics = &metrics_;
     std::vector<std::unique_ptr<EngineShard>> shards;
     for (int32_t rank = 0; rank < num_shards; ++rank) {
       options.tiles.push_back({rank, rank + 1});
+      options.gpus.push_back(rank);
       shards.push_back(std::make_unique<FakeShard>(rank, devices_));
     }
     auto collective = num_shards > 1 ? std::make_unique<InProcessCollective>(num_shards) : nullptr;
@@ -119,8 +125,20 @@ class ShardedEngineTest : public ::testing::Test {
     devices_.is_held = is_held;
   }
 
+  /// Whether a counter with these labels stands at `count`, of GPU 0 and of GPU 1.
+  std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
+    const std::string text = metrics_.Serialize();
+    std::vector<bool> found;
+    for (const int gpu : {0, 1}) {
+      found.push_back(absl::StrContains(
+          text, absl::StrCat(name, "{gpu=\"", gpu, "\",", labels, "} ", count, "\n")));
+    }
+    return found;
+  }
+
   testing::FakeClock clock_;
   Devices devices_;
+  Metrics metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
 };
 
 TEST_F(ShardedEngineTest, TakesItsSlotsInTurnAndEndsBatchesInOrder) {
@@ -220,6 +238,45 @@ TEST_F(ShardedEngineTest, ABatchThatTakesTooLongMakesTheEngineUnhealthy) {
     EXPECT_FALSE(engine->healthy());
     Hold(false);
   }
+}
+
+TEST_F(ShardedEngineTest, CountsADevicesErrorOnceAtEachGpuOfTheReplica) {
+  const auto engine = Create(2);
+  devices_.device = absl::InternalError("fell off the bus");
+  Passed failed;
+  Passed later;
+
+  failed.Start(*engine);
+  failed.Wait();
+  later.Start(*engine);
+  later.Wait();
+
+  EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1), ElementsAre(true, true));
+}
+
+TEST_F(ShardedEngineTest, CountsABatchWithoutMemoryAtEachGpuOfTheReplica) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  Passed failed;
+
+  failed.Start(*engine);
+  failed.Wait();
+
+  EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"out_of_memory\"", 1),
+              ElementsAre(true, true));
+}
+
+TEST_F(ShardedEngineTest, CountsAHungReplicaAsATimeoutOfItsExchange) {
+  const auto engine = Create(2);
+  Hold(true);
+  Passed batch;
+  batch.Start(*engine);
+
+  clock_.Advance(absl::Seconds(31));
+  batch.Wait();
+
+  EXPECT_THAT(AreCounted("logprobd_collective_errors_total", "kind=\"timeout\"", 1),
+              ElementsAre(true, true));
 }
 
 TEST_F(ShardedEngineTest, ABatchWithinItsTimeIsWaitedFor) {
