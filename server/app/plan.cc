@@ -82,10 +82,18 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
   result.gpus = options.gpus;
   result.shards = static_cast<int32_t>(options.shards);
   result.replicas = static_cast<int32_t>(options.replicas);
-  if (options.watchdog_s > 0) {
-    result.batch_time_max = absl::Seconds(options.watchdog_s);
-  }
+  result.exchange = options.exchange == "peer"   ? Exchange::kPeer
+                    : options.exchange == "nccl" ? Exchange::kNccl
+                                                 : Exchange::kAuto;
   return result;
+}
+
+absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
+  if (options.watchdog_s > 0) {
+    return absl::Seconds(options.watchdog_s);
+  }
+  constexpr absl::Duration kOfGpus = absl::Seconds(120);
+  return device == Device::kCuda ? kOfGpus : absl::InfiniteDuration();
 }
 
 Batcher::Options BatcherOptionsOf(const ServerOptions& options) {

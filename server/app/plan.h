@@ -26,6 +26,9 @@ ModelFolderOptions ModelOptionsOf(const ServerOptions& options);
 EngineOptions EngineOptionsOf(const ServerOptions& options);
 Batcher::Options BatcherOptionsOf(const ServerOptions& options);
 
+/// Longest time of a batch on the device that was chosen; how long a CPU takes is known to nobody.
+absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
+
 /// The limits that requests are told and held to. Never more rows or message bytes than one
 /// client's share of the queue admits; answers count in that share too, so that what is within the
 /// limits can be served unless its lists (top_k, candidates) are out of all proportion to the

@@ -92,6 +92,9 @@ int LoadAndRun(Server& server) {
   }
   switch (server.Run()) {
     case Server::End::kStopped:
+      if (server.HasLostReplica()) {
+        _exit(kExitStopped);
+      }
       return kExitStopped;
     case Server::End::kWorkCut:
       _exit(kExitWorkCut);

@@ -276,9 +276,7 @@ absl::Status Server::Load() {
   const StoppableWeights weights(*impl.planned.weights, impl.stop_loading);
   EngineOptions engine_options = EngineOptionsOf(impl.options);
   engine_options.metrics = &impl.metrics;
-  if (plan.engine.device != Device::kCuda) {
-    engine_options.batch_time_max = absl::InfiniteDuration();  // of a CPU's time nothing is known
-  }
+  engine_options.batch_time_max = BatchTimeMaxOf(impl.options, plan.engine.device);
   engine_options.progress = [&impl](int64_t done_bytes, int64_t total_bytes) {
     impl.progress.Update(done_bytes, total_bytes);
   };
@@ -335,6 +333,10 @@ void Server::RequestStop() {
   impl_->stop_loading = true;
   const absl::MutexLock lock(&impl_->mutex);
   impl_->stop_requested = true;
+}
+
+bool Server::HasLostReplica() const {
+  return impl_->head != nullptr && impl_->head->num_healthy() < impl_->head->num_replicas();
 }
 
 int Server::grpc_port() const { return impl_->grpc->port(); }

@@ -70,6 +70,9 @@ class Server {
 
   void RequestStop();
 
+  /// A device that hangs would keep the destructor from returning.
+  bool HasLostReplica() const;
+
   int grpc_port() const;
   int http_port() const;  ///< 0 without HTTP.
   const ServingPlan& plan() const;

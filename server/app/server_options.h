@@ -26,7 +26,8 @@ struct ServerOptions {
   std::vector<int32_t> gpus;  ///< Empty: auto.
   int64_t shards = 0;         ///< 0: auto.
   int64_t replicas = 0;       ///< 0: auto.
-  double watchdog_s = 120;
+  double watchdog_s = 0;
+  std::string exchange = "auto";
   int64_t cpu_threads = 0;
 
   std::string listen = "127.0.0.1:8470";

@@ -28,8 +28,8 @@ std::optional<std::string> CollectiveOf(const absl::Status& status);
 /// thread at a time. A call enqueues on the rank's stream and returns; where there is none it
 /// returns when the arrays are joined. All joins are exact: bits do not depend on who joins.
 ///
-/// Errors: CollectiveError when the means of joining fails; ABORTED after Abort. Either may also show
-/// later, by Check. A collective that failed once is of no further use.
+/// Errors: CollectiveError when the means of joining fails; ABORTED after Abort. Either may also
+/// show later, by Check. A collective that failed once is of no further use.
 class Collective {
  public:
   virtual ~Collective() = default;

@@ -36,18 +36,39 @@ struct Replica {
 };
 
 absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gpus,
+                                                    const EnginePlan& plan,
                                                     const EngineOptions& options) {
   if (gpus.size() == 1) return nullptr;
-  // Hidden rows travel between GPUs in any case; without peer access the driver takes them through
-  // the host.
-  const absl::Status peers = EnablePeerAccess(gpus);
   std::unique_ptr<Collective> collective;
-  if (options.exchange == Exchange::kPeer || (options.exchange == Exchange::kAuto && peers.ok())) {
-    LOGPROBD_ASSIGN_OR_RETURN(collective, CreatePeerCollective(gpus));
-  } else {
+  if (plan.exchange == Exchange::kNccl) {
     LOGPROBD_ASSIGN_OR_RETURN(collective, CreateNcclCollective(gpus));
+  } else {
+    LOGPROBD_ASSIGN_OR_RETURN(collective, CreatePeerCollective(gpus));
   }
   return options.faults.Wrap(std::move(collective));
+}
+
+/// The shards of a replica one after the other; replicas at the same time.
+absl::Status WarmUp(std::vector<Replica>& replicas, const HeadInfo& info) {
+  std::vector<absl::Status> statuses(replicas.size());
+  kernels::ThreadPool threads(static_cast<int32_t>(replicas.size()));
+  threads.ForEach(static_cast<int64_t>(replicas.size()), [&](int64_t index, int32_t /*thread*/) {
+    const auto i = static_cast<size_t>(index);
+    for (const std::unique_ptr<CudaShard>& shard : replicas[i].shards) {
+      if (statuses[i].ok()) statuses[i] = shard->WarmUp(info);
+    }
+  });
+  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+/// The first reason of its own: shards that stop because another one failed are CANCELLED.
+absl::Status FirstFailure(absl::Span<const absl::Status> statuses) {
+  absl::Status first;
+  for (const absl::Status& status : statuses) {
+    if (!status.ok() && (first.ok() || absl::IsCancelled(first))) first = status;
+  }
+  return first;
 }
 
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info,
@@ -55,7 +76,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
                                                             const EngineOptions& options,
                                                             int32_t index, Replica replica,
                                                             std::vector<TileRange> tiles) {
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Collective> collective, Connect(replica.gpus, options));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Collective> collective,
+                            Connect(replica.gpus, plan, options));
   if (replica.shards.size() > 1) {
     std::vector<const CudaShard*> peers;
     for (const std::unique_ptr<CudaShard>& shard : replica.shards) peers.push_back(shard.get());
@@ -76,7 +98,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
   engine.info.engine = plan.engine;
   engine.info.engine_reason = plan.reason;
   engine.info.layout = plan.layout;
-  engine.memory = ReplicaMemory(info, options, replica.gpus, tiles);
+  engine.memory = ReplicaMemory(info, options, plan.exchange, replica.gpus, tiles);
   engine.batch_rows_max = options.batch_rows_max;
   engine.top_k_max = options.top_k_max;
   engine.batch_time_max = options.batch_time_max;
@@ -131,7 +153,8 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     statuses[i] = made.status();
     if (made.ok()) replica.shards[rank] = *std::move(made);
   });
-  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+  LOGPROBD_RETURN_IF_ERROR(FirstFailure(statuses));
+  LOGPROBD_RETURN_IF_ERROR(WarmUp(replicas, info));
   std::vector<std::unique_ptr<ScoringEngine>> engines;
   for (size_t i = 0; i < replicas.size(); ++i) {
     LOGPROBD_ASSIGN_OR_RETURN(

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -86,14 +85,13 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels:
   };
   absl::Mutex mutex;
   absl::Status status;  // The first error, guarded by mutex.
-  std::atomic<bool> has_failed = false;
   kernels::ThreadPool threads(kReaders);
   threads.ForEach((row_end - row_begin + buffer_rows - 1) / buffer_rows,
                   [&](int64_t piece, int32_t thread) {
-                    if (has_failed.load(std::memory_order_relaxed)) return;
+                    if (meter.is_stopped()) return;
                     absl::Status own = read(piece, readers[static_cast<size_t>(thread)]);
                     if (own.ok()) return;
-                    has_failed.store(true, std::memory_order_relaxed);
+                    meter.Stop();
                     const absl::MutexLock lock(&mutex);
                     status.Update(std::move(own));
                   });
@@ -101,6 +99,7 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels:
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(reader.stream.get()));
   }
   LOGPROBD_RETURN_IF_ERROR(status);
+  if (meter.is_stopped()) return absl::CancelledError("another shard could not be read");
   if (!weights.bias().empty()) {
     const int64_t columns = kernels::NumTiles(info.vocab_size) * kernels::kTileColumns;
     LOGPROBD_ASSIGN_OR_RETURN(head.bias,

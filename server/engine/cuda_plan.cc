@@ -18,6 +18,7 @@
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/kernel_dtype.h"
+#include "server/engine/peer_collective.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
@@ -28,6 +29,9 @@ using kernels::ChunkPlan;
 static_assert(kTopKMax == kernels::kTopKMax);
 
 constexpr int32_t kComputeCapabilityMin = 8;
+
+/// Device memory of an NCCL communicator; measured with NCCL 2.28 on two H200s.
+constexpr int64_t kNcclBytes = int64_t{208} << 20;
 
 absl::Status NoGpu(cudaError_t error) {
   (void)cudaGetLastError();
@@ -87,6 +91,25 @@ absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuFacts>& gp
   return absl::OkStatus();
 }
 
+/// With what the exchange takes: our mailboxes, or what NCCL does.
+int64_t WorkspaceBytes(const ChunkPlan& plan, Exchange exchange) {
+  return exchange == Exchange::kNccl ? plan.workspace_bytes - plan.exchange_bytes + kNcclBytes
+                                     : plan.workspace_bytes;
+}
+
+/// Of GPUs that share a head; `why` is told where it is not peer memory.
+Exchange ExchangeOf(const EngineOptions& options, const EnginePlan& plan, std::string& why) {
+  if (options.exchange != Exchange::kAuto) return options.exchange;
+  for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
+    const absl::Status reached = CheckPeerAccess(GpusOf(plan, replica));
+    if (!reached.ok()) {
+      why = std::string(reached.message());
+      return Exchange::kNccl;
+    }
+  }
+  return Exchange::kPeer;
+}
+
 /// Why the fused kernel does not score; empty where it does.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
   if (options.kernel == GpuKernel::kChunked) return "chunked was asked for";
@@ -132,7 +155,7 @@ std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
   return gpus;
 }
 
-MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options,
+MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exchange exchange,
                          absl::Span<const int32_t> gpus, absl::Span<const TileRange> tiles) {
   MemoryPlan memory;
   int64_t host_bytes = 0;
@@ -141,7 +164,7 @@ MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options,
         ChunkPlanOf(head, options, gpus[rank], static_cast<int32_t>(tiles.size()), tiles[rank]);
     const std::string place = absl::StrCat("gpu", gpus[rank]);
     memory.push_back({place, "weights", CudaHeadBytes(plan, head.has_bias)});
-    memory.push_back({place, "workspace", plan.workspace_bytes});
+    memory.push_back({place, "workspace", WorkspaceBytes(plan, exchange)});
     host_bytes = kernels::kChunkSlots * plan.slot_bytes;
   }
   memory.push_back({"host", "workspace", host_bytes, /*is_pinned=*/true});
@@ -195,15 +218,23 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                      chunks.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
                      kWorkspaceMax >> 20, ": lower --batch-rows or --top-k-max"));
   }
+  std::string why_no_peers;
+  if (layout.num_shards > 1) plan.exchange = ExchangeOf(options, plan, why_no_peers);
   plan.engine = chunks.with_fused ? "cuda/fused" : "cuda/chunked";
   plan.reason = std::move(reason);
   const auto& gpu = gpus[static_cast<size_t>(used.front())];
   absl::StrAppend(&plan.reason, plan.reason.empty() ? "" : "; ", Describe(gpu));
   if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
   if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
+  if (layout.num_shards > 1) {
+    absl::StrAppend(&plan.reason, "; exchange through ",
+                    plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
+                    why_no_peers.empty() ? "" : absl::StrCat(" (", why_no_peers, ")"));
+  }
   int64_t host_bytes = 0;
   for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
-    for (const MemoryUse& use : ReplicaMemory(head, options, GpusOf(plan, replica), tiles)) {
+    for (const MemoryUse& use :
+         ReplicaMemory(head, options, plan.exchange, GpusOf(plan, replica), tiles)) {
       if (use.place == "host") {
         host_bytes += use.bytes;
       } else {

@@ -21,7 +21,7 @@ kernels::ChunkPlan ChunkPlanOf(const HeadInfo& head, const EngineOptions& option
 std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica);
 
 /// Memory of one replica: its GPUs', and the host's.
-MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options,
+MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exchange exchange,
                          absl::Span<const int32_t> gpus, absl::Span<const TileRange> tiles);
 
 }  // namespace logprobd

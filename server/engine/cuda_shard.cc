@@ -1,8 +1,10 @@
 #include "server/engine/cuda_shard.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
@@ -54,12 +56,27 @@ double SecondsBetween(cudaEvent_t begin, cudaEvent_t end) {
   return cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess ? milliseconds * 1e-3 : 0.0;
 }
 
+/// What becomes of a failure that was not agreed: others may wait for this rank already, so it is
+/// the whole team's, INTERNAL whatever it was.
+absl::Status Together(const absl::Status& status, RankTeam& team) {
+  if (status.ok() || team.size() == 1) return status;
+  absl::Status why = absl::InternalError(status.message());
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { why.SetPayload(url, payload); });
+  team.Abort(why);
+  return team.aborted();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Create(const HeadWeights& weights,
                                                              Options options, LoadMeter& meter) {
   std::unique_ptr<CudaShard> shard(new CudaShard(std::move(options)));
-  LOGPROBD_RETURN_IF_ERROR(shard->Initialize(weights, meter));
+  const absl::Status status = shard->Initialize(weights, meter);
+  if (!status.ok()) {
+    meter.Stop();
+    return status;
+  }
   return shard;
 }
 
@@ -96,24 +113,19 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
     LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(plan, host));
     jobs_.push_back({.slot = std::move(slot)});
   }
-  return WarmUp(weights.info());
+  return absl::OkStatus();
 }
 
 /// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
 /// client's.
 absl::Status CudaShard::WarmUp(const HeadInfo& head) {
-  // With a host side of its own: the shards of an engine warm up at the same time.
-  LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<PinnedBuffer> host,
-                            CudaSlot::CreateHostSide(options_.plan));
-  LOGPROBD_ASSIGN_OR_RETURN(CudaSlot slot, CudaSlot::Create(options_.plan, std::move(host)));
-  Job job = {.slot = std::move(slot)};
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     // The chunked way runs the same kernels for any number of rows.
     const bool is_fused = scorer_->PathOf(KernelDtype(dtype)) == ScorePath::kFused;
     for (const int64_t num_rows : kWarmUpRows) {
-      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0, job));
+      LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0));
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
-        LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max, job));
+        LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max));
       }
       if (!is_fused) break;
     }
@@ -122,7 +134,7 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
 }
 
 absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t num_rows,
-                                   int32_t top_k, Job& job) {
+                                   int32_t top_k) {
   num_rows = std::min(num_rows, options_.plan.batch_rows_max);
   const auto rows = static_cast<size_t>(num_rows);
   const std::vector<std::byte> hidden(rows *
@@ -140,6 +152,7 @@ absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t nu
   batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
   batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
   RankTeam alone(1, std::make_unique<NoExchange>());
+  Job& job = jobs_.front();
   job.slot.Prepare(batch, 0);
   job.slot.FillHost(batch, 1.0);
   absl::Status status = EnqueuePass(batch, job, alone);
@@ -174,11 +187,8 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
     }
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(batch, job, team));
     if (pass + 1 < num_passes) {  // the slots are needed again, by all
-      const cudaError_t ended = cudaEventSynchronize(job.slot.output_end());
-      absl::Status status = ended == cudaSuccess
-                                ? absl::OkStatus()
-                                : CudaStatus(ended, "between two passes", __FILE__, __LINE__);
-      LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, std::move(status)));
+      LOGPROBD_RETURN_IF_ERROR(Together(AwaitPass(job.slot, team), team));
+      LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, absl::OkStatus()));
       if (options_.rank == 0) job.slot.CopyOut(batch);
       AddTimes(job);
     }
@@ -211,17 +221,29 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_end.get(), copy_in_.get()));
       return EnqueueScores(batch, slot, block, team);
     }();
-    if (!joint.ok() && team.size() > 1) {
-      team.Abort(absl::InternalError(joint.message()));
-      return team.aborted();
-    }
-    LOGPROBD_RETURN_IF_ERROR(joint);
+    LOGPROBD_RETURN_IF_ERROR(Together(joint, team));
     ++job.num_blocks;
   }
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), copy_out_.get()));
-  if (options_.rank == 0) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
-  return absl::OkStatus();
+  const absl::Status ended = [&]() -> absl::Status {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), copy_out_.get()));
+    if (options_.rank == 0) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
+    return absl::OkStatus();
+  }();
+  return Together(ended, team);
+}
+
+absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
+  while (true) {
+    const cudaError_t error = cudaEventQuery(slot.output_end());
+    if (error != cudaErrorNotReady) {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(error);
+      return absl::OkStatus();
+    }
+    LOGPROBD_RETURN_IF_ERROR(team.aborted());
+    if (team.size() > 1) LOGPROBD_RETURN_IF_ERROR(team.collective().Check());
+    std::this_thread::yield();
+  }
 }
 
 /// This shard's part of a block's rows, or all of them, from the host.
@@ -324,6 +346,7 @@ absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
 }
 
 absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   const cudaError_t error = cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
   if (error == cudaErrorNotReady) return false;
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
@@ -331,6 +354,7 @@ absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
 }
 
 absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   Job& job = jobs_[static_cast<size_t>(slot)];
   if (options_.rank == 0) job.slot.CopyOut(batch);
   AddTimes(job);
@@ -349,6 +373,7 @@ void CudaShard::AddTimes(Job& job) const {
 }
 
 bool CudaShard::IsIdle() {
+  (void)cudaSetDevice(options_.gpu);  // one that cannot be chosen does nothing any more
   for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
     if (cudaStreamQuery(stream) == cudaErrorNotReady) return false;
   }

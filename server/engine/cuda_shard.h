@@ -36,11 +36,15 @@ class CudaShard final : public EngineShard {
     FaultPoints faults;
   };
 
-  /// Reads the shard's rows of `weights` and loads every kernel that it may need. Errors are those
-  /// of LoadCudaHead.
+  /// Reads the shard's rows of `weights`. Errors are those of LoadCudaHead; whichever it is,
+  /// `meter` is stopped.
   static absl::StatusOr<std::unique_ptr<CudaShard>> Create(const HeadWeights& weights,
                                                            Options options, LoadMeter& meter);
   ~CudaShard() override;
+
+  /// Scores a few batches alone, so that every kernel is loaded. Before the first batch, and one
+  /// shard of an engine after the other: they share the slots' host sides.
+  absl::Status WarmUp(const HeadInfo& head);
 
   /// The shards of the engine by rank, this one too, all reachable from here. Before the first
   /// batch; they live as long as this one is used.
@@ -84,9 +88,7 @@ class CudaShard final : public EngineShard {
   explicit CudaShard(Options options) : options_(std::move(options)) {}
 
   absl::Status Initialize(const HeadWeights& weights, LoadMeter& meter);
-  absl::Status WarmUp(const HeadInfo& head);
-  absl::Status WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t num_rows, int32_t top_k,
-                          Job& job);
+  absl::Status WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t num_rows, int32_t top_k);
 
   absl::Status EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& team);
   absl::Status EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team);
@@ -96,6 +98,8 @@ class CudaShard final : public EngineShard {
   absl::Status EnqueueOthersRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& block,
                              RankTeam& team);
+  /// Waits for a pass that another follows, as long as the team is whole.
+  absl::Status AwaitPass(CudaSlot& slot, RankTeam& team) const;
   absl::Status EnqueueEnd(CudaSlot& slot);
   void AddTimes(Job& job) const;
 

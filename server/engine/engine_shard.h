@@ -33,7 +33,7 @@ class EngineShard {
   /// Begins to score `batch`, together with the other ranks of `team`, which are called with the
   /// same batch at the same time; `slot` is 0 to kBatchesInFlight - 1, in turn. What a shard cannot
   /// do it tells by team.Agree before the others wait for it, and every rank returns what was
-  /// agreed; a failure after that aborts the team.
+  /// agreed; a failure after that aborts the team and is INTERNAL, one of memory too.
   virtual absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) = 0;
 
   /// Whether all that Enqueue began in `slot` has ended. An error is the device's.

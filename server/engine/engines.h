@@ -58,8 +58,9 @@ struct EnginePlan {
   Device device = Device::kCpu;  ///< Never kAuto.
   std::string engine;            ///< "cpu/avx512", "cuda/fused".
   std::string reason;
-  std::vector<ShardPlace> layout;  ///< Replica by replica, shard by shard.
-  MemoryPlan memory;               ///< Weights and workspace of all of them.
+  std::vector<ShardPlace> layout;       ///< Replica by replica, shard by shard.
+  MemoryPlan memory;                    ///< Weights and workspace of all of them.
+  Exchange exchange = Exchange::kAuto;  ///< Of shards on GPUs, decided.
 
   int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }

@@ -180,8 +180,8 @@ class GpuPlanner {
   /// replicas.
   std::vector<Numbers> Possible(const Numbers& asked) const {
     const auto num_gpus = static_cast<int64_t>(gpus_.size());
-    const int64_t shards_max = std::min(
-        {num_gpus, kernels::NumTiles(vocab_size_), int64_t{kernels::kExchangeRanksMax}});
+    const int64_t shards_max =
+        std::min({num_gpus, kernels::NumTiles(vocab_size_), int64_t{kernels::kExchangeRanksMax}});
     std::vector<Numbers> possible;
     for (int64_t shards = 1; shards <= shards_max; ++shards) {
       if (asked.shards > 0 && asked.shards != shards) continue;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -17,6 +18,10 @@ class LoadMeter {
             std::function<void(int64_t done_bytes, int64_t total_bytes)> progress)
       : total_bytes_(total_bytes), progress_(std::move(progress)) {}
 
+  /// A loader has failed: the others need not go on.
+  void Stop() { is_stopped_ = true; }
+  bool is_stopped() const { return is_stopped_; }
+
   void Add(int64_t bytes) {
     const absl::MutexLock lock(&mutex_);
     done_bytes_ += bytes;
@@ -26,6 +31,7 @@ class LoadMeter {
  private:
   const int64_t total_bytes_;
   const std::function<void(int64_t, int64_t)> progress_;
+  std::atomic<bool> is_stopped_ = false;
   absl::Mutex mutex_;
   int64_t done_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

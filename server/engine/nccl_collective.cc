@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
+#include "server/base/start_thread.h"
+#include "server/engine/cuda_memory.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/nccl_library.h"
 
@@ -52,9 +56,15 @@ absl::Status ToldToStop() { return absl::AbortedError("the shards were told to s
 class NcclCollective final : public Collective {
  public:
   explicit NcclCollective(const NcclLibrary& nccl) : nccl_(nccl) {}
-  ~NcclCollective() override { Abort(); }
+  ~NcclCollective() override {
+    Abort();
+    if (abort_thread_.joinable()) abort_thread_.join();
+  }
 
   absl::Status Connect(absl::Span<const int32_t> gpus);
+
+  /// One call of each kind, so that NCCL takes its memory now. All ranks at the same time.
+  absl::Status WarmUp(absl::Span<const int32_t> gpus);
 
   absl::string_view name() const override { return "nccl"; }
   absl::Status AllReduce(int32_t rank, absl::Span<const Reduction> items,
@@ -66,10 +76,9 @@ class NcclCollective final : public Collective {
 
  private:
   absl::Status StatusOf(ncclResult_t result, absl::string_view call) const {
-    return result == ncclSuccess
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat("NCCL error ", static_cast<int>(result), ": ",
-                                                  nccl_.get_error_string(result), " (", call, ")"));
+    if (result == ncclSuccess) return absl::OkStatus();
+    return CollectiveError(name(), absl::StrCat("NCCL error ", static_cast<int>(result), ": ",
+                                                nccl_.get_error_string(result), " (", call, ")"));
   }
 
   /// Runs `calls` as one group of the rank and waits until NCCL has taken them, not until they end.
@@ -89,6 +98,7 @@ class NcclCollective final : public Collective {
   const NcclLibrary& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> is_aborted_ = false;
+  std::thread abort_thread_;  ///< A device that hangs may keep it.
 };
 
 absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
@@ -100,7 +110,11 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
   LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
   absl::Status status;
   for (size_t rank = 0; rank < gpus.size() && status.ok(); ++rank) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[rank]));
+    const cudaError_t chosen = cudaSetDevice(gpus[rank]);
+    if (chosen != cudaSuccess) {
+      status = CudaStatus(chosen, "cudaSetDevice", __FILE__, __LINE__);
+      break;
+    }
     const absl::MutexLock lock(&ranks_[rank]->mutex);
     const ncclResult_t result = nccl_.comm_init_rank_config(
         &ranks_[rank]->comm, static_cast<int>(gpus.size()), id, static_cast<int>(rank), &config);
@@ -115,7 +129,7 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
     while (state == ncclInProgress) {
       LOGPROBD_ASSIGN_OR_RETURN(state, StateOf(*rank));
       if (state == ncclInProgress && absl::Now() > until) {
-        return absl::InternalError("NCCL did not connect the GPUs within a minute");
+        return CollectiveError(name(), "NCCL did not connect the GPUs within a minute");
       }
       if (state == ncclInProgress) absl::SleepFor(kConnectPause);
     }
@@ -190,9 +204,11 @@ absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 }
 
 absl::Status NcclCollective::Check() {
-  if (is_aborted_) return absl::OkStatus();  // the team knows
   for (const std::unique_ptr<Rank>& rank : ranks_) {
-    LOGPROBD_ASSIGN_OR_RETURN(const ncclResult_t state, StateOf(*rank));
+    const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
+    if (is_aborted_) return absl::OkStatus();  // the team knows
+    LOGPROBD_RETURN_IF_ERROR(found.status());
+    const ncclResult_t state = *found;
     if (state != ncclInProgress) LOGPROBD_RETURN_IF_ERROR(StatusOf(state, "in a collective"));
   }
   return absl::OkStatus();
@@ -200,10 +216,45 @@ absl::Status NcclCollective::Check() {
 
 void NcclCollective::Abort() {
   if (is_aborted_.exchange(true)) return;
-  for (const std::unique_ptr<Rank>& rank : ranks_) {
-    const absl::MutexLock lock(&rank->mutex);
-    if (rank->comm != nullptr) (void)nccl_.comm_abort(std::exchange(rank->comm, nullptr));
+  const auto abort_all = [this] {
+    for (const std::unique_ptr<Rank>& rank : ranks_) {
+      const absl::MutexLock lock(&rank->mutex);
+      if (rank->comm != nullptr) (void)nccl_.comm_abort(std::exchange(rank->comm, nullptr));
+    }
+  };
+  // It waits for the kernels that it ends, and its caller must not.
+  absl::StatusOr<std::thread> thread = StartThread("nccl-abort", abort_all);
+  if (thread.ok()) {
+    abort_thread_ = *std::move(thread);
+  } else {
+    abort_all();
   }
+}
+
+absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
+  std::vector<absl::Status> statuses(gpus.size());
+  kernels::ThreadPool threads(static_cast<int32_t>(gpus.size()));
+  threads.ForEach(static_cast<int64_t>(gpus.size()), [&](int64_t index, int32_t /*thread*/) {
+    const auto rank = static_cast<int32_t>(index);
+    const auto i = static_cast<size_t>(index);
+    statuses[i] = [&]() -> absl::Status {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[i]));
+      LOGPROBD_ASSIGN_OR_RETURN(const CudaStream stream, CreateStream());
+      const auto bytes = static_cast<int64_t>((gpus.size() + 1) * sizeof(uint64_t));
+      LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer memory, AllocateDevice(bytes, "NCCL's test"));
+      auto* const words = reinterpret_cast<uint64_t*>(memory.get());
+      for (const ReductionType type :
+           {ReductionType::kMaxInt32, ReductionType::kMaxUint64, ReductionType::kSumInt64}) {
+        const Reduction item = {words, 1, type};
+        LOGPROBD_RETURN_IF_ERROR(AllReduce(rank, {item}, stream.get()));
+      }
+      LOGPROBD_RETURN_IF_ERROR(Gather(rank, words, 1, words + 1, stream.get()));
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.get()));
+      return absl::OkStatus();
+    }();
+  });
+  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -212,6 +263,7 @@ absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(absl::Span<cons
   LOGPROBD_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, LoadNccl());
   auto collective = std::make_unique<NcclCollective>(*nccl);
   LOGPROBD_RETURN_IF_ERROR(collective->Connect(gpus));
+  LOGPROBD_RETURN_IF_ERROR(collective->WarmUp(gpus));
   return collective;
 }
 

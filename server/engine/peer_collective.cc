@@ -125,7 +125,7 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
                                    .epoch = ++own.epoch,
                                    .mine = mine + begin,
                                    .count = std::min(kCountMax, count - begin),
-                                   .all = all + begin,
+                                   .all = rank == 0 ? all + begin : nullptr,
                                    .all_stride = count},
                                   stream));
   }
@@ -134,7 +134,7 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 
 }  // namespace
 
-absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
+absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus) {
   for (const int32_t gpu : gpus) {
     for (const int32_t peer : gpus) {
       if (gpu == peer) continue;
@@ -144,6 +144,17 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
         return absl::FailedPreconditionError(
             absl::StrCat("GPU ", gpu, " cannot reach the memory of GPU ", peer));
       }
+    }
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
+  for (const int32_t gpu : gpus) {
+    for (const int32_t peer : gpus) {
+      if (gpu == peer) continue;
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu));
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -156,7 +167,10 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
   return absl::OkStatus();
 }
 
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Collective>> CreatePeerCollective(absl::Span<const int32_t> gpus) {
+  LOGPROBD_RETURN_IF_ERROR(CheckPeerAccess(gpus));
   LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));
   return PeerCollective::Create(gpus);
 }

@@ -17,7 +17,7 @@ namespace logprobd {
 /// RESOURCE_EXHAUSTED for memory.
 absl::StatusOr<std::unique_ptr<Collective>> CreatePeerCollective(absl::Span<const int32_t> gpus);
 
-/// Lets every GPU reach the memory of the others; FAILED_PRECONDITION names a pair that cannot.
-absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus);
+/// FAILED_PRECONDITION names a pair of GPUs that cannot reach each other's memory.
+absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus);
 
 }  // namespace logprobd

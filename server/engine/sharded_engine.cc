@@ -202,9 +202,9 @@ absl::Status ShardedEngine::Finish(Job& job) {
   absl::Status status;
   {
     const absl::MutexLock lock(&mutex_);
-    status = job.is_enqueued ? job.status : TimedOut();
+    status = job.is_enqueued ? job.status : team_.aborted();
+    if (!job.is_enqueued) status.Update(TimedOut());
   }
-  if (const absl::Status aborted = team_.aborted(); !aborted.ok()) status = aborted;
   if (status.ok()) status = AwaitShards(job);
   if (status.ok()) status = Collect(job);
   if (status.ok()) return status;

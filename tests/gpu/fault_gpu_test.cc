@@ -49,10 +49,13 @@ absl::Status Score(ScoringEngine& engine, StagingBuffer& staging, const EngineCa
   return status;
 }
 
-[[noreturn]] void ScoreAfterAFault() {
+/// The fault is on the last shard's GPU.
+[[noreturn]] void ScoreAfterAFault(int32_t shards) {
   {
-    const auto head = MakeRandomHead({});
-    auto engine = CreateGpuEngine(*head, 64);
+    const auto head = MakeRandomHead({.vocab_size = 500});
+    EngineOptions options;
+    options.batch_rows_max = 64;
+    auto engine = CreateGpuEngine(*head, options, shards);
     Expect(engine.ok(), "the engine is made");
     const EngineCase inputs = MakeRandomCase(*head, 5);
     auto staging = (*engine)->AllocateStaging(static_cast<int64_t>(inputs.hidden.size()));
@@ -60,6 +63,7 @@ absl::Status Score(ScoringEngine& engine, StagingBuffer& staging, const EngineCa
     Expect(Score(**engine, **staging, inputs).ok(), "the first batch is scored");
     Expect((*engine)->healthy(), "the engine is healthy");
 
+    Expect(cudaSetDevice((shards - 1) % NumGpus()) == cudaSuccess, "the GPU is chosen");
     Expect(BreakContext() != cudaSuccess, "the context is broken");
     const absl::Status at_fault = Score(**engine, **staging, inputs);
     const absl::Status later = Score(**engine, **staging, inputs);
@@ -76,7 +80,10 @@ TEST(GpuFaultTest, AFaultMakesTheEngineUnhealthyAndLaterBatchesUnavailable) {
   if (!NoGpuReason().empty()) GTEST_SKIP() << NoGpuReason();
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
 
-  EXPECT_EXIT(ScoreAfterAFault(), ::testing::ExitedWithCode(0), "");
+  for (const int32_t shards : {1, 2, 3}) {
+    SCOPED_TRACE(::testing::Message() << shards << " shards");
+    EXPECT_EXIT(ScoreAfterAFault(shards), ::testing::ExitedWithCode(0), "");
+  }
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const Head
   LOGPROBD_ASSIGN_OR_RETURN(EnginePlan plan, PlanCudaEngine(head.info(), options, "test"));
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
                             PartitionTiles(head.info().vocab_size, shards));
+  plan.exchange = options.exchange;
   plan.layout.clear();
   for (int32_t shard = 0; shard < shards; ++shard) {
     const TileRange& range = tiles[static_cast<size_t>(shard)];

@@ -201,11 +201,22 @@ TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsTheReplicaAndLeavesTheGpusUsable)
   const auto other = Create(head, 2);
   ASSERT_NE(other, nullptr);
   const EngineScores expected = RunCase(*other, inputs);
+  struct Case {
+    FaultyCollective::Fault fault;
+    Exchange exchange;
+  };
+  std::vector<Case> cases;
   for (const auto fault : {FaultyCollective::Fault::kFails, FaultyCollective::Fault::kHangs,
                            FaultyCollective::Fault::kIsLater}) {
+    cases.push_back({fault, Exchange::kPeer});
+    if (NumGpus() > 1) cases.push_back({fault, Exchange::kNccl});  // it takes a GPU once
+  }
+  for (const auto [fault, exchange] : cases) {
     for (const int32_t rank : {0, 1}) {
-      SCOPED_TRACE(absl::StrCat("fault ", static_cast<int>(fault), ", rank ", rank));
+      SCOPED_TRACE(absl::StrCat("fault ", static_cast<int>(fault), ", rank ", rank, ", NCCL ",
+                                exchange == Exchange::kNccl));
       EngineOptions options;
+      options.exchange = exchange;
       options.batch_time_max = absl::Seconds(1);
       options.faults.collective = [&](std::unique_ptr<Collective> real) {
         return std::make_unique<FaultyCollective>(std::move(real), fault, rank, 1);
@@ -226,6 +237,30 @@ TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsTheReplicaAndLeavesTheGpusUsable)
       EXPECT_EQ(others.logprob, expected.logprob);
     }
   }
+}
+
+TEST_F(GpuShardsTest, CandidatesInSeveralPassesHaveTheSameBitsInShards) {
+  const LargeHead head(20'000, 512, 3.0);
+  EngineCase inputs = MixedCase(head, 40, 3);
+  inputs.candidate_rows.clear();
+  inputs.candidate_ids.clear();
+  std::mt19937_64 random(3);
+  for (int32_t i = 0; i < (1 << 20) + 5'000; ++i) {  // more than a pass takes
+    inputs.candidate_rows.push_back(i / 26'500);
+    inputs.candidate_ids.push_back(static_cast<int32_t>(random() % 20'000));
+  }
+  const auto whole = Create(head, 1);
+  const auto shards = Create(head, 3);
+  ASSERT_NE(whole, nullptr);
+  ASSERT_NE(shards, nullptr);
+
+  const EngineScores expected = RunCase(*whole, inputs);
+  const EngineScores scores = RunCase(*shards, inputs);
+
+  ASSERT_TRUE(scores.status.ok()) << scores.status;
+  EXPECT_EQ(scores.candidate_logprobs, expected.candidate_logprobs);
+  EXPECT_EQ(scores.logprob, expected.logprob);
+  EXPECT_EQ(scores.top_k_ids, expected.top_k_ids);
 }
 
 // E76: a shard without memory for a batch fails that batch alone, at whichever rank.

@@ -51,7 +51,9 @@ class FaultyCollective final : public Collective {
   }
 
  private:
-  static absl::Status Broken() { return CollectiveError("faulty", "a link between the shards broke"); }
+  static absl::Status Broken() {
+    return CollectiveError("faulty", "a link between the shards broke");
+  }
 
   absl::Status Strike(int32_t rank) {
     if (rank != rank_) return absl::OkStatus();

@@ -137,6 +137,7 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   options.shards = 2;
   options.replicas = 1;
   options.watchdog_s = 0.5;
+  options.exchange = "nccl";
   options.batch_rows = 77;
   options.batch_wait_us = 9;
   options.valid_vocab = 11;
@@ -146,7 +147,9 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   EXPECT_THAT(EngineOptionsOf(options).gpus, ElementsAre(3, 2));
   EXPECT_EQ(EngineOptionsOf(options).shards, 2);
   EXPECT_EQ(EngineOptionsOf(options).replicas, 1);
-  EXPECT_EQ(EngineOptionsOf(options).batch_time_max, absl::Milliseconds(500));
+  EXPECT_EQ(BatchTimeMaxOf(options, Device::kCpu), absl::Milliseconds(500));
+  EXPECT_EQ(BatchTimeMaxOf(options, Device::kCuda), absl::Milliseconds(500));
+  EXPECT_EQ(EngineOptionsOf(options).exchange, Exchange::kNccl);
   EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_wait_max, absl::Microseconds(9));
@@ -155,9 +158,9 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   EXPECT_FALSE(ModelOptionsOf(ServerOptions()).valid_vocab.has_value());
   EXPECT_EQ(EngineOptionsOf(ServerOptions()).device, Device::kAuto);
   EXPECT_THAT(EngineOptionsOf(ServerOptions()).gpus, IsEmpty());
-  EXPECT_EQ(EngineOptionsOf(ServerOptions()).batch_time_max, absl::Seconds(120));
-  options.watchdog_s = 0;
-  EXPECT_EQ(EngineOptionsOf(options).batch_time_max, absl::InfiniteDuration());
+  EXPECT_EQ(EngineOptionsOf(ServerOptions()).exchange, Exchange::kAuto);
+  EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCuda), absl::Seconds(120));
+  EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCpu), absl::InfiniteDuration());
 }
 
 }  // namespace

@@ -168,7 +168,13 @@ TEST(GpuLayoutTest, SaysHowManyGpusAreNeededAndThere) {
   EXPECT_THAT(Plan(Asked(0, 2), Gpus(1)), HasSubstr("2 shards need 2 GPUs: there is 1"));
   EXPECT_THAT(Plan(Asked(3, 0, {0, 1}), Gpus(4)),
               HasSubstr("3 replicas need 3 GPUs: --gpus names 2"));
-  EXPECT_THAT(Plan(Asked(kInt32Max, 700), Gpus(4)), HasSubstr("need 1503238552900 GPUs"));
+  EXPECT_THAT(Plan(Asked(kInt32Max, 16), Gpus(4)), HasSubstr("need 34359738352 GPUs"));
+}
+
+TEST(GpuLayoutTest, RefusesMoreShardsThanExchangeWithEachOther) {
+  EXPECT_THAT(Plan(Asked(1, 17), Gpus(20)),
+              AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("at most 16 GPUs share one head")));
+  EXPECT_EQ(Plan({}, Gpus(20), 2'100).substr(0, 5), "1x16:");
 }
 
 TEST(GpuLayoutTest, SaysWhichNumbersFitTheNamedGpus) {
@@ -233,23 +239,37 @@ TEST(GpuLayoutTest, TakesGpusWhoseMemoryDiffersByLessThanOnePercent) {
   EXPECT_EQ(Plan({}, gpus), "2x1: gpu0 gpu1");
 }
 
-TEST(GpuLayoutTest, ShardsForTheGpuWithTheLeastFreeMemory) {
+// One busy GPU once made a small head lie in shards over all of them.
+TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessFills) {
+  for (const size_t busy : {0U, 2U, 3U}) {
+    std::vector<GpuFacts> gpus = Gpus(4);
+    gpus[busy].free_bytes = 1 * kGib;
+
+    const std::string unused = absl::StrCat("3 replicas of 1 shard; not used: gpu", busy);
+    EXPECT_THAT(ReasonOf({}, gpus, 10), EndsWith(unused));
+    EXPECT_EQ(Plan({}, gpus, 10).substr(0, 4), "3x1:");
+    EXPECT_EQ(Plan(Asked(0, 1), gpus, 10).substr(0, 4), "3x1:");
+  }
+}
+
+TEST(GpuLayoutTest, ShardsNamedGpusForTheOneWithTheLeastFreeMemory) {
   std::vector<GpuFacts> gpus = Gpus(2);
   gpus[1].free_bytes = 15 * kGib;
 
-  EXPECT_EQ(Plan({}, gpus, 10), "1x2: gpu0 gpu1");
-  EXPECT_THAT(ReasonOf({}, gpus, 10), HasSubstr("does not fit twice on one GPU (15.0 GiB free)"));
+  EXPECT_EQ(Plan(Asked(0, 0, {0, 1}), gpus, 10), "1x2: gpu0 gpu1");
+  EXPECT_THAT(ReasonOf(Asked(0, 0, {0, 1}), gpus, 10),
+              HasSubstr("does not fit twice on one GPU (15.0 GiB free)"));
 }
 
 TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
   std::vector<GpuFacts> gpus = Gpus(4);
   gpus[1].free_bytes = 30 * kGib;
 
-  const std::string text = Plan(Asked(0, 1), gpus, 80);
+  const std::string text = Plan(Asked(0, 1, {0, 1, 2, 3}), gpus, 80);
 
   EXPECT_THAT(text, AllOf(StartsWith("FAILED_PRECONDITION"),
                           HasSubstr("GPU 1 has 30.0 GiB free, the head needs 81.0 GiB (weight 80.0 "
-                                    "GiB, workspace 1.0 GiB): --shards 3 --replicas 1 would fit")));
+                                    "GiB, workspace 1.0 GiB): --shards 4 --replicas 1 would fit")));
   EXPECT_THAT(Plan(Asked(2, 2), Gpus(8), 300),
               HasSubstr("GPU 0 has 139.0 GiB free, each of 2 shards needs 151.0 GiB (weight 150.0 "
                         "GiB, workspace 1.0 GiB): --shards 3 --replicas 2 would fit"));

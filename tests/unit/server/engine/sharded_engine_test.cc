@@ -279,6 +279,19 @@ TEST_F(ShardedEngineTest, CountsAHungReplicaAsATimeoutOfItsExchange) {
               ElementsAre(true, true));
 }
 
+TEST_F(ShardedEngineTest, CountsABrokenExchangeByItsName) {
+  const auto engine = Create(2);
+  devices_.device = CollectiveError("nccl", "a link broke");
+  Passed failed;
+
+  failed.Start(*engine);
+  failed.Wait();
+
+  EXPECT_THAT(AreCounted("logprobd_collective_errors_total", "kind=\"nccl\"", 1),
+              ElementsAre(true, true));
+  EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 0), ElementsAre(true, true));
+}
+
 TEST_F(ShardedEngineTest, ABatchWithinItsTimeIsWaitedFor) {
   const auto engine = Create(2);
   Hold(true);
