@@ -26,7 +26,7 @@ namespace {
 static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
 
 /// Kernels that wait for a peer leave within microseconds of being told; one that hangs stays.
-constexpr absl::Duration kRestTime = absl::Seconds(5);
+constexpr absl::Duration kRestTime = absl::Seconds(1);
 
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {

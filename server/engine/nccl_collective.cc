@@ -28,6 +28,8 @@ using kernels::ReductionType;
 
 /// NCCL finds the links between GPUs in about a second.
 constexpr absl::Duration kConnectTime = absl::Seconds(60);
+/// A few hundred kilobytes are joined at a time; each block more takes tens of megabytes.
+constexpr int kBlocksMax = 4;
 constexpr absl::Duration kConnectPause = absl::Milliseconds(1);
 
 struct TypeAndOperation {
@@ -106,6 +108,8 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
   LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.get_unique_id(&id), "ncclGetUniqueId"));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.minCTAs = 1;
+  config.maxCTAs = kBlocksMax;
   for (size_t rank = 0; rank < gpus.size(); ++rank) ranks_.push_back(std::make_unique<Rank>());
   LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
   absl::Status status;
