@@ -55,7 +55,8 @@ struct ScoreBatch {
   absl::Span<uint8_t> nonfinite;         ///< [num_rows], always filled.
 
   /// Seconds, filled by the engine; 0 where a stage does not exist.
-  double h2d_seconds = 0;
+  double h2d_seconds = 0;     ///< Until a device has all rows: gather_seconds too.
+  double gather_seconds = 0;  ///< Rows that shards bring to each other.
   double kernel_seconds = 0;
   double combine_seconds = 0;
   double d2h_seconds = 0;
@@ -64,7 +65,7 @@ struct ScoreBatch {
 /// Called once when a batch's scores lie in place or it failed; must not block.
 using ScoreDone = absl::AnyInvocable<void(absl::Status) &&>;
 
-/// Scores batches on one replica: CpuEngine, CudaEngine, or FakeEngine in tests.
+/// Scores batches on one replica: a ShardedEngine, or FakeEngine in tests.
 ///
 /// Threads: Start from one thread at a time; the rest from any. At most kBatchesInFlight batches
 /// are between Start and `done`; batches end in the order in which they were started. The

@@ -216,8 +216,10 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
     // for each other's rows and sums.
     LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, EnqueueOwnRows(batch, block)));
     const absl::Status joint = [&]() -> absl::Status {
-      LOGPROBD_RETURN_IF_ERROR(EnqueueOthersRows(batch, block));
       if (block.is_first) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
+      LOGPROBD_RETURN_IF_CUDA_ERROR(
+          cudaEventRecord(block.events->gather_begin.get(), copy_in_.get()));
+      LOGPROBD_RETURN_IF_ERROR(EnqueueOthersRows(batch, block));
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_end.get(), copy_in_.get()));
       return EnqueueScores(batch, slot, block, team);
     }();
@@ -366,6 +368,7 @@ void CudaShard::AddTimes(Job& job) const {
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
     job.times.h2d += SecondsBetween(events.copy_begin.get(), events.copy_end.get());
+    job.times.gather += SecondsBetween(events.gather_begin.get(), events.copy_end.get());
     job.times.kernel += SecondsBetween(events.kernel_begin.get(), events.kernel_end.get());
     job.times.combine += SecondsBetween(events.kernel_end.get(), events.combine_end.get());
   }

@@ -52,8 +52,8 @@ absl::StatusOr<CudaSlot> CudaSlot::Create(const kernels::ChunkPlan& plan,
   LOGPROBD_ASSIGN_OR_RETURN(slot.device_, AllocateDevice(plan.slot_bytes, "a batch's scores"));
   slot.blocks_.resize(static_cast<size_t>(BlocksMax(plan)));
   for (BlockEvents& block : slot.blocks_) {
-    for (CudaEvent* event : {&block.copy_begin, &block.copy_end, &block.kernel_begin,
-                             &block.kernel_end, &block.combine_end}) {
+    for (CudaEvent* event : {&block.copy_begin, &block.gather_begin, &block.copy_end,
+                             &block.kernel_begin, &block.kernel_end, &block.combine_end}) {
       LOGPROBD_ASSIGN_OR_RETURN(*event, CreateEvent());
     }
   }

@@ -28,6 +28,7 @@ class CudaSlot {
   /// When the parts of a block ran, for the stage metrics.
   struct BlockEvents {
     CudaEvent copy_begin;
+    CudaEvent gather_begin;  ///< What comes from the host has come.
     CudaEvent copy_end;
     CudaEvent kernel_begin;
     CudaEvent kernel_end;

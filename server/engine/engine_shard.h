@@ -12,7 +12,8 @@ namespace logprobd {
 
 /// Seconds that a shard's part of a batch took; 0 where a stage does not exist.
 struct ShardTimes {
-  double h2d = 0;
+  double h2d = 0;     ///< Until the shard has all rows.
+  double gather = 0;  ///< Of which those of other shards' parts, waiting for them included.
   double kernel = 0;
   double combine = 0;  ///< Waiting for other shards included.
   double d2h = 0;

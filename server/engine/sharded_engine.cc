@@ -243,10 +243,12 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
 absl::Status ShardedEngine::Collect(Job& job) {
   ScoreBatch& batch = *job.batch;
   batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = batch.d2h_seconds = 0;
+  batch.gather_seconds = 0;
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     LOGPROBD_ASSIGN_OR_RETURN(const ShardTimes times, shards_[rank]->Collect(batch, job.slot));
     // The slowest shard's; only the first joins last and copies scores out.
     batch.h2d_seconds = std::max(batch.h2d_seconds, times.h2d);
+    batch.gather_seconds = std::max(batch.gather_seconds, times.gather);
     batch.kernel_seconds = std::max(batch.kernel_seconds, times.kernel);
     if (rank == 0) {
       batch.combine_seconds = times.combine;

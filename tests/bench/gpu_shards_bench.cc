@@ -129,10 +129,11 @@ std::string WantedText(const Arrangement& how, int64_t rows) {
 std::string StagesText(const ScoreBatch& batch, double interval_ms) {
   const double kernel_ms = batch.kernel_seconds * 1e3;
   return absl::StrFormat(
-      "ms of a batch: copy in %.3f, kernels %.3f, combine and exchange %.3f, copy out %.3f; not "
+      "ms of a batch: copy in %.3f (from other GPUs %.3f), kernels %.3f, combine and exchange "
+      "%.3f, copy out %.3f; not "
       "kernels %.1f %% of the time between batches",
-      batch.h2d_seconds * 1e3, kernel_ms, batch.combine_seconds * 1e3, batch.d2h_seconds * 1e3,
-      100.0 * (interval_ms - kernel_ms) / interval_ms);
+      batch.h2d_seconds * 1e3, batch.gather_seconds * 1e3, kernel_ms, batch.combine_seconds * 1e3,
+      batch.d2h_seconds * 1e3, 100.0 * (interval_ms - kernel_ms) / interval_ms);
 }
 
 absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
@@ -269,14 +270,14 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
           for (const MemoryUse& use : plan.memory) {
             if (use.place == absl::StrCat("gpu", gpu)) planned += use.bytes;
           }
-          const int64_t taken = before[gpu] - after[gpu];
-          difference_max = std::max(difference_max, std::abs(taken - planned));
+          const int64_t more = before[gpu] - after[gpu] - planned;
+          if (std::abs(more) > std::abs(difference_max)) difference_max = more;
         }
         return absl::OkStatus();
       }();
     }
     LOGPROBD_RETURN_IF_ERROR(status);
-    std::printf("load %-16s %6.2f s, %6.2f GB/s; memory within %.1f MiB of the plan\n",
+    std::printf("load %-16s %6.2f s, %6.2f GB/s; memory %+.1f MiB against the plan\n",
                 how.name.c_str(), Median(seconds), Median(rates),
                 static_cast<double>(difference_max) / (1 << 20));
     std::fflush(stdout);
@@ -287,7 +288,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
     record.note = absl::StrFormat(
         "until ready to score, connecting and warming up included, contexts not; %.1f GB/s; memory "
         "of each GPU within %.1f MiB of the plan",
-        Median(rates), static_cast<double>(difference_max) / (1 << 20));
+        Median(rates), static_cast<double>(std::abs(difference_max)) / (1 << 20));
     if (how.replicas == 1) record.note += "; wanted at most 3";
     records.push_back(std::move(record));
   }

@@ -59,7 +59,11 @@ class FakeShard final : public EngineShard {
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& /*batch*/, int32_t slot) override {
     const absl::MutexLock lock(&devices_.mutex);
     if (rank_ == 0) devices_.collected.push_back(slot);
-    return ShardTimes{.h2d = 1.0 + rank_, .kernel = 5.0 - rank_, .combine = 2.0 + rank_, .d2h = 3};
+    return ShardTimes{.h2d = 1.0 + rank_,
+                      .gather = 0.5 + rank_,
+                      .kernel = 5.0 - rank_,
+                      .combine = 2.0 + rank_,
+                      .d2h = 3};
   }
 
   bool IsIdle() override { return devices_.is_idle; }
@@ -162,6 +166,7 @@ TEST_F(ShardedEngineTest, TellsTheSlowestShardsTimesAndTheFirstOnesLastSteps) {
   ASSERT_TRUE(batch.Wait().ok()) << batch.status;
 
   EXPECT_EQ(batch.batch.h2d_seconds, 3);
+  EXPECT_EQ(batch.batch.gather_seconds, 2.5);
   EXPECT_EQ(batch.batch.kernel_seconds, 5);
   EXPECT_EQ(batch.batch.combine_seconds, 2);
   EXPECT_EQ(batch.batch.d2h_seconds, 3);
