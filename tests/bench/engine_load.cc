@@ -33,19 +33,19 @@ absl::StatusOr<std::unique_ptr<EngineBatch>> MakeBatch(ScoringEngine& engine,
   return started;
 }
 
-absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
-                                          std::vector<std::unique_ptr<EngineBatch>>& batches,
-                                          int count) {
-  const absl::Time begin = absl::Now();
+absl::Status ScoreWhileLeft(ScoringEngine& engine,
+                            std::vector<std::unique_ptr<EngineBatch>>& batches,
+                            std::atomic<int>& left) {
   absl::Mutex mutex;
   int running = 0;
   absl::Status status;
-  for (int i = 0; i < count; ++i) {
+  for (size_t i = 0;; ++i) {
     const auto room = [&] { return running < static_cast<int>(batches.size()); };
     absl::MutexLock lock(&mutex);
     mutex.Await(absl::Condition(&room));
+    if (left.fetch_sub(1) <= 0) break;
     ++running;
-    engine.Start(batches[static_cast<size_t>(i) % batches.size()]->batch, [&](absl::Status ended) {
+    engine.Start(batches[i % batches.size()]->batch, [&](absl::Status ended) {
       absl::MutexLock done_lock(&mutex);
       status.Update(ended);
       --running;
@@ -54,7 +54,15 @@ absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
   const auto idle = [&] { return running == 0; };
   absl::MutexLock lock(&mutex);
   mutex.Await(absl::Condition(&idle));
-  LOGPROBD_RETURN_IF_ERROR(status);
+  return status;
+}
+
+absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
+                                          std::vector<std::unique_ptr<EngineBatch>>& batches,
+                                          int count) {
+  std::atomic<int> left = count;
+  const absl::Time begin = absl::Now();
+  LOGPROBD_RETURN_IF_ERROR(ScoreWhileLeft(engine, batches, left));
   return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
 }
 

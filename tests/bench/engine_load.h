@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -22,8 +23,13 @@ struct EngineBatch {
 absl::StatusOr<std::unique_ptr<EngineBatch>> MakeBatch(ScoringEngine& engine,
                                                        const EngineCase& inputs);
 
-/// Milliseconds a batch, host memory to host memory, with all of `batches` in flight until `count`
-/// have ended.
+/// Scores batches, host memory to host memory and all of `batches` in flight, as long as `left` is
+/// above 0; each takes one of it. Returns when they have ended.
+absl::Status ScoreWhileLeft(ScoringEngine& engine,
+                            std::vector<std::unique_ptr<EngineBatch>>& batches,
+                            std::atomic<int>& left);
+
+/// Milliseconds a batch of `count`.
 absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
                                           std::vector<std::unique_ptr<EngineBatch>>& batches,
                                           int count);

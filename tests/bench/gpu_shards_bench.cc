@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -96,15 +97,16 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateOn(const HeadW
   return CreateCudaEngines(head, made, options);
 }
 
-/// Milliseconds until every engine has scored `count` batches, over `count`.
+/// Milliseconds until `count` batches for each engine are scored, over `count`. Whichever engine is
+/// free takes the next, as the server's do.
 absl::StatusOr<double> Milliseconds(Loaded& loaded, int count) {
+  std::atomic<int> left = count * static_cast<int>(loaded.engines.size());
   std::vector<absl::Status> statuses(loaded.engines.size());
   const absl::Time begin = absl::Now();
   std::vector<std::thread> threads;
   for (size_t i = 0; i < loaded.engines.size(); ++i) {
-    threads.emplace_back([&, i] {
-      statuses[i] = EngineMilliseconds(*loaded.engines[i], loaded.batches[i], count).status();
-    });
+    threads.emplace_back(
+        [&, i] { statuses[i] = ScoreWhileLeft(*loaded.engines[i], loaded.batches[i], left); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
