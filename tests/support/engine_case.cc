@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
+#include "absl/synchronization/mutex.h"
 #include "server/base/check.h"
 
 namespace logprobd::testing {
@@ -58,7 +58,13 @@ struct StartedCase::Impl {
   EngineScores scores;
   std::unique_ptr<StagingBuffer> staging;
   ScoreBatch batch;
-  absl::Notification done;
+  absl::Mutex mutex;
+  bool is_done = false;
+
+  void Await() {
+    const absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(&is_done));
+  }
 };
 
 StartedCase::StartedCase(ScoringEngine& engine, const EngineCase& inputs)
@@ -105,15 +111,16 @@ StartedCase::StartedCase(ScoringEngine& engine, const EngineCase& inputs)
   batch.candidate_logprobs = absl::MakeSpan(scores.candidate_logprobs);
   batch.nonfinite = absl::MakeSpan(scores.nonfinite);
   engine.Start(batch, [impl = impl_.get()](absl::Status status) {
+    const absl::MutexLock lock(&impl->mutex);
     impl->scores.status = std::move(status);
-    impl->done.Notify();
+    impl->is_done = true;
   });
 }
 
-StartedCase::~StartedCase() { impl_->done.WaitForNotification(); }
+StartedCase::~StartedCase() { impl_->Await(); }
 
 EngineScores StartedCase::Wait() {
-  impl_->done.WaitForNotification();
+  impl_->Await();
   return impl_->scores;
 }
 

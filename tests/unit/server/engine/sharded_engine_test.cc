@@ -9,7 +9,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/engine/in_process_collective.h"
@@ -77,7 +76,8 @@ class FakeShard final : public EngineShard {
 struct Passed {
   ScoreBatch batch;
   absl::Status status = absl::UnknownError("not answered");
-  absl::Notification done;
+  absl::Mutex mutex;
+  bool is_done = false;
   std::vector<int32_t> targets = {0};
   std::vector<float> temperatures = {1.0F};
   std::vector<uint8_t> nonfinite = {0};
@@ -91,13 +91,15 @@ struct Passed {
 
   void Start(ScoringEngine& engine) {
     engine.Start(batch, [this](absl::Status ended) {
+      const absl::MutexLock lock(&mutex);
       status = std::move(ended);
-      done.Notify();
+      is_done = true;
     });
   }
 
   const absl::Status& Wait() {
-    done.WaitForNotification();
+    const absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(&is_done));
     return status;
   }
 };
