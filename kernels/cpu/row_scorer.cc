@@ -470,7 +470,8 @@ void RowScorer::Impl::ShareTopKeys() {
 
 void RowScorer::Impl::FinishSharedRows() {
   ForEachRows([this](int64_t first, int64_t count) {
-    const auto num_keys = static_cast<size_t>(options.num_shards * params.top_k);
+    const auto num_keys =
+        static_cast<size_t>(options.num_shards) * static_cast<size_t>(params.top_k);
     std::vector<uint64_t> keys(num_keys);
     std::vector<TopRows::Entry> entries;
     for (int64_t row = first; row < first + count; ++row) {
