@@ -21,8 +21,8 @@ inline constexpr int32_t kExchangeBlocksMax = 16;
 inline constexpr int32_t kPeerScoresRowsMax = 256;
 inline constexpr int32_t kPeerScoresWords = 16;
 
-/// A mailbox: slices [2, num_ranks, slice_bytes], then flags, uint64 [num_ranks,
-/// kExchangeBlocksMax], then words, uint64 [2, num_ranks, kPeerScoresRowsMax, kPeerScoresWords].
+// A mailbox: slices [2, num_ranks, slice_bytes], then flags, uint64 [num_ranks,
+// kExchangeBlocksMax], then words, uint64 [2, num_ranks, kPeerScoresRowsMax, kPeerScoresWords].
 LOGPROBD_HOST_DEVICE constexpr int64_t MailboxFlagsOffset(int32_t num_ranks, int64_t slice_bytes) {
   return 2 * num_ranks * slice_bytes;
 }

@@ -7,7 +7,8 @@
 //           a rank pushes epoch e + 2, into the slices of e, only once its kernel of e + 1 has
 //           ended; that has seen every rank's flags of e + 1, which a rank raises only in its
 //           kernel of e + 1, that is, after its kernel of e, and all its reading, ended. Flags only
-//           rise, so one that is an epoch ahead already says what is waited for.
+//           rise, so one that is an epoch ahead already says what is waited for. Where e + 1 is a
+//           launch of peer_scores, its words say what the flags would.
 // Work      Packets of 16 bytes; block b has the same run of them on every rank, and a flag of its
 //           own: it waits for block b of the others alone. A thread a packet until there are
 //           kExchangeBlocksMax blocks.

@@ -26,7 +26,7 @@ constexpr int64_t ExchangeBytes(const Reduction& item) {
 /// Inputs and outputs of LaunchPeerExchange.
 struct PeerExchangeParams {
   PeerGroup group;
-  uint64_t epoch = 0;  ///< 1, 2, 3, ...: one a launch of this file, on every rank the same.
+  uint64_t epoch = 0;  ///< As PeerStep::epoch.
   /// The arrays, in device memory of the rank, 4-byte aligned at least. Counts and types are the
   /// same on every rank; none at all is a barrier.
   Reduction items[kExchangeItemsMax] = {};

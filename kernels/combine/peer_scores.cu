@@ -23,7 +23,6 @@
 namespace logprobd::kernels {
 namespace {
 
-using internal::JoinedSums;
 using internal::TilesOfRow;
 
 constexpr int kGroupThreads = 256;

@@ -25,8 +25,9 @@ namespace {
 
 static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
 
-/// Kernels that wait for a peer leave within microseconds of being told; one that hangs stays.
-constexpr absl::Duration kRestTime = absl::Seconds(1);
+/// Kernels that wait for a peer leave within microseconds of being told, others when they have
+/// ended; one that hangs stays.
+constexpr absl::Duration kRestTime = absl::Seconds(5);
 
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {
@@ -39,6 +40,7 @@ absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gp
                                                     const EnginePlan& plan,
                                                     const EngineOptions& options) {
   if (gpus.size() == 1) return nullptr;
+  LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // hidden rows travel between GPUs in any case
   std::unique_ptr<Collective> collective;
   if (plan.exchange == Exchange::kNccl) {
     LOGPROBD_ASSIGN_OR_RETURN(collective, CreateNcclCollective(gpus));

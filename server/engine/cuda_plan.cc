@@ -18,6 +18,7 @@
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/kernel_dtype.h"
+#include "server/engine/nccl_collective.h"
 #include "server/engine/peer_collective.h"
 #include "server/weights/head_weights.h"
 
@@ -30,7 +31,8 @@ static_assert(kTopKMax == kernels::kTopKMax);
 
 constexpr int32_t kComputeCapabilityMin = 8;
 
-/// Device memory of an NCCL communicator; 90 MiB with NCCL 2.28 on two H200s.
+/// Device memory of an NCCL communicator; 90 to 122 MiB with NCCL 2.28 on two
+/// H200s.
 constexpr int64_t kNcclBytes = int64_t{96} << 20;
 
 absl::Status NoGpu(cudaError_t error) {
@@ -57,7 +59,8 @@ absl::StatusOr<std::vector<GpuFacts>> FindGpus() {
     facts.major = properties.major;
     facts.minor = properties.minor;
     facts.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
-    facts.free_bytes = facts.total_bytes;
+    // Until it is measured, which one that is too old never is.
+    facts.free_bytes = facts.major < kComputeCapabilityMin ? 0 : facts.total_bytes;
     gpus.push_back(std::move(facts));
   }
   return gpus;
@@ -97,17 +100,27 @@ int64_t WorkspaceBytes(const ChunkPlan& plan, Exchange exchange) {
                                      : plan.workspace_bytes;
 }
 
-/// Of GPUs that share a head; `why` is told where it is not peer memory.
-Exchange ExchangeOf(const EngineOptions& options, const EnginePlan& plan, std::string& why) {
-  if (options.exchange != Exchange::kAuto) return options.exchange;
+/// How the shards exchange, with why where it is not as usual.
+struct ExchangeChoice {
+  Exchange exchange = Exchange::kPeer;
+  std::string why;
+};
+
+/// FAILED_PRECONDITION where the GPUs cannot exchange as they must.
+absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
+                                              const EnginePlan& plan) {
+  absl::Status peers;
   for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
-    const absl::Status reached = CheckPeerAccess(GpusOf(plan, replica));
-    if (!reached.ok()) {
-      why = std::string(reached.message());
-      return Exchange::kNccl;
-    }
+    peers.Update(CheckPeerAccess(GpusOf(plan, replica)));
   }
-  return Exchange::kPeer;
+  if (options.exchange != Exchange::kNccl && peers.ok()) return ExchangeChoice();
+  if (options.exchange == Exchange::kPeer) return peers;
+  const absl::Status nccl = CheckNcclUsable();
+  if (!nccl.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shards need NCCL (", peers.ok() ? "asked for" : peers.message(), "): ", nccl.message()));
+  }
+  return ExchangeChoice{Exchange::kNccl, std::string(peers.ok() ? "asked for" : peers.message())};
 }
 
 /// Why the fused kernel does not score; empty where it does.
@@ -195,7 +208,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
     if (!tiles.ok()) return {};
     const ChunkPlan plan = ChunkPlanOf(head, options, first_gpu, num_shards, tiles->front());
     return {.weight_bytes = CudaHeadBytes(plan, head.has_bias),
-            .workspace_bytes = plan.workspace_bytes};
+            .workspace_bytes = WorkspaceBytes(plan, options.exchange)};
   };
   LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanGpuLayout(head, options, gpus, needs_of));
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
@@ -218,8 +231,11 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                      chunks.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
                      kWorkspaceMax >> 20, ": lower --batch-rows or --top-k-max"));
   }
-  std::string why_no_peers;
-  if (layout.num_shards > 1) plan.exchange = ExchangeOf(options, plan, why_no_peers);
+  ExchangeChoice exchange;
+  if (layout.num_shards > 1) {
+    LOGPROBD_ASSIGN_OR_RETURN(exchange, ChooseExchange(options, plan));
+  }
+  plan.exchange = exchange.exchange;
   plan.engine = chunks.with_fused ? "cuda/fused" : "cuda/chunked";
   plan.reason = std::move(reason);
   const auto& gpu = gpus[static_cast<size_t>(used.front())];
@@ -229,7 +245,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   if (layout.num_shards > 1) {
     absl::StrAppend(&plan.reason, "; exchange through ",
                     plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
-                    why_no_peers.empty() ? "" : absl::StrCat(" (", why_no_peers, ")"));
+                    exchange.why.empty() ? "" : absl::StrCat(" (", exchange.why, ")"));
   }
   int64_t host_bytes = 0;
   for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {

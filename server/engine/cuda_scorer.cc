@@ -394,6 +394,9 @@ absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank
   if (step.has_value()) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         kernels::LaunchPeerScores({.step = *step, .scores = RowScores(block)}, stream));
+    const kernels::Reduction candidates = {block.candidate_logprobs, block.num_candidates,
+                                           kernels::ReductionType::kSumInt32};
+    LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, {candidates}, stream));
   } else {
     LOGPROBD_RETURN_IF_ERROR(EnqueueShardSums(block, rank, collective, stream));
     if (rank == 0) {
@@ -405,11 +408,6 @@ absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank
                                       .row_sums = row_sums_},
                                      stream));
     }
-  }
-  if (block.num_candidates > 0) {
-    const kernels::Reduction logits = {block.candidate_logprobs, block.num_candidates,
-                                       kernels::ReductionType::kSumInt32};
-    LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, {logits}, stream));
   }
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_ERROR(EnqueueShardTopK(block, rank, collective, stream));
@@ -442,7 +440,8 @@ absl::Status CudaScorer::EnqueueShardSums(const CudaBlock& block, int32_t rank,
   const Reduction added[] = {
       {row_sums_, kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
        ReductionType::kSumInt64},
-      {target_logits_, block.num_rows, ReductionType::kSumInt32}};
+      {target_logits_, block.num_rows, ReductionType::kSumInt32},
+      {block.candidate_logprobs, block.num_candidates, ReductionType::kSumInt32}};
   return collective.AllReduce(rank, added, stream);
 }
 

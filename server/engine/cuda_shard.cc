@@ -211,6 +211,7 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
     block.is_spread = team.size() > 1 && block.count * row_bytes >= kSpreadBytes;
     block.is_first = row == slot.row_begin();
     block.events = &slot.blocks()[static_cast<size_t>(job.num_blocks)];
+    block.events->is_spread = block.is_spread;
     next_hidden_ = (next_hidden_ + 1) % hidden_.size();
     // From here on shards wait for each other: on the host for what was agreed, then on the GPUs
     // for each other's rows and sums.
@@ -368,7 +369,9 @@ void CudaShard::AddTimes(Job& job) const {
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
     job.times.h2d += SecondsBetween(events.copy_begin.get(), events.copy_end.get());
-    job.times.gather += SecondsBetween(events.gather_begin.get(), events.copy_end.get());
+    if (events.is_spread) {
+      job.times.gather += SecondsBetween(events.gather_begin.get(), events.copy_end.get());
+    }
     job.times.kernel += SecondsBetween(events.kernel_begin.get(), events.kernel_end.get());
     job.times.combine += SecondsBetween(events.kernel_end.get(), events.combine_end.get());
   }

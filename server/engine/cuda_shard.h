@@ -82,7 +82,7 @@ class CudaShard final : public EngineShard {
     size_t buffer = 0;
     bool is_spread = false;  ///< Each shard brings a part.
     bool is_first = false;   ///< Of its pass.
-    const CudaSlot::BlockEvents* events = nullptr;
+    CudaSlot::BlockEvents* events = nullptr;
   };
 
   explicit CudaShard(Options options) : options_(std::move(options)) {}

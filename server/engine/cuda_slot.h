@@ -29,6 +29,7 @@ class CudaSlot {
   struct BlockEvents {
     CudaEvent copy_begin;
     CudaEvent gather_begin;  ///< What comes from the host has come.
+    bool is_spread = false;  ///< The rest comes from other shards.
     CudaEvent copy_end;
     CudaEvent kernel_begin;
     CudaEvent kernel_end;

@@ -40,11 +40,12 @@ struct Layout {
 /// are chosen: replicas where a GPU holds the whole head comfortably (its weight twice, so that a
 /// new version can lie beside the old, and the workspace), else the fewest shards that do, else the
 /// fewest that fit at all; the rest of the GPUs become replicas. GPUs that `options` names are all
-/// used, in that order; of others a rest that is less than a replica is not.
+/// used, in that order; of others those with the most free memory, so that one which another
+/// process fills is left out, as is a rest that is less than a replica.
 ///
 /// FAILED_PRECONDITION, each saying what to change: a GPU that is not there, too few, older than
 /// compute capability 8.0, of different models or memory (1%), or without room. INVALID_ARGUMENT:
-/// more shards than tiles, a GPU named twice, or named GPUs that would be left over.
+/// more shards than tiles or than 16, a GPU named twice, or named GPUs that would be left over.
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
                                      absl::Span<const GpuFacts> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of);

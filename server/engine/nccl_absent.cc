@@ -4,11 +4,15 @@
 
 namespace logprobd {
 
-absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(
-    absl::Span<const int32_t> /*gpus*/) {
+absl::Status CheckNcclUsable() {
   return absl::FailedPreconditionError(
       "this build has no NCCL: install libnccl-dev and build again, or use GPUs that reach each "
       "other's memory");
+}
+
+absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(
+    absl::Span<const int32_t> /*gpus*/) {
+  return CheckNcclUsable();
 }
 
 }  // namespace logprobd

@@ -65,7 +65,7 @@ class NcclCollective final : public Collective {
 
   absl::Status Connect(absl::Span<const int32_t> gpus);
 
-  /// One call of each kind, so that NCCL takes its memory now. All ranks at the same time.
+  /// A call of every type, so that NCCL takes its memory now. All ranks at the same time.
   absl::Status WarmUp(absl::Span<const int32_t> gpus);
 
   absl::string_view name() const override { return "nccl"; }
@@ -209,8 +209,9 @@ absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 
 absl::Status NcclCollective::Check() {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
-    const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
     if (is_aborted_) return absl::OkStatus();  // the team knows
+    const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
+    if (is_aborted_) return absl::OkStatus();
     LOGPROBD_RETURN_IF_ERROR(found.status());
     const ncclResult_t state = *found;
     if (state != ncclInProgress) LOGPROBD_RETURN_IF_ERROR(StatusOf(state, "in a collective"));
@@ -222,8 +223,12 @@ void NcclCollective::Abort() {
   if (is_aborted_.exchange(true)) return;
   const auto abort_all = [this] {
     for (const std::unique_ptr<Rank>& rank : ranks_) {
-      const absl::MutexLock lock(&rank->mutex);
-      if (rank->comm != nullptr) (void)nccl_.comm_abort(std::exchange(rank->comm, nullptr));
+      ncclComm_t comm = nullptr;
+      {
+        const absl::MutexLock lock(&rank->mutex);
+        comm = std::exchange(rank->comm, nullptr);
+      }
+      if (comm != nullptr) (void)nccl_.comm_abort(comm);
     }
   };
   // It waits for the kernels that it ends, and its caller must not.
@@ -248,20 +253,35 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer memory, AllocateDevice(bytes, "NCCL's test"));
       auto* const words = reinterpret_cast<uint64_t*>(memory.get());
       for (const ReductionType type :
-           {ReductionType::kMaxInt32, ReductionType::kMaxUint64, ReductionType::kSumInt64}) {
+           {ReductionType::kMaxInt32, ReductionType::kMaxUint32, ReductionType::kMaxUint64,
+            ReductionType::kSumInt32, ReductionType::kSumInt64}) {
         const Reduction item = {words, 1, type};
         LOGPROBD_RETURN_IF_ERROR(AllReduce(rank, {item}, stream.get()));
       }
       LOGPROBD_RETURN_IF_ERROR(Gather(rank, words, 1, words + 1, stream.get()));
-      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.get()));
+      const absl::Time until = absl::Now() + kConnectTime;
+      cudaError_t state = cudaErrorNotReady;
+      while (state == cudaErrorNotReady) {
+        if (is_aborted_) return ToldToStop();
+        if (absl::Now() > until) return CollectiveError(name(), "NCCL's first calls do not end");
+        state = cudaStreamQuery(stream.get());
+        if (state == cudaErrorNotReady) absl::SleepFor(kConnectPause);
+      }
+      LOGPROBD_RETURN_IF_CUDA_ERROR(state);
       return absl::OkStatus();
     }();
+    if (!statuses[i].ok()) Abort();  // or the others would wait for this rank
   });
-  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
+  absl::Status first;
+  for (const absl::Status& status : statuses) {
+    if (first.ok() || absl::IsAborted(first)) first = status.ok() ? first : status;
+  }
+  return first;
 }
 
 }  // namespace
+
+absl::Status CheckNcclUsable() { return LoadNccl().status(); }
 
 absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(absl::Span<const int32_t> gpus) {
   LOGPROBD_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, LoadNccl());

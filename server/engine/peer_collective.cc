@@ -132,15 +132,21 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
   return absl::OkStatus();
 }
 
+/// Whether kernels of `gpu` reach the memory of `peer`; of its own always.
+absl::StatusOr<bool> Reaches(int32_t gpu, int32_t peer) {
+  if (gpu == peer) return true;
+  int can_access = 0;
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceCanAccessPeer(&can_access, gpu, peer));
+  return can_access != 0;
+}
+
 }  // namespace
 
 absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus) {
   for (const int32_t gpu : gpus) {
     for (const int32_t peer : gpus) {
-      if (gpu == peer) continue;
-      int can_access = 0;
-      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceCanAccessPeer(&can_access, gpu, peer));
-      if (can_access == 0) {
+      LOGPROBD_ASSIGN_OR_RETURN(const bool reaches, Reaches(gpu, peer));
+      if (!reaches) {
         return absl::FailedPreconditionError(
             absl::StrCat("GPU ", gpu, " cannot reach the memory of GPU ", peer));
       }
@@ -149,13 +155,12 @@ absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus) {
   return absl::OkStatus();
 }
 
-namespace {
-
 absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
   for (const int32_t gpu : gpus) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu));
     for (const int32_t peer : gpus) {
-      if (gpu == peer) continue;
-      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu));
+      LOGPROBD_ASSIGN_OR_RETURN(const bool reaches, Reaches(gpu, peer));
+      if (gpu == peer || !reaches) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
         (void)cudaGetLastError();  // not sticky; the next launch must not see it
@@ -166,8 +171,6 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Collective>> CreatePeerCollective(absl::Span<const int32_t> gpus) {
   LOGPROBD_RETURN_IF_ERROR(CheckPeerAccess(gpus));

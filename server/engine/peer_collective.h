@@ -17,6 +17,10 @@ namespace logprobd {
 /// RESOURCE_EXHAUSTED for memory.
 absl::StatusOr<std::unique_ptr<Collective>> CreatePeerCollective(absl::Span<const int32_t> gpus);
 
+/// Lets every GPU reach the memory of the others where it can, so that rows are copied between them
+/// without the host. The current device is changed.
+absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus);
+
 /// FAILED_PRECONDITION names a pair of GPUs that cannot reach each other's memory.
 absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus);
 

@@ -267,7 +267,8 @@ absl::Status ShardedEngine::Collect(Job& job) {
   return absl::OkStatus();
 }
 
-/// No further batch is scored; waits until those in flight no longer touch their memory.
+/// No further batch is scored; waits until those in flight no longer touch their memory, at most
+/// rest_time_max.
 void ShardedEngine::Fail(const absl::Status& status) {
   is_healthy_.store(false, std::memory_order_release);
   LogError(

@@ -203,7 +203,7 @@ def speedups_of(name: str) -> list[str]:
         for r in group:
             text = f"{number(r['figure'])}{spread(r)}"
             if r["baseline"]:
-                text = judged(f"{text}, {r['ratio']:.2f} times", r["ratio"], r["note"])
+                text = judged(f"{text}, {r['ratio']:.3f} times", r["ratio"], r["note"])
             cells[matches[id(r)]["how"]] = text
         rows.append([case, *(cells.get(how, "") for how in hows)])
     heads = [f"{how}, {arranged[0]['unit']}" for how in hows]

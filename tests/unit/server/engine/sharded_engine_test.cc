@@ -25,9 +25,10 @@ struct Devices {
   absl::Mutex mutex;
   std::vector<int32_t> enqueued;  ///< Slots, by rank 0.
   std::vector<int32_t> collected;
-  bool is_held = false;  ///< Batches are enqueued and do not end.
-  absl::Status device;   ///< What rank 1's IsDone returns.
-  absl::Status agreed;   ///< What rank 1 brings to the agreement.
+  bool is_held = false;   ///< Batches are enqueued and do not end.
+  absl::Status device;    ///< What rank 1's IsDone returns.
+  absl::Status agreed;    ///< What rank 1 brings to the agreement.
+  bool is_stuck = false;  ///< Rank 1\'s Enqueue does not return.
   std::atomic<bool> is_idle = true;
 };
 
@@ -45,6 +46,8 @@ class FakeShard final : public EngineShard {
       const absl::MutexLock lock(&devices_.mutex);
       if (rank_ == 0) devices_.enqueued.push_back(slot);
       if (rank_ == 1) own = devices_.agreed;
+      const auto moves = [this] { return rank_ != 1 || !devices_.is_stuck; };
+      devices_.mutex.Await(absl::Condition(&moves));
     }
     return team.Agree(rank_, std::move(own));
   }
@@ -112,6 +115,7 @@ class ShardedEngineTest : public ::testing::Test {
     options.info.hidden_size = 4;
     options.batch_rows_max = 8;
     options.batch_time_max = absl::Seconds(30);
+    options.rest_time_max = absl::ZeroDuration();
     options.clock = &clock_;
     options.metrics = &metrics_;
     std::vector<std::unique_ptr<EngineShard>> shards;
@@ -297,6 +301,27 @@ TEST_F(ShardedEngineTest, CountsABrokenExchangeByItsName) {
   EXPECT_THAT(AreCounted("logprobd_collective_errors_total", "kind=\"nccl\"", 1),
               ElementsAre(true, true));
   EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 0), ElementsAre(true, true));
+}
+
+// A call of a device's that never returns once kept every batch behind it from being answered.
+TEST_F(ShardedEngineTest, AnswersAllBatchesOfAShardThatIsStuckWhileEnqueuing) {
+  const auto engine = Create(2);
+  const auto set_stuck = [this](bool is_stuck) {
+    const absl::MutexLock lock(&devices_.mutex);
+    devices_.is_stuck = is_stuck;
+  };
+  set_stuck(true);
+  Passed first;
+  Passed second;
+  first.Start(*engine);
+  second.Start(*engine);
+
+  clock_.Advance(absl::Seconds(30));
+
+  EXPECT_TRUE(absl::IsUnavailable(first.Wait())) << first.status;
+  EXPECT_TRUE(absl::IsUnavailable(second.Wait())) << second.status;
+  EXPECT_FALSE(engine->healthy());
+  set_stuck(false);
 }
 
 TEST_F(ShardedEngineTest, ABatchWithinItsTimeIsWaitedFor) {
