@@ -31,8 +31,7 @@ static_assert(kTopKMax == kernels::kTopKMax);
 
 constexpr int32_t kComputeCapabilityMin = 8;
 
-/// Device memory of an NCCL communicator; 90 to 122 MiB with NCCL 2.28 on two
-/// H200s.
+/// Device memory of an NCCL communicator; 90 to 122 MiB with NCCL 2.28 on two H200s.
 constexpr int64_t kNcclBytes = int64_t{96} << 20;
 
 absl::Status NoGpu(cudaError_t error) {
