@@ -117,9 +117,9 @@ def test_speedups_have_a_column_for_each_arrangement_of_gpus(monkeypatch) -> Non
         "| 2 shards, NCCL, thousand rows/s |",
         "|---|---|---|---|",
         "| H=64, V=9, batches of 64 rows | 100 (99 to 101) "
-        "| 150 (149 to 151), 1.50 times, wanted >= 1.6, **missed** "
-        "| 140 (139 to 141), 1.40 times |",
+        "| 150 (149 to 151), 1.500 times, wanted >= 1.6, **missed** "
+        "| 140 (139 to 141), 1.400 times |",
         "| H=64, V=9, batches of 8192 rows | 500 (499 to 501) "
-        "| 960 (959 to 961), 1.92 times, wanted >= 1.9 |  |",
+        "| 960 (959 to 961), 1.920 times, wanted >= 1.9 |  |",
         "<!-- /speedups -->",
     ]
