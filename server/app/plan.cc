@@ -1,15 +1,15 @@
 #include "server/app/plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "kernels/common/tile.h"
-#include "server/app/human_bytes.h"
+#include "server/base/device_name.h"
+#include "server/base/human_bytes.h"
 #include "server/base/scoring_engine.h"
 
 namespace logprobd {
@@ -142,11 +142,9 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
 std::vector<int> GpusOf(const std::vector<ShardPlace>& layout) {
   std::vector<int> gpus;
   for (const ShardPlace& place : layout) {
-    absl::string_view ordinal = place.device;
-    int gpu = 0;
-    if (absl::ConsumePrefix(&ordinal, "gpu") && absl::SimpleAtoi(ordinal, &gpu) &&
-        !absl::c_linear_search(gpus, gpu)) {
-      gpus.push_back(gpu);
+    const std::optional<int32_t> gpu = GpuOrdinal(place.device);
+    if (gpu.has_value() && !absl::c_linear_search(gpus, *gpu)) {
+      gpus.push_back(*gpu);
     }
   }
   return gpus;

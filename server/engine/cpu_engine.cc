@@ -75,19 +75,9 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& 
     LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "workspace"));
     shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, options.faults));
   }
-  ShardedEngineOptions engine;
-  engine.info = weights.info();
-  engine.info.engine = plan.engine;
-  engine.info.engine_reason = plan.reason;
-  engine.info.layout = plan.layout;
+  ShardedEngineOptions engine = ReplicaOptions(weights.info(), plan, options, replica);
   engine.memory = ReplicaMemory(weights.info(), scorer, tiles);
-  engine.batch_rows_max = options.batch_rows_max;
-  engine.top_k_max = options.top_k_max;
-  engine.batch_time_max = options.batch_time_max;
   engine.tiles = tiles;
-  engine.replica = replica;
-  engine.clock = options.clock;
-  engine.metrics = options.metrics;
   std::unique_ptr<Collective> collective;
   if (tiles.size() > 1) {
     LOGPROBD_ASSIGN_OR_RETURN(collective, options.faults.Wrap(std::make_unique<InProcessCollective>(

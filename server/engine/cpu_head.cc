@@ -1,11 +1,9 @@
 #include "server/engine/cpu_head.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/thread_pool.h"
@@ -60,29 +58,22 @@ absl::StatusOr<CpuHead> CpuHead::Load(const HeadWeights& weights, const TileRang
   const int64_t num_readers = std::clamp<int64_t>(kReadBytesMax / read_bytes, 1, num_threads);
   LOGPROBD_ASSIGN_OR_RETURN(const HostMemory rows, HostMemory::Allocate(num_readers * read_bytes));
 
-  absl::Mutex mutex;
-  absl::Status status;  // The first error, guarded by mutex.
-  std::atomic<bool> has_failed = false;
   kernels::ThreadPool readers(static_cast<int32_t>(num_readers));
   readers.ForEach(tiles.size(), [&](int64_t tile, int32_t worker) {
-    if (has_failed.load(std::memory_order_relaxed)) return;
+    if (meter.has_failed()) return;
     const int64_t begin = (tiles.begin + tile) * kTileColumns;
     const int64_t end = std::min<int64_t>(begin + kTileColumns, info.vocab_size);
     std::byte* tile_rows = rows.data() + worker * read_bytes;
-    absl::Status read = weights.ReadRows(begin, end, tile_rows, row_bytes);
-    if (read.ok()) {
-      kernels::PackTile(dtype, tile_rows, end - begin, info.hidden_size,
-                        head.weight_.data() + tile * tile_bytes);
-    }
+    const absl::Status read = weights.ReadRows(begin, end, tile_rows, row_bytes);
     if (!read.ok()) {
-      const absl::MutexLock lock(&mutex);
-      status.Update(std::move(read));
-      has_failed.store(true, std::memory_order_relaxed);
+      meter.Fail(read);
       return;
     }
+    kernels::PackTile(dtype, tile_rows, end - begin, info.hidden_size,
+                      head.weight_.data() + tile * tile_bytes);
     meter.Add((end - begin) * row_bytes);
   });
-  LOGPROBD_RETURN_IF_ERROR(status);
+  LOGPROBD_RETURN_IF_ERROR(meter.status());
 
   if (!weights.bias().empty()) {
     head.bias_.assign(static_cast<size_t>(kernels::NumTiles(info.vocab_size) * kTileColumns), 0.0F);

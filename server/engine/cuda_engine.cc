@@ -64,15 +64,6 @@ absl::Status WarmUp(std::vector<Replica>& replicas, const HeadInfo& info) {
   return absl::OkStatus();
 }
 
-/// The first reason of its own: shards that stop because another one failed are CANCELLED.
-absl::Status FirstFailure(absl::Span<const absl::Status> statuses) {
-  absl::Status first;
-  for (const absl::Status& status : statuses) {
-    if (!status.ok() && (first.ok() || absl::IsCancelled(first))) first = status;
-  }
-  return first;
-}
-
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info,
                                                             const EnginePlan& plan,
                                                             const EngineOptions& options,
@@ -95,21 +86,11 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
            {"fused", first.plan().with_fused},
            {"block_rows", first.plan().block_rows},
            {"workspace_bytes", first.plan().workspace_bytes}});
-  ShardedEngineOptions engine;
-  engine.info = info;
-  engine.info.engine = plan.engine;
-  engine.info.engine_reason = plan.reason;
-  engine.info.layout = plan.layout;
+  ShardedEngineOptions engine = ReplicaOptions(info, plan, options, index);
   engine.memory = ReplicaMemory(info, options, plan.exchange, replica.gpus, tiles);
-  engine.batch_rows_max = options.batch_rows_max;
-  engine.top_k_max = options.top_k_max;
-  engine.batch_time_max = options.batch_time_max;
   engine.rest_time_max = kRestTime;
   engine.tiles = std::move(tiles);
   engine.gpus = replica.gpus;
-  engine.replica = index;
-  engine.clock = options.clock;
-  engine.metrics = options.metrics;
   std::vector<std::unique_ptr<EngineShard>> shards;
   for (std::unique_ptr<CudaShard>& shard : replica.shards) shards.push_back(std::move(shard));
   return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
@@ -138,11 +119,9 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
   }
   LoadMeter meter(plan.num_replicas() * info.vocab_size * info.hidden_size * DtypeBytes(info.dtype),
                   options.progress);
-  std::vector<absl::Status> statuses(plan.layout.size());
   kernels::ThreadPool loaders(static_cast<int32_t>(plan.layout.size()));
   loaders.ForEach(static_cast<int64_t>(plan.layout.size()), [&](int64_t place, int32_t /*thread*/) {
-    const auto i = static_cast<size_t>(place);
-    const ShardPlace& where = plan.layout[i];
+    const ShardPlace& where = plan.layout[static_cast<size_t>(place)];
     const auto rank = static_cast<size_t>(where.shard);
     Replica& replica = replicas[static_cast<size_t>(where.replica)];
     CudaShard::Options shard;
@@ -152,10 +131,9 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     shard.host_slots = replica.host_slots;
     shard.faults = options.faults;
     auto made = CudaShard::Create(weights, std::move(shard), meter);
-    statuses[i] = made.status();
     if (made.ok()) replica.shards[rank] = *std::move(made);
   });
-  LOGPROBD_RETURN_IF_ERROR(FirstFailure(statuses));
+  LOGPROBD_RETURN_IF_ERROR(meter.status());
   LOGPROBD_RETURN_IF_ERROR(WarmUp(replicas, info));
   std::vector<std::unique_ptr<ScoringEngine>> engines;
   for (size_t i = 0; i < replicas.size(); ++i) {

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
@@ -83,23 +82,17 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels:
     meter.Add((end - begin) * info.hidden_size * DtypeBytes(info.dtype));
     return absl::OkStatus();
   };
-  absl::Mutex mutex;
-  absl::Status status;  // The first error, guarded by mutex.
   kernels::ThreadPool threads(kReaders);
   threads.ForEach((row_end - row_begin + buffer_rows - 1) / buffer_rows,
                   [&](int64_t piece, int32_t thread) {
-                    if (meter.is_stopped()) return;
-                    absl::Status own = read(piece, readers[static_cast<size_t>(thread)]);
-                    if (own.ok()) return;
-                    meter.Stop();
-                    const absl::MutexLock lock(&mutex);
-                    status.Update(std::move(own));
+                    if (meter.has_failed()) return;
+                    const absl::Status own = read(piece, readers[static_cast<size_t>(thread)]);
+                    if (!own.ok()) meter.Fail(own);
                   });
   for (const Reader& reader : readers) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(reader.stream.get()));
   }
-  LOGPROBD_RETURN_IF_ERROR(status);
-  if (meter.is_stopped()) return absl::CancelledError("another shard could not be read");
+  LOGPROBD_RETURN_IF_ERROR(meter.status());
   if (!weights.bias().empty()) {
     const int64_t columns = kernels::NumTiles(info.vocab_size) * kernels::kTileColumns;
     LOGPROBD_ASSIGN_OR_RETURN(head.bias,

@@ -28,7 +28,7 @@ int64_t CudaHeadBytes(const kernels::ChunkPlan& plan, bool has_bias);
 
 /// Reads the rows of the plan's tiles to the current device, on a few threads, each through two
 /// page-locked buffers of 4 MiB (one row each where that is more). `meter` is told of each read.
-/// Stops soon, CANCELLED, once the meter is. Errors are those of HeadWeights::ReadRows,
+/// Stops soon, with its failure, once the meter has one. Errors are those of HeadWeights::ReadRows,
 /// RESOURCE_EXHAUSTED for memory, INTERNAL for CUDA.
 absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels::ChunkPlan& plan,
                                       LoadMeter& meter);

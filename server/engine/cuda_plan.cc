@@ -3,16 +3,16 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/check.h"
+#include "server/base/device_name.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_head.h"
@@ -160,9 +160,9 @@ std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
   std::vector<int32_t> gpus;
   for (const ShardPlace& place : plan.layout) {
     if (place.replica != replica) continue;
-    int32_t gpu = -1;
-    LOGPROBD_CHECK(absl::SimpleAtoi(absl::StripPrefix(place.device, "gpu"), &gpu), place.device);
-    gpus.push_back(gpu);
+    const std::optional<int32_t> gpu = GpuOrdinal(place.device);
+    LOGPROBD_CHECK(gpu.has_value(), place.device);
+    gpus.push_back(*gpu);
   }
   return gpus;
 }
@@ -174,7 +174,7 @@ MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exc
   for (size_t rank = 0; rank < gpus.size(); ++rank) {
     const ChunkPlan plan =
         ChunkPlanOf(head, options, gpus[rank], static_cast<int32_t>(tiles.size()), tiles[rank]);
-    const std::string place = absl::StrCat("gpu", gpus[rank]);
+    const std::string place = GpuName(gpus[rank]);
     memory.push_back({place, "weights", CudaHeadBytes(plan, head.has_bias)});
     memory.push_back({place, "workspace", WorkspaceBytes(plan, exchange)});
     host_bytes = kernels::kChunkSlots * plan.slot_bytes;

@@ -7,7 +7,6 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
-#include "server/base/log.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/kernel_dtype.h"
@@ -74,7 +73,7 @@ absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Create(const HeadWeights& 
   std::unique_ptr<CudaShard> shard(new CudaShard(std::move(options)));
   const absl::Status status = shard->Initialize(weights, meter);
   if (!status.ok()) {
-    meter.Stop();
+    meter.Fail(status);
     return status;
   }
   return shard;

@@ -37,7 +37,7 @@ class CudaShard final : public EngineShard {
   };
 
   /// Reads the shard's rows of `weights`. Errors are those of LoadCudaHead; whichever it is,
-  /// `meter` is stopped.
+  /// `meter` is told.
   static absl::StatusOr<std::unique_ptr<CudaShard>> Create(const HeadWeights& weights,
                                                            Options options, LoadMeter& meter);
   ~CudaShard() override;

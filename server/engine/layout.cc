@@ -8,12 +8,13 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/tile.h"
+#include "server/base/device_name.h"
 #include "server/base/errors.h"
+#include "server/base/human_bytes.h"
 #include "server/engine/vocab_partition.h"
 
 namespace logprobd {
@@ -45,12 +46,6 @@ std::string Text(const Numbers& numbers) {
   return absl::StrCat(numbers.replicas == 0 ? "" : CountText(numbers.replicas, "replica"),
                       numbers.replicas == 0 || numbers.shards == 0 ? "" : " of ",
                       numbers.shards == 0 ? "" : CountText(numbers.shards, "shard"));
-}
-
-std::string SizeText(int64_t bytes) {
-  constexpr double kMib = 1 << 20;
-  const double mib = static_cast<double>(bytes) / kMib;
-  return mib < 1'024 ? absl::StrFormat("%.1f MiB", mib) : absl::StrFormat("%.1f GiB", mib / 1'024);
 }
 
 /// a + b of two that are not negative, or the largest number.
@@ -88,7 +83,7 @@ absl::StatusOr<std::vector<GpuFacts>> TakeGpus(const EngineOptions& options, Gpu
 
 std::string Describe(const GpuFacts& gpu) {
   return absl::StrCat("GPU ", gpu.ordinal, " (", gpu.name, ", compute capability ", gpu.major, ".",
-                      gpu.minor, ", ", SizeText(gpu.total_bytes), ")");
+                      gpu.minor, ", ", HumanBytes(gpu.total_bytes), ")");
 }
 
 bool IsSameModel(const GpuFacts& a, const GpuFacts& b) {
@@ -172,7 +167,7 @@ class GpuPlanner {
     if (!is_fixed) absl::StrAppend(&reason, UnusedText(*chosen));
     const std::vector<int32_t> ordinals = Ordinals(Used(*chosen));
     return LayoutOf(*chosen, std::move(reason), vocab_size_,
-                    [&](size_t place) { return absl::StrCat("gpu", ordinals[place]); });
+                    [&](size_t place) { return GpuName(ordinals[place]); });
   }
 
  private:
@@ -244,10 +239,10 @@ class GpuPlanner {
     const GpuNeeds needs = needs_of_(numbers.shards);
     const GpuFacts& gpu = Fullest(numbers);
     return absl::FailedPreconditionError(absl::StrCat(
-        "GPU ", gpu.ordinal, " has ", SizeText(gpu.free_bytes), " free, ",
+        "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free, ",
         numbers.shards == 1 ? "the head" : absl::StrCat("each of ", numbers.shards, " shards"),
-        " needs ", SizeText(BytesOnce(needs)), " (weight ", SizeText(needs.weight_bytes),
-        ", workspace ", SizeText(needs.workspace_bytes), "): ", Advice()));
+        " needs ", HumanBytes(BytesOnce(needs)), " (weight ", HumanBytes(needs.weight_bytes),
+        ", workspace ", HumanBytes(needs.workspace_bytes), "): ", Advice()));
   }
 
   /// The fewest shards that would fit: with as many replicas as asked, else with one.
@@ -273,8 +268,8 @@ class GpuPlanner {
         !fits_twice ? absl::StrCat("fits once, not twice, on ", CountText(chosen.shards, "GPU"))
         : chosen.shards == 1 ? "fits twice on each GPU"
                              : "does not fit twice on one GPU";
-    return absl::StrCat("head of ", SizeText(needs_of_(1).weight_bytes), " ", fit, " (",
-                        SizeText(Fullest(chosen).free_bytes), " free)");
+    return absl::StrCat("head of ", HumanBytes(needs_of_(1).weight_bytes), " ", fit, " (",
+                        HumanBytes(Fullest(chosen).free_bytes), " free)");
   }
 
   std::string UnusedText(const Numbers& chosen) const {

@@ -7,7 +7,7 @@ RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
       collective_(std::move(collective)),
       meeting_(size),
       next_round_(static_cast<size_t>(size), 0) {
-  for (Round& round : rounds_) round.statuses.resize(static_cast<size_t>(size));
+  for (std::vector<absl::Status>& round : rounds_) round.resize(static_cast<size_t>(size));
 }
 
 absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
@@ -15,7 +15,7 @@ absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
   const auto own = static_cast<size_t>(rank);
   // Two rounds in turn: a rank writes to one again only after all have met in the other, and so
   // have read this one.
-  std::vector<absl::Status>& statuses = rounds_[next_round_[own]].statuses;
+  std::vector<absl::Status>& statuses = rounds_[next_round_[own]];
   next_round_[own] ^= 1;
   statuses[own] = std::move(status);
   if (!meeting_.Meet()) return aborted();

@@ -36,16 +36,11 @@ class RankTeam {
   absl::Status aborted() const;
 
  private:
-  /// What ranks said in one of two rounds that may be open at a time.
-  struct Round {
-    std::vector<absl::Status> statuses;
-  };
-
   const int32_t size_;
   const std::unique_ptr<Collective> collective_;
   Rendezvous meeting_;
-  Round rounds_[2];
-  std::vector<uint8_t> next_round_;  ///< [size], of the rank's own thread.
+  std::vector<absl::Status> rounds_[2];  ///< [size]: what ranks said; two may be open at a time.
+  std::vector<uint8_t> next_round_;      ///< [size], of the rank's own thread.
   mutable absl::Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };

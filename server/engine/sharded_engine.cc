@@ -321,6 +321,22 @@ absl::Status ShardedEngine::TimedOut() const {
 
 }  // namespace
 
+ShardedEngineOptions ReplicaOptions(const HeadInfo& info, const EnginePlan& plan,
+                                    const EngineOptions& options, int32_t replica) {
+  ShardedEngineOptions engine;
+  engine.info = info;
+  engine.info.engine = plan.engine;
+  engine.info.engine_reason = plan.reason;
+  engine.info.layout = plan.layout;
+  engine.batch_rows_max = options.batch_rows_max;
+  engine.top_k_max = options.top_k_max;
+  engine.batch_time_max = options.batch_time_max;
+  engine.replica = replica;
+  engine.clock = options.clock;
+  engine.metrics = options.metrics;
+  return engine;
+}
+
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateShardedEngine(
     ShardedEngineOptions options, std::vector<std::unique_ptr<EngineShard>> shards,
     std::unique_ptr<Collective> collective) {

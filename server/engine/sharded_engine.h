@@ -10,6 +10,7 @@
 #include "server/base/scoring_engine.h"
 #include "server/engine/collective.h"
 #include "server/engine/engine_shard.h"
+#include "server/engine/engines.h"
 #include "server/engine/vocab_partition.h"
 #include "server/metrics/metrics.h"
 
@@ -40,6 +41,11 @@ struct ShardedEngineOptions {
   const Clock* clock = &Clock::Steady();
   Metrics* metrics = nullptr;  ///< May be null.
 };
+
+/// What the engine of replica `replica` of a plan takes over from it and from `options`; memory,
+/// tiles and GPUs are the device's to add.
+ShardedEngineOptions ReplicaOptions(const HeadInfo& info, const EnginePlan& plan,
+                                    const EngineOptions& options, int32_t replica);
 
 /// `collective` joins what the shards know; null for one shard. RESOURCE_EXHAUSTED when threads
 /// cannot be had.

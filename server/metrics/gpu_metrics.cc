@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/device_name.h"
 
 namespace logprobd {
 namespace {
@@ -124,7 +125,7 @@ void GpuMetrics::SetMemory(const MemoryPlan& plan) {
   pinned_used_->Set(pinned);
   const absl::MutexLock lock(&mutex_);
   for (auto& [gpu, series] : gpus_) {
-    const std::string place = absl::StrCat("gpu", gpu);
+    const std::string place = GpuName(gpu);
     std::array<double, kNumKinds> bytes{};
     for (const MemoryUse& use : plan) {
       if (use.place == place) {

@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/run_ranks.h"
 
 namespace logprobd {
 namespace {
@@ -17,20 +18,11 @@ using kernels::ReductionType;
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-template <typename Body>
-void RunRanks(int32_t num_ranks, const Body& body) {
-  std::vector<std::thread> threads;
-  for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&body, rank] { body(rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 /// What every rank holds after all have given their values.
 template <typename T>
 std::vector<std::vector<T>> ReduceAll(std::vector<std::vector<T>> ranks, ReductionType type) {
   InProcessCollective collective(static_cast<int32_t>(ranks.size()));
-  RunRanks(static_cast<int32_t>(ranks.size()), [&](int32_t rank) {
+  testing::RunRanks(static_cast<int32_t>(ranks.size()), [&](int32_t rank) {
     std::vector<T>& values = ranks[static_cast<size_t>(rank)];
     const Reduction item = {values.data(), static_cast<int64_t>(values.size()), type};
     EXPECT_TRUE(collective.AllReduce(rank, {item}, nullptr).ok());
@@ -69,7 +61,7 @@ TEST(InProcessCollectiveTest, JoinsSeveralArraysAtOnceOfAnySize) {
   std::vector<std::vector<int64_t>> sums(5, std::vector<int64_t>(3));
   InProcessCollective collective(5);
 
-  RunRanks(5, [&](int32_t rank) {
+  testing::RunRanks(5, [&](int32_t rank) {
     const auto i = static_cast<size_t>(rank);
     for (size_t k = 0; k < kCount; ++k) {
       largest[i][k] = static_cast<int32_t>(k % 5 == i ? 1'000 + k : k);
@@ -94,7 +86,7 @@ TEST(InProcessCollectiveTest, GathersToTheFirstRank) {
   std::vector<uint64_t> all(6);
   InProcessCollective collective(3);
 
-  RunRanks(3, [&](int32_t rank) {
+  testing::RunRanks(3, [&](int32_t rank) {
     EXPECT_TRUE(collective
                     .Gather(rank, mine[static_cast<size_t>(rank)].data(), 2,
                             rank == 0 ? all.data() : nullptr, nullptr)

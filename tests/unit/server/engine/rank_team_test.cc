@@ -1,24 +1,14 @@
 #include "server/engine/rank_team.h"
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "server/engine/in_process_collective.h"
+#include "tests/support/run_ranks.h"
 
 namespace logprobd {
 namespace {
-
-/// Runs `body` for each rank on a thread of its own.
-template <typename Body>
-void RunRanks(int32_t num_ranks, const Body& body) {
-  std::vector<std::thread> threads;
-  for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&body, rank] { body(rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 std::unique_ptr<Collective> MakeCollective(int32_t num_ranks) {
   return std::make_unique<InProcessCollective>(num_ranks);
@@ -28,7 +18,7 @@ TEST(RankTeamTest, GivesEveryRankTheLowestRanksFailure) {
   RankTeam team(4, MakeCollective(4));
   std::vector<absl::Status> answers(4);
 
-  RunRanks(4, [&](int32_t rank) {
+  testing::RunRanks(4, [&](int32_t rank) {
     absl::Status own = rank == 1   ? absl::ResourceExhaustedError("no memory")
                        : rank == 3 ? absl::InternalError("broken")
                                    : absl::OkStatus();
@@ -44,7 +34,7 @@ TEST(RankTeamTest, AgreesAThousandTimesInARow) {
   RankTeam team(3, MakeCollective(3));
   std::vector<int> wrong(3);
 
-  RunRanks(3, [&](int32_t rank) {
+  testing::RunRanks(3, [&](int32_t rank) {
     for (int round = 0; round < 1'000; ++round) {
       const bool fails = round % 7 == 0;
       const absl::Status own =
@@ -62,7 +52,7 @@ TEST(RankTeamTest, AnAbortReleasesWhoWaitsWithTheFirstReason) {
   RankTeam team(3, MakeCollective(3));
   std::vector<absl::Status> answers(3);
 
-  RunRanks(3, [&](int32_t rank) {
+  testing::RunRanks(3, [&](int32_t rank) {
     if (rank == 2) {
       team.Abort(absl::UnavailableError("hung"));
       team.Abort(absl::InternalError("a later reason"));

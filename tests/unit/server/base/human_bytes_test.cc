@@ -1,4 +1,4 @@
-#include "server/app/human_bytes.h"
+#include "server/base/human_bytes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,24 @@
+#include "server/base/device_name.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace logprobd {
+namespace {
+
+constexpr absl::string_view kGpuPrefix = "gpu";
+
+}  // namespace
+
+std::string GpuName(int32_t ordinal) { return absl::StrCat(kGpuPrefix, ordinal); }
+
+std::optional<int32_t> GpuOrdinal(absl::string_view name) {
+  int32_t ordinal = 0;
+  if (!absl::ConsumePrefix(&name, kGpuPrefix) || !absl::SimpleAtoi(name, &ordinal)) {
+    return std::nullopt;
+  }
+  return ordinal;
+}
+
+}  // namespace logprobd
