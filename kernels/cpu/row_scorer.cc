@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <new>
 #include <vector>
 
 #include "kernels/common/logit_key.h"
@@ -12,98 +11,13 @@
 #include "kernels/common/tile.h"
 #include "kernels/cpu/combine_tiles.h"
 #include "kernels/cpu/packed_weight.h"
+#include "kernels/cpu/row_workspace.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tile_kernels.h"
 #include "kernels/cpu/top_rows.h"
 
 namespace logprobd::kernels {
 namespace {
-
-constexpr size_t kAlignment = 64;
-constexpr int64_t kMiB = int64_t{1} << 20;
-
-/// Rows of a unit of work: their tile of logits stays in the second-level cache.
-constexpr int64_t kUnitRowsMax = 256;
-constexpr int64_t kRowBlockMax = 16;
-
-/// More rows between packing and combining would not make the weight's passes visibly cheaper.
-constexpr int64_t kRowsMax = 2048;
-
-/// What a workspace may take, and how much of it the threads' own parts.
-constexpr int64_t kWorkspaceBytesMax = 48 * kMiB;
-constexpr int64_t kThreadsBytesMax = 26 * kMiB;
-
-constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-/// Memory aligned for the kernels, not initialised.
-template <typename T>
-class AlignedArray {
- public:
-  explicit AlignedArray(int64_t count)
-      : data_(static_cast<T*>(::operator new (static_cast<size_t>(count) * sizeof(T),
-                                              std::align_val_t{kAlignment}))) {}
-  ~AlignedArray() { ::operator delete (data_, std::align_val_t{kAlignment}); }
-  AlignedArray(const AlignedArray&) = delete;
-  AlignedArray& operator=(const AlignedArray&) = delete;
-  T* get() const { return data_; }
-
- private:
-  T* data_;
-};
-
-/// Sums of a row that shards add up: sum, weighted and squares, and sum and weighted at the
-/// entropy's own temperature.
-constexpr int64_t kSumFields = 5;
-
-/// Bytes a row of what shards join: exponents of both temperatures, sums, extremes, top-k lists.
-int64_t SharedRowBytes(const RowScorer::Options& options) {
-  if (options.num_shards == 1) return 0;
-  return 2 * 4 + kSumFields * 8 + 8 + 4 + (1 + options.num_shards) * int64_t{options.top_k_max} * 8;
-}
-
-/// How large the parts of a workspace are.
-struct Sizes {
-  int64_t num_tiles;  ///< Of the shard that is sized for.
-  int64_t rows;       ///< Rows between packing and combining.
-  int64_t unit_rows;  ///< Rows of a unit of work.
-  int64_t packed_row_bytes;
-  int64_t bytes;  ///< Of it all.
-};
-
-Sizes SizesOf(const CpuHead& head, const RowScorer::Options& options) {
-  Sizes sizes{};
-  sizes.num_tiles =
-      options.num_tiles_max > 0 ? options.num_tiles_max : head.tile_end - head.tile_begin;
-  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    const DotKernel& dots = DotKernelFor(options.isa, dtype, head.dtype);
-    sizes.packed_row_bytes =
-        std::max(sizes.packed_row_bytes, dots.packed_row_bytes(head.hidden_size));
-  }
-  constexpr int64_t kUnitRowBytes = kTileColumns * sizeof(float) + sizeof(TileExtremes);
-  const int64_t thread_bytes_max = kThreadsBytesMax / options.num_threads;
-  sizes.unit_rows = kUnitRowsMax;
-  while (sizes.unit_rows > kRowBlockMax &&
-         sizes.unit_rows * kUnitRowBytes + kDotScratchBytes > thread_bytes_max) {
-    sizes.unit_rows /= 2;
-  }
-  const int64_t threads_bytes =
-      options.num_threads * (sizes.unit_rows * kUnitRowBytes + kDotScratchBytes);
-  // Packed hidden, two sets of sums, extremes of every thread, scales, target, candidates' place.
-  const int64_t row_bytes = sizes.packed_row_bytes +
-                            sizes.num_tiles * 2 * static_cast<int64_t>(sizeof(TileSums)) +
-                            options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 20 +
-                            TopRows::BytesOfRow(options.top_k_max) + SharedRowBytes(options);
-  sizes.rows = std::min({(kWorkspaceBytesMax - threads_bytes) / row_bytes, kRowsMax,
-                         RoundUp(options.batch_rows_max, kRowBlockMax)});
-  // Whole units where there are several; never less than a block.
-  const int64_t multiple = sizes.rows >= sizes.unit_rows ? sizes.unit_rows : kRowBlockMax;
-  sizes.rows = std::max(sizes.rows / multiple * multiple, kRowBlockMax);
-  sizes.unit_rows = std::min(sizes.unit_rows, sizes.rows);
-  sizes.bytes = threads_bytes + sizes.rows * row_bytes;
-  return sizes;
-}
 
 /// Largest and smallest logit of a row over the tiles that one thread saw.
 void Join(TileExtremes& row, const TileExtremes& tile) {
@@ -130,35 +44,13 @@ constexpr TileExtremes kNoExtremes = {-std::numeric_limits<float>::infinity(),
                                       std::numeric_limits<int32_t>::max()};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// What shards of a head join, for the rows of a step; empty for a head that is whole.
-struct SharedRows {
-  SharedRows(int64_t rows, const RowScorer::Options& options) {
-    if (options.num_shards == 1) return;
-    const auto count = static_cast<size_t>(rows);
-    const size_t lists = count * static_cast<size_t>(options.top_k_max);
-    exponents.resize(2 * count);
-    sums.resize(static_cast<size_t>(kSumFields) * count);
-    max_keys.resize(count);
-    min_keys.resize(count);
-    top_keys.resize(lists);
-    gathered_keys.resize(static_cast<size_t>(options.num_shards) * lists);
-  }
-
-  std::vector<int32_t> exponents;       // [2, num_rows]: at the rows' temperature, the entropy's.
-  std::vector<int64_t> sums;            // [kSumFields, num_rows]
-  std::vector<uint64_t> max_keys;       // [num_rows], LogitKey of the largest logit.
-  std::vector<uint32_t> min_keys;       // [num_rows], ~OrderedBits of the smallest.
-  std::vector<uint64_t> top_keys;       // [num_rows, top_k]
-  std::vector<uint64_t> gathered_keys;  // [num_shards, num_rows, top_k]
-};
-
 }  // namespace
 
 struct RowScorer::Impl {
   Impl(const CpuHead& head_given, const Options& options_given)
       : head(head_given),
         options(options_given),
-        sizes(SizesOf(head, options)),
+        sizes(WorkspaceSizesOf(head, options)),
         num_tiles(head.tile_end - head.tile_begin),
         pool(options.num_threads),
         packed_hidden(sizes.rows * sizes.packed_row_bytes),
@@ -205,7 +97,7 @@ struct RowScorer::Impl {
 
   const CpuHead head;
   const Options options;
-  const Sizes sizes;
+  const WorkspaceSizes sizes;
   const int64_t num_tiles;
   ThreadPool pool;
   AlignedArray<std::byte> packed_hidden;     // [rows, packed_row_bytes]
@@ -230,7 +122,7 @@ struct RowScorer::Impl {
 };
 
 int64_t RowScorer::WorkspaceBytes(const CpuHead& head, const Options& options) {
-  return SizesOf(head, options).bytes;
+  return WorkspaceSizesOf(head, options).bytes;
 }
 
 RowScorer::RowScorer(const CpuHead& head, const Options& options)
@@ -418,6 +310,7 @@ std::span<const Reduction> RowScorer::Impl::ShareMaxima() {
         shared.exponents[static_cast<size_t>(set * num_rows + first + i)] = rows[i].exponent;
       }
     }
+    if (!WantsExtremes(params)) return;
     for (int64_t row = first; row < first + count; ++row) {
       const TileExtremes extremes = ExtremesOf(row);
       const auto i = static_cast<size_t>(row);
