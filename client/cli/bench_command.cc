@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,41 +10,27 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/bench_report.h"
+#include "client/cli/bench/answer_book.h"
+#include "client/cli/bench/bench_options.h"
+#include "client/cli/bench/bench_report.h"
+#include "client/cli/bench/cuda_memory.h"
+#include "client/cli/bench/load_generator.h"
+#include "client/cli/bench/machine_facts.h"
+#include "client/cli/bench/metrics_scraper.h"
+#include "client/cli/bench/model_head.h"
+#include "client/cli/bench/verification.h"
 #include "client/cli/command.h"
-#include "client/cli/load_generator.h"
 #include "client/cli/output_names.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
-#include "client/cli/workload.h"
 
 namespace logprobd::client {
 namespace {
 
-struct BenchOptions {
-  CommonOptions common;
-  std::vector<int64_t> rows = {256};
-  std::vector<int64_t> concurrency = {1};
-  std::vector<double> request_rates;
-  int64_t requests = 0;
-  absl::Duration duration = absl::Seconds(5);
-  int64_t warmup = 10;
-  std::string dtype = "bf16";
-  std::vector<std::string> outputs = {"logprob", "entropy"};
-  int32_t top_k = 0;
-  uint64_t seed = 1;
-  std::string head;
-  int32_t channels = Client::Options().channels;
-  int32_t retries = 0;
-  std::string export_path;
-};
-
-absl::StatusOr<Head> FindHead(Client& client, const std::string& name) {
-  absl::StatusOr<ServerInfo> info = client.ListHeads();
-  if (!info.ok()) return info.status();
+absl::StatusOr<Head> FindHead(const ServerInfo& info, const std::string& name) {
   std::vector<std::string> names;
-  for (Head& head : info->heads) {
-    if (head.name == name || (name.empty() && info->heads.size() == 1)) return std::move(head);
+  for (const Head& head : info.heads) {
+    if (head.name == name || (name.empty() && info.heads.size() == 1)) return head;
     names.push_back(head.name);
   }
   if (names.empty()) return absl::UnavailableError("the server has no head loaded");
@@ -57,181 +45,263 @@ Dtype ToDtype(const std::string& name) {
   return name == "f32" ? Dtype::kF32 : Dtype::kBf16;
 }
 
-/// Every combination that was asked for.
-std::vector<LoadPlan> MakePlans(const BenchOptions& options) {
-  LoadPlan plan{.requests = options.requests,
-                .duration = options.duration,
-                .warmup_requests = options.warmup,
-                .seed = options.seed};
-  std::vector<LoadPlan> plans;
-  for (const double rate : options.request_rates) {
-    plan.request_rate = rate;
-    plans.push_back(plan);
-  }
-  if (!plans.empty()) return plans;
-  for (const int64_t concurrency : options.concurrency) {
-    plan.concurrency = concurrency;
-    plans.push_back(plan);
-  }
-  return plans;
-}
+/// Passes a run's events on: to the line of progress, the server's metrics and the book of answers.
+class BenchObserver final : public LoadObserver {
+ public:
+  BenchObserver(const CommandStreams& streams, AnswerBook* answers, MetricsScraper* metrics)
+      : progress_(streams.err, streams.is_terminal),
+        err_(streams.err),
+        answers_(answers),
+        metrics_(metrics) {}
 
-int RunBench(const BenchOptions& options, const CommandStreams& streams) {
-  const absl::StatusOr<uint32_t> outputs = ParseOutputs(options.outputs);
-  if (!outputs.ok()) {
-    ReportError(streams, options.common, outputs.status());
+  void BeginLoad(const std::string& name) {
+    name_ = name;
+    figures_.reset();
+  }
+  const std::optional<ServerFigures>& figures() const { return figures_; }
+  ProgressLine& progress() { return progress_; }
+
+  void MeasureBegins() override {
+    if (metrics_ != nullptr) Report(metrics_->Begin());
+  }
+  void MeasureEnds() override {
+    if (metrics_ == nullptr) return;
+    const absl::StatusOr<ServerFigures> figures = metrics_->End();
+    if (figures.ok()) figures_ = *figures;
+    Report(figures.status());
+  }
+  void Progress(double share) override {
+    progress_.Update(absl::StrFormat("%s: %.0f%%", name_, share * 100));
+  }
+  void Answered(int64_t first, int64_t /*rows*/, const ScoreResult& result) override {
+    if (answers_ != nullptr) answers_->Add(first, result);
+  }
+
+ private:
+  /// The load goes on without the server's figures.
+  void Report(const absl::Status& status) {
+    if (status.ok()) return;
+    progress_.Clear();
+    err_ << "logprobctl: " << name_ << ": " << status.message() << '\n';
+  }
+
+  ProgressLine progress_;
+  std::ostream& err_;
+  AnswerBook* const answers_;
+  MetricsScraper* const metrics_;
+  std::string name_;
+  std::optional<ServerFigures> figures_;
+};
+
+/// One run of the command, from the connection to the exports.
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const CommandState& state)
+      : options_(options), state_(state), streams_(state.streams) {}
+
+  int Run() {
+    if (const absl::Status status = Prepare(); !status.ok()) {
+      return ReportError(streams_, options_.common, status);
+    }
+    if (const absl::Status status = RunLoads(); !status.ok()) {
+      return ReportError(streams_, options_.common, status);
+    }
+    return Report();
+  }
+
+  /// Before anything is sent; a mistake here is one of usage.
+  absl::Status CheckOutputs() {
+    const absl::StatusOr<uint32_t> outputs = ParseOutputs(options_.outputs);
+    if (!outputs.ok()) return outputs.status();
+    request_.outputs = *outputs;
+    constexpr uint32_t kNeeded = output::kLogprob | output::kEntropy;
+    if (!options_.verify_folder.empty() && (*outputs & kNeeded) != kNeeded) {
+      return absl::InvalidArgumentError("--verify needs logprob and entropy among --outputs");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  /// Everything that can fail before the load: a long run must not end in a mistake of its start.
+  absl::Status Prepare() {
+    absl::StatusOr<std::unique_ptr<Client>> client =
+        Connect(options_.common, BenchClientOptions(options_));
+    if (!client.ok()) return client.status();
+    client_ = *std::move(client);
+    absl::StatusOr<ServerInfo> info = client_->ListHeads();
+    if (!info.ok()) return info.status();
+    server_version_ = info->server_version;
+    absl::StatusOr<Head> head = FindHead(*info, options_.head);
+    if (!head.ok()) return head.status();
+    head_ = *std::move(head);
+    request_.head = head_.name;
+    request_.top_k = options_.top_k;
+
+    if (!options_.metrics_url.empty()) {
+      absl::StatusOr<MetricsSource> source = HttpMetricsSource(options_.metrics_url);
+      if (!source.ok()) return source.status();
+      metrics_source_ = *std::move(source);
+      if (absl::Status status = metrics_source_().status(); !status.ok()) return status;
+      metrics_ = std::make_unique<MetricsScraper>(metrics_source_, head_.name);
+    }
+    if (!options_.verify_folder.empty()) {
+      absl::Status status = OpenModelHead(options_.verify_folder, head_).status();
+      if (!status.ok()) return status;
+    }
+    if (options_.transport == TransportChoice::kCudaIpc) {
+      absl::StatusOr<CudaMemory> device = CudaMemory::Open(options_.gpu);
+      if (!device.ok()) {
+        return {device.status().code(),
+                absl::StrCat("--transport cuda-ipc: ", device.status().message())};
+      }
+      device_ = *std::move(device);
+    }
+    int64_t rows_max = 1;
+    for (const RowMix& mix : options_.rows) rows_max = std::max(rows_max, mix.rows_max());
+    absl::StatusOr<RowPool> pool =
+        RowPool::Create(head_, ToDtype(options_.dtype), rows_max, options_.plan.seed, memory_);
+    if (!pool.ok()) return pool.status();
+    pool_ = *std::move(pool);
+    if (!options_.verify_folder.empty()) {
+      answers_ = std::make_unique<AnswerBook>(pool_->distinct_rows());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunLoads() {
+    BenchObserver observer(streams_, answers_.get(), metrics_.get());
+    ClientTarget target(*client_);
+    ClientRowMemory fresh_memory(*client_);
+    for (const LoadPlan& plan : MakePlans(options_)) {
+      BenchLoad load{.plan = plan, .measurement = {}, .server = std::nullopt};
+      observer.BeginLoad(load.Name());
+      absl::StatusOr<LoadMeasurement> measurement =
+          RunLoad({.target = target,
+                   .pool = *pool_,
+                   .memory = fresh_memory,
+                   .device = device_ ? &*device_ : nullptr,
+                   .request = request_,
+                   .observer = observer},
+                  plan);
+      if (!measurement.ok()) return measurement.status();
+      load.measurement = *std::move(measurement);
+      load.server = observer.figures();
+      report_.loads.push_back(std::move(load));
+    }
+    if (answers_ != nullptr) {
+      absl::StatusOr<Verification> verification =
+          VerifyAnswers(*answers_, *pool_, head_, options_.verify_folder, options_.verify_rows,
+                        [&observer](double share) {
+                          observer.progress().Update(absl::StrFormat(
+                              "verifying in double precision: %.0f%%", share * 100));
+                        });
+      if (!verification.ok()) return verification.status();
+      report_.verification = *std::move(verification);
+    }
+    return absl::OkStatus();
+  }
+
+  int Report() {
+    const MachineFacts machine = ReadMachineFacts();
+    report_.title = absl::StrCat("Load of head ", head_.name, ", ", head_.engine);
+    report_.row_bytes = pool_->row_bytes();
+    report_.facts = {{"address", options_.common.address},
+                     {"head", head_.name},
+                     {"engine", head_.engine},
+                     {"server_version", server_version_},
+                     {"hidden_size", head_.hidden_size},
+                     {"vocab_size", head_.vocab_size},
+                     {"weights_version", head_.weights_version},
+                     {"dtype", options_.dtype},
+                     {"outputs", absl::StrJoin(options_.outputs, ",")},
+                     {"top_k", options_.top_k},
+                     {"method", options_.method},
+                     {"transport_reason", client_->transport_reason()},
+                     {"channels", options_.channels},
+                     {"seed", options_.plan.seed},
+                     {"client_version", LOGPROBD_VERSION},
+                     {"client_cpu", machine.cpu_model},
+                     {"client_cores", machine.cores},
+                     {"date", machine.date},
+                     {"command", CommandLineText(state_.arguments)}};
+    std::vector<double>& percentiles = report_.percentiles;
+    percentiles.insert(percentiles.end(), options_.percentiles.begin(), options_.percentiles.end());
+    std::sort(percentiles.begin(), percentiles.end());
+    percentiles.erase(std::unique(percentiles.begin(), percentiles.end()), percentiles.end());
+
+    if (options_.common.json) {
+      streams_.out << BenchJson(report_).dump(2) << '\n';
+    } else {
+      streams_.out << absl::StrCat(
+          "head ", head_.name, " (", head_.engine, "), vocabulary ", CountText(head_.vocab_size),
+          ", hidden ", CountText(head_.hidden_size), " ", options_.dtype, ", ", options_.method,
+          " over ", options_.channels, " connections\n\n");
+      PrintBenchReport(report_, streams_.out);
+    }
+    for (const std::string& warning : BenchWarnings(report_)) {
+      streams_.err << "logprobctl: " << warning << '\n';
+    }
+    for (const std::string& path : options_.export_paths) {
+      if (const absl::Status status = ExportBench(path, report_); !status.ok()) {
+        return ReportError(streams_, options_.common, status);
+      }
+    }
+    return ExitCode();
+  }
+
+  int ExitCode() const {
+    absl::Status first_error;
+    for (const BenchLoad& load : report_.loads) {
+      first_error.Update(load.measurement.measured.first_error);
+    }
+    if (!first_error.ok()) {
+      streams_.err << "logprobctl: some requests failed, the first with "
+                   << absl::StatusCodeToString(first_error.code()) << ": " << first_error.message()
+                   << '\n';
+    }
+    const bool has_failed_verification =
+        report_.verification.has_value() && !report_.verification->passed();
+    if (has_failed_verification) {
+      streams_.err << "logprobctl: the answers do not pass the verification: do not trust this "
+                      "server's numbers, and keep its log\n";
+    }
+    return first_error.ok() && !has_failed_verification ? kExitOk : kExitFailure;
+  }
+
+  const BenchOptions& options_;
+  const CommandState& state_;
+  const CommandStreams& streams_;
+  HeapRowMemory memory_;
+  std::optional<CudaMemory> device_;
+  ScoreArgs request_;
+  std::unique_ptr<Client> client_;
+  std::string server_version_;
+  Head head_;
+  MetricsSource metrics_source_;
+  std::unique_ptr<MetricsScraper> metrics_;
+  std::optional<RowPool> pool_;
+  std::unique_ptr<AnswerBook> answers_;
+  BenchReport report_;
+};
+
+int RunBench(const BenchOptions& options, const CommandState& state) {
+  Bench bench(options, state);
+  if (const absl::Status status = bench.CheckOutputs(); !status.ok()) {
+    ReportError(state.streams, options.common, status);
     return kExitUsage;
   }
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      Connect(options.common, {.channels = options.channels, .retries = options.retries});
-  if (!client.ok()) return ReportError(streams, options.common, client.status());
-  const absl::StatusOr<Head> head = FindHead(**client, options.head);
-  if (!head.ok()) return ReportError(streams, options.common, head.status());
-
-  std::vector<LoadResult> results;
-  absl::Status first_error;
-  ProgressLine progress(streams.err, streams.is_terminal);
-  for (const int64_t rows : options.rows) {
-    Workload workload(*head, ToDtype(options.dtype), rows, options.seed);
-    workload.args().outputs = *outputs;
-    workload.args().top_k = options.top_k;
-    for (const LoadPlan& plan : MakePlans(options)) {
-      const std::string what =
-          plan.request_rate > 0
-              ? absl::StrFormat("%s rows, %g requests/s", CountText(rows), plan.request_rate)
-              : absl::StrFormat("%s rows, concurrency %d", CountText(rows), plan.concurrency);
-      results.push_back(RunLoad(**client, workload, plan, [&](double share) {
-        progress.Update(absl::StrFormat("%s: %.0f%%", what, share * 100));
-      }));
-      first_error.Update(results.back().first_error);
-    }
-  }
-  progress.Clear();
-
-  const nlohmann::ordered_json facts = {{"address", options.common.address},
-                                        {"head", head->name},
-                                        {"engine", head->engine},
-                                        {"hidden_size", head->hidden_size},
-                                        {"vocab_size", head->vocab_size},
-                                        {"dtype", options.dtype},
-                                        {"channels", options.channels},
-                                        {"seed", options.seed}};
-  if (options.common.json) {
-    streams.out << BenchJson(facts, results).dump(2) << '\n';
-  } else {
-    streams.out << absl::StrCat("head ", head->name, " (", head->engine, "), vocabulary ",
-                                CountText(head->vocab_size), ", hidden ",
-                                CountText(head->hidden_size), " ", options.dtype, ", ",
-                                options.channels, " connections\n\n");
-    PrintBenchTable(results, streams.out);
-  }
-  if (!options.export_path.empty()) {
-    if (absl::Status status = ExportBench(options.export_path, facts, results); !status.ok()) {
-      return ReportError(streams, options.common, status);
-    }
-  }
-  if (!first_error.ok()) {
-    streams.err << "logprobctl: some requests failed, the first with "
-                << absl::StatusCodeToString(first_error.code()) << ": " << first_error.message()
-                << '\n';
-    return kExitFailure;
-  }
-  return kExitOk;
-}
-
-void AddLoadOptions(CLI::App& command, BenchOptions& options) {
-  const std::string group = "Load";
-  command.add_option("--rows", options.rows, "Rows of a request; several: 1,256,8192")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-      ->capture_default_str()
-      ->group(group);
-  command
-      .add_option_function<std::string>(
-          "--concurrency-range",
-          [&options](const std::string& text) {
-            const absl::StatusOr<std::vector<int64_t>> range = ParseRange(text);
-            if (!range.ok()) {
-              throw CLI::ValidationError("--concurrency-range",
-                                         std::string(range.status().message()));
-            }
-            options.concurrency = *range;
-          },
-          "Requests always in flight, start:end:step")
-      ->type_name("RANGE")
-      ->default_str("1")
-      ->group(group);
-  command
-      .add_option("--request-rate", options.request_rates,
-                  "Requests a second at random times (open loop), instead of a concurrency")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber)
-      ->group(group);
-  CLI::Option* requests =
-      command.add_option("--requests", options.requests, "Requests to measure for each line")
-          ->check(CLI::PositiveNumber)
-          ->group(group);
-  AddDurationOption(command, "--duration", options.duration, "Time to measure for each line");
-  command.get_option("--duration")->excludes(requests)->group(group);
-  command.add_option("--warmup", options.warmup, "Requests before measuring each line")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group(group);
-  command.add_option("--seed", options.seed, "Of the random rows and arrivals")
-      ->capture_default_str()
-      ->group(group);
+  return bench.Run();
 }
 
 }  // namespace
 
 void AddBenchCommand(CLI::App& app, CommandState& state) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "How fast is the server, under which load?");
+  CLI::App* command =
+      app.add_subcommand("bench", "How fast is the server, under which load, and is it right?");
   AddCommonOptions(*command, options->common);
-  AddLoadOptions(*command, *options);
-  command->add_option("--dtype", options->dtype, "Type of the hidden states")
-      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
-      ->capture_default_str()
-      ->group("Request");
-  command
-      ->add_option("--outputs", options->outputs,
-                   absl::StrCat("Of ", absl::StrJoin(OutputNames(), ", "), ", all"))
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->capture_default_str()
-      ->group("Request");
-  command->add_option("--top-k", options->top_k, "Best ids to return for each row")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group("Request");
-  command->add_option("--head", options->head, "Head to load; the only one by default")
-      ->group("Request");
-  command->add_option("--channels", options->channels, "Connections")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str()
-      ->group("Connection");
-  command
-      ->add_option("--retries", options->retries,
-                   "Times a refused request is sent again; 0 counts it as an error")
-      ->check(CLI::Range(0, 100))
-      ->capture_default_str()
-      ->group("Connection");
-  command->add_option("--export", options->export_path, "Also write FILE.csv or FILE.json")
-      ->check([](const std::string& path) {
-        return IsExportPath(path) ? std::string() : path + " must end in .csv or .json";
-      });
-  command->footer(
-      "Sends random rows of the head's hidden size and reports latency and throughput. A closed "
-      "loop keeps a fixed number of requests in flight; --request-rate sends at random times and "
-      "counts from the planned time, so that queueing shows. GB/s counts hidden states.\n\n"
-      "Examples:\n"
-      "  logprobctl bench\n"
-      "  logprobctl bench --rows 1 --concurrency-range 1:16:5 --requests 2000\n"
-      "  logprobctl bench --rows 256,8192 --concurrency-range 1:4 --duration 10s --export b.csv\n"
-      "  logprobctl bench --rows 1 --request-rate 500,1000,2000");
-  command->callback([options, &state] { state.exit_code = RunBench(*options, state.streams); });
+  AddBenchOptions(*command, *options);
+  command->callback([options, &state] { state.exit_code = RunBench(*options, state); });
 }
 
 }  // namespace logprobd::client

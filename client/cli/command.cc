@@ -44,7 +44,9 @@ void AddDurationOption(CLI::App& command, const std::string& name, absl::Duratio
 }
 
 void AddCommonOptions(CLI::App& command, CommonOptions& options) {
-  command.add_option("--address", options.address, "Server, host:port or unix:///path")
+  command
+      .add_option("--address", options.address,
+                  "Server: host:port, unix:///path or dns:///name:port; several, with commas")
       ->envname("LOGPROBD_ADDRESS")
       ->capture_default_str()
       ->group("Connection");
@@ -75,7 +77,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
 }
 
 int RunCli(const std::vector<std::string>& arguments, const CommandStreams& streams) {
-  CommandState state{.streams = streams};
+  CommandState state{.streams = streams, .arguments = arguments};
   CLI::App app(
       "Client of logprobd: log-probabilities and entropies of tokens against a model's LM head.",
       "logprobctl");
@@ -93,6 +95,7 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddScoreCommand(app, state);
   AddSelftestCommand(app, state);
   AddBenchCommand(app, state);
+  AddWeightsCommand(app, state);
 
   // Underscores in the names of flags are as good as dashes. CLI11 wants the arguments reversed.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());

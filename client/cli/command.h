@@ -38,6 +38,7 @@ struct CommonOptions {
 /// The command that was chosen and what came of it.
 struct CommandState {
   CommandStreams streams;
+  std::vector<std::string> arguments = {};  ///< After the program's name.
   int exit_code = kExitOk;
 };
 
@@ -64,6 +65,7 @@ void AddInfoCommand(CLI::App& app, CommandState& state);
 void AddScoreCommand(CLI::App& app, CommandState& state);
 void AddSelftestCommand(CLI::App& app, CommandState& state);
 void AddBenchCommand(CLI::App& app, CommandState& state);
+void AddWeightsCommand(CLI::App& app, CommandState& state);
 
 /// Runs logprobctl with the arguments after the program's name; returns the exit code: 0, 1 for a
 /// failure, 2 for a command line that was not understood.

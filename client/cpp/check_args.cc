@@ -49,7 +49,17 @@ absl::Status CheckScoreArgs(const ScoreArgs& args) {
                                                    ", must be kBf16, kF16 or kF32"));
   }
   const int64_t hidden_bytes = args.rows * args.hidden_size * DtypeBytes(args.dtype);
-  if (static_cast<int64_t>(args.hidden.size()) != hidden_bytes) {
+  if (args.device_rows.has_value() && args.device_rows->bytes != hidden_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_rows has ", args.device_rows->bytes,
+                     " bytes, must have rows x hidden_size x size of dtype = ", hidden_bytes));
+  }
+  if (args.device_rows.has_value() && args.device_rows->offset < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_rows has offset ", args.device_rows->offset, ", must be >= 0"));
+  }
+  const bool may_be_missing = args.device_rows.has_value() && args.hidden.empty();
+  if (static_cast<int64_t>(args.hidden.size()) != hidden_bytes && !may_be_missing) {
     return absl::InvalidArgumentError(
         absl::StrCat("hidden has ", args.hidden.size(), " bytes, must have rows x hidden_size x ",
                      DtypeBytes(args.dtype), " (", DtypeName(args.dtype), ") = ", args.rows, " x ",

@@ -9,6 +9,14 @@ namespace {
 // Room in a message for names, scalar fields, tags and lengths.
 constexpr int64_t kFixedBytes = 1024;
 
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Most rows of a chunk, so that chunks are about equal: a short last one would count as a small
+/// request, for which the server cuts its batches smaller.
+int64_t EvenRows(int64_t rows, int64_t rows_max) {
+  return rows == 0 ? rows_max : DivideUp(rows, DivideUp(rows, rows_max));
+}
+
 }  // namespace
 
 ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes) {
@@ -21,6 +29,10 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
+  const int64_t rows_max = EvenRows(
+      args.rows,
+      std::max<int64_t>(1, std::min<int64_t>(limits.request_rows_max, message_bytes / row_bytes)));
+
   ChunkPlan plan;
   Chunk chunk;
   int64_t bytes = segments * 4;
@@ -30,8 +42,7 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
     const int64_t candidates_of_row =
         candidates_end - (has_candidates ? args.candidate_offsets[index] : 0);
     const int64_t bytes_of_row = row_bytes + 4 * candidates_of_row;
-    const bool full = chunk.rows() >= limits.request_rows_max ||
-                      bytes + bytes_of_row > message_bytes ||
+    const bool full = chunk.rows() >= rows_max || bytes + bytes_of_row > message_bytes ||
                       candidates_end - chunk.candidate_begin > limits.candidates_max;
     if (full && chunk.rows() > 0) {
       plan.chunks.push_back(chunk);

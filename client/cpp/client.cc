@@ -1,29 +1,33 @@
 #include "client/cpp/client.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/random/random.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "client/cpp/addresses.h"
+#include "client/cpp/balancing_transport.h"
+#include "client/cpp/bulk_transport.h"
 #include "client/cpp/check_args.h"
 #include "client/cpp/grpc_transport.h"
 #include "client/cpp/health.h"
+#include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
+#include "client/cpp/rpc_methods.h"
 #include "client/cpp/score_call.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
-
-constexpr char kListHeadsMethod[] = "/logprobd.v1.Scoring/ListHeads";
-constexpr char kVerifyMethod[] = "/logprobd.v1.Scoring/Verify";
-constexpr char kScoringService[] = "logprobd.v1.Scoring";
 
 absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -32,11 +36,7 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
 }
 
 absl::Status CheckOptions(const Client::Options& options) {
-  absl::Status status;
-  if (options.address.empty()) {
-    status.Update(
-        absl::InvalidArgumentError("address is empty, must be host:port or unix:///path"));
-  }
+  absl::Status status = ParseAddresses(options.address).status();
   status.Update(CheckRange("channels", options.channels, 1, 64));
   status.Update(CheckRange("retries", options.retries, 0, 100));
   status.Update(CheckRange("max_inflight", options.max_inflight, 1, 1024));
@@ -69,21 +69,64 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
   return {};
 }
 
+/// `options` have been checked. `stream_window` is that of BulkTransport.
+BalancingTransport::Options TransportOptions(
+    const Client::Options& options, const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
+  const auto connect =
+      [options, stream_window](const std::string& address) -> std::unique_ptr<RpcTransport> {
+    const GrpcTransport::Options server = {
+        .address = address, .channels = options.channels, .client_id = options.client_id};
+    if (options.bulk_stream) return std::make_unique<BulkTransport>(server, stream_window);
+    return std::make_unique<GrpcTransport>(server);
+  };
+  return {.addresses = *ParseAddresses(options.address),
+          .channels = options.channels,
+          .connect = connect,
+          .timers = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 0}),
+          .unit_random = UnitRandom};
+}
+
+/// Whether there is one server for good, so that rows may go where only that one finds them.
+bool IsOneServer(const Client::Options& options) {
+  return AddressBook(*ParseAddresses(options.address)).is_plain();
+}
+
+/// `options` have been checked.
+LocalTransport::Options LocalOptions(const Client::Options& options,
+                                     std::function<absl::Time()> now) {
+  const std::vector<std::string> addresses = *ParseAddresses(options.address);
+  const bool is_unix =
+      std::all_of(addresses.begin(), addresses.end(),
+                  [](const std::string& address) { return absl::StartsWith(address, "unix"); });
+  LocalTransport::Options local = {.choice = options.transport.value_or(TransportChoice::kAuto),
+                                   .inline_transport = is_unix ? Transport::kUnix : Transport::kTcp,
+                                   .address = options.address,
+                                   .client_id = options.client_id,
+                                   .region_bytes = options.request_bytes * options.max_inflight,
+                                   .now = std::move(now)};
+  if (!IsOneServer(options)) {
+    local.choice = TransportChoice::kTcp;
+    local.tcp_reason = "several servers: rows travel in requests";
+  }
+  return local;
+}
+
 }  // namespace
 
 struct Client::Impl {
   explicit Impl(Options client_options)
       : options(std::move(client_options)),
-        transport({.address = options.address,
-                   .channels = options.channels,
-                   .client_id = options.client_id}),
+        transport(TransportOptions(options, stream_window)),
         environment({.transport = &transport,
                      .retry = {.retries = options.retries,
                                .backoff_initial = options.backoff_initial,
                                .backoff_max = options.backoff_max},
                      .address = options.address,
-                     .unit_random = UnitRandom}),
-        single_try(environment) {
+                     .unit_random = UnitRandom,
+                     .balance = &transport.balance(),
+                     .mix_weights_versions = options.mix_weights_versions}),
+        single_try(environment),
+        local(LocalOptions(options, [this] { return transport.Now(); })) {
     single_try.retry.retries = 0;
   }
 
@@ -114,6 +157,7 @@ struct Client::Impl {
   }
 
   void SetInfo(std::shared_ptr<const ServerInfo> new_info) {
+    if (new_info != nullptr) local.Offer(new_info->local);
     absl::MutexLock lock(&mutex);
     info = std::move(new_info);
   }
@@ -121,12 +165,15 @@ struct Client::Impl {
   /// Scores with limits that are known.
   void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
              absl::Duration timeout, ScoreCallback done) {
+    const Limits limits = FindLimits(server, args.head);
+    stream_window->store(limits.stream_window, std::memory_order_relaxed);
     StartScoreCall(environment, args,
-                   {.limits = FindLimits(server, args.head),
+                   {.limits = limits,
                     .request_bytes = options.request_bytes,
                     .max_inflight = options.max_inflight,
                     .deadline = deadline,
-                    .timeout = timeout},
+                    .timeout = timeout,
+                    .local = &local},
                    [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
                      // Perhaps the server was restarted with other limits: ask again next time.
                      if (!result.ok()) SetInfo(nullptr);
@@ -135,9 +182,12 @@ struct Client::Impl {
   }
 
   const Options options;
-  GrpcTransport transport;
+  const std::shared_ptr<std::atomic<int64_t>> stream_window =
+      std::make_shared<std::atomic<int64_t>>(0);
+  BalancingTransport transport;
   CallEnvironment environment;
   CallEnvironment single_try;  ///< Without retries: the caller has a loop of its own.
+  LocalTransport local;
 
   absl::Mutex mutex;
   std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
@@ -146,13 +196,34 @@ struct Client::Impl {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options)));
+  Options chosen = options;
+  if (const char* variable = std::getenv("LOGPROBD_TRANSPORT");
+      !chosen.transport.has_value() && variable != nullptr && *variable != '\0') {
+    absl::StatusOr<TransportChoice> choice = ParseTransportChoice(variable);
+    if (!choice.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("LOGPROBD_TRANSPORT: ", choice.status().message()));
+    }
+    chosen.transport = *choice;
+  }
+  const TransportChoice choice = chosen.transport.value_or(TransportChoice::kAuto);
+  if (!IsOneServer(chosen) &&
+      (choice == TransportChoice::kSharedMemory || choice == TransportChoice::kCudaIpc)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.transport.has_value() ? "transport" : "LOGPROBD_TRANSPORT", " is ",
+                     choice == TransportChoice::kCudaIpc ? "cuda-ipc" : "shm", ", and address \"",
+                     chosen.address,
+                     "\" names several servers, to which rows travel in requests: use auto or tcp, "
+                     "or name one server"));
+  }
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(chosen)));
 }
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
   impl_->transport.Shutdown();
+  impl_->local.Close();
   absl::MutexLock lock(&impl_->mutex);
   impl_->mutex.Await(absl::Condition(
       +[](int64_t* calls) { return *calls == 0; }, &impl_->calls));
@@ -212,6 +283,7 @@ void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
                         std::move(done)(parsed.status());
                         return;
                       }
+                      impl->transport.Tighten(*parsed);
                       auto info = std::make_shared<const ServerInfo>(*std::move(parsed));
                       impl->SetInfo(info);
                       impl->Start(args, *info, deadline, timeout, std::move(done));
@@ -222,8 +294,27 @@ absl::StatusOr<ServerInfo> Client::ListHeads() {
   CallOutcome outcome = impl_->CallAndWait(impl_->environment, kListHeadsMethod, EncodeListHeads,
                                            impl_->options.timeout);
   if (!outcome.status.ok()) return outcome.status;
-  return ParseListHeads(outcome.body);
+  absl::StatusOr<ServerInfo> info = ParseListHeads(outcome.body);
+  if (!info.ok()) return info;
+  impl_->local.Offer(info->local);
+  impl_->transport.Tighten(*info);
+  return info;
 }
+
+Transport Client::transport() const { return impl_->local.last(); }
+
+std::string Client::transport_reason() const { return impl_->local.last_reason(); }
+
+absl::StatusOr<RowBuffer> Client::AllocateRows(int64_t bytes) {
+  if (impl_->CachedInfo() == nullptr) {
+    absl::StatusOr<ServerInfo> info = ListHeads();
+    if (!info.ok()) return info.status();
+    impl_->SetInfo(std::make_shared<const ServerInfo>(*std::move(info)));
+  }
+  return impl_->local.AllocateRows(bytes);
+}
+
+std::vector<ServerState> Client::Servers() const { return impl_->transport.balance().states(); }
 
 absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
   CallOutcome outcome = impl_->CallAndWait(
@@ -234,9 +325,11 @@ absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
 }
 
 absl::StatusOr<bool> Client::Ready() {
+  // Of several servers a retry would ask those again that just said that they are not ready.
+  const bool is_one = impl_->transport.balance().is_solo();
   const CallOutcome outcome = impl_->CallAndWait(
-      impl_->environment, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
-      impl_->options.timeout);
+      is_one ? impl_->environment : impl_->single_try, kHealthMethod,
+      [] { return EncodeHealthRequest(kScoringService); }, impl_->options.timeout);
   if (!outcome.status.ok()) return outcome.status;
   return IsServing(outcome.body);
 }

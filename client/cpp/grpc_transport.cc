@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "client/cpp/grpc_stream.h"
 
 namespace logprobd::client {
 namespace {
@@ -146,7 +147,7 @@ std::shared_ptr<CancelScope> GrpcTransport::NewScope() { return std::make_shared
 
 std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel() {
   absl::MutexLock lock(&mutex_);
-  if (shut_down_) return nullptr;
+  if (shut_down_ || channels_.empty()) return nullptr;
   ++live_;
   return channels_[next_channel_.fetch_add(1, std::memory_order_relaxed) % channels_.size()];
 }
@@ -224,6 +225,27 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
     timer.reset();
     FinishOne();
   });
+}
+
+std::shared_ptr<MessageStream> GrpcTransport::OpenStream(const std::string& method,
+                                                         StreamEvents events) {
+  std::shared_ptr<grpc::Channel> channel = NextChannel();
+  if (channel == nullptr) return nullptr;
+  auto stream = std::make_shared<GrpcStream>(std::move(channel), method);
+  grpc::ClientContext* const context = &stream->context();
+  if (!client_id_.empty()) context->AddMetadata(kClientIdKey, client_id_);
+  if (!all_->Add(context)) {
+    FinishOne();
+    return nullptr;
+  }
+  events.ended = [this, context,
+                  ended = std::move(events.ended)](const absl::Status& status) mutable {
+    all_->Remove(context);
+    std::move(ended)(status);
+    FinishOne();
+  };
+  stream->set_events(std::move(events));
+  return stream;
 }
 
 absl::Time GrpcTransport::Now() const {

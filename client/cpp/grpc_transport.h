@@ -10,17 +10,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/message_stream.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// RpcTransport over several gRPC channels, each with a connection of its own.
-class GrpcTransport final : public RpcTransport {
+/// RpcTransport over several gRPC channels, each with a connection of its own. Streams are opened
+/// on one channel after the other.
+class GrpcTransport final : public RpcTransport, public StreamOpener {
  public:
   struct Options {
-    std::string address;
-    int32_t channels = 4;
-    std::string client_id;
+    std::string address = {};
+    int32_t channels = 4;  ///< 0: for delays alone.
+    std::string client_id = {};
   };
 
   explicit GrpcTransport(const Options& options);
@@ -33,10 +35,11 @@ class GrpcTransport final : public RpcTransport {
   void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
              absl::AnyInvocable<void() &&> callback) override;
   absl::Time Now() const override;
+  std::shared_ptr<MessageStream> OpenStream(const std::string& method,
+                                            StreamEvents events) override;
 
-  /// Cancels what is in flight and all timers, waits for their callbacks, closes the connections.
-  /// Calls made from then on end with CANCELLED.
-  void Shutdown();
+  /// Closes the connections too.
+  void Shutdown() override;
 
  private:
   class Scope;

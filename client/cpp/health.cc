@@ -16,6 +16,11 @@ grpc::ByteBuffer EncodeHealthRequest(absl::string_view service) {
   return {&slice, 1};
 }
 
+grpc::ByteBuffer EncodeServing() {
+  const grpc::Slice slice(std::string("\x08\x01", 2));  // field 1, a varint: SERVING
+  return {&slice, 1};
+}
+
 absl::StatusOr<bool> IsServing(const grpc::ByteBuffer& body) {
   grpc::Slice slice;
   if (!body.DumpToSingleSlice(&slice).ok()) {

@@ -13,6 +13,9 @@ inline constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 /// package that other libraries of the process may also bring.
 grpc::ByteBuffer EncodeHealthRequest(absl::string_view service);
 
+/// A grpc.health.v1.HealthCheckResponse that says SERVING.
+grpc::ByteBuffer EncodeServing();
+
 /// Whether a HealthCheckResponse says SERVING. INTERNAL: not such a message.
 absl::StatusOr<bool> IsServing(const grpc::ByteBuffer& body);
 

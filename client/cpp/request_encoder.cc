@@ -37,6 +37,11 @@ void AppendVarint(uint64_t value, std::string* bytes) {
   bytes->push_back(static_cast<char>(value));
 }
 
+template <size_t kSize>
+std::string ToString(const std::array<uint8_t, kSize>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
 void DropHold(void* hold) { delete static_cast<std::shared_ptr<void>*>(hold); }
 
 }  // namespace
@@ -46,8 +51,10 @@ uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan) {
   return plan.sum_segments_locally ? outputs | output::kLogprob | output::kGreedy : outputs;
 }
 
-grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan,
-                                    const Chunk& chunk, std::shared_ptr<void> hold) {
+namespace {
+
+/// All but the hidden states.
+v1::ScoreRequest SmallFields(const ScoreArgs& args, const ChunkPlan& plan, const Chunk& chunk) {
   const auto row_begin = static_cast<size_t>(chunk.row_begin);
   const auto rows = static_cast<size_t>(chunk.rows());
 
@@ -84,11 +91,19 @@ grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan
   }
   request.set_priority(static_cast<v1::Priority>(args.priority));
   request.set_reject_nonfinite(args.reject_nonfinite);
+  return request;
+}
 
+}  // namespace
+
+grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan,
+                                    const Chunk& chunk, std::shared_ptr<void> hold) {
+  const auto row_begin = static_cast<size_t>(chunk.row_begin);
+  const auto rows = static_cast<size_t>(chunk.rows());
   const auto row_bytes = static_cast<size_t>(args.hidden_size * DtypeBytes(args.dtype));
   const absl::Span<const std::byte> hidden =
       args.hidden.subspan(row_begin * row_bytes, rows * row_bytes);
-  std::string header = request.SerializeAsString();
+  std::string header = SmallFields(args, plan, chunk).SerializeAsString();
   if (hidden.empty()) {
     const grpc::Slice slice(header);
     return {&slice, 1};
@@ -102,6 +117,26 @@ grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan
       grpc::Slice(const_cast<std::byte*>(hidden.data()), hidden.size(), DropHold,
                   new std::shared_ptr<void>(std::move(hold)))};
   return {slices.data(), slices.size()};
+}
+
+grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan,
+                                    const Chunk& chunk, const Placement& placement) {
+  v1::ScoreRequest request = SmallFields(args, plan, chunk);
+  if (placement.shared.has_value()) {
+    v1::SharedMemorySlice& slice = *request.mutable_shared_memory();
+    slice.set_region(placement.shared->region->id());
+    slice.set_offset(static_cast<uint64_t>(placement.shared->offset));
+    slice.set_bytes(static_cast<uint64_t>(placement.shared->bytes));
+  } else {
+    v1::CudaIpcSlice& slice = *request.mutable_cuda_ipc();
+    slice.set_lease(placement.lease->grant().lease);
+    slice.set_device_uuid(ToString(placement.device->device_uuid));
+    slice.set_handle(ToString(placement.device->handle));
+    slice.set_offset(static_cast<uint64_t>(placement.device->offset));
+    slice.set_bytes(static_cast<uint64_t>(placement.device->bytes));
+  }
+  const grpc::Slice slice(request.SerializeAsString());
+  return {&slice, 1};
 }
 
 }  // namespace logprobd::client

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "client/cpp/chunk_plan.h"
+#include "client/cpp/local_transport.h"
 #include "client/cpp/score_args.h"
 
 namespace logprobd::client {
@@ -15,6 +16,10 @@ namespace logprobd::client {
 /// refers to the caller's hidden rows. `hold` is kept until gRPC reads those no longer.
 grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan,
                                     const Chunk& chunk, std::shared_ptr<void> hold);
+
+/// As EncodeScoreRequest, but the request says where its rows lie: `placement` has a slice.
+grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan,
+                                    const Chunk& chunk, const Placement& placement);
 
 /// The outputs to ask of the server: those of `args`, and what local segment sums need.
 uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan);

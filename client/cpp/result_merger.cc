@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +33,7 @@ absl::Status Place(absl::string_view name, const std::string& bytes, int64_t beg
 }  // namespace
 
 ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
-    : args_(args), plan_(plan) {
+    : args_(args), plan_(plan), parts_(plan.chunks.size()) {
   const auto rows = static_cast<size_t>(args.rows);
   const uint32_t outputs = RequestedOutputs(args, plan);
   const auto size = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
@@ -55,6 +56,20 @@ ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
 }
 
 absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body) {
+  const auto earlier =
+      std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.is_added; });
+  const auto keeps = [&](uint64_t version) -> absl::StatusOr<bool> {
+    if (earlier == parts_.end() || version == earlier->weights_version) return true;
+    return absl::AbortedError(absl::StrCat(
+        "the server's weights changed from version ", earlier->weights_version, " to ", version,
+        " while this call was scored in several requests: call again, or set weights_version"));
+  };
+  return Offer(chunk, body, keeps).status();
+}
+
+absl::StatusOr<bool> ResultMerger::Offer(
+    const Chunk& chunk, const grpc::ByteBuffer& body,
+    absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps) {
   v1::ScoreResponse response;
   grpc::ByteBuffer bytes = body;  // the reader empties it; only references are copied
   grpc::ProtoBufferReader reader(&bytes);
@@ -65,12 +80,8 @@ absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body)
     return absl::InternalError(absl::StrCat("the server answered ", response.rows(), " rows where ",
                                             chunk.rows(), " were sent"));
   }
-  if (chunks_added_ > 0 && response.weights_version() != result_.weights_version) {
-    return absl::AbortedError(absl::StrCat(
-        "the server's weights changed from version ", result_.weights_version, " to ",
-        response.weights_version(),
-        " while this call was scored in several requests: call again, or set weights_version"));
-  }
+  absl::StatusOr<bool> is_kept = keeps(response.weights_version());
+  if (!is_kept.ok() || !*is_kept) return is_kept;
 
   const int64_t rows = chunk.rows();
   const int64_t begin = chunk.row_begin;
@@ -116,20 +127,37 @@ absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body)
       Place("segment_greedy", response.segment_greedy(), 0, segments, &result_.segment_greedy));
   if (!status.ok()) return status;
 
-  ++chunks_added_;
-  result_.weights_version = response.weights_version();
-  result_.ignored_rows += response.ignored_rows();
-  result_.nonfinite_rows += response.nonfinite_rows();
+  parts_[static_cast<size_t>(&chunk - plan_.chunks.data())] = {
+      .is_added = true,
+      .weights_version = response.weights_version(),
+      .ignored_rows = response.ignored_rows(),
+      .nonfinite_rows = response.nonfinite_rows()};
   ServerTimings& timings = result_.timings;
   timings.queue_us = std::max(timings.queue_us, response.timings().queue_us());
   timings.copy_us = std::max(timings.copy_us, response.timings().copy_us());
   timings.engine_us = std::max(timings.engine_us, response.timings().engine_us());
   timings.total_us = std::max(timings.total_us, response.timings().total_us());
-  return absl::OkStatus();
+  return true;
+}
+
+std::vector<const Chunk*> ResultMerger::OtherThan(uint64_t weights_version) const {
+  std::vector<const Chunk*> chunks;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].weights_version != weights_version) chunks.push_back(&plan_.chunks[i]);
+  }
+  return chunks;
 }
 
 ScoreResult ResultMerger::Finish() {
   result_.requests = static_cast<int32_t>(plan_.chunks.size());
+  std::set<uint64_t> versions;
+  for (const Part& part : parts_) {
+    versions.insert(part.weights_version);
+    result_.ignored_rows += part.ignored_rows;
+    result_.nonfinite_rows += part.nonfinite_rows;
+  }
+  result_.weights_versions.assign(versions.begin(), versions.end());
+  result_.weights_version = result_.weights_versions.back();
   if (plan_.sum_segments_locally) SumSegments();
   return std::move(result_);
 }

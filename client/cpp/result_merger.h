@@ -3,8 +3,11 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/cpp/chunk_plan.h"
 #include "client/cpp/score_args.h"
 #include "client/cpp/score_result.h"
@@ -22,16 +25,33 @@ class ResultMerger {
   ///   ABORTED   other weights than an earlier chunk's.
   absl::Status Add(const Chunk& chunk, const grpc::ByteBuffer& body);
 
+  /// As Add, but `keeps` says whether an answer of a version is taken; a chunk may come again, and
+  /// its last answer counts. Returns what `keeps` did. INTERNAL as Add, and the errors of `keeps`.
+  absl::StatusOr<bool> Offer(
+      const Chunk& chunk, const grpc::ByteBuffer& body,
+      absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps);
+
+  /// Chunks whose answer is of another version than `weights_version`. All chunks have been added.
+  std::vector<const Chunk*> OtherThan(uint64_t weights_version) const;
+
   /// The joined result, once every chunk has been added.
   ScoreResult Finish();
 
  private:
+  /// What adds up over the chunks.
+  struct Part {
+    bool is_added = false;
+    uint64_t weights_version = 0;
+    int64_t ignored_rows = 0;
+    int64_t nonfinite_rows = 0;
+  };
+
   void SumSegments();
 
   const ScoreArgs& args_;
   const ChunkPlan& plan_;
   ScoreResult result_;
-  int64_t chunks_added_ = 0;
+  std::vector<Part> parts_;  // of each chunk of the plan
 };
 
 }  // namespace logprobd::client

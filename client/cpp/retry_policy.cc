@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "client/cpp/local_transport.h"
 
 namespace logprobd::client {
 
@@ -17,7 +18,8 @@ std::optional<absl::Duration> RetryPolicy::NextDelay(const Failure& failure,
                                                      double unit_random) const {
   const bool retryable = failure.status.code() == absl::StatusCode::kUnavailable ||
                          failure.status.code() == absl::StatusCode::kResourceExhausted;
-  if (!retryable || failure.attempts > retries || IsMessageTooLarge(failure.status)) {
+  if (!retryable || failure.attempts > retries || IsMessageTooLarge(failure.status) ||
+      IsAboutASlice(failure.status)) {
     return std::nullopt;
   }
   absl::Duration least = absl::ZeroDuration();

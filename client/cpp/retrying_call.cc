@@ -18,23 +18,41 @@ struct Attempts {
 
 void Attempt(const std::shared_ptr<Attempts>& call);
 
+/// How long to wait before the next attempt, or nothing: give up.
+std::optional<absl::Duration> NextDelay(const Attempts& call, const RpcReply& reply) {
+  const CallEnvironment& environment = call.environment;
+  const absl::Duration remaining = call.spec.deadline - environment.transport->Now();
+  // The pinned version is not live there. Each server says so at most once.
+  if (reply.can_go_elsewhere && absl::IsFailedPrecondition(reply.status)) {
+    return absl::ZeroDuration();
+  }
+  const std::optional<absl::Duration> delay = environment.retry.NextDelay(
+      {.attempts = call.made,
+       .status = reply.status,
+       .pushback = reply.pushback,
+       .remaining = reply.can_go_elsewhere ? absl::InfiniteDuration() : remaining},
+      environment.unit_random());
+  if (!delay.has_value() || !reply.can_go_elsewhere) return delay;
+  return remaining > absl::ZeroDuration() ? std::optional(absl::ZeroDuration()) : std::nullopt;
+}
+
 void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
   const CallEnvironment& environment = call->environment;
   if (!reply.status.ok()) {
-    const std::optional<absl::Duration> delay = environment.retry.NextDelay(
-        {.attempts = call->made,
-         .status = reply.status,
-         .pushback = reply.pushback,
-         .remaining = call->spec.deadline - environment.transport->Now()},
-        environment.unit_random());
+    const std::optional<absl::Duration> delay = NextDelay(*call, reply);
     if (delay.has_value()) {
       environment.transport->After(*delay, call->spec.scope, [call] { Attempt(call); });
       return;
     }
-    reply.status = ExplainStatus(reply.status, environment.address, call->spec.timeout, call->made);
+    if (!reply.is_explained) {
+      const std::string& address = reply.server.empty() ? environment.address : reply.server;
+      reply.status = ExplainStatus(reply.status, address, call->spec.timeout, call->made);
+    }
   }
-  std::move(call->done)(
-      {.status = std::move(reply.status), .body = reply.body, .attempts = call->made});
+  std::move(call->done)({.status = std::move(reply.status),
+                         .body = reply.body,
+                         .attempts = call->made,
+                         .server = std::move(reply.server)});
 }
 
 void Attempt(const std::shared_ptr<Attempts>& call) {

@@ -10,6 +10,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/cpp/balance.h"
 #include "client/cpp/retry_policy.h"
 #include "client/cpp/rpc_transport.h"
 
@@ -21,6 +22,9 @@ struct CallEnvironment {
   RetryPolicy retry;
   std::string address;                  ///< For messages.
   std::function<double()> unit_random;  ///< In [0, 1), thread-safe.
+  /// The servers behind `transport`; null: one, whose version of the weights must not change.
+  Balance* balance = nullptr;
+  bool mix_weights_versions = false;
 };
 
 /// One unary call and its retries.
@@ -37,6 +41,7 @@ struct CallOutcome {
   absl::Status status;  ///< In the words of ExplainStatus when it is an error.
   grpc::ByteBuffer body = {};
   int32_t attempts = 1;
+  std::string server = {};  ///< As RpcReply::server.
 };
 
 /// Calls `done` once, perhaps before returning.

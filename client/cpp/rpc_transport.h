@@ -2,6 +2,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,11 +13,16 @@
 
 namespace logprobd::client {
 
+class CallVersions;
+
 /// How a request ended.
 struct RpcReply {
-  absl::Status status;
+  absl::Status status = absl::OkStatus();
   grpc::ByteBuffer body = {};                ///< When `status` is OK.
   std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
+  std::string server = {};        ///< Address that it went to; empty where there is one for good.
+  bool can_go_elsewhere = false;  ///< Another server is ready for it: there is no need to wait.
+  bool is_explained = false;      ///< The message already says what to change.
 };
 
 using RpcDone = absl::AnyInvocable<void(RpcReply) &&>;
@@ -27,6 +33,9 @@ class CancelScope {
   virtual ~CancelScope() = default;
   /// Ends requests in flight, and those sent later, with CANCELLED; delays end now. Any thread.
   virtual void Cancel() = 0;
+
+  /// Which of several servers the requests may go to; null: any. Set before the first one is sent.
+  std::shared_ptr<CallVersions> versions;
 };
 
 /// Sends encoded requests and tells the time: gRPC, or a fake in tests. Thread-safe.
@@ -49,6 +58,13 @@ class RpcTransport {
 
   /// Monotonic, with an arbitrary epoch.
   virtual absl::Time Now() const = 0;
+
+  /// Servers that take requests now, at least 1. Begins the checks of servers that are due.
+  virtual int64_t CountServers() { return 1; }
+
+  /// Cancels what is in flight and all timers and waits for their callbacks. Calls made from then
+  /// on end with CANCELLED.
+  virtual void Shutdown() {}
 };
 
 }  // namespace logprobd::client

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/same_host.h"
 
 namespace logprobd::client {
 
@@ -47,10 +48,14 @@ enum class Priority : int32_t { kHigh = 1, kNormal = 2, kLow = 3 };
 /// What to score. All memory stays the caller's and must be valid and unchanged until the call
 /// ends (Score returns, or the callback of ScoreAsync is called).
 struct ScoreArgs {
-  /// `dtype` [rows, hidden_size], row-major, little-endian; any alignment. It is sent from where it
-  /// lies, never copied.
+  /// `dtype` [rows, hidden_size], row-major, little-endian; any alignment. Over a socket it is sent
+  /// from where it lies; for a server on this host it is copied once into memory shared with it,
+  /// or, where it lies in a RowBuffer, not at all.
   absl::Span<const std::byte> hidden;
   Dtype dtype = Dtype::kBf16;
+  /// Instead of `hidden`, or beside it: the same rows in a GPU's memory. Where the server cannot
+  /// read them there, `hidden` is sent; without it the call ends with INVALID_ARGUMENT.
+  std::optional<DeviceRows> device_rows;
   int64_t rows = 0;         ///< >= 0, without an upper limit: the client cuts.
   int64_t hidden_size = 0;  ///< Must be the head's.
 
@@ -74,8 +79,8 @@ struct ScoreArgs {
   absl::Span<const int64_t> segment_offsets;
 
   std::string head;  ///< Empty: the server's only head.
-  /// Version of the weights to score with; 0: whichever is live. A call never mixes versions: one
-  /// that met a change of weights half way ends as ABORTED.
+  /// Version of the weights to score with; 0: whichever is live. A call mixes versions only with
+  /// Client::Options::mix_weights_versions.
   uint64_t weights_version = 0;
   Priority priority = Priority::kNormal;
   /// INVALID_ARGUMENT when a row's logits hold NaN or Inf, instead of NaN for that row.

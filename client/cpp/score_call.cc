@@ -1,21 +1,30 @@
 #include "client/cpp/score_call.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/call_versions.h"
 #include "client/cpp/chunk_plan.h"
 #include "client/cpp/request_encoder.h"
 #include "client/cpp/result_merger.h"
+#include "client/cpp/rpc_methods.h"
 
 namespace logprobd::client {
 namespace {
 
-constexpr char kScoreMethod[] = "/logprobd.v1.Scoring/Score";
+/// A call that could use more servers than are ready looks for them this often.
+constexpr absl::Duration kLookAgain = absl::Milliseconds(250);
+/// How often a call is scored again in part because the weights were swapped.
+constexpr int kRoundsMax = 3;
 
 /// Hands the result over when the call has ended and gRPC has dropped every slice of the caller's
 /// memory, whichever comes last.
@@ -55,6 +64,12 @@ class Delivery {
   absl::StatusOr<ScoreResult> result_ = absl::InternalError("not finished");
 };
 
+/// What went by one transport.
+struct Way {
+  int64_t rows = 0;
+  std::string reason;
+};
+
 class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
  public:
   ScoreCall(const CallEnvironment& environment, ScoreArgs args, const ScoreCallOptions& options,
@@ -65,43 +80,128 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         plan_(PlanChunks(args_, options.limits, options.request_bytes)),
         scope_(environment.transport->NewScope()),
         delivery_(std::make_shared<Delivery>(*environment.transport, std::move(done))),
-        merger_(args_, plan_) {}
+        merger_(args_, plan_) {
+    if (environment.balance != nullptr) {
+      scope_->versions = std::make_shared<CallVersions>(
+          *environment.balance, CallVersions::Options{.head = args_.head,
+                                                      .pinned = args_.weights_version,
+                                                      .mix = environment.mix_weights_versions});
+    }
+    for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
+  }
 
-  /// Sends while the window has room.
+  /// Sends while the windows have room.
   void SendMore() {
     while (true) {
+      // Not under the lock: a check may end at once, and with it a request of this call.
+      const int64_t window = options_.max_inflight * environment_.transport->CountServers();
       const Chunk* chunk = nullptr;
       {
         absl::MutexLock lock(&mutex_);
-        if (!status_.ok() || next_chunk_ == plan_.chunks.size() ||
-            inflight_ == options_.max_inflight) {
-          return;
-        }
-        chunk = &plan_.chunks[next_chunk_++];
+        if (!status_.ok() || waiting_.empty()) return;
+        if (inflight_ >= window) break;
+        chunk = waiting_.front();
+        waiting_.pop_front();
         ++inflight_;
       }
       Send(*chunk);
     }
+    LookAgainSoon();
   }
 
  private:
-  void Send(const Chunk& chunk) {
-    auto self = shared_from_this();
-    StartRetryingCall(
-        environment_,
-        {.method = kScoreMethod,
-         .request =
-             [self, &chunk] {
-               return EncodeScoreRequest(self->args_, self->plan_, chunk,
-                                         Delivery::Hold(self->delivery_));
-             },
-         .deadline = options_.deadline,
-         .timeout = options_.timeout,
-         .scope = scope_},
-        [self, &chunk](const CallOutcome& outcome) { self->Receive(chunk, outcome); });
+  /// Rows wait, and an answer need not come soon: looks for servers that come back.
+  void LookAgainSoon() {
+    if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (looks_again_) return;
+      looks_again_ = true;
+    }
+    environment_.transport->After(kLookAgain, scope_, [self = shared_from_this()] {
+      {
+        absl::MutexLock lock(&self->mutex_);
+        self->looks_again_ = false;
+      }
+      self->SendMore();
+    });
   }
 
-  void Receive(const Chunk& chunk, const CallOutcome& outcome) {
+  void Send(const Chunk& chunk) {
+    auto self = shared_from_this();
+    const int epoch = scope_->versions == nullptr ? 0 : scope_->versions->epoch();
+    auto placement = std::make_shared<Placement>();
+    if (options_.local != nullptr) {
+      absl::StatusOr<Placement> placed = options_.local->Place(args_, chunk);
+      if (!placed.ok()) {
+        Receive(chunk, *placement, epoch, {.status = placed.status()});
+        return;
+      }
+      *placement = *std::move(placed);
+    }
+    auto request = [self, &chunk, placement] {
+      if (placement->lease != nullptr) {
+        return EncodeSliceRequest(self->args_, self->plan_, chunk, *placement);
+      }
+      return EncodeScoreRequest(self->args_, self->plan_, chunk, Delivery::Hold(self->delivery_));
+    };
+    StartRetryingCall(environment_,
+                      {.method = kScoreMethod,
+                       .request = std::move(request),
+                       .deadline = options_.deadline,
+                       .timeout = options_.timeout,
+                       .scope = scope_},
+                      [self, &chunk, placement, epoch](const CallOutcome& outcome) {
+                        placement->slot.reset();  // before another request needs one
+                        self->ReceiveOrSendAgain(chunk, *placement, epoch, outcome);
+                      });
+  }
+
+  void ReceiveOrSendAgain(const Chunk& chunk, const Placement& placement, int epoch,
+                          const CallOutcome& outcome) {
+    if (options_.local != nullptr && IsRunning() &&
+        options_.local->Refused(placement, outcome.status)) {
+      Send(chunk);
+    } else {
+      Receive(chunk, placement, epoch, outcome);
+    }
+  }
+
+  bool IsRunning() {
+    absl::MutexLock lock(&mutex_);
+    return status_.ok();
+  }
+
+  /// Takes an answer. False: it is of another version of the weights than the call's.
+  absl::StatusOr<bool> Merge(const Chunk& chunk, int epoch, const CallOutcome& outcome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!outcome.status.ok()) return WithPlace(outcome.status, chunk);
+    CallVersions* const versions = scope_->versions.get();
+    if (versions == nullptr) {
+      if (absl::Status status = merger_.Add(chunk, outcome.body); !status.ok()) return status;
+      return true;
+    }
+    return merger_.Offer(chunk, outcome.body, [&](uint64_t version) {
+      return versions->Keeps(outcome.server, version, epoch);
+    });
+  }
+
+  /// All chunks have been answered: those of a version that was given up are to be asked again.
+  void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
+    const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
+    if (!stale.empty() && ++rounds_ >= kRoundsMax) {
+      status_ = scope_->versions->Mismatch();
+      return;
+    }
+    for (const Chunk* chunk : stale) {
+      waiting_.push_back(chunk);
+      rows_done_ -= chunk->rows();
+    }
+  }
+
+  void Receive(const Chunk& chunk, const Placement& placement, int epoch,
+               const CallOutcome& outcome) {
     bool is_last = false;
     bool has_failed = false;
     {
@@ -109,15 +209,21 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       --inflight_;
       retries_ += outcome.attempts - 1;
       if (status_.ok()) {
-        status_ = outcome.status.ok() ? merger_.Add(chunk, outcome.body)
-                                      : WithPlace(outcome.status, chunk);
+        const absl::StatusOr<bool> is_kept = Merge(chunk, epoch, outcome);
+        status_ = is_kept.status();
         has_failed = !status_.ok();
-        if (!has_failed) {
+        if (!has_failed && *is_kept) {
           rows_done_ += chunk.rows();
+          Way& way = ways_[placement.transport];
+          way.rows += chunk.rows();
+          way.reason = placement.reason;
           if (args_.on_progress) args_.on_progress(rows_done_);
+        } else if (!has_failed) {
+          waiting_.push_front(&chunk);
         }
+        if (!has_failed && inflight_ == 0 && waiting_.empty()) FindStale();
       }
-      is_last = inflight_ == 0 && (!status_.ok() || next_chunk_ == plan_.chunks.size());
+      is_last = inflight_ == 0 && (!status_.ok() || waiting_.empty());
     }
     if (has_failed) scope_->Cancel();
     if (is_last) {
@@ -134,6 +240,11 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       if (status_.ok()) {
         result = merger_.Finish();
         result->retries = retries_;
+        const auto& [transport, way] = *std::max_element(
+            ways_.begin(), ways_.end(),
+            [](const auto& a, const auto& b) { return a.second.rows < b.second.rows; });
+        result->transport = transport;
+        if (options_.local != nullptr) options_.local->Used(transport, way.reason);
       } else {
         result = status_;
       }
@@ -159,10 +270,13 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   absl::Mutex mutex_;
   ResultMerger merger_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  size_t next_chunk_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<const Chunk*> waiting_ ABSL_GUARDED_BY(mutex_);
+  int rounds_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool looks_again_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t inflight_ ABSL_GUARDED_BY(mutex_) = 0;
   int32_t retries_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t rows_done_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<Transport, Way> ways_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
 #include "client/cpp/score_args.h"
 #include "client/cpp/score_result.h"
@@ -21,6 +22,7 @@ struct ScoreCallOptions {
   int32_t max_inflight = 1;
   absl::Time deadline = absl::InfiniteFuture();  ///< On the transport's clock.
   absl::Duration timeout;                        ///< For messages.
+  LocalTransport* local = nullptr;  ///< Null: rows travel in requests. Outlives the call.
 };
 
 /// Cuts `args` into requests, keeps up to `max_inflight` of them in flight, and joins the answers.

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "client/cpp/same_host.h"
+
 namespace logprobd::client {
 
 /// Where a request's time went on the server, in microseconds; the longest of its parts where the
@@ -20,7 +22,11 @@ struct ScoreResult {
   int64_t rows = 0;
   int64_t ignored_rows = 0;
   int64_t nonfinite_rows = 0;
+  /// Version of the weights that scored every row; the highest of them where they were mixed.
   uint64_t weights_version = 0;
+  /// All versions that scored rows, rising: several only with
+  /// Client::Options::mix_weights_versions.
+  std::vector<uint64_t> weights_versions;
   int32_t top_k = 0;
 
   std::vector<float> logprob;             ///< [rows]
@@ -39,6 +45,8 @@ struct ScoreResult {
   std::vector<uint32_t> segment_rows;     ///< [segments], rows scored, not ignored.
   std::vector<uint8_t> segment_greedy;    ///< [segments], 1: every scored row is greedy.
 
+  /// How most of the rows travelled.
+  Transport transport = Transport::kTcp;
   ServerTimings timings;
   int32_t requests = 0;  ///< Into which the call was cut.
   int32_t retries = 0;   ///< Requests sent again.

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "client/cpp/score_args.h"
 
 namespace logprobd::client {
@@ -29,8 +32,8 @@ struct Shard {
 
 /// A head as the server describes it.
 struct Head {
-  std::string name;
-  std::string model_type;
+  std::string name = {};
+  std::string model_type = {};
   int64_t vocab_size = 0;  ///< Valid ids: targets lie in [0, vocab_size).
   int64_t vocab_rows = 0;  ///< Rows of the weight, padding included.
   int64_t hidden_size = 0;
@@ -41,17 +44,45 @@ struct Head {
   float scale = 1.0F;
   float softcap = 0.0F;  ///< 0: none.
   bool has_bias = false;
-  std::string tensor;
-  std::string engine;
+  std::string tensor = {};
+  std::string engine = {};
   int64_t weight_bytes = 0;
-  Limits limits;
-  std::vector<std::string> transports;
-  std::vector<Shard> layout;  ///< Replica by replica; empty from an older server.
+  Limits limits = {};
+  std::vector<std::string> transports = {};
+  std::vector<Shard> layout = {};  ///< Replica by replica; empty from an older server.
+};
+
+/// How a client on the server's host reaches it without TCP.
+struct LocalAccess {
+  std::string boot_id = {};       ///< /proc/sys/kernel/random/boot_id of the server's host.
+  std::string grpc_path = {};     ///< Unix socket of the same gRPC service.
+  std::string control_path = {};  ///< Unix socket over which memory is shared.
+  bool shared_memory = false;
+  bool cuda_ipc = false;
 };
 
 struct ServerInfo {
-  std::string server_version;
-  std::vector<Head> heads;
+  std::string server_version = {};
+  std::optional<LocalAccess> local = {};  ///< Absent: no local socket.
+  std::vector<Head> heads = {};
+};
+
+/// What a client knows of one of its servers, for debugging.
+struct ServerState {
+  enum class State {
+    kUnknown,  ///< Not asked yet.
+    kReady,
+    kBusy,  ///< It refused for load a moment ago.
+    kOut    ///< It failed, drains, or could not be reached.
+  };
+
+  std::string address;
+  State state = State::kUnknown;
+  std::string reason = {};                                ///< Why it is out.
+  int64_t requests = 0;                                   ///< Of this client, unanswered.
+  int64_t bytes = 0;                                      ///< Of those requests.
+  std::map<std::string, uint64_t> weights_versions = {};  ///< By head, as seen last.
+  absl::Duration retry_in = absl::ZeroDuration();  ///< Until it is asked again whether it is well.
 };
 
 struct VerifyArgs {

@@ -84,7 +84,15 @@ grpc::ByteBuffer EncodeListHeads() { return Encode(v1::ListHeadsRequest()); }
 absl::StatusOr<ServerInfo> ParseListHeads(const grpc::ByteBuffer& body) {
   v1::ListHeadsResponse response;
   if (absl::Status status = Parse(body, &response); !status.ok()) return status;
-  ServerInfo info{.server_version = response.server_version(), .heads = {}};
+  ServerInfo info{.server_version = response.server_version(), .local = {}, .heads = {}};
+  if (response.has_local()) {
+    const v1::LocalAccess& local = response.local();
+    info.local = {.boot_id = local.boot_id(),
+                  .grpc_path = local.grpc_path(),
+                  .control_path = local.control_path(),
+                  .shared_memory = local.shared_memory(),
+                  .cuda_ipc = local.cuda_ipc()};
+  }
   for (const v1::Head& head : response.heads()) info.heads.push_back(ToHead(head));
   return info;
 }

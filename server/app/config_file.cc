@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "server/app/config_sources.h"
+#include "server/app/head_values.h"
 #include "server/base/errors.h"
 
 namespace logprobd {
@@ -40,6 +41,7 @@ absl::string_view TypeName(toml::value_t type) {
   }
 }
 
+/// For one value that is not of one head.
 bool TypeFits(Flag::Kind kind, toml::value_t type) {
   switch (kind) {
     case Flag::Kind::kText:
@@ -93,6 +95,27 @@ std::string TextOf(const toml::value& value) {
     default:
       return value.as_string().str;
   }
+}
+
+bool IsTextOfHeads(const Flag& flag, const toml::value& value) {
+  return value.is_string() && !SplitByHead(flag, TextOf(value)).front().head.empty();
+}
+
+/// What the flag is given: its one value, or the texts of an array; nothing where a type is wrong.
+std::vector<std::string> TextsOf(const Flag& flag, const toml::value& value) {
+  if (TypeFits(flag.kind, value.type()) || (flag.is_of_head && IsTextOfHeads(flag, value))) {
+    return {TextOf(value)};
+  }
+  std::vector<std::string> texts;
+  if (flag.is_of_head && value.is_array()) {
+    for (const toml::value& item : value.as_array()) {
+      if (!item.is_string()) {
+        return {};
+      }
+      texts.push_back(TextOf(item));
+    }
+  }
+  return texts;
 }
 
 /// toml11 explains an error with a picture over several lines; its first lines say what and where.
@@ -150,11 +173,13 @@ absl::StatusOr<Setting> SettingOf(const std::string& path, const std::string& ke
     return absl::InvalidArgumentError(
         absl::StrCat(place, ": --", flag->name, " cannot be set in a file"));
   }
-  if (!TypeFits(flag->kind, value.type())) {
-    return absl::InvalidArgumentError(absl::StrCat(place, " is ", TypeName(value.type()),
-                                                   ", but must be ", ExpectedType(flag->kind)));
+  std::vector<std::string> texts = TextsOf(*flag, value);
+  if (texts.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        place, " is ", TypeName(value.type()), ", but must be ", ExpectedType(flag->kind),
+        flag->is_of_head ? ", or an array of strings as \"NAME=VALUE\"" : ""));
   }
-  return Setting{flag, TextOf(value), absl::StrCat(key, " in ", path)};
+  return Setting{flag, std::move(texts), absl::StrCat(key, " in ", path)};
 }
 
 }  // namespace

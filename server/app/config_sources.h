@@ -13,7 +13,8 @@ namespace logprobd {
 /// A value of a flag as found somewhere, not yet checked.
 struct Setting {
   const Flag* flag = nullptr;
-  std::string text;
+  /// One; several where a flag of heads is repeated or is an array.
+  std::vector<std::string> texts;
   std::string source;  ///< "--batch-rows", "LOGPROBD_BATCH_ROWS", "batch_rows in FILE".
 };
 

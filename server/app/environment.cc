@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<Setting>> ReadEnvironment(absl::Span<const std::strin
       return absl::InvalidArgumentError(absl::StrCat(
           "environment variable ", name, ": --", flag->name, " works on the command line only"));
     }
-    settings.push_back({flag, entry.substr(equals + 1), name});
+    settings.push_back({flag, {entry.substr(equals + 1)}, name});
   }
   return settings;
 }

@@ -1,14 +1,13 @@
 #include "server/app/local_head.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
+#include "server/app/plan.h"
 #include "server/app/verify_probe.h"
 #include "server/base/errors.h"
 #include "server/base/start_thread.h"
@@ -25,6 +24,7 @@ ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo
   request.request_id = "verify";
   request.client_id = "verify";
   request.head = head.name;
+  request.weights_version = head.weights_version;  // that of the weights which are read
   request.dtype_number = static_cast<int32_t>(probe->dtype);
   request.rows = probe->rows;
   request.hidden_size = head.hidden_size;
@@ -43,15 +43,21 @@ absl::StatusOr<std::shared_ptr<LocalHead>> LocalHead::Create(
     HeadInfo info, std::unique_ptr<const HeadWeights> weights,
     std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
     const Clock& clock, Metrics& metrics) {
-  std::shared_ptr<LocalHead> head(
-      new LocalHead(std::move(info), std::move(weights), std::move(replicas), clock));
-  std::vector<ScoringEngine*> engines;
-  for (const std::unique_ptr<ScoringEngine>& replica : head->replicas_) {
-    engines.push_back(replica.get());
-  }
-  LOGPROBD_ASSIGN_OR_RETURN(head->batcher_, Batcher::Create(options, engines, clock, metrics));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      std::unique_ptr<HeadVersion> live,
+      HeadVersion::Create(std::move(info), std::move(weights), std::move(replicas), options));
+  Generation& first = *live->generation;
+  std::shared_ptr<LocalHead> head(new LocalHead(std::move(live), clock));
+  LOGPROBD_ASSIGN_OR_RETURN(head->batcher_, Batcher::Create(options, first, clock, metrics));
   return head;
 }
+
+LocalHead::LocalHead(std::unique_ptr<HeadVersion> live, const Clock& clock)
+    : clock_(clock),
+      live_(std::move(live)),
+      info_(live_->info),
+      limits_(info_->limits),
+      num_replicas_(static_cast<int>(live_->engines.size())) {}
 
 LocalHead::~LocalHead() {
   is_draining_ = true;
@@ -78,15 +84,73 @@ void LocalHead::StopVerify() {
   }
 }
 
-bool LocalHead::ready() const { return !is_draining_ && healthy(); }
+std::shared_ptr<const HeadInfo> LocalHead::info() const {
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return info_;
+}
+
+bool LocalHead::ready() const { return !is_draining_ && healthy() && failure().empty(); }
+
+int LocalHead::num_replicas() const {
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return num_replicas_;
+}
 
 int LocalHead::num_healthy() const {
-  return static_cast<int>(std::count_if(replicas_.begin(), replicas_.end(),
-                                        [](const auto& replica) { return replica->healthy(); }));
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return live_ == nullptr ? num_replicas_ : live_->generation->NumHealthy();
+}
+
+bool LocalHead::is_replica_healthy(int replica) const {
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return live_ == nullptr || live_->engines[static_cast<size_t>(replica)]->healthy();
+}
+
+std::unique_ptr<HeadVersion> LocalHead::Commit(std::unique_ptr<HeadVersion> next) {
+  {
+    const absl::MutexLock lock(&version_mutex_);
+    batcher_->Commit(next == nullptr ? nullptr : next->generation.get());
+    std::swap(live_, next);
+    failure_.clear();
+    if (live_ != nullptr) {
+      PublishLocked(*live_->info);
+      num_replicas_ = static_cast<int>(live_->engines.size());
+    }
+  }
+  batcher_->AwaitRetired();
+  return next;
+}
+
+/// With the limits in force; requests hold what was published before.
+void LocalHead::PublishLocked(const HeadInfo& info) {
+  auto published = std::make_shared<HeadInfo>(info);
+  published->limits = limits_;
+  info_ = std::move(published);
+}
+
+void LocalHead::Fail(const std::string& reason) {
+  {
+    const absl::MutexLock lock(&version_mutex_);
+    failure_ = reason;
+  }
+  batcher_->Fail(absl::UnavailableError(reason));
+}
+
+std::string LocalHead::failure() const {
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return failure_;
 }
 
 absl::StatusOr<RequestTicket> LocalHead::Submit(ScoreRequest request, ScoreCallback done) {
   return batcher_->Submit(std::move(request), std::move(done));
+}
+
+absl::Status LocalHead::SetLimits(const Batcher::Options& options, const RequestLimits& limits) {
+  LOGPROBD_RETURN_IF_ERROR(batcher_->SetLimits(options));
+  const absl::MutexLock lock(&version_mutex_);
+  limits_ = limits;
+  PublishLocked(*info_);
+  return absl::OkStatus();
 }
 
 bool LocalHead::Drain(absl::Time deadline) {
@@ -96,26 +160,14 @@ bool LocalHead::Drain(absl::Time deadline) {
   return is_finished;
 }
 
+std::shared_ptr<const HeadWeights> LocalHead::weights() const {
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return live_ == nullptr ? nullptr : live_->weights;
+}
+
 MemoryPlan LocalHead::memory() const {
-  MemoryPlan plan;
-  const auto add = [&plan](const MemoryUse& use) {
-    for (MemoryUse& other : plan) {
-      if (other.place == use.place && other.kind == use.kind && other.is_pinned == use.is_pinned) {
-        other.bytes += use.bytes;
-        return;
-      }
-    }
-    plan.push_back(use);
-  };
-  for (const std::unique_ptr<ScoringEngine>& replica : replicas_) {
-    for (const MemoryUse& use : replica->memory()) {
-      add(use);
-    }
-  }
-  for (const MemoryUse& use : batcher_->memory()) {
-    add(use);
-  }
-  return plan;
+  const absl::ReaderMutexLock lock(&version_mutex_);
+  return live_ == nullptr ? MemoryPlan() : live_->memory();
 }
 
 void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
@@ -173,7 +225,17 @@ void LocalHead::Verify(const VerifyOptions& options, VerifyCallback done) {
 
 absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) {
   const absl::Time start = clock_.Now();
-  absl::StatusOr<VerifyProbe> made = MakeVerifyProbe(*weights_, options);
+  std::shared_ptr<const HeadWeights> weights;
+  std::shared_ptr<const HeadInfo> info;
+  {
+    const absl::ReaderMutexLock lock(&version_mutex_);
+    if (live_ == nullptr) {
+      return absl::UnavailableError("the weights are being replaced");
+    }
+    weights = live_->weights;
+    info = live_->info;
+  }
+  absl::StatusOr<VerifyProbe> made = MakeVerifyProbe(*weights, options);
   if (absl::IsCancelled(made.status())) {
     return made.status();
   }
@@ -181,16 +243,19 @@ absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) 
   const auto probe = std::make_shared<VerifyProbe>(*std::move(made));
   absl::Notification answered;
   absl::StatusOr<ScoreResult> scores;
-  ScoreRequest request = RequestOf(probe, info_, start);
+  ScoreRequest request = RequestOf(probe, *info, start);
   request.deadline = options.deadline;
   const absl::StatusOr<RequestTicket> ticket = batcher_->Submit(
       std::move(request), [&answered, &scores](absl::StatusOr<ScoreResult> result) {
         scores = std::move(result);
         answered.Notify();
       });
+  if (absl::IsFailedPrecondition(ticket.status())) {
+    return absl::AbortedError("the weights were replaced meanwhile: verify again");
+  }
   LOGPROBD_RETURN_IF_ERROR(ticket.status());
   // The engine scores meanwhile.
-  const absl::StatusOr<VerifyTruth> truth = ScoreVerifyProbe(*weights_, *probe, *options.stop);
+  const absl::StatusOr<VerifyTruth> truth = ScoreVerifyProbe(*weights, *probe, *options.stop);
   while (!answered.WaitForNotificationWithTimeout(kStopPeriod)) {
     if (options.stop->load()) {
       batcher_->Cancel(*ticket);  // the engine may be stuck
@@ -202,6 +267,7 @@ absl::StatusOr<VerifyReport> LocalHead::RunVerify(const VerifyOptions& options) 
   }
   LOGPROBD_RETURN_IF_ERROR(WithContext(scores.status(), "scoring the probe"));
   VerifyReport report = CompareWithTruth(*truth, scores->logprob, scores->entropy);
+  report.weights_version = info->weights_version;
   report.seconds = absl::ToDoubleSeconds(clock_.Now() - start);
   return report;
 }

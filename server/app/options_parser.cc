@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "server/app/config_sources.h"
+#include "server/app/head_values.h"
 #include "server/base/errors.h"
 
 namespace logprobd {
@@ -29,7 +30,8 @@ std::string DefaultNote(const Flag& flag) {
   value = absl::StrReplaceAll(value, {{"\"", ""}});
   const std::string choices =
       flag.choices.empty() ? "" : absl::StrCat(" (", absl::StrJoin(flag.choices, ", "), ")");
-  return absl::StrCat(choices, value.empty() ? "" : absl::StrCat(" [default ", value, "]"));
+  return absl::StrCat(choices, value.empty() ? "" : absl::StrCat(" [default ", value, "]"),
+                      flag.is_reloadable ? " (SIGHUP)" : "");
 }
 
 /// CLI11 knows the command line only: it splits it and makes --help. File and environment it would
@@ -48,6 +50,15 @@ class CommandLine {
         "Each flag is also a key of the file, with dashes or underscores, and a variable:\n"
         "--batch-rows, batch_rows = 4096, LOGPROBD_BATCH_ROWS. The flag wins over the variable,\n"
         "the variable over the file, the file over the default.\n\n"
+        "Several heads: --model policy=DIR --model reference=DIR. --head-tensor, "
+        "--weights-version,\n"
+        "--valid-vocab, --include-padding, --gpus, --shards and --replicas then take a value for "
+        "all\n"
+        "or NAME=VALUE for a head, again and again or with commas between: --shards policy=2. In "
+        "the\n"
+        "file that is text or an array: shards = [\"policy=2\"]. A path with \"=\" in it: "
+        "./a=b.\n\n"
+        "SIGHUP reads file and variables again and applies what is marked (SIGHUP).\n\n"
         "Exit status: 0 stopped as asked, 1 failed, 2 bad settings, 3 stopped before all work was\n"
         "finished (a second signal, or --grace-s passed).");
   }
@@ -72,13 +83,13 @@ class CommandLine {
     }
     std::vector<Setting> settings;
     for (size_t i = 0; i < options_.size(); ++i) {
-      if (options_[i]->count() > 1) {
+      if (options_[i]->count() > 1 && !Flags()[i].is_of_head) {
         return absl::InvalidArgumentError(
             absl::StrCat("--", Flags()[i].name, " is given ", options_[i]->count(), " times"));
       }
-      if (options_[i]->count() == 1) {
+      if (options_[i]->count() > 0) {
         settings.push_back(
-            {&Flags()[i], options_[i]->results().front(), absl::StrCat("--", Flags()[i].name)});
+            {&Flags()[i], options_[i]->results(), absl::StrCat("--", Flags()[i].name)});
       }
     }
     return settings;
@@ -130,10 +141,9 @@ class CommandLine {
 
 absl::Status Apply(const std::vector<Setting>& settings, ParsedOptions& parsed) {
   for (const Setting& setting : settings) {
-    const absl::Status status = SetFlag(*setting.flag, setting.text, parsed.options);
+    const absl::Status status = SetFlagFromSource(*setting.flag, setting.texts, parsed.options);
     if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          setting.source, " is \"", setting.text.substr(0, 100), "\": it ", status.message()));
+      return absl::InvalidArgumentError(absl::StrCat(setting.source, " ", status.message()));
     }
     parsed.sources[std::string(setting.flag->name)] = setting.source;
   }

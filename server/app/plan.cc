@@ -1,61 +1,20 @@
 #include "server/app/plan.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "kernels/common/tile.h"
+#include "absl/strings/str_split.h"
 #include "server/base/device_name.h"
+#include "server/base/errors.h"
 #include "server/base/human_bytes.h"
 #include "server/base/scoring_engine.h"
 
 namespace logprobd {
-namespace {
-
-void AppendLine(std::string& text, absl::string_view name, const std::string& value) {
-  absl::StrAppendFormat(&text, "%-12s %s\n", name, value);
-}
-
-std::string NumberOrNone(float value, float none) {
-  return value == none ? "none" : absl::StrCat(value);
-}
-
-void AppendLayout(std::string& text, const std::vector<ShardPlace>& layout) {
-  for (const ShardPlace& place : layout) {
-    const int64_t num_tiles = kernels::NumTiles(place.vocab_end - place.vocab_begin);
-    AppendLine(text, "layout",
-               absl::StrFormat("replica %d shard %d  %-5s  ids %d to %d (%d tile%s)", place.replica,
-                               place.shard, place.device, place.vocab_begin, place.vocab_end,
-                               num_tiles, num_tiles == 1 ? "" : "s"));
-  }
-}
-
-void AppendMemory(std::string& text, const MemoryPlan& memory) {
-  std::vector<std::string> places;
-  for (const MemoryUse& use : memory) {
-    if (std::find(places.begin(), places.end(), use.place) == places.end()) {
-      places.push_back(use.place);
-    }
-  }
-  for (const std::string& place : places) {
-    for (const MemoryUse& use : memory) {
-      if (use.place == place) {
-        AppendLine(text, "memory",
-                   absl::StrFormat("%-5s %-10s %10s%s", place, use.kind, HumanBytes(use.bytes),
-                                   use.kind == "receive" ? "  (at most)" : ""));
-      }
-    }
-    AppendLine(
-        text, "memory",
-        absl::StrFormat("%-5s %-10s %10s", place, "total", HumanBytes(TotalBytes(memory, place))));
-  }
-}
-
-}  // namespace
-
 ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
   ModelFolderOptions result;
   result.head_name = options.head_name;
@@ -86,6 +45,27 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
                     : options.exchange == "nccl" ? Exchange::kNccl
                                                  : Exchange::kAuto;
   return result;
+}
+
+absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerOptions& options) {
+  if (options.weights_root == "none") {
+    return nullptr;
+  }
+  if (!options.weights_root.empty()) {
+    absl::StatusOr<AllowedRoots> roots =
+        AllowedRoots::Create(absl::StrSplit(options.weights_root, ',', absl::SkipWhitespace()));
+    LOGPROBD_RETURN_IF_ERROR(WithContext(roots.status(), "--weights-root"));
+    return std::make_shared<const AllowedRoots>(*std::move(roots));
+  }
+  std::error_code error;
+  const std::filesystem::path model = std::filesystem::canonical(options.model, error);
+  const std::filesystem::path parent = model.parent_path();
+  absl::StatusOr<AllowedRoots> roots =
+      AllowedRoots::Create({(parent == parent.root_path() ? model : parent).string()});
+  if (error || !roots.ok()) {
+    return nullptr;  // opening the model says what is wrong
+  }
+  return std::make_shared<const AllowedRoots>(*std::move(roots));
 }
 
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
@@ -135,8 +115,67 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
   plan.memory.push_back({"host", "staging",
                          engine.num_replicas() * ScoringEngine::kBatchesInFlight *
                              Batcher::StagingBytes(options.batch_rows, head)});
-  plan.memory.push_back({"host", "receive", options.receive_bytes});
   return plan;
+}
+
+MemoryPlan ServerPlan::memory() const {
+  MemoryPlan sum;
+  for (const ServingPlan& head : heads) {
+    for (const MemoryUse& use : head.memory) {
+      AddMemory(sum, use);
+    }
+  }
+  sum.push_back({"host", "receive", receive_bytes});
+  sum.push_back({"host", "shared", shared_bytes});
+  return sum;
+}
+
+int64_t SharedMemoryBytesMax(const ServerOptions& options) {
+  return options.local.empty() ? 0 : options.shared_memory_bytes;
+}
+
+absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
+                                          std::vector<ServingPlan> heads,
+                                          const HostMemorySize& host) {
+  ServerPlan plan;
+  plan.heads = std::move(heads);
+  int64_t reserved = 0;
+  for (const ServingPlan& head : plan.heads) {
+    reserved += TotalBytes(head.memory, "host");
+    for (const MemoryUse& free : head.engine.there) {
+      if (TotalBytes(plan.there, free.place) == 0) {
+        plan.there.push_back(free);
+      }
+    }
+  }
+  plan.receive_bytes = options.receive_bytes;
+  plan.shared_bytes = SharedMemoryBytesMax(options);
+  if (host.available_bytes > 0) {
+    plan.there.push_back({"host", "there", host.available_bytes});
+  }
+  const std::string whose = plan.heads.size() == 1 ? "the head" : "all heads together";
+  const std::string advice =
+      plan.heads.size() == 1 ? "lower --batch-rows" : "lower --batch-rows or serve fewer heads";
+  if (host.total_bytes > 0 && reserved > host.total_bytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("host memory: ", whose, " reserve", plan.heads.size() == 1 ? "s " : " ",
+                     HumanBytes(reserved), ", but the process can have ",
+                     HumanBytes(host.total_bytes), ": ", advice));
+  }
+  if (host.available_bytes > 0 && reserved > host.available_bytes) {
+    plan.heads.back().warnings.push_back(
+        absl::StrCat("host memory: ", HumanBytes(reserved), " are to be reserved for ", whose,
+                     ", but only ", HumanBytes(host.available_bytes), " are available now"));
+  }
+  return plan;
+}
+
+std::map<int, std::string> PciBusIdsOf(const ServerPlan& plan) {
+  std::map<int, std::string> ids;
+  for (const ServingPlan& head : plan.heads) {
+    ids.insert(head.engine.gpu_pci_bus_ids.begin(), head.engine.gpu_pci_bus_ids.end());
+  }
+  return ids;
 }
 
 std::vector<int> GpusOf(const std::vector<ShardPlace>& layout) {
@@ -150,37 +189,30 @@ std::vector<int> GpusOf(const std::vector<ShardPlace>& layout) {
   return gpus;
 }
 
+std::vector<int> GpusOf(const ServerPlan& plan) {
+  std::vector<ShardPlace> places;
+  for (const ServingPlan& head : plan.heads) {
+    places.insert(places.end(), head.engine.layout.begin(), head.engine.layout.end());
+  }
+  return GpusOf(places);
+}
+
+void AddMemory(MemoryPlan& sum, const MemoryUse& use) {
+  for (MemoryUse& other : sum) {
+    if (other.place == use.place && other.kind == use.kind && other.is_pinned == use.is_pinned) {
+      other.bytes += use.bytes;
+      return;
+    }
+  }
+  sum.push_back(use);
+}
+
 int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place) {
   int64_t total = 0;
   for (const MemoryUse& use : plan) {
     total += use.place == place ? use.bytes : 0;
   }
   return total;
-}
-
-std::string PlanText(const ServingPlan& plan) {
-  const HeadInfo& head = plan.head;
-  std::string text;
-  AppendLine(text, "head", head.name);
-  AppendLine(text, "model type", head.model_type);
-  AppendLine(text, "tensor", absl::StrCat(head.tensor, head.tied ? " (tied)" : ""));
-  AppendLine(text, "version", absl::StrCat(head.weights_version));
-  AppendLine(text, "hidden", absl::StrCat(head.hidden_size));
-  AppendLine(text, "vocabulary",
-             absl::StrCat(head.vocab_rows, " rows, ", head.vocab_size, " valid"));
-  AppendLine(text, "scale", NumberOrNone(head.scale, 1));
-  AppendLine(text, "cap", NumberOrNone(head.softcap, 0));
-  AppendLine(text, "bias", head.has_bias ? "yes" : "none");
-  AppendLine(text, "dtype", std::string(DtypeName(head.dtype)));
-  AppendLine(text, "weight",
-             absl::StrCat(HumanBytes(head.weight_bytes), " (", head.weight_bytes, " bytes)"));
-  AppendLine(text, "engine", absl::StrCat(plan.engine.engine, ": ", plan.engine.reason));
-  AppendLayout(text, plan.engine.layout);
-  AppendMemory(text, plan.memory);
-  for (const std::string& warning : plan.warnings) {
-    AppendLine(text, "warning", warning);
-  }
-  return text;
 }
 
 }  // namespace logprobd

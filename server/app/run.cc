@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -36,9 +37,17 @@ int Fail(const absl::Status& status, int exit_status) {
 void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 /// Brings signals to a server that may not exist yet.
-class StopRelay {
+class SignalRelay {
  public:
-  void OnSignal(int signal, int count) {
+  void OnReload() {
+    const absl::MutexLock lock(&mutex_);
+    is_reload_due_ = server_ == nullptr;
+    if (server_ != nullptr) {
+      server_->RequestReload();
+    }
+  }
+
+  void OnStop(int signal, int count) {
     LogInfo("signal", {{"name", signal == SIGINT ? "SIGINT" : "SIGTERM"}, {"count", count}});
     if (count > 1) {
       LogWarning("second signal: ending without finishing what is in flight");
@@ -55,12 +64,16 @@ class StopRelay {
   bool SetServer(Server* server) {
     const absl::MutexLock lock(&mutex_);
     server_ = server;
+    if (server_ != nullptr && is_reload_due_) {
+      server_->RequestReload();
+    }
     return !is_stopped_;
   }
 
  private:
   absl::Mutex mutex_;
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_reload_due_ ABSL_GUARDED_BY(mutex_) = false;
   Server* server_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
@@ -73,11 +86,11 @@ absl::Status SetUpLog(const ServerOptions& options) {
 }
 
 int DryRun(const ServerOptions& options) {
-  const absl::StatusOr<PlannedHead> head = PlanHead(options, ServerParts());
-  if (!head.ok()) {
-    return Fail(head.status(), kExitFailed);
+  const absl::StatusOr<PlannedHeads> planned = PlanHeads(options, ServerParts());
+  if (!planned.ok()) {
+    return Fail(planned.status(), kExitFailed);
   }
-  Print(PlanText(head->plan));
+  Print(PlanText(planned->plan));
   return kExitStopped;
 }
 
@@ -104,15 +117,19 @@ int LoadAndRun(Server& server) {
   return kExitFailed;
 }
 
-int Serve(const ServerOptions& options) {
+/// `read_options` reads the settings again.
+int Serve(const ServerOptions& options,
+          std::function<absl::StatusOr<ServerOptions>()> read_options) {
   std::signal(SIGPIPE, SIG_IGN);
   if (const absl::Status limits = PrepareProcessLimits(); !limits.ok()) {
     return Fail(limits, kExitFailed);
   }
-  StopRelay relay;
-  const StopSignals signals([&relay](int signal, int count) { relay.OnSignal(signal, count); });
+  SignalRelay relay;
+  const StopSignals signals([&relay](int signal, int count) { relay.OnStop(signal, count); },
+                            [&relay] { relay.OnReload(); });
   LogInfo("starting", {{"version", Build().version}, {"commit", Build().commit}});
   ServerParts parts;
+  parts.read_options = std::move(read_options);
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
   if (!server.ok()) {
@@ -151,7 +168,13 @@ int RunLogprobd(absl::Span<const std::string> arguments,
   if (!ready.ok()) {
     return Fail(ready, kExitBadSettings);
   }
-  return options.dry_run ? DryRun(options) : Serve(options);
+  if (options.dry_run) {
+    return DryRun(options);
+  }
+  return Serve(options, [&]() -> absl::StatusOr<ServerOptions> {
+    LOGPROBD_ASSIGN_OR_RETURN(ParsedOptions again, ParseOptions(arguments, environment));
+    return std::move(again.options);
+  });
 }
 
 }  // namespace logprobd

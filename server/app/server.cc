@@ -1,21 +1,32 @@
 #include "server/app/server.h"
 
 #include <atomic>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "server/app/build_facts.h"
+#include "server/app/head_turns.h"
+#include "server/app/head_values.h"
+#include "server/app/hosted_head.h"
 #include "server/app/load_progress.h"
-#include "server/app/local_head.h"
 #include "server/app/local_head_registry.h"
-#include "server/app/stoppable_weights.h"
+#include "server/app/local_sharing.h"
+#include "server/app/local_weight_store.h"
+#include "server/app/reload.h"
+#include "server/app/status.h"
+#include "server/base/check.h"
 #include "server/base/errors.h"
 #include "server/base/human_bytes.h"
 #include "server/base/listen_address.h"
 #include "server/base/log.h"
+#include "server/batching/device_turns.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
@@ -26,10 +37,10 @@ namespace {
 /// How often Run looks whether the engines still live.
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 
-GrpcServer::Options GrpcOptionsOf(const ServerOptions& options) {
+GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const LocalSharing& sharing) {
   GrpcServer::Options result;
   result.listen = options.listen;
-  result.local = options.local;
+  SetLocalOptions(options, sharing, result);
   result.admin = options.admin;
   result.insecure = options.insecure;
   result.reflection = options.reflection;
@@ -53,15 +64,20 @@ std::string MemoryText(const MemoryPlan& plan) {
   });
 }
 
-/// "gpu2, gpu3"; empty where the layout is not known.
-std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
-  std::vector<std::string> devices;
-  for (const ShardPlace& place : layout) {
-    if (place.replica == replica) {
-      devices.push_back(place.device);
-    }
+std::vector<std::string> NamesOf(const ServerPlan& plan) {
+  std::vector<std::string> names;
+  for (const ServingPlan& head : plan.heads) {
+    names.push_back(head.head.name);
   }
-  return absl::StrJoin(devices, ", ");
+  return names;
+}
+
+std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
+  std::vector<HeadInfo> infos;
+  for (const ServingPlan& head : plan.heads) {
+    infos.push_back(head.head);
+  }
+  return infos;
 }
 
 absl::Status CheckHttpAddress(const ServerOptions& options) {
@@ -72,190 +88,328 @@ absl::Status CheckHttpAddress(const ServerOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<PlannedHead> PlanHead(const ServerOptions& options, const ServerParts& parts) {
-  LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found,
-                            parts.open_model(options.model, ModelOptionsOf(options)));
-  const absl::StatusOr<EnginePlan> engine =
-      parts.plan_engine(found.weights->info(), EngineOptionsOf(options));
-  LOGPROBD_RETURN_IF_ERROR(WithContext(engine.status(), absl::StrCat("--device ", options.device)));
-  PlannedHead head;
-  head.plan = MakeServingPlan(options, found.weights->info(), *engine, found.warnings);
-  head.weights = std::move(found.weights);
-  return head;
-}
-
 struct Server::Impl {
   enum class State { kLoading, kReady, kStopping };
 
-  Impl(const ServerOptions& server_options, const ServerParts& server_parts,
-       PlannedHead planned_head)
-      : options(server_options),
-        parts(server_parts),
-        clock(*server_parts.clock),
-        planned(std::move(planned_head)),
-        metrics({.heads = {server_options.head_name},
-                 .version = Build().version,
-                 .commit = Build().commit,
-                 .gpus = GpusOf(planned.plan.engine.layout)}),
-        progress(server_parts.progress_on_terminal, clock),
-        plan_text(PlanText(planned.plan)) {}
+  Impl(const ServerOptions& server_options, const ServerParts& server_parts, PlannedHeads planned);
 
   absl::Status Listen();
+  ServerPlan Plan();
   std::string NotReadyReason();
+  std::string ReadyText();
   std::string StatusText();
-  void SetMemory(MemoryPlan memory);
+  std::pair<ServingState, std::string> StateNow();
+  StatusFacts Facts();
+  std::string LoadingText();
+  std::string FailureText();
+  absl::Status LoadHead(HostedHead& head);
+  void Publish(const HostedHead& head);
+  void UpdateServing();
   void LogReady(absl::Duration load_time);
-  std::string FailureText() const;
-  void WatchReplicas();
+  bool WatchHeads();
   bool AwaitStop(absl::Time until);
+  bool TakeReload();
+  void Reload();
+  void Apply(const ServerOptions& reloaded);
   bool Drain();
 
+  State GetState() {
+    const absl::MutexLock lock(&mutex);
+    return state;
+  }
   void SetState(State new_state) {
     const absl::MutexLock lock(&mutex);
     state = new_state;
   }
+  bool IsOnly() const { return heads.size() == 1; }
 
-  const ServerOptions options;
+  const ServerOptions start_options;
+  ServerOptions options;  // in force; of the thread that creates, loads and runs
   const ServerParts parts;
   const Clock& clock;
-  PlannedHead planned;
   Metrics metrics;
+  StatusBoard status;
   LoadProgress progress;
   std::atomic<bool> stop_loading = false;
-  std::vector<bool> is_loss_logged;  // of Run: [num_replicas]
+  bool is_serving = false;  // what health says; of Load and Run
 
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
+  bool reload_requested ABSL_GUARDED_BY(mutex) = false;
   State state ABSL_GUARDED_BY(mutex) = State::kLoading;
-  std::string plan_text ABSL_GUARDED_BY(mutex);
+  ServerPlan plan ABSL_GUARDED_BY(mutex);  // its heads' memory: Plan()
 
-  // Destroyed from the last: no call may be running when the heads go.
+  // Destroyed from the last: no call may be running when the heads go, and their requests may hold
+  // memory of clients.
+  LocalSharing sharing;
+  std::unique_ptr<DeviceTurns> turns;  // null where no heads share devices
+  bool serves_while_loading = true;
   LocalHeadRegistry registry;
+  std::vector<std::unique_ptr<HostedHead>> heads;
+  LocalWeightStore weight_store;
   std::unique_ptr<HttpServer> http;
-  std::shared_ptr<LocalHead> head;
   std::unique_ptr<GrpcServer> grpc;
 };
 
+Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& server_parts,
+                   PlannedHeads planned)
+    : start_options(server_options),
+      options(server_options),
+      parts(server_parts),
+      clock(*server_parts.clock),
+      metrics({.heads = NamesOf(planned.plan),
+               .version = Build().version,
+               .commit = Build().commit,
+               .gpus = GpusOf(planned.plan),
+               .gpu_pci_bus_ids = PciBusIdsOf(planned.plan)}),
+      status(metrics, clock),
+      progress(server_parts.progress_on_terminal, clock),
+      plan(planned.plan),
+      registry(InfosOf(planned.plan)) {
+  if (const std::vector<DeviceTurns::Head> in_turn = TurnHeadsOf(plan); !in_turn.empty()) {
+    serves_while_loading = !AnyWaitsForPeers(in_turn);
+    turns = std::make_unique<DeviceTurns>(in_turn);
+  }
+  for (size_t i = 0; i < planned.options.size(); ++i) {
+    heads.push_back(std::make_unique<HostedHead>(
+        std::move(planned.options[i]), std::move(planned.plan.heads[i]),
+        std::move(planned.weights[i]), std::move(planned.roots[i]),
+        HostedHead::Turns{turns.get(), static_cast<int>(i)}, parts, metrics));
+  }
+}
+
 absl::Status Server::Impl::Listen() {
-  metrics.SetMemory(planned.plan.memory);
+  metrics.SetMemory(Plan().memory());
   metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.http.empty()) {
     LOGPROBD_RETURN_IF_ERROR(CheckHttpAddress(options));
     HttpServer::Options http_options;
     http_options.listen = options.http;
     http_options.not_ready_reason = [this] { return NotReadyReason(); };
+    http_options.ready_text = [this] { return ReadyText(); };
     http_options.status_text = [this] { return StatusText(); };
+    http_options.status_page = [this] { return status.Page(Facts()); };
     LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(http_options, metrics));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(grpc,
-                            GrpcServer::Create(GrpcOptionsOf(options), registry, metrics, clock));
+  LOGPROBD_ASSIGN_OR_RETURN(sharing, CreateLocalSharing(options, Plan(), metrics));
+  LOGPROBD_ASSIGN_OR_RETURN(grpc, GrpcServer::Create(GrpcOptionsOf(options, sharing), registry,
+                                                     metrics, clock, &weight_store));
   return absl::OkStatus();
 }
 
-std::string Server::Impl::NotReadyReason() {
+/// With what the loaded heads really take and the limits in force.
+ServerPlan Server::Impl::Plan() {
   const absl::MutexLock lock(&mutex);
-  switch (state) {
+  ServerPlan now = plan;
+  for (size_t i = 0; i < heads.size(); ++i) {
+    now.heads[i] = heads[i]->plan();
+  }
+  return now;
+}
+
+std::string Server::Impl::NotReadyReason() {
+  switch (GetState()) {
     case State::kLoading:
-      return absl::StrCat("loading the weights ", progress.Text());
+      return LoadingText();
     case State::kReady:
-      return head->healthy() ? "" : FailureText();
+      return absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); })
+                 ? ""
+                 : FailureText();
     case State::kStopping:
       break;
   }
   return "shutting down";
 }
 
+std::string Server::Impl::ReadyText() {
+  const std::string failure = FailureText();
+  return failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
+}
+
 std::string Server::Impl::StatusText() {
-  std::string state_text = NotReadyReason();
-  if (state_text.empty()) {
-    const std::string failure = FailureText();
-    state_text = failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
-  }
-  const absl::MutexLock lock(&mutex);
-  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", state_text, "\n",
-                      plan_text, "\nSee /metrics, /healthz and /readyz.\n");
+  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateNow().second, "\n",
+                      PlanText(Plan()), "\nSee /metrics, /healthz and /readyz.\n");
 }
 
-/// What of the loaded head has failed; empty: nothing.
-std::string Server::Impl::FailureText() const {
-  const int num_replicas = head->num_replicas();
-  const int num_lost = num_replicas - head->num_healthy();
-  if (num_lost == 0) {
-    return "";
+/// State of the server as the status page words it.
+std::pair<ServingState, std::string> Server::Impl::StateNow() {
+  const std::string reason = NotReadyReason();
+  if (!reason.empty()) {
+    return {ServingState::kNotReady, reason};
   }
-  return num_replicas == 1 ? "the engine has failed"
-                           : absl::StrCat(num_lost, " of ", num_replicas, " replicas ",
-                                          num_lost == 1 ? "has" : "have", " failed");
+  return {FailureText().empty() ? ServingState::kReady : ServingState::kDegraded, ReadyText()};
 }
 
-/// Tells of the replicas that have failed since the last call.
-void Server::Impl::WatchReplicas() {
-  const int num_replicas = head->num_replicas();
-  const int num_healthy = head->num_healthy();
-  metrics.SetReplicas(options.head_name, num_healthy, num_replicas - num_healthy);
-  if (num_replicas == 1) {
-    return;  // its loss ends Run, which says so
+StatusFacts Server::Impl::Facts() {
+  const ServerPlan now = Plan();
+  StatusFacts facts;
+  facts.version = Build().version;
+  facts.commit = Build().commit;
+  std::tie(facts.state, facts.state_text) = StateNow();
+  facts.memory = now.memory();
+  for (size_t i = 0; i < heads.size(); ++i) {
+    facts.heads.push_back(heads[i]->Facts());
+    facts.warnings.insert(facts.warnings.end(), now.heads[i].warnings.begin(),
+                          now.heads[i].warnings.end());
   }
-  is_loss_logged.resize(static_cast<size_t>(num_replicas));
-  for (int replica = 0; replica < num_replicas; ++replica) {
-    const auto index = static_cast<size_t>(replica);
-    if (is_loss_logged[index] || head->is_replica_healthy(replica)) {
-      continue;
+  return facts;
+}
+
+std::string Server::Impl::LoadingText() {
+  std::string text = "loading the weights ";
+  const auto loading =
+      absl::c_find_if(heads, [](const auto& head) { return head->head() == nullptr; });
+  if (!IsOnly() && loading != heads.end()) {
+    absl::StrAppend(&text, "of ", (*loading)->name(), " (", loading - heads.begin(), " of ",
+                    heads.size(), " heads loaded) ");
+  }
+  return absl::StrCat(text, progress.Text());
+}
+
+/// What of the loaded heads has failed; empty: nothing.
+std::string Server::Impl::FailureText() {
+  std::vector<std::string> failures;
+  for (const std::unique_ptr<HostedHead>& head : heads) {
+    const std::string failure = head->FailureText();
+    if (!failure.empty()) {
+      failures.push_back(IsOnly() ? failure : absl::StrCat("head ", head->name(), ": ", failure));
     }
-    is_loss_logged[index] = true;
-    LogError("a replica has failed", {{"head", options.head_name},
-                                      {"replica", replica},
-                                      {"devices", DevicesOf(planned.plan.engine.layout, replica)},
-                                      {"replicas_left", num_healthy}});
   }
+  return absl::StrJoin(failures, "; ");
 }
 
-/// Puts what was really reserved in place of the plan's figures.
-void Server::Impl::SetMemory(MemoryPlan memory) {
-  memory.push_back({"host", "receive", options.receive_bytes});
-  metrics.SetMemory(memory);
-  planned.plan.memory = std::move(memory);
-  const absl::MutexLock lock(&mutex);
-  plan_text = PlanText(planned.plan);
+/// Tells of what has failed since the last call; whether a head is left.
+bool Server::Impl::WatchHeads() {
+  bool any_left = false;
+  for (const std::unique_ptr<HostedHead>& head : heads) {
+    const bool is_left = head->Watch(IsOnly());
+    any_left = any_left || is_left;
+  }
+  return any_left;
 }
 
 void Server::Impl::LogReady(absl::Duration load_time) {
+  const ServerPlan now = Plan();
+  std::vector<std::string> engines;
+  for (const ServingPlan& head : now.heads) {
+    if (!absl::c_linear_search(engines, head.head.engine)) {
+      engines.push_back(head.head.engine);
+    }
+  }
   LogAlways(
       "ready",
-      {{"head", planned.plan.head.name},
-       {"engine", planned.plan.head.engine},
+      {{"head", absl::StrJoin(NamesOf(now), ", ")},
+       {"engine", absl::StrJoin(engines, ", ")},
        {"grpc", WithPort(options.listen, grpc->port())},
        {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
-       {"local", options.local.empty() ? "none" : options.local},
+       {"local", grpc->local_path().empty() ? "none" : grpc->local_path()},
        {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
-       {"memory", MemoryText(planned.plan.memory)},
+       {"memory", MemoryText(now.memory())},
        {"load_seconds", absl::ToDoubleSeconds(load_time)}});
 }
 
 bool Server::Impl::AwaitStop(absl::Time until) {
   const absl::MutexLock lock(&mutex);
-  return clock.AwaitUntil(mutex, absl::Condition(&stop_requested), until);
+  const auto has_request = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return stop_requested || reload_requested;
+  };
+  clock.AwaitUntil(mutex, absl::Condition(&has_request), until);
+  return stop_requested;
+}
+
+bool Server::Impl::TakeReload() {
+  const absl::MutexLock lock(&mutex);
+  return std::exchange(reload_requested, false);
+}
+
+void Server::Impl::Reload() {
+  const absl::StatusOr<ServerOptions> wanted = parts.read_options();
+  const absl::StatusOr<logprobd::Reload> reload =
+      wanted.ok() ? PlanReload(start_options, options, *wanted) : wanted.status();
+  if (!reload.ok()) {
+    LogError("SIGHUP: all settings stay as they are", {{"reason", reload.status().message()}});
+    return;
+  }
+  Apply(reload->options);
+  LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"
+                                                         : absl::StrJoin(reload->applied, ", ")}});
+  if (!reload->needs_restart.empty()) {
+    LogWarning("SIGHUP: changed settings need a restart",
+               {{"settings", absl::StrJoin(reload->needs_restart, ", ")}});
+  }
+}
+
+void Server::Impl::Apply(const ServerOptions& reloaded) {
+  options = reloaded;
+  SetLogLevel(ParseLogLevel(options.log_level).value_or(LogLevel::kInfo));
+  metrics.SetInflightBytesLimit(options.queue_bytes);
+  grpc->SetAnswerLimits(options.queue_bytes, options.client_share);
+  const std::vector<ServerOptions> of_heads = HeadOptions(options);
+  for (size_t i = 0; i < heads.size(); ++i) {
+    const absl::Status status = heads[i]->SetLimits(of_heads[i]);
+    LOGPROBD_CHECK(status.ok(), status.message());  // CheckServerOptions has accepted them
+  }
 }
 
 bool Server::Impl::Drain() {
   const absl::Time deadline = clock.Now() + absl::Seconds(options.grace_s);
   SetState(State::kStopping);
-  metrics.SetReady(options.head_name, false);
+  weight_store.Stop();
+  for (const std::unique_ptr<HostedHead>& head : heads) {
+    metrics.SetReady(head->name(), false);
+  }
   grpc->Shutdown(absl::Seconds(options.grace_s));
-  const bool in_time = clock.Now() < deadline;
-  return head->Drain(deadline) && in_time;
+  bool is_finished = clock.Now() < deadline;
+  for (const std::unique_ptr<HostedHead>& head : heads) {
+    const bool is_drained = head->Drain(deadline);
+    is_finished = is_finished && is_drained;
+  }
+  return is_finished;
+}
+
+absl::Status Server::Impl::LoadHead(HostedHead& head) {
+  const absl::Status status = head.Load(
+      stop_loading,
+      [this](int64_t done_bytes, int64_t total) { progress.Update(done_bytes, total); },
+      [this] { metrics.SetMemory(Plan().memory()); });
+  progress.Finish();
+  if (!status.ok()) {
+    return IsOnly() ? status : WithContext(status, absl::StrCat("head \"", head.name(), "\""));
+  }
+  metrics.SetMemory(Plan().memory());
+  if (serves_while_loading) {
+    Publish(head);
+  }
+  return absl::OkStatus();
+}
+
+void Server::Impl::Publish(const HostedHead& head) {
+  registry.Publish(head.head());
+  weight_store.Publish(head.versions());
+  metrics.SetReady(head.name(), true);
+}
+
+/// Health follows the heads: it says no while none of them can be scored with.
+void Server::Impl::UpdateServing() {
+  const bool any_ready = absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); });
+  if (any_ready != is_serving) {
+    is_serving = any_ready;
+    grpc->SetServing(is_serving);
+  }
 }
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Server::~Server() {
+  impl_->weight_store.Stop();
   impl_->grpc.reset();
+  impl_->weight_store.Clear();
   impl_->registry.Clear();
 }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& options,
                                                        const ServerParts& parts) {
-  LOGPROBD_ASSIGN_OR_RETURN(PlannedHead planned, PlanHead(options, parts));
+  LOGPROBD_ASSIGN_OR_RETURN(PlannedHeads planned, PlanHeads(options, parts));
   std::unique_ptr<Server> server(
       new Server(std::make_unique<Impl>(options, parts, std::move(planned))));
   LOGPROBD_RETURN_IF_ERROR(server->impl_->Listen());
@@ -264,56 +418,41 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& opti
 
 absl::Status Server::Load() {
   Impl& impl = *impl_;
-  const ServingPlan& plan = impl.planned.plan;
-  for (const std::string& warning : plan.warnings) {
-    LogWarning(warning, {{"head", plan.head.name}});
-  }
-  LogInfo("loading", {{"head", plan.head.name},
-                      {"model", DescribeHead(plan.head)},
-                      {"engine", plan.head.engine},
-                      {"reason", plan.head.engine_reason}});
   const absl::Time start = impl.clock.Now();
-  const StoppableWeights weights(*impl.planned.weights, impl.stop_loading);
-  EngineOptions engine_options = EngineOptionsOf(impl.options);
-  engine_options.metrics = &impl.metrics;
-  engine_options.batch_time_max = BatchTimeMaxOf(impl.options, plan.engine.device);
-  engine_options.progress = [&impl](int64_t done_bytes, int64_t total_bytes) {
-    impl.progress.Update(done_bytes, total_bytes);
-  };
-  absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> engines =
-      impl.parts.create_engines(weights, plan.engine, engine_options);
-  impl.progress.Finish();
-  LOGPROBD_RETURN_IF_ERROR(engines.status());
-
-  LOGPROBD_ASSIGN_OR_RETURN(
-      impl.head, LocalHead::Create(plan.head, std::move(impl.planned.weights), *std::move(engines),
-                                   BatcherOptionsOf(impl.options), impl.clock, impl.metrics));
-  impl.SetMemory(impl.head->memory());
-  const absl::Duration load_time = impl.clock.Now() - start;
-  impl.metrics.RecordWeightsLoad(plan.head.name, absl::ToDoubleSeconds(load_time));
-  if (impl.stop_loading) {
-    return absl::CancelledError("stopped while loading the weights");
+  for (const std::unique_ptr<HostedHead>& head : impl.heads) {
+    LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
   }
-  impl.registry.Publish(impl.head);
-  impl.metrics.SetHead(plan.head);
-  impl.SetState(Impl::State::kReady);
-  impl.metrics.SetReady(plan.head.name, true);
-  impl.WatchReplicas();
-  impl.grpc->SetServing(true);
-  impl.LogReady(load_time);
+  for (const std::unique_ptr<HostedHead>& head : impl.heads) {
+    if (!impl.serves_while_loading) {
+      impl.Publish(*head);
+    }
+  }
+  {
+    const absl::MutexLock lock(&impl.mutex);
+    impl.plan.there.clear();  // no longer so
+    impl.state = Impl::State::kReady;
+  }
+  impl.WatchHeads();
+  impl.UpdateServing();
+  impl.LogReady(impl.clock.Now() - start);
   return absl::OkStatus();
 }
 
 Server::End Server::Run() {
   Impl& impl = *impl_;
   bool stop = false;
-  impl.WatchReplicas();
-  while (!stop && impl.head->healthy()) {
+  bool any_left = impl.WatchHeads();
+  while (!stop && any_left) {
     stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
-    impl.WatchReplicas();
+    if (!stop && impl.TakeReload()) {
+      impl.Reload();
+    }
+    any_left = impl.WatchHeads();
+    impl.UpdateServing();
+    impl.status.Sample();
   }
   if (!stop) {
-    LogError(absl::StrCat(impl.FailureText(), ": stopping"), {{"head", impl.options.head_name}});
+    LogError(absl::StrCat(impl.FailureText(), ": stopping"));
   } else {
     LogInfo("stopping", {{"grace_seconds", impl.options.grace_s}});
   }
@@ -335,14 +474,21 @@ void Server::RequestStop() {
   impl_->stop_requested = true;
 }
 
+void Server::RequestReload() {
+  const absl::MutexLock lock(&impl_->mutex);
+  impl_->reload_requested = true;
+}
+
 bool Server::HasLostReplica() const {
-  return impl_->head != nullptr && impl_->head->num_healthy() < impl_->head->num_replicas();
+  return absl::c_any_of(impl_->heads, [](const auto& head) { return head->has_lost_replica(); });
 }
 
 int Server::grpc_port() const { return impl_->grpc->port(); }
 
+int Server::admin_port() const { return impl_->grpc->admin_port(); }
+
 int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
 
-const ServingPlan& Server::plan() const { return impl_->planned.plan; }
+ServerPlan Server::plan() const { return impl_->Plan(); }
 
 }  // namespace logprobd

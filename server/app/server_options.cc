@@ -20,10 +20,9 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "server/app/head_values.h"
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
-#include "server/base/utf8.h"
-#include "server/transport/text_check.h"
 
 namespace logprobd {
 namespace {
@@ -182,23 +181,6 @@ std::string TomlString(absl::string_view text) {
   return out + "\"";
 }
 
-absl::Status CheckHeadName(const std::string& name) {
-  // A request can name no longer one, and answers repeat it as UTF-8.
-  constexpr size_t kNameBytesMax = 256;
-  if (name.empty() || name.size() > kNameBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--head-name has ", name.size(), " bytes, must have 1 to ", kNameBytesMax));
-  }
-  if (!IsUtf8(name) || HasControlCharacters(name)) {
-    return absl::InvalidArgumentError("--head-name must be UTF-8 without control characters");
-  }
-  if (name == "unknown") {
-    return absl::InvalidArgumentError(
-        "--head-name must not be \"unknown\": the metrics count requests for other heads there");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckReceiveBytes(const ServerOptions& options) {
   const std::string receive = absl::StrCat("--receive-bytes ", BytesText(options.receive_bytes));
   // One message while another waits for its rows to be copied.
@@ -238,6 +220,18 @@ absl::Status CheckLayout(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCudaIpc(const ServerOptions& options) {
+  if (options.cuda_ipc && options.device == "cpu") {
+    return absl::InvalidArgumentError(
+        "--cuda-ipc reads GPUs' memory, but --device cpu was asked for");
+  }
+  if (options.cuda_ipc && options.local.empty()) {
+    return absl::InvalidArgumentError(
+        "--cuda-ipc needs the control socket, but --local none was asked for");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAddresses(const ServerOptions& options) {
   const std::pair<absl::string_view, absl::string_view> addresses[] = {
       {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
@@ -248,13 +242,47 @@ absl::Status CheckAddresses(const ServerOptions& options) {
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
     LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, options.insecure));
   }
-  constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
+  // The control socket has ".control" behind it.
+  constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;
   if (options.local.size() > kSocketPathBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--local: a path of ", options.local.size(),
                                                    " bytes, must have at most ",
                                                    kSocketPathBytesMax));
   }
   return absl::OkStatus();
+}
+
+/// Of all heads that have none of their own.
+std::string CommonValueAsToml(const Flag& flag, const ServerOptions& options) {
+  if (const auto* text = std::get_if<std::string ServerOptions::*>(&flag.member)) {
+    const std::string& value = options.**text;
+    return TomlString(value.empty() && flag.kind == Flag::Kind::kAddress ? "none" : value);
+  }
+  if (const auto* is_on = std::get_if<bool ServerOptions::*>(&flag.member)) {
+    return options.**is_on ? "true" : "false";
+  }
+  if (const auto* number = std::get_if<double ServerOptions::*>(&flag.member)) {
+    return NumberText(options.**number);
+  }
+  if (const auto* gpus = std::get_if<std::vector<int32_t> ServerOptions::*>(&flag.member)) {
+    const std::vector<int32_t>& value = options.**gpus;
+    return TomlString(value.empty() ? kAuto : absl::StrJoin(value, ","));
+  }
+  const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
+  if (flag.kind == Flag::Kind::kCount && value == 0) {
+    return TomlString(kAuto);
+  }
+  const std::string text = flag.kind == Flag::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
+  return std::isdigit(static_cast<unsigned char>(text.back())) != 0 ? text : TomlString(text);
+}
+
+/// The settings of one head, as HeadOptions gives them.
+absl::Status CheckHead(const ServerOptions& head) {
+  if (head.valid_vocab > 0 && head.include_padding) {
+    return absl::InvalidArgumentError(
+        "--valid-vocab and --include-padding contradict each other: use one of them");
+  }
+  return CheckLayout(head);
 }
 
 }  // namespace
@@ -309,40 +337,35 @@ absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& op
 }
 
 std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options) {
-  if (const auto* text = std::get_if<std::string ServerOptions::*>(&flag.member)) {
-    const std::string& value = options.**text;
-    return TomlString(value.empty() && flag.kind == Flag::Kind::kAddress ? "none" : value);
+  std::vector<std::string> of_heads;
+  for (const HeadValue& value : options.head_values) {
+    if (value.flag == flag.name) {
+      of_heads.push_back(TomlString(absl::StrCat(value.head, "=", value.text)));
+    }
   }
-  if (const auto* is_on = std::get_if<bool ServerOptions::*>(&flag.member)) {
-    return options.**is_on ? "true" : "false";
+  std::string common = CommonValueAsToml(flag, options);
+  if (of_heads.empty()) {
+    return common;
   }
-  if (const auto* number = std::get_if<double ServerOptions::*>(&flag.member)) {
-    return NumberText(options.**number);
+  if (common != CommonValueAsToml(flag, ServerOptions())) {
+    const bool is_text = absl::StartsWith(common, "\"");
+    of_heads.insert(of_heads.begin(), is_text ? common : TomlString(common));
   }
-  if (const auto* gpus = std::get_if<std::vector<int32_t> ServerOptions::*>(&flag.member)) {
-    const std::vector<int32_t>& value = options.**gpus;
-    return TomlString(value.empty() ? kAuto : absl::StrJoin(value, ","));
-  }
-  const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
-  if (flag.kind == Flag::Kind::kCount && value == 0) {
-    return TomlString(kAuto);
-  }
-  const std::string text = flag.kind == Flag::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
-  return std::isdigit(static_cast<unsigned char>(text.back())) != 0 ? text : TomlString(text);
+  return absl::StrCat("[", absl::StrJoin(of_heads, ", "), "]");
 }
 
 absl::Status CheckServerOptions(const ServerOptions& options) {
-  if (options.model.empty()) {
-    return absl::InvalidArgumentError(
-        "--model is missing: name a model folder (config.json and safetensors); see --help");
+  LOGPROBD_RETURN_IF_ERROR(CheckHeads(options));
+  const std::vector<ServerOptions> heads = HeadOptions(options);
+  for (const ServerOptions& head : heads) {
+    const absl::Status status = CheckHead(head);
+    if (!status.ok()) {
+      return heads.size() == 1 ? status
+                               : WithContext(status, absl::StrCat("head \"", head.head_name, "\""));
+    }
   }
-  LOGPROBD_RETURN_IF_ERROR(CheckHeadName(options.head_name));
-  if (options.valid_vocab > 0 && options.include_padding) {
-    return absl::InvalidArgumentError(
-        "--valid-vocab and --include-padding contradict each other: use one of them");
-  }
-  LOGPROBD_RETURN_IF_ERROR(CheckLayout(options));
   LOGPROBD_RETURN_IF_ERROR(CheckReceiveBytes(options));
+  LOGPROBD_RETURN_IF_ERROR(CheckCudaIpc(options));
   return CheckAddresses(options);
 }
 

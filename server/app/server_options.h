@@ -11,13 +11,25 @@
 
 namespace logprobd {
 
+/// What a flag says for one head alone, as in `--shards policy=2`.
+struct HeadValue {
+  absl::string_view flag;  ///< Its name, as in the table.
+  std::string head;
+  std::string text;  ///< As written; it has been checked.
+};
+
 /// Everything that can be set on the server, as parsed; meanings, units and ranges stand in the
 /// table of Flags(), which also makes --help.
 struct ServerOptions {
-  std::string model;
+  /// Values of one head, in the order in which they were given; beside them the members hold the
+  /// value of all other heads. HeadOptions (head_values.h) brings them together.
+  std::vector<HeadValue> head_values;
+
+  std::string model;  ///< Of the only head; several have theirs in `head_values`.
   std::string head_name = "default";
   std::string head_tensor;
   int64_t weights_version = 1;
+  std::string weights_root;  ///< Folders with commas between; "none"; empty: see plan.h.
   int64_t valid_vocab = 0;
   bool include_padding = false;
 
@@ -32,7 +44,10 @@ struct ServerOptions {
 
   std::string listen = "127.0.0.1:8470";
   std::string http = "127.0.0.1:9470";
-  std::string local;
+  std::string local = "auto";
+  int64_t shared_memory_bytes = int64_t{2} << 30;
+  int64_t region_bytes = int64_t{512} << 20;
+  bool cuda_ipc = false;
   std::string admin;
   bool insecure = false;
   bool reflection = false;
@@ -92,6 +107,10 @@ struct Flag {
   std::vector<absl::string_view> choices = {};
   /// An action of one start, which neither the environment nor a file may ask for.
   bool command_line_only = false;
+  /// Also takes NAME=VALUE for the head of that name, and may be repeated for several.
+  bool is_of_head = false;
+  /// SIGHUP applies a new value; any other needs a restart.
+  bool is_reloadable = false;
 };
 
 /// All flags, group by group, in the order of --help.
@@ -103,13 +122,15 @@ const Flag* FindFlag(absl::string_view name);
 /// The flag's name that is nearest to `name` in letters, for messages; never empty.
 std::string NearestFlag(absl::string_view name);
 
-/// Sets the flag from text. INVALID_ARGUMENT says what the value must be, without naming the flag.
+/// Sets the flag, for all heads, from text. INVALID_ARGUMENT says what the value must be, without
+/// naming the flag.
 absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& options);
 
 /// The shortest text that reads back as `value`.
 std::string NumberText(double value);
 
-/// The flag's value as TOML: quoted text, true or false, a number, "64MiB".
+/// The flag's value as TOML: quoted text, true or false, a number, "64MiB"; an array of such where
+/// heads have their own.
 std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options);
 
 /// The checks that a range cannot express: more than one flag, names, addresses. INVALID_ARGUMENT

@@ -16,19 +16,20 @@
 namespace logprobd {
 namespace {
 
-sigset_t StopSet() {
+sigset_t SignalSet() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   return set;
 }
 
 }  // namespace
 
-StopSignals::StopSignals(std::function<void(int, int)> on_signal)
-    : on_signal_(std::move(on_signal)) {
-  const sigset_t set = StopSet();
+StopSignals::StopSignals(std::function<void(int, int)> on_stop, std::function<void()> on_reload)
+    : on_stop_(std::move(on_stop)), on_reload_(std::move(on_reload)) {
+  const sigset_t set = SignalSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
   end_fd_ = eventfd(0, EFD_CLOEXEC);
@@ -57,8 +58,13 @@ void StopSignals::Watch() {
       return;
     }
     signalfd_siginfo info{};
-    if (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
-      on_signal_(static_cast<int>(info.ssi_signo), ++count);
+    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) {
+      continue;
+    }
+    if (info.ssi_signo == SIGHUP) {
+      on_reload_();
+    } else {
+      on_stop_(static_cast<int>(info.ssi_signo), ++count);
     }
   }
 }

@@ -57,7 +57,7 @@ struct HeadInfo {
 /// Memory of one kind that is reserved at start, for the plan, the log and the metrics.
 struct MemoryUse {
   std::string place;  ///< "host", or "gpu0".
-  std::string kind;   ///< "weights", "workspace", "staging", "receive".
+  std::string kind;   ///< "weights", "workspace", "staging", "receive", "shared".
   int64_t bytes = 0;
   bool is_pinned = false;  ///< Of the host, page-locked, so that a GPU can copy from it.
 };

@@ -97,6 +97,8 @@ void ConfigureLog(const LogOptions& options) {
   State().format = options.format;
 }
 
+void SetLogLevel(LogLevel level) { State().logger->set_level(ToSpdlog(level)); }
+
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
   for (int i = 0; i < 4; ++i) {
     if (name == kLevelNames[i]) {

@@ -23,6 +23,9 @@ struct LogOptions {
 /// thread; without it the defaults hold.
 void ConfigureLog(const LogOptions& options);
 
+/// Changes the level alone, at any time.
+void SetLogLevel(LogLevel level);
+
 /// INVALID_ARGUMENT lists the names.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);

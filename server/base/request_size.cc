@@ -18,8 +18,10 @@ int64_t Bytes(const std::vector<T>& values) {
 }  // namespace
 
 int64_t PayloadBytes(const ScoreRequest& request) {
-  return std::max(request.message_bytes, request.hidden.bytes) +
-         kPieceBytes * static_cast<int64_t>(request.hidden.pieces.size());
+  const HiddenPayload& hidden = request.hidden;
+  const int64_t message_bytes =
+      hidden.place == PayloadPlace::kMessage ? std::max(request.message_bytes, hidden.bytes) : 0;
+  return message_bytes + kPieceBytes * static_cast<int64_t>(hidden.pieces.size());
 }
 
 int64_t FieldBytes(const ScoreRequest& request) {

@@ -10,7 +10,8 @@ namespace logprobd {
 // allocations; what is constant a request is bounded by the limits on requests.
 
 /// The message as it arrived and what keeps track of its pieces: held until the payload has been
-/// gathered to its last row.
+/// gathered to its last row. Rows that lie in shared memory or on a GPU keep no message, and are
+/// bounded where they lie.
 int64_t PayloadBytes(const ScoreRequest& request);
 
 /// The fields decoded beside the payload: held until the request is answered.

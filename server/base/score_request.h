@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/base/dtype.h"
+#include "server/base/local_slice.h"
 #include "server/base/outputs.h"
 
 namespace logprobd {
@@ -19,11 +20,21 @@ inline constexpr int kNumPriorities = 3;
 
 inline constexpr int32_t kDefaultIgnoreIndex = -100;
 
+/// Where the memory of hidden states is.
+enum class PayloadPlace {
+  kMessage,       ///< In the slices of the request's message.
+  kSharedMemory,  ///< In a region shared with the client, which may write there at any time.
+  kDevice,        ///< In memory of the GPU `gpu`, the client's: not readable by the host.
+};
+
 /// A payload in the pieces in which it arrived; nothing is copied until a batch is formed.
 struct HiddenPayload {
-  std::vector<absl::Span<const std::byte>> pieces;
-  int64_t bytes = 0;            ///< Sum over the pieces.
-  std::shared_ptr<void> owner;  ///< Keeps the pieces' memory alive.
+  std::vector<absl::Span<const std::byte>> pieces;  ///< One where the place is not kMessage.
+  int64_t bytes = 0;                                ///< Sum over the pieces.
+  std::shared_ptr<void> owner;                      ///< Keeps the pieces' memory alive.
+  PayloadPlace place = PayloadPlace::kMessage;
+  bool is_pinned = false;  ///< Of the host, page-locked: GPUs copy from it in place.
+  int32_t gpu = -1;        ///< CUDA ordinal for kDevice.
 };
 
 /// A request as parsed: the fields of proto ScoreRequest, small arrays decoded, nothing checked
@@ -49,6 +60,9 @@ struct ScoreRequest {
   int32_t priority_number = 0;              ///< As on the wire; `priority()` once validated.
   bool reject_nonfinite = false;
   HiddenPayload hidden;
+  /// Where the rows lie instead, at most one of the two; the transport makes `hidden` of it.
+  std::optional<SharedMemorySlice> shared_memory;
+  std::optional<CudaIpcSlice> cuda_ipc;
 
   /// Set by the transport, not by the client's message.
   std::string client_id;                         ///< For fairness: metadata, else peer address.

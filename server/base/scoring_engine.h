@@ -22,17 +22,27 @@ class StagingBuffer {
   virtual int64_t size_bytes() const = 0;
 };
 
+/// Consecutive rows of a batch in one piece of memory.
+struct HiddenRun {
+  const std::byte* data = nullptr;  ///< [num_rows, hidden_size]
+  int64_t num_rows = 0;
+  int32_t gpu = -1;  ///< CUDA ordinal of the GPU whose memory it is; -1: the host's.
+};
+
 /// Rows to score in one call and where their scores go. All memory is the caller's and stays valid
 /// until `done`. Every row is to be scored (ignored rows never reach an engine), ids are in range.
 ///
 /// Invariance: what a row gets depends on that row alone, bit for bit, not on the other rows, their
 /// order or the outputs asked beside it.
 struct ScoreBatch {
-  Dtype dtype = Dtype::kBf16;            ///< Of `hidden`.
-  int64_t num_rows = 0;                  ///< 1 to batch_rows_max.
-  const std::byte* hidden = nullptr;     ///< [num_rows, hidden_size], start of a StagingBuffer.
-  absl::Span<const int32_t> targets;     ///< [num_rows]
-  absl::Span<const float> temperatures;  ///< [num_rows]
+  Dtype dtype = Dtype::kBf16;         ///< Of `hidden`.
+  int64_t num_rows = 0;               ///< 1 to batch_rows_max.
+  const std::byte* hidden = nullptr;  ///< [num_rows, hidden_size], start of a StagingBuffer.
+  /// Instead of `hidden`, for engines that read rows in place: where they lie, in their order. Runs
+  /// may point into `hidden`'s buffer, into pinned host memory or into a GPU's.
+  absl::Span<const HiddenRun> runs;
+  absl::Span<const int32_t> targets;             ///< [num_rows]
+  absl::Span<const float> temperatures;          ///< [num_rows]
   absl::Span<const float> entropy_temperatures;  ///< [num_rows], or empty: as `temperatures`.
   OutputSet outputs;                             ///< Union over the rows.
   int32_t top_k = 0;                             ///< Largest of any row.
@@ -96,6 +106,10 @@ class ScoringEngine {
   virtual void Start(ScoreBatch& batch, ScoreDone done) = 0;
 
   virtual bool healthy() const = 0;
+
+  /// Whether batches may have `runs`: rows in pinned host memory and in the memory of GPUs that
+  /// this engine's reach. False: all rows must be staged.
+  virtual bool reads_in_place() const { return false; }
 };
 
 }  // namespace logprobd

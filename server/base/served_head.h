@@ -33,6 +33,7 @@ struct VerifyOptions {
 struct VerifyReport {
   bool passed = false;
   int32_t rows = 0;
+  uint64_t weights_version = 0;  ///< That was verified.
   double logprob_difference_max = 0;
   double entropy_difference_max = 0;
   double logprob_tolerance = 0;
@@ -48,7 +49,8 @@ class ServedHead {
  public:
   virtual ~ServedHead() = default;
 
-  virtual const HeadInfo& info() const = 0;
+  /// Those of the live weights; a swap of weights replaces them, so hold on to what is returned.
+  virtual std::shared_ptr<const HeadInfo> info() const = 0;
 
   /// Whether requests can be scored now (weights loaded, an engine healthy, not draining).
   virtual bool ready() const = 0;

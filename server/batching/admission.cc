@@ -34,6 +34,11 @@ QueueLoad& QueueLoad::operator-=(const QueueLoad& other) {
 Admission::Admission(const Limits& limits)
     : limit_(limits.total), client_limit_(ClientLimits(limits)) {}
 
+void Admission::SetLimits(const Limits& limits) {
+  limit_ = limits.total;
+  client_limit_ = ClientLimits(limits);
+}
+
 QueueLoad Admission::ClientLimits(const Limits& limits) {
   return {.rows = Share(limits.total.rows, limits.client_share),
           .bytes = Share(limits.total.bytes, limits.client_share),

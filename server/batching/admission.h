@@ -34,6 +34,9 @@ class Admission {
 
   explicit Admission(const Limits& limits);
 
+  /// Holds from now on; what has been admitted stays.
+  void SetLimits(const Limits& limits);
+
   /// What one client may hold.
   static QueueLoad ClientLimits(const Limits& limits);
 

@@ -37,10 +37,14 @@ OutputSet EngineOutputs(const ScoreRequest& request) {
                                          : outputs.With(Output::kLogprob).With(Output::kGreedy);
 }
 
-void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size) {
+void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool reads_in_place) {
   parts_ = std::move(parts);
   dtype_ = parts_.front().pending->request.dtype();
   row_bytes_ = hidden_size * DtypeBytes(dtype_);
+  runs_.Clear();
+  if (reads_in_place) {
+    runs_.Place(absl::MakeSpan(parts_), row_bytes_, staging_->data());
+  }
   num_rows_ = 0;
   wanted_ = OutputSet();
   top_k_ = 0;
@@ -132,6 +136,7 @@ void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   batch_.dtype = dtype_;
   batch_.num_rows = row_end - row_begin;
   batch_.hidden = staging_->data();
+  batch_.runs = runs_.Of(row_begin, row_end);
   batch_.targets = Range(targets_, row_begin, row_end);
   batch_.temperatures = Range(temperatures_, row_begin, row_end);
   batch_.entropy_temperatures = Range(entropy_temperatures_, row_begin, row_end);
@@ -195,8 +200,11 @@ bool BatchSlot::NextHalf(const absl::Status& status) {
   }
   first_status_ = status;
   // A batch begins at the start of its staging buffer, and its candidates' rows count from there.
-  std::memmove(staging_->data(), staging_->data() + middle_ * row_bytes_,
-               static_cast<size_t>((num_rows_ - middle_) * row_bytes_));
+  // Runs point to where the rows lie.
+  if (runs_.empty()) {
+    std::memmove(staging_->data(), staging_->data() + middle_ * row_bytes_,
+                 static_cast<size_t>((num_rows_ - middle_) * row_bytes_));
+  }
   SetRange(middle_, num_rows_);
   for (int32_t& row :
        Range(candidate_rows_,

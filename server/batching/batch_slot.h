@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "server/base/outputs.h"
 #include "server/base/scoring_engine.h"
+#include "server/batching/hidden_runs.h"
 #include "server/batching/pending_request.h"
 
 namespace logprobd {
@@ -27,9 +28,10 @@ class BatchSlot {
 
   explicit BatchSlot(std::unique_ptr<StagingBuffer> staging) : staging_(std::move(staging)) {}
 
-  /// Takes the parts of the next batch and builds the arrays for their rows; the hidden rows are
-  /// gathered into staging() by the caller.
-  void Fill(std::vector<BatchPart> parts, int64_t hidden_size);
+  /// Takes the parts of the next batch and builds the arrays for their rows; the hidden rows of the
+  /// parts that are not in place are gathered into staging() by the caller. None is unless the
+  /// engine `reads_in_place`.
+  void Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool reads_in_place = false);
 
   /// The batch that the engine is to score: all rows, or one half after Halve.
   ScoreBatch& batch() { return batch_; }
@@ -93,6 +95,7 @@ class BatchSlot {
 
   std::unique_ptr<StagingBuffer> staging_;
   std::vector<BatchPart> parts_;
+  HiddenRuns runs_;
   int64_t num_rows_ = 0;
   int64_t row_bytes_ = 0;
   int32_t top_k_ = 0;

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/batching/batcher_impl.h"
+#include "server/batching/generation.h"
 
 namespace logprobd {
 namespace {
@@ -22,35 +21,11 @@ absl::Status CheckRange(absl::string_view option, int64_t value, int64_t min, in
   return absl::OkStatus();
 }
 
-/// What a row's scores and the sizes of batches follow from.
-auto HeadFacts(const ScoringEngine& engine) {
-  const HeadInfo& info = engine.info();
-  return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
-                    info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
-                    info.engine, engine.batch_rows_max());
-}
-
-absl::Status CheckReplicas(absl::Span<ScoringEngine* const> replicas) {
-  if (replicas.empty()) {
-    return absl::InvalidArgumentError("replicas: there must be at least one");
-  }
-  for (size_t i = 1; i < replicas.size(); ++i) {
-    if (HeadFacts(*replicas[i]) != HeadFacts(*replicas.front())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckOptions(const Batcher::Options& options, int64_t engine_rows_max) {
+absl::Status CheckLimits(const Batcher::Options& options) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-  LOGPROBD_RETURN_IF_ERROR(
-      CheckRange("batch_rows_max", options.batch_rows_max, 1, engine_rows_max));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_rows_max", options.queue_rows_max, 1, kAny));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_bytes_max", options.queue_bytes_max, 1, kAny));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("queue_requests_max", options.queue_requests_max, 1, kAny));
-  LOGPROBD_RETURN_IF_ERROR(CheckRange("copy_threads", options.copy_threads, 0, 256));
   if (options.batch_wait_max < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "batch_wait_max: ", absl::FormatDuration(options.batch_wait_max), " is below 0"));
@@ -62,22 +37,28 @@ absl::Status CheckOptions(const Batcher::Options& options, int64_t engine_rows_m
   return absl::OkStatus();
 }
 
+absl::Status CheckOptions(const Batcher::Options& options) {
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("copy_threads", options.copy_threads, 0, 256));
+  return CheckLimits(options);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
                                                          absl::Span<ScoringEngine* const> replicas,
                                                          const Clock& clock, Metrics& metrics) {
-  LOGPROBD_RETURN_IF_ERROR(CheckReplicas(replicas));
-  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options, replicas.front()->batch_rows_max()));
-  const int64_t staging_bytes = StagingBytes(options.batch_rows_max, replicas.front()->info());
-  auto impl = std::make_unique<Impl>(options, replicas.front()->info(), clock, metrics);
-  for (ScoringEngine* engine : replicas) {
-    std::vector<std::unique_ptr<StagingBuffer>> staging;
-    for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(staging.emplace_back(), engine->AllocateStaging(staging_bytes));
-    }
-    impl->AddReplica(*engine, std::move(staging));
-  }
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Generation> first,
+                            Generation::Create(options, replicas));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
+                            Create(options, *first, clock, metrics));
+  batcher->first_ = std::move(first);
+  return batcher;
+}
+
+absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options, Generation& first,
+                                                         const Clock& clock, Metrics& metrics) {
+  LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
+  auto impl = std::make_unique<Impl>(options, first, clock, metrics);
   LOGPROBD_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Batcher>(new Batcher(std::move(impl)));
 }
@@ -93,6 +74,17 @@ absl::StatusOr<RequestTicket> Batcher::Submit(ScoreRequest request, ScoreCallbac
 }
 
 void Batcher::Cancel(RequestTicket ticket) { impl_->Cancel(ticket); }
+
+absl::Status Batcher::SetLimits(const Options& options) {
+  LOGPROBD_RETURN_IF_ERROR(CheckLimits(options));
+  impl_->SetLimits(options);
+  return absl::OkStatus();
+}
+void Batcher::Commit(Generation* next) { impl_->Commit(next); }
+
+void Batcher::AwaitRetired() { impl_->AwaitRetired(); }
+
+void Batcher::Fail(const absl::Status& why) { impl_->Fail(why); }
 
 bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 

@@ -14,9 +14,12 @@
 #include "server/base/scoring_engine.h"
 #include "server/base/served_head.h"
 #include "server/batching/admission.h"
+#include "server/batching/device_turns.h"
 #include "server/metrics/metrics.h"
 
 namespace logprobd {
+
+struct Generation;
 
 /// Groups the rows of requests into batches for the engines of one head, its replicas.
 ///
@@ -32,6 +35,10 @@ namespace logprobd {
 /// stuck. Each request ends in exactly one way: Submit fails and `done` is dropped, or `done` is
 /// called once, on the batch thread or an engine's, never inside Submit or Cancel and under no
 /// lock.
+///
+/// The engines can be replaced while it works: Commit makes those of another version of the weights
+/// live between two cuts. No request sees two versions, and none fails or waits for it: what has
+/// begun on the old version, or is pinned to it, ends on the engines that retire.
 class Batcher {
  public:
   struct Options {
@@ -49,10 +56,18 @@ class Batcher {
     int64_t queue_requests_max = 65'536;
     /// Share of the limits above that one client may hold, above 0, at most 1.
     double client_share_max = 0.5;
+    /// How long the batch thread looks for the next request before it sleeps, on a real clock:
+    /// waking it up takes some 50 us of a small request's time, looking takes a core. Zero: not at
+    /// all.
+    absl::Duration look_for = absl::ZeroDuration();
     /// Threads that gather payloads into staging memory beside the batch thread, 0 to 256.
     int32_t copy_threads = 2;
     /// Label of the metrics.
     std::string head = "default";
+    /// The turns of heads that share devices, which outlive the Batcher, and the number of this
+    /// head there; its lanes are the replicas. Null: the devices are this head's own.
+    DeviceTurns* turns = nullptr;
+    int turns_head = 0;
   };
 
   /// `replicas`: at least one, none null, all of the same head and batch_rows_max. INVALID_ARGUMENT
@@ -60,6 +75,11 @@ class Batcher {
   /// `clock` and `metrics` must outlive the Batcher.
   static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
                                                          absl::Span<ScoringEngine* const> replicas,
+                                                         const Clock& clock, Metrics& metrics);
+
+  /// As above, with a generation that is the caller's and must stay until it has been retired or
+  /// the Batcher is gone.
+  static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options, Generation& first,
                                                          const Clock& clock, Metrics& metrics);
 
   /// As Stop.
@@ -70,17 +90,37 @@ class Batcher {
   void Stop();
 
   /// As ServedHead::Submit; the request has been validated. Also INVALID_ARGUMENT for more rows or
-  /// bytes than could ever be admitted. Refusals carry their reason (rejection.h).
+  /// bytes than could ever be admitted, and FAILED_PRECONDITION for a weights_version other than 0
+  /// and the live one, and for rows in a GPU's memory where an engine does not read in place.
+  /// Refusals carry their reason (rejection.h).
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
 
   /// As ServedHead::Cancel.
   void Cancel(RequestTicket ticket);
 
+  /// Takes over from `options` the limits of the queue, client_share_max and batch_wait_max; the
+  /// rest is fixed at creation. What is queued stays. INVALID_ARGUMENT as in Create: then nothing
+  /// changes.
+  absl::Status SetLimits(const Options& options);
+  /// Makes `next`, of the same hidden_size, live; returns at once. The generation before retires:
+  /// requests that have begun on it or are pinned to it go to its engines first, all others to
+  /// `next`. Null: no version is live for now, and what is not the retiring one's waits. From one
+  /// thread at a time, which calls AwaitRetired before the next Commit.
+  void Commit(Generation* next);
+
+  /// Returns when the generation that Commit has retired has no row and no batch left, so that its
+  /// engines may be destroyed. At once if there is none.
+  void AwaitRetired();
+
+  /// Between Commit(nullptr) and the next Commit: ends what waits with `why` and refuses what
+  /// comes.
+  void Fail(const absl::Status& why);
+
   /// Refuses new requests from now on and returns when nothing is queued or in flight, or at
   /// `deadline` (on the Clock); whether all work was finished.
   bool Drain(absl::Time deadline);
 
-  /// Reserved at creation: the staging buffers of all replicas.
+  /// The staging buffers of all replicas of the live generation.
   MemoryPlan memory() const;
 
   /// Bytes of a staging buffer for batches of `batch_rows_max` rows of `head`; each replica has one
@@ -93,6 +133,7 @@ class Batcher {
  private:
   struct Impl;
   explicit Batcher(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Generation> first_;  // where it is not the caller's
   std::unique_ptr<Impl> impl_;
 };
 

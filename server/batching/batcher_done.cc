@@ -29,6 +29,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     return;
   }
 
+  GiveTurnBack(slot);
   slot.scattered.clear();
   for (const BatchPart& part : batch.parts()) {
     slot.scattered.push_back(batch.StatusOf(part).ok() ? ScatterPart(batch, part)
@@ -36,16 +37,18 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   }
   batch.ReleaseLargeArrays();
   std::vector<Ending> endings;
+  std::vector<HiddenPayload> payloads;
   std::vector<BatchPart> parts;
   {
     absl::MutexLock lock(&mutex_);
-    EndBatchLocked(slot, clock_.Now(), endings);
+    EndBatchLocked(slot, clock_.Now(), endings, payloads);
     parts = batch.TakeParts();
     slot.state = SlotState::kFree;
     --slot.replica.in_flight;
     ++answering_;
-    wake_ = wake_ || !queue_.empty();
+    wake_ = wake_ || !IsQueueEmptyLocked();
   }
+  payloads.clear();
   AnswerAll(std::move(endings));
   parts.clear();
   absl::MutexLock lock(&mutex_);
@@ -66,7 +69,8 @@ void Batcher::Impl::RecordEngineStages(const ScoreBatch& batch) {
   record(Metrics::Stage::kD2h, batch.d2h_seconds);
 }
 
-void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings) {
+void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings,
+                                   std::vector<HiddenPayload>& payloads) {
   const BatchSlot& batch = slot.batch;
   const double engine_seconds = absl::ToDoubleSeconds(now - batch.start_time);
   bool all_scored = true;
@@ -74,6 +78,9 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
     const BatchPart& part = batch.parts()[i];
     PendingRequest& pending = *part.pending;
     --pending.parts_in_flight;
+    if (part.is_in_place) {
+      EndReadLocked(pending, payloads);
+    }
     absl::Status status = batch.StatusOf(part);
     all_scored = all_scored && status.ok();
     if (pending.is_answered) {
@@ -104,7 +111,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
       EndLocked(part.pending, absl::OkStatus(), endings);
     }
   }
-  if (all_scored) {
+  if (all_scored && &slot.generation == live_) {
     rate_.AddBatch(batch.num_rows(), batch.start_time, now, slot.replica.index);
   }
 }
@@ -118,13 +125,24 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   if (pending->is_queued) {
     admission_.Release(request.client_id, request.priority(),
                        QueueLoad{.rows = pending->waiting_rows});
-    queue_.Remove(*pending);
+    QueueOfLocked(*pending).Remove(*pending);
   }
   Ending ending{.pending = pending, .status = std::move(status), .payload = {}};
-  if (!pending->is_gathering) {
+  if (pending->payload_readers == 0) {
     ending.payload = std::exchange(pending->request.hidden, HiddenPayload());
   }
   endings.push_back(std::move(ending));
+}
+
+/// One that read the payload no longer does. The last one lets go of it, if no further batch wants
+/// it.
+void Batcher::Impl::EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads) {
+  --pending.payload_readers;
+  if (pending.payload_readers == 0 &&
+      (pending.is_answered || pending.next_row == pending.request.rows)) {
+    ReleasePayloadLocked(pending);
+    payloads.push_back(std::exchange(pending.request.hidden, HiddenPayload()));
+  }
 }
 
 void Batcher::Impl::ReleasePayloadLocked(PendingRequest& pending) {
@@ -155,7 +173,7 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
     for (const Ending& ending : endings) {
       PendingRequest& pending = *ending.pending;
       pending.is_finished = true;
-      if (!pending.is_gathering) {  // else when the gather ends
+      if (pending.payload_readers == 0) {  // else when the last of them ends
         ReleasePayloadLocked(pending);
       }
       ReleaseHeldLocked(pending);
@@ -178,7 +196,7 @@ void Batcher::Impl::Answer(Ending& ending) {
     return;
   }
   if (pending.scored_rows == 0) {
-    PrepareResult(pending, weights_version_);  // no batch has
+    PrepareResult(pending, pending.result.weights_version);  // no batch has
   }
   const absl::Time received =
       request.received == absl::Time() ? pending.submitted : request.received;
@@ -194,8 +212,8 @@ void Batcher::Impl::Answer(Ending& ending) {
 
 bool Batcher::Impl::IsIdleLocked() const {
   return requests_.empty() && endings_.empty() && answering_ == 0 &&
-         std::all_of(replicas_.begin(), replicas_.end(),
-                     [](const auto& replica) { return replica->in_flight == 0; });
+         (live_ == nullptr || live_->NumInFlight() == 0) &&
+         (retiring_ == nullptr || retiring_->NumInFlight() == 0);
 }
 
 void Batcher::Impl::UpdateIdleLocked() {

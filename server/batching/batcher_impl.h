@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -16,14 +17,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/batching/admission.h"
-#include "server/batching/batch_slot.h"
 #include "server/batching/batcher.h"
 #include "server/batching/copy_pool.h"
 #include "server/batching/drain_rate.h"
-#include "server/batching/launch_rule.h"
+#include "server/batching/generation.h"
 #include "server/batching/payload_gather.h"
 #include "server/batching/pending_request.h"
-#include "server/batching/result_scatter.h"
 #include "server/batching/row_queue.h"
 
 namespace logprobd {
@@ -31,25 +30,31 @@ namespace logprobd {
 Admission::Limits AdmissionLimits(const Batcher::Options& options);
 
 /// The Batcher's state and threads. batcher_submit.cc holds what callers' threads do,
-/// batcher_thread.cc the batch thread, batcher_done.cc what follows a batch's end.
+/// batcher_thread.cc the batch thread, batcher_turns.cc its turns on shared devices,
+/// batcher_done.cc what follows a batch's end, batcher_commit.cc the change from one generation to
+/// the next.
 ///
 /// One mutex guards all but the batches; it is never held while a callback, a batch's start, the
 /// metrics or a copy runs. Callbacks run on the batch thread or an engine's, never inside Submit
 /// or Cancel.
 struct Batcher::Impl {
-  Impl(const Options& options, const HeadInfo& head, const Clock& clock, Metrics& metrics);
+  Impl(const Options& options, Generation& first, const Clock& clock, Metrics& metrics);
 
-  /// Before Start; `staging` is the engine's own, one buffer for each of its batches in flight.
-  void AddReplica(ScoringEngine& engine, std::vector<std::unique_ptr<StagingBuffer>> staging);
   absl::Status Start();
   void Stop();
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
   void Cancel(RequestTicket ticket);
+  void SetLimits(const Options& options);
+  void Commit(Generation* next);
+  void AwaitRetired();
+  void Fail(const absl::Status& why);
   bool Drain(absl::Time deadline);
   MemoryPlan memory() const;
 
  private:
   using Pending = std::shared_ptr<PendingRequest>;
+  using Slot = Generation::Slot;
+  using SlotState = Generation::SlotState;
 
   /// A request that has left the maps and waits for its callback to be called.
   struct Ending {
@@ -58,61 +63,62 @@ struct Batcher::Impl {
     HiddenPayload payload;  ///< Freed outside the mutex, and only then no longer charged.
   };
 
-  enum class SlotState {
-    kFree,
-    kInFlight,
-    kRelaunch,  ///< A half of a batch that did not fit is to be started.
-  };
-
-  struct Replica {
-    ScoringEngine& engine;
-    int index;
-    int in_flight = 0;  ///< Its slots that are not free.
-  };
-
-  /// Room for a batch of one replica, which reads its staging memory.
-  struct Slot {
-    Slot(Replica& owner, std::unique_ptr<StagingBuffer> staging)
-        : replica(owner), batch(std::move(staging)) {}
-    Replica& replica;
-    BatchSlot batch;
-    SlotState state = SlotState::kFree;
-    std::vector<ScatteredPart> scattered;  ///< A part each; of the engine's thread.
-  };
-
   // Any thread.
-  int NumHealthy() const;
+  /// A free slot of the live generation, null if there is none or its turn has not come.
   Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsTurnOfLocked(const Generation& generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Callers' threads.
+  absl::Status CheckServingLocked(const ScoreRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckDeadlineLocked(const PendingRequest& pending, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The batch thread. Those that unlock the mutex for a while hold it again on return.
   void Run();
+  void AwaitWakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool DoNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static absl::Status DeadlinePassed(const PendingRequest& pending);
   void ExpireDeadlinesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndQueuedLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndUnservableLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndQueuedLocked(RowQueue& queue, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerEndingsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LaunchLocked(Slot& slot, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool LaunchNextLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropBatchLocked(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropBatchLocked(Slot& slot, std::vector<HiddenPayload> payloads)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RelaunchLocked(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PublishGaugesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time NextWakeLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time OldestSubmittedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Slot* FindRelaunchLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
   void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Turns on devices that heads share: batcher_turns.cc.
+  bool LaunchInTurnLocked(RowQueue& queue, Generation& generation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveTurnBack(const Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // The end of batches and requests, on the engine's thread or the batch thread.
   void OnBatchDone(Slot& slot, const absl::Status& engine_status);
   void RecordEngineStages(const ScoreBatch& batch);
-  void EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings,
+                      std::vector<HiddenPayload>& payloads) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const Pending& pending, absl::Status status, std::vector<Ending>& endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleasePayloadLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseHeldLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -125,26 +131,37 @@ struct Batcher::Impl {
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
-  const uint64_t weights_version_;
   CopyPool copy_pool_;
   PayloadGather gather_;  // of the batch thread
-  std::vector<std::unique_ptr<Replica>> replicas_;
-  std::vector<std::unique_ptr<Slot>> slots_;  // of all replicas
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
+  /// Null: none is, for now (Commit) or because it failed (then `failure_` says why).
+  Generation* live_ ABSL_GUARDED_BY(mutex_);
+  Generation* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  uint64_t version_ ABSL_GUARDED_BY(mutex_);  // that is live, or was last
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   RowQueue queue_ ABSL_GUARDED_BY(mutex_);
+  RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // rows of requests with is_retiring
+  /// Whose batch the batch thread prepares or starts: an engine may end it before Start returns.
+  Generation* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  /// Whose turn it is on devices where batches of two must not meet, and its batches in it.
+  Generation* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int64_t turn_batches_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // of the generation that `rate_` measures
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   DrainRate rate_ ABSL_GUARDED_BY(mutex_);
-  LaunchRule launch_rule_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration wait_max_ ABSL_GUARDED_BY(mutex_);  // of the live generation's launch rule
   absl::flat_hash_map<RequestTicket, Pending> requests_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<absl::Time, RequestTicket>> deadlines_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ending> endings_ ABSL_GUARDED_BY(mutex_);  // for the batch thread to answer
   RequestTicket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   int answering_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that call callbacks
-  bool wake_ ABSL_GUARDED_BY(mutex_) = false;  // the batch thread has something to look at
+  /// The batch thread has something to look at. Set under the mutex; read without it to look for.
+  std::atomic<bool> wake_ = false;
   bool is_idle_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool waits_for_turn_ ABSL_GUARDED_BY(mutex_) = false;  // who has it wakes the batch thread
   absl::Time wake_time_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::array<QueueLoad, kNumPriorities> published_ ABSL_GUARDED_BY(mutex_);

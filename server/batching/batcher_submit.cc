@@ -1,4 +1,4 @@
-// What callers' threads do in a Batcher: admit, cancel, drain.
+// What callers' threads do in a Batcher: admit, cancel, change its limits, drain.
 
 #include <utility>
 
@@ -19,15 +19,15 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   pending->held_bytes = FieldBytes(pending->request) + AnswerBytes(pending->request);
 
   absl::Status status;
-  if (const int num_healthy = NumHealthy(); num_healthy > 0) {
+  {
     absl::MutexLock lock(&mutex_);
-    rate_.set_num_replicas(num_healthy);
-    status = AdmitLocked(pending);
+    status = CheckServingLocked(pending->request);
+    if (status.ok()) {
+      status = AdmitLocked(pending);
+    }
     if (status.ok()) {
       return pending->ticket;
     }
-  } else {
-    status = absl::UnavailableError("the engine has failed: retry on another server");
   }
   if (absl::IsDeadlineExceeded(status)) {
     metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
@@ -35,14 +35,42 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   return status;
 }
 
-absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
-  const ScoreRequest& request = pending->request;
-  const absl::Time now = clock_.Now();
+absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) {
+  if (live_ != nullptr) {
+    const int num_healthy = live_->NumHealthy();
+    if (num_healthy == 0) {
+      return absl::UnavailableError("the engine has failed: retry on another server");
+    }
+    rate_.set_num_replicas(num_healthy);
+    if (request.hidden.place == PayloadPlace::kDevice && !live_->reads_in_place) {
+      return absl::FailedPreconditionError(
+          "cuda_ipc: this head is not scored on a GPU: send the rows as hidden or in shared "
+          "memory");
+    }
+  } else if (!failure_.ok()) {
+    return failure_;
+  }
   if (is_draining_ || is_stopping_) {
     return WithRejection(
         absl::UnavailableError("the server is shutting down: retry on another server"),
         Rejection::kDraining);
   }
+  // Under the lock under which the version changes: what was validated against the version before
+  // may not be scored with the next.
+  if (request.weights_version == 0 ||
+      (live_ != nullptr && request.weights_version == live_->weights_version)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("weights_version: ", request.weights_version, ", but ",
+                   live_ == nullptr ? "the weights are being replaced"
+                                    : absl::StrCat("version ", live_->weights_version, " is live"),
+                   " for head \"", options_.head, "\""));
+}
+
+absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
+  const ScoreRequest& request = pending->request;
+  const absl::Time now = clock_.Now();
   LOGPROBD_RETURN_IF_ERROR(CheckDeadlineLocked(*pending, now));
   const QueueLoad load{.rows = pending->rows_to_score,
                        .bytes = pending->payload_bytes + pending->held_bytes,
@@ -56,6 +84,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   requests_.emplace(pending->ticket, pending);
   is_idle_ = false;
   if (pending->rows_to_score == 0) {
+    pending->result.weights_version = version_;
     EndLocked(pending, absl::OkStatus(), endings_);
     wake_ = true;
     return absl::OkStatus();
@@ -63,15 +92,16 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   if (request.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(request.deadline, pending->ticket);
   }
-  if (pending->is_small()) {
-    launch_rule_.NoteSmallRequest(now);
+  if (pending->is_small() && live_ != nullptr) {
+    live_->launch_rule.NoteSmallRequest(now);
   }
   // The batch thread is woken only if this request changes what it waits for.
   const bool was_empty = queue_.empty();
   queue_.Push(pending);
   const Slot* slot = FindFreeSlotLocked();
   const bool may_launch =
-      slot != nullptr && launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now;
+      slot != nullptr && !waits_for_turn_ &&
+      live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now) <= now;
   wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
   return absl::OkStatus();
 }
@@ -123,6 +153,16 @@ void Batcher::Impl::Cancel(RequestTicket ticket) {
   metrics_.RecordCancelled(left_at);
 }
 
+void Batcher::Impl::SetLimits(const Options& options) {
+  absl::MutexLock lock(&mutex_);
+  admission_.SetLimits(AdmissionLimits(options));
+  wait_max_ = options.batch_wait_max;
+  if (live_ != nullptr) {
+    live_->launch_rule.set_wait_max(wait_max_);
+  }
+  wake_ = true;  // what waits may be due
+}
+
 bool Batcher::Impl::Drain(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   is_draining_ = true;
@@ -130,11 +170,9 @@ bool Batcher::Impl::Drain(absl::Time deadline) {
 }
 
 MemoryPlan Batcher::Impl::memory() const {
-  int64_t bytes = 0;
-  for (const std::unique_ptr<Slot>& slot : slots_) {
-    bytes += slot->batch.staging_bytes();
-  }
-  return {MemoryUse{.place = "host", .kind = "staging", .bytes = bytes}};
+  absl::MutexLock lock(&mutex_);
+  return {MemoryUse{
+      .place = "host", .kind = "staging", .bytes = live_ == nullptr ? 0 : live_->staging_bytes()}};
 }
 
 }  // namespace logprobd

@@ -2,6 +2,7 @@
 // the callbacks of requests that end without the engine.
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,33 +26,33 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options) {
           .client_share = options.client_share_max};
 }
 
-Batcher::Impl::Impl(const Options& options, const HeadInfo& head, const Clock& clock,
-                    Metrics& metrics)
+Batcher::Impl::Impl(const Options& options, Generation& first, const Clock& clock, Metrics& metrics)
     : options_(options),
       clock_(clock),
       metrics_(metrics),
-      hidden_size_(head.hidden_size),
-      weights_version_(head.weights_version),
+      hidden_size_(first.hidden_size),
       copy_pool_(options.copy_threads),
       gather_(copy_pool_),
+      live_(&first),
+      version_(first.weights_version),
+      rate_kind_(first.kind),
       admission_(AdmissionLimits(options)),
       rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
-      launch_rule_(options.batch_rows_max,
-                   std::min(options.batch_rows_max, StagingBytes(options.batch_rows_max, head) /
-                                                        (hidden_size_ * DtypeBytes(Dtype::kF32))),
-                   options.batch_wait_max) {}
-
-void Batcher::Impl::AddReplica(ScoringEngine& engine,
-                               std::vector<std::unique_ptr<StagingBuffer>> staging) {
-  const auto index = static_cast<int>(replicas_.size());
-  replicas_.push_back(std::make_unique<Replica>(Replica{.engine = engine, .index = index}));
-  for (std::unique_ptr<StagingBuffer>& buffer : staging) {
-    slots_.push_back(std::make_unique<Slot>(*replicas_.back(), std::move(buffer)));
-  }
-}
+      wait_max_(options.batch_wait_max) {}
 
 absl::Status Batcher::Impl::Start() {
-  LOGPROBD_ASSIGN_OR_RETURN(thread_, StartThread("batch", [this] { Run(); }));
+  if (options_.turns != nullptr) {
+    options_.turns->SetWake(options_.turns_head, [this] {
+      const absl::MutexLock lock(&mutex_);
+      wake_ = true;
+    });
+  }
+  absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
+  if (!thread.ok()) {
+    Stop();
+    return thread.status();
+  }
+  thread_ = *std::move(thread);
   return absl::OkStatus();
 }
 
@@ -63,6 +64,9 @@ void Batcher::Impl::Stop() {
   }
   if (thread_.joinable()) {
     thread_.join();
+  }
+  if (options_.turns != nullptr) {
+    options_.turns->SetWake(options_.turns_head, nullptr);
   }
 }
 
@@ -77,20 +81,28 @@ void Batcher::Impl::Run() {
       return;
     }
     wake_time_ = NextWakeLocked(clock_.Now());
-    clock_.AwaitUntil(mutex_, absl::Condition(&wake_), wake_time_);
+    AwaitWakeLocked();
   }
+}
+
+/// Looks for a while, then sleeps, until there is something to do or wake_time_ has come.
+void Batcher::Impl::AwaitWakeLocked() {
+  if (options_.look_for > absl::ZeroDuration()) {
+    const absl::Time until = std::min(clock_.Now() + options_.look_for, wake_time_);
+    mutex_.Unlock();
+    while (!wake_.load(std::memory_order_acquire) && clock_.Now() < until) {
+      std::this_thread::yield();
+    }
+    mutex_.Lock();
+  }
+  const auto has_work = +[](std::atomic<bool>* wake) { return wake->load(); };
+  clock_.AwaitUntil(mutex_, absl::Condition(has_work, &wake_), wake_time_);
 }
 
 bool Batcher::Impl::DoNextLocked() {
   const absl::Time now = clock_.Now();
   ExpireDeadlinesLocked(now);
-  if (!queue_.empty()) {
-    if (is_stopping_) {
-      EndQueuedLocked(absl::UnavailableError("the server is shutting down"));
-    } else if (NumHealthy() == 0) {
-      EndQueuedLocked(absl::UnavailableError("the engine has failed: retry on another server"));
-    }
-  }
+  EndUnservableLocked();
   if (!endings_.empty()) {
     AnswerEndingsLocked();
     return true;
@@ -99,12 +111,50 @@ bool Batcher::Impl::DoNextLocked() {
     RelaunchLocked(*slot);
     return true;
   }
-  if (Slot* slot = FindFreeSlotLocked();
-      slot != nullptr && launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now) <= now) {
-    LaunchLocked(*slot, now);
-    return true;
+  return LaunchNextLocked(now) || PublishGaugesLocked(now);
+}
+
+bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
+  // The retiring version's first: its engines go when they are done, and no more company comes.
+  if (!retiring_queue_.empty() && IsTurnOfLocked(*retiring_)) {
+    if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) {
+      return LaunchFromLocked(retiring_queue_, *slot, now);
+    }
   }
-  return PublishGaugesLocked(now);
+  Slot* slot = FindFreeSlotLocked();
+  if (slot == nullptr ||
+      live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now) > now) {
+    return WithdrawLocked();
+  }
+  return LaunchFromLocked(queue_, *slot, now);
+}
+
+/// Launches a batch of `queue` in `slot`, or where devices are shared in another one of its
+/// generation, in turn; whether anything was done.
+bool Batcher::Impl::LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now) {
+  if (options_.turns != nullptr) {
+    return LaunchInTurnLocked(queue, slot.generation);
+  }
+  LaunchLocked(queue, slot, now);
+  return true;
+}
+
+/// Ends what waits for engines that will not score it.
+void Batcher::Impl::EndUnservableLocked() {
+  if (is_stopping_) {
+    const absl::Status stopping = absl::UnavailableError("the server is shutting down");
+    EndQueuedLocked(queue_, stopping);
+    EndQueuedLocked(retiring_queue_, stopping);
+    return;
+  }
+  const absl::Status failed =
+      absl::UnavailableError("the engine has failed: retry on another server");
+  if (!queue_.empty() && live_ != nullptr && live_->NumHealthy() == 0) {
+    EndQueuedLocked(queue_, failed);
+  }
+  if (!retiring_queue_.empty() && retiring_->NumHealthy() == 0) {
+    EndQueuedLocked(retiring_queue_, failed);
+  }
 }
 
 void Batcher::Impl::ExpireDeadlinesLocked(absl::Time now) {
@@ -124,9 +174,9 @@ absl::Status Batcher::Impl::DeadlinePassed(const PendingRequest& pending) {
           : "the deadline passed while the engine scored the rows");
 }
 
-void Batcher::Impl::EndQueuedLocked(const absl::Status& status) {
-  while (!queue_.empty()) {
-    const Pending pending = requests_.at(queue_.Oldest()->ticket);
+void Batcher::Impl::EndQueuedLocked(RowQueue& queue, const absl::Status& status) {
+  while (!queue.empty()) {
+    const Pending pending = requests_.at(queue.Oldest()->ticket);
     EndLocked(pending, status, endings_);
   }
 }
@@ -141,15 +191,22 @@ void Batcher::Impl::AnswerEndingsLocked() {
   UpdateIdleLocked();
 }
 
-void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
-  std::vector<BatchPart> parts = queue_.Cut(launch_rule_.Budget(queue_, now));
-  LOGPROBD_CHECK(!parts.empty(), queue_.rows());
+void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
+  std::vector<BatchPart> parts = queue.Cut(slot.generation.launch_rule.Budget(queue, now));
+  LOGPROBD_CHECK(!parts.empty(), queue.rows());
+  launching_ = &slot.generation;
+  turn_batches_ = std::exchange(turn_, launching_) == launching_ ? turn_batches_ + 1 : 1;
+  int64_t rows = 0;
   for (const BatchPart& part : parts) {
+    rows += part.num_rows;
     PendingRequest& pending = *part.pending;
     ++pending.parts_in_flight;
-    pending.is_gathering = true;
+    ++pending.payload_readers;
     admission_.Release(pending.request.client_id, pending.request.priority(),
                        QueueLoad{.rows = part.num_rows});
+  }
+  if (options_.turns != nullptr) {
+    options_.turns->Charge(options_.turns_head, rows);
   }
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
@@ -160,7 +217,8 @@ void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
   mutex_.Lock();
   std::vector<HiddenPayload> payloads;
   if (!FinishGatherLocked(slot, payloads)) {
-    DropBatchLocked(slot);
+    DropBatchLocked(slot, std::move(payloads));
+    launching_ = nullptr;
     return;
   }
   slot.batch.start_time = clock_.Now();
@@ -174,16 +232,17 @@ void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
   metrics_.RecordBatch(options_.head, num_rows, num_requests);
   metrics_.RecordStage(Metrics::Stage::kCopy, copy_seconds);
   mutex_.Lock();
+  launching_ = nullptr;
 }
 
 void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
   for (const BatchPart& part : parts) {
     if (part.pending->piece_offsets.empty()) {
       IndexPieces(*part.pending);
-      PrepareResult(*part.pending, weights_version_);
+      PrepareResult(*part.pending, slot.generation.weights_version);
     }
   }
-  slot.batch.Fill(std::move(parts), hidden_size_);
+  slot.batch.Fill(std::move(parts), hidden_size_, slot.generation.reads_in_place);
   const absl::Time begin = clock_.Now();
   gather_.Gather(slot.batch.parts(), slot.batch.row_bytes(), slot.batch.staging());
   slot.batch.copy_seconds = absl::ToDoubleSeconds(clock_.Now() - begin);
@@ -205,28 +264,31 @@ bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& p
   bool is_wanted = false;
   for (const BatchPart& part : slot.batch.parts()) {
     PendingRequest& pending = *part.pending;
-    pending.is_gathering = false;
-    if (pending.is_answered || pending.next_row == pending.request.rows) {
-      ReleasePayloadLocked(pending);
-      payloads.push_back(std::exchange(pending.request.hidden, HiddenPayload()));
+    if (!part.is_in_place) {
+      EndReadLocked(pending, payloads);
     }
     is_wanted = is_wanted || (!pending.is_answered && pending.request.deadline > now);
   }
   return is_wanted;
 }
 
-void Batcher::Impl::DropBatchLocked(Slot& slot) {
+void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> payloads) {
   // The deadlines of those not answered have passed. They are ended before the lock is released, or
   // a batch with their earlier rows could answer them as complete.
   ExpireDeadlinesLocked(clock_.Now());
   std::vector<BatchPart> parts = slot.batch.TakeParts();
   for (const BatchPart& part : parts) {
     --part.pending->parts_in_flight;
+    if (part.is_in_place) {
+      EndReadLocked(*part.pending, payloads);
+    }
     ReleaseHeldLocked(*part.pending);
   }
   slot.state = SlotState::kFree;
   --slot.replica.in_flight;
   mutex_.Unlock();
+  payloads.clear();
+  GiveTurnBack(slot);
   parts.clear();
   slot.batch.ReleaseLargeArrays();
   mutex_.Lock();
@@ -235,13 +297,15 @@ void Batcher::Impl::DropBatchLocked(Slot& slot) {
 
 void Batcher::Impl::RelaunchLocked(Slot& slot) {
   slot.state = SlotState::kInFlight;
+  launching_ = &slot.generation;
   mutex_.Unlock();
   StartBatch(slot);
   mutex_.Lock();
+  launching_ = nullptr;
 }
 
 bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
-  const bool has_age = !queue_.empty();
+  const bool has_age = !IsQueueEmptyLocked();
   std::array<bool, kNumPriorities> has_changed{};
   bool any = (has_age && now - published_time_ >= kGaugePeriod) || has_age != has_published_age_;
   for (size_t i = 0; i < published_.size(); ++i) {
@@ -256,7 +320,7 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
   }
   published_time_ = now;
   has_published_age_ = has_age;
-  const double age = has_age ? absl::ToDoubleSeconds(now - queue_.OldestSubmitted()) : 0;
+  const double age = has_age ? absl::ToDoubleSeconds(now - OldestSubmittedLocked()) : 0;
   const std::array<QueueLoad, kNumPriorities> loads = published_;
   mutex_.Unlock();
   for (size_t i = 0; i < loads.size(); ++i) {
@@ -273,43 +337,38 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
 
 absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
   absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
-  if (!queue_.empty()) {
+  if (!IsQueueEmptyLocked()) {
     wake = std::min(wake, published_time_ + kGaugePeriod);
   }
-  if (const Slot* slot = FindFreeSlotLocked(); slot != nullptr) {
-    wake = std::min(wake, launch_rule_.LaunchTime(queue_, slot->replica.in_flight, now));
+  if (const Slot* slot = FindFreeSlotLocked(); slot != nullptr && !waits_for_turn_) {
+    wake = std::min(wake, live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now));
   }
   return wake;
 }
 
+absl::Time Batcher::Impl::OldestSubmittedLocked() const {
+  absl::Time oldest = absl::InfiniteFuture();
+  for (const RowQueue* queue : {&queue_, &retiring_queue_}) {
+    if (!queue->empty()) {
+      oldest = std::min(oldest, queue->OldestSubmitted());
+    }
+  }
+  return oldest;
+}
+
 Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
-  for (const std::unique_ptr<Slot>& slot : slots_) {
-    if (slot->state == SlotState::kRelaunch) {
-      return slot.get();
+  for (const Generation* generation : {retiring_, live_}) {
+    if (generation != nullptr) {
+      if (Slot* slot = generation->FindRelaunch(); slot != nullptr) {
+        return slot;
+      }
     }
   }
   return nullptr;
 }
 
-int Batcher::Impl::NumHealthy() const {
-  return static_cast<int>(
-      std::count_if(replicas_.begin(), replicas_.end(),
-                    [](const auto& replica) { return replica->engine.healthy(); }));
-}
-
-/// A slot of the healthy replica with the fewest batches in flight, null if all have both. Of
-/// equals the first: a row's scores are the same wherever it is scored, so taking turns would only
-/// add state.
 Batcher::Impl::Slot* Batcher::Impl::FindFreeSlotLocked() const {
-  Slot* best = nullptr;
-  for (const std::unique_ptr<Slot>& slot : slots_) {
-    if (slot->state == SlotState::kFree &&
-        (best == nullptr || slot->replica.in_flight < best->replica.in_flight) &&
-        slot->replica.engine.healthy()) {
-      best = slot.get();
-    }
-  }
-  return best;
+  return live_ != nullptr && IsTurnOfLocked(*live_) ? live_->FindFreeSlot() : nullptr;
 }
 
 }  // namespace logprobd

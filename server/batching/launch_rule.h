@@ -22,6 +22,8 @@ class LaunchRule {
   LaunchRule(int64_t rows_max, int64_t rows_max_f32, absl::Duration wait_max)
       : rows_max_(rows_max), rows_max_f32_(rows_max_f32), wait_max_(wait_max) {}
 
+  void set_wait_max(absl::Duration wait_max) { wait_max_ = wait_max; }
+
   void NoteSmallRequest(absl::Time now) { last_small_ = now; }
 
   BatchBudget Budget(const RowQueue& queue, absl::Time now) const {

@@ -46,28 +46,13 @@ void PayloadGather::Gather(absl::Span<const BatchPart> parts, int64_t row_bytes,
   task_bytes_ = 0;
   int64_t total_bytes = 0;
   for (const BatchPart& part : parts) {
-    total_bytes += part.num_rows * row_bytes;
-    // A run is a stretch of rows without an ignored one between them.
-    int64_t run_row = part.row_begin;
-    int64_t run_batch_row = part.batch_row;
-    int64_t run_rows = 0;
-    const auto flush = [&] {
-      AddRun(*part.pending, run_row * row_bytes, run_batch_row * row_bytes, run_rows * row_bytes);
-    };
-    if (part.is_contiguous()) {
-      run_rows = part.num_rows;
-    } else {
-      part.ForEachRow([&](size_t row, size_t batch_row) {
-        if (static_cast<int64_t>(row) != run_row + run_rows) {
-          flush();
-          run_row = static_cast<int64_t>(row);
-          run_batch_row = static_cast<int64_t>(batch_row);
-          run_rows = 0;
-        }
-        ++run_rows;
-      });
+    if (part.is_in_place) {
+      continue;
     }
-    flush();
+    total_bytes += part.num_rows * row_bytes;
+    part.ForEachStretch([&](int64_t row, int64_t batch_row, int64_t num_rows) {
+      AddRun(*part.pending, row * row_bytes, batch_row * row_bytes, num_rows * row_bytes);
+    });
   }
   task_begins_.push_back(static_cast<int64_t>(runs_.size()));
 

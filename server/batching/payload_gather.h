@@ -10,8 +10,9 @@
 
 namespace logprobd {
 
-/// Copies the hidden rows of a batch's parts into staging memory, without the ignored ones. Pieces
-/// of a payload may have any size and alignment: a row may span several.
+/// Copies the hidden rows of a batch's parts into staging memory, without the ignored ones and
+/// without the parts that are read in place. Pieces of a payload may have any size and alignment: a
+/// row may span several.
 ///
 /// Below kShareBytes the calling thread copies alone: waking others takes longer.
 class PayloadGather {

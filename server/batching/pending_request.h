@@ -32,18 +32,23 @@ struct PendingRequest {
   int64_t rows_to_score = 0;  ///< Rows that are not ignored.
   int64_t payload_bytes = 0;  ///< Charged while `is_charged`.
 
+  /// A batch has taken rows: the rest belong to the same version of the weights.
+  bool has_begun() const { return waiting_rows < rows_to_score; }
   bool is_small() const { return rows_to_score <= kSmallRequestRows; }
 
   /// First row that no batch has taken; always one to be scored, or `request.rows`.
   int64_t next_row = 0;
   int64_t waiting_rows = 0;  ///< Rows to be scored that no batch has taken.
   int parts_in_flight = 0;
-  bool is_queued = false;     ///< In the RowQueue, at `queue_position` and `arrival_position`.
-  bool is_gathering = false;  ///< The batch thread reads the payload.
-  bool is_charged = false;    ///< `payload_bytes` and the request count in Admission.
-  bool is_answered = false;   ///< The callback has run, or is about to.
-  bool is_finished = false;   ///< Answered, and no queue of answers holds it any more.
-  int64_t held_bytes = 0;     ///< Charged for fields and answer until finished and in no batch.
+  bool is_queued = false;    ///< In a RowQueue, at `queue_position` and `arrival_position`.
+  bool is_retiring = false;  ///< Its rows belong to the generation that retires.
+  /// Who reads the payload: the batch thread while it fills a batch, and each batch in flight whose
+  /// engine reads the rows in place.
+  int payload_readers = 0;
+  bool is_charged = false;   ///< `payload_bytes` and the request count in Admission.
+  bool is_answered = false;  ///< The callback has run, or is about to.
+  bool is_finished = false;  ///< Answered, and no queue of answers holds it any more.
+  int64_t held_bytes = 0;    ///< Charged for fields and answer until finished and in no batch.
   std::list<std::shared_ptr<PendingRequest>>::iterator queue_position;
   std::list<PendingRequest*>::iterator arrival_position;
   int64_t part_in_cut = -1;  ///< Index of its part while RowQueue::Cut runs.
@@ -81,6 +86,7 @@ struct BatchPart {
   int64_t batch_row = 0;
   int64_t num_rows = 0;
   int64_t first_candidate = 0;  ///< Of the batch's candidates.
+  bool is_in_place = false;     ///< The engine reads the rows where they lie: they are not staged.
 
   /// No ignored row lies between the part's rows.
   bool is_contiguous() const { return num_rows == row_end - row_begin; }
@@ -95,6 +101,34 @@ struct BatchPart {
         function(static_cast<size_t>(row), static_cast<size_t>(in_batch++));
       }
     }
+  }
+
+  /// Calls `function(row of the request, row of the batch, number of rows)` for each stretch of
+  /// rows without an ignored one between them.
+  template <typename Function>
+  void ForEachStretch(Function function) const {
+    if (is_contiguous()) {
+      function(row_begin, batch_row, num_rows);
+      return;
+    }
+    int64_t first = row_begin;
+    int64_t first_in_batch = batch_row;
+    int64_t count = 0;
+    const auto flush = [&] {
+      if (count > 0) {
+        function(first, first_in_batch, count);
+      }
+    };
+    ForEachRow([&](size_t row, size_t in_batch) {
+      if (static_cast<int64_t>(row) != first + count) {
+        flush();
+        first = static_cast<int64_t>(row);
+        first_in_batch = static_cast<int64_t>(in_batch);
+        count = 0;
+      }
+      ++count;
+    });
+    flush();
   }
 };
 

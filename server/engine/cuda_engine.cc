@@ -29,6 +29,10 @@ static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
 /// ended; one that hangs stays.
 constexpr absl::Duration kRestTime = absl::Seconds(5);
 
+/// Waking the submit thread takes some 50 us of a small batch's time, looking takes a core for as
+/// long.
+constexpr absl::Duration kLookForBatch = absl::Microseconds(200);
+
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {
   std::vector<int32_t> gpus;
@@ -89,6 +93,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
   ShardedEngineOptions engine = ReplicaOptions(info, plan, options, index);
   engine.memory = ReplicaMemory(info, options, plan.exchange, replica.gpus, tiles);
   engine.rest_time_max = kRestTime;
+  engine.look_for = kLookForBatch;
   engine.tiles = std::move(tiles);
   engine.gpus = replica.gpus;
   std::vector<std::unique_ptr<EngineShard>> shards;

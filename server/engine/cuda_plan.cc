@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
@@ -55,6 +56,9 @@ absl::StatusOr<std::vector<GpuFacts>> FindGpus() {
     GpuFacts facts;
     facts.ordinal = gpu;
     facts.name = properties.name;
+    facts.pci_bus_id = absl::StrCat(absl::Hex(properties.pciDomainID, absl::kZeroPad4), ":",
+                                    absl::Hex(properties.pciBusID, absl::kZeroPad2), ":",
+                                    absl::Hex(properties.pciDeviceID, absl::kZeroPad2), ".0");
     facts.major = properties.major;
     facts.minor = properties.minor;
     facts.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
@@ -200,6 +204,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
         absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
   }
   LOGPROBD_RETURN_IF_ERROR(MeasureGpus(options, gpus));
+  Reserve(options.reserved, gpus);
   const int32_t first_gpu = options.gpus.empty() ? 0 : options.gpus.front();
   const auto needs_of = [&](int32_t num_shards) -> GpuNeeds {
     const absl::StatusOr<std::vector<TileRange>> tiles =
@@ -214,6 +219,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                             PartitionTiles(head.vocab_size, layout.num_shards));
   EnginePlan plan;
   plan.device = Device::kCuda;
+  for (const GpuFacts& gpu : gpus) plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
   plan.layout = std::move(layout.places);
   const std::vector<int32_t> used = GpusOf(plan, 0);
   const std::string why_no_fused = WhyNoFused(head, options, used.front());
@@ -245,6 +251,14 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
     absl::StrAppend(&plan.reason, "; exchange through ",
                     plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
                     exchange.why.empty() ? "" : absl::StrCat(" (", exchange.why, ")"));
+  }
+  for (const GpuFacts& facts : gpus) {
+    if (absl::c_any_of(plan.layout, [&facts](const ShardPlace& place) {
+          return place.device == GpuName(facts.ordinal);
+        })) {
+      plan.there.push_back(
+          {GpuName(facts.ordinal), "there", facts.free_bytes + facts.reserved_bytes});
+    }
   }
   int64_t host_bytes = 0;
   for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {

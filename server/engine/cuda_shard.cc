@@ -10,6 +10,7 @@
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/kernel_dtype.h"
+#include "server/engine/numa_node.h"
 
 namespace logprobd {
 namespace {
@@ -53,6 +54,18 @@ class NoExchange final : public Collective {
 double SecondsBetween(cudaEvent_t begin, cudaEvent_t end) {
   float milliseconds = 0;
   return cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess ? milliseconds * 1e-3 : 0.0;
+}
+
+/// Of a copy from memory of a client's that is mapped. What CUDA refuses to begin has touched
+/// nothing: it fails the batch alone.
+absl::Status ClientCopyStatus(cudaError_t error) {
+  if (error == cudaErrorInvalidValue || error == cudaErrorInvalidResourceHandle) {
+    (void)cudaGetLastError();
+    return WithDetailsForLog(absl::InvalidArgumentError(
+        absl::StrCat("rows in a GPU's memory could not be copied: ", cudaGetErrorString(error))));
+  }
+  LOGPROBD_RETURN_IF_CUDA_ERROR(error);
+  return absl::OkStatus();
 }
 
 /// What becomes of a failure that was not agreed: others may wait for this rank already, so it is
@@ -161,6 +174,7 @@ absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t nu
 
 absl::StatusOr<std::unique_ptr<StagingBuffer>> CudaShard::AllocateStaging(int64_t size_bytes) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
+  const PreferNodeOfGpu prefer(options_.gpu);
   LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer memory, AllocatePinned(size_bytes, "staged hidden rows"));
   return std::make_unique<PinnedStaging>(std::move(memory), size_bytes);
 }
@@ -268,28 +282,71 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
   return absl::OkStatus();
 }
 
-/// Rows [begin, end) of the block.
+/// Rows [begin, end) of the block, from where they lie.
 absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                                       int64_t end) {
   const int64_t element_bytes = DtypeBytes(batch.dtype);
   const auto row_bytes = static_cast<size_t>(options_.plan.hidden_size * element_bytes);
   const auto pitch = static_cast<size_t>(options_.plan.padded_hidden * element_bytes);
-  const auto rows = static_cast<size_t>(end - begin);
   std::byte* const out = hidden_[block.buffer].memory.get() +
                          scorer_->HiddenOffset(KernelDtype(batch.dtype)) +
                          static_cast<size_t>(begin) * pitch;
-  const std::byte* const in = batch.hidden + static_cast<size_t>(block.begin + begin) * row_bytes;
-  if (pitch == row_bytes) {
+  if (pitch != row_bytes) {
+    // What an earlier batch of another dtype left in the padding could be NaN, and 0 * NaN is NaN.
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(out + row_bytes, pitch, 0, pitch - row_bytes,
+                                                    static_cast<size_t>(end - begin),
+                                                    copy_in_.get()));
+  }
+  const int64_t first = block.begin + begin;
+  const int64_t last = block.begin + end;
+  const HiddenRun staged = {.data = batch.hidden, .num_rows = batch.num_rows};
+  int64_t run_begin = 0;
+  for (const HiddenRun& run : batch.runs.empty() ? absl::MakeConstSpan(&staged, 1) : batch.runs) {
+    const int64_t from = std::max(run_begin, first);
+    const int64_t to = std::min(run_begin + run.num_rows, last);
+    if (from < to) {
+      const HiddenRun part = {.data = run.data + static_cast<size_t>(from - run_begin) * row_bytes,
+                              .num_rows = to - from,
+                              .gpu = run.gpu};
+      LOGPROBD_RETURN_IF_ERROR(
+          EnqueueRun(part, row_bytes, out + static_cast<size_t>(from - first) * pitch, pitch));
+    }
+    run_begin += run.num_rows;
+    if (run_begin >= last) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::EnqueueRun(const HiddenRun& run, size_t row_bytes, std::byte* out,
+                                   size_t pitch) {
+  const auto rows = static_cast<size_t>(run.num_rows);
+  const bool is_packed = pitch == row_bytes;
+  if (run.gpu < 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cudaMemcpyAsync(out, in, rows * row_bytes, cudaMemcpyHostToDevice, copy_in_.get()));
+        is_packed ? cudaMemcpyAsync(out, run.data, rows * row_bytes, cudaMemcpyHostToDevice,
+                                    copy_in_.get())
+                  : cudaMemcpy2DAsync(out, pitch, run.data, row_bytes, row_bytes, rows,
+                                      cudaMemcpyHostToDevice, copy_in_.get()));
     return absl::OkStatus();
   }
-  // What an earlier batch of another dtype left in the padding could be NaN, and 0 * NaN is NaN.
-  LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaMemset2DAsync(out + row_bytes, pitch, 0, pitch - row_bytes, rows, copy_in_.get()));
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, in, row_bytes, row_bytes, rows,
-                                                  cudaMemcpyHostToDevice, copy_in_.get()));
-  return absl::OkStatus();
+  if (run.gpu == options_.gpu) {
+    return ClientCopyStatus(is_packed ? cudaMemcpyAsync(out, run.data, rows * row_bytes,
+                                                        cudaMemcpyDeviceToDevice, copy_in_.get())
+                                      : cudaMemcpy2DAsync(out, pitch, run.data, row_bytes,
+                                                          row_bytes, rows, cudaMemcpyDeviceToDevice,
+                                                          copy_in_.get()));
+  }
+  if (is_packed) {
+    return ClientCopyStatus(cudaMemcpyPeerAsync(out, options_.gpu, run.data, run.gpu,
+                                                rows * row_bytes, copy_in_.get()));
+  }
+  cudaMemcpy3DPeerParms copy = {};
+  copy.srcPtr = {const_cast<std::byte*>(run.data), row_bytes, row_bytes, rows};
+  copy.srcDevice = run.gpu;
+  copy.dstPtr = {out, pitch, row_bytes, rows};
+  copy.dstDevice = options_.gpu;
+  copy.extent = {row_bytes, rows, 1};
+  return ClientCopyStatus(cudaMemcpy3DPeerAsync(&copy, copy_in_.get()));
 }
 
 /// The parts of a block that the other shards have taken from the host, from their buffers.

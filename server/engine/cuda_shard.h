@@ -23,8 +23,9 @@ namespace logprobd {
 /// alike. A block's hidden rows pass through a ring of two device buffers, so that their copy runs
 /// beside the kernels of the block before, of the same batch or not. Many rows cross the bus once
 /// in all: each GPU takes its part and copies the others' parts from their buffers; few rows go
-/// straight to every GPU. Copies between GPUs are made by copy engines, since the kernels leave no
-/// multiprocessor free.
+/// straight to every GPU. Rows that lie on a GPU already, a client's, are copied from there first:
+/// kernels read the buffers alone. Copies between GPUs are made by copy engines, since the kernels
+/// leave no multiprocessor free.
 class CudaShard final : public EngineShard {
  public:
   struct Options {
@@ -55,6 +56,7 @@ class CudaShard final : public EngineShard {
   const CudaScorer& scorer() const { return *scorer_; }
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
+  bool reads_in_place() const override { return true; }
   absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
   absl::StatusOr<bool> IsDone(int32_t slot) override;
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) override;
@@ -95,6 +97,7 @@ class CudaShard final : public EngineShard {
   absl::Status EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                              int64_t end);
+  absl::Status EnqueueRun(const HiddenRun& run, size_t row_bytes, std::byte* out, size_t pitch);
   absl::Status EnqueueOthersRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& block,
                              RankTeam& team);

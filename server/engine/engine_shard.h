@@ -31,6 +31,9 @@ class EngineShard {
   /// Memory from which this shard and its team read hidden rows; see ScoringEngine.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
 
+  /// See ScoringEngine; the same for all shards of an engine.
+  virtual bool reads_in_place() const { return false; }
+
   /// Begins to score `batch`, together with the other ranks of `team`, which are called with the
   /// same batch at the same time; `slot` is 0 to kBatchesInFlight - 1, in turn. What a shard cannot
   /// do it tells by team.Agree before the others wait for it, and every rank returns what was

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,9 @@ struct EngineOptions {
   int32_t shards = 0;
   /// Whole heads, each on `shards` GPUs; 0: chosen.
   int32_t replicas = 0;
+  /// Memory that other heads of this server will take, of which nothing is allocated yet: what is
+  /// free on a GPU is less by it. Of PlanEngine.
+  MemoryPlan reserved = {};
   /// Longest time that a batch may take before its replica counts as hung; infinite: no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();
   const Clock* clock = &Clock::Steady();  ///< Of batch_time_max.
@@ -61,6 +65,9 @@ struct EnginePlan {
   std::vector<ShardPlace> layout;       ///< Replica by replica, shard by shard.
   MemoryPlan memory;                    ///< Weights and workspace of all of them.
   Exchange exchange = Exchange::kAuto;  ///< Of shards on GPUs, decided.
+  /// Where the machine's GPUs sit ("0000:3b:00.0"), by CUDA ordinal.
+  std::map<int, std::string> gpu_pci_bus_ids = {};
+  MemoryPlan there = {};  ///< Free at each GPU of the layout, before this head and `reserved`.
 
   int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }

@@ -239,7 +239,11 @@ class GpuPlanner {
     const GpuNeeds needs = needs_of_(numbers.shards);
     const GpuFacts& gpu = Fullest(numbers);
     return absl::FailedPreconditionError(absl::StrCat(
-        "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free, ",
+        "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free",
+        gpu.reserved_bytes == 0
+            ? ""
+            : absl::StrCat(" beside ", HumanBytes(gpu.reserved_bytes), " for the heads before it"),
+        ", ",
         numbers.shards == 1 ? "the head" : absl::StrCat("each of ", numbers.shards, " shards"),
         " needs ", HumanBytes(BytesOnce(needs)), " (weight ", HumanBytes(needs.weight_bytes),
         ", workspace ", HumanBytes(needs.workspace_bytes), "): ", Advice()));
@@ -286,6 +290,15 @@ class GpuPlanner {
 };
 
 }  // namespace
+
+void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus) {
+  for (GpuFacts& gpu : gpus) {
+    for (const MemoryUse& use : reserved) {
+      if (use.place == GpuName(gpu.ordinal)) gpu.reserved_bytes += use.bytes;
+    }
+    gpu.free_bytes = std::max<int64_t>(gpu.free_bytes - gpu.reserved_bytes, 0);
+  }
+}
 
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
                                      absl::Span<const GpuFacts> gpus,

@@ -20,7 +20,12 @@ struct GpuFacts {
   int32_t minor = 0;
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
+  std::string pci_bus_id = {};  ///< "0000:3b:00.0"
+  int64_t reserved_bytes = 0;   ///< For other heads, no longer in `free_bytes`.
 };
+
+/// Takes what other heads will need off the GPUs' free memory; never below 0.
+void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus);
 
 /// Memory of a GPU that holds one of `num_shards` shards, the largest.
 struct GpuNeeds {

@@ -68,6 +68,7 @@ class ShardedEngine final : public ScoringEngine {
   const HeadInfo& info() const override { return options_.info; }
   int64_t batch_rows_max() const override { return options_.batch_rows_max; }
   MemoryPlan memory() const override { return options_.memory; }
+  bool reads_in_place() const override { return shards_.front()->reads_in_place(); }
   bool healthy() const override { return is_healthy_.load(std::memory_order_acquire); }
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override {
@@ -83,6 +84,7 @@ class ShardedEngine final : public ScoringEngine {
     jobs_.back()->slot = next_slot_;
     jobs_.back()->deadline = clock_.Now() + options_.batch_time_max;
     next_slot_ = (next_slot_ + 1) % kBatchesInFlight;
+    num_started_.fetch_add(1, std::memory_order_release);
   }
 
  private:
@@ -126,6 +128,8 @@ class ShardedEngine final : public ScoringEngine {
   RankTeam team_;
   kernels::ThreadPool rank_threads_;  ///< Of the submit thread.
   std::atomic<bool> is_healthy_ = true;
+  std::atomic<int64_t> num_started_ = 0;  ///< Batches; read by the submit thread to look for one.
+  int64_t num_taken_ = 0;                 ///< Of the submit thread.
 
   absl::Mutex mutex_;
   std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< In order of Start, until `done`.
@@ -149,11 +153,16 @@ void ShardedEngine::RunSubmitThread() {
 
 /// The oldest batch that was not taken; null when the engine stops and none is left.
 ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
+  const absl::Time sleep_from = absl::Now() + options_.look_for;
+  while (num_started_.load(std::memory_order_acquire) == num_taken_ && absl::Now() < sleep_from) {
+    std::this_thread::yield();
+  }
   const absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(this, &ShardedEngine::HasJobToSubmit));
   for (const JobPointer& job : jobs_) {
     if (!job->is_taken) {
       job->is_taken = true;
+      ++num_taken_;
       return job;
     }
   }

@@ -35,6 +35,9 @@ struct ShardedEngineOptions {
   /// How long shards that were told to stop are waited for before their batch is answered: a device
   /// that hangs never comes to rest.
   absl::Duration rest_time_max = absl::InfiniteDuration();
+  /// How long the submit thread looks for the next batch before it sleeps; zero where the shards
+  /// score on the same cores.
+  absl::Duration look_for = absl::ZeroDuration();
   std::vector<TileRange> tiles;  ///< A shard each.
   std::vector<int32_t> gpus;     ///< Ordinals for the metrics, a shard each; empty on a CPU.
   int32_t replica = 0;

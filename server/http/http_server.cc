@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
@@ -37,6 +39,14 @@ constexpr std::chrono::milliseconds kWriteTimeout{5'000};
 constexpr std::chrono::milliseconds kExchangeTimeout{10'000};
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
+constexpr const char* kHtml = "text/html; charset=utf-8";
+/// A page is what it says and nothing else, whatever a head is called.
+constexpr const char* kContentPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'";
+/// Time after which a browser loads the status page again, in seconds.
+constexpr int kRefresh = 5;
+constexpr int kRefreshMax = 3'600;
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The library's own pool takes any number of connections, each an open file. This one stops
@@ -195,6 +205,22 @@ void Answer(httplib::Response& response, int status, const std::string& text) {
   response.set_content(text, kPlainText);
 }
 
+/// Whether the status page is to be HTML: as `format` says, else if the client says that it takes
+/// HTML. Browsers do; curl takes anything and gets text.
+bool WantsHtml(const httplib::Request& request) {
+  const std::string format = request.get_param_value("format");
+  return format.empty() ? absl::StrContains(request.get_header_value("Accept"), "text/html")
+                        : format == "html";
+}
+
+/// Seconds of `refresh`, or the default for what is no such number.
+int RefreshOf(const httplib::Request& request) {
+  int seconds = 0;
+  const bool is_valid = absl::SimpleAtoi(request.get_param_value("refresh"), &seconds) &&
+                        seconds >= 0 && seconds <= kRefreshMax;
+  return is_valid ? seconds : kRefresh;
+}
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -241,10 +267,19 @@ void HttpServer::Impl::Configure() {
   });
   server.Get("/readyz", [this](const httplib::Request&, httplib::Response& response) {
     const std::string reason = options.not_ready_reason ? options.not_ready_reason() : "";
-    Answer(response, reason.empty() ? 200 : 503, reason.empty() ? "ready\n" : reason + "\n");
+    const std::string ready = options.ready_text ? options.ready_text() : "ready";
+    Answer(response, reason.empty() ? 200 : 503, (reason.empty() ? ready : reason) + "\n");
   });
-  server.Get("/", [this](const httplib::Request&, httplib::Response& response) {
-    Answer(response, 200, options.status_text ? options.status_text() : "");
+  server.Get("/", [this](const httplib::Request& request, httplib::Response& response) {
+    response.set_header("Vary", "Accept");
+    response.set_header("Cache-Control", "no-store");
+    if (!options.status_page || !WantsHtml(request)) {
+      Answer(response, 200, options.status_text ? options.status_text() : "");
+      return;
+    }
+    response.set_header("Content-Security-Policy", kContentPolicy);
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_content(RenderStatusPage(options.status_page(), RefreshOf(request)), kHtml);
   });
 }
 

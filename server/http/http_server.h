@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/http/status_page.h"
 #include "server/metrics/metrics.h"
 
 namespace logprobd {
@@ -18,8 +19,13 @@ class HttpServer {
     std::string listen = "127.0.0.1:9470";
     /// Empty string: ready; else why not. Called on a request's thread; must not block.
     std::function<std::string()> not_ready_reason;
-    /// Plain text of the status page. As above.
+    /// What /readyz says when it is ready; not set: "ready". As above.
+    std::function<std::string()> ready_text;
+    /// The status page in plain text. As above.
     std::function<std::string()> status_text;
+    /// What is drawn of it for who takes HTML; empty: the text for everybody. Holds up its own
+    /// request alone.
+    std::function<StatusPage()> status_page;
   };
 
   /// UNAVAILABLE when the port is in use, INVALID_ARGUMENT for a bad address; they name --http.

@@ -7,6 +7,7 @@
 #include <prometheus/registry.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -24,15 +25,23 @@ constexpr const char* kKindNames[] = {"weights", "workspace", "staging", "other"
 // The last counts whatever the others do not name.
 constexpr std::array kErrorNames = {"cuda", "out_of_memory", "other"};
 constexpr std::array kCollectiveErrorNames = {"nccl", "peer", "timeout", "other"};
+constexpr std::array kThrottleNames = {"power_cap", "thermal", "power_brake", "hw_slowdown"};
 
 template <size_t kCount>
 size_t IndexOf(absl::string_view kind, const std::array<const char*, kCount>& names) {
   return static_cast<size_t>(std::find(names.begin(), names.end() - 1, kind) - names.begin());
 }
 
+/// Counts on from `last`, a reading of the driver's own counter, to `now`; it may begin anew.
+void Follow(prometheus::Counter& counter, uint64_t& last, uint64_t now) {
+  counter.Increment(static_cast<double>(now < last ? now : now - last));
+  last = now;
+}
+
 }  // namespace
 
-GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus) {
+GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus,
+                       const std::map<int, std::string>& pci_bus_ids) {
   auto& flops = AddCounters(registry, "logprobd_flops_total",
                             "Floating-point operations of the head's matrix products.");
   auto& busy_seconds = AddCounters(registry, "logprobd_gpu_busy_seconds_total",
@@ -44,15 +53,12 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
                            "as used beyond our own, of all processes.");
   auto& peak = AddGauges(registry, "logprobd_gpu_memory_peak_bytes",
                          "Largest gpu_memory_bytes since the start, in bytes.");
-  auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
-                                "Share of time with a kernel running, 0 to 1, as the driver says.");
-  auto& power =
-      AddGauges(registry, "logprobd_gpu_power_watts", "Power drawn by the GPU, in watts.");
-  auto& sm_clock =
-      AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock of the SMs, in hertz.");
   for (const int gpu : gpus) {
     const std::string label = absl::StrCat(gpu);
     Series& series = gpus_[gpu];
+    if (const auto found = pci_bus_ids.find(gpu); found != pci_bus_ids.end()) {
+      series.pci_bus_id = found->second;
+    }
     series.flops = &flops.Add({{"gpu", label}});
     series.busy_seconds = &busy_seconds.Add({{"gpu", label}});
     for (size_t kind = 0; kind < kNumErrors; ++kind) {
@@ -63,10 +69,8 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
       series.memory[kind] = &memory.Add(labels);
       series.memory_peak[kind] = kind == kKindFree ? nullptr : &peak.Add(labels);
     }
-    series.utilization = &utilization.Add({{"gpu", label}});
-    series.power = &power.Add({{"gpu", label}});
-    series.sm_clock = &sm_clock.Add({{"gpu", label}});
   }
+  AddDriverFamilies(registry);
   if (gpus_.size() > 1) {
     AddCollectiveErrors(registry);
   }
@@ -74,6 +78,38 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
                            "Page-locked host memory that GPUs copy from, in bytes.");
   pinned_used_ = &pinned.Add({{"state", "used"}});
   pinned_free_ = &pinned.Add({{"state", "free"}});
+}
+
+void GpuMetrics::AddDriverFamilies(prometheus::Registry& registry) {
+  auto& nvml_up = AddGauges(registry, "logprobd_gpu_nvml_up",
+                            "1 when the driver's figures could be read for this scrape; else those "
+                            "of memory (other, free), power, clock, use and ECC are 0.");
+  auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
+                                "Share of time with a kernel running, 0 to 1, as the driver says.");
+  auto& power =
+      AddGauges(registry, "logprobd_gpu_power_watts", "Power drawn by the GPU, in watts.");
+  auto& sm_clock =
+      AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock of the SMs, in hertz.");
+  auto& throttled =
+      AddGauges(registry, "logprobd_gpu_throttled",
+                "1 while the clocks are held down, by reason: power_cap (its limit, usual under "
+                "full load), thermal, power_brake (the machine's supply) or hw_slowdown.");
+  auto& ecc = AddCounters(registry, "logprobd_gpu_ecc_errors_total",
+                          "Errors of the GPU's memory since its driver was loaded: corrected or "
+                          "uncorrected.");
+  for (auto& [gpu, series] : gpus_) {
+    const std::string label = absl::StrCat(gpu);
+    series.nvml_up = &nvml_up.Add({{"gpu", label}});
+    series.utilization = &utilization.Add({{"gpu", label}});
+    series.power = &power.Add({{"gpu", label}});
+    series.sm_clock = &sm_clock.Add({{"gpu", label}});
+    for (size_t reason = 0; reason < kNumThrottleReasons; ++reason) {
+      series.throttled[reason] =
+          &throttled.Add({{"gpu", label}, {"reason", kThrottleNames[reason]}});
+    }
+    series.ecc_corrected = &ecc.Add({{"gpu", label}, {"kind", "corrected"}});
+    series.ecc_uncorrected = &ecc.Add({{"gpu", label}, {"kind", "uncorrected"}});
+  }
 }
 
 void GpuMetrics::AddCollectiveErrors(prometheus::Registry& registry) {
@@ -143,15 +179,29 @@ void GpuMetrics::SetMemory(const MemoryPlan& plan) {
   }
 }
 
+void GpuMetrics::Series::SetReadings(const GpuReadings& readings) {
+  nvml_up->Set(readings.is_read ? 1 : 0);
+  utilization->Set(readings.utilization_ratio);
+  power->Set(readings.power_watts);
+  sm_clock->Set(readings.sm_clock_hertz);
+  const std::array reasons = {readings.throttle.power_cap, readings.throttle.thermal,
+                              readings.throttle.power_brake, readings.throttle.hw_slowdown};
+  for (size_t reason = 0; reason < kNumThrottleReasons; ++reason) {
+    throttled[reason]->Set(reasons[reason] ? 1 : 0);
+  }
+  if (readings.is_read) {  // else the counters stand still
+    Follow(*ecc_corrected, ecc_corrected_read, readings.ecc_corrected);
+    Follow(*ecc_uncorrected, ecc_uncorrected_read, readings.ecc_uncorrected);
+  }
+  SetKind(kKindFree, readings.memory_free_bytes);
+  SetKind(kKindOther, std::max(0.0, readings.memory_used_bytes - reserved_bytes));
+}
+
 void GpuMetrics::Refresh() {
   for (auto& [gpu, series] : gpus_) {
-    const GpuReadings readings = nvml_.Read(gpu);
-    series.utilization->Set(readings.utilization_ratio);
-    series.power->Set(readings.power_watts);
-    series.sm_clock->Set(readings.sm_clock_hertz);
+    const GpuReadings readings = nvml_.Read(gpu, series.pci_bus_id);
     const absl::MutexLock lock(&mutex_);
-    series.SetKind(kKindFree, readings.memory_free_bytes);
-    series.SetKind(kKindOther, std::max(0.0, readings.memory_used_bytes - series.reserved_bytes));
+    series.SetReadings(readings);
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -18,7 +20,9 @@ namespace logprobd {
 class GpuMetrics {
  public:
   /// `gpus` holds CUDA ordinals; with more than one there are the families of collectives too.
-  GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus);
+  /// `pci_bus_ids`: of the GPUs where they are known; see Nvml::Read.
+  GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus,
+             const std::map<int, std::string>& pci_bus_ids);
 
   void RecordFlops(int gpu, double flops, double busy_seconds);
   void RecordError(int gpu, absl::string_view kind);
@@ -32,6 +36,7 @@ class GpuMetrics {
   static constexpr size_t kNumKinds = 5;
   static constexpr size_t kNumErrors = 3;
   static constexpr size_t kNumCollectiveErrors = 4;
+  static constexpr size_t kNumThrottleReasons = 4;
 
   /// The series of one GPU.
   struct Series {
@@ -44,16 +49,26 @@ class GpuMetrics {
     prometheus::Gauge* utilization = nullptr;
     prometheus::Gauge* power = nullptr;
     prometheus::Gauge* sm_clock = nullptr;
-    double reserved_bytes = 0;  ///< Guarded by mutex_, as what memory and memory_peak are set to.
+    prometheus::Gauge* nvml_up = nullptr;
+    std::array<prometheus::Gauge*, kNumThrottleReasons> throttled{};
+    prometheus::Counter* ecc_corrected = nullptr;
+    prometheus::Counter* ecc_uncorrected = nullptr;
+    std::string pci_bus_id;  ///< Empty: not known.
+    // Guarded by mutex_, as what memory and memory_peak are set to.
+    double reserved_bytes = 0;
+    uint64_t ecc_corrected_read = 0;  ///< The driver's counters when last read.
+    uint64_t ecc_uncorrected_read = 0;
 
     void SetKind(size_t kind, double bytes);
+    void SetReadings(const GpuReadings& readings);
   };
 
   void AddCollectiveErrors(prometheus::Registry& registry);
+  void AddDriverFamilies(prometheus::Registry& registry);
 
   const Nvml nvml_;
   absl::Mutex mutex_;
-  std::map<int, Series> gpus_;  ///< By ordinal; fixed at construction but for reserved_bytes.
+  std::map<int, Series> gpus_;  ///< By ordinal; fixed at construction but for what is guarded.
   prometheus::Gauge* pinned_used_;
   prometheus::Gauge* pinned_free_;
 };

@@ -18,6 +18,9 @@ namespace {
 constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "ListHeads", "Verify"};
 constexpr const char* kTransportNames[kNumTransports] = {"tcp", "shm", "cuda_ipc"};
 constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
+// In the order of Metrics::WeightsSwap.
+constexpr const char* kSwapNames[kNumSwapResults] = {"committed", "rolled_back", "failed",
+                                                     "cancelled"};
 constexpr const char* kUnknownHead = "unknown";
 
 }  // namespace
@@ -55,6 +58,10 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
                     "Replicas of the head, by state: healthy or failed (it scores no more).")),
       weights_load_(AddHistograms(registry, "logprobd_weights_load_duration_seconds",
                                   "Time to read a head's weight into its engine, in seconds.")),
+      weights_swaps_(AddCounters(registry, "logprobd_weights_swaps_total",
+                                 "Replacements of a head's weights while it serves, by result: "
+                                 "committed, rolled_back (to the version before), failed or "
+                                 "cancelled (the live weights stay).")),
       info_(AddGauges(registry, "logprobd_head_info", "1; the labels are the head's facts.")) {
   for (const std::string& head : heads) {
     if (heads_.try_emplace(head).second) {
@@ -98,6 +105,10 @@ void HeadMetrics::CreateSeries(const std::string& head, bool configured) {
   series.replicas_healthy = &replicas_.Add({{"head", label}, {"state", "healthy"}});
   series.replicas_failed = &replicas_.Add({{"head", label}, {"state", "failed"}});
   series.weights_load = &weights_load_.Add({{"head", label}}, LoadBuckets());
+  for (size_t result = 0; result < kNumSwapResults; ++result) {
+    series.weights_swaps[result] =
+        &weights_swaps_.Add({{"head", label}, {"result", kSwapNames[result]}});
+  }
 }
 
 HeadSeries& HeadMetrics::Any(absl::string_view head) {

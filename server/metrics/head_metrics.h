@@ -20,6 +20,7 @@ namespace logprobd {
 inline constexpr size_t kNumMethods = 4;
 inline constexpr size_t kNumCodes = 17;  ///< gRPC's codes, 0 to 16.
 inline constexpr size_t kNumTransports = 3;
+inline constexpr size_t kNumSwapResults = 4;
 
 /// Label value of a transport.
 const char* TransportName(Metrics::Transport transport);
@@ -45,6 +46,7 @@ struct HeadSeries {
   prometheus::Gauge* replicas_healthy = nullptr;
   prometheus::Gauge* replicas_failed = nullptr;
   prometheus::Histogram* weights_load = nullptr;
+  std::array<prometheus::Counter*, kNumSwapResults> weights_swaps{};
 };
 
 /// All families that have a head as label. Fixed at construction but for head_info.
@@ -79,6 +81,7 @@ class HeadMetrics {
   prometheus::Family<prometheus::Gauge>& ready_;
   prometheus::Family<prometheus::Gauge>& replicas_;
   prometheus::Family<prometheus::Histogram>& weights_load_;
+  prometheus::Family<prometheus::Counter>& weights_swaps_;
   prometheus::Family<prometheus::Gauge>& info_;
   std::map<std::string, HeadSeries, std::less<>> heads_;
   HeadSeries unknown_;

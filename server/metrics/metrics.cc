@@ -112,8 +112,14 @@ struct Metrics::Impl {
                    "Most bytes that requests may be charged, 0 before it is known; answers "
                    "not yet sent are held to the same number on their own.")
              .Add({});
-    AddGauges(registry, "logprobd_shm_regions", "Shared-memory regions of clients.").Add({});
-    AddGauges(registry, "logprobd_cuda_ipc_mappings", "Open CUDA IPC mappings of clients.").Add({});
+    shm_regions =
+        &AddGauges(registry, "logprobd_shm_regions", "Shared-memory regions of clients.").Add({});
+    shm_bytes = &AddGauges(registry, "logprobd_shm_bytes",
+                           "Size of the shared-memory regions of clients, in bytes.")
+                     .Add({});
+    cuda_ipc_mappings =
+        &AddGauges(registry, "logprobd_cuda_ipc_mappings", "Open CUDA IPC mappings of clients.")
+             .Add({});
     auto& memory = AddGauges(registry, "logprobd_host_memory_bytes",
                              "Host memory reserved at start, by what it is for, in bytes; receive "
                              "is a bound on messages being received.");
@@ -124,8 +130,16 @@ struct Metrics::Impl {
         .Add({{"version", LabelValue(options.version)}, {"commit", LabelValue(options.commit)}})
         .Set(1);
     if (!options.gpus.empty()) {
-      gpus = std::make_unique<GpuMetrics>(registry, options.gpus);
+      gpus = std::make_unique<GpuMetrics>(registry, options.gpus, options.gpu_pci_bus_ids);
     }
+  }
+
+  /// All families as they are now, of the GPUs as they were last read.
+  std::vector<prometheus::MetricFamily> Collect() const {
+    inflight_bytes->Set(heads.QueuedBytes());
+    std::vector<prometheus::MetricFamily> families = registry.Collect();
+    AppendProcessFamilies(families);
+    return families;
   }
 
   prometheus::Registry registry;
@@ -138,6 +152,9 @@ struct Metrics::Impl {
   std::array<prometheus::Histogram*, 8> stages{};
   prometheus::Gauge* inflight_bytes = nullptr;
   prometheus::Gauge* inflight_bytes_limit = nullptr;
+  prometheus::Gauge* shm_regions = nullptr;
+  prometheus::Gauge* shm_bytes = nullptr;
+  prometheus::Gauge* cuda_ipc_mappings = nullptr;
   std::array<prometheus::Gauge*, 4> host_memory{};
   std::unique_ptr<GpuMetrics> gpus;  ///< Null without a GPU.
 };
@@ -247,6 +264,21 @@ void Metrics::RecordWeightsLoad(absl::string_view head, double seconds) {
   }
 }
 
+void Metrics::RecordWeightsSwap(absl::string_view head, WeightsSwap result) {
+  if (HeadSeries* const series = impl_->heads.Configured(head); series != nullptr) {
+    series->weights_swaps[static_cast<size_t>(result)]->Increment();
+  }
+}
+
+void Metrics::SetShmRegions(int64_t regions, int64_t bytes) {
+  impl_->shm_regions->Set(static_cast<double>(regions));
+  impl_->shm_bytes->Set(static_cast<double>(bytes));
+}
+
+void Metrics::SetCudaIpcMappings(int64_t mappings) {
+  impl_->cuda_ipc_mappings->Set(static_cast<double>(mappings));
+}
+
 void Metrics::SetMemory(const MemoryPlan& plan) {
   std::map<std::string, int64_t> host;
   for (const MemoryUse& use : plan) {
@@ -262,13 +294,19 @@ void Metrics::SetMemory(const MemoryPlan& plan) {
   }
 }
 
-std::string Metrics::Serialize() const {
-  impl_->inflight_bytes->Set(impl_->heads.QueuedBytes());
+void Metrics::ReadGpus() {
   if (impl_->gpus != nullptr) {
     impl_->gpus->Refresh();
   }
-  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
-  AppendProcessFamilies(families);
+}
+
+MetricsSnapshot Metrics::Snapshot() const { return MetricsSnapshot(impl_->Collect()); }
+
+std::string Metrics::Serialize() const {
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->Refresh();
+  }
+  std::vector<prometheus::MetricFamily> families = impl_->Collect();
   // Families and series in a fixed order, so that two scrapes can be compared.
   std::sort(families.begin(), families.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,11 +11,12 @@
 #include "server/base/head_info.h"
 #include "server/base/rejection.h"
 #include "server/base/score_request.h"
+#include "server/metrics/snapshot.h"
 
 namespace logprobd {
 
 /// The server's metrics: names, labels and units are in README.md of this folder. Thread-safe;
-/// every method is cheap enough for a request's path.
+/// what records and sets is cheap enough for a request's path.
 ///
 /// Labels come from bounded sets: a head not configured is "unknown". All label sets are created
 /// at zero, so that rates exist from the first scrape.
@@ -26,11 +28,15 @@ class Metrics {
     std::string commit = {};
     /// CUDA device ordinals of the GPUs that are used: each has its series in the GPU families.
     std::vector<int> gpus = {};
+    /// Where they sit, by ordinal, for the driver's readings; see Nvml::Read. May lack any.
+    std::map<int, std::string> gpu_pci_bus_ids = {};
   };
 
   enum class Method { kScore, kScoreStream, kListHeads, kVerify };
   enum class Transport { kTcp, kShm, kCudaIpc };
   enum class Stage { kReceive, kCopy, kQueue, kH2d, kKernel, kCombine, kD2h, kReply };
+  /// How a replacement of a head's weights ended.
+  enum class WeightsSwap { kCommitted, kRolledBack, kFailed, kCancelled };
   using Rejection = logprobd::Rejection;
   /// Where a request was when it was cancelled or its deadline passed.
   enum class LeftAt { kArrival, kQueue, kEngine };
@@ -71,7 +77,18 @@ class Metrics {
   /// Replicas that score, and those that no longer do.
   void SetReplicas(absl::string_view head, int64_t healthy, int64_t failed);
   void RecordWeightsLoad(absl::string_view head, double seconds);
+  void RecordWeightsSwap(absl::string_view head, WeightsSwap result);
   void SetMemory(const MemoryPlan& plan);
+  /// Shared-memory regions of clients that are mapped now, and their size together.
+  void SetShmRegions(int64_t regions, int64_t bytes);
+  /// CUDA IPC mappings of clients that are open now.
+  void SetCudaIpcMappings(int64_t mappings);
+
+  /// Asks the driver for its figures of the GPUs: Serialize does so too, Snapshot takes the last
+  /// ones. As slow as the driver, which may hang where a GPU is lost.
+  void ReadGpus();
+  /// A fraction of a millisecond.
+  MetricsSnapshot Snapshot() const;
 
   /// The Prometheus text format, with process_* and, where there are GPUs, NVML's readings taken
   /// now.

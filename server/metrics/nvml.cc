@@ -18,6 +18,14 @@ namespace {
 using NvmlDevice = struct NvmlDeviceOpaque*;
 constexpr int kNvmlSuccess = 0;
 constexpr int kNvmlClockSm = 1;
+constexpr int kNvmlEccCorrected = 0;
+constexpr int kNvmlEccUncorrected = 1;
+constexpr int kNvmlEccSinceDriverLoad = 0;
+// Bits of the reasons that hold the clocks down.
+constexpr unsigned long long kNvmlPowerCap = 0x04;
+constexpr unsigned long long kNvmlHwSlowdown = 0x08;
+constexpr unsigned long long kNvmlThermal = 0x20 | 0x40;  // by the driver, by the hardware
+constexpr unsigned long long kNvmlPowerBrake = 0x80;
 
 struct NvmlUtilization {
   unsigned int gpu;  ///< Percent.
@@ -50,10 +58,14 @@ struct Nvml::Impl {
   int (*shutdown)() = nullptr;
   int (*by_index)(unsigned int, NvmlDevice*) = nullptr;
   int (*by_uuid)(const char*, NvmlDevice*) = nullptr;
+  int (*by_bus_id)(const char*, NvmlDevice*) = nullptr;
   int (*utilization)(NvmlDevice, NvmlUtilization*) = nullptr;
   int (*power)(NvmlDevice, unsigned int*) = nullptr;
   int (*clock)(NvmlDevice, int, unsigned int*) = nullptr;
   int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
+  // Null where the driver does not have them.
+  int (*throttle)(NvmlDevice, unsigned long long*) = nullptr;
+  int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
 
   template <typename Function>
   bool Load(const char* name, Function& function) const {
@@ -61,9 +73,13 @@ struct Nvml::Impl {
     return function != nullptr;
   }
 
-  NvmlDevice Device(int gpu) const {
+  NvmlDevice Device(int gpu, const std::string& pci_bus_id) const {
     NvmlDevice device = nullptr;
     const std::string entry = VisibleDevice(gpu);
+    // A MIG slice is asked for by its own name: the bus holds the whole GPU.
+    if (!pci_bus_id.empty() && !absl::StartsWith(entry, "MIG-")) {
+      return by_bus_id(pci_bus_id.c_str(), &device) == kNvmlSuccess ? device : nullptr;
+    }
     int index = gpu;
     if (absl::StartsWith(entry, "GPU-") || absl::StartsWith(entry, "MIG-")) {
       return by_uuid(entry.c_str(), &device) == kNvmlSuccess ? device : nullptr;
@@ -72,6 +88,24 @@ struct Nvml::Impl {
       return nullptr;
     }
     return by_index(static_cast<unsigned int>(index), &device) == kNvmlSuccess ? device : nullptr;
+  }
+
+  GpuThrottle Throttle(NvmlDevice device) const {
+    unsigned long long reasons = 0;
+    if (throttle == nullptr || throttle(device, &reasons) != kNvmlSuccess) {
+      return {};
+    }
+    return {.power_cap = (reasons & kNvmlPowerCap) != 0,
+            .thermal = (reasons & kNvmlThermal) != 0,
+            .power_brake = (reasons & kNvmlPowerBrake) != 0,
+            .hw_slowdown = (reasons & kNvmlHwSlowdown) != 0};
+  }
+
+  uint64_t EccErrors(NvmlDevice device, int kind) const {
+    unsigned long long count = 0;
+    const bool is_read =
+        ecc != nullptr && ecc(device, kind, kNvmlEccSinceDriverLoad, &count) == kNvmlSuccess;
+    return is_read ? count : 0;
   }
 };
 
@@ -85,10 +119,16 @@ Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
                         impl.Load("nvmlShutdown", impl.shutdown) &&
                         impl.Load("nvmlDeviceGetHandleByIndex_v2", impl.by_index) &&
                         impl.Load("nvmlDeviceGetHandleByUUID", impl.by_uuid) &&
+                        impl.Load("nvmlDeviceGetHandleByPciBusId_v2", impl.by_bus_id) &&
                         impl.Load("nvmlDeviceGetUtilizationRates", impl.utilization) &&
                         impl.Load("nvmlDeviceGetPowerUsage", impl.power) &&
                         impl.Load("nvmlDeviceGetClockInfo", impl.clock) &&
                         impl.Load("nvmlDeviceGetMemoryInfo", impl.memory);
+  // The newer name first; drivers before 535 have only the older one.
+  if (!impl.Load("nvmlDeviceGetCurrentClocksEventReasons", impl.throttle)) {
+    (void)impl.Load("nvmlDeviceGetCurrentClocksThrottleReasons", impl.throttle);
+  }
+  (void)impl.Load("nvmlDeviceGetTotalEccErrors", impl.ecc);
   impl.started = complete && impl.init() == kNvmlSuccess;
 }
 
@@ -101,12 +141,12 @@ Nvml::~Nvml() {
   }
 }
 
-GpuReadings Nvml::Read(int gpu) const {
+GpuReadings Nvml::Read(int gpu, const std::string& pci_bus_id) const {
   GpuReadings readings;
   if (!impl_->started) {
     return readings;
   }
-  const NvmlDevice device = impl_->Device(gpu);
+  const NvmlDevice device = impl_->Device(gpu, pci_bus_id);
   if (device == nullptr) {
     return readings;
   }
@@ -124,9 +164,13 @@ GpuReadings Nvml::Read(int gpu) const {
   }
   NvmlMemory memory{};
   if (impl_->memory(device, &memory) == kNvmlSuccess) {
+    readings.is_read = true;
     readings.memory_used_bytes = static_cast<double>(memory.used);
     readings.memory_free_bytes = static_cast<double>(memory.free);
   }
+  readings.throttle = impl_->Throttle(device);
+  readings.ecc_corrected = impl_->EccErrors(device, kNvmlEccCorrected);
+  readings.ecc_uncorrected = impl_->EccErrors(device, kNvmlEccUncorrected);
   return readings;
 }
 

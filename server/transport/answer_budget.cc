@@ -26,13 +26,17 @@ absl::Status TooMuch(absl::string_view whose, int64_t held, int64_t more, int64_
 
 }  // namespace
 
-AnswerBudget::AnswerBudget(const Options& options)
-    : bytes_max_(options.bytes_max),
-      client_bytes_max_(std::max<int64_t>(
-          static_cast<int64_t>(static_cast<double>(options.bytes_max) * options.client_share_max),
-          1)) {}
+AnswerBudget::AnswerBudget(const Options& options) { SetLimits(options); }
+
+void AnswerBudget::SetLimits(const Options& options) {
+  const absl::MutexLock lock(&mutex_);
+  bytes_max_ = options.bytes_max;
+  client_bytes_max_ = std::max<int64_t>(
+      static_cast<int64_t>(static_cast<double>(options.bytes_max) * options.client_share_max), 1);
+}
 
 absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_id, int64_t bytes) {
+  const absl::MutexLock lock(&mutex_);
   if (bytes > client_bytes_max_) {
     return WithRejection(
         absl::InvalidArgumentError(
@@ -42,7 +46,6 @@ absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_
   }
   Hold hold;
   if (bytes > 0) {
-    const absl::MutexLock lock(&mutex_);
     if (held_ + bytes > bytes_max_) {
       return TooMuch("all", held_, bytes, bytes_max_);
     }

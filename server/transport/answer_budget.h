@@ -50,6 +50,9 @@ class AnswerBudget {
 
   explicit AnswerBudget(const Options& options);
 
+  /// Holds from now on; what has been taken stays.
+  void SetLimits(const Options& options);
+
   /// RESOURCE_EXHAUSTED while the client or all together hold too much, INVALID_ARGUMENT for more
   /// than a client may ever hold; refusals carry their reason (rejection.h).
   absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes);
@@ -59,9 +62,9 @@ class AnswerBudget {
  private:
   void Give(const std::string& client_id, int64_t bytes);
 
-  const int64_t bytes_max_;
-  const int64_t client_bytes_max_;
   mutable absl::Mutex mutex_;
+  int64_t bytes_max_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t client_bytes_max_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int64_t> by_client_ ABSL_GUARDED_BY(mutex_);
 };

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -24,8 +26,11 @@
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/transport/connection_acceptor.h"
 #include "server/transport/listen_check.h"
+#include "server/transport/local_access.h"
 #include "server/transport/scoring_service.h"
+#include "server/transport/weights_service.h"
 
 namespace logprobd {
 namespace {
@@ -37,6 +42,8 @@ constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
 // host that vanished does not hold its requests.
 constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
+/// A connection that has not said so much as HTTP/2's preface by then is closed.
+constexpr int kHandshakeMs = 10'000;
 
 /// gRPC's reflection plug-in joins every server of a process that links it; this takes it out of
 /// those that should not have it.
@@ -112,6 +119,7 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientPingIntervalMinMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
   // Decompression is not charged to the quota: a small message could inflate to gigabytes.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
@@ -122,6 +130,82 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   quota.Resize(static_cast<size_t>(options.receive_bytes_max));
   builder.SetResourceQuota(quota);
   builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
+}
+
+/// A gRPC server whose TCP connections come from an acceptor of ours. The acceptor ends first: what
+/// it hands over after the server's end is closed.
+struct Listener {
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+
+  /// Builds the server and takes connections. UNAVAILABLE when gRPC does not start.
+  absl::Status Start(grpc::ServerBuilder& builder) {
+    handler = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
+    server = builder.BuildAndStart();
+    if (server == nullptr) {
+      return absl::UnavailableError("gRPC does not start");
+    }
+    return acceptor->Start([this](int socket) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.fd = socket;
+      handler->HandleNewConnection(&connection);
+    });
+  }
+
+  void Shutdown(std::chrono::system_clock::time_point deadline) {
+    if (acceptor != nullptr) {
+      acceptor->Stop();
+    }
+    if (server != nullptr) {
+      server->Shutdown(deadline);
+    }
+  }
+};
+
+/// Null where there is to be none, or where it cannot be had and need not.
+absl::StatusOr<std::unique_ptr<LocalAccess>> OpenLocal(const GrpcServer::Options& options,
+                                                       Metrics& metrics) {
+  if (options.local.empty()) {
+    return nullptr;
+  }
+  std::error_code error;
+  const std::string path = std::filesystem::absolute(options.local, error).string();
+  absl::Status status = CheckSocketPath("--local", path);
+  if (status.ok()) {
+    absl::StatusOr<std::unique_ptr<LocalAccess>> local =
+        LocalAccess::Create({.grpc_path = path,
+                             .regions = options.shared_memory,
+                             .pinning = options.pinning,
+                             .devices = options.devices},
+                            metrics);
+    if (local.ok()) {
+      return local;
+    }
+    status = local.status();
+  }
+  if (!options.local_is_optional) {
+    return status;
+  }
+  LogInfo("no local socket", {{"reason", status.message()}});
+  return nullptr;
+}
+
+ServerFacts FactsOf(const GrpcServer::Options& options, const LocalAccess* local) {
+  ServerFacts facts{options.version, {"tcp"}};
+  if (local != nullptr) {
+    facts.local = local->facts();
+    facts.transports.emplace_back("unix");
+    if (facts.local->shared_memory) {
+      facts.transports.emplace_back("shm");
+    }
+    if (facts.local->cuda_ipc) {
+      facts.transports.emplace_back("cuda_ipc");
+    }
+  }
+  return facts;
 }
 
 void SetHealth(grpc::Server* server, bool serving) {
@@ -136,83 +220,101 @@ void SetHealth(grpc::Server* server, bool serving) {
 
 struct GrpcServer::Impl {
   Impl(const HeadRegistry& heads, ServerFacts facts, const AnswerBudget::Options& answers,
-       Metrics& metrics, const Clock& clock)
-      : service(heads, std::move(facts), answers, metrics, clock), clock(clock) {}
+       std::unique_ptr<LocalAccess> local_access, Metrics& metrics, const Clock& clock)
+      : local(std::move(local_access)),
+        service(heads, std::move(facts), answers, local.get(), metrics, clock),
+        clock(clock) {}
 
+  const std::unique_ptr<LocalAccess> local;  // null: none
   ScoringService service;
+  std::unique_ptr<WeightsService> weights;
   const Clock& clock;
   /// Answers UNIMPLEMENTED: health and reflection come from gRPC, but a server without a service of
   /// its own does not start.
   grpc::CallbackGenericService admin_methods;
-  std::unique_ptr<grpc::Server> data;
-  std::unique_ptr<grpc::Server> admin;
-  int port = 0;
-  int admin_port = 0;
+  Listener data;
+  Listener admin;
   std::once_flag shutdown_once;
 };
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
+GrpcServer::~GrpcServer() {
+  Shutdown(absl::ZeroDuration());
+  if (impl_->weights != nullptr) {
+    impl_->weights->work().AwaitNone(impl_->clock, absl::InfiniteFuture());
+  }
+}
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& options,
                                                                const HeadRegistry& heads,
-                                                               Metrics& metrics,
-                                                               const Clock& clock) {
+                                                               Metrics& metrics, const Clock& clock,
+                                                               WeightStore* weights) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
                             CheckedAddress("--listen", options.listen, options.insecure));
   PrepareGrpc();
 
-  ServerFacts facts{options.version, {"tcp"}};
-  if (!options.local.empty()) {
-    facts.transports.emplace_back("unix");
-  }
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<LocalAccess> local, OpenLocal(options, metrics));
+  const std::string local_path = local == nullptr ? "" : local->facts().grpc_path;
   const AnswerBudget::Options answers{.bytes_max = options.answer_bytes_max,
                                       .client_share_max = options.answer_client_share};
-  auto impl = std::make_unique<Impl>(heads, std::move(facts), answers, metrics, clock);
+  auto impl = std::make_unique<Impl>(heads, FactsOf(options, local.get()), answers,
+                                     std::move(local), metrics, clock);
 
+  LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
+                            ConnectionAcceptor::Listen({.flag = "--listen", .address = listen}));
   grpc::ServerBuilder builder;
   Configure(options, builder);
   builder.RegisterService(&impl->service);
-  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &impl->port);
   int local_bound = 1;
-  if (!options.local.empty()) {
-    LOGPROBD_RETURN_IF_ERROR(CheckSocketPath("--local", options.local));
-    builder.AddListeningPort(absl::StrCat("unix:", options.local),
-                             grpc::InsecureServerCredentials(), &local_bound);
+  if (!local_path.empty()) {
+    builder.AddListeningPort(absl::StrCat("unix:", local_path), grpc::InsecureServerCredentials(),
+                             &local_bound);
   }
-  impl->data = builder.BuildAndStart();
-  if (impl->data == nullptr) {
-    return local_bound == 0 && impl->port != 0
-               ? absl::UnavailableError(absl::StrCat("--local: cannot listen on ", options.local))
-               : WhyNotListening("--listen", listen);
+  const absl::Status started = impl->data.Start(builder);
+  if (!started.ok() && local_bound == 0) {
+    return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
   }
-  SetHealth(impl->data.get(), false);
+  LOGPROBD_RETURN_IF_ERROR(WithContext(started, "--listen"));
+  SetHealth(impl->data.server.get(), false);
 
   if (!options.admin.empty()) {
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
                               CheckedAddress("--admin", options.admin, options.insecure));
+    LOGPROBD_ASSIGN_OR_RETURN(impl->admin.acceptor,
+                              ConnectionAcceptor::Listen({.flag = "--admin", .address = address}));
     grpc::ServerBuilder admin_builder;
     Configure(options, admin_builder);
     admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
-    admin_builder.AddListeningPort(address.ToString(), grpc::InsecureServerCredentials(),
-                                   &impl->admin_port);
-    impl->admin = admin_builder.BuildAndStart();
-    if (impl->admin == nullptr) {
-      return WhyNotListening("--admin", address);
+    if (weights != nullptr) {
+      impl->weights = std::make_unique<WeightsService>(*weights);
+      admin_builder.RegisterService(impl->weights.get());
     }
-    SetHealth(impl->admin.get(), false);
+    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder), "--admin"));
+    SetHealth(impl->admin.server.get(), false);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
-int GrpcServer::port() const { return impl_->port; }
-int GrpcServer::admin_port() const { return impl_->admin_port; }
+int GrpcServer::port() const { return impl_->data.acceptor->port(); }
+
+int GrpcServer::admin_port() const {
+  return impl_->admin.acceptor == nullptr ? 0 : impl_->admin.acceptor->port();
+}
+
+std::string GrpcServer::local_path() const {
+  return impl_->local == nullptr ? "" : impl_->local->facts().grpc_path;
+}
 
 void GrpcServer::SetServing(bool serving) {
-  SetHealth(impl_->data.get(), serving);
-  SetHealth(impl_->admin.get(), serving);
+  SetHealth(impl_->data.server.get(), serving);
+  SetHealth(impl_->admin.server.get(), serving);
+}
+
+void GrpcServer::SetAnswerLimits(int64_t bytes_max, double client_share) {
+  impl_->service.handler().SetAnswerLimits(
+      {.bytes_max = bytes_max, .client_share_max = client_share});
 }
 
 void GrpcServer::Shutdown(absl::Duration grace) {
@@ -222,11 +324,17 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     handler.RefuseNew();
     // Not gRPC's own grace: it would also wait for idle streams and for watchers of the health
     // service, which never end by themselves.
-    handler.work().AwaitNone(impl_->clock, impl_->clock.Now() + grace);
+    const absl::Time until = impl_->clock.Now() + grace;
+    handler.work().AwaitNone(impl_->clock, until);
+    if (impl_->weights != nullptr) {
+      impl_->weights->RefuseNew();
+      impl_->weights->work().AwaitNone(impl_->clock, until);
+    }
     const auto now = std::chrono::system_clock::now();
-    impl_->data->Shutdown(now);
-    if (impl_->admin != nullptr) {
-      impl_->admin->Shutdown(now);
+    impl_->data.Shutdown(now);
+    impl_->admin.Shutdown(now);
+    if (impl_->local != nullptr) {
+      impl_->local->Stop();
     }
   });
 }

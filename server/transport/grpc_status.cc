@@ -43,6 +43,14 @@ grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id) 
   return {static_cast<grpc::StatusCode>(status.code()), ClientMessage(status, log_id)};
 }
 
+grpc::Status ToAdminStatus(const absl::Status& status) {
+  if (status.ok()) {
+    return grpc::Status::OK;
+  }
+  return {static_cast<grpc::StatusCode>(status.code()),
+          std::string(CutUtf8(ToUtf8(status.message()), kStatusMessageBytesMax))};
+}
+
 uint32_t RetryAfterMs(const absl::Status& status) {
   const std::optional<absl::Duration> hint = RetryAfter(status);
   if (!hint.has_value()) {

@@ -21,6 +21,10 @@ std::string ClientMessage(const absl::Status& status, absl::string_view log_id =
 
 grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id = "this request_id");
 
+/// As ToGrpcStatus with the whole message, for the admin listener: who may change the weights may
+/// know the names of files and devices.
+grpc::Status ToAdminStatus(const absl::Status& status);
+
 /// The retry hint of `status` in milliseconds, 0: none.
 uint32_t RetryAfterMs(const absl::Status& status);
 

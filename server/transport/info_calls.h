@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "server/base/clock.h"
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/local_access.h"
 #include "server/transport/score_handler.h"
 
 namespace logprobd {
@@ -16,7 +18,8 @@ namespace logprobd {
 /// What ListHeads says of the server itself.
 struct ServerFacts {
   std::string version;
-  std::vector<std::string> transports;  ///< "tcp", "unix".
+  std::vector<std::string> transports;  ///< "tcp", "unix", "shm", "cuda_ipc".
+  std::optional<LocalAccess::Facts> local = std::nullopt;
 };
 
 /// Answers ListHeads. gRPC owns what is returned.

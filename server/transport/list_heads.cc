@@ -19,7 +19,8 @@ void Fill(const RequestLimits& limits, v1::Limits& out) {
 }
 
 void Fill(const ServedHead& head, const ServerFacts& server, v1::Head& out) {
-  const HeadInfo& info = head.info();
+  const std::shared_ptr<const HeadInfo> facts = head.info();
+  const HeadInfo& info = *facts;
   out.set_name(info.name);
   out.set_model_type(info.model_type);
   out.set_vocab_size(static_cast<uint32_t>(info.vocab_size));
@@ -49,6 +50,14 @@ void Fill(const ServedHead& head, const ServerFacts& server, v1::Head& out) {
   }
 }
 
+void Fill(const LocalAccess::Facts& local, v1::LocalAccess& out) {
+  out.set_boot_id(local.boot_id);
+  out.set_grpc_path(local.grpc_path);
+  out.set_control_path(local.control_path);
+  out.set_shared_memory(local.shared_memory);
+  out.set_cuda_ipc(local.cuda_ipc);
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerFacts& server,
@@ -64,6 +73,9 @@ grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const Server
     answer.set_server_version(server.version);
     for (const std::shared_ptr<ServedHead>& head : heads.List()) {
       Fill(*head, server, *answer.add_heads());
+    }
+    if (server.local.has_value()) {
+      Fill(*server.local, *answer.mutable_local());
     }
     response = SerializeMessage(answer);
   }

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "server/base/score_result.h"
+#include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 
 namespace logprobd {
@@ -15,6 +16,7 @@ struct ScoreReply {
   absl::Status status;
   std::string request_id;
   uint64_t chunk_id = 0;
+  Metrics::Transport transport = Metrics::Transport::kTcp;  ///< Of the request's rows.
   ScoreResult result;
   AnswerBudget::Hold hold;  ///< Of the result: to be kept until it has been sent.
 };

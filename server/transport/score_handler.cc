@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
@@ -24,6 +25,20 @@ absl::string_view LoggedMessage(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? message.substr(0, message.find(':')) : message;
 }
 
+/// How a request's rows come. Its message and its answer are counted there too.
+Metrics::Transport TransportOf(const ScoreRequest& request) {
+  return request.shared_memory.has_value() ? Metrics::Transport::kShm
+         : request.cuda_ipc.has_value()    ? Metrics::Transport::kCudaIpc
+                                           : Metrics::Transport::kTcp;
+}
+
+/// Of rows that are not in the message.
+int64_t BytesElsewhere(const ScoreRequest& request) {
+  return request.shared_memory.has_value() ? request.shared_memory->bytes
+         : request.cuda_ipc.has_value()    ? request.cuda_ipc->memory.bytes
+                                           : 0;
+}
+
 }  // namespace
 
 /// A request between its arrival and its answer.
@@ -33,6 +48,7 @@ struct ScoreHandler::Pending {
   std::string head;  ///< As asked until the head is found, then its name.
   uint64_t chunk_id = 0;
   Metrics::Method method = Metrics::Method::kScore;
+  Metrics::Transport transport = Metrics::Transport::kTcp;
   absl::Time received;
   absl::Time deadline;
   AnswerBudget::Hold hold;
@@ -44,7 +60,6 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
                                               ReplyCallback done) {
   const absl::Time received = clock_.Now();
   PayloadSlices slices = SlicesOf(message);
-  metrics_.RecordReceived(Metrics::Transport::kTcp, slices.bytes);
   ParsedScoreRequest parsed = ParseScoreRequest(slices.pieces, std::move(slices.owner));
 
   ScoreRequest& request = parsed.request;
@@ -58,9 +73,12 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
   pending->head = request.head;
   pending->chunk_id = request.chunk_id;
   pending->method = method;
+  pending->transport = TransportOf(request);
   pending->received = received;
   pending->deadline = facts.deadline;
   pending->done = std::move(done);
+
+  metrics_.RecordReceived(pending->transport, slices.bytes);
 
   absl::StatusOr<Submission> submission =
       parsed.status.ok() ? Submit(std::move(request), pending)
@@ -74,6 +92,22 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
   return *std::move(submission);
 }
 
+/// Makes `hidden` of the slice of a validated request, if it has one; what of the message was kept
+/// is let go of.
+absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
+  if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) {
+    return absl::OkStatus();
+  }
+  if (local_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(request.shared_memory.has_value() ? "shared_memory" : "cuda_ipc",
+                     ": this server has no local socket (--local)"));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(request.hidden, local_->Find(request));
+  metrics_.RecordReceived(TransportOf(request), BytesElsewhere(request));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Submission> ScoreHandler::Submit(ScoreRequest request,
                                                 const std::shared_ptr<Pending>& pending) {
   if (refuses_new()) {
@@ -81,13 +115,15 @@ absl::StatusOr<Submission> ScoreHandler::Submit(ScoreRequest request,
                          Rejection::kDraining);
   }
   LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<ServedHead> head, heads_.Find(request.head));
-  pending->head = head->info().name;
+  const std::shared_ptr<const HeadInfo> info = head->info();
+  pending->head = info->name;
   if (!head->ready()) {
     return WithRetryAfter(
         absl::UnavailableError(absl::StrCat("head \"", pending->head, "\" is not ready")),
         absl::Seconds(1));
   }
-  LOGPROBD_RETURN_IF_ERROR(ValidateRequest(request, head->info()));
+  LOGPROBD_RETURN_IF_ERROR(ValidateRequest(request, *info));
+  LOGPROBD_RETURN_IF_ERROR(FindPayload(request));
   LOGPROBD_ASSIGN_OR_RETURN(pending->hold, answers_.Take(pending->client_id, AnswerBytes(request)));
   LOGPROBD_ASSIGN_OR_RETURN(
       const RequestTicket ticket,
@@ -102,6 +138,7 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
   ScoreReply reply;
   reply.request_id = std::move(pending.request_id);
   reply.chunk_id = pending.chunk_id;
+  reply.transport = pending.transport;
   if (result.ok()) {
     reply.result = *std::move(result);
     reply.hold = std::move(pending.hold);
@@ -114,7 +151,7 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
     LogFailure(pending, reply);
   }
   metrics_.RecordRequest(pending.method, pending.head, reply.status.code(),
-                         absl::ToDoubleSeconds(now - pending.received), Metrics::Transport::kTcp);
+                         absl::ToDoubleSeconds(now - pending.received), pending.transport);
   std::move(pending.done)(std::move(reply));
 }
 
@@ -138,9 +175,10 @@ void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
        {"lines_suppressed", suppressed}});
 }
 
-void ScoreHandler::RecordReplied(absl::Time answered, int64_t sent_bytes) {
+void ScoreHandler::RecordReplied(absl::Time answered, int64_t sent_bytes,
+                                 Metrics::Transport transport) {
   metrics_.RecordStage(Metrics::Stage::kReply, absl::ToDoubleSeconds(clock_.Now() - answered));
-  metrics_.RecordSent(Metrics::Transport::kTcp, sent_bytes);
+  metrics_.RecordSent(transport, sent_bytes);
 }
 
 }  // namespace logprobd

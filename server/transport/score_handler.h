@@ -14,6 +14,7 @@
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/call_facts.h"
+#include "server/transport/local_access.h"
 #include "server/transport/response_encoder.h"
 #include "server/transport/work_count.h"
 
@@ -33,13 +34,14 @@ class ScoreHandler {
  public:
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
-  /// References must outlive the handler.
+  /// References must outlive the handler. Without `local` requests must bring their rows.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
-               const AnswerBudget::Options& answers = {})
+               const AnswerBudget::Options& answers = {}, const LocalAccess* local = nullptr)
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
         answers_(answers),
+        local_(local),
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
 
   /// Starts on a serialised ScoreRequest; never waits. `done` is called exactly once: before this
@@ -49,12 +51,15 @@ class ScoreHandler {
                                   Metrics::Method method, ReplyCallback done);
 
   /// To be called when a reply has been sent (or its client is gone: then no bytes); `answered` is
-  /// when `done` was called.
-  void RecordReplied(absl::Time answered, int64_t sent_bytes);
+  /// when `done` was called, `transport` what the reply said.
+  void RecordReplied(absl::Time answered, int64_t sent_bytes, Metrics::Transport transport);
 
   /// From now on new requests are UNAVAILABLE.
   void RefuseNew() { refuses_new_.store(true, std::memory_order_relaxed); }
   bool refuses_new() const { return refuses_new_.load(std::memory_order_relaxed); }
+
+  /// Thread-safe, as all of it.
+  void SetAnswerLimits(const AnswerBudget::Options& answers) { answers_.SetLimits(answers); }
 
   const HeadRegistry& heads() const { return heads_; }
   const Clock& clock() const { return clock_; }
@@ -69,6 +74,7 @@ class ScoreHandler {
 
   struct Pending;
 
+  absl::Status FindPayload(ScoreRequest& request) const;
   absl::StatusOr<Submission> Submit(ScoreRequest request, const std::shared_ptr<Pending>& pending);
   void Answer(Pending& pending, absl::StatusOr<ScoreResult> result);
   void LogFailure(const Pending& pending, const ScoreReply& reply);
@@ -77,6 +83,7 @@ class ScoreHandler {
   Metrics& metrics_;
   const Clock& clock_;
   AnswerBudget answers_;
+  const LocalAccess* const local_;
   LogLimiter error_lines_;
   WorkCount work_;
   std::atomic<bool> refuses_new_ = false;

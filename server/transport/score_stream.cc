@@ -40,7 +40,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   void OnWriteDone(bool ok) override {
-    handler_.RecordReplied(writing_answered_, ok ? writing_bytes_ : 0);
+    handler_.RecordReplied(writing_answered_, ok ? writing_bytes_ : 0, writing_transport_);
     writing_hold_.Release();
     absl::ReleasableMutexLock lock(&mutex_);
     is_writing_ = false;
@@ -74,6 +74,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   struct Answer {
     grpc::ByteBuffer message;
     absl::Time answered;
+    Metrics::Transport transport = Metrics::Transport::kTcp;
     AnswerBudget::Hold hold;
   };
 
@@ -119,12 +120,14 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void Answered(uint64_t place, ScoreReply reply) {
     const absl::Time now = handler_.clock().Now();
     AnswerBudget::Hold hold = std::move(reply.hold);
+    const Metrics::Transport transport = reply.transport;
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     absl::ReleasableMutexLock lock(&mutex_);
     open_.erase(place);
     answers_.emplace_back();
     answers_.back().message.Swap(&message);  // a ByteBuffer does not move
     answers_.back().answered = now;
+    answers_.back().transport = transport;
     answers_.back().hold = std::move(hold);
     const Next next = AdvanceLocked();
     lock.Release();
@@ -145,6 +148,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     if (!is_writing_ && !answers_.empty()) {
       outgoing_.Swap(&answers_.front().message);
       writing_answered_ = answers_.front().answered;
+      writing_transport_ = answers_.front().transport;
       writing_bytes_ = static_cast<int64_t>(outgoing_.Length());
       writing_hold_ = std::move(answers_.front().hold);
       answers_.pop_front();
@@ -187,6 +191,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   grpc::ByteBuffer outgoing_;
   absl::Time writing_answered_;
   int64_t writing_bytes_ = 0;
+  Metrics::Transport writing_transport_ = Metrics::Transport::kTcp;
   AnswerBudget::Hold writing_hold_;
 
   absl::Mutex mutex_;

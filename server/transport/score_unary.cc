@@ -34,7 +34,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   }
 
   void OnDone() override {
-    handler_.RecordReplied(answered_, is_cancelled_ ? 0 : answer_bytes_);
+    handler_.RecordReplied(answered_, is_cancelled_ ? 0 : answer_bytes_, transport_);
     hold_.Release();
     handler_.work().End();
     delete this;
@@ -43,6 +43,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
  private:
   void Reply(ScoreReply reply) {
     answered_ = handler_.clock().Now();
+    transport_ = reply.transport;
     if (!reply.status.ok()) {
       AddRetryHint(reply.status, context_);
       Finish(ToGrpcStatus(reply.status));
@@ -61,6 +62,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   std::optional<Submission> submission_;
   absl::Time answered_;
   int64_t answer_bytes_ = 0;
+  Metrics::Transport transport_ = Metrics::Transport::kTcp;
   AnswerBudget::Hold hold_;
   std::atomic<bool> is_cancelled_ = false;
 };

@@ -14,9 +14,9 @@ namespace {
 int StreamWindow(const HeadRegistry& heads) {
   const std::vector<std::shared_ptr<ServedHead>> served = heads.List();
   int window =
-      served.empty() ? RequestLimits().stream_window : served[0]->info().limits.stream_window;
+      served.empty() ? RequestLimits().stream_window : served[0]->info()->limits.stream_window;
   for (const std::shared_ptr<ServedHead>& head : served) {
-    window = std::min(window, head->info().limits.stream_window);
+    window = std::min(window, head->info()->limits.stream_window);
   }
   return std::max(window, 1);
 }
@@ -24,9 +24,9 @@ int StreamWindow(const HeadRegistry& heads) {
 }  // namespace
 
 ScoringService::ScoringService(const HeadRegistry& heads, ServerFacts server,
-                               const AnswerBudget::Options& answers, Metrics& metrics,
-                               const Clock& clock)
-    : handler_(heads, metrics, clock, answers), server_(std::move(server)) {}
+                               const AnswerBudget::Options& answers, const LocalAccess* local,
+                               Metrics& metrics, const Clock& clock)
+    : handler_(heads, metrics, clock, answers, local), server_(std::move(server)) {}
 
 grpc::ServerUnaryReactor* ScoringService::Score(grpc::CallbackServerContext* context,
                                                 const grpc::ByteBuffer* request,

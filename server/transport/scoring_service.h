@@ -19,7 +19,8 @@ class ScoringService final
  public:
   /// References must outlive the service.
   ScoringService(const HeadRegistry& heads, ServerFacts server,
-                 const AnswerBudget::Options& answers, Metrics& metrics, const Clock& clock);
+                 const AnswerBudget::Options& answers, const LocalAccess* local, Metrics& metrics,
+                 const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

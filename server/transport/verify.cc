@@ -29,7 +29,7 @@ v1::VerifyResponse ToProto(const VerifyReport& report, const HeadInfo& info) {
   out.set_logprob_tolerance(report.logprob_tolerance);
   out.set_entropy_tolerance(report.entropy_tolerance);
   out.set_logit_stddev(report.logit_stddev);
-  out.set_weights_version(info.weights_version);
+  out.set_weights_version(report.weights_version);
   out.set_engine(info.engine);
   out.set_seconds(report.seconds);
   return out;
@@ -81,7 +81,8 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     }
     LOGPROBD_ASSIGN_OR_RETURN(head_, handler_.heads().Find(message.head()));
     if (!head_->ready()) {
-      return absl::UnavailableError(absl::StrCat("head \"", head_->info().name, "\" is not ready"));
+      return absl::UnavailableError(
+          absl::StrCat("head \"", head_->info()->name, "\" is not ready"));
     }
     VerifyOptions options;
     options.stop = stop_;
@@ -94,7 +95,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     }
     head_->Verify(options, [this](absl::StatusOr<VerifyReport> report) {
       if (report.ok()) {
-        response_ = SerializeMessage(ToProto(*report, head_->info()));
+        response_ = SerializeMessage(ToProto(*report, *head_->info()));
       }
       Reply(report.status());
     });
@@ -106,7 +107,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     if (absl::IsCancelled(status) && IsDue(deadline_, now)) {
       status = absl::DeadlineExceededError("the deadline passed before the probe was verified");
     }
-    const std::string head = head_ == nullptr ? "" : head_->info().name;
+    const std::string head = head_ == nullptr ? "" : head_->info()->name;
     handler_.metrics().RecordRequest(Metrics::Method::kVerify, head, status.code(),
                                      absl::ToDoubleSeconds(now - received_),
                                      Metrics::Transport::kTcp);

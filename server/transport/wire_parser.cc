@@ -1,31 +1,27 @@
 #include "server/transport/wire_parser.h"
 
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/utf8.h"
 #include "server/transport/piece_reader.h"
+#include "server/transport/slice_parser.h"
 #include "server/transport/text_check.h"
+#include "server/transport/wire_format.h"
 
 namespace logprobd {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "arrays are copied as they arrive");
-
-enum class WireType : uint32_t {
-  kVarint = 0,
-  kFixed64 = 1,
-  kBytes = 2,
-  kGroupBegin = 3,
-  kGroupEnd = 4,
-  kFixed32 = 5
-};
 
 /// Numbers of proto ScoreRequest.
 enum FieldNumber : uint32_t {
@@ -49,8 +45,8 @@ enum FieldNumber : uint32_t {
   kRejectNonfinite = 18,
   kChunkId = 19,
   kHidden = 32,
-  kSharedMemory = 33,  // reserved
-  kCudaIpc = 34,       // reserved
+  kSharedMemory = 33,
+  kCudaIpc = 34,
 };
 
 struct Field {
@@ -100,15 +96,14 @@ Field FieldOf(uint32_t number) {
       return {"chunk_id", WireType::kVarint};
     case kHidden:
       return {"hidden", WireType::kBytes};
+    case kSharedMemory:
+      return {"shared_memory", WireType::kBytes};
+    case kCudaIpc:
+      return {"cuda_ipc", WireType::kBytes};
     default:
       return {};
   }
 }
-
-// Protobuf reads no longer tags and lengths, so neither do we.
-constexpr int kTagBytesMax = 5;
-constexpr int kLengthBytesMax = 5;
-constexpr int kVarintBytesMax = 10;
 
 class Parser {
  public:
@@ -154,11 +149,6 @@ class Parser {
     const Field field = FieldOf(number);
     const bool is_known = !field.name.empty();
     const bool matches = is_known && field.type == type;
-    if (number == kSharedMemory || number == kCudaIpc) {
-      Fail("field ", number,
-           ": payloads in shared memory and CUDA IPC are not supported, must be "
-           "sent as hidden");
-    }
     if (is_known && !matches) {
       Fail(field.name, ": wire type ", tag & 7, ", must be ", static_cast<uint32_t>(field.type));
     }
@@ -314,10 +304,44 @@ class Parser {
       case kSegmentOffsets:
         return SetArray(name, length, request_.segment_offsets);
       default:
-        request_.hidden.bytes = length;
-        reader_.Take(length,
-                     [this](PieceReader::Piece piece) { request_.hidden.pieces.push_back(piece); });
+        return SetPayload(number, name, length);
     }
+  }
+
+  /// Of the fields that say where the rows are only one may be given.
+  void SetPayload(uint32_t number, absl::string_view name, int64_t length) {
+    if (!payload_.empty()) {
+      Fail(name, ": given beside ", payload_, ", must be the only payload");
+    }
+    payload_ = name;
+    if (number == kSharedMemory) {
+      request_.shared_memory = SliceOf(name, length, ParseSharedMemorySlice);
+    } else if (number == kCudaIpc) {
+      request_.cuda_ipc = SliceOf(name, length, ParseCudaIpcSlice);
+    } else {
+      request_.hidden.bytes = length;
+      reader_.Take(length,
+                   [this](PieceReader::Piece piece) { request_.hidden.pieces.push_back(piece); });
+    }
+  }
+
+  template <typename Slice>
+  std::optional<Slice> SliceOf(absl::string_view name, int64_t length,
+                               absl::StatusOr<Slice> (*parse)(absl::Span<const std::byte>)) {
+    if (length > kSliceBytesMax) {
+      Fail(name, ": ", length, " bytes, must be at most ", kSliceBytesMax);
+      reader_.Skip(length);
+      return std::nullopt;
+    }
+    std::array<std::byte, kSliceBytesMax> bytes = {};
+    reader_.CopyTo(bytes.data(), length);
+    absl::StatusOr<Slice> slice =
+        parse(absl::MakeConstSpan(bytes).first(static_cast<size_t>(length)));
+    if (!slice.ok()) {
+      Fail(slice.status().message());
+      return std::nullopt;
+    }
+    return *std::move(slice);
   }
 
   template <typename T>
@@ -356,6 +380,7 @@ class Parser {
   absl::Status status_;
   ScoreRequest request_;
   uint64_t payloads_seen_ = 0;  ///< Bit n: field n; all numbers are below 64.
+  absl::string_view payload_;   ///< Name of the field that says where the rows are.
   int64_t unknown_bytes_ = 0;
 };
 

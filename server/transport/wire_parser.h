@@ -28,9 +28,10 @@ inline constexpr int64_t kHeadNameBytesMax = 256;
 ///
 /// `hidden` is not copied: request.hidden points into the pieces and shares `owner`. Whatever this
 /// accepts, Protobuf reads the same. It is stricter, always with INVALID_ARGUMENT, about: payload
-/// fields given twice, a known field with another wire type, groups, numbers beyond their type,
-/// arrays that are no multiple of 4 bytes, the reserved payload fields, more than kUnknownBytesMax
-/// of unknown fields, control characters in strings, and their length. Thread-safe.
+/// fields given twice or beside each other, a known field with another wire type, groups, numbers
+/// beyond their type, arrays that are no multiple of 4 bytes, more than kUnknownBytesMax of unknown
+/// fields, control characters in strings, and their length; slices as slice_parser.h says.
+/// Thread-safe.
 ParsedScoreRequest ParseScoreRequest(absl::Span<const absl::Span<const std::byte>> pieces,
                                      std::shared_ptr<void> owner);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -39,6 +40,17 @@ absl::Status CheckEnums(const ScoreRequest& request) {
   return absl::OkStatus();
 }
 
+/// The field that says where the rows are, and how many bytes it says they have.
+std::pair<absl::string_view, int64_t> PayloadOf(const ScoreRequest& request) {
+  if (request.shared_memory.has_value()) {
+    return {"shared_memory.bytes", request.shared_memory->bytes};
+  }
+  if (request.cuda_ipc.has_value()) {
+    return {"cuda_ipc.bytes", request.cuda_ipc->memory.bytes};
+  }
+  return {"hidden", request.hidden.bytes};
+}
+
 absl::Status CheckShape(const ScoreRequest& request, const HeadInfo& head) {
   if (request.hidden_size != head.hidden_size) {
     return Invalid("hidden_size: ", request.hidden_size, ", must be ", head.hidden_size,
@@ -54,8 +66,9 @@ absl::Status CheckShape(const ScoreRequest& request, const HeadInfo& head) {
     return Invalid("rows: ", request.rows, " x hidden_size ", request.hidden_size,
                    " is more than 2^63 bytes");
   }
-  if (request.hidden.bytes != bytes) {
-    return Invalid("hidden: ", request.hidden.bytes, " bytes, must be ", bytes, " (", request.rows,
+  const auto [field, payload_bytes] = PayloadOf(request);
+  if (payload_bytes != bytes) {
+    return Invalid(field, ": ", payload_bytes, " bytes, must be ", bytes, " (", request.rows,
                    " rows x ", request.hidden_size, " x ", DtypeBytes(request.dtype()),
                    " bytes of ", DtypeName(request.dtype()), ")");
   }

@@ -152,13 +152,14 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   return ExplainNoWeights(path);
 }
 
-Checkpoint::Checkpoint(ModelPaths paths, HeadNameFilter& filter)
-    : paths_(std::move(paths)), filter_(&filter) {}
+Checkpoint::Checkpoint(ModelPaths paths, HeadNameFilter& filter, const AllowedRoots* roots)
+    : paths_(std::move(paths)), filter_(&filter), roots_(roots) {}
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFilter& filter) {
-  Checkpoint checkpoint(paths, filter);
+absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFilter& filter,
+                                            const AllowedRoots* roots) {
+  Checkpoint checkpoint(paths, filter, roots);
   if (paths.indexed) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto index, RegularFile::Open(paths.weights));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto index, RegularFile::Open(paths.weights, roots));
     auto files = ReadSafetensorsIndex(
         *index, [&filter](absl::string_view name) { return filter.Wants(name); });
     if (!files.ok()) {
@@ -179,7 +180,7 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
   std::unique_ptr<Shard>& slot = shards_[file_name];
   if (slot == nullptr) {
     const std::string path = (fs::path(paths_.folder) / file_name).string();
-    LOGPROBD_ASSIGN_OR_RETURN(auto file, RegularFile::Open(path));
+    LOGPROBD_ASSIGN_OR_RETURN(auto file, RegularFile::Open(path, roots_));
     auto header = ReadSafetensorsHeader(
         *file, [this](absl::string_view name) { return filter_->Wants(name); });
     if (!header.ok()) {

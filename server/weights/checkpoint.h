@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/weights/allowed_roots.h"
 #include "server/weights/head_names.h"
 #include "server/weights/regular_file.h"
 #include "server/weights/safetensors_header.h"
@@ -35,8 +36,9 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
 /// their index. Opens and checks a shard when a tensor in it is asked for. One thread.
 class Checkpoint {
  public:
-  /// `filter` must outlive the Checkpoint.
-  static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNameFilter& filter);
+  /// `filter` and `roots` (null: files may lie anywhere) must outlive the Checkpoint.
+  static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNameFilter& filter,
+                                         const AllowedRoots* roots = nullptr);
 
   bool Has(absl::string_view name) const { return files_.contains(name); }
 
@@ -50,11 +52,12 @@ class Checkpoint {
     SafetensorsHeader header;
   };
 
-  Checkpoint(ModelPaths paths, HeadNameFilter& filter);
+  Checkpoint(ModelPaths paths, HeadNameFilter& filter, const AllowedRoots* roots);
   absl::StatusOr<const Shard*> OpenShard(const std::string& file_name);
 
   ModelPaths paths_;
   HeadNameFilter* filter_;
+  const AllowedRoots* roots_;
   WeightMap files_;  ///< Tensor -> shard, relative to the folder.
   absl::flat_hash_map<std::string, std::unique_ptr<Shard>> shards_;
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -101,6 +102,7 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
   std::vector<std::byte> bytes(static_cast<size_t>(bias.entry.file_end - bias.entry.file_begin));
   LOGPROBD_RETURN_IF_ERROR(bias.file->Read(bias.entry.file_begin, absl::MakeSpan(bytes)));
   result.values = Widen(bytes, *dtype);
+  result.stored = std::move(bytes);
   return result;
 }
 

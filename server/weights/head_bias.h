@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ namespace logprobd {
 /// A head's bias in fp32, empty when there is none, and what may surprise about it.
 struct HeadBias {
   std::vector<float> values;
+  std::vector<std::byte> stored;  ///< The same as it lies in the file.
   std::vector<std::string> warnings;
 };
 

@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "server/base/head_info.h"
+#include "server/weights/allowed_roots.h"
 
 namespace logprobd {
 
@@ -32,6 +34,11 @@ class HeadWeights {
 
   /// The bias in fp32, [vocab_rows], or empty.
   virtual const std::vector<float>& bias() const = 0;
+
+  /// The bias as it is stored, or empty.
+  virtual absl::Span<const std::byte> stored_bias() const {
+    return {reinterpret_cast<const std::byte*>(bias().data()), bias().size() * sizeof(float)};
+  }
 };
 
 /// How to find the head in a model folder; the defaults suit a Hugging Face checkpoint.
@@ -41,6 +48,8 @@ struct ModelFolderOptions {
   std::optional<int64_t> valid_vocab = std::nullopt;  ///< Rows at or beyond it take no part.
   bool include_padding = false;                       ///< All rows of the tensor take part.
   uint64_t weights_version = 1;
+  /// Where all files must lie; null: anywhere.
+  std::shared_ptr<const AllowedRoots> roots = nullptr;
 };
 
 /// A head that lies in a model folder, and what is worth telling about how it was found.
@@ -54,8 +63,8 @@ struct ModelFolderHead {
 /// that says it is tied stores two tensors, also pieces of these, 2 MiB at most, to warn if they
 /// differ. Rules: README.md of this folder. Errors say what to change: NOT_FOUND (no such folder,
 /// file or tensor), INVALID_ARGUMENT (malformed or contradictory), UNIMPLEMENTED (quantised head,
-/// pickle files), PERMISSION_DENIED (a path that leaves the folder, a file that may not be read),
-/// DATA_LOSS (a file that cannot be read).
+/// pickle files), PERMISSION_DENIED (a path that leaves the folder or `roots`, a file that may not
+/// be read), DATA_LOSS (a file that cannot be read).
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                 const ModelFolderOptions& options);
 

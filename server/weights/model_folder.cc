@@ -32,11 +32,12 @@ constexpr int64_t kVocabRowsMax = int64_t{1} << 24;
 
 class FileHeadWeights final : public HeadWeights {
  public:
-  FileHeadWeights(HeadInfo info, StoredTensor tensor, std::vector<float> bias)
+  FileHeadWeights(HeadInfo info, StoredTensor tensor, HeadBias bias)
       : info_(std::move(info)), tensor_(std::move(tensor)), bias_(std::move(bias)) {}
 
   const HeadInfo& info() const override { return info_; }
-  const std::vector<float>& bias() const override { return bias_; }
+  const std::vector<float>& bias() const override { return bias_.values; }
+  absl::Span<const std::byte> stored_bias() const override { return bias_.stored; }
 
   absl::Status ReadRows(int64_t row_begin, int64_t row_end, std::byte* out,
                         int64_t row_pitch_bytes) const override {
@@ -57,12 +58,12 @@ class FileHeadWeights final : public HeadWeights {
  private:
   HeadInfo info_;
   StoredTensor tensor_;
-  std::vector<float> bias_;
+  HeadBias bias_;
 };
 
-absl::StatusOr<HeadConfig> ReadHeadConfig(const std::string& folder) {
+absl::StatusOr<HeadConfig> ReadHeadConfig(const std::string& folder, const AllowedRoots* roots) {
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  LOGPROBD_ASSIGN_OR_RETURN(const auto file, RegularFile::Open(path));
+  LOGPROBD_ASSIGN_OR_RETURN(const auto file, RegularFile::Open(path, roots));
   if (file->size_bytes() > kConfigBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), " has ", file->size_bytes(),
                                                    " bytes, the limit is ", kConfigBytesMax));
@@ -154,10 +155,14 @@ absl::StatusOr<Dtype> HeadDtype(const TensorEntry& tensor) {
 
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                 const ModelFolderOptions& options) {
+  const AllowedRoots* const roots = options.roots.get();
+  if (roots != nullptr) {
+    LOGPROBD_RETURN_IF_ERROR(roots->CheckPath(path));
+  }
   LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path));
-  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(paths.folder));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(paths.folder, roots));
   HeadNameFilter filter(options.head_tensor);
-  LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, filter));
+  LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, filter, roots));
   LOGPROBD_ASSIGN_OR_RETURN(HeadChoice choice,
                             ChooseHead(checkpoint, config, filter, options.head_tensor));
   const TensorEntry& tensor = choice.tensor.entry;
@@ -192,8 +197,8 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
   }
-  head.weights = std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor),
-                                                   std::move(bias.values));
+  head.weights =
+      std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
   return head;
 }
 

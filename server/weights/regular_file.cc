@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
 #include "server/weights/printable_name.h"
@@ -52,20 +53,27 @@ bool SameTime(const timespec& a, const timespec& b) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<RegularFile>> RegularFile::Open(const std::string& path) {
+absl::StatusOr<std::shared_ptr<RegularFile>> RegularFile::Open(const std::string& path,
+                                                               const AllowedRoots* roots) {
   // Looked at before it is opened: opening a device may already do something.
-  struct stat facts {};
-  if (stat(path.c_str(), &facts) != 0) {
+  const int place = open(path.c_str(), O_PATH | O_CLOEXEC);
+  if (place < 0) {
     return OpenError(path, errno);
   }
-  if (!S_ISREG(facts.st_mode)) {
+  const absl::Cleanup close_place = [place] { close(place); };
+  if (roots != nullptr) {
+    LOGPROBD_RETURN_IF_ERROR(roots->CheckDescriptor(place, path));
+  }
+  struct stat facts {};
+  if (fstat(place, &facts) != 0 || !S_ISREG(facts.st_mode)) {
     return NotRegular(path);
   }
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  // The path may lead elsewhere by now. Where that matters, what was looked at is opened.
+  const std::string opened = roots == nullptr ? path : absl::StrCat("/proc/self/fd/", place);
+  const int descriptor = open(opened.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (descriptor < 0) {
     return OpenError(path, errno);
   }
-  // The path may lead elsewhere by now; the descriptor is what counts.
   if (fstat(descriptor, &facts) != 0 || !S_ISREG(facts.st_mode)) {
     close(descriptor);
     return NotRegular(path);

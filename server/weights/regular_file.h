@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/weights/allowed_roots.h"
 #include "server/weights/random_access_bytes.h"
 
 namespace logprobd {
@@ -31,8 +32,9 @@ class RegularFile final : public RandomAccessBytes {
  public:
   /// Follows symbolic links (caches of models consist of them); what they lead to must be a regular
   /// file. Never waits on a FIFO. NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT when it is
-  /// something else than a file.
-  static absl::StatusOr<std::shared_ptr<RegularFile>> Open(const std::string& path);
+  /// something else than a file. With `roots` also PERMISSION_DENIED when it lies elsewhere.
+  static absl::StatusOr<std::shared_ptr<RegularFile>> Open(const std::string& path,
+                                                           const AllowedRoots* roots = nullptr);
 
   ~RegularFile() override;
   RegularFile(const RegularFile&) = delete;

@@ -4,18 +4,11 @@
 #   bash tests/gpu/run.sh [DIR]    DIR holds *_gpu_test and lib/; build/gpu by default
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tests/gpu/libraries.sh
 directory=${1:-build/gpu}
 
-# cuBLASLt: the toolkit's, or that of a PyTorch wheel.
-libraries=$directory/lib:/usr/local/cuda/lib64
-for folder in $(python3 - <<'PYTHON' 2>/dev/null
-import glob, os, site, sys
-for base in {*site.getsitepackages(), *sys.path}:
-    for path in glob.glob(os.path.join(base, "nvidia", "*", "lib")):
-        print(path)
-PYTHON
-); do libraries+=:$folder; done
-export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+LD_LIBRARY_PATH=$(library_path "$directory/lib")
+export LD_LIBRARY_PATH
 
 shopt -s nullglob
 tests=("$directory"/*_gpu_test)

@@ -323,8 +323,7 @@ const Fault kShapeFaults[] = {
     {"B42SharedMemoryBesideHidden",
      With("\x8A\x02\x01"
           "x"),
-     StatusCode::INVALID_ARGUMENT,
-     "field 33: payloads in shared memory and CUDA IPC are not supported"},
+     StatusCode::INVALID_ARGUMENT, "shared_memory: given beside hidden, must be the only payload"},
     {"B42NoPayload", Changed([](v1::ScoreRequest& r) { r.clear_hidden(); }),
      StatusCode::INVALID_ARGUMENT, "hidden: 0 bytes, must be 32"},
 };

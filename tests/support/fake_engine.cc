@@ -56,11 +56,24 @@ std::vector<T> Copy(absl::Span<const T> span) {
   return std::vector<T>(span.begin(), span.end());
 }
 
+/// All rows in one piece, as ScoreBatch says where they lie.
+std::vector<std::byte> HiddenRows(const ScoreBatch& batch, int64_t row_bytes) {
+  if (batch.runs.empty()) {
+    return {batch.hidden, batch.hidden + batch.num_rows * row_bytes};
+  }
+  std::vector<std::byte> rows;
+  for (const HiddenRun& run : batch.runs) {
+    rows.insert(rows.end(), run.data, run.data + run.num_rows * row_bytes);
+  }
+  return rows;
+}
+
 RecordedBatch Record(const ScoreBatch& batch, int64_t row_bytes) {
   return RecordedBatch{
       .dtype = batch.dtype,
       .num_rows = batch.num_rows,
-      .hidden = std::vector<std::byte>(batch.hidden, batch.hidden + batch.num_rows * row_bytes),
+      .hidden = HiddenRows(batch, row_bytes),
+      .runs = Copy(batch.runs),
       .targets = Copy(batch.targets),
       .temperatures = Copy(batch.temperatures),
       .entropy_temperatures = Copy(batch.entropy_temperatures),
@@ -71,9 +84,16 @@ RecordedBatch Record(const ScoreBatch& batch, int64_t row_bytes) {
   };
 }
 
-void CheckContract(const ScoreBatch& batch, const HeadInfo& info, int64_t rows_max) {
+void CheckContract(const ScoreBatch& batch, const HeadInfo& info,
+                   const FakeEngine::Options& options) {
   const auto rows = static_cast<size_t>(batch.num_rows);
-  LOGPROBD_CHECK(batch.num_rows >= 1 && batch.num_rows <= rows_max, batch.num_rows);
+  LOGPROBD_CHECK(batch.num_rows >= 1 && batch.num_rows <= options.batch_rows_max, batch.num_rows);
+  int64_t rows_in_runs = 0;
+  for (const HiddenRun& run : batch.runs) {
+    LOGPROBD_CHECK(options.reads_in_place && run.num_rows > 0 && run.data != nullptr);
+    rows_in_runs += run.num_rows;
+  }
+  LOGPROBD_CHECK(batch.runs.empty() || rows_in_runs == batch.num_rows, rows_in_runs);
   LOGPROBD_CHECK(batch.hidden != nullptr);
   LOGPROBD_CHECK(batch.targets.size() == rows && batch.temperatures.size() == rows);
   LOGPROBD_CHECK(batch.entropy_temperatures.empty() || batch.entropy_temperatures.size() == rows);
@@ -97,19 +117,20 @@ void Put(absl::Span<T> span, size_t index, T value, bool wanted) {
   }
 }
 
-void Score(ScoreBatch& batch, const HeadInfo& info) {
+void Score(ScoreBatch& batch, const HeadInfo& info, float logprob_offset) {
   const auto row_bytes = static_cast<size_t>(info.hidden_size * DtypeBytes(batch.dtype));
   const OutputSet outputs = batch.outputs;
   std::vector<FakeScores> all(static_cast<size_t>(batch.num_rows));
+  const std::vector<std::byte> hidden = HiddenRows(batch, static_cast<int64_t>(row_bytes));
   for (size_t row = 0; row < all.size(); ++row) {
     const float temperature = batch.temperatures[row];
     const FakeScores scores = FakeScoresOf(
-        absl::MakeConstSpan(batch.hidden + row * row_bytes, row_bytes), batch.dtype,
+        absl::MakeConstSpan(hidden).subspan(row * row_bytes, row_bytes), batch.dtype,
         batch.targets[row], temperature,
         batch.entropy_temperatures.empty() ? temperature : batch.entropy_temperatures[row],
         info.vocab_size);
     all[row] = scores;
-    Put(batch.logprob, row, scores.logprob, outputs.Has(Output::kLogprob));
+    Put(batch.logprob, row, scores.logprob + logprob_offset, outputs.Has(Output::kLogprob));
     Put(batch.entropy, row, scores.entropy, outputs.Has(Output::kEntropy));
     Put(batch.lse, row, scores.lse, outputs.Has(Output::kLse));
     Put(batch.argmax_id, row, scores.argmax_id,
@@ -189,6 +210,7 @@ FakeEngine::FakeEngine(const Options& options)
   info_.dtype = options.dtype;
   info_.weights_version = options.weights_version;
   info_.engine = "fake";
+  info_.layout = options.layout;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -211,7 +233,7 @@ absl::StatusOr<std::unique_ptr<StagingBuffer>> FakeEngine::AllocateStaging(int64
 }
 
 void FakeEngine::Start(ScoreBatch& batch, ScoreDone done) {
-  CheckContract(batch, info_, options_.batch_rows_max);
+  CheckContract(batch, info_, options_);
   RecordedBatch recorded;
   if (options_.record) {
     recorded = Record(batch, info_.hidden_size * DtypeBytes(batch.dtype));
@@ -256,7 +278,7 @@ void FakeEngine::Run() {
     }
     const int64_t rows = next.batch->num_rows;
     if (status.ok() && options_.score) {
-      Score(*next.batch, info_);
+      Score(*next.batch, info_, options_.logprob_offset);
     }
     {
       // Before `done`, in which the caller may start the next batch.

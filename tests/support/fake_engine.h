@@ -43,7 +43,8 @@ float FakeCandidateLogprob(const FakeScores& scores, int32_t id);
 struct RecordedBatch {
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;
-  std::vector<std::byte> hidden;
+  std::vector<std::byte> hidden;  ///< All rows, wherever they were.
+  std::vector<HiddenRun> runs;
   std::vector<int32_t> targets;
   std::vector<float> temperatures;
   std::vector<float> entropy_temperatures;
@@ -66,9 +67,14 @@ class FakeEngine final : public ScoringEngine {
     int64_t vocab_size = 1'000;
     Dtype dtype = Dtype::kBf16;
     uint64_t weights_version = 1;
+    std::vector<ShardPlace> layout = {};
+    /// Added to every logprob: which engine scored a row shows.
+    float logprob_offset = 0;
     MemoryPlan memory = {};
     /// AllocateStaging beyond it, in all, is RESOURCE_EXHAUSTED.
     int64_t staging_bytes_max = int64_t{1} << 40;
+    /// Whether it reads rows in place. The memory of "GPUs" is ordinary memory here.
+    bool reads_in_place = false;
     /// Off for benchmarks: nothing is recorded.
     bool record = true;
     /// Off for benchmarks: outputs are left as they are.
@@ -85,6 +91,7 @@ class FakeEngine final : public ScoringEngine {
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   void Start(ScoreBatch& batch, ScoreDone done) override;
   bool healthy() const override;
+  bool reads_in_place() const override { return options_.reads_in_place; }
 
   /// From now on batches wait until they are released.
   void Hold();

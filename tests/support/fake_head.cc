@@ -79,7 +79,7 @@ ScoreResult FakeScores(const ScoreRequest& request) {
   return result;
 }
 
-FakeHead::FakeHead(HeadInfo info) : info_(std::move(info)) {}
+FakeHead::FakeHead(HeadInfo info) : info_(std::make_shared<const HeadInfo>(std::move(info))) {}
 
 FakeHead::~FakeHead() { Release(); }
 
@@ -155,6 +155,7 @@ void FakeHead::WaitForVerify() const {
 
 void FakeHead::FinishVerify(const absl::Status& status) {
   VerifyReport report;
+  report.weights_version = info()->weights_version;
   VerifyCallback done;
   {
     absl::MutexLock lock(&mutex_);
@@ -259,7 +260,7 @@ absl::StatusOr<std::shared_ptr<ServedHead>> FakeRegistry::Find(absl::string_view
     return heads_[0];
   }
   for (const std::shared_ptr<ServedHead>& head : heads_) {
-    if (head->info().name == name) {
+    if (head->info()->name == name) {
       return head;
     }
   }

@@ -28,7 +28,7 @@ class FakeHead final : public ServedHead {
   explicit FakeHead(HeadInfo info = FakeHeadInfo());
   ~FakeHead() override;
 
-  const HeadInfo& info() const override { return info_; }
+  std::shared_ptr<const HeadInfo> info() const override { return info_; }
   bool ready() const override;
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) override;
   void Cancel(RequestTicket ticket) override;
@@ -67,7 +67,7 @@ class FakeHead final : public ServedHead {
     ScoreCallback done;
   };
 
-  const HeadInfo info_;
+  const std::shared_ptr<const HeadInfo> info_;
   mutable absl::Mutex mutex_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = true;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
@@ -94,7 +95,6 @@ FakeScoringService::FakeScoringService() {
   head.set_vocab_rows(128);
   head.set_hidden_size(8);
   head.set_dtype(v1::DTYPE_BF16);
-  head.set_weights_version(3);
   head.set_ready(true);
   head.set_tied(true);
   head.set_scale(1.0F);
@@ -128,55 +128,99 @@ FakeScoringService::FakeScoringService() {
   verify_.set_seconds(0.25);
 }
 
-grpc::Status FakeScoringService::Score(grpc::ServerContext* context,
-                                       const v1::ScoreRequest* request,
-                                       v1::ScoreResponse* response) {
+grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
+                                        const v1::ScoreRequest& received,
+                                        v1::ScoreResponse& response, std::string& pushback_ms) {
   {
     absl::MutexLock lock(&mutex_);
-    requests_.push_back(*request);
-    const auto client_id = context->client_metadata().find("client_id");
-    client_id_ = client_id == context->client_metadata().end()
+    requests_.push_back(received);
+    const auto client_id = context.client_metadata().find("client_id");
+    client_id_ = client_id == context.client_metadata().end()
                      ? ""
                      : std::string(client_id->second.data(), client_id->second.size());
     if (!failures_.empty()) {
       Failure failure = std::move(failures_.front());
       failures_.pop_front();
-      if (!failure.pushback_ms.empty()) {
-        context->AddTrailingMetadata("grpc-retry-pushback-ms", failure.pushback_ms);
-      }
+      pushback_ms = failure.pushback_ms;
       return failure.status;
     }
     ++held_;
     held_max_ = std::max(held_max_, held_);
     // A cancelled call is noticed at the next poll: there is no event to wait for in this API.
-    while (is_holding_ && !context->IsCancelled()) {
+    while (is_holding_ && !context.IsCancelled()) {
       mutex_.AwaitWithTimeout(absl::Condition(
                                   +[](bool* is_holding) { return !*is_holding; }, &is_holding_),
                               absl::Milliseconds(5));
     }
     --held_;
-    if (context->IsCancelled()) return grpc::Status::CANCELLED;
+    if (context.IsCancelled()) return grpc::Status::CANCELLED;
   }
-  const auto targets = Decode<int32_t>(request->targets());
-  const auto temperatures = Decode<float>(request->row_temperatures());
-  response->set_request_id(request->request_id());
-  response->set_rows(request->rows());
-  response->set_weights_version(heads_.heads(0).weights_version());
-  response->mutable_timings()->set_total_us(10);
-  for (size_t row = 0; row < request->rows(); ++row) {
-    const float temperature = temperatures.empty() ? request->temperature() : temperatures[row];
-    ScoreRow(*request, row, targets[row], temperature, response);
+  if (const uint64_t live = weights_version();
+      received.weights_version() != 0 && received.weights_version() != live) {
+    return {grpc::StatusCode::FAILED_PRECONDITION,
+            absl::StrCat("weights_version: ", received.weights_version(), " is not live: ", live,
+                         " is")};
   }
-  for (const int32_t id : Decode<int32_t>(request->candidate_ids())) {
-    Append(-static_cast<float>(id), response->mutable_candidate_logprobs());
+  v1::ScoreRequest request = received;
+  if (control_ != nullptr) {
+    if (grpc::Status status = control_->Fill(&request); !status.ok()) return status;
   }
-  ScoreSegments(*request, targets, response);
+  const auto targets = Decode<int32_t>(request.targets());
+  const auto temperatures = Decode<float>(request.row_temperatures());
+  response.set_request_id(request.request_id());
+  response.set_rows(request.rows());
+  response.set_weights_version(weights_version());
+  response.mutable_timings()->set_total_us(10);
+  for (size_t row = 0; row < request.rows(); ++row) {
+    const float temperature = temperatures.empty() ? request.temperature() : temperatures[row];
+    ScoreRow(request, row, targets[row], temperature, &response);
+  }
+  for (const int32_t id : Decode<int32_t>(request.candidate_ids())) {
+    Append(-static_cast<float>(id), response.mutable_candidate_logprobs());
+  }
+  ScoreSegments(request, targets, &response);
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeScoringService::Score(grpc::ServerContext* context,
+                                       const v1::ScoreRequest* request,
+                                       v1::ScoreResponse* response) {
+  std::string pushback_ms;
+  grpc::Status status = Answer(*context, *request, *response, pushback_ms);
+  if (!pushback_ms.empty()) context->AddTrailingMetadata("grpc-retry-pushback-ms", pushback_ms);
+  return status;
+}
+
+grpc::Status FakeScoringService::ScoreStream(
+    grpc::ServerContext* context,
+    grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++streams_;
+  }
+  v1::ScoreRequest request;
+  while (stream->Read(&request)) {
+    v1::ScoreResponse response;
+    std::string pushback_ms;
+    const grpc::Status status = Answer(*context, request, response, pushback_ms);
+    response.set_chunk_id(request.chunk_id());
+    if (!status.ok()) {
+      response.set_status_code(status.error_code());
+      response.set_status_message(status.error_message());
+      uint32_t retry_after_ms = 0;
+      if (absl::SimpleAtoi(pushback_ms, &retry_after_ms)) {
+        response.set_retry_after_ms(retry_after_ms);
+      }
+    }
+    stream->Write(response);
+  }
   return grpc::Status::OK;
 }
 
 grpc::Status FakeScoringService::ListHeads(grpc::ServerContext*, const v1::ListHeadsRequest*,
                                            v1::ListHeadsResponse* response) {
   *response = heads_;
+  for (v1::Head& head : *response->mutable_heads()) head.set_weights_version(weights_version());
   return grpc::Status::OK;
 }
 
@@ -186,9 +230,24 @@ grpc::Status FakeScoringService::Verify(grpc::ServerContext*, const v1::VerifyRe
   return grpc::Status::OK;
 }
 
+void FakeScoringService::Share(FakeControlSocket* control) {
+  control_ = control;
+  *heads_.mutable_local() = control->access();
+}
+
 void FakeScoringService::FailNext(grpc::Status status, absl::string_view pushback_ms) {
   absl::MutexLock lock(&mutex_);
   failures_.push_back({.status = std::move(status), .pushback_ms = std::string(pushback_ms)});
+}
+
+void FakeScoringService::SetWeightsVersion(uint64_t version) {
+  absl::MutexLock lock(&mutex_);
+  weights_version_ = version;
+}
+
+uint64_t FakeScoringService::weights_version() const {
+  absl::MutexLock lock(&mutex_);
+  return weights_version_;
 }
 
 void FakeScoringService::Hold() {
@@ -218,26 +277,41 @@ std::string FakeScoringService::client_id() const {
   return client_id_;
 }
 
+int64_t FakeScoringService::streams() const {
+  absl::MutexLock lock(&mutex_);
+  return streams_;
+}
+
 int64_t FakeScoringService::held_max() const {
   absl::MutexLock lock(&mutex_);
   return held_max_;
 }
 
-FakeScoringServer::FakeScoringServer() {
+FakeScoringServer::FakeScoringServer(std::string host, int port)
+    : host_(std::move(host)), port_(port) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+  builder.AddListeningPort(address(), grpc::InsecureServerCredentials(), &port_);
   builder.SetMaxReceiveMessageSize(1 << 20);
   builder.RegisterService(&service_);
   server_ = builder.BuildAndStart();
+  SetServing(true);
 }
 
 FakeScoringServer::~FakeScoringServer() {
   service_.Release();
-  server_->Shutdown(std::chrono::system_clock::now());
+  Stop();
 }
 
-std::string FakeScoringServer::address() const { return absl::StrCat("127.0.0.1:", port_); }
+void FakeScoringServer::Stop() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+std::string FakeScoringServer::address() const { return absl::StrCat(host_, ":", port_); }
+
+FakeControlSocket& FakeScoringServer::Share(FakeControlSocket::Options options) {
+  control_ = std::make_unique<FakeControlSocket>(std::move(options));
+  service_.Share(control_.get());
+  return *control_;
+}
 
 void FakeScoringServer::SetServing(bool serving) {
   server_->GetHealthCheckService()->SetServingStatus("logprobd.v1.Scoring", serving);

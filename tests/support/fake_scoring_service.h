@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "logprobd/v1/scoring.grpc.pb.h"
+#include "tests/support/fake_control_socket.h"
 
 namespace logprobd::testing {
 
@@ -24,6 +25,10 @@ class FakeScoringService final : public v1::Scoring::Service {
 
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
                      v1::ScoreResponse* response) override;
+  /// Answers the chunks one after the other; a failure of FailNext is a chunk's own.
+  grpc::Status ScoreStream(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) override;
   grpc::Status ListHeads(grpc::ServerContext* context, const v1::ListHeadsRequest* request,
                          v1::ListHeadsResponse* response) override;
   grpc::Status Verify(grpc::ServerContext* context, const v1::VerifyRequest* request,
@@ -34,8 +39,16 @@ class FakeScoringService final : public v1::Scoring::Service {
   /// The answer of Verify; set it before the first call.
   v1::VerifyResponse& verify() { return verify_; }
 
-  /// The next Score fails with `status`, and this pushback if it is not empty. Calls queue up.
+  /// Rows may lie in what `control` shares from now on.
+  void Share(FakeControlSocket* control);
+
+  /// The next Score or chunk fails with `status`, and this pushback if it is not empty. Calls queue
+  /// up.
   void FailNext(grpc::Status status, absl::string_view pushback_ms = "");
+
+  /// The version that answers and ListHeads name, 3 at first. A pinned other one is refused.
+  void SetWeightsVersion(uint64_t version);
+  uint64_t weights_version() const;
 
   /// Scores wait from now on, until Release() or until they are cancelled.
   void Hold();
@@ -48,6 +61,8 @@ class FakeScoringService final : public v1::Scoring::Service {
   /// Value of the client_id metadata of the latest Score.
   std::string client_id() const;
   int64_t held_max() const;
+  /// ScoreStream calls begun.
+  int64_t streams() const;
 
  private:
   struct Failure {
@@ -55,34 +70,49 @@ class FakeScoringService final : public v1::Scoring::Service {
     std::string pushback_ms;
   };
 
+  /// Notes the request, waits while holding, and answers. `pushback_ms` is set with a failure.
+  grpc::Status Answer(grpc::ServerContext& context, const v1::ScoreRequest& request,
+                      v1::ScoreResponse& response, std::string& pushback_ms);
+
   v1::ListHeadsResponse heads_;
   v1::VerifyResponse verify_;
+  FakeControlSocket* control_ = nullptr;
 
   mutable absl::Mutex mutex_;
   std::deque<Failure> failures_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ScoreRequest> requests_ ABSL_GUARDED_BY(mutex_);
   std::string client_id_ ABSL_GUARDED_BY(mutex_);
+  uint64_t weights_version_ ABSL_GUARDED_BY(mutex_) = 3;
   bool is_holding_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t held_max_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 /// The logprob the fake gives to a row: of its hidden bytes and its target.
 float FakeLogprob(const char* hidden, int64_t hidden_bytes, int32_t target);
 
-/// The service on a loopback port of its own, with grpc.health.v1.
+/// The service on a loopback address, by default on a port of its own, with grpc.health.v1.
 class FakeScoringServer {
  public:
-  FakeScoringServer();
+  explicit FakeScoringServer(std::string host = "127.0.0.1", int port = 0);
   ~FakeScoringServer();
 
   FakeScoringService& service() { return service_; }
   std::string address() const;
+  int port() const { return port_; }
   void SetServing(bool serving);
+  /// Ends at once, cancelling what is in flight.
+  void Stop();
+
+  /// Opens a control socket for clients on this host; before the first call.
+  FakeControlSocket& Share(FakeControlSocket::Options options = {});
 
  private:
+  std::unique_ptr<FakeControlSocket> control_;
   FakeScoringService service_;
-  int port_ = 0;
+  const std::string host_;
+  int port_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -112,6 +112,9 @@ ScoreRequest MakeRequest(const RequestSpec& spec) {
   request.priority_number = static_cast<int32_t>(spec.priority) + 1;
   request.reject_nonfinite = spec.reject_nonfinite;
   request.hidden = PayloadOf(bytes, spec.piece_bytes, spec.misalignment);
+  request.hidden.place = spec.place;
+  request.hidden.is_pinned = spec.is_pinned;
+  request.hidden.gpu = spec.gpu;
   request.client_id = spec.client_id;
   request.deadline = spec.deadline;
   return request;

@@ -33,6 +33,9 @@ struct RequestSpec {
   int64_t piece_bytes = 0;   ///< The payload comes in pieces of this size; 0: in one.
   int64_t misalignment = 0;  ///< Bytes by which each piece's address is off.
   int64_t vocab_size = 1'000;
+  PayloadPlace place = PayloadPlace::kMessage;
+  bool is_pinned = false;
+  int32_t gpu = -1;
 };
 
 /// A request as validation would pass it on, with payload bytes from `seed`.

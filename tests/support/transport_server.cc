@@ -26,8 +26,8 @@ GrpcServer::Options TestServerOptions() {
 
 TransportServer::TransportServer(const GrpcServer::Options& options, HeadInfo head_info,
                                  bool with_head)
-    : head(std::make_shared<FakeHead>(std::move(head_info))),
-      metrics(Metrics::Options{.heads = {"fake"}, .version = "test", .commit = "none"}) {
+    : metrics(Metrics::Options{.heads = {"fake"}, .version = "test", .commit = "none"}),
+      head(std::make_shared<FakeHead>(std::move(head_info))) {
   if (with_head) {
     registry.Add(head);
   }

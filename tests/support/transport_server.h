@@ -34,9 +34,9 @@ struct TransportServer {
   std::string address() const;
   std::shared_ptr<grpc::Channel> NewChannel() const;
 
+  Metrics metrics;  // outlives the requests that the head holds
   std::shared_ptr<FakeHead> head;
   FakeRegistry registry;
-  Metrics metrics;
   std::unique_ptr<GrpcServer> server;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Scoring::Stub> stub;

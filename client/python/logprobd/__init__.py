@@ -6,10 +6,12 @@ with logprobd.Client("127.0.0.1:8470") as client:
 """
 
 from logprobd.aio import AsyncClient
+from logprobd.balance import ServerState
 from logprobd.client import Client
 from logprobd.errors import (
     Cancelled,
     DeadlineExceeded,
+    HeadMismatch,
     InvalidArgument,
     LogprobdError,
     NotFound,
@@ -31,6 +33,7 @@ __all__ = [
     "Client",
     "DeadlineExceeded",
     "HeadInfo",
+    "HeadMismatch",
     "InvalidArgument",
     "Limits",
     "LogprobdError",
@@ -39,6 +42,7 @@ __all__ = [
     "RetryPolicy",
     "ScoreResult",
     "ServerBug",
+    "ServerState",
     "Shard",
     "Shifted",
     "Unavailable",

@@ -1,11 +1,9 @@
-"""The gRPC channels of a client: made at first use, in each process anew."""
+"""The gRPC channels to one server: made at first use, in each process anew."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-import weakref
 from typing import Any
 
 import grpc
@@ -25,13 +23,13 @@ def identity(data: bytes) -> bytes:
 class Channels:
     """Several connections to one server, used in turn. Any thread may use it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, address: str) -> None:
         self._settings = settings
+        self._address = address
         self._channels: list[Any] = []
         self._closed = False
         self._turn = itertools.count()
         self._lock = threading.Lock()
-        _live.add(self)
 
     def next(self) -> Any:
         """The next channel in turn. Cancelled after close()."""
@@ -41,7 +39,7 @@ class Channels:
             if not self._channels:
                 self._channels = [
                     grpc.insecure_channel(
-                        self._settings.address, options=self._settings.channel_options(index)
+                        self._address, options=self._settings.channel_options(self._address, index)
                     )
                     for index in range(self._settings.channels)
                 ]
@@ -59,17 +57,6 @@ class Channels:
         self._lock = threading.Lock()  # another thread of the parent may have held it
         _inherited.extend(self._channels)
         self._channels = []
-
-
-_live: weakref.WeakSet[Channels] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for channels in list(_live):
-        channels.forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def error_of(call: Any, address: str) -> LogprobdError:

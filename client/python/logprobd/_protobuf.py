@@ -93,7 +93,8 @@ def _pieces(message: Any) -> list[Buffer]:
         for item in value if field.repeated else (value,):
             if item is None or not (item or field.repeated or field.optional):
                 continue  # absent, or protobuf's zero
-            if field.kind == "message" and not field.repeated and item == field.default:
+            required = field.kind == "message" and not (field.repeated or field.optional)
+            if required and item == field.default:
                 continue
             _put_varint(small, field.number << 3 | _WIRE_TYPES[field.kind])
             if field.kind == "bytes":

@@ -18,21 +18,25 @@ from typing import Any
 import grpc
 
 from logprobd import _wire
+from logprobd._carrier import Carrier, Parcel
 from logprobd._core import SWAP_ROUNDS_MAX, decode_answer, too_many_swaps
+from logprobd._routing import LOOK_AGAIN_SECONDS, Routing
 from logprobd.assembly import Assembly
+from logprobd.balance import Balance, Server
 from logprobd.errors import (
     DeadlineExceeded,
     InvalidArgument,
     LogprobdError,
-    Overloaded,
+    Unavailable,
+    WeightsVersionMismatch,
     code_name,
     from_status,
 )
 from logprobd.facts import Limits
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
-from logprobd.retry import Window
 from logprobd.settings import Settings
+from logprobd.versions import CallVersions
 
 _WINDOW_UNKNOWN = 16
 
@@ -43,6 +47,7 @@ class _Batch:
 
     plan: ScorePlan | None
     assembly: Assembly | None
+    versions: CallVersions
     seconds: float
     """What it may take from when its first chunk is sent."""
     deadline: float | None = None
@@ -59,6 +64,28 @@ class _Job:
     chunk: Chunk
     attempts: int = 0
     chunk_id: int = field(default=0)
+    server: Server | None = None
+    """Where it is in flight."""
+    epoch: int = 0
+    parcel: Parcel | None = None
+    """The request of the latest attempt."""
+
+    @property
+    def bytes(self) -> int:
+        assert self.batch.plan is not None
+        return self.batch.plan.bytes_of(self.chunk)
+
+    def release(self) -> None:
+        if self.parcel is not None:
+            self.parcel.release()
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message, and the server whose stream it goes to."""
+
+    server: Server
+    data: bytes
 
 
 def stream_plan(
@@ -81,20 +108,28 @@ def stream_plan(
 class StreamBook:
     """Chunks waiting, in flight and to be sent again; results in the order of the batches."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        balance: Balance | None = None,
+        carrier: Carrier | None = None,
+    ) -> None:
         self._settings = settings
-        self._window = Window(settings.max_inflight)
+        self._balance = balance or Balance(settings.addresses, solo=True)
+        self._carrier = carrier or Carrier(settings)
+        self._routing = Routing(self._balance, settings.retry, settings.max_inflight)
         self._batches: deque[_Batch] = deque()
         self._waiting: deque[_Job] = deque()
         self._again: list[tuple[float, int, _Job]] = []
         self._inflight: dict[int, _Job] = {}
         self._ids = itertools.count(1)
+        self._order = itertools.count()
 
     @property
     def has_room(self) -> bool:
         """Whether another batch should be taken."""
         open_chunks = len(self._waiting) + len(self._again) + len(self._inflight)
-        most = self._window.size
+        most = self._routing.room
         return open_chunks < most and len(self._batches) < 2 * most
 
     @property
@@ -103,63 +138,110 @@ class StreamBook:
 
     def add(self, plan: ScorePlan, chunks: list[Chunk], limits: Limits, seconds: float) -> None:
         """A batch whose result must come within `seconds` of the sending of its first chunk."""
-        self._window.limit(
+        self._routing.limit(
             min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
         )
-        batch = _Batch(plan, Assembly(plan, chunks), seconds)
+        versions = CallVersions(
+            self._balance,
+            head=plan.head,
+            pinned=plan.weights_version,
+            mix=self._settings.mix_versions,
+        )
+        batch = _Batch(plan, Assembly(plan, chunks), versions, seconds)
         self._batches.append(batch)
         self._waiting.extend(_Job(batch, chunk) for chunk in chunks)
 
     def add_failed(self, error: LogprobdError) -> None:
         """A batch that was refused before anything was sent; its error comes in its place."""
-        self._batches.append(_Batch(None, None, 0.0, result=error))
+        versions = CallVersions(self._balance, head="")
+        self._batches.append(_Batch(None, None, versions, 0.0, result=error))
 
-    def next_request(self, now: float) -> bytes | None:
-        """The next message to write, or None while the window is full or nothing is due."""
-        while len(self._inflight) < self._window.size:
-            if self._again and self._again[0][0] <= now:
-                job = heapq.heappop(self._again)[2]
-            elif self._waiting:
-                job = self._waiting.popleft()
-            else:
+    def next_request(self, now: float) -> Outgoing | None:
+        """The next message to write, or None while the windows are full or nothing is due."""
+        while True:
+            job = self._next_job(now)
+            if job is None:
                 return None
-            if job.batch.result is not None or job.batch.plan is None:
-                continue  # its batch has failed meanwhile
-            if job.batch.deadline is None:
-                job.batch.deadline = now + job.batch.seconds
+            batch = job.batch
+            server = self._routing.take(job.bytes, batch.versions, now)
+            try:
+                if server is None and not self._inflight and batch.versions.stuck():
+                    server = self._routing.take(job.bytes, batch.versions, now)
+            except WeightsVersionMismatch as error:
+                self._fail(batch, error)
+                continue
+            if server is None:
+                self._waiting.appendleft(job)
+                return None
+            if batch.deadline is None:
+                batch.deadline = now + batch.seconds
             job.attempts += 1
             job.chunk_id = next(self._ids)
+            job.server, job.epoch = server, batch.versions.epoch
             self._inflight[job.chunk_id] = job
-            return job.batch.plan.encode(job.chunk, chunk_id=job.chunk_id)
+            assert batch.plan is not None
+            try:
+                job.parcel = self._carrier.pack(batch.plan, job.chunk, chunk_id=job.chunk_id)
+            except LogprobdError as error:
+                self._fail(batch, error)
+                continue
+            return Outgoing(server, job.parcel.request)
+
+    def _next_job(self, now: float) -> _Job | None:
+        while self._again and self._again[0][0] <= now:
+            self._waiting.appendleft(heapq.heappop(self._again)[2])
+        while self._waiting:
+            job = self._waiting.popleft()
+            if job.batch.result is None and job.batch.plan is not None:
+                return job  # else its batch has failed meanwhile
         return None
 
     def receive(self, data: bytes, now: float) -> None:
         """Takes one message of the server."""
         response = decode_answer(_wire.ScoreResponse, data)
-        job = self._inflight.pop(response.chunk_id, None)
+        job = self._inflight.get(response.chunk_id)
         if job is None or job.batch.result is not None:
             return  # an answer for a batch that has failed, or that was sent again
-        if response.status_code != 0:
-            self._refused(job, response, now)
-            return
-        self._window.succeeded()
+        server = self._end(job)
+        try:
+            if response.status_code != 0:
+                self._refused(job, server, response, now)
+            else:
+                self._answered(job, server, response)
+        except LogprobdError as error:
+            self._fail(job.batch, error)
+
+    def _end(self, job: _Job) -> Server:
+        """The job is in flight no more. Returns where it was."""
+        assert job.server is not None
+        server, job.server = job.server, None
+        del self._inflight[job.chunk_id]
+        job.release()
+        self._routing.give(server, job.bytes)
+        return server
+
+    def _answered(self, job: _Job, server: Server, response: _wire.ScoreResponse) -> None:
+        self._routing.succeeded(server)
         batch = job.batch
         assert batch.assembly is not None
-        try:
-            batch.assembly.add(job.chunk, response)
-            if batch.assembly.unanswered():
-                return
+        if not batch.versions.keeps(server, response.weights_version, job.epoch):
+            self._waiting.appendleft(_Job(batch, job.chunk))
+            return
+        assert job.parcel is not None
+        batch.assembly.add(job.chunk, response, job.parcel.way)
+        if batch.assembly.unanswered():
+            return
+        if not self._settings.mix_versions:
             batch.assembly.drop_other_versions()
-            stale = batch.assembly.unanswered()
-            if not stale:
-                batch.result = batch.assembly.result()
-            elif batch.rounds == SWAP_ROUNDS_MAX:
-                self._fail(batch, too_many_swaps(self._settings.address))
-            else:
-                batch.rounds += 1
-                self._waiting.extendleft(_Job(batch, chunk) for chunk in reversed(stale))
-        except LogprobdError as error:
-            self._fail(batch, error)
+        stale = batch.assembly.unanswered()
+        if not stale:
+            self._carrier.used(batch.assembly.way)
+            batch.result = batch.assembly.result()
+        elif batch.rounds == SWAP_ROUNDS_MAX:
+            raise too_many_swaps(self._settings.address)
+        else:
+            batch.rounds += 1
+            self._waiting.extendleft(_Job(batch, chunk) for chunk in reversed(stale))
 
     def _fail(self, batch: _Batch, error: LogprobdError) -> None:
         """None of the batch's chunks is sent any more, nor takes room of others."""
@@ -167,38 +249,69 @@ class StreamBook:
         self._waiting = deque(job for job in self._waiting if job.batch is not batch)
         self._again = [entry for entry in self._again if entry[2].batch is not batch]
         heapq.heapify(self._again)
-        for chunk_id in [i for i, job in self._inflight.items() if job.batch is batch]:
-            del self._inflight[chunk_id]
+        for job in [job for job in self._inflight.values() if job.batch is batch]:
+            self._end(job)
 
-    def _refused(self, job: _Job, response: _wire.ScoreResponse, now: float) -> None:
+    def _refused(
+        self, job: _Job, server: Server, response: _wire.ScoreResponse, now: float
+    ) -> None:
         error = from_status(
             code_name(response.status_code),
             response.status_message,
-            address=self._settings.address,
+            address=server.address,
             retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,
         )
-        if isinstance(error, Overloaded):
-            self._window.refused()
+        assert job.parcel is not None
+        if self._carrier.refused(job.parcel, error):
+            self._waiting.appendleft(job)
+            return
         assert job.batch.plan is not None
-        assert job.batch.deadline is not None
         error = job.batch.plan.locate(error, job.chunk)
-        delay = self._settings.retry.delay(error, job.attempts)
-        if delay is None or now + delay >= job.batch.deadline:
-            self._fail(job.batch, error)
-        else:
-            heapq.heappush(self._again, (now + delay, job.chunk_id, job))
+        self._send_again(job, server, error, now)
 
-    def reconnect(self, error: LogprobdError, now: float) -> None:
-        """The stream has ended with chunks unanswered: they are sent again, or `error` is
+    def reconnect(self, server: Server, error: LogprobdError, now: float) -> None:
+        """The stream to `server` has ended: chunks unanswered there are sent again, or `error` is
         raised."""
-        jobs = list(self._inflight.values())
-        self._inflight.clear()
-        for job in jobs:
-            assert job.batch.deadline is not None
-            delay = self._settings.retry.delay(error, job.attempts)
-            if delay is None or now + delay >= job.batch.deadline:
-                raise error
-            heapq.heappush(self._again, (now + delay, job.chunk_id, job))
+        if isinstance(error, Unavailable):
+            self._balance.leave(server, error.details or str(error))
+        for job in [job for job in self._inflight.values() if job.server is server]:
+            self._end(job)
+            self._send_again(job, server, error, now)
+
+    def _send_again(self, job: _Job, server: Server, error: LogprobdError, now: float) -> None:
+        """Raises `error` where the chunk is not sent again."""
+        delay = self._routing.retry_in(server, error, job.attempts, job.batch.versions)
+        self._push_again(job, error, delay, now)
+
+    def _push_again(self, job: _Job, error: LogprobdError, delay: float | None, now: float) -> None:
+        assert job.batch.deadline is not None
+        if delay is None or now + delay >= job.batch.deadline:
+            raise error
+        heapq.heappush(self._again, (now + delay, next(self._order), job))
+
+    @property
+    def is_stranded(self) -> bool:
+        """After `next_request` gave None: a chunk waits and nothing is in flight, so nobody is
+        ready."""
+        return bool(self._waiting) and not self._inflight
+
+    def nobody_is_ready(self, error: LogprobdError, now: float) -> None:
+        """No server was ready for the chunk that is next. Raises `error` when it gives up."""
+        job = self._waiting.popleft()
+        job.attempts += 1
+        if job.batch.deadline is None:
+            job.batch.deadline = now + job.batch.seconds
+        self._push_again(job, error, self._settings.retry.delay(error, job.attempts), now)
+
+    def gather_deadline(self, now: float) -> float:
+        """Until when a server may be waited for on behalf of the chunk that is next."""
+        batch = self._waiting[0].batch
+        return now + batch.seconds if batch.deadline is None else batch.deadline
+
+    def close(self) -> None:
+        """Gives up what is in flight."""
+        for job in list(self._inflight.values()):
+            self._end(job)
 
     def finished(self) -> Iterator[ScoreResult | LogprobdError]:
         """Results that are next in order."""
@@ -228,20 +341,29 @@ class StreamBook:
                 f"no answer from {self._settings.address} in time: raise timeout "
                 "(LOGPROBD_TIMEOUT_S) or send smaller batches"
             )
-        due = (
-            self._again[0][0]
-            if self._again and len(self._inflight) < self._window.size
-            else deadline
-        )
+        # What is due and waits has no room: room comes with an answer, or with another server.
+        due = self._again[0][0] if self._again else deadline
+        if self._waiting and not self._balance.solo:
+            due = min(due, now + LOOK_AGAIN_SECONDS)
         return max(0.0, min(due, deadline) - now)
 
 
 class ReadStream:
-    """A synchronous ScoreStream call; a thread of its own reads, so that waiting can time out."""
+    """A synchronous ScoreStream call; a thread of its own reads, so that waiting can time out.
 
-    def __init__(self, method: Any, metadata: Any) -> None:
+    Messages (bytes), and the call itself once it has ended, are put into `events` with `server`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        method: Any,
+        metadata: Any,
+        events: queue.SimpleQueue[tuple[ReadStream, Any]],
+    ) -> None:
+        self.server = server
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[bytes | Any] = queue.SimpleQueue()
+        self._events = events
         self._call = method(iter(self._requests.get, None), metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="logprobd-stream", daemon=True)
         self._reader.start()
@@ -249,39 +371,39 @@ class ReadStream:
     def send(self, request: bytes) -> None:
         self._requests.put(request)
 
-    def wait(self, seconds: float | None) -> Any:
-        """The next message (bytes), the call itself once it has ended, or None after `seconds`."""
-        try:
-            return self._events.get(timeout=seconds)
-        except queue.Empty:
-            return None
+    def finish(self) -> None:
+        """Nothing more is sent: the server may end the stream."""
+        self._requests.put(None)
 
     def close(self) -> None:
         """Ends the stream; what is unanswered is cancelled."""
-        self._requests.put(None)
+        self.finish()
         self._reader.join(timeout=_CLOSE_SECONDS)
         self._call.cancel()
 
     def _read(self) -> None:
         try:
             for response in self._call:
-                self._events.put(response)
+                self._events.put((self, response))
         except grpc.RpcError:
             pass  # its status is read from the call
-        self._events.put(self._call)
+        self._events.put((self, self._call))
 
 
 # For the server to end a stream on which nothing is unanswered.
 _CLOSE_SECONDS = 0.5
 
 
-def wait_for(book: StreamBook, stream: ReadStream | None) -> Any:
-    """What happens next on the stream; None when only time has passed. DeadlineExceeded."""
-    ready = stream.wait(0.0) if stream is not None else None
-    if ready is not None:
-        return ready
+def wait_for(
+    book: StreamBook, events: queue.SimpleQueue[tuple[ReadStream, Any]]
+) -> tuple[ReadStream, Any] | None:
+    """What happens next on the streams; None when only time has passed. DeadlineExceeded."""
+    try:
+        return events.get_nowait()
+    except queue.Empty:
+        pass
     seconds = book.pause(time.monotonic())
-    if stream is None:
-        time.sleep(seconds or 0.0)
+    try:
+        return events.get(timeout=seconds or 0.0) if seconds is not None else None
+    except queue.Empty:
         return None
-    return stream.wait(seconds)

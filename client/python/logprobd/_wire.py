@@ -1,7 +1,6 @@
-"""The messages of proto/logprobd/v1/scoring.proto and of grpc.health.v1 that the client uses.
+"""The messages of scoring.proto, local.proto and grpc.health.v1 that the client uses.
 
-Meanings are stated in scoring.proto; field order here is the order on the wire, so that `hidden`
-comes last.
+Meanings are stated there; field order here is the order on the wire, so that `hidden` comes last.
 """
 
 from __future__ import annotations
@@ -17,19 +16,29 @@ __all__ = [
     "PRIORITIES",
     "SERVING",
     "Buffer",
+    "CloseRegion",
+    "CreateRegion",
+    "CudaIpcSlice",
     "DecodeError",
     "Head",
     "HealthRequest",
     "HealthResponse",
+    "Hello",
     "Limits",
     "ListHeadsRequest",
     "ListHeadsResponse",
+    "LocalAccess",
+    "LocalReply",
+    "LocalRequest",
+    "Region",
     "ScoreRequest",
     "ScoreResponse",
     "Shard",
+    "SharedMemorySlice",
     "StageTimings",
     "VerifyRequest",
     "VerifyResponse",
+    "Welcome",
     "decode",
     "encode",
 ]
@@ -58,6 +67,22 @@ SERVING = 1  # grpc.health.v1 HealthCheckResponse.ServingStatus
 
 
 @dataclass
+class SharedMemorySlice:
+    region: Buffer = wire(1, "bytes")
+    offset: int = wire(2, "uint")
+    bytes: int = wire(3, "uint")
+
+
+@dataclass
+class CudaIpcSlice:
+    lease: Buffer = wire(1, "bytes")
+    device_uuid: Buffer = wire(2, "bytes")
+    handle: Buffer = wire(3, "bytes")
+    offset: int = wire(4, "uint")
+    bytes: int = wire(5, "uint")
+
+
+@dataclass
 class ScoreRequest:
     request_id: str = wire(1, "string")
     head: str = wire(2, "string")
@@ -79,6 +104,10 @@ class ScoreRequest:
     reject_nonfinite: bool = wire(18, "bool")
     chunk_id: int = wire(19, "uint")
     hidden: Buffer = wire(32, "bytes")
+    shared_memory: SharedMemorySlice | None = wire(
+        33, "message", optional=True, message=SharedMemorySlice
+    )
+    cuda_ipc: CudaIpcSlice | None = wire(34, "message", optional=True, message=CudaIpcSlice)
 
 
 @dataclass
@@ -165,9 +194,19 @@ class ListHeadsRequest:
 
 
 @dataclass
+class LocalAccess:
+    boot_id: str = wire(1, "string")
+    grpc_path: str = wire(2, "string")
+    control_path: str = wire(3, "string")
+    shared_memory: bool = wire(4, "bool")
+    cuda_ipc: bool = wire(5, "bool")
+
+
+@dataclass
 class ListHeadsResponse:
     heads: list[Head] = wire(1, "message", repeated=True, message=Head)
     server_version: str = wire(2, "string")
+    local: LocalAccess | None = wire(3, "message", optional=True, message=LocalAccess)
 
 
 @dataclass
@@ -199,3 +238,49 @@ class HealthRequest:
 @dataclass
 class HealthResponse:
     status: int = wire(1, "int")
+
+
+@dataclass
+class Hello:
+    client_id: str = wire(1, "string")
+
+
+@dataclass
+class CreateRegion:
+    bytes: int = wire(1, "uint")
+
+
+@dataclass
+class CloseRegion:
+    id: Buffer = wire(1, "bytes")
+
+
+@dataclass
+class LocalRequest:
+    hello: Hello | None = wire(1, "message", optional=True, message=Hello)
+    create_region: CreateRegion | None = wire(2, "message", optional=True, message=CreateRegion)
+    close_region: CloseRegion | None = wire(3, "message", optional=True, message=CloseRegion)
+
+
+@dataclass
+class Welcome:
+    lease: Buffer = wire(1, "bytes")
+    shared_memory: bool = wire(2, "bool")
+    cuda_ipc: bool = wire(3, "bool")
+    region_bytes_max: int = wire(4, "uint")
+    lease_bytes_max: int = wire(5, "uint")
+    lease_regions_max: int = wire(6, "uint")
+
+
+@dataclass
+class Region:
+    id: Buffer = wire(1, "bytes")
+    bytes: int = wire(2, "uint")
+
+
+@dataclass
+class LocalReply:
+    status_code: int = wire(1, "int")
+    status_message: str = wire(2, "string")
+    welcome: Welcome | None = wire(3, "message", optional=True, message=Welcome)
+    region: Region | None = wire(4, "message", optional=True, message=Region)

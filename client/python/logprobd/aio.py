@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import os
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from logprobd import _wire, settings
+from logprobd._aio_pool import AioPool
+from logprobd._carrier import Way
 from logprobd._channels import error_of, status_error
 from logprobd._core import (
     STALE_FACTS,
     SWAP_ROUNDS_MAX,
     ClientCore,
+    before,
     decode_answer,
     too_many_swaps,
 )
+from logprobd._pool import HEALTH_REQUEST, health_reason
+from logprobd._routing import CallBook, CallJob, Routing
 from logprobd._stream import StreamBook, stream_plan
 from logprobd.assembly import Assembly
-from logprobd.errors import (
-    Cancelled,
-    InvalidArgument,
-    LogprobdError,
-    Overloaded,
-    Unavailable,
-    from_status,
-)
+from logprobd.balance import Balance, Server
+from logprobd.errors import Cancelled, InvalidArgument, LogprobdError, Unavailable, from_status
 from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
 from logprobd.plan import Chunk, Progress, ScorePlan
 from logprobd.result import ScoreResult
-from logprobd.retry import Window
+from logprobd.versions import CallVersions
 
 _Batch = tuple[Any, Any] | Mapping[str, Any]
 _END = object()  # in place of a batch: there are no more
-_inherited: list[Any] = []  # channels of a parent process or of another loop: never closed here
 
 
 class AsyncClient(ClientCore):
@@ -51,10 +47,10 @@ class AsyncClient(ClientCore):
 
     def _start(self, chosen: settings.Settings) -> None:
         super()._start(chosen)
-        self._open: list[Any] = []
-        self._owner: tuple[int, Any] = (0, None)
-        self._turn = itertools.count()
-        self._closed = False
+        self._pool = AioPool(chosen)
+
+    def _balance(self) -> Balance:
+        return self._pool.balance
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -63,13 +59,15 @@ class AsyncClient(ClientCore):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections and cancels what is in flight. Idempotent."""
-        channels, self._open, self._closed = self._open, [], True
-        if self._owner[0] != os.getpid():
-            _inherited.extend(channels)
-            return
-        for channel in channels:
-            await channel.close()
+        """As Client.close."""
+        self._carrier.close()
+        await self._pool.close()
+
+    async def buffer(self, rows: int, hidden_size: int, dtype: Any = "bf16") -> Any:
+        """As Client.buffer."""
+        if self._carrier.needs_asking:
+            await self.list_heads()
+        return await asyncio.to_thread(self._carrier.array, rows, hidden_size, dtype)
 
     async def score(
         self,
@@ -93,6 +91,7 @@ class AsyncClient(ClientCore):
         progress: Progress | None = None,
     ) -> ScoreResult:
         """As Client.score."""
+        self._pool.own()
         deadline = self._deadline(timeout)
         plan = ScorePlan(
             hidden,
@@ -134,11 +133,12 @@ class AsyncClient(ClientCore):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
         seconds = self._settings.timeout if timeout is None else timeout
         source = _iterate(batches)
-        book = StreamBook(self._settings)
-        stream: _AioStream | None = None
+        self._pool.own()
+        book = StreamBook(self._settings, self._pool.balance, self._carrier)
+        streams: dict[Server, _AioStream] = {}
         taking: asyncio.Future[Any] | None = None
         exhausted = False
-        wake = asyncio.Event()  # set by a taken batch and by each event of the stream
+        wake = asyncio.Event()  # set by a taken batch and by each event of a stream
         try:
             while True:
                 wake.clear()
@@ -148,16 +148,15 @@ class AsyncClient(ClientCore):
                         exhausted = True
                     else:
                         await self._take(batch, options, book, seconds)
-                while stream is not None and (event := stream.next_event()) is not None:
-                    if isinstance(event, bytes):
-                        book.receive(event, time.monotonic())
-                    else:
-                        stream = None
-                        book.reconnect(await _aio_error(event, self.address), time.monotonic())
+                for stream in list(streams.values()):
+                    await self._receive(stream, book, streams)
+                self._pool.refresh()
                 while (request := book.next_request(time.monotonic())) is not None:
-                    if stream is None:
-                        stream = _AioStream(self._channel(), self._settings.metadata, wake)
-                    await stream.send(request)
+                    server = request.server
+                    if server not in streams:
+                        channel = self._pool.channel(server)
+                        streams[server] = _AioStream(server, channel, self._settings.metadata, wake)
+                    await streams[server].send(request.data)
                 for result in book.finished():
                     if isinstance(result, STALE_FACTS):
                         self._heads = []
@@ -169,7 +168,9 @@ class AsyncClient(ClientCore):
                 if taking is None and not exhausted and book.has_room:
                     taking = asyncio.ensure_future(_next_batch(source))
                     taking.add_done_callback(lambda _: wake.set())
-                if not wake.is_set():
+                if book.is_stranded:
+                    await self._wait_for_servers(book)
+                elif not wake.is_set():
                     pause = book.pause(time.monotonic())  # its DeadlineExceeded is a TimeoutError
                     with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                         await asyncio.wait_for(wake.wait(), pause)
@@ -177,8 +178,27 @@ class AsyncClient(ClientCore):
             if taking is not None:
                 taking.cancel()
                 await asyncio.gather(taking, return_exceptions=True)
-            if stream is not None:
+            for stream in streams.values():
                 await stream.close()
+            book.close()
+
+    async def _receive(
+        self, stream: _AioStream, book: StreamBook, streams: dict[Server, _AioStream]
+    ) -> None:
+        """Takes what has come on a stream."""
+        while (event := stream.next_event()) is not None:
+            if isinstance(event, bytes):
+                book.receive(event, time.monotonic())
+            else:
+                del streams[stream.server]
+                error = await _aio_error(event, stream.server.address)
+                book.reconnect(stream.server, error, time.monotonic())
+
+    async def _wait_for_servers(self, book: StreamBook) -> None:
+        try:
+            await self._pool.gather(book.gather_deadline(time.monotonic()))
+        except Unavailable as error:
+            book.nobody_is_ready(error, time.monotonic())
 
     async def _take(
         self, batch: _Batch, options: Mapping[str, Any], book: StreamBook, seconds: float
@@ -193,8 +213,17 @@ class AsyncClient(ClientCore):
 
     async def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
         """As Client.list_heads."""
-        data = await self._unary(_wire.LIST_HEADS, b"", self._deadline(timeout))
-        heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
+        self._pool.own()
+        deadline = self._deadline(timeout)
+        if self._pool.balance.solo:
+            data = await self._unary(_wire.LIST_HEADS, b"", deadline)
+            response = decode_answer(_wire.ListHeadsResponse, data)
+            heads = heads_from_wire(response)
+            self._pool.balance.saw_heads(self._pool.balance.all()[0], heads)
+            self._carrier.offer(response.local)
+        else:
+            await self._gather(deadline, every=True)
+            heads = self._pool.balance.heads()
         self._heads = heads
         return list(heads)
 
@@ -212,67 +241,73 @@ class AsyncClient(ClientCore):
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """As Client.wait_ready."""
+        self._pool.own()
         deadline = self._deadline(timeout)
-        request = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
         reason = "no answer yet"
         pause = 0.02
         while (left := deadline - time.monotonic()) > 0:
             try:
-                data = await self._method(_wire.HEALTH_CHECK)(request, timeout=min(left, 5.0))
-                status = decode_answer(_wire.HealthResponse, data).status
-                if status == _wire.SERVING:
+                if not self._pool.balance.solo:
+                    await self._pool.gather(deadline)
                     return
-                reason = f"health status {status}: starting or stopping"
+                method = self._pool.method(self._pool.balance.all()[0], _wire.HEALTH_CHECK)
+                data = await method(HEALTH_REQUEST, timeout=min(left, 5.0))
+                reason = health_reason(grpc.StatusCode.OK, "", data)
+                if not reason:
+                    return
+            except Unavailable as error:
+                reason = error.details
             except grpc.RpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
-    def _channel(self) -> Any:
-        """The next channel in turn, made at first use in each process and event loop."""
-        if self._closed:
-            raise Cancelled("the client is closed: make another one")
-        owner = (os.getpid(), asyncio.get_running_loop())
-        if self._owner != owner:
-            _inherited.extend(self._open)
-            self._open, self._owner = [], owner
-        if not self._open:
-            self._open = [
-                grpc.aio.insecure_channel(
-                    self._settings.address, options=self._settings.channel_options(index)
-                )
-                for index in range(self._settings.channels)
-            ]
-        return self._open[next(self._turn) % len(self._open)]
-
-    def _method(self, name: str) -> Any:
-        # Bytes pass through when no serializer is given.
-        return self._channel().unary_unary(name)
-
     async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """One call with its retries. Typed errors."""
+        """One call with its retries, at the server with least to do. Typed errors."""
+        self._pool.own()
+        balance = self._pool.balance
+        routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
+        anyone = CallVersions(balance, head="", mix=True)
         attempts = 0
         while True:
             attempts += 1
-            answer = await self._attempt(method, request, deadline)
+            server = routing.take(0, anyone, time.monotonic())
+            if server is None:
+                await self._gather(deadline)
+                continue
+            try:
+                answer = await self._attempt(server, method, request, deadline)
+            finally:
+                routing.give(server, 0)
             if isinstance(answer, bytes):
                 return answer
-            delay = self._retry_delay(answer, attempts, deadline)
-            if delay is None:
-                raise answer
-            await asyncio.sleep(delay)
+            delay = routing.retry_in(server, answer, attempts, anyone)
+            await asyncio.sleep(before(deadline, delay, answer))
 
-    async def _attempt(self, method: str, request: bytes, deadline: float) -> bytes | LogprobdError:
+    async def _attempt(
+        self, server: Server, method: str, request: bytes, deadline: float
+    ) -> bytes | LogprobdError:
         """One call, sent once: its answer, or the error to retry or raise."""
         try:
-            return await self._method(method)(  # type: ignore[no-any-return]
+            return await self._pool.method(server, method)(  # type: ignore[no-any-return]
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
             )
         except grpc.RpcError as failed:
-            return error_of(failed, self.address)
+            return error_of(failed, server.address)
         except grpc.aio.UsageError as failed:  # the channel was closed meanwhile
             raise Cancelled(str(failed)) from failed
+
+    async def _gather(self, deadline: float, *, every: bool = False) -> None:
+        """As Client._gather."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                await self._pool.gather(deadline, every=every)
+                return
+            except Unavailable as error:
+                await asyncio.sleep(self._retry_delay(error, attempts, deadline))
 
     async def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
         heads = self._heads  # read once: another task's error may empty it
@@ -286,74 +321,84 @@ class AsyncClient(ClientCore):
         if plan.hidden.hidden_size != head.hidden_size:
             head = await self._head(plan.head, deadline, fresh=True)
         plan.check_head(head)
+        if self._carrier.needs_preparing:
+            await asyncio.to_thread(self._carrier.prepare)
         return head, plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
 
     async def _score_chunks(
         self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None
     ) -> ScoreResult:
         assembly = Assembly(plan, chunks)
-        slots = _Slots(self._settings.max_inflight)
-
-        async def answer_of(chunk: Chunk) -> bytes:
-            attempts = 0
-            while True:
-                attempts += 1
-                async with slots:
-                    answer = await self._attempt(_wire.SCORE, plan.encode(chunk), deadline)
-                    if isinstance(answer, bytes):
-                        slots.window.succeeded()
-                        return answer
-                    if isinstance(answer, Overloaded):
-                        slots.window.refused()
-                delay = self._retry_delay(answer, attempts, deadline)
-                if delay is None:
-                    raise plan.locate(answer, chunk)
-                await asyncio.sleep(delay)
-
-        async def score_chunk(chunk: Chunk) -> None:
-            data = await answer_of(chunk)
-            assembly.add(chunk, decode_answer(_wire.ScoreResponse, data))
-            if progress is not None:
-                progress(assembly.rows_done, plan.rows)
-
+        versions = self._versions(plan)
         for _ in range(SWAP_ROUNDS_MAX):
-            tasks = [asyncio.ensure_future(score_chunk(chunk)) for chunk in assembly.unanswered()]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            assembly.drop_other_versions()
-            if not assembly.unanswered():
+            book = CallBook(
+                plan,
+                assembly.unanswered(),
+                settings=self._settings,
+                versions=versions,
+                balance=self._pool.balance,
+                carrier=self._carrier,
+                deadline=deadline,
+            )
+            async with contextlib.aclosing(self._answers(book, deadline)) as answers:
+                async for chunk, response, way in answers:
+                    assembly.add(chunk, response, way)
+                    if progress is not None:
+                        progress(assembly.rows_done, plan.rows)
+            if self._round_ends(assembly):
+                self._carrier.used(assembly.way)
                 return assembly.result()
         raise too_many_swaps(self.address)
 
+    async def _answers(
+        self, book: CallBook, deadline: float
+    ) -> AsyncGenerator[tuple[Chunk, _wire.ScoreResponse, Way], None]:
+        """Sends the chunks of the book and yields each answer as it comes."""
+        inflight: dict[asyncio.Task[bytes | LogprobdError], CallJob] = {}
+        try:
+            while not book.is_done:
+                self._pool.refresh()
+                while (job := book.next(time.monotonic())) is not None:
+                    assert job.server is not None
+                    attempt = self._attempt(job.server, _wire.SCORE, job.request, deadline)
+                    inflight[asyncio.ensure_future(attempt)] = job
+                if book.is_stranded:
+                    await self._find_servers(book, deadline)
+                    continue
+                pause = book.pause(time.monotonic())
+                if not inflight:
+                    await asyncio.sleep(pause or 0.0)
+                    continue
+                ended, _ = await asyncio.wait(
+                    inflight, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in ended:
+                    answer = task.result()
+                    if isinstance(answer, LogprobdError):
+                        book.failed(inflight.pop(task), answer)
+                        continue
+                    response = decode_answer(_wire.ScoreResponse, answer)
+                    job = inflight.pop(task)
+                    if book.keeps(job, response):
+                        yield job.chunk, response, job.way
+        finally:
+            for task, job in inflight.items():
+                task.cancel()
+                book.cancelled(job)
+            await asyncio.gather(*inflight, return_exceptions=True)
 
-class _Slots:
-    """Requests under way at once: as many as the window allows at the moment."""
-
-    def __init__(self, most: int) -> None:
-        self.window = Window(most)
-        self._held = 0
-        self._changed = asyncio.Condition()
-
-    async def __aenter__(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._held < self.window.size)
-            self._held += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self._held -= 1
-        async with self._changed:
-            # As many as now find room, not all: with thousands of chunks that would be millions.
-            self._changed.notify(max(0, self.window.size - self._held))
+    async def _find_servers(self, book: CallBook, deadline: float) -> None:
+        try:
+            await self._pool.gather(deadline)
+        except Unavailable as error:
+            book.nobody_is_ready(error)
 
 
 class _AioStream:
     """A ScoreStream call; a task of its own reads, and sets `wake` at each event."""
 
-    def __init__(self, channel: Any, metadata: Any, wake: asyncio.Event) -> None:
+    def __init__(self, server: Server, channel: Any, metadata: Any, wake: asyncio.Event) -> None:
+        self.server = server
         self._wake = wake
         self._call = channel.stream_stream(_wire.SCORE_STREAM)(metadata=metadata)
         self._events: deque[Any] = deque()

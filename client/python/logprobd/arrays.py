@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from logprobd import _rows
 from logprobd._protobuf import Buffer
 from logprobd.errors import InvalidArgument
 
@@ -24,7 +25,10 @@ Rows = slice | Ints
 
 _NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KDLCPU = 1
+DEVICE_ALIGNMENT = 16
+"""Of rows that are read in a GPU's memory, in bytes."""
 
 
 def is_torch(value: object) -> bool:
@@ -77,6 +81,9 @@ class HiddenRows:
         dtype: str,
         kind: OutputKind,
         to_bytes: Callable[[Any], Buffer],
+        *,
+        write: Callable[[Any, Rows, _rows.Bytes], None],
+        is_as_sent: bool,
     ) -> None:
         shape = tuple(int(extent) for extent in array.shape)
         if not shape:
@@ -88,7 +95,11 @@ class HiddenRows:
         self.rows = int(np.prod(self.leading_shape, dtype=np.int64))
         self.dtype = dtype
         self.kind = kind
+        self.row_bytes = self.hidden_size * _rows.DTYPE_BYTES[dtype]
+        self.is_cuda = is_torch(array) and array.device.type == "cuda"
         self._to_bytes = to_bytes
+        self._write = write
+        self._is_as_sent = is_as_sent
         self._array, self._is_flat = _flatten(array, self.rows, self.hidden_size)
 
     def take(self, rows: Rows) -> Buffer:
@@ -99,11 +110,56 @@ class HiddenRows:
         flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return self._to_bytes(self._array[np.unravel_index(flat, self.leading_shape)])
 
+    def copy_to(self, rows: Rows, out: _rows.Bytes) -> None:
+        """Writes the bytes of some rows to `out`, uint8 [rows * row_bytes]: type and contiguity are
+        made right on the way. Large NumPy copies are split over threads; torch splits its own."""
+
+        def write(some: Rows, part: _rows.Bytes) -> None:
+            if self._is_flat:
+                self._write(self._array, some, part)
+                return
+            outer = self.leading_shape[:-1]
+            for block, within, begin, end in _rows.blocks(some, self.leading_shape[-1]):
+                index = tuple(int(i) for i in np.unravel_index(block, outer))
+                place = part[begin * self.row_bytes : end * self.row_bytes]
+                self._write(self._array[index], within, place)
+
+        if is_torch(self._array):
+            write(rows, out)
+        else:
+            _rows.in_parallel(write, rows, out)
+
+    def host_address(self, rows: Rows) -> int | None:
+        """Where some rows lie in host memory as they would be sent; None where they do not."""
+        if not self._is_as_sent or not self._is_flat or not isinstance(rows, slice):
+            return None
+        part = self._array[rows]
+        if is_torch(part):
+            is_here = part.device.type == "cpu" and part.is_contiguous()
+            return int(part.data_ptr()) if is_here else None
+        return int(part.ctypes.data) if part.flags.c_contiguous else None
+
+    def device_rows(self, rows: Rows) -> Any:
+        """Some rows of a CUDA tensor as they would be sent, contiguous on its device: a view of the
+        caller's memory where that will do."""
+        torch = sys.modules["torch"]
+        if self._is_flat:
+            index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+            part = self._array[index]
+        else:
+            flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            places = np.unravel_index(flat, self.leading_shape)
+            part = self._array[tuple(torch.from_numpy(place) for place in places)]
+        part = part.to(getattr(torch, _TORCH_NAMES[self.dtype])).contiguous()
+        return part if part.data_ptr() % DEVICE_ALIGNMENT == 0 else part.clone()
+
 
 def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
     """`array` as [rows, hidden_size] where that needs no copy, else as it is."""
     if array.ndim == 2:
         return array, True
+    if array.ndim == 1:
+        return array[None], True
     if is_torch(array):
         try:
             return array.view(rows, hidden_size), True
@@ -178,7 +234,12 @@ def _numpy_rows(array: npt.NDArray[Any], dtype: str | None) -> HiddenRows:
     def to_bytes(rows: npt.NDArray[Any]) -> Buffer:
         return _numpy_bytes(_numpy_convert(rows, given, wanted))
 
-    return HiddenRows(array, wanted, OutputKind(), to_bytes)
+    def write(rows: npt.NDArray[Any], some: Rows, out: _rows.Bytes) -> None:
+        convert = None if given == wanted else lambda part: _numpy_convert(part, given, wanted)
+        _rows.write_numpy(rows, some, out, wanted, convert)
+
+    is_as_sent = given == wanted and array.dtype.byteorder != ">"
+    return HiddenRows(array, wanted, OutputKind(), to_bytes, write=write, is_as_sent=is_as_sent)
 
 
 def _numpy_convert(rows: npt.NDArray[Any], given: str, wanted: str) -> npt.NDArray[Any]:
@@ -220,7 +281,13 @@ def _torch_rows(tensor: Any, dtype: str | None) -> HiddenRows:
         host = rows if rows.device.type == "cpu" else staging.copy(rows)
         return cast(memoryview, host.numpy().view(np.uint8).reshape(-1).data)
 
-    return HiddenRows(tensor.detach(), wanted, OutputKind(tensor.device), to_bytes)
+    def write(source: Any, some: Rows, out: _rows.Bytes) -> None:
+        _rows.write_torch(source, some, out, types[wanted])
+
+    kind = OutputKind(tensor.device)
+    return HiddenRows(
+        tensor.detach(), wanted, kind, to_bytes, write=write, is_as_sent=given == wanted
+    )
 
 
 class _Staging:

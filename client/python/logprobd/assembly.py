@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logprobd import _wire
+from logprobd._carrier import Way
 from logprobd.chunking import sum_segments
 from logprobd.errors import ServerBug
 from logprobd.plan import Chunk, ScorePlan
@@ -26,6 +27,9 @@ _ROW_ARRAYS: dict[str, tuple[tuple[str, str, Any], ...]] = {
 }
 
 
+TCP = Way("tcp", "")
+
+
 class Assembly:
     """Collects the answers of all chunks of a plan, in any order."""
 
@@ -34,10 +38,12 @@ class Assembly:
         self._chunks = chunks
         self._responses: dict[int, _wire.ScoreResponse] = {}
         self._last_version = 0
+        self._ways: dict[int, Way] = {}
         self.rows_done = plan.rows - plan.num_scored
 
-    def add(self, chunk: Chunk, response: _wire.ScoreResponse) -> None:
-        """Takes the answer of a chunk. ServerBug when its shape is not that of the request."""
+    def add(self, chunk: Chunk, response: _wire.ScoreResponse, way: Way = TCP) -> None:
+        """Takes the answer of a chunk, whose rows went by `way`. ServerBug when its shape is not
+        that of the request."""
         if response.rows != chunk.end - chunk.begin:
             raise ServerBug(
                 f"the server answered {response.rows} rows to a request of "
@@ -47,6 +53,16 @@ class Assembly:
             self.rows_done += response.rows
         self._responses[chunk.index] = response
         self._last_version = response.weights_version
+        self._ways[chunk.index] = way
+
+    @property
+    def way(self) -> Way:
+        """The way that most rows went, once every chunk is answered."""
+        rows: dict[Way, int] = {}
+        for chunk in self._chunks:
+            way = self._ways[chunk.index]
+            rows[way] = rows.get(way, 0) + chunk.end - chunk.begin
+        return max(rows, key=lambda way: rows[way])
 
     def unanswered(self) -> list[Chunk]:
         return [chunk for chunk in self._chunks if chunk.index not in self._responses]
@@ -64,6 +80,7 @@ class Assembly:
     def result(self) -> ScoreResult:
         """The scores of the call, once every chunk is answered. ServerBug for missing arrays."""
         plan = self._plan
+        versions = sorted({response.weights_version for response in self._responses.values()})
         out: dict[str, npt.NDArray[Any]] = {}
         for output, arrays in _ROW_ARRAYS.items():
             if plan.outputs & _wire.OUTPUT_BITS[output]:
@@ -84,9 +101,11 @@ class Assembly:
             out,
             plan.hidden.kind,
             shape=plan.shape,
-            weights_version=self._last_version,
+            weights_version=versions[-1],
+            weights_versions=tuple(versions),
             ignored_rows=plan.rows - plan.num_scored + sum(r.ignored_rows for r in responses),
             nonfinite_rows=sum(r.nonfinite_rows for r in responses),
+            transport=self.way.transport,
         )
 
     def _join(self, name: str, wire_type: str, width: int = 1) -> npt.NDArray[Any]:

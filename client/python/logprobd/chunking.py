@@ -29,7 +29,9 @@ def cut_rows(
     limits: ChunkLimits,
     candidate_offsets: npt.NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int]]:
-    """Half-open ranges of rows, in order, each within `limits` and as long as they allow.
+    """Half-open ranges of rows, in order, each within `limits`: as few as they allow, of about
+    equal length, since a short last one would count as a small request, for which the server cuts
+    its batches smaller.
 
     `row_bytes` are the bytes of a hidden row. No rows give one empty range: the request is still
     sent, so that its other fields are checked. Raises InvalidArgument when a single row breaks a
@@ -39,6 +41,7 @@ def cut_rows(
         return [(0, 0)]
     budget = limits.bytes_max - MESSAGE_OVERHEAD_BYTES if limits.bytes_max else 1 << 62
     step = min(limits.rows_max or rows, max(1, budget // (row_bytes + ROW_OVERHEAD_BYTES)))
+    step = -(-rows // -(-rows // step))
     if candidate_offsets is None:
         return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import heapq
 import queue
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import grpc
 
 from logprobd import _wire, settings
-from logprobd._channels import Channels, error_of, identity
+from logprobd._carrier import Way
+from logprobd._channels import error_of, identity
 from logprobd._core import (
     STALE_FACTS,
     SWAP_ROUNDS_MAX,
     ClientCore,
+    before,
     decode_answer,
     too_many_swaps,
 )
+from logprobd._pool import HEALTH_REQUEST, Pool, health_reason
+from logprobd._routing import CallBook, CallJob, Routing
 from logprobd._stream import ReadStream, StreamBook, stream_plan, wait_for
 from logprobd.assembly import Assembly
-from logprobd.errors import (
-    Cancelled,
-    InvalidArgument,
-    LogprobdError,
-    Overloaded,
-    Unavailable,
-)
+from logprobd.balance import Balance, Server
+from logprobd.errors import Cancelled, InvalidArgument, LogprobdError, Unavailable
 from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
 from logprobd.plan import Chunk, Progress, ScorePlan
 from logprobd.result import ScoreResult
-from logprobd.retry import Window
+from logprobd.versions import CallVersions
 
 
 class Client(ClientCore):
@@ -40,7 +37,10 @@ class Client(ClientCore):
 
     def _start(self, chosen: settings.Settings) -> None:
         super()._start(chosen)
-        self._channels = Channels(chosen)
+        self._pool = Pool(chosen)
+
+    def _balance(self) -> Balance:
+        return self._pool.balance
 
     def __enter__(self) -> Client:
         return self
@@ -49,8 +49,29 @@ class Client(ClientCore):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections and cancels what is in flight. Idempotent."""
-        self._channels.close()
+        """Closes the connections, cancels what is in flight and gives shared memory back: arrays of
+        `buffer` stay readable. Idempotent."""
+        self._pool.close()
+        self._carrier.close()
+
+    def buffer(self, rows: int, hidden_size: int, dtype: Any = "bf16") -> Any:
+        """An array for hidden states that score need not copy when the server is on this host.
+
+        Args:
+            rows, hidden_size: its shape.
+            dtype: "bf16" (gives NumPy uint16, to be scored with dtype="bf16"), "fp16", "fp32", or a
+                NumPy or ml_dtypes type; a torch dtype gives a torch.Tensor.
+
+        Returns an array [rows, hidden_size] whose content is arbitrary. It is freed when nothing
+        refers to it any more. Where no memory can be shared, as with several servers, it is an
+        ordinary array. Rows must not be written while they are scored.
+
+        Raises InvalidArgument; Unavailable when transport is "shm" and cannot be had; and as
+        list_heads, which it asks where the server is.
+        """
+        if self._carrier.needs_asking:
+            self.list_heads()
+        return self._carrier.array(rows, hidden_size, dtype)
 
     def score(
         self,
@@ -139,7 +160,7 @@ class Client(ClientCore):
         timeout: float | None = None,
         **options: Any,
     ) -> Iterator[ScoreResult]:
-        """Scores many batches over one stream and yields their results in order.
+        """Scores many batches, over one stream to each server, and yields their results in order.
 
         Batches are taken from the iterable as the stream has room, so an endless generator is fine.
         They are taken on this thread: while the iterable makes the next one, no result is yielded.
@@ -168,8 +189,9 @@ class Client(ClientCore):
         seconds: float,
         options: Mapping[str, Any],
     ) -> Iterator[ScoreResult]:
-        book = StreamBook(self._settings)
-        stream: ReadStream | None = None
+        book = StreamBook(self._settings, self._pool.balance, self._carrier)
+        streams: dict[Server, ReadStream] = {}
+        events: queue.SimpleQueue[tuple[ReadStream, Any]] = queue.SimpleQueue()
         exhausted = False
         try:
             while True:
@@ -179,17 +201,14 @@ class Client(ClientCore):
                         self._take(next(source), options, book, seconds)
                     except StopIteration:
                         exhausted = True
-                while stream is not None and (event := stream.wait(0.0)) is not None:
-                    stream = self._receive(event, book, stream)
+                while not events.empty():
+                    self._receive(events.get(), book, streams)
+                self._pool.refresh()
                 while (request := book.next_request(time.monotonic())) is not None:
-                    if stream is None:
-                        method = self._channels.next().stream_stream(
-                            _wire.SCORE_STREAM,
-                            request_serializer=identity,
-                            response_deserializer=identity,
-                        )
-                        stream = ReadStream(method, self._settings.metadata)
-                    stream.send(request)
+                    server = request.server
+                    if server not in streams:
+                        streams[server] = self._open_stream(server, events)
+                    streams[server].send(request.data)
                 for result in book.finished():
                     if isinstance(result, STALE_FACTS):
                         self._heads = []
@@ -198,13 +217,33 @@ class Client(ClientCore):
                     yield result  # type: ignore[misc]  # an error only where asked for
                 if exhausted and book.is_empty:
                     return
-                if exhausted or not book.has_room:
-                    event = wait_for(book, stream)
+                if book.is_stranded:
+                    self._wait_for_servers(book)
+                elif exhausted or not book.has_room:
+                    event = wait_for(book, events)
                     if event is not None:
-                        stream = self._receive(event, book, stream)
+                        self._receive(event, book, streams)
         finally:
-            if stream is not None:
+            for stream in streams.values():
+                stream.finish()
+            for stream in streams.values():
                 stream.close()
+            book.close()
+
+    def _open_stream(
+        self, server: Server, events: queue.SimpleQueue[tuple[ReadStream, Any]]
+    ) -> ReadStream:
+        method = self._pool.channel(server).stream_stream(
+            _wire.SCORE_STREAM, request_serializer=identity, response_deserializer=identity
+        )
+        return ReadStream(server, method, self._settings.metadata, events)
+
+    def _wait_for_servers(self, book: StreamBook) -> None:
+        now = time.monotonic()
+        try:
+            self._pool.gather(book.gather_deadline(now))
+        except Unavailable as error:
+            book.nobody_is_ready(error, time.monotonic())
 
     def _take(
         self,
@@ -222,19 +261,31 @@ class Client(ClientCore):
             book.add_failed(error)
 
     def _receive(
-        self, event: Any, book: StreamBook, stream: ReadStream | None
-    ) -> ReadStream | None:
-        """Takes what `wait` gave. Returns the stream, or None once it has ended."""
-        if isinstance(event, bytes):
-            book.receive(event, time.monotonic())
-            return stream
-        book.reconnect(error_of(event, self.address), time.monotonic())
-        return None
+        self, event: tuple[ReadStream, Any], book: StreamBook, streams: dict[Server, ReadStream]
+    ) -> None:
+        """Takes what came on a stream."""
+        stream, came = event
+        if isinstance(came, bytes):
+            book.receive(came, time.monotonic())
+            return
+        if streams.get(stream.server) is stream:
+            del streams[stream.server]
+        error = error_of(came, stream.server.address)
+        book.reconnect(stream.server, error, time.monotonic())
 
     def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
-        """The heads served, with their limits. Raises as `score`."""
-        data = self._unary(_wire.LIST_HEADS, b"", self._deadline(timeout))
-        heads = heads_from_wire(decode_answer(_wire.ListHeadsResponse, data))
+        """The heads served, with their limits: of several servers the tightest. Raises as
+        `score`."""
+        deadline = self._deadline(timeout)
+        if self._pool.balance.solo:
+            data = self._unary(_wire.LIST_HEADS, b"", deadline)
+            response = decode_answer(_wire.ListHeadsResponse, data)
+            heads = heads_from_wire(response)
+            self._pool.balance.saw_heads(self._pool.balance.all()[0], heads)
+            self._carrier.offer(response.local)
+        else:
+            self._gather(deadline, every=True)
+            heads = self._pool.balance.heads()
         self._heads = heads
         return list(heads)
 
@@ -245,7 +296,7 @@ class Client(ClientCore):
     def verify(
         self, rows: int = 0, seed: int = 0, *, head: str = "", timeout: float | None = None
     ) -> VerifyReport:
-        """Has the server compare its engine with double precision on a probe.
+        """Has the server, or one of several, compare its engine with double precision on a probe.
 
         Args:
             rows: 1 to 64. 0: the server's default.
@@ -256,47 +307,71 @@ class Client(ClientCore):
         return VerifyReport(**vars(decode_answer(_wire.VerifyResponse, data)))
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until the server can score. Unavailable, with the last reason, when it cannot in
-        time."""
+        """Waits until the server, or one of several, can score. Unavailable, with the last reason,
+        when none can in time."""
         deadline = self._deadline(timeout)
-        request = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
         reason = "no answer yet"
         pause = 0.02
         while (left := deadline - time.monotonic()) > 0:
             try:
-                data = self._method(_wire.HEALTH_CHECK)(request, timeout=min(left, 5.0))
-                status = decode_answer(_wire.HealthResponse, data).status
-                if status == _wire.SERVING:
+                if not self._pool.balance.solo:
+                    self._pool.gather(deadline)
                     return
-                reason = f"health status {status}: starting or stopping"
+                method = self._pool.method(self._pool.balance.all()[0], _wire.HEALTH_CHECK)
+                data = method(HEALTH_REQUEST, timeout=min(left, 5.0))
+                reason = health_reason(grpc.StatusCode.OK, "", data)
+                if not reason:
+                    return
+            except Unavailable as error:
+                reason = error.details
             except grpc.RpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
-    def _method(self, name: str) -> Any:
-        return self._channels.next().unary_unary(
-            name, request_serializer=identity, response_deserializer=identity
-        )
-
     def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """One call with its retries. Typed errors."""
+        """One call with its retries, at the server with least to do. Typed errors."""
+        balance = self._pool.balance
+        routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
+        anyone = CallVersions(balance, head="", mix=True)
+        attempts = 0
+        while True:
+            attempts += 1
+            server = routing.take(0, anyone, time.monotonic())
+            if server is None:
+                self._gather(deadline)
+                continue
+            answer = self._attempt(server, method, request, deadline)
+            routing.give(server, 0)
+            if isinstance(answer, bytes):
+                return answer
+            delay = routing.retry_in(server, answer, attempts, anyone)
+            time.sleep(before(deadline, delay, answer))
+
+    def _attempt(
+        self, server: Server, method: str, request: bytes, deadline: float
+    ) -> bytes | LogprobdError:
+        """One call, sent once: its answer, or the error to retry or raise."""
+        try:
+            return self._pool.method(server, method)(  # type: ignore[no-any-return]
+                request, timeout=self._left(deadline), metadata=self._settings.metadata
+            )
+        except grpc.RpcError as failed:
+            return error_of(failed, server.address)
+        except ValueError as failed:  # gRPC: the channel was closed meanwhile
+            raise Cancelled(str(failed)) from failed
+
+    def _gather(self, deadline: float, *, every: bool = False) -> None:
+        """Waits until a server is ready, with retries. Raises Unavailable, HeadMismatch."""
         attempts = 0
         while True:
             attempts += 1
             try:
-                return self._method(method)(  # type: ignore[no-any-return]
-                    request, timeout=self._left(deadline), metadata=self._settings.metadata
-                )
-            except grpc.RpcError as failed:
-                error = error_of(failed, self.address)
-            except ValueError as failed:  # gRPC: the channel was closed meanwhile
-                raise Cancelled(str(failed)) from failed
-            delay = self._retry_delay(error, attempts, deadline)
-            if delay is None:
-                raise error
-            time.sleep(delay)
+                self._pool.gather(deadline, every=every)
+                return
+            except Unavailable as error:
+                time.sleep(self._retry_delay(error, attempts, deadline))
 
     def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
         heads = self._heads  # read once: another thread's error may empty it
@@ -316,79 +391,84 @@ class Client(ClientCore):
         self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None
     ) -> ScoreResult:
         assembly = Assembly(plan, chunks)
+        versions = self._versions(plan)
         for _ in range(SWAP_ROUNDS_MAX):
-            for chunk, data in self._answers(plan, assembly.unanswered(), deadline):
-                assembly.add(chunk, decode_answer(_wire.ScoreResponse, data))
+            book = CallBook(
+                plan,
+                assembly.unanswered(),
+                settings=self._settings,
+                versions=versions,
+                balance=self._pool.balance,
+                carrier=self._carrier,
+                deadline=deadline,
+            )
+            for chunk, response, way in self._answers(book, len(chunks) == 1, deadline):
+                assembly.add(chunk, response, way)
                 if progress is not None:
                     progress(assembly.rows_done, plan.rows)
-            assembly.drop_other_versions()
-            if not assembly.unanswered():
+            if self._round_ends(assembly):
+                self._carrier.used(assembly.way)
                 return assembly.result()
         raise too_many_swaps(self.address)
 
     def _answers(
-        self, plan: ScorePlan, chunks: list[Chunk], deadline: float
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Sends chunks and yields each answer as it comes."""
-        if len(chunks) == 1:  # a blocking call has the shortest way
-            try:
-                yield chunks[0], self._unary(_wire.SCORE, plan.encode(chunks[0]), deadline)
-            except LogprobdError as error:
-                raise plan.locate(error, chunks[0]) from None
-        else:
-            yield from self._answers_at_once(plan, chunks, deadline)
-
-    def _answers_at_once(
-        self, plan: ScorePlan, chunks: list[Chunk], deadline: float
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        waiting = deque(chunks)
-        again: list[tuple[float, int, Chunk]] = []  # a heap, by the time to send again
-        attempts = dict.fromkeys((chunk.index for chunk in chunks), 0)
-        inflight: dict[int, Any] = {}
-        done: queue.SimpleQueue[tuple[Chunk, Any]] = queue.SimpleQueue()
-        window = Window(self._settings.max_inflight)
-
-        def next_chunk() -> Chunk | None:
-            if again and again[0][0] <= time.monotonic():
-                return heapq.heappop(again)[2]
-            return waiting.popleft() if waiting else None
-
+        self, book: CallBook, blocking: bool, deadline: float
+    ) -> Iterator[tuple[Chunk, _wire.ScoreResponse, Way]]:
+        """Sends the chunks of the book and yields each answer as it comes."""
+        inflight: dict[CallJob, Any] = {}
+        done: queue.SimpleQueue[tuple[CallJob, Any]] = queue.SimpleQueue()
         try:
-            while waiting or again or inflight:
-                pause = None
-                while len(inflight) < window.size:
-                    chunk = next_chunk()
-                    if chunk is None:
-                        pause = max(0.0, again[0][0] - time.monotonic()) if again else None
+            while not book.is_done:
+                self._pool.refresh()
+                while (job := book.next(time.monotonic())) is not None:
+                    assert job.server is not None
+                    inflight[job] = None
+                    request = job.request
+                    if blocking:  # a single request has the shortest way
+                        done.put((job, self._attempt(job.server, _wire.SCORE, request, deadline)))
                         break
-                    attempts[chunk.index] += 1
-                    call = self._begin(plan.encode(chunk), deadline)
-                    inflight[chunk.index] = call
-                    call.add_done_callback(lambda call, chunk=chunk: done.put((chunk, call)))
+                    call = inflight[job] = self._begin(job.server, request, deadline)
+                    call.add_done_callback(lambda call, job=job: done.put((job, call)))
+                if book.is_stranded:
+                    self._find_servers(book, deadline)
+                    continue
                 try:
-                    chunk, call = done.get(timeout=pause)
+                    job, call = done.get(timeout=book.pause(time.monotonic()))
                 except queue.Empty:
                     continue
-                del inflight[chunk.index]
-                if call.code() is grpc.StatusCode.OK:
-                    window.succeeded()
-                    yield chunk, call.result()
+                assert job.server is not None
+                answer = call if blocking else _outcome(call, job.server.address)
+                if isinstance(answer, LogprobdError):
+                    del inflight[job]
+                    book.failed(job, answer)
                     continue
-                error = error_of(call, self.address)
-                if isinstance(error, Overloaded):
-                    window.refused()
-                delay = self._retry_delay(error, attempts[chunk.index], deadline)
-                if delay is None:
-                    raise plan.locate(error, chunk)
-                heapq.heappush(again, (time.monotonic() + delay, chunk.index, chunk))
+                response = decode_answer(_wire.ScoreResponse, answer)
+                del inflight[job]
+                if book.keeps(job, response):
+                    yield job.chunk, response, job.way
         finally:
-            for call in inflight.values():
-                call.cancel()
+            for job, call in inflight.items():
+                if call is not None:
+                    call.cancel()
+                book.cancelled(job)
 
-    def _begin(self, request: bytes, deadline: float) -> Any:
+    def _find_servers(self, book: CallBook, deadline: float) -> None:
         try:
-            return self._method(_wire.SCORE).future(
+            self._pool.gather(deadline)
+        except Unavailable as error:
+            book.nobody_is_ready(error)
+
+    def _begin(self, server: Server, request: bytes, deadline: float) -> Any:
+        try:
+            return self._pool.method(server, _wire.SCORE).future(
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
             )
         except ValueError as error:  # gRPC: the channel was closed meanwhile
             raise Cancelled(str(error)) from error
+
+
+def _outcome(call: Any, address: str) -> bytes | LogprobdError:
+    """The answer of a call that has ended, or its error."""
+    if call.code() is grpc.StatusCode.OK:
+        return call.result()  # type: ignore[no-any-return]
+    return error_of(call, address)

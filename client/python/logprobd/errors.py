@@ -33,6 +33,7 @@ FIELDS = frozenset(
         "candidate_ids",
         "candidate_offsets",
         "chunk_id",
+        "cuda_ipc",
         "dtype",
         "entropy_temperature",
         "head",
@@ -47,6 +48,7 @@ FIELDS = frozenset(
         "rows",
         "seed",
         "segment_offsets",
+        "shared_memory",
         "targets",
         "temperature",
         "top_k",
@@ -104,6 +106,8 @@ class Unavailable(LogprobdError, ConnectionError):
     """The server cannot be reached, is starting, or is stopping."""
 
     retry_after: float | None = None
+    details: str = ""
+    """What the server or gRPC said, without this package's advice."""
 
 
 class DeadlineExceeded(LogprobdError, TimeoutError):
@@ -111,7 +115,12 @@ class DeadlineExceeded(LogprobdError, TimeoutError):
 
 
 class WeightsVersionMismatch(LogprobdError):
-    """The weights_version asked for is not live."""
+    """The weights_version asked for is not live, or the parts of a call could not be scored by one
+    version."""
+
+
+class HeadMismatch(LogprobdError):
+    """The servers of this client hold different heads."""
 
 
 class Cancelled(LogprobdError):
@@ -152,6 +161,7 @@ def from_status(
             "(LOGPROBD_ADDRESS); wait_ready() waits for a starting server",
             code=code,
             retry_after=retry_after,
+            details=details,
         )
     if code == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(
@@ -176,6 +186,18 @@ def from_status(
     if code in ("INTERNAL", "UNKNOWN", "DATA_LOSS"):
         return ServerBug(f"{address} failed: {code}: {details}. See the server's log", code=code)
     return LogprobdError(f"{code}: {details}", code=code)
+
+
+# What refusals of a slice speak of: its fields, and what they name.
+_SLICE_WORDS = ("shared_memory", "cuda_ipc", " region", " lease")
+
+
+def is_about_a_slice(error: LogprobdError) -> bool:
+    """Whether the server refused where the rows lie, and not the request: no retry will help, but
+    another way may."""
+    if error.code in ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
+        return False
+    return any(word in str(error) for word in _SLICE_WORDS)
 
 
 def parse_place(details: str) -> tuple[str | None, int | None]:

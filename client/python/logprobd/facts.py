@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from logprobd import _wire
@@ -108,3 +110,39 @@ def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
         if head.name == name:
             return head
     raise NotFound(f'no head "{name}"; the server holds: {names}')
+
+
+# Facts on which scores depend; servers that differ in one cannot share a call.
+_SCORING_FACTS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "dtype",
+    "scale",
+    "softcap",
+    "has_bias",
+)
+
+
+def heads_differ(first: Sequence[HeadInfo], second: Sequence[HeadInfo]) -> str:
+    """How the heads of two servers differ in what scores depend on; "" where they do not."""
+    others = {head.name: head for head in second}
+    if {head.name for head in first} != set(others):
+        names = [", ".join(sorted(head.name for head in heads)) for heads in (first, second)]
+        return f'their names are "{names[0]}" and "{names[1]}"'
+    for head in first:
+        for fact in _SCORING_FACTS:
+            values = getattr(head, fact), getattr(others[head.name], fact)
+            if values[0] != values[1]:
+                return f'{fact} of "{head.name}" is {values[0]} and {values[1]}'
+    return ""
+
+
+def least_limits(heads: Sequence[HeadInfo]) -> HeadInfo:
+    """One head as several servers hold it: the facts of the first, the tightest of all limits."""
+
+    def least(name: str) -> int:
+        return min((v for head in heads if (v := getattr(head.limits, name)) > 0), default=0)
+
+    limits = Limits(**{limit.name: least(limit.name) for limit in dataclasses.fields(Limits)})
+    return dataclasses.replace(heads[0], limits=limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,11 @@ class ScorePlan:
         offsets = arrays.to_offsets(value, "segments", self.rows)
         return offsets if self.scored is None else np.searchsorted(self.scored, offsets)
 
+    @property
+    def weights_version(self) -> int:
+        """The version asked for; 0: whichever is live."""
+        return self._fixed.weights_version
+
     def check_head(self, head: HeadInfo) -> None:
         """Raises InvalidArgument where the rows cannot be this head's."""
         if self.hidden.hidden_size != head.hidden_size:
@@ -186,7 +191,7 @@ class ScorePlan:
         bytes_max = min(chunk_bytes, limits.message_bytes_max or chunk_bytes)
         ranges = chunking.cut_rows(
             self.num_scored,
-            self.hidden.hidden_size * (4 if self.hidden.dtype == "fp32" else 2),
+            self._row_bytes,
             chunking.ChunkLimits(
                 rows_max=min(chunk_rows, limits.request_rows_max or chunk_rows),
                 bytes_max=bytes_max,
@@ -199,6 +204,14 @@ class ScorePlan:
             self.server_segments = fits and len(ranges) == 1
         return [Chunk(index, begin, end) for index, (begin, end) in enumerate(ranges)]
 
+    @property
+    def _row_bytes(self) -> int:
+        return self.hidden.hidden_size * (4 if self.hidden.dtype == "fp32" else 2)
+
+    def bytes_of(self, chunk: Chunk) -> int:
+        """Bytes of hidden states in the request of a chunk."""
+        return (chunk.end - chunk.begin) * self._row_bytes
+
     def _take_candidates(self, given: Candidates) -> tuple[npt.NDArray[np.int32], arrays.Ints]:
         if self.scored is None:
             return given.ids, given.offsets
@@ -208,8 +221,24 @@ class ScorePlan:
         offsets = np.concatenate(([0], np.cumsum(counts[self.scored], dtype=np.int64)))
         return given.ids[np.repeat(kept, counts)], offsets
 
-    def encode(self, chunk: Chunk, *, chunk_id: int = 0) -> bytes:
-        """The request of a chunk. Copies its hidden states once."""
+    def chunk_rows(self, chunk: Chunk) -> arrays.Rows:
+        """The rows of a chunk, among all rows of the call; a slice where they are consecutive."""
+        if self.scored is None:
+            return slice(chunk.begin, chunk.end)
+        rows = self.scored[chunk.begin : chunk.end]
+        if len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows):
+            return slice(int(rows[0]), int(rows[-1]) + 1)
+        return rows
+
+    def encode(
+        self,
+        chunk: Chunk,
+        *,
+        chunk_id: int = 0,
+        place: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """The request of a chunk. `place` is the field that says where its hidden states lie; None:
+        they are copied into the request."""
         request = _wire.ScoreRequest(**vars(self._fixed))
         begin, end = chunk.begin, chunk.end
         request.chunk_id = chunk_id
@@ -227,8 +256,8 @@ class ScorePlan:
                 request.segment_offsets = _bytes(self.segments, "<u4")
             else:
                 request.outputs |= _LOGPROB | _GREEDY
-        rows = slice(begin, end) if self.scored is None else self.scored[begin:end]
-        request.hidden = self.hidden.take(rows)
+        for name, value in (place or {"hidden": self.hidden.take(self.chunk_rows(chunk))}).items():
+            setattr(request, name, value)
         return _wire.encode(request)
 
     def locate(self, error: LogprobdError, chunk: Chunk) -> LogprobdError:

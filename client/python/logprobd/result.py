@@ -42,19 +42,25 @@ class ScoreResult:
         *,
         shape: tuple[int, ...],
         weights_version: int,
+        weights_versions: tuple[int, ...] | None = None,
         ignored_rows: int,
         nonfinite_rows: int,
+        transport: str = "tcp",
     ) -> None:
         self._arrays = {name: kind.give(values) for name, values in arrays.items()}
         self._kind = kind
         self.shape = shape
         """Shape of the targets, "[...]" above."""
         self.weights_version = weights_version
-        """Version of the weights that scored every row."""
+        """Version of the weights that scored every row; with mix_versions, the highest of them."""
+        self.weights_versions = weights_versions or (weights_version,)
+        """All versions that scored rows, rising: more than one only with mix_versions."""
         self.ignored_rows = ignored_rows
         """Rows whose target was ignore_index."""
         self.nonfinite_rows = nonfinite_rows
         """Rows whose logits held NaN or Inf."""
+        self.transport = transport
+        """How most of the hidden states travelled: as Client.transport."""
 
     def _get(self, name: str) -> Array:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from logprobd.errors import LogprobdError, Overloaded, Unavailable
+from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_about_a_slice
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class RetryPolicy:
         self, error: LogprobdError, attempts: int, uniform: random.Random | None = None
     ) -> float | None:
         """Seconds to wait after `attempts` failed attempts, or None: give up with `error`."""
+        if is_about_a_slice(error):
+            return None
         if isinstance(error, Overloaded):
             most = self.overloaded_attempts_max
         elif isinstance(error, Unavailable):

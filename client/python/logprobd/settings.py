@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from logprobd import addresses
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
 
-DEFAULT_ADDRESS = "127.0.0.1:8470"
-DEFAULT_PORT = 8470
+DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_MAX_INFLIGHT = 8
 DEFAULT_CHUNK_ROWS = 1024
 DEFAULT_CHUNK_BYTES = 4 << 20
 CLIENT_ID_LENGTH_MAX = 64
+TRANSPORTS = ("auto", "tcp", "shm", "cuda-ipc")
+_TRANSPORT_VARIABLE = "LOGPROBD_TRANSPORT"
 
 Number = TypeVar("Number", int, float)
 
@@ -25,7 +27,7 @@ Number = TypeVar("Number", int, float)
 class Settings:
     """What a client is made of; the whole of its pickled state."""
 
-    address: str
+    addresses: tuple[str, ...]
     timeout: float
     max_inflight: int
     channels: int
@@ -33,23 +35,30 @@ class Settings:
     chunk_bytes: int
     retry: RetryPolicy
     client_id: str | None
+    mix_versions: bool = False
+    transport: str = "auto"
+
+    @property
+    def address(self) -> str:
+        """All addresses, for people."""
+        return ",".join(self.addresses)
+
+    @property
+    def is_one_server(self) -> bool:
+        """There is one server for good, so that rows may go where only that one finds them."""
+        return addresses.AddressBook(self.addresses).is_plain
 
     @property
     def is_unix(self) -> bool:
-        return self.address.startswith(("unix:", "unix-abstract:"))
-
-    @property
-    def is_loopback(self) -> bool:
-        host = self.address.rsplit(":", 1)[0].strip("[]")
-        return self.is_unix or host in ("localhost", "::1") or host.startswith("127.")
+        return all(map(addresses.is_unix, self.addresses))
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
         return None if self.client_id is None else (("client_id", self.client_id),)
 
-    def channel_options(self, index: int) -> list[tuple[str, int]]:
-        """gRPC options of channel `index`: each has its own connection, messages are not
-        limited."""
+    def channel_options(self, address: str, index: int) -> list[tuple[str, int]]:
+        """gRPC options of channel `index` to a server: each has its own connection, messages are
+        not limited."""
         options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
@@ -60,13 +69,13 @@ class Settings:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
         ]
-        if self.is_loopback:
+        if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))
         return options
 
 
 def make_settings(
-    address: str | None,
+    address: str | Sequence[str] | None,
     *,
     timeout: float | None,
     max_inflight: int | None,
@@ -75,10 +84,14 @@ def make_settings(
     chunk_bytes: int,
     retry: RetryPolicy | None,
     client_id: str | None,
+    mix_versions: bool = False,
+    transport: str | None = None,
 ) -> Settings:
     """Settings from arguments and LOGPROBD_* variables. InvalidArgument names the bad one."""
-    return Settings(
-        address=_address(address or os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS),
+    made = Settings(
+        addresses=addresses.parse_addresses(
+            address or os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS
+        ),
         timeout=_number("timeout", timeout, "LOGPROBD_TIMEOUT_S", DEFAULT_TIMEOUT_S, float),
         max_inflight=_number(
             "max_inflight", max_inflight, "LOGPROBD_MAX_INFLIGHT", DEFAULT_MAX_INFLIGHT, int
@@ -88,18 +101,28 @@ def make_settings(
         chunk_bytes=_number("chunk_bytes", chunk_bytes, None, 1, int),
         retry=retry or RetryPolicy(),
         client_id=_client_id(client_id),
+        mix_versions=bool(mix_versions),
+        transport=_transport(transport),
     )
-
-
-def _address(address: str) -> str:
-    if address.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")):
-        return address
-    if "/" in address:
+    if not made.is_one_server and made.transport not in ("auto", "tcp"):
+        name = "transport" if transport is not None else _TRANSPORT_VARIABLE
         raise InvalidArgument(
-            f'address is "{address}": use host:port, or unix:/path for a socket', field="address"
+            f'{name} is "{made.transport}", and address "{made.address}" names several servers, '
+            'to which rows travel in requests: use "auto" or "tcp", or name one server',
+            field=name,
         )
-    has_port = address.rpartition(":")[2].isdigit() and not address.endswith("]")
-    return address if has_port else f"{address}:{DEFAULT_PORT}"
+    return made
+
+
+def _transport(given: str | None) -> str:
+    value = os.environ.get(_TRANSPORT_VARIABLE, "") if given is None else given
+    chosen = (value or "auto").lower().replace("_", "-")
+    if chosen not in TRANSPORTS:
+        name = _TRANSPORT_VARIABLE if given is None else "transport"
+        raise InvalidArgument(
+            f'{name} is "{value}": use one of {", ".join(TRANSPORTS)}', field=name
+        )
+    return chosen
 
 
 def _client_id(client_id: str | None) -> str | None:

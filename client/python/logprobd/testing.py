@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 
 from logprobd import _wire
+from logprobd._fake_local import DeviceReader, FakeControl, FakeLimits
 from logprobd._fake_scoring import FakeHead, Floats, Refusal, score
 
 
@@ -36,6 +37,8 @@ class ReceivedRequest:
     message_bytes: int
     metadata: dict[str, str]
     weights_version: int
+    transport: str = "tcp"
+    """tcp, shm or cuda_ipc: where the hidden states lay."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class _Fault:
 
 @dataclass
 class FakeServer:
-    """One head behind a gRPC server on a free port of 127.0.0.1.
+    """One head behind a gRPC server, by default on a free port of 127.0.0.1.
 
     Use it as a context manager, or call start and stop. Attributes may be changed while it runs.
     """
@@ -77,12 +80,21 @@ class FakeServer:
     segments_max: int = 65536
     stream_window: int = 16
     workers: int = 16
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: a free one."""
+    shared_memory: bool = False
+    """Whether clients may pass rows through shared memory, as a server on their host lets them."""
+    device_reader: DeviceReader | None = None
+    """Makes it take CUDA IPC slices, whose bytes it reads with this function."""
+    local_limits: FakeLimits = field(default_factory=FakeLimits)
+    control: FakeControl | None = None
+    """The control socket, if it is to be had: see shared_memory and device_reader."""
     requests: list[ReceivedRequest] = field(default_factory=list)
     """Every Score and ScoreStream message so far, refused ones included."""
     _faults: list[_Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _server: Any = None
-    _port: int = 0
 
     def __post_init__(self) -> None:
         if self.weight is None:
@@ -92,10 +104,16 @@ class FakeServer:
                 np.float32
             )
         self.vocab_size, self.hidden_size = self.weight.shape
+        if self.shared_memory or self.device_reader is not None:
+            self.control = FakeControl(
+                self.local_limits,
+                shared_memory=self.shared_memory,
+                device_reader=self.device_reader,
+            )
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"{self.host}:{self.port}"
 
     def start(self) -> FakeServer:
         """Serves; after a stop, on the same port again."""
@@ -108,8 +126,10 @@ class FakeServer:
             ],
         )
         self._server.add_generic_rpc_handlers((_Handlers(self),))
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self.port = self._server.add_insecure_port(self.address)
         self._server.start()
+        if self.control is not None:
+            self.control.start()
         return self
 
     def stop(self, grace: float | None = None) -> None:
@@ -117,6 +137,8 @@ class FakeServer:
         if self._server is not None:
             self._server.stop(grace).wait()
             self._server = None
+            if self.control is not None:
+                self.control.stop()
 
     def __enter__(self) -> FakeServer:
         return self.start()
@@ -167,9 +189,13 @@ class FakeServer:
                 segments_max=self.segments_max,
                 stream_window=self.stream_window,
             ),
-            transports=["tcp"],
+            transports=self._transports(),
             layout=[_wire.Shard(device="cpu", vocab_end=self.vocab_size)],
         )
+
+    def _transports(self) -> list[str]:
+        cuda_ipc = ["cuda_ipc"] if self.device_reader is not None else []
+        return ["tcp", *(["shm"] if self.shared_memory else []), *cuda_ipc]
 
     def _answer(self, method: str, data: bytes, metadata: Any) -> _wire.ScoreResponse:
         """Scores one message. Raises Refusal."""
@@ -185,6 +211,7 @@ class FakeServer:
             len(data),
             {key: value for key, value in metadata or () if isinstance(value, str)},
             request.weights_version,
+            _transport(request),
         )
         with self._lock:
             self.requests.append(received)
@@ -197,6 +224,8 @@ class FakeServer:
             raise Refusal(fault.code, "told to fail", fault.retry_after)
         if not self.ready:
             raise Refusal("UNAVAILABLE", "the head is loading")
+        if self.control is not None:
+            request.hidden = self.control.read(request)
         return score(
             FakeHead(
                 name=self.name,
@@ -210,6 +239,12 @@ class FakeServer:
             ),
             request,
         )
+
+
+def _transport(request: _wire.ScoreRequest) -> str:
+    if request.shared_memory is not None:
+        return "shm"
+    return "tcp" if request.cuda_ipc is None else "cuda_ipc"
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -258,8 +293,10 @@ class _Handlers(grpc.GenericRpcHandler):
             yield _wire.encode(answer)
 
     def _list_heads(self, data: bytes, context: Any) -> bytes:
+        control = self._fake.control
+        local = None if control is None else control.access()
         return _wire.encode(
-            _wire.ListHeadsResponse(heads=[self._fake.head()], server_version="fake")
+            _wire.ListHeadsResponse(heads=[self._fake.head()], server_version="fake", local=local)
         )
 
     def _verify(self, data: bytes, context: Any) -> bytes:

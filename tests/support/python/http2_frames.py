@@ -6,6 +6,7 @@ import struct
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 STREAM = 1
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty SETTINGS
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -28,12 +29,8 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) -> bytes:
-    """Sends `message` in DATA frames of these sizes, over and over; the answer's message.
-
-    The message must fit the flow-control window of a new stream, 64 KiB less one byte.
-    """
-    host, port = address.rsplit(":", 1)
+def call_headers(address: str, method: str = "/logprobd.v1.Scoring/Score") -> bytes:
+    """The header block of a gRPC call."""
     headers = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -42,9 +39,17 @@ def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) 
         ("te", "trailers"),
         ("content-type", "application/grpc"),
     )
+    return b"".join(header(*pair) for pair in headers)
+
+
+def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) -> bytes:
+    """Sends `message` in DATA frames of these sizes, over and over; the answer's message.
+
+    The message must fit the flow-control window of a new stream, 64 KiB less one byte.
+    """
+    host, port = address.rsplit(":", 1)
     body = struct.pack(">BI", 0, len(message)) + message
-    out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
-    out += frame(HEADERS, END_HEADERS, STREAM, b"".join(header(*pair) for pair in headers))
+    out = PREFACE + frame(HEADERS, END_HEADERS, STREAM, call_headers(address, method))
     begin, count = 0, 0
     while begin < len(body):
         size = sizes[count % len(sizes)]

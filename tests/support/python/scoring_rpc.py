@@ -13,20 +13,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @functools.cache
-def messages():
-    """The generated module of scoring.proto."""
+def messages(name: str = "scoring"):
+    """The generated module of proto/logprobd/v1/NAME.proto."""
     from grpc_tools import protoc
 
     folder = tempfile.mkdtemp()
-    proto = "logprobd/v1/scoring.proto"
+    proto = f"logprobd/v1/{name}.proto"
     status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}", proto])
     assert status == 0
     # The package directory `logprobd` is also our client's name: load the file under its own name.
     spec = importlib.util.spec_from_file_location(
-        "scoring_pb2", pathlib.Path(folder) / "logprobd" / "v1" / "scoring_pb2.py"
+        f"{name}_pb2", pathlib.Path(folder) / "logprobd" / "v1" / f"{name}_pb2.py"
     )
     module = importlib.util.module_from_spec(spec)
-    sys.modules["scoring_pb2"] = module
+    sys.modules[f"{name}_pb2"] = module
     spec.loader.exec_module(module)
     return module
 

@@ -23,6 +23,7 @@ class ServerProcess:
         wait: bool = True,
         prefix: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
+        ready_seconds: float = 60,
     ) -> None:
         self.command = [*prefix, str(binaries / "logprobd"), "--device", device]
         for name in ("--listen", "--http"):
@@ -30,12 +31,14 @@ class ServerProcess:
                 self.command += [name, "127.0.0.1:0"]
         self.command += options
         self.wait_until_ready = wait
+        self.ready_seconds = ready_seconds
         self.environment = {
             key: value for key, value in os.environ.items() if not key.startswith("LOGPROBD_")
         } | (environment or {})
         self.log: list[str] = []
         self.grpc = ""
         self.http = ""
+        self.admin = ""
 
     def start(self) -> "ServerProcess":
         self.process = subprocess.Popen(
@@ -50,7 +53,8 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if self.wait_until_ready:
-            assert self._ready.wait(60), "not ready in 60 s:\n" + "".join(self.log)
+            is_ready = self._ready.wait(self.ready_seconds)
+            assert is_ready, f"not ready in {self.ready_seconds:g} s:\n" + "".join(self.log)
             assert self.grpc, "ended while starting:\n" + "".join(self.log)
         return self
 
@@ -61,6 +65,8 @@ class ServerProcess:
             match = READY.search(line)
             if match:
                 self.grpc, self.http = match["grpc"], match["http"]
+                admin = re.search(r"\badmin=(\S+)", line)  # other servers' lines have none
+                self.admin = admin[1] if admin else ""
                 self._ready.set()
         self._ready.set()
 

@@ -65,6 +65,15 @@ TEST(CommandLineTest, ExitsWithTwoForWhatItDoesNotUnderstand) {
       {"bench", "--duration", "1s", "--requests", "5"},
       {"bench", "--dtype", "f8"},
       {"bench", "--export", "b.txt"},
+      {"bench", "--rows", "1:80,256"},
+      {"bench", "--arrivals", "fixed"},
+      {"bench", "--request-rate", "10", "--arrivals", "bursts"},
+      {"bench", "--windows-max", "2"},
+      {"bench", "--stability", "0"},
+      {"bench", "--percentile", "100"},
+      {"bench", "--method", "batch"},
+      {"bench", "--transport", "rdma"},
+      {"bench", "--verify", "/model", "--outputs", "lse"},
       {"selftest", "--rows", "65"}};
 
   for (const std::vector<std::string>& line : lines) {
@@ -263,6 +272,105 @@ TEST_F(CommandTest, BenchPrintsATableAndExportsIt) {
   EXPECT_EQ(report["results"][3]["requests"], 20);
   EXPECT_EQ(server_.service().requests()[0].hidden_size(), 8U);
   EXPECT_EQ(server_.service().requests()[0].dtype(), v1::DTYPE_F16);
+}
+
+TEST_F(CommandTest, BenchTellsMachineVersionAndCommandLine) {
+  const Outcome outcome = Run({"bench", "--rows", "2", "--requests", "5", "--json"});
+
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(report["server_version"], "9.8.7");
+  EXPECT_EQ(report["method"], "score");
+  EXPECT_THAT(report["client_version"].get<std::string>(), Not(IsEmpty()));
+  EXPECT_THAT(report["client_cpu"].get<std::string>(), Not(IsEmpty()));
+  EXPECT_GE(report["client_cores"], 1);
+  EXPECT_THAT(report["command"].get<std::string>(),
+              AllOf(HasSubstr("logprobctl bench --address 127.0.0.1:"),
+                    HasSubstr(" --rows 2 --requests 5 --json")));
+}
+
+TEST_F(CommandTest, BenchTellsHowRowsTravelled) {
+  const Outcome outcome =
+      Run({"bench", "--rows", "2", "--requests", "5", "--transport", "tcp", "--json"});
+
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(report["results"][0]["transport"], "tcp");
+  EXPECT_EQ(report["transport_reason"], "transport is tcp");
+}
+
+TEST_F(CommandTest, BenchSaysWhatRowsOfAGpuNeed) {
+  const Outcome outcome = Run({"bench", "--transport", "cuda-ipc", "--gpu", "1000"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("--transport cuda-ipc: "));
+}
+
+TEST_F(CommandTest, BenchMeasuresAMixAtARate) {
+  const Outcome outcome =
+      Run({"bench", "--rows", "1:3,16:1", "--request-rate", "2000", "--arrivals", "fixed",
+           "--requests", "200", "--percentile", "75", "--json"});
+
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto load = nlohmann::json::parse(outcome.out)["results"][0];
+  EXPECT_EQ(load["rows"], "1:3,16:1");
+  EXPECT_EQ(load["arrivals"], "fixed");
+  EXPECT_EQ(load["requests"], 200);
+  EXPECT_TRUE(load.contains("latency_p75_seconds"));
+  EXPECT_EQ(load["sizes"][0]["requests"].get<int>() + load["sizes"][1]["requests"].get<int>(), 200);
+}
+
+TEST_F(CommandTest, BenchMeasuresUntilItIsStable) {
+  const Outcome outcome = Run({"bench", "--rows", "1", "--window", "20ms", "--windows-max", "4",
+                               "--stability", "100", "--json"});
+
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto load = nlohmann::json::parse(outcome.out)["results"][0];
+  EXPECT_TRUE(load["stable"].is_boolean());
+  EXPECT_GE(load["windows"].size(), 3U);
+  EXPECT_LE(load["windows"].size(), 4U);
+}
+
+TEST_F(CommandTest, BenchScoresOverAStream) {
+  const Outcome outcome = Run({"bench", "--method", "stream", "--rows", "16", "--requests", "50",
+                               "--warmup-time", "10ms", "--fresh", "--writers", "2"});
+
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("stream over 4 connections"));
+  EXPECT_GE(server_.service().streams(), 1);
+}
+
+TEST_F(CommandTest, BenchFailsAVerificationOfAnotherModelBeforeItSendsAnything) {
+  folder_.Write("model.safetensors", Safetensors("{}", ""));
+
+  const Outcome outcome = Run({"bench", "--verify", folder_.path("")});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("has no tensor lm_head.weight"));
+  EXPECT_TRUE(server_.service().requests().empty());
+}
+
+TEST_F(CommandTest, BenchFailsWhenTheAnswersAreWrong) {
+  // The fake's scores have nothing to do with a weight.
+  folder_.Write(
+      "model.safetensors",
+      Safetensors(R"({"lm_head.weight":{"dtype":"BF16","shape":[128,8],"data_offsets":[0,2048]}})",
+                  std::string(2048, '\0')));
+
+  const Outcome outcome = Run({"bench", "--rows", "1,4", "--requests", "5", "--verify",
+                               folder_.path(""), "--verify-rows", "3"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("verify: FAIL: 3 rows"));
+  EXPECT_THAT(outcome.out, HasSubstr(" 0 with other bits"));
+  EXPECT_THAT(outcome.err, HasSubstr("do not pass the verification"));
+}
+
+TEST_F(CommandTest, BenchSaysThatThereAreNoMetrics) {
+  const Outcome outcome = Run({"bench", "--metrics", "127.0.0.1:1"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("no metrics from 127.0.0.1:1"));
 }
 
 TEST_F(CommandTest, BenchFailsWhenRequestsFail) {

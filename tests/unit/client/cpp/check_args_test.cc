@@ -48,6 +48,18 @@ INSTANTIATE_TEST_SUITE_P(
                 "dtype is 9"},
         BadArgs{"HiddenTooShort", [](ScoreCase& c) { c.args.hidden.remove_suffix(1); },
                 "hidden has 63 bytes, must have rows x hidden_size x 2 (bf16) = 4 x 8 x 2 = 64"},
+        BadArgs{"DeviceRowsTooShort",
+                [](ScoreCase& c) { c.args.device_rows = DeviceRows{.bytes = 63}; },
+                "device_rows has 63 bytes, must have rows x hidden_size x size of dtype = 64"},
+        BadArgs{"DeviceRowsBeforeTheirAllocation",
+                [](ScoreCase& c) { c.args.device_rows = DeviceRows{.offset = -16, .bytes = 64}; },
+                "device_rows has offset -16, must be >= 0"},
+        BadArgs{"HiddenBesideDeviceRowsTooShort",
+                [](ScoreCase& c) {
+                  c.args.device_rows = DeviceRows{.bytes = 64};
+                  c.args.hidden.remove_suffix(1);
+                },
+                "hidden has 63 bytes"},
         BadArgs{"TargetsTooFew", [](ScoreCase& c) { c.args.targets.remove_suffix(1); },
                 "targets has 3 ids, must have one a row: rows = 4"},
         BadArgs{"NegativeTopK", [](ScoreCase& c) { c.args.top_k = -1; }, "top_k is -1"},

@@ -11,7 +11,10 @@
 namespace logprobd::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
+using ::testing::Le;
 using ::testing::Pair;
 
 constexpr int64_t kManyBytes = int64_t{1} << 30;
@@ -58,7 +61,18 @@ TEST(ChunkPlanTest, CutsAtTheWantedRequestSize) {
 
   const ChunkPlan plan = PlanChunks(c.args, {}, 4096);
 
-  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 153), Pair(153, 300)));
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 150), Pair(150, 300)));
+}
+
+// A last chunk of a few rows counted as a small request, and the server cut its batches to a
+// quarter.
+TEST(ChunkPlanTest, ChunksOfALongCallAreAboutEqual) {
+  const ScoreCase c(8'192);
+
+  const ChunkPlan plan = PlanChunks(c.args, {.request_rows_max = 1'023}, kManyBytes);
+
+  EXPECT_EQ(plan.chunks.size(), 9U);
+  for (const Chunk& chunk : plan.chunks) EXPECT_THAT(chunk.rows(), AllOf(Ge(904), Le(911)));
 }
 
 TEST(ChunkPlanTest, CutsBeforeTheCandidateLimit) {

@@ -153,7 +153,7 @@ TEST_F(ClientTest, ReportsTheServersErrorOnce) {
 
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("targets[5] is 101"));
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("rows 0 to 999"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("rows 0 to 833"));
   EXPECT_EQ(service().requests().size(), 1U);
 }
 
@@ -277,6 +277,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
   };
 
   EXPECT_THAT(message({.address = ""}), HasSubstr("address is empty"));
+  EXPECT_THAT(message({.address = "a:1,::1:2"}), HasSubstr("address is \"::1:2\""));
   EXPECT_THAT(message({.channels = 0}), HasSubstr("channels is 0, must be 1 to 64"));
   EXPECT_THAT(message({.timeout = absl::ZeroDuration()}), HasSubstr("timeout is 0"));
   EXPECT_THAT(message({.retries = -1}), HasSubstr("retries is -1"));

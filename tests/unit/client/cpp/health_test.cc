@@ -28,6 +28,7 @@ TEST(HealthTest, TellsServingFromTheRest) {
   EXPECT_EQ(*IsServing(Body("\x08\x01")), true);
   EXPECT_EQ(*IsServing(Body("\x08\x02")), false);
   EXPECT_EQ(*IsServing(Body("")), false);
+  EXPECT_EQ(*IsServing(EncodeServing()), true);
 }
 
 TEST(HealthTest, RefusesOtherMessages) {

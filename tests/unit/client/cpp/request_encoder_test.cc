@@ -1,6 +1,7 @@
 #include "client/cpp/request_encoder.h"
 
 #include <grpcpp/support/slice.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <memory>
@@ -76,8 +77,8 @@ TEST(RequestEncoderTest, RefersToTheCallersRowsInsteadOfCopyingThem) {
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(body.Dump(&slices).ok());
   ASSERT_EQ(slices.size(), 2U);
-  EXPECT_EQ(static_cast<const void*>(slices[1].begin()), c.hidden.data() + 4 * 16);
-  EXPECT_EQ(slices[1].size(), 2U * 16U);
+  EXPECT_EQ(static_cast<const void*>(slices[1].begin()), c.hidden.data() + 3 * 16);
+  EXPECT_EQ(slices[1].size(), 3U * 16U);
 }
 
 TEST(RequestEncoderTest, KeepsTheHoldUntilTheSliceIsDropped) {
@@ -94,6 +95,31 @@ TEST(RequestEncoderTest, KeepsTheHoldUntilTheSliceIsDropped) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(RequestEncoderTest, SaysWhereRowsLieInsteadOfSendingThem) {
+  const ScoreCase c(4);
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+  void* const memory =
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  Placement placement;
+  placement.shared =
+      SharedSpan{.region = std::make_shared<SharedRegion>(
+                     "region-1", absl::MakeSpan(static_cast<std::byte*>(memory), 4096)),
+                 .offset = 128,
+                 .bytes = 64};
+
+  const v1::ScoreRequest request =
+      Parse(EncodeSliceRequest(c.args, plan, plan.chunks[0], placement));
+
+  EXPECT_EQ(request.rows(), 4U);
+  EXPECT_EQ(Decode<int32_t>(request.targets()), c.targets);
+  EXPECT_EQ(request.hidden(), "");
+  EXPECT_FALSE(request.has_cuda_ipc());
+  EXPECT_EQ(request.shared_memory().region(), "region-1");
+  EXPECT_EQ(request.shared_memory().offset(), 128U);
+  EXPECT_EQ(request.shared_memory().bytes(), 64U);
+}
+
 TEST(RequestEncoderTest, MovesOffsetsToTheChunk) {
   ScoreCase c(6);
   c.candidate_ids = {10, 11, 12, 13, 14, 15};
@@ -105,7 +131,7 @@ TEST(RequestEncoderTest, MovesOffsetsToTheChunk) {
   const v1::ScoreRequest request = Parse(EncodeScoreRequest(c.args, plan, plan.chunks[1], nullptr));
 
   EXPECT_EQ(Decode<int32_t>(request.candidate_ids()), (std::vector<int32_t>{13, 14, 15}));
-  EXPECT_EQ(Decode<uint32_t>(request.candidate_offsets()), (std::vector<uint32_t>{0, 1, 3}));
+  EXPECT_EQ(Decode<uint32_t>(request.candidate_offsets()), (std::vector<uint32_t>{0, 0, 1, 3}));
 }
 
 TEST(RequestEncoderTest, AsksForWhatLocalSegmentSumsNeed) {

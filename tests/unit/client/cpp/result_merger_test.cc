@@ -156,5 +156,44 @@ TEST(ResultMergerTest, NeverMixesWeightsVersions) {
   EXPECT_EQ(merger.Add(plan.chunks[1], Body(second)).code(), absl::StatusCode::kAborted);
 }
 
+TEST(ResultMergerTest, TakesAChunkAgainInAnotherVersion) {
+  ScoreCase c(3);
+  c.args.outputs = output::kLogprob;
+  const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
+  ResultMerger merger(c.args, plan);
+  v1::ScoreResponse first = Response({-1, -2});
+  first.set_ignored_rows(1);
+  v1::ScoreResponse second = Response({-3});
+  second.set_weights_version(2);
+  v1::ScoreResponse again = Response({-5, -6});
+  again.set_weights_version(2);
+  again.set_ignored_rows(1);
+  const auto keep = [](uint64_t) -> absl::StatusOr<bool> { return true; };
+
+  ASSERT_TRUE(*merger.Offer(plan.chunks[0], Body(first), keep));
+  ASSERT_TRUE(*merger.Offer(plan.chunks[1], Body(second), keep));
+  EXPECT_THAT(merger.OtherThan(2), ElementsAre(&plan.chunks[0]));
+  ASSERT_TRUE(*merger.Offer(plan.chunks[0], Body(again), keep));
+  EXPECT_THAT(merger.OtherThan(2), IsEmpty());
+
+  const ScoreResult result = merger.Finish();
+  EXPECT_THAT(result.logprob, ElementsAre(-5, -6, -3));
+  EXPECT_EQ(result.ignored_rows, 1);
+  EXPECT_THAT(result.weights_versions, ElementsAre(2U));
+}
+
+TEST(ResultMergerTest, LeavesOutAnAnswerThatIsNotKept) {
+  ScoreCase c(2);
+  c.args.outputs = output::kLogprob;
+  const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
+  ResultMerger merger(c.args, plan);
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2}))).ok());
+
+  EXPECT_FALSE(*merger.Offer(plan.chunks[0], Body(Response({-8, -9})),
+                             [](uint64_t) -> absl::StatusOr<bool> { return false; }));
+
+  EXPECT_THAT(merger.Finish().logprob, ElementsAre(-1, -2));
+}
+
 }  // namespace
 }  // namespace logprobd::client

@@ -33,6 +33,11 @@ TEST(RetryPolicyTest, RetriesOnlyWhatMayPass) {
       kHalf));
 }
 
+TEST(RetryPolicyTest, LeavesRefusalsOfASliceToAnotherWay) {
+  EXPECT_FALSE(kPolicy.NextDelay(
+      {.status = absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open")}, kHalf));
+}
+
 TEST(RetryPolicyTest, NeverReturnsBeforeTheServersHint) {
   const absl::Status full = absl::ResourceExhaustedError("full");
 

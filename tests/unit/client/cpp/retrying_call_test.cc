@@ -56,6 +56,68 @@ TEST_F(RetryingCallTest, EncodesAgainAndGivesTheAnswerOfTheLastAttempt) {
   EXPECT_EQ(encoded_, 2);
 }
 
+TEST_F(RetryingCallTest, DoesNotWaitWhenAnotherServerIsReady) {
+  environment_.retry.backoff_initial = environment_.retry.backoff_max = absl::Hours(1);
+  Start();
+
+  transport_.Reply({.status = absl::ResourceExhaustedError("full"),
+                    .pushback = "3600000",
+                    .can_go_elsewhere = true});
+
+  EXPECT_THAT(transport_.delays, ElementsAre(absl::ZeroDuration()));
+  transport_.FireTimer();
+  transport_.Reply({.server = "b:2"});
+  EXPECT_TRUE(outcome_->status.ok());
+  EXPECT_EQ(outcome_->server, "b:2");
+}
+
+TEST_F(RetryingCallTest, CountsAttemptsElsewhereAsRetries) {
+  Start();
+
+  for (int i = 0; i < 2; ++i) {
+    transport_.Reply({.status = absl::UnavailableError("gone"), .can_go_elsewhere = true});
+    transport_.FireTimer();
+  }
+  transport_.Reply(
+      {.status = absl::UnavailableError("gone"), .server = "b:2", .can_go_elsewhere = true});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->attempts, 3);
+  EXPECT_THAT(std::string(outcome_->status.message()), HasSubstr("ready at b:2"));
+}
+
+TEST_F(RetryingCallTest, TriesEveryServerForAPinnedVersionWhateverTheRetries) {
+  environment_.retry.retries = 0;
+  Start();
+
+  transport_.Reply({.status = absl::FailedPreconditionError("not live"), .can_go_elsewhere = true});
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::AbortedError("nowhere"), .is_explained = true});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(std::string(outcome_->status.message()), "nowhere");
+}
+
+TEST_F(RetryingCallTest, ObeysARefusalOfRetriesElsewhereToo) {
+  Start();
+
+  transport_.Reply(
+      {.status = absl::ResourceExhaustedError("full"), .pushback = "-1", .can_go_elsewhere = true});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->attempts, 1);
+}
+
+TEST_F(RetryingCallTest, SendsNothingElsewhereAfterTheDeadline) {
+  Start();
+  transport_.now += absl::Seconds(60);
+
+  transport_.Reply({.status = absl::UnavailableError("gone"), .can_go_elsewhere = true});
+
+  ASSERT_TRUE(outcome_.has_value());
+  EXPECT_EQ(outcome_->attempts, 1);
+}
+
 TEST_F(RetryingCallTest, WaitsAtLeastAsLongAsTheServerAsked) {
   Start();
 

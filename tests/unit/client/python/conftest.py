@@ -1,5 +1,6 @@
-"""Fixtures of the Python client's tests: a FakeServer, a client of it, rows to score."""
+"""Fixtures of the Python client's tests: fake servers, clients of them, rows to score."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,10 +10,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "client" / "python"))
 
 import logprobd
+from logprobd import _aio_pool, _pool
 from logprobd.testing import FakeServer
+from several_servers import Aio, Sync, fake
 
 HIDDEN_SIZE = 16
 VOCAB_SIZE = 101  # odd, so that a mix-up of rows and columns shows
+
+
+@pytest.fixture(autouse=True)
+def patient_first_look(monkeypatch):
+    """On a busy machine too, all servers that are well are seen before the first request."""
+    for pool in (_pool, _aio_pool):
+        monkeypatch.setattr(pool, "FIRST_LOOK_SECONDS", 30.0)
 
 
 @pytest.fixture
@@ -40,3 +50,22 @@ def rows():
     draw = np.random.default_rng(7)
     hidden = draw.standard_normal((10, HIDDEN_SIZE)).astype(np.float32)
     return hidden, draw.integers(0, VOCAB_SIZE, 10)
+
+
+@pytest.fixture
+def servers():
+    """Three servers of the same head."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(fake()) for _ in range(3)]
+
+
+@pytest.fixture
+def many_rows():
+    draw = np.random.default_rng(3)
+    hidden = draw.standard_normal((120, HIDDEN_SIZE)).astype(np.float32)
+    return hidden, draw.integers(0, VOCAB_SIZE, 120)
+
+
+@pytest.fixture(params=[Sync, Aio])
+def connect(request):
+    return request.param

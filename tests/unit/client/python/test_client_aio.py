@@ -17,7 +17,6 @@ from logprobd import (
     RetryPolicy,
     Unavailable,
 )
-from logprobd.aio import _Slots
 from logprobd.plan import OUTPUTS
 
 
@@ -220,28 +219,3 @@ def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, rows):
     results = run(server, body)
     assert isinstance(results[0], NotFound)
     assert results[1].logprob.shape == (10,)
-
-
-def test_overload_narrows_how_many_requests_are_under_way():
-    # AsyncClient.score sent as many as before, however often it was refused.
-    async def main():
-        slots = _Slots(4)
-        slots.window.refused()
-        held = 0
-
-        async def hold():
-            nonlocal held
-            async with slots:
-                held += 1
-                await release.wait()
-
-        release = asyncio.Event()
-        tasks = [asyncio.ensure_future(hold()) for _ in range(4)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        most = held
-        release.set()
-        await asyncio.gather(*tasks)
-        return most, held
-
-    assert asyncio.run(main()) == (2, 4)

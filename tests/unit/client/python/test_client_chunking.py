@@ -17,6 +17,14 @@ def test_rows_are_cut_at_the_byte_limit():
     assert cut_rows(7, 100, limits) == [(0, 3), (3, 6), (6, 7)]
 
 
+def test_chunks_of_a_long_call_are_about_equal():
+    # A last chunk of a few rows counted as a small request, and the server cut its batches to a quarter.
+    ranges = cut_rows(8192, 8, ChunkLimits(rows_max=1023, bytes_max=0))
+
+    assert len(ranges) == 9
+    assert {end - begin for begin, end in ranges} == {911, 904}
+
+
 def test_a_row_above_the_byte_limit_goes_alone():
     assert cut_rows(2, 10_000, ChunkLimits(rows_max=0, bytes_max=5_000)) == [(0, 1), (1, 2)]
 

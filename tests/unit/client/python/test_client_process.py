@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from logprobd import AsyncClient, Client
 
 PACKAGE = Path(__file__).resolve().parents[4] / "client" / "python"
@@ -54,9 +55,11 @@ print("ok")
 """
 
 
-def test_a_used_client_works_in_forked_children_and_in_the_parent(server):
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_used_client_works_in_forked_children_and_in_the_parent(servers, count):
+    addresses = ",".join(server.address for server in servers[:count])
     done = subprocess.run(
-        [sys.executable, "-c", FORK, server.address],
+        [sys.executable, "-c", FORK, addresses],
         env={**os.environ, "PYTHONPATH": str(PACKAGE)},
         capture_output=True,
         text=True,

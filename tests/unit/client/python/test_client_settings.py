@@ -10,7 +10,7 @@ def settings(*args, **kwargs):
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in ("ADDRESS", "TIMEOUT_S", "MAX_INFLIGHT"):
+    for name in ("ADDRESS", "TIMEOUT_S", "MAX_INFLIGHT", "TRANSPORT"):
         monkeypatch.delenv(f"LOGPROBD_{name}", raising=False)
 
 
@@ -68,6 +68,43 @@ def test_addresses(given, used):
     assert settings(given).address == used
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "chosen"),
+    [
+        (None, "", "auto"),
+        (None, "shm", "shm"),
+        ("tcp", "shm", "tcp"),
+        ("cuda_ipc", "", "cuda-ipc"),
+        ("CUDA-IPC", "", "cuda-ipc"),
+    ],
+)
+def test_transports(monkeypatch, given, variable, chosen):
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", variable)
+
+    assert settings(transport=given).transport == chosen
+
+
+def test_an_unknown_transport_is_refused_by_the_name_it_was_given_under(monkeypatch):
+    with pytest.raises(InvalidArgument, match='transport is "rdma": use one of auto, tcp'):
+        Client(transport="rdma")
+
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", "fast")
+    with pytest.raises(InvalidArgument, match='LOGPROBD_TRANSPORT is "fast"'):
+        Client()
+
+
+@pytest.mark.parametrize("address", ["a:1,b:1", "dns:///a:1"])
+@pytest.mark.parametrize("transport", ["shm", "cuda-ipc"])
+def test_a_way_to_one_server_cannot_be_forced_for_several(monkeypatch, address, transport):
+    with pytest.raises(InvalidArgument, match=f'transport is "{transport}".*several servers'):
+        Client(address, transport=transport)
+
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", transport)
+    with pytest.raises(InvalidArgument, match=f'LOGPROBD_TRANSPORT is "{transport}"'):
+        Client(address)
+    assert settings(address=address, transport="tcp").transport == "tcp"
+
+
 def test_a_url_is_refused():
     with pytest.raises(InvalidArgument, match="host:port"):
         Client("http://scorer:1")
@@ -84,7 +121,9 @@ def test_a_url_is_refused():
     ],
 )
 def test_proxies_are_bypassed_on_loopback(address, loopback):
-    assert (("grpc.enable_http_proxy", 0) in settings(address).channel_options(0)) == loopback
+    assert (
+        ("grpc.enable_http_proxy", 0) in settings(address).channel_options(address, 0)
+    ) == loopback
 
 
 def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkeypatch):
@@ -95,6 +134,6 @@ def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkey
 
 
 def test_channels_differ_so_that_each_has_its_connection():
-    options = [tuple(settings().channel_options(index)) for index in range(4)]
+    options = [tuple(settings().channel_options("scorer:1", index)) for index in range(4)]
 
     assert len(set(options)) == 4

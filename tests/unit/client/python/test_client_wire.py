@@ -14,13 +14,19 @@ PROTO = Path(__file__).resolve().parents[4] / "proto"
 def pb2(tmp_path_factory):
     protoc = pytest.importorskip("grpc_tools.protoc")
     out = tmp_path_factory.mktemp("proto")
-    arguments = ["protoc", f"-I{PROTO}", f"--python_out={out}", "logprobd/v1/scoring.proto"]
-    assert protoc.main(arguments) == 0
-    # The generated file lies in logprobd/v1/, a name that the package under test already has.
+    arguments = ["protoc", f"-I{PROTO}", f"--python_out={out}"]
+    assert protoc.main([*arguments, "logprobd/v1/scoring.proto", "logprobd/v1/local.proto"]) == 0
+    # The generated files lie in logprobd/v1/, a name that the package under test already has.
     (out / "logprobd/v1/scoring_pb2.py").rename(out / "scoring_pb2_for_test.py")
+    (out / "logprobd/v1/local_pb2.py").rename(out / "local_pb2_for_test.py")
     sys.path.insert(0, str(out))
     yield importlib.import_module("scoring_pb2_for_test")
     sys.path.remove(str(out))
+
+
+@pytest.fixture(scope="module")
+def local_pb2(pb2):
+    return importlib.import_module("local_pb2_for_test")
 
 
 REQUEST = {
@@ -90,7 +96,72 @@ def test_ignore_index_is_zigzag_coded(pb2, value):
 def test_a_request_decodes_to_what_protobuf_wrote(pb2):
     ours = _wire.decode(_wire.ScoreRequest, pb2.ScoreRequest(**REQUEST).SerializeToString())
 
-    assert vars(ours) == REQUEST
+    assert vars(ours) == {**REQUEST, "shared_memory": None, "cuda_ipc": None}
+
+
+SHARED = {"region": b"r" * 16, "offset": 2**40, "bytes": 4096}
+DEVICE = {
+    "lease": b"l" * 16,
+    "device_uuid": b"u" * 16,
+    "handle": b"\0" * 64,
+    "offset": 16,
+    "bytes": 32,
+}
+
+
+@pytest.mark.parametrize("place", ["shared_memory", "cuda_ipc"])
+def test_slices_travel_as_in_protobuf(pb2, place):
+    fields = SHARED if place == "shared_memory" else DEVICE
+    ours_of = _wire.SharedMemorySlice if place == "shared_memory" else _wire.CudaIpcSlice
+    theirs_of = pb2.SharedMemorySlice if place == "shared_memory" else pb2.CudaIpcSlice
+    ours = _wire.ScoreRequest(rows=2, **{place: ours_of(**fields)})
+    theirs = pb2.ScoreRequest(rows=2, **{place: theirs_of(**fields)})
+
+    data = theirs.SerializeToString()
+
+    assert _wire.encode(ours) == data
+    assert _wire.decode(_wire.ScoreRequest, data) == ours
+
+
+def test_an_optional_message_without_fields_is_sent_and_found(pb2, local_pb2):
+    theirs = local_pb2.LocalRequest(hello=local_pb2.Hello()).SerializeToString()
+
+    assert theirs != b""
+    assert _wire.encode(_wire.LocalRequest(hello=_wire.Hello())) == theirs
+    assert _wire.decode(_wire.LocalRequest, theirs) == _wire.LocalRequest(hello=_wire.Hello())
+
+
+def test_messages_of_the_control_socket_travel_as_in_protobuf(local_pb2):
+    welcome = {
+        "lease": b"l" * 16,
+        "shared_memory": True,
+        "cuda_ipc": True,
+        "region_bytes_max": 2**33,
+        "lease_bytes_max": 2**34,
+        "lease_regions_max": 16,
+    }
+    requests = [("hello", "Hello", {"client_id": "me"})]
+    requests += [("create_region", "CreateRegion", {"bytes": 2**33})]
+    requests += [("close_region", "CloseRegion", {"id": b"r" * 16})]
+    replies = [("welcome", "Welcome", welcome), ("region", "Region", {"id": b"r", "bytes": 4096})]
+
+    for outer, cases in (("LocalRequest", requests), ("LocalReply", replies)):
+        for field, name, values in cases:
+            ours = getattr(_wire, outer)(**{field: getattr(_wire, name)(**values)})
+            theirs = getattr(local_pb2, outer)(**{field: getattr(local_pb2, name)(**values)})
+            data = theirs.SerializeToString()
+            assert _wire.encode(ours) == data
+            assert _wire.decode(getattr(_wire, outer), data) == ours
+
+
+def test_local_access_decodes_as_in_protobuf(pb2):
+    access = {"boot_id": "b", "grpc_path": "/g", "control_path": "/c", "shared_memory": True}
+    theirs = pb2.ListHeadsResponse(local=pb2.LocalAccess(**access, cuda_ipc=True))
+
+    ours = _wire.decode(_wire.ListHeadsResponse, theirs.SerializeToString())
+
+    assert ours.local == _wire.LocalAccess(**access, cuda_ipc=True)
+    assert _wire.decode(_wire.ListHeadsResponse, b"").local is None
 
 
 def test_hidden_is_the_last_field_on_the_wire():
@@ -168,9 +239,12 @@ def test_verify_travels_as_in_protobuf(pb2):
     assert {name: getattr(ours, name) for name in response} == response
 
 
-def test_all_fields_of_the_proto_are_known(pb2):
+def test_all_fields_of_the_proto_are_known(pb2, local_pb2):
     for ours in (
         _wire.ScoreRequest,
+        _wire.SharedMemorySlice,
+        _wire.CudaIpcSlice,
+        _wire.LocalAccess,
         _wire.ScoreResponse,
         _wire.StageTimings,
         _wire.Head,
@@ -179,8 +253,19 @@ def test_all_fields_of_the_proto_are_known(pb2):
         _wire.ListHeadsResponse,
         _wire.VerifyRequest,
         _wire.VerifyResponse,
+        _wire.LocalRequest,
+        _wire.LocalReply,
+        _wire.Hello,
+        _wire.Welcome,
+        _wire.CreateRegion,
+        _wire.Region,
+        _wire.CloseRegion,
     ):
-        theirs = pb2.DESCRIPTOR.message_types_by_name[ours.__name__]
+        known = {
+            **pb2.DESCRIPTOR.message_types_by_name,
+            **local_pb2.DESCRIPTOR.message_types_by_name,
+        }
+        theirs = known[ours.__name__]
         numbers = {f.name: f.metadata["wire"].number for f in ours.__dataclass_fields__.values()}
         assert numbers == {field.name: field.number for field in theirs.fields}
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/app/config_sources.h"
 
 namespace logprobd {
@@ -44,7 +45,7 @@ TEST(ConfigFileTest, ReadsEveryKindOfValue) {
   ASSERT_TRUE(settings.ok()) << settings.status();
   std::string text;
   for (const Setting& setting : *settings) {
-    absl::StrAppend(&text, setting.flag->name, "=", setting.text, " ");
+    absl::StrAppend(&text, setting.flag->name, "=", absl::StrJoin(setting.texts, "|"), " ");
   }
   EXPECT_EQ(text,
             "batch-rows=1024 client-share=0.5 gpus=2 insecure=true max-message-bytes=1MiB "
@@ -55,8 +56,8 @@ TEST(ConfigFileTest, KeepsAllDigitsOfANumber) {
   const auto settings = Read("client-share = 0.123456789\ngrace-s = 0.1\n");
 
   ASSERT_TRUE(settings.ok()) << settings.status();
-  EXPECT_EQ((*settings)[0].text, "0.123456789");
-  EXPECT_EQ((*settings)[1].text, "0.1");
+  EXPECT_EQ((*settings)[0].texts.front(), "0.123456789");
+  EXPECT_EQ((*settings)[1].texts.front(), "0.1");
 }
 
 TEST(ConfigFileTest, AcceptsAnEmptyFile) { EXPECT_TRUE(Read("").ok()); }
@@ -72,12 +73,33 @@ TEST(ConfigFileTest, NamesAKeyOfTheWrongType) {
               HasSubstr("key batch_rows is a string, but must be a whole number"));
   EXPECT_THAT(ErrorOf("batch_rows = 8.0"), HasSubstr("a number with a point"));
   EXPECT_THAT(ErrorOf("insecure = 1"), HasSubstr("but must be true or false"));
-  EXPECT_THAT(ErrorOf("model = [\"a\"]"), HasSubstr("is an array, but must be a string"));
+  EXPECT_THAT(ErrorOf("listen = [\"a\"]"), HasSubstr("is an array, but must be a string"));
   EXPECT_THAT(ErrorOf("max_message_bytes = 1.5"), HasSubstr("64MiB"));
   EXPECT_THAT(ErrorOf("gpus = [0, 1]"),
               HasSubstr("is an array, but must be a string as \"0,1\" or \"auto\""));
   EXPECT_THAT(ErrorOf("shards = 2.0"), HasSubstr("must be a whole number or \"auto\""));
   EXPECT_THAT(ErrorOf("model = 1979-05-27"), HasSubstr("is a date or time"));
+}
+
+TEST(ConfigFileTest, ReadsValuesOfHeadsAsTextAndAsArrays) {
+  const auto settings = Read(
+      "model = [\"a=/x\", \"b=/y\"]\nshards = \"a=2,b=1\"\nweights-version = \"a=7\"\n"
+      "include-padding = [\"b=true\"]\n");
+
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  std::string text;
+  for (const Setting& setting : *settings) {
+    absl::StrAppend(&text, setting.flag->name, ":", absl::StrJoin(setting.texts, "|"), " ");
+  }
+  EXPECT_EQ(text, "include-padding:b=true model:a=/x|b=/y shards:a=2,b=1 weights-version:a=7 ");
+}
+
+TEST(ConfigFileTest, RefusesArraysThatAreNotOfStringsOrNotOfHeads) {
+  EXPECT_THAT(ErrorOf("shards = [2]"), HasSubstr("or an array of strings as \"NAME=VALUE\""));
+  EXPECT_THAT(ErrorOf("model = []"), HasSubstr("is an array"));
+  EXPECT_THAT(ErrorOf("model = [\"a=/x\", 3]"), HasSubstr("is an array"));
+  EXPECT_THAT(ErrorOf("weights-version = \"7\""), HasSubstr("is a string, but must be a whole"));
+  EXPECT_THAT(ErrorOf("batch-rows = \"a=7\""), HasSubstr("is a string, but must be a whole"));
 }
 
 TEST(ConfigFileTest, RefusesAKeyTwice) {

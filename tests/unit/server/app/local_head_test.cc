@@ -130,6 +130,24 @@ TEST_F(LocalHeadTest, ScoresOnTheReplicasThatAreLeft) {
   EXPECT_EQ(engines_[1]->num_batches(), 1);
 }
 
+TEST_F(LocalHeadTest, PublishesNewLimitsAndHoldsItsQueueToThem) {
+  const std::shared_ptr<const HeadInfo> before = head_->info();
+  Batcher::Options options = SmallBatches();
+  options.queue_rows_max = 4;
+  options.client_share_max = 1;
+  RequestLimits limits;
+  limits.top_k_max = 3;
+  Answer<ScoreResult> answer;
+
+  ASSERT_TRUE(head_->SetLimits(options, limits).ok());
+
+  EXPECT_EQ(head_->info()->limits.top_k_max, 3);
+  EXPECT_EQ(head_->info()->name, "default");
+  EXPECT_EQ(before->limits.top_k_max, 128);  // who has it keeps it
+  EXPECT_EQ(head_->Submit(testing::RequestOfRows(5), answer.Callback()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(LocalHeadTest, SumsTheMemoryOfItsReplicas) {
   MakeHead({{.memory = {{"gpu0", "weights", 100}, {"host", "workspace", 7, true}}},
             {.memory = {{"gpu1", "weights", 100}, {"host", "workspace", 5, true}}},

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "server/app/head_values.h"
 
 namespace logprobd {
 namespace {
@@ -132,6 +133,37 @@ TEST(OptionsParserTest, TakesTheLayoutFromEverySource) {
   EXPECT_EQ(above.replicas, 3);
 }
 
+TEST(OptionsParserTest, TakesSeveralHeadsFromEverySource) {
+  const std::string file = FileWith("model = [\"a=/x\", \"b=/y\"]\nshards = \"b=2\"\n");
+  const std::string names = "a:/x b:/y ";
+  const auto heads_of = [](const ServerOptions& options) {
+    std::string text;
+    for (const ServerOptions& head : HeadOptions(options)) {
+      absl::StrAppend(&text, head.head_name, ":", head.model, " ");
+    }
+    return text;
+  };
+
+  EXPECT_EQ(heads_of(Parse({"--config", file}).options), names);
+  EXPECT_EQ(heads_of(Parse({}, {"LOGPROBD_MODEL=a=/x,b=/y"}).options), names);
+  EXPECT_EQ(heads_of(Parse({"--model=a=/x", "--model", "b=/y"}).options), names);
+  EXPECT_EQ(heads_of(Parse({"--config", file, "--model=c=/z"}).options), "c:/z ");
+  EXPECT_EQ(heads_of(Parse({"--config", file, "--model=/z"}).options), "default:/z ");
+  EXPECT_EQ(HeadOptions(Parse({"--config", file}).options)[1].shards, 2);
+  EXPECT_EQ(HeadOptions(Parse({"--config", file, "--shards=auto"}).options)[1].shards, 0);
+  EXPECT_TRUE(HeadOptions(Parse({"--config", file, "--include-padding=b=true"}).options)[1]
+                  .include_padding);
+}
+
+TEST(OptionsParserTest, NamesTheHeadOfAWrongValue) {
+  EXPECT_THAT(Error({"--shards", "a=1,b=0"}),
+              HasSubstr("--shards is \"0\" for head \"b\": it must be auto or a whole number"));
+  EXPECT_THAT(Error({}, {"LOGPROBD_INCLUDE_PADDING=a=maybe"}),
+              HasSubstr("LOGPROBD_INCLUDE_PADDING is \"maybe\" for head \"a\": it must be true"));
+  EXPECT_THAT(Error({"--gpus=a=1", "--gpus=a=2"}),
+              HasSubstr("--gpus is given twice for head \"a\""));
+}
+
 TEST(OptionsParserTest, NamesAnUnknownFlagAndTheNearest) {
   EXPECT_THAT(Error({"--bach-rows", "3"}),
               AllOf(HasSubstr("--bach-rows"), HasSubstr("--batch-rows")));
@@ -140,8 +172,9 @@ TEST(OptionsParserTest, NamesAnUnknownFlagAndTheNearest) {
 }
 
 TEST(OptionsParserTest, RefusesAFlagGivenTwiceOrWithoutItsValue) {
-  EXPECT_THAT(Error({"--gpus=1", "--gpus=2"}), AllOf(HasSubstr("--gpus"), HasSubstr("2 times")));
-  EXPECT_THAT(Error({"--insecure", "--insecure"}), HasSubstr("--insecure"));
+  EXPECT_THAT(Error({"--gpus=1", "--gpus=2"}),
+              HasSubstr("--gpus is given twice without a head's name"));
+  EXPECT_THAT(Error({"--insecure", "--insecure"}), HasSubstr("--insecure is given 2 times"));
   EXPECT_THAT(Error({"--model"}), HasSubstr("--model"));
 }
 
@@ -212,6 +245,32 @@ TEST(OptionsParserTest, PrintedConfigurationReadsBackAsItself) {
   EXPECT_THAT(ConfigText(first), HasSubstr("replicas = \"auto\"  # default\n"));
   EXPECT_THAT(ConfigText(first), HasSubstr("http = \"none\"  # --http\n"));
   EXPECT_THAT(ConfigText(first), HasSubstr("batch-rows = 8192  # default\n"));
+}
+
+TEST(OptionsParserTest, PrintedConfigurationOfSeveralHeadsReadsBackAsItself) {
+  const ParsedOptions first =
+      Parse({"--model=a=/x \"y\"", "--model=b=./c=d,e", "--shards=2,b=auto", "--gpus=a=0,1,b=2",
+             "--weights-version=a=3", "--include-padding=b=true", "--valid-vocab=9"});
+
+  const ParsedOptions second = Parse({"--config", FileWith(ConfigText(first))});
+
+  for (const Flag& flag : Flags()) {
+    if (flag.name != "config") {
+      EXPECT_EQ(FlagValueAsToml(flag, second.options), FlagValueAsToml(flag, first.options))
+          << flag.name;
+    }
+  }
+  EXPECT_THAT(ConfigText(first),
+              HasSubstr("model = [\"a=/x \\\"y\\\"\", \"b=./c=d,e\"]  # --model\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("shards = [\"2\", \"b=auto\"]  # --shards\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("gpus = [\"a=0,1\", \"b=2\"]  # --gpus\n"));
+  EXPECT_THAT(ConfigText(first), HasSubstr("valid-vocab = 9  # --valid-vocab\n"));
+  EXPECT_EQ(second.options.shards, 2);
+}
+
+TEST(OptionsParserTest, HelpMarksWhatCanBeReloaded) {
+  EXPECT_THAT(HelpText(), HasSubstr("[default 262144] (SIGHUP)\n"));
+  EXPECT_FALSE(FindFlag("batch-rows")->is_reloadable);
 }
 
 TEST(OptionsParserTest, ExampleFileHoldsEverySettingAtItsDefault) {

@@ -4,13 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/model_folder.h"
 
 namespace logprobd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 HeadInfo Qwen() {
   HeadInfo head;
@@ -33,11 +39,18 @@ EnginePlan CpuPlan() {
           {{"host", "weights", 311'164'928}, {"host", "workspace", 12 << 20}}};
 }
 
+/// Of a server with these heads, on a host of unknown size.
+std::string TextOf(std::vector<ServingPlan> heads) {
+  const auto plan = MakeServerPlan(ServerOptions(), std::move(heads), {});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? PlanText(*plan) : "";
+}
+
 TEST(PlanTest, PrintsEveryFact) {
   const ServingPlan plan =
       MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {"config.json says 151669"});
 
-  EXPECT_EQ(PlanText(plan),
+  EXPECT_EQ(TextOf({plan}),
             "head         default\n"
             "model type   qwen3\n"
             "tensor       model.embed_tokens.weight (tied)\n"
@@ -54,7 +67,8 @@ TEST(PlanTest, PrintsEveryFact) {
             "memory       host  workspace    12.0 MiB\n"
             "memory       host  staging      32.0 MiB\n"
             "memory       host  receive       2.0 GiB  (at most)\n"
-            "memory       host  total         2.3 GiB\n"
+            "memory       host  shared        2.0 GiB  (at most)\n"
+            "memory       host  total         4.3 GiB\n"
             "warning      config.json says 151669\n");
 }
 
@@ -67,14 +81,14 @@ TEST(PlanTest, PrintsTransformsAndEachPlaceOfMemory) {
   const EnginePlan engine = {
       Device::kCuda, "cuda/chunked", "found", {}, {{"gpu0", "weights", 5 << 20}}};
 
-  const std::string text = PlanText(MakeServingPlan(ServerOptions(), head, engine, {}));
+  const std::string text = TextOf({MakeServingPlan(ServerOptions(), head, engine, {})});
 
   EXPECT_THAT(text, HasSubstr("scale        0.0625\n"));
   EXPECT_THAT(text, HasSubstr("cap          30\n"));
   EXPECT_THAT(text, HasSubstr("bias         yes\n"));
   EXPECT_THAT(text, HasSubstr("tensor       model.embed_tokens.weight\n"));
   EXPECT_THAT(text, HasSubstr("memory       gpu0  total         5.0 MiB\n"));
-  EXPECT_THAT(text, HasSubstr("memory       host  total         2.0 GiB\n"));
+  EXPECT_THAT(text, HasSubstr("memory       host  total         4.0 GiB\n"));
 }
 
 TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
@@ -84,7 +98,7 @@ TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
                              {{0, 0, "gpu0", 0, 76'032}, {0, 1, "gpu11", 76'032, 76'033}},
                              {{"gpu0", "weights", 3 << 20}, {"gpu11", "weights", 2 << 20}}};
 
-  const std::string text = PlanText(MakeServingPlan(ServerOptions(), Qwen(), engine, {}));
+  const std::string text = TextOf({MakeServingPlan(ServerOptions(), Qwen(), engine, {})});
 
   EXPECT_THAT(text, HasSubstr("engine       cuda/fused: found; shards as asked: 1 replica of 2 "
                               "shards\n"
@@ -94,11 +108,87 @@ TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
   EXPECT_THAT(text, HasSubstr("memory       gpu11 total         2.0 MiB\n"));
 }
 
-TEST(PlanTest, FindsTheGpusOfALayout) {
-  EXPECT_THAT(GpusOf({{0, 0, "gpu3"}, {0, 1, "gpu12"}, {1, 0, "gpu3"}, {1, 1, "gpu0"}}),
-              ElementsAre(3, 12, 0));
-  EXPECT_THAT(GpusOf({{0, 0, "cpu"}}), IsEmpty());
-  EXPECT_THAT(GpusOf({}), IsEmpty());
+TEST(PlanTest, PrintsEachHeadAndTheSumsAgainstWhatIsThere) {
+  HeadInfo small = Qwen();
+  small.name = "draft";
+  EnginePlan first = {Device::kCuda,
+                      "cuda/fused",
+                      "found",
+                      {{0, 0, "gpu0", 0, 151'669}},
+                      {{"gpu0", "weights", 5 << 20}, {"host", "workspace", 1 << 20}}};
+  first.there = {{"gpu0", "there", 100 << 20}};
+  EnginePlan second = first;
+  second.memory.front().bytes = 3 << 20;
+  std::vector<ServingPlan> heads = {MakeServingPlan(ServerOptions(), Qwen(), first, {"one"}),
+                                    MakeServingPlan(ServerOptions(), small, second, {})};
+
+  const auto plan =
+      MakeServerPlan(ServerOptions(), std::move(heads), {int64_t{8} << 30, int64_t{4} << 30});
+
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::string text = PlanText(*plan);
+  EXPECT_THAT(text, StartsWith("head         default\n"));
+  EXPECT_THAT(text, HasSubstr("memory       gpu0  total         5.0 MiB\n"
+                              "memory       host  workspace     1.0 MiB\n"
+                              "memory       host  staging      32.0 MiB\n"
+                              "memory       host  total        33.0 MiB\n"
+                              "warning      one\n"
+                              "\n"
+                              "head         draft\n"));
+  EXPECT_THAT(text, EndsWith("\n"
+                             "all heads    default, draft\n"
+                             "memory       gpu0  weights       8.0 MiB\n"
+                             "memory       gpu0  total         8.0 MiB  of 100.0 MiB free\n"
+                             "memory       host  workspace     2.0 MiB\n"
+                             "memory       host  staging      64.0 MiB\n"
+                             "memory       host  receive       2.0 GiB  (at most)\n"
+                             "memory       host  shared        2.0 GiB  (at most)\n"
+                             "memory       host  total         4.1 GiB  of 4.0 GiB free\n"));
+}
+
+TEST(PlanTest, RefusesHeadsThatTheHostCanNeverHold) {
+  const ServingPlan head = MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {});
+  constexpr int64_t kMib = 1 << 20;  // a head takes 341 MiB
+
+  const auto one = MakeServerPlan(ServerOptions(), {head}, {300 * kMib, 200 * kMib});
+  EXPECT_EQ(one.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(one.status().message(),
+            "host memory: the head reserves 340.8 MiB, but the process can have 300.0 MiB: lower "
+            "--batch-rows");
+  const auto two = MakeServerPlan(ServerOptions(), {head, head}, {600 * kMib, 500 * kMib});
+  EXPECT_EQ(two.status().message(),
+            "host memory: all heads together reserve 681.5 MiB, but the process can have 600.0 "
+            "MiB: lower --batch-rows or serve fewer heads");
+}
+
+TEST(PlanTest, WarnsOfMemoryThatOthersHaveNow) {
+  const ServingPlan head = MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {});
+  constexpr int64_t kMib = 1 << 20;
+
+  const auto plan = MakeServerPlan(ServerOptions(), {head}, {1000 * kMib, 300 * kMib});
+
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->heads.back().warnings,
+              ElementsAre("host memory: 340.8 MiB are to be reserved for the head, but only 300.0 "
+                          "MiB are available now"));
+}
+
+TEST(PlanTest, FindsTheGpusOfTheLayouts) {
+  ServingPlan first;
+  first.engine.layout = {{0, 0, "gpu3"}, {0, 1, "gpu12"}, {1, 0, "gpu3"}, {1, 1, "gpu0"}};
+  ServingPlan second;
+  second.engine.layout = {{0, 0, "gpu0"}, {0, 1, "gpu4"}};
+  ServingPlan cpu;
+  cpu.engine.layout = {{0, 0, "cpu"}};
+
+  ServerPlan on_gpus;
+  on_gpus.heads = {first, second};
+  ServerPlan on_cpu;
+  on_cpu.heads = {cpu};
+
+  EXPECT_THAT(GpusOf(on_gpus), ElementsAre(3, 12, 0, 4));
+  EXPECT_THAT(GpusOf(on_cpu), IsEmpty());
+  EXPECT_THAT(GpusOf(ServerPlan()), IsEmpty());
 }
 
 TEST(PlanTest, CompletesTheHeadsFacts) {
@@ -161,6 +251,52 @@ TEST(PlanTest, TurnsSettingsIntoThePartsOptions) {
   EXPECT_EQ(EngineOptionsOf(ServerOptions()).exchange, Exchange::kAuto);
   EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCuda), absl::Seconds(120));
   EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCpu), absl::InfiniteDuration());
+}
+
+TEST(WeightsRootsTest, AreTheFolderAroundTheModelUnlessItIsTheWholeMachine) {
+  const testing::ModelFolder folder;
+  folder.WriteFile("model/config.json", "{}");
+  folder.WriteFile("other/config.json", "{}");
+  ServerOptions options;
+  options.model = folder.PathOf("model");
+
+  const auto roots = WeightsRootsOf(options);
+  options.model = "/tmp";
+  const auto own = WeightsRootsOf(options);
+
+  EXPECT_TRUE((*roots)->CheckPath(folder.PathOf("other")).ok());
+  EXPECT_FALSE((*roots)->CheckPath("/etc").ok());
+  EXPECT_EQ((*own)->Text(), "'/tmp'");
+}
+
+TEST(WeightsRootsTest, AreThoseOfTheFlag) {
+  const testing::ModelFolder folder;
+  folder.WriteFile("a/x", "");
+  folder.WriteFile("b/x", "");
+  ServerOptions options;
+  options.weights_root = folder.PathOf("a") + "," + folder.PathOf("b");
+
+  EXPECT_EQ((*WeightsRootsOf(options))->Text(),
+            "'" + folder.PathOf("a") + "', '" + folder.PathOf("b") + "'");
+  options.weights_root = "none";
+  EXPECT_EQ(*WeightsRootsOf(options), nullptr);
+}
+
+TEST(WeightsRootsTest, AreNoneWhereTheModelIsNotThere) {
+  ServerOptions options;
+  options.model = "/absent/model";
+
+  EXPECT_EQ(*WeightsRootsOf(options), nullptr);
+}
+
+TEST(WeightsRootsTest, MustExistWhereTheyAreNamed) {
+  ServerOptions options;
+  options.weights_root = "/tmp,/absent";
+
+  const absl::Status status = WeightsRootsOf(options).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/absent"));
 }
 
 }  // namespace

@@ -192,8 +192,19 @@ TEST(CheckServerOptionsTest, EveryAddressIsReadAndMustBeLoopbackUnlessInsecure) 
     EXPECT_TRUE(CheckServerOptions(options).ok()) << flag;
   }
   ServerOptions local = Valid();
-  local.local = std::string(108, 'a');
+  local.local = std::string(100, 'a');  // with ".control" one too many
   EXPECT_THAT(std::string(CheckServerOptions(local).message()), StartsWith("--local"));
+}
+
+TEST(CheckServerOptionsTest, CudaIpcNeedsAGpuAndTheControlSocket) {
+  ServerOptions options = Valid();
+  options.cuda_ipc = true;
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  options.local = "";
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--local none"));
+  options.local = "auto";
+  options.device = "cpu";
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--device cpu"));
 }
 
 TEST(CheckServerOptionsTest, CopyThreadsAreAsManyAsTheBatcherTakes) {

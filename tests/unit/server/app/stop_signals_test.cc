@@ -24,21 +24,29 @@ TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
     const auto arrived = [&] { return seen.size() == count; };
     mutex.Await(absl::Condition(&arrived));
   };
-  const StopSignals signals([&](int signal, int count) {
-    const absl::MutexLock lock(&mutex);
-    seen.emplace_back(signal, count);
-  });
+  const StopSignals signals(
+      [&](int signal, int count) {
+        const absl::MutexLock lock(&mutex);
+        seen.emplace_back(signal, count);
+      },
+      [&] {
+        const absl::MutexLock lock(&mutex);
+        seen.emplace_back(SIGHUP, 0);
+      });
 
   kill(getpid(), SIGTERM);
   await(1);
-  kill(getpid(), SIGINT);
+  kill(getpid(), SIGHUP);
   await(2);
+  kill(getpid(), SIGINT);
+  await(3);
 
-  EXPECT_THAT(seen, ElementsAre(Pair(SIGTERM, 1), Pair(SIGINT, 2)));
+  EXPECT_THAT(seen, ElementsAre(Pair(SIGTERM, 1), Pair(SIGHUP, 0), Pair(SIGINT, 2)));
 }
 
 TEST(StopSignalsTest, EndsWithoutASignal) {
-  const StopSignals signals([](int, int) { FAIL() << "nothing was sent"; });
+  const StopSignals signals([](int, int) { FAIL() << "nothing was sent"; },
+                            [] { FAIL() << "nothing was sent"; });
 }
 
 }  // namespace

@@ -84,6 +84,14 @@ TEST_F(LogTest, WritesDebugLinesWhenAsked) {
   EXPECT_THAT(Written([] { LogDebug("a"); }), HasSubstr(" debug a"));
 }
 
+TEST_F(LogTest, ChangesItsLevelAndKeepsItsFormat) {
+  ConfigureLog({.level = LogLevel::kError, .format = LogFormat::kJson});
+
+  SetLogLevel(LogLevel::kInfo);
+
+  EXPECT_THAT(Written([] { LogInfo("a"); }), HasSubstr("\"message\":\"a\""));
+}
+
 TEST_F(LogTest, ParsesLevelsAndFormats) {
   EXPECT_EQ(*ParseLogLevel("warning"), LogLevel::kWarning);
   EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);

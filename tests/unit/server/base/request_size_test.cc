@@ -15,6 +15,16 @@ TEST(RequestSizeTest, CountsTheWholeMessageAndEachOfItsPieces) {
   EXPECT_EQ(PayloadBytes(request), 1'000 + 80 * 56);
 }
 
+TEST(RequestSizeTest, DoesNotCountRowsThatLieInMemoryOfTheClient) {
+  ScoreRequest request = MakeRequest({.rows = 10});
+  request.message_bytes = 1'000;
+  for (const PayloadPlace place : {PayloadPlace::kSharedMemory, PayloadPlace::kDevice}) {
+    request.hidden.place = place;
+
+    EXPECT_EQ(PayloadBytes(request), 56);
+  }
+}
+
 TEST(RequestSizeTest, CountsDecodedFields) {
   const ScoreRequest request =
       MakeRequest({.rows = 2, .candidate_counts = {3, 4}, .segment_offsets = {0, 1, 2}});

@@ -34,6 +34,22 @@ TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
   EXPECT_EQ(admission.total().rows, 0);
 }
 
+TEST(AdmissionTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
+  Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
+  const DrainRate rate(1);
+  ASSERT_TRUE(
+      admission.Admit("a", Priority::kLow, {.rows = 8, .bytes = 9, .requests = 1}, rate).ok());
+
+  admission.SetLimits({.total = {.rows = 4, .bytes = 100, .requests = 10}, .client_share = 0.5});
+
+  EXPECT_FALSE(admission.CheckPossible({.rows = 3}).ok());
+  EXPECT_EQ(RejectionOf(admission.Admit("b", Priority::kLow, {.rows = 1}, rate)),
+            Rejection::kQueueRows);
+  EXPECT_EQ(admission.total().rows, 8);
+  admission.Release("a", Priority::kLow, {.rows = 8});
+  EXPECT_TRUE(admission.Admit("b", Priority::kLow, {.rows = 2}, rate).ok());
+}
+
 TEST(AdmissionTest, LetsAClientHoldAtLeastOneRowAndRequest) {
   Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 0.1});
 

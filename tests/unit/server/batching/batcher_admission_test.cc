@@ -40,6 +40,42 @@ TEST_F(BatcherAdmissionTest, AdmitsExactlyUpToTheLimit) {
   EXPECT_FALSE(Refusal({.rows = 1}).ok());
 }
 
+TEST_F(BatcherAdmissionTest, TakesOverNewLimitsWhileItServes) {
+  MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
+  OccupyBothSlots();
+  Answer& queued = Submit({.rows = 8});
+
+  ASSERT_TRUE(batcher_->SetLimits({.queue_rows_max = 5, .client_share_max = 1}).ok());
+  EXPECT_THAT(Refusal({.rows = 1}).message(), HasSubstr("pass the limit of 5"));
+  ASSERT_TRUE(batcher_->SetLimits({.queue_rows_max = 20, .client_share_max = 1}).ok());
+
+  EXPECT_TRUE(Refusal({.rows = 12}).ok());
+  engine_->Release();
+  EXPECT_TRUE(queued.Wait().ok());
+}
+
+TEST_F(BatcherAdmissionTest, KeepsItsLimitsWhenNewOnesAreWrong) {
+  MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
+
+  EXPECT_EQ(batcher_->SetLimits({.queue_rows_max = 0}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(batcher_->SetLimits({.batch_wait_max = absl::Seconds(-1)}).code(),
+            absl::StatusCode::kInvalidArgument);
+
+  EXPECT_TRUE(Refusal({.rows = 10}).ok());
+}
+
+TEST_F(BatcherAdmissionTest, ANewWaitForCompanyHoldsForWhatWaitsAlready) {
+  MakeBatcher({.batch_wait_max = absl::Hours(1)});
+  OccupyEngine();
+  SubmitRows(1);
+  clock_.WaitUntilAsleep();
+  EXPECT_EQ(engine_->num_batches(), 1);
+
+  ASSERT_TRUE(batcher_->SetLimits({.batch_wait_max = absl::ZeroDuration()}).ok());
+
+  engine_->WaitForBatches(2);
+}
+
 TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
   // A row has 8 bytes of payload, 4 of target and 8 of answer; a piece has 56.
   MakeBatcher({.queue_bytes_max = 320, .client_share_max = 1});

@@ -1,3 +1,4 @@
+#include <array>
 #include <atomic>
 #include <memory>
 #include <random>
@@ -6,10 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "server/base/check.h"
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
+#include "server/batching/generation.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_requests.h"
 
@@ -27,7 +30,12 @@ RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
   spec.priority = static_cast<Priority>(below(3));
   spec.dtype = below(4) == 0 ? Dtype::kF32 : Dtype::kBf16;
   spec.top_k = below(3);
-  spec.piece_bytes = 1 + below(40);
+  if (below(4) == 0) {
+    spec.place = PayloadPlace::kDevice;
+    spec.gpu = 0;
+  } else {
+    spec.piece_bytes = 1 + below(40);
+  }
   for (int64_t row = 0; row < spec.rows; ++row) {
     if (below(5) == 0) {
       spec.ignored_rows.push_back(row);
@@ -44,8 +52,8 @@ class BatcherStressTest : public ::testing::TestWithParam<int> {
  protected:
   BatcherStressTest() {
     for (int i = 0; i < GetParam(); ++i) {
-      engines_.push_back(
-          std::make_unique<FakeEngine>(FakeEngine::Options{.batch_rows_max = 64, .record = false}));
+      engines_.push_back(std::make_unique<FakeEngine>(
+          FakeEngine::Options{.batch_rows_max = 64, .reads_in_place = true, .record = false}));
       replicas_.push_back(engines_.back().get());
     }
   }
@@ -149,6 +157,87 @@ TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
 
     EXPECT_EQ(answered, admitted);
   }
+}
+
+// Every row of an answer has the logprob of the version that the answer names.
+TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
+  constexpr int kSwaps = 300;
+  const Batcher::Options kOptions = {
+      .batch_rows_max = 64, .batch_wait_max = absl::Microseconds(50), .client_share_max = 1};
+  Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
+  std::vector<std::unique_ptr<FakeEngine>> engines;
+  std::vector<std::unique_ptr<Generation>> generations;
+  for (uint64_t version = 1; version <= 2; ++version) {
+    engines.push_back(std::make_unique<FakeEngine>(
+        FakeEngine::Options{.batch_rows_max = 64,
+                            .weights_version = version,
+                            .logprob_offset = -100 * static_cast<float>(version),
+                            .reads_in_place = true,
+                            .record = false}));
+    auto generation = Generation::Create(kOptions, {engines.back().get()});
+    ASSERT_TRUE(generation.ok());
+    generations.push_back(*std::move(generation));
+  }
+  auto created = Batcher::Create(kOptions, *generations[0], Clock::Steady(), metrics);
+  ASSERT_TRUE(created.ok());
+  std::unique_ptr<Batcher> batcher = *std::move(created);
+  std::atomic<bool> is_over = false;
+  std::atomic<int> failed = 0;
+  std::atomic<int> wrong = 0;
+  std::array<std::atomic<int>, 3> of_version{};
+
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937 random(static_cast<uint32_t>(thread));
+      for (uint32_t i = 0; !is_over; ++i) {
+        RequestSpec spec = RandomSpec(random, thread, i);
+        spec.deadline = absl::InfiniteFuture();
+        ScoreRequest request = MakeRequest(spec);
+        const ScoreResult expected = ExpectedResult(request);
+        const std::vector<int32_t> targets = request.targets;
+        absl::Notification done;
+        const auto ticket =
+            batcher->Submit(std::move(request), [&](absl::StatusOr<ScoreResult> result) {
+              if (!result.ok()) {
+                ++failed;
+              } else {
+                ++of_version[result->weights_version];
+                const float offset = -100 * static_cast<float>(result->weights_version);
+                for (size_t row = 0; row < targets.size(); ++row) {
+                  const float want =
+                      expected.logprob[row] + (targets[row] == kDefaultIgnoreIndex ? 0 : offset);
+                  wrong += result->logprob[row] == want ? 0 : 1;
+                }
+              }
+              done.Notify();
+            });
+        ASSERT_TRUE(ticket.ok()) << ticket.status();
+        done.WaitForNotification();
+      }
+    });
+  }
+  const auto answers = [&of_version] { return of_version[1] + of_version[2]; };
+  for (size_t swap = 1; swap <= kSwaps; ++swap) {
+    for (const int before = answers(); answers() < before + kThreads && failed == 0;) {
+      std::this_thread::yield();
+    }
+    if (swap % 7 == 0) {  // with a pause, as when weights are replaced in place
+      batcher->Commit(nullptr);
+      batcher->AwaitRetired();
+    }
+    batcher->Commit(generations[swap % 2].get());
+    batcher->AwaitRetired();
+  }
+  is_over = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(of_version[1], 0);
+  EXPECT_GT(of_version[2], 0);
 }
 
 // The preset tsan selects by how names begin.

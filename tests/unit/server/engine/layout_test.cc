@@ -261,6 +261,26 @@ TEST(GpuLayoutTest, ShardsNamedGpusForTheOneWithTheLeastFreeMemory) {
               HasSubstr("does not fit twice on one GPU (15.0 GiB free)"));
 }
 
+TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
+  std::vector<GpuFacts> gpus = Gpus(3);
+
+  Reserve({{"gpu1", "weights", 100 * kGib},
+           {"gpu1", "workspace", kGib},
+           {"host", "staging", kGib},
+           {"gpu2", "weights", 200 * kGib}},
+          gpus);
+
+  EXPECT_EQ(gpus[0].free_bytes, 139 * kGib);
+  EXPECT_EQ(gpus[1].free_bytes, 38 * kGib);
+  EXPECT_EQ(gpus[1].reserved_bytes, 101 * kGib);
+  EXPECT_EQ(gpus[2].free_bytes, 0);
+  EXPECT_EQ(Plan(Asked(1, 1), gpus, 60), "1x1: gpu0");
+  EXPECT_THAT(
+      Plan(Asked(1, 1, {1}), gpus, 60),
+      HasSubstr("GPU 1 has 38.0 GiB free beside 101.0 GiB for the heads before it, the head "
+                "needs 61.0 GiB"));
+}
+
 TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
   std::vector<GpuFacts> gpus = Gpus(4);
   gpus[1].free_bytes = 30 * kGib;

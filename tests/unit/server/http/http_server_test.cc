@@ -59,6 +59,13 @@ std::string Ask(int port, const std::string& method, const std::string& path,
 
 std::string Get(int port, const std::string& path) { return Ask(port, "GET", path); }
 
+/// `accept`: the header's whole line, or nothing.
+std::string GetAccepting(int port, const std::string& path, const std::string& accept) {
+  const int fd = Connect(port);
+  Send(fd, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n", accept, "\r\n"));
+  return ReadToEnd(fd);
+}
+
 class HttpServerTest : public ::testing::Test {
  protected:
   HttpServerTest() {
@@ -66,6 +73,11 @@ class HttpServerTest : public ::testing::Test {
     options.listen = "127.0.0.1:0";
     options.not_ready_reason = [this] { return loading_ ? "loading weights" : ""; };
     options.status_text = [] { return "logprobd, a test\n"; };
+    options.status_page = [] {
+      StatusPage page;
+      page.state_text = "drawn, for a test";
+      return page;
+    };
     auto server = HttpServer::Create(options, metrics_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -98,8 +110,63 @@ TEST_F(HttpServerTest, IsReadyOnceThereIsNoReasonAgainst) {
   EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST_F(HttpServerTest, ServesAStatusPage) {
-  EXPECT_THAT(Get(port(), "/"), HasSubstr("logprobd, a test"));
+TEST(HttpServerReadyTest, SaysWithItsReadinessWhatHasFailed) {
+  const Metrics metrics{{.heads = {"default"}}};
+  HttpServer::Options options;
+  options.listen = "127.0.0.1:0";
+  options.ready_text = [] { return "ready, but a head has failed"; };
+  const auto server = HttpServer::Create(options, metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+
+  const std::string answer = Get((*server)->port(), "/readyz");
+
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("ready, but a head has failed\n"));
+}
+
+TEST_F(HttpServerTest, GivesTheStatusAsTextToWhoDoesNotAskForHtml) {
+  for (const char* const accept : {"", "Accept: */*\r\n", "Accept: text/plain\r\n"}) {
+    const std::string answer = GetAccepting(port(), "/", accept);
+
+    EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain")) << accept;
+    EXPECT_THAT(answer, HasSubstr("logprobd, a test")) << accept;
+  }
+}
+
+TEST_F(HttpServerTest, GivesBrowsersADrawnStatusPage) {
+  const std::string answer =
+      GetAccepting(port(), "/", "Accept: text/html,application/xml;q=0.9,*/*;q=0.8\r\n");
+
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/html; charset=utf-8"));
+  EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'none';"));
+  EXPECT_THAT(answer, HasSubstr("Cache-Control: no-store"));
+  EXPECT_THAT(answer, HasSubstr("Vary: Accept"));
+  EXPECT_THAT(answer, HasSubstr("drawn, for a test"));
+}
+
+TEST_F(HttpServerTest, GivesTheStatusInTheFormatThatIsAskedFor) {
+  EXPECT_THAT(Get(port(), "/?format=html"), HasSubstr("drawn, for a test"));
+  EXPECT_THAT(GetAccepting(port(), "/?format=text", "Accept: text/html\r\n"),
+              HasSubstr("logprobd, a test"));
+}
+
+TEST_F(HttpServerTest, HasTheStatusPageLoadedAgainAsOftenAsAskedFor) {
+  EXPECT_THAT(Get(port(), "/?format=html"), HasSubstr("\"refresh\" content=\"5\""));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=60"), HasSubstr("\"refresh\" content=\"60\""));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=0"), Not(HasSubstr("http-equiv")));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=-1"), HasSubstr("\"refresh\" content=\"5\""));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=0x"), HasSubstr("\"refresh\" content=\"5\""));
+}
+
+TEST_F(HttpServerTest, WithoutADrawnPageGivesEverybodyTheText) {
+  HttpServer::Options options;
+  options.listen = "127.0.0.1:0";
+  options.status_text = [] { return "only text\n"; };
+  const auto server = HttpServer::Create(options, metrics_);
+  ASSERT_TRUE(server.ok());
+
+  EXPECT_THAT(Get((*server)->port(), "/?format=html"), HasSubstr("only text"));
 }
 
 TEST_F(HttpServerTest, AnswersHeadWithoutABody) {

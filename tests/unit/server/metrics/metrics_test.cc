@@ -75,13 +75,13 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
                   "logprobd_received_bytes_total counter", "logprobd_rejected_total counter",
                   "logprobd_replicas gauge", "logprobd_request_duration_seconds histogram",
                   "logprobd_requests_total counter", "logprobd_rows_total counter",
-                  "logprobd_sent_bytes_total counter", "logprobd_shm_regions gauge",
-                  "logprobd_stage_duration_seconds histogram",
+                  "logprobd_sent_bytes_total counter", "logprobd_shm_bytes gauge",
+                  "logprobd_shm_regions gauge", "logprobd_stage_duration_seconds histogram",
                   "logprobd_weights_load_duration_seconds histogram",
-                  "logprobd_weights_version gauge", "process_cpu_seconds_total counter",
-                  "process_max_fds gauge", "process_open_fds gauge",
-                  "process_resident_memory_bytes gauge", "process_start_time_seconds gauge",
-                  "process_virtual_memory_bytes gauge"));
+                  "logprobd_weights_swaps_total counter", "logprobd_weights_version gauge",
+                  "process_cpu_seconds_total counter", "process_max_fds gauge",
+                  "process_open_fds gauge", "process_resident_memory_bytes gauge",
+                  "process_start_time_seconds gauge", "process_virtual_memory_bytes gauge"));
 }
 
 TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
@@ -96,10 +96,11 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
   EXPECT_THAT(
       added,
       ElementsAre("logprobd_flops_total counter", "logprobd_gpu_busy_seconds_total counter",
-                  "logprobd_gpu_errors_total counter", "logprobd_gpu_memory_bytes gauge",
-                  "logprobd_gpu_memory_peak_bytes gauge", "logprobd_gpu_power_watts gauge",
-                  "logprobd_gpu_sm_clock_hertz gauge", "logprobd_gpu_utilization_ratio gauge",
-                  "logprobd_host_pinned_bytes gauge"));
+                  "logprobd_gpu_ecc_errors_total counter", "logprobd_gpu_errors_total counter",
+                  "logprobd_gpu_memory_bytes gauge", "logprobd_gpu_memory_peak_bytes gauge",
+                  "logprobd_gpu_nvml_up gauge", "logprobd_gpu_power_watts gauge",
+                  "logprobd_gpu_sm_clock_hertz gauge", "logprobd_gpu_throttled gauge",
+                  "logprobd_gpu_utilization_ratio gauge", "logprobd_host_pinned_bytes gauge"));
 }
 
 TEST(MetricsTest, AddsCollectiveErrorsWhereThereAreSeveralGpus) {
@@ -136,6 +137,9 @@ TEST(MetricsTest, StartsLabelSetsAtZero) {
        R"(logprobd_stage_duration_seconds_count{stage="d2h"} 0)",
        R"(logprobd_ready{head="default"} 0)",
        R"(logprobd_replicas{head="default",state="failed"} 0)", "logprobd_shm_regions 0",
+       "logprobd_shm_bytes 0", "logprobd_cuda_ipc_mappings 0",
+       R"(logprobd_weights_swaps_total{head="default",result="committed"} 0)",
+       R"(logprobd_weights_swaps_total{head="default",result="failed"} 0)",
        R"(logprobd_weights_version{head="default"} 0)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
@@ -171,6 +175,13 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   metrics.SetReady("default", true);
   metrics.SetReplicas("default", 3, 1);
   metrics.RecordWeightsLoad("default", 2.5);
+  metrics.RecordWeightsSwap("default", Metrics::WeightsSwap::kCommitted);
+  metrics.RecordWeightsSwap("default", Metrics::WeightsSwap::kRolledBack);
+  metrics.RecordWeightsSwap("default", Metrics::WeightsSwap::kRolledBack);
+  metrics.RecordWeightsSwap("default", Metrics::WeightsSwap::kCancelled);
+  metrics.RecordWeightsSwap("no such head", Metrics::WeightsSwap::kFailed);
+  metrics.SetShmRegions(2, 4'096);
+  metrics.SetCudaIpcMappings(3);
   metrics.SetMemory({{"host", "weights", 11}, {"host", "staging", 22}, {"gpu0", "weights", 33}});
 
   const std::string text = metrics.Serialize();
@@ -185,6 +196,13 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
        R"(logprobd_batch_rows_bucket{head="default",le="512"} 1)",
        R"(logprobd_batch_requests_sum{head="default"} 3)",
        R"(logprobd_rejected_total{reason="queue_bytes"} 1)",
+       R"(logprobd_weights_swaps_total{head="default",result="committed"} 1)",
+       R"(logprobd_weights_swaps_total{head="default",result="rolled_back"} 2)",
+       R"(logprobd_weights_swaps_total{head="default",result="failed"} 0)",
+       R"(logprobd_weights_swaps_total{head="default",result="cancelled"} 1)",
+       "logprobd_shm_regions 2",
+       "logprobd_shm_bytes 4096",
+       "logprobd_cuda_ipc_mappings 3",
        R"(logprobd_cancelled_total{stage="queue"} 1)",
        R"(logprobd_deadline_exceeded_total{stage="arrival"} 1)",
        R"(logprobd_received_bytes_total{transport="tcp"} 4096)",
@@ -351,7 +369,7 @@ TEST(MetricsTest, PassesPromtool) {
 #ifndef LOGPROBD_PROMTOOL
   GTEST_SKIP() << "promtool was not found: install the package prometheus";
 #else
-  Metrics metrics(WithGpus({0}));
+  Metrics metrics(WithGpus({0, 1}));
   metrics.SetHead(Head("default", "qwen3", 1));
   metrics.RecordStage(Metrics::Stage::kQueue, 0.01);
   const std::string path = absl::StrCat(::testing::TempDir(), "/metrics_test.prom");

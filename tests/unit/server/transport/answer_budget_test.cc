@@ -31,6 +31,20 @@ TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreGivenBack) {
   EXPECT_TRUE(budget.Take("b", 50).ok());
 }
 
+TEST(AnswerBudgetTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 1});
+  auto held = budget.Take("a", 80);
+  ASSERT_TRUE(held.ok());
+
+  budget.SetLimits({.bytes_max = 50, .client_share_max = 0.5});
+
+  EXPECT_EQ(budget.held_bytes(), 80);
+  EXPECT_EQ(budget.Take("b", 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget.Take("b", 26).status().code(), absl::StatusCode::kInvalidArgument);
+  held->Release();
+  EXPECT_TRUE(budget.Take("b", 25).ok());
+}
+
 TEST(AnswerBudgetTest, GivesBackWhatIsMovedOnce) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 1});
   {

@@ -12,6 +12,7 @@ namespace logprobd::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 TEST(ListHeadsTest, TellsEverythingAboutAHead) {
@@ -47,7 +48,7 @@ TEST(ListHeadsTest, TellsEverythingAboutAHead) {
   EXPECT_EQ(head.limits().candidates_max(), 256U);
   EXPECT_EQ(head.limits().segments_max(), 32U);
   EXPECT_EQ(head.limits().stream_window(), 4U);
-  EXPECT_THAT(head.transports(), ElementsAre("tcp", "unix"));
+  EXPECT_THAT(head.transports(), ElementsAre("tcp", "unix", "shm"));
   ASSERT_EQ(head.layout_size(), 2);
   EXPECT_EQ(head.layout(0).device(), "gpu1");
   EXPECT_EQ(head.layout(1).replica(), 1U);
@@ -55,6 +56,31 @@ TEST(ListHeadsTest, TellsEverythingAboutAHead) {
   EXPECT_EQ(head.layout(1).device(), "gpu0");
   EXPECT_EQ(head.layout(1).vocab_begin(), 0U);
   EXPECT_EQ(head.layout(1).vocab_end(), 100U);
+  EXPECT_EQ(response.local().boot_id().size(), 36U);
+  EXPECT_EQ(response.local().grpc_path(), options.local);
+  EXPECT_EQ(response.local().control_path(), options.local + ".control");
+  EXPECT_TRUE(response.local().shared_memory());
+  EXPECT_FALSE(response.local().cuda_ipc());
+}
+
+TEST(ListHeadsTest, SaysWhatClientsOfTheHostMayNotUse) {
+  GrpcServer::Options options = TestServerOptions();
+  options.local = ::testing::TempDir() + "/info_calls_test.sock";
+  options.shared_memory.bytes_max = 0;
+  TransportServer without_memory(options);
+  TransportServer without_socket;
+  for (const auto& [server, transports] :
+       {std::pair(&without_memory, std::vector<std::string>{"tcp", "unix"}),
+        std::pair(&without_socket, std::vector<std::string>{"tcp"})}) {
+    grpc::ClientContext context;
+    v1::ListHeadsResponse response;
+
+    ASSERT_TRUE(server->stub->ListHeads(&context, {}, &response).ok());
+
+    EXPECT_THAT(response.heads(0).transports(), ElementsAreArray(transports));
+    EXPECT_EQ(response.has_local(), server == &without_memory);
+    EXPECT_FALSE(response.local().shared_memory());
+  }
 }
 
 TEST(ListHeadsTest, SaysWhenAHeadIsNotReady) {

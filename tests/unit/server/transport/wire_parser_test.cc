@@ -17,6 +17,7 @@
 namespace logprobd::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -82,8 +83,57 @@ v1::ScoreRequest RandomRequest(std::mt19937& random) {
   if (chance(2)) request.set_priority(static_cast<v1::Priority>(random() % 5));
   if (chance(2)) request.set_reject_nonfinite(true);
   if (chance(2)) request.set_chunk_id((uint64_t{number()} << 32) | number());
-  if (!chance(4)) request.set_hidden(array() + array() + array());
+  const auto bytes = [&random](size_t size) {
+    std::string text(size, '\0');
+    for (char& c : text) {
+      c = static_cast<char>(random());
+    }
+    return text;
+  };
+  switch (random() % 6) {
+    case 0:
+      break;
+    case 1: {
+      v1::SharedMemorySlice& slice = *request.mutable_shared_memory();
+      slice.set_region(bytes(16));
+      if (!chance(4)) slice.set_offset(uint64_t{number()} * 64);
+      if (!chance(4)) slice.set_bytes(number());
+      break;
+    }
+    case 2: {
+      v1::CudaIpcSlice& slice = *request.mutable_cuda_ipc();
+      slice.set_lease(bytes(16));
+      slice.set_device_uuid(bytes(16));
+      slice.set_handle(bytes(64));
+      if (!chance(4)) slice.set_offset(uint64_t{number()} * 16);
+      if (!chance(4)) slice.set_bytes(number());
+      break;
+    }
+    default:
+      request.set_hidden(array() + array() + array());
+  }
   return request;
+}
+
+/// The serialised slice, changed.
+std::string SharedSlice(const std::function<void(v1::SharedMemorySlice&)>& change) {
+  v1::SharedMemorySlice slice;
+  slice.set_region(std::string(16, 'r'));
+  slice.set_offset(128);
+  slice.set_bytes(32);
+  change(slice);
+  return slice.SerializeAsString();
+}
+
+std::string CudaSlice(const std::function<void(v1::CudaIpcSlice&)>& change) {
+  v1::CudaIpcSlice slice;
+  slice.set_lease(std::string(16, 'l'));
+  slice.set_device_uuid(std::string(16, 'u'));
+  slice.set_handle(std::string(64, 'h'));
+  slice.set_offset(48);
+  slice.set_bytes(32);
+  change(slice);
+  return slice.SerializeAsString();
 }
 
 /// One change of the kinds that break parsers: bits, bytes, lengths, repeats, cuts.
@@ -280,8 +330,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"CandidateOffsetsTwice", TwiceField(15), "candidate_offsets: given twice"},
         Case{"SegmentOffsetsTwice", TwiceField(16), "segment_offsets: given twice"},
         Case{"EmptyHiddenTwice", BytesField(32, "") + BytesField(32, ""), "hidden: given twice"},
-        Case{"SharedMemory", BytesField(33, "x"), "field 33: payloads in shared memory"},
-        Case{"CudaIpc", BytesField(32, "") + BytesField(34, "x"), "field 34: payloads in shared"},
         Case{"OddTargets", BytesField(7, "12345"), "targets: 5 bytes, must be a multiple of 4"},
         Case{"IdNotUtf8", BytesField(1, "a\xFF"), "request_id: not UTF-8"},
         Case{"HeadNotUtf8", BytesField(2, "\xC3"), "head: not UTF-8"},
@@ -291,6 +339,106 @@ INSTANTIATE_TEST_SUITE_P(
              "request_id: 129 bytes, must be at most 128"},
         Case{"HeadTooLong", BytesField(2, std::string(257, 'a')),
              "head: 257 bytes, must be at most 256"}),
+    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
+
+constexpr auto kUnchanged = [](auto&) {};
+
+TEST(WireParserTest, ReadsASliceOfSharedMemory) {
+  const ParsedScoreRequest parsed = Parse(BytesField(33, SharedSlice(kUnchanged)));
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  ASSERT_TRUE(parsed.request.shared_memory.has_value());
+  EXPECT_THAT(parsed.request.shared_memory->region, Each('r'));
+  EXPECT_EQ(parsed.request.shared_memory->offset, 128);
+  EXPECT_EQ(parsed.request.shared_memory->bytes, 32);
+  EXPECT_FALSE(parsed.request.cuda_ipc.has_value());
+}
+
+TEST(WireParserTest, ReadsASliceOfAGpusMemory) {
+  const ParsedScoreRequest parsed = Parse(BytesField(34, CudaSlice(kUnchanged)));
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  ASSERT_TRUE(parsed.request.cuda_ipc.has_value());
+  EXPECT_THAT(parsed.request.cuda_ipc->lease, Each('l'));
+  EXPECT_THAT(parsed.request.cuda_ipc->memory.device_uuid, Each('u'));
+  EXPECT_THAT(parsed.request.cuda_ipc->memory.handle, Each('h'));
+  EXPECT_EQ(parsed.request.cuda_ipc->memory.offset, 48);
+  EXPECT_EQ(parsed.request.cuda_ipc->memory.bytes, 32);
+}
+
+TEST(WireParserTest, SkipsUnknownFieldsOfASlice) {
+  const std::string unknown = Tag(100, 0) + "\x05" + Tag(101, 1) + "12345678" + Tag(102, 5) +
+                              "1234" + BytesField(103, "text");
+
+  const ParsedScoreRequest parsed = Parse(BytesField(33, SharedSlice(kUnchanged) + unknown));
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.request.shared_memory->bytes, 32);
+}
+
+std::string Shared(const std::function<void(v1::SharedMemorySlice&)>& change) {
+  return BytesField(33, SharedSlice(change));
+}
+
+std::string Cuda(const std::function<void(v1::CudaIpcSlice&)>& change) {
+  return BytesField(34, CudaSlice(change));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Slices, WireParserErrorTest,
+    ::testing::Values(
+        Case{"BothSlices", Shared(kUnchanged) + Cuda(kUnchanged),
+             "cuda_ipc: given beside shared_memory, must be the only payload"},
+        Case{"SliceBesideHidden", BytesField(32, "1234") + Shared(kUnchanged),
+             "shared_memory: given beside hidden, must be the only payload"},
+        Case{"HiddenBesideSlice", Cuda(kUnchanged) + BytesField(32, ""),
+             "hidden: given beside cuda_ipc, must be the only payload"},
+        Case{"SharedMemoryTwice", Shared(kUnchanged) + Shared(kUnchanged),
+             "shared_memory: given twice"},
+        Case{"CudaIpcTwice", Cuda(kUnchanged) + Cuda(kUnchanged), "cuda_ipc: given twice"},
+        Case{"SharedMemoryAsNumber", Tag(33, 0) + "\x01", "shared_memory: wire type 0, must be 2"},
+        Case{"EmptySharedMemory", BytesField(33, ""),
+             "shared_memory.region: 0 bytes, must be exactly 16"},
+        Case{"EmptyCudaIpc", BytesField(34, ""), "cuda_ipc.lease: 0 bytes, must be exactly 16"},
+        Case{"ShortRegion", Shared([](auto& slice) { slice.set_region("short"); }),
+             "shared_memory.region: 5 bytes, must be exactly 16"},
+        Case{"LongRegion", Shared([](auto& slice) { slice.set_region(std::string(17, 'r')); }),
+             "shared_memory.region: 17 bytes, must be exactly 16"},
+        Case{"ShortUuid", Cuda([](auto& slice) { slice.set_device_uuid("GPU-0"); }),
+             "cuda_ipc.device_uuid: 5 bytes, must be exactly 16"},
+        Case{"ShortHandle", Cuda([](auto& slice) { slice.set_handle(std::string(63, 'h')); }),
+             "cuda_ipc.handle: 63 bytes, must be exactly 64"},
+        Case{"LongHandle", Cuda([](auto& slice) { slice.set_handle(std::string(65, 'h')); }),
+             "cuda_ipc.handle: 65 bytes, must be exactly 64"},
+        Case{"MisalignedRegionOffset", Shared([](auto& slice) { slice.set_offset(32); }),
+             "shared_memory.offset: 32, must be a multiple of 64"},
+        Case{"MisalignedDeviceOffset", Cuda([](auto& slice) { slice.set_offset(8); }),
+             "cuda_ipc.offset: 8, must be a multiple of 16"},
+        Case{"OffsetBeyond63Bits", Shared([](auto& slice) { slice.set_offset(uint64_t{1} << 63); }),
+             "shared_memory.offset: 9223372036854775808, must be less than 2^63"},
+        Case{"BytesBeyond63Bits", Cuda([](auto& slice) { slice.set_bytes(~uint64_t{0}); }),
+             "cuda_ipc.bytes: 18446744073709551615, must be less than 2^63"},
+        Case{"EndBeyond63Bits",
+             Shared([](auto& slice) { slice.set_bytes((uint64_t{1} << 63) - 1); }),
+             "shared_memory.bytes: 9223372036854775807 from offset 128, must end before 2^63"},
+        Case{"OffsetTwice", BytesField(33, SharedSlice(kUnchanged) + Tag(2, 0) + "\x40"),
+             "shared_memory.offset: given twice"},
+        Case{"OffsetAsBytes", BytesField(33, Tag(2, 2) + "\x01x"),
+             "shared_memory.offset: wire type 2, must be 0"},
+        Case{"TruncatedOffset", BytesField(33, Tag(2, 0) + "\x80"),
+             "shared_memory.offset: a number that is cut short"},
+        Case{"TruncatedRegion", BytesField(33, Tag(1, 2) + "\x10shrt"),
+             "shared_memory.region: a length that is cut short or too large"},
+        Case{"NoTagInSlice", BytesField(34, "\x80"), "cuda_ipc: no field's tag"},
+        Case{"FieldZeroInSlice", BytesField(34, std::string("\x02\x00", 2)),
+             "cuda_ipc: no field's tag"},
+        Case{"GroupInSlice", BytesField(34, Tag(40, 3) + Tag(40, 4)), "groups are not supported"},
+        Case{"TruncatedUnknownNumber", BytesField(33, Tag(40, 0)), "a number that is cut short"},
+        Case{"TruncatedUnknownFixed", BytesField(33, Tag(40, 1) + "1234567"), "cut short"},
+        Case{"TruncatedUnknownBytes", BytesField(33, Tag(40, 2) + "\x05" + "1234"),
+             "a length that is cut short"},
+        Case{"LongSlice", BytesField(33, BytesField(40, std::string(600, 'x'))),
+             "shared_memory: 604 bytes, must be at most 512"}),
     [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 }  // namespace

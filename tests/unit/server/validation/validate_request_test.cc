@@ -109,6 +109,24 @@ INSTANTIATE_TEST_SUITE_P(
                r.targets.assign(8, 1);
              },
              ""},
+        Case{"RowsInSharedMemory",
+             [](ScoreRequest& r) {
+               r.hidden.bytes = 0;
+               r.shared_memory = SharedMemorySlice{.bytes = 24};
+             },
+             ""},
+        Case{"RowsOnAGpu",
+             [](ScoreRequest& r) {
+               r.hidden.bytes = 0;
+               r.cuda_ipc = CudaIpcSlice{.memory = {.bytes = 24}};
+             },
+             ""},
+        Case{"SharedMemoryTooShort",
+             [](ScoreRequest& r) { r.shared_memory = SharedMemorySlice{.bytes = 22}; },
+             "shared_memory.bytes: 22 bytes, must be 24 (3 rows x 4 x 2 bytes of bf16)"},
+        Case{"GpuMemoryTooLong",
+             [](ScoreRequest& r) { r.cuda_ipc = CudaIpcSlice{.memory = {.bytes = 26}}; },
+             "cuda_ipc.bytes: 26 bytes, must be 24 (3 rows x 4 x 2 bytes of bf16)"},
         Case{"TooManyRows", [](ScoreRequest& r) { r.rows = 9; }, "rows: 9, must be in [0, 8]"},
         Case{"ManyTimesTooManyRows", [](ScoreRequest& r) { r.rows = 4'294'967'295; },
              "rows: 4294967295"},

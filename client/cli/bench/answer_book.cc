@@ -1,0 +1,126 @@
+#include "client/cli/bench/answer_book.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace logprobd::client {
+namespace {
+
+/// Multiplies and shifts: the digests are compared within one process only.
+uint64_t Mix(uint64_t digest, uint32_t bits) {
+  digest = (digest ^ bits) * 0x9E3779B97F4A7C15;
+  return digest ^ digest >> 32;
+}
+
+template <typename T>
+uint64_t MixRow(uint64_t digest, const std::vector<T>& values, size_t row, size_t per_row = 1) {
+  if (values.empty()) return digest;
+  for (size_t i = row * per_row; i < (row + 1) * per_row; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &values[i], sizeof(T));
+    digest = Mix(digest, bits);
+  }
+  return digest;
+}
+
+uint64_t DigestOf(const ScoreResult& result, size_t row) {
+  const auto top_k = static_cast<size_t>(result.top_k);
+  uint64_t digest = MixRow(0, result.logprob, row);
+  digest = MixRow(digest, result.entropy, row);
+  digest = MixRow(digest, result.lse, row);
+  digest = MixRow(digest, result.argmax_id, row);
+  digest = MixRow(digest, result.argmax_logprob, row);
+  digest = MixRow(digest, result.greedy, row);
+  digest = MixRow(digest, result.sum_p_squared, row);
+  digest = MixRow(digest, result.max_logit, row);
+  digest = MixRow(digest, result.min_logit, row);
+  digest = MixRow(digest, result.top_k_ids, row, top_k);
+  return MixRow(digest, result.top_k_logprobs, row, top_k);
+}
+
+}  // namespace
+
+AnswerBook::AnswerBook(int64_t distinct_rows) : entries_(static_cast<size_t>(distinct_rows)) {}
+
+void AnswerBook::Add(int64_t first, const ScoreResult& result) {
+  const auto rows = static_cast<size_t>(result.rows);
+  std::vector<uint64_t> digests(rows);
+  for (size_t row = 0; row < rows; ++row) digests[row] = DigestOf(result, row);
+
+  absl::MutexLock lock(&mutex_);
+  if (!weights_version_.has_value()) weights_version_ = result.weights_version;
+  if (*weights_version_ != result.weights_version) {
+    // Other weights give other scores; they are no sign of anything.
+    ++different_;
+    if (first_difference_.empty()) {
+      first_difference_ =
+          absl::StrCat("the weights changed from version ", *weights_version_, " to ",
+                       result.weights_version, " during the run: repeat it without a change");
+    }
+    return;
+  }
+  for (size_t row = 0; row < rows; ++row) {
+    const size_t of_pool = (static_cast<size_t>(first) + row) % entries_.size();
+    Entry& entry = entries_[of_pool];
+    const Entry found = {.is_answered = true,
+                         .logprob = result.logprob[row],
+                         .entropy = result.entropy[row],
+                         .digest = digests[row]};
+    if (!entry.is_answered) {
+      entry = found;
+      continue;
+    }
+    ++compared_;
+    if (entry.digest == found.digest) continue;
+    ++different_;
+    if (first_difference_.empty()) {
+      first_difference_ = absl::StrFormat(
+          "row %d of the load, in a request of %d rows: logprob %.9g and entropy %.9g, but first "
+          "logprob %.9g and entropy %.9g",
+          of_pool, rows, found.logprob, found.entropy, entry.logprob, entry.entropy);
+    }
+  }
+}
+
+int64_t AnswerBook::rows_compared() const {
+  absl::MutexLock lock(&mutex_);
+  return compared_;
+}
+
+int64_t AnswerBook::rows_different() const {
+  absl::MutexLock lock(&mutex_);
+  return different_;
+}
+
+std::string AnswerBook::first_difference() const {
+  absl::MutexLock lock(&mutex_);
+  return first_difference_;
+}
+
+uint64_t AnswerBook::weights_version() const {
+  absl::MutexLock lock(&mutex_);
+  return weights_version_.value_or(0);
+}
+
+std::vector<AnswerBook::Answer> AnswerBook::Sample(int64_t count) const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<Answer> answered;
+  for (size_t row = 0; row < entries_.size(); ++row) {
+    if (!entries_[row].is_answered) continue;
+    answered.push_back({.row = static_cast<int64_t>(row),
+                        .logprob = entries_[row].logprob,
+                        .entropy = entries_[row].entropy});
+  }
+  const auto total = static_cast<int64_t>(answered.size());
+  std::vector<Answer> sample;
+  for (int64_t i = 0; i < std::min(count, total); ++i) {
+    sample.push_back(answered[static_cast<size_t>(i * total / std::min(count, total))]);
+  }
+  return sample;
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,228 @@
+#include "client/cli/bench/bench_report.h"
+
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "client/cli/bench/html_report.h"
+#include "client/cli/table.h"
+
+namespace logprobd::client {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Names and values of the flat figures of a load, or of one size of its mix: the columns of CSV
+/// and the keys of JSON, one list so that they agree.
+std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
+                                                      const BenchLoad& load,
+                                                      const SizeStats& stats) {
+  const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
+  std::vector<std::pair<std::string, Json>> fields = {
+      {"rows", load.plan.mix.Text()},
+      {"concurrency", load.plan.request_rate > 0 ? Json(nullptr) : Json(load.plan.concurrency)},
+      {"request_rate", load.plan.request_rate > 0 ? Json(load.plan.request_rate) : Json(nullptr)},
+      {"arrivals", load.plan.request_rate <= 0                ? Json(nullptr)
+                   : load.plan.arrivals == Arrivals::kPoisson ? Json("poisson")
+                                                              : Json("fixed")},
+      {"requests", stats.requests()},
+      {"errors", stats.errors},
+      {"seconds", load.measurement.measured.seconds},
+      {"rows_per_second", rows_per_second},
+      {"gigabytes_per_second", report.gigabytes_per_second(rows_per_second)},
+      {"latency_mean_seconds", stats.latency.mean()}};
+  for (const double percentile : report.percentiles) {
+    fields.emplace_back(absl::StrCat("latency_", PercentileName(percentile), "_seconds"),
+                        stats.latency.Percentile(percentile));
+  }
+  fields.emplace_back("latency_max_seconds", stats.latency.max());
+  const LateSends& late = load.measurement.measured.late;
+  const auto of_open_loop = [&load](auto value) {
+    return load.plan.request_rate > 0 ? Json(value) : Json(nullptr);
+  };
+  fields.emplace_back("late_by_generator", of_open_loop(late.by_generator));
+  fields.emplace_back("late_by_generator_seconds_max", of_open_loop(late.generator_seconds_max));
+  fields.emplace_back("late_by_server", of_open_loop(late.by_server));
+  fields.emplace_back("late_by_server_seconds_max", of_open_loop(late.server_seconds_max));
+  fields.emplace_back("unsent", of_open_loop(late.unsent));
+  const std::optional<bool>& stable = load.measurement.stable;
+  fields.emplace_back("stable", stable.has_value() ? Json(*stable) : Json(nullptr));
+  fields.emplace_back("transport",
+                      stats.requests() > 0 ? Json(stats.TransportText()) : Json(nullptr));
+  return fields;
+}
+
+Json HistogramJson(const LatencyHistogram& histogram) {
+  Json buckets = Json::array();
+  histogram.ForEachBucket([&](double begin, double end, int64_t count) {
+    buckets.push_back({begin, end, count});
+  });
+  return buckets;
+}
+
+Json ServerJson(const ServerFigures& server) {
+  Json json = {{"seconds", server.seconds},
+               {"rows_scored", server.rows_scored},
+               {"batches", server.batches},
+               {"batch_rows_mean", server.batch_rows_mean},
+               {"queue_rows_peak", server.queue_rows_peak},
+               {"received_bytes", server.received_bytes},
+               {"cpu_seconds", server.cpu_seconds},
+               {"cpu_seconds_per_gigabyte", server.cpu_seconds_per_gigabyte},
+               {"resident_bytes_peak", server.resident_bytes_peak},
+               {"rejected", Json::object()},
+               {"stages", Json::array()},
+               {"gpus", Json::array()}};
+  for (const auto& [reason, count] : server.rejected) json["rejected"][reason] = count;
+  for (const ServerFigures::Stage& stage : server.stages) {
+    json["stages"].push_back(
+        {{"stage", stage.name}, {"count", stage.count}, {"mean_seconds", stage.mean_seconds}});
+  }
+  for (const ServerFigures::Gpu& gpu : server.gpus) {
+    json["gpus"].push_back(
+        {{"gpu", gpu.name}, {"busy_ratio", gpu.busy_ratio}, {"teraflops", gpu.teraflops}});
+  }
+  return json;
+}
+
+Json VerificationJson(const Verification& verification) {
+  Json json = {{"passed", verification.passed()},
+               {"rows", verification.rows},
+               {"logprob_difference_max", verification.logprob_difference_max},
+               {"logprob_tolerance", verification.logprob_tolerance},
+               {"entropy_difference_max", verification.entropy_difference_max},
+               {"entropy_tolerance", verification.entropy_tolerance},
+               {"answers_compared", verification.answers_compared},
+               {"answers_different", verification.answers_different}};
+  if (!verification.first_difference.empty()) {
+    json["first_difference"] = verification.first_difference;
+  }
+  return json;
+}
+
+Json LoadJson(const BenchReport& report, const BenchLoad& load) {
+  const Interval& measured = load.measurement.measured;
+  const SizeStats total = measured.Total();
+  Json json;
+  for (auto& [name, value] : BenchFields(report, load, total)) json[name] = std::move(value);
+  // One size reads as a number, as it always did.
+  if (load.plan.mix.sizes.size() == 1) json["rows"] = load.plan.mix.sizes[0].rows;
+  json["inflight_max"] = load.measurement.inflight_max;
+  json["fresh"] = load.plan.fresh;
+  json["seed"] = load.plan.seed;
+  if (!measured.first_error.ok()) json["first_error"] = measured.first_error.ToString();
+  json["sizes"] = Json::array();
+  for (size_t i = 0; i < measured.sizes.size(); ++i) {
+    Json size;
+    for (auto& [name, value] : BenchFields(report, load, measured.sizes[i])) {
+      size[name] = std::move(value);
+    }
+    size["rows"] = load.plan.mix.sizes[i].rows;
+    size["weight"] = load.plan.mix.sizes[i].weight;
+    size["latency_histogram"] = HistogramJson(measured.sizes[i].latency);
+    json["sizes"].push_back(std::move(size));
+  }
+  json["windows"] = Json::array();
+  for (const WindowFigures& window : load.measurement.windows) {
+    json["windows"].push_back({{"begin_seconds", window.begin_seconds},
+                               {"seconds", window.seconds},
+                               {"requests", window.requests},
+                               {"errors", window.errors},
+                               {"rows_per_second", window.rows_per_second},
+                               {"latency_seconds", window.latency_seconds}});
+  }
+  json["latency_histogram"] = HistogramJson(total.latency);
+  if (load.server.has_value()) json["server"] = ServerJson(*load.server);
+  return json;
+}
+
+std::string CsvCell(const Json& value) {
+  if (value.is_null()) return "";
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_number()) return absl::StrFormat("%.9g", value.get<double>());
+  auto text = value.get<std::string>();
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+}  // namespace
+
+std::string BenchLoad::Name() const {
+  const std::string rows = plan.mix.sizes.size() == 1
+                               ? absl::StrCat(CountText(plan.mix.sizes[0].rows), " rows")
+                               : absl::StrCat("mix ", plan.mix.Text());
+  return plan.request_rate > 0
+             ? absl::StrFormat("%s, %g requests/s", rows, plan.request_rate)
+             : absl::StrCat(rows, ", ", CountText(plan.concurrency), " in flight");
+}
+
+double BenchLoad::rows_per_second() const {
+  return measurement.measured.PerSecond(measurement.measured.Total().rows);
+}
+
+std::string PercentileName(double percentile) { return absl::StrFormat("p%g", percentile); }
+
+std::string BenchCsv(const BenchReport& report) {
+  std::string csv;
+  const auto append = [&csv](const std::vector<std::string>& cells) {
+    absl::StrAppend(&csv, absl::StrJoin(cells, ","), "\n");
+  };
+  std::vector<std::string> header = {"part"};
+  for (const auto& [name, value] : BenchFields(report, {}, {})) header.push_back(name);
+  append(header);
+  for (const BenchLoad& load : report.loads) {
+    const Interval& measured = load.measurement.measured;
+    std::vector<std::string> cells = {"all"};
+    for (const auto& [name, value] : BenchFields(report, load, measured.Total())) {
+      cells.push_back(CsvCell(value));
+    }
+    append(cells);
+    if (load.plan.mix.sizes.size() == 1) continue;
+    for (size_t i = 0; i < measured.sizes.size(); ++i) {
+      cells = {absl::StrCat(load.plan.mix.sizes[i].rows, " rows")};
+      for (const auto& [name, value] : BenchFields(report, load, measured.sizes[i])) {
+        cells.push_back(CsvCell(value));
+      }
+      append(cells);
+    }
+  }
+  return csv;
+}
+
+Json BenchJson(const BenchReport& report) {
+  Json json = report.facts;
+  json["results"] = Json::array();
+  for (const BenchLoad& load : report.loads) json["results"].push_back(LoadJson(report, load));
+  if (report.verification.has_value()) {
+    json["verification"] = VerificationJson(*report.verification);
+  }
+  return json;
+}
+
+bool IsExportPath(const std::string& path) {
+  return absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".json") ||
+         absl::EndsWith(path, ".html");
+}
+
+absl::Status ExportBench(const std::string& path, const BenchReport& report) {
+  if (!IsExportPath(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .csv, .json or .html"));
+  }
+  std::ofstream file(path, std::ios::trunc);
+  if (absl::EndsWith(path, ".csv")) {
+    file << BenchCsv(report);
+  } else if (absl::EndsWith(path, ".json")) {
+    file << BenchJson(report).dump(2) << '\n';
+  } else {
+    file << BenchHtml(report);
+  }
+  file.close();
+  if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace logprobd::client

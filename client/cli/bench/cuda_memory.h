@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/same_host.h"
+
+namespace logprobd::client {
+
+/// An allocation in a GPU's memory, whose rows a server on this host may score where they lie.
+/// Freed with its last copy. Thread-safe as far as two threads do not write the same bytes.
+class CudaBuffer {
+ public:
+  /// What a request says of the `bytes` bytes from `offset` on.
+  DeviceRows Rows(int64_t offset, int64_t bytes) const;
+
+  /// Copies from the host to byte `offset`, and returns when that is done.
+  absl::Status Write(int64_t offset, absl::Span<const std::byte> from);
+  /// Copies `bytes` bytes on the GPU, and returns when that is done.
+  absl::Status Copy(int64_t offset, const CudaBuffer& from, int64_t from_offset, int64_t bytes);
+
+ private:
+  friend class CudaMemory;
+  struct Allocation;
+  explicit CudaBuffer(std::shared_ptr<Allocation> allocation)
+      : allocation_(std::move(allocation)) {}
+
+  std::shared_ptr<Allocation> allocation_;
+};
+
+/// Memory of one GPU of this machine. Needs the NVIDIA driver alone, which is loaded by Open: this
+/// program is not linked with CUDA. Thread-safe.
+class CudaMemory {
+ public:
+  /// GPU `ordinal` in the driver's order, >= 0. FAILED_PRECONDITION says what is missing: the
+  /// driver, a GPU, such a GPU. `library` is the driver's; tests have another.
+  static absl::StatusOr<CudaMemory> Open(int32_t ordinal,
+                                         const std::string& library = "libcuda.so.1");
+
+  /// RESOURCE_EXHAUSTED when the GPU has no room.
+  absl::StatusOr<CudaBuffer> Allocate(int64_t bytes);
+
+ private:
+  friend class CudaBuffer;
+  struct Driver;
+  explicit CudaMemory(std::shared_ptr<const Driver> driver) : driver_(std::move(driver)) {}
+
+  std::shared_ptr<const Driver> driver_;
+};
+
+}  // namespace logprobd::client

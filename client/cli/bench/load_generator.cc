@@ -1,0 +1,437 @@
+#include "client/cli/bench/load_generator.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/types/span.h"
+#include "client/cli/bench/load_recorder.h"
+
+namespace logprobd::client {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kLate = absl::Milliseconds(1);
+constexpr int64_t kFreshBytesMax = int64_t{1} << 30;
+constexpr int64_t kWritersMax = 64;
+
+class SteadyClock final : public LoadClock {
+ public:
+  absl::Time Now() const override {
+    return absl::UnixEpoch() +
+           absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+  }
+  void SleepUntil(absl::Time time) override {
+    const absl::Duration wait = time - Now();
+    if (wait > absl::ZeroDuration()) absl::SleepFor(wait);
+  }
+};
+
+/// A request that may be in flight, with memory of its own for fresh rows.
+struct Place {
+  RowBuffer hidden;
+  std::optional<CudaBuffer> device;  ///< Instead of `hidden`.
+  std::vector<int32_t> targets;
+};
+
+/// The places that no request holds. Thread-safe.
+class FreePlaces {
+ public:
+  void Give(Place* place) {
+    absl::MutexLock lock(&mutex_);
+    free_.push_back(place);
+  }
+
+  /// Waits for one; `is_short` tells whether it was the last, or had to be waited for.
+  Place* Take(bool* is_short) {
+    absl::MutexLock lock(&mutex_);
+    *is_short = free_.size() <= 1;
+    mutex_.Await(absl::Condition(this, &FreePlaces::HasPlace));
+    Place* const place = free_.back();
+    free_.pop_back();
+    return place;
+  }
+
+  void AwaitAll(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto has_all = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return free_.size() == count;
+    };
+    mutex_.Await(absl::Condition(&has_all));
+  }
+
+ private:
+  bool HasPlace() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !free_.empty(); }
+
+  absl::Mutex mutex_;
+  std::vector<Place*> free_ ABSL_GUARDED_BY(mutex_);
+};
+
+/// A request that is to be sent.
+struct Ticket {
+  int64_t index = 0;
+  size_t size = 0;                ///< Index into the mix.
+  std::optional<absl::Time> due;  ///< Open loop.
+};
+
+/// When a phase of a run ends.
+struct PhaseEnd {
+  int64_t requests = 0;                                ///< 0: by time.
+  absl::Duration duration = absl::InfiniteDuration();  ///< Or when stopped.
+};
+
+/// Sends requests from `writers` threads until the phase ends or is stopped.
+class Phase {
+ public:
+  /// `device_pool` has the pool's rows on the GPU; null where there is none.
+  Phase(const LoadScene& scene, const CudaBuffer* device_pool, const LoadPlan& plan,
+        const PhaseEnd& end, absl::Span<Place> places, int64_t writers)
+      : scene_(scene),
+        device_pool_(device_pool),
+        plan_(plan),
+        end_(end),
+        places_(places.size()),
+        start_(scene.clock.Now()),
+        recorder_(plan.mix.sizes.size()) {
+    if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
+    for (Place& place : places) free_.Give(&place);
+    writing_ = writers;
+    for (int64_t i = 0; i < writers; ++i) threads_.emplace_back([this] { Write(); });
+  }
+
+  /// Stops, and waits for the answers to what was sent.
+  ~Phase() {
+    Stop();
+    for (std::thread& thread : threads_) thread.join();
+    free_.AwaitAll(places_);
+  }
+
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+  void Stop() { is_stopped_.store(true, std::memory_order_relaxed); }
+
+  /// Waits until everything has been sent, at most for `timeout`; whether it has.
+  bool AwaitSent(absl::Duration timeout) {
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(
+                                       +[](int64_t* writing) { return *writing == 0; }, &writing_),
+                                   timeout);
+  }
+
+  /// Waits until everything is sent and answered.
+  void AwaitAnswers() {
+    AwaitSent(absl::InfiniteDuration());
+    free_.AwaitAll(places_);
+  }
+
+  absl::Time start() const { return start_; }
+  LoadRecorder& recorder() { return recorder_; }
+
+  double SecondsDone() const { return absl::ToDoubleSeconds(scene_.clock.Now() - start_); }
+
+  double ShareDone() {
+    absl::MutexLock lock(&mutex_);
+    const double share = end_.requests > 0
+                             ? static_cast<double>(taken_) / static_cast<double>(end_.requests)
+                             : SecondsDone() / absl::ToDoubleSeconds(end_.duration);
+    return std::min(share, 1.0);
+  }
+
+ private:
+  std::optional<Ticket> NextTicket() {
+    absl::MutexLock lock(&mutex_);
+    if (is_stopped_.load(std::memory_order_relaxed)) return std::nullopt;
+    if (end_.requests > 0 && taken_ == end_.requests) return std::nullopt;
+    if (end_.requests == 0 && scene_.clock.Now() - start_ >= end_.duration) {
+      EndByTime();
+      return std::nullopt;
+    }
+    Ticket ticket{.index = taken_, .size = plan_.mix.Draw(plan_.seed, taken_), .due = std::nullopt};
+    if (schedule_.has_value()) ticket.due = start_ + schedule_->Next();
+    if (end_.requests == 0 && ticket.due.has_value() && *ticket.due - start_ >= end_.duration) {
+      is_stopped_.store(true, std::memory_order_relaxed);
+      return std::nullopt;
+    }
+    ++taken_;
+    return ticket;
+  }
+
+  /// Counts what was due by now and is not sent any more.
+  void EndByTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    is_stopped_.store(true, std::memory_order_relaxed);
+    if (!schedule_.has_value()) return;
+    int64_t unsent = 0;
+    while (schedule_->Next() < end_.duration) ++unsent;
+    recorder_.RecordUnsent(unsent);
+  }
+
+  void Write() {
+    // The default slack of a sleep, 50 us, would be seen in the latency of an open loop.
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    while (true) {
+      bool is_short = false;
+      Place* const place = free_.Take(&is_short);
+      if (is_short) is_behind_.store(true, std::memory_order_relaxed);
+      const std::optional<Ticket> ticket = NextTicket();
+      if (!ticket.has_value() || !WaitUntilDue(*ticket)) {
+        free_.Give(place);
+        break;
+      }
+      Send(*place, *ticket, is_short);
+    }
+    absl::MutexLock lock(&mutex_);
+    --writing_;
+  }
+
+  /// False when the phase was stopped meanwhile.
+  bool WaitUntilDue(const Ticket& ticket) {
+    if (!ticket.due.has_value()) return true;
+    // In steps, so that a low rate does not keep a run from ending.
+    while (scene_.clock.Now() + kTick < *ticket.due) {
+      if (is_stopped_.load(std::memory_order_relaxed)) return false;
+      scene_.clock.SleepUntil(scene_.clock.Now() + kTick);
+    }
+    return true;
+  }
+
+  void Send(Place& place, const Ticket& ticket, bool is_short) {
+    const RowPool& pool = scene_.pool;
+    const int64_t rows = plan_.mix.sizes[ticket.size].rows;
+    ScoreArgs args = scene_.request;
+    args.rows = rows;
+    args.hidden_size = pool.hidden_size();
+    args.dtype = pool.dtype();
+    // Another place of the circle for each request: its bytes are never those of the one before.
+    const int64_t first = plan_.fresh ? ticket.index * kFreshStride % pool.distinct_rows() : 0;
+    const absl::Status written = PlaceRows(first, place, args);
+    if (ticket.due.has_value()) scene_.clock.SleepUntil(*ticket.due);
+    const absl::Time sent = scene_.clock.Now();
+    if (ticket.due.has_value()) NoteLateness(sent - *ticket.due, is_short);
+    const absl::Time begun = ticket.due.value_or(sent);
+    if (!written.ok()) {
+      recorder_.RecordFailure(ticket.size, written);
+      free_.Give(&place);
+      return;
+    }
+    scene_.target.Send(args, [this, &place, begun, first, rows,
+                              size = ticket.size](const absl::StatusOr<ScoreResult>& result) {
+      if (result.ok()) {
+        recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(scene_.clock.Now() - begun),
+                               result->transport);
+        scene_.observer.Answered(first, rows, *result);
+      } else {
+        recorder_.RecordFailure(size, result.status());
+      }
+      free_.Give(&place);
+    });
+  }
+
+  /// Writes the rows of a request where they are to be fresh, and names them in `args`.
+  absl::Status PlaceRows(int64_t first, Place& place, ScoreArgs& args) {
+    const RowPool& pool = scene_.pool;
+    const int64_t bytes = args.rows * pool.row_bytes();
+    if (!plan_.fresh) {
+      args.targets = pool.targets().subspan(0, static_cast<size_t>(args.rows));
+      if (device_pool_ != nullptr) {
+        args.device_rows = device_pool_->Rows(0, bytes);
+      } else {
+        args.hidden = pool.hidden().subspan(0, static_cast<size_t>(bytes));
+      }
+      return absl::OkStatus();
+    }
+    place.targets.resize(static_cast<size_t>(args.rows));
+    args.targets = place.targets;
+    if (device_pool_ == nullptr) {
+      pool.Fill(first, args.rows, place.hidden.bytes(), absl::MakeSpan(place.targets));
+      args.hidden = place.hidden.bytes().subspan(0, static_cast<size_t>(bytes));
+      return absl::OkStatus();
+    }
+    pool.FillTargets(first, args.rows, absl::MakeSpan(place.targets));
+    args.device_rows = place.device->Rows(0, bytes);
+    int64_t offset = 0;
+    for (const RowPool::Run& run : pool.Runs(first, args.rows)) {
+      const int64_t run_bytes = run.count * pool.row_bytes();
+      absl::Status status =
+          place.device->Copy(offset, *device_pool_, run.begin * pool.row_bytes(), run_bytes);
+      if (!status.ok()) return status;
+      offset += run_bytes;
+    }
+    return absl::OkStatus();
+  }
+
+  void NoteLateness(absl::Duration lateness, bool is_short) {
+    if (lateness <= kLate) {
+      if (!is_short) is_behind_.store(false, std::memory_order_relaxed);
+    } else {
+      recorder_.RecordLate(absl::ToDoubleSeconds(lateness),
+                           is_behind_.load(std::memory_order_relaxed));
+    }
+  }
+
+  // A prime: neighbours in time take rows that lie apart.
+  static constexpr int64_t kFreshStride = 101;
+
+  const LoadScene& scene_;
+  const CudaBuffer* const device_pool_;
+  const LoadPlan& plan_;
+  const PhaseEnd end_;
+  const size_t places_;
+  const absl::Time start_;
+  LoadRecorder recorder_;
+  FreePlaces free_;
+  std::atomic<bool> is_stopped_{false};
+  /// Places were short, and since then no request has left in time with places to spare.
+  std::atomic<bool> is_behind_{false};
+
+  absl::Mutex mutex_;
+  std::optional<ArrivalSchedule> schedule_ ABSL_GUARDED_BY(mutex_);
+  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t writing_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread> threads_;
+};
+
+int64_t InflightMax(const LoadPlan& plan, const RowPool& pool) {
+  if (plan.request_rate <= 0) return plan.concurrency;
+  if (!plan.fresh) return plan.inflight_max;
+  const int64_t request_bytes = plan.mix.rows_max() * pool.row_bytes();
+  return std::clamp<int64_t>(kFreshBytesMax / request_bytes, 1, plan.inflight_max);
+}
+
+int64_t Writers(const LoadPlan& plan, int64_t inflight_max) {
+  const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const int64_t wanted = plan.writers > 0 ? plan.writers : cores;
+  return std::min({wanted, inflight_max, kWritersMax});
+}
+
+absl::StatusOr<std::vector<Place>> MakePlaces(const LoadScene& scene, const LoadPlan& plan) {
+  std::vector<Place> places(static_cast<size_t>(InflightMax(plan, scene.pool)));
+  if (!plan.fresh) return places;
+  for (Place& place : places) {
+    if (scene.device != nullptr) {
+      absl::StatusOr<CudaBuffer> device =
+          scene.device->Allocate(plan.mix.rows_max() * scene.pool.row_bytes());
+      if (!device.ok()) return device.status();
+      place.device = *std::move(device);
+      continue;
+    }
+    absl::StatusOr<RowBuffer> hidden =
+        scene.memory.Allocate(plan.mix.rows_max() * scene.pool.row_bytes());
+    if (!hidden.ok()) return hidden.status();
+    place.hidden = *std::move(hidden);
+  }
+  return places;
+}
+
+/// The pool's rows on the GPU; nothing where rows lie on the host.
+absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadScene& scene) {
+  if (scene.device == nullptr) return std::nullopt;
+  const absl::Span<const std::byte> rows = scene.pool.hidden();
+  absl::StatusOr<CudaBuffer> buffer = scene.device->Allocate(static_cast<int64_t>(rows.size()));
+  if (!buffer.ok()) return buffer.status();
+  if (absl::Status status = buffer->Write(0, rows); !status.ok()) return status;
+  return *std::move(buffer);
+}
+
+void WarmUp(const LoadScene& scene, const CudaBuffer* device_pool, const LoadPlan& plan,
+            absl::Span<Place> places, int64_t writers) {
+  if (plan.warmup_requests > 0) {
+    // Without a rate, which might make a few requests last for minutes.
+    LoadPlan closed = plan;
+    closed.request_rate = 0;
+    const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), places.size());
+    Phase phase(scene, device_pool, closed, {.requests = plan.warmup_requests},
+                places.first(inflight),
+                std::min({writers, plan.warmup_requests, plan.concurrency}));
+    phase.AwaitAnswers();
+  }
+  if (plan.warmup_time > absl::ZeroDuration()) {
+    Phase phase(scene, device_pool, plan, {.duration = plan.warmup_time}, places, writers);
+    phase.AwaitAnswers();
+  }
+}
+
+/// Cuts a running phase into windows until it ends or has become stable.
+WindowSeries MeasureWindows(const LoadScene& scene, const LoadPlan& plan, Phase& phase) {
+  const bool until_stable = plan.requests == 0 && plan.duration == absl::ZeroDuration();
+  WindowSeries series(plan.stability);
+  double begin = 0;
+  const auto cut = [&] {
+    Interval window = phase.recorder().Take();
+    window.begin_seconds = begin;
+    window.seconds = phase.SecondsDone() - begin;
+    begin += window.seconds;
+    series.Add(std::move(window));
+  };
+  while (true) {
+    const absl::Duration left =
+        phase.start() + absl::Seconds(begin) + plan.window - scene.clock.Now();
+    const bool is_sent = phase.AwaitSent(std::clamp(left, absl::ZeroDuration(), kTick));
+    if (is_sent) break;
+    scene.observer.Progress(
+        until_stable
+            ? std::min(phase.SecondsDone() / absl::ToDoubleSeconds(plan.window * plan.windows_max),
+                       1.0)
+            : phase.ShareDone());
+    if (scene.clock.Now() - phase.start() < absl::Seconds(begin) + plan.window) continue;
+    cut();
+    if (until_stable && (series.stable().value_or(false) ||
+                         static_cast<int64_t>(series.figures().size()) >= plan.windows_max)) {
+      return series;
+    }
+  }
+  // What is still in flight belongs to the run: a slow answer must not be left out. The rest of the
+  // time joins as a window of its own only when it is about as long as the others.
+  phase.AwaitAnswers();
+  const double rest = phase.SecondsDone() - begin;
+  if (rest < 0.5 * absl::ToDoubleSeconds(plan.window) && !series.figures().empty()) {
+    Interval tail = phase.recorder().Take();
+    tail.seconds = rest;
+    series.Extend(tail);
+  } else {
+    cut();
+  }
+  return series;
+}
+
+}  // namespace
+
+LoadClock& LoadClock::Steady() {
+  static SteadyClock clock;
+  return clock;
+}
+
+absl::StatusOr<LoadMeasurement> RunLoad(const LoadScene& scene, const LoadPlan& plan) {
+  absl::StatusOr<std::vector<Place>> places = MakePlaces(scene, plan);
+  if (!places.ok()) return places.status();
+  const absl::StatusOr<std::optional<CudaBuffer>> on_device = MakeDevicePool(scene);
+  if (!on_device.ok()) return on_device.status();
+  const CudaBuffer* const device_pool = on_device->has_value() ? &**on_device : nullptr;
+  const int64_t writers = Writers(plan, static_cast<int64_t>(places->size()));
+  WarmUp(scene, device_pool, plan, absl::MakeSpan(*places), writers);
+
+  scene.observer.MeasureBegins();
+  const bool is_bounded = plan.requests > 0 || plan.duration > absl::ZeroDuration();
+  PhaseEnd end{.requests = plan.requests};
+  if (plan.requests == 0 && is_bounded) end.duration = plan.duration;
+  Phase phase(scene, device_pool, plan, end, absl::MakeSpan(*places), writers);
+  const WindowSeries series = MeasureWindows(scene, plan, phase);
+  phase.Stop();
+  scene.observer.MeasureEnds();
+  return LoadMeasurement{.measured = is_bounded ? series.all() : series.LastWindows(),
+                         .windows = series.figures(),
+                         .stable = series.stable(),
+                         .inflight_max = static_cast<int64_t>(places->size())};
+}
+
+}  // namespace logprobd::client

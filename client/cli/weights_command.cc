@@ -1,0 +1,277 @@
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "client/cli/command.h"
+#include "client/cli/progress.h"
+#include "client/cli/table.h"
+#include "client/cpp/weights_client.h"
+#include "nlohmann/json.hpp"
+
+namespace logprobd::client {
+namespace {
+
+struct WeightsOptions {
+  CommonOptions common;  ///< `address` is the admin listener's; `timeout` not of a load.
+  absl::Duration load_timeout = absl::Hours(1);
+  LoadWeightsArgs load;  ///< `head` is every command's.
+  uint64_t version = 0;  ///< To commit.
+  bool staged = false;
+  bool previous = false;
+};
+
+nlohmann::ordered_json ToJson(const WeightsVersion& version) {
+  return {{"version", version.version},
+          {"sha256", version.sha256},
+          {"source", version.source},
+          {"loaded_unix_seconds", version.loaded_unix_seconds},
+          {"weight_bytes", version.weight_bytes}};
+}
+
+nlohmann::ordered_json ToJson(const std::optional<WeightsVersion>& version) {
+  return version.has_value() ? ToJson(*version) : nlohmann::ordered_json();
+}
+
+nlohmann::ordered_json ToJson(const HeadWeights& head) {
+  return {{"head", head.head},
+          {"live", ToJson(head.live)},
+          {"staged", ToJson(head.staged)},
+          {"previous", ToJson(head.previous)}};
+}
+
+void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
+  Table table({"head", "state", "version", "weights", "loaded (UTC)", "sha256", "source"});
+  for (const HeadWeights& head : heads) {
+    const auto add = [&](const char* state, const std::optional<WeightsVersion>& version) {
+      if (!version.has_value()) return;
+      table.AddRow({head.head, state, absl::StrCat(version->version),
+                    BytesText(version->weight_bytes),
+                    absl::FormatTime("%Y-%m-%d %H:%M:%S",
+                                     absl::FromUnixSeconds(version->loaded_unix_seconds),
+                                     absl::UTCTimeZone()),
+                    version->sha256.empty() ? "not known" : version->sha256, version->source});
+    };
+    if (!head.live.has_value()) table.AddRow({head.head, "NONE LIVE", "", "", "", "", ""});
+    add("live", head.live);
+    add("staged", head.staged);
+    add("previous", head.previous);
+  }
+  table.Print(out);
+}
+
+/// What can be said of a load on one line.
+std::string ProgressText(const LoadProgress& progress) {
+  if (progress.bytes_total == 0) return absl::StrCat(progress.phase, " ...");
+  return absl::StrCat(progress.phase, " ", progress.bytes_done * 100 / progress.bytes_total, "% (",
+                      BytesText(progress.bytes_done), " of ", BytesText(progress.bytes_total), ")");
+}
+
+/// The server wants absolute paths; where it runs on this machine, one of this folder is meant.
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path given(path);
+  if (path.empty() || given.is_absolute()) return path;
+  const std::filesystem::path absolute = std::filesystem::absolute(given, error);
+  return error ? path : absolute.lexically_normal().string();
+}
+
+int RunLoad(const WeightsOptions& options, const CommandStreams& streams, WeightsClient& client) {
+  LoadWeightsArgs args = options.load;
+  args.path = AbsolutePath(args.path);
+  ProgressLine line(streams.err, streams.is_terminal);
+  const absl::StatusOr<WeightsVersion> version =
+      client.Load(args, [&line](const LoadProgress& progress) {
+        line.Update(ProgressText(progress));
+        return true;
+      });
+  line.Clear();
+  if (!version.ok()) return ReportError(streams, options.common, version.status());
+  const bool is_live = args.commit || args.in_place;
+  if (options.common.json) {
+    nlohmann::ordered_json report = ToJson(*version);
+    report["state"] = is_live ? "live" : "staged";
+    streams.out << report.dump(2) << '\n';
+    return kExitOk;
+  }
+  streams.out << "version " << version->version << (is_live ? " is live" : " is staged") << ": "
+              << BytesText(version->weight_bytes) << " from " << version->source << "\nsha256 "
+              << version->sha256 << '\n';
+  if (!is_live) streams.out << "make it live with: logprobctl weights commit\n";
+  return kExitOk;
+}
+
+int RunList(const WeightsOptions& options, const CommandStreams& streams, WeightsClient& client) {
+  const absl::StatusOr<std::vector<HeadWeights>> heads = client.List(options.load.head);
+  if (!heads.ok()) return ReportError(streams, options.common, heads.status());
+  if (options.common.json) {
+    nlohmann::ordered_json report = {{"heads", nlohmann::ordered_json::array()}};
+    for (const HeadWeights& head : *heads) report["heads"].push_back(ToJson(head));
+    streams.out << report.dump(2) << '\n';
+  } else {
+    PrintTable(*heads, streams.out);
+  }
+  return kExitOk;
+}
+
+/// Shows the versions of a head after a change.
+int Report(const WeightsOptions& options, const CommandStreams& streams,
+           const absl::StatusOr<HeadWeights>& head) {
+  if (!head.ok()) return ReportError(streams, options.common, head.status());
+  if (options.common.json) {
+    streams.out << ToJson(*head).dump(2) << '\n';
+  } else {
+    PrintTable({*head}, streams.out);
+  }
+  return kExitOk;
+}
+
+using WeightsBody =
+    std::function<int(const WeightsOptions&, const CommandStreams&, WeightsClient&)>;
+
+/// Adds a subcommand with what all of them take; it runs `body` with a client.
+CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::string& name,
+                        const std::string& description,
+                        const std::shared_ptr<WeightsOptions>& options, WeightsBody body) {
+  CLI::App* command = weights.add_subcommand(name, description);
+  command
+      ->add_option("--admin,--address", options->common.address,
+                   "Admin listener of the server, host:port (logprobd --admin)")
+      ->envname("LOGPROBD_ADMIN")
+      ->capture_default_str()
+      ->group("Connection");
+  const bool is_load = name == "load";
+  AddDurationOption(*command, "--timeout",
+                    is_load ? options->load_timeout : options->common.timeout, "Limit of the call",
+                    is_load ? "" : "LOGPROBD_TIMEOUT_S");
+  command->get_option("--timeout")->group("Connection");
+  command->add_flag("--json", options->common.json, "Print JSON instead of text");
+  command->add_option("--head", options->load.head, "Head; the only one by default");
+  command->callback([options, &state, body = std::move(body)] {
+    absl::StatusOr<std::unique_ptr<WeightsClient>> client =
+        WeightsClient::Create({.address = options->common.address,
+                               .timeout = options->common.timeout,
+                               .load_timeout = options->load_timeout});
+    state.exit_code = client.ok() ? body(*options, state.streams, **client)
+                                  : ReportError(state.streams, options->common, client.status());
+  });
+  return *command;
+}
+
+std::shared_ptr<WeightsOptions> MakeOptions() {
+  auto options = std::make_shared<WeightsOptions>();
+  options->common.address = WeightsClient::Options().address;
+  return options;
+}
+
+void AddLoad(CLI::App& weights, CommandState& state) {
+  const std::shared_ptr<WeightsOptions> options = MakeOptions();
+  CLI::App& command = AddSubcommand(
+      weights, state, "load", "Load a version beside the live one, and check it", options, RunLoad);
+  LoadWeightsArgs& load = options->load;
+  command.add_option("path", load.path, "Model folder or .safetensors file on the server's host")
+      ->type_name("DIR")
+      ->required();
+  command.add_option("--version", load.version, "Its number; 0: one above all that the head has")
+      ->capture_default_str();
+  command
+      .add_option("--sha256", load.sha256, "Digest that the weights must have, as list shows it")
+      ->type_name("HEX");
+  command.add_flag("--commit", load.commit, "Make it live at once");
+  command.add_flag("--in-place", load.in_place,
+                   "Where two copies do not fit: replace the live weights while requests wait");
+  command.add_flag("--allow-nonfinite", load.allow_nonfinite, "Load weights with NaN or Inf too");
+  command.footer(
+      "The folder must lie below one of the server's --weights-root. It must hold a head of the "
+      "live one's shape, finite and complete. A load that fails, or is stopped with Ctrl-C, leaves "
+      "the live version as it was. With --in-place there is nothing to roll back to; if the new "
+      "weights cannot be read after all, the old ones are read again.\n\n"
+      "Examples:\n"
+      "  logprobctl weights load /models/step-200\n"
+      "  logprobctl weights load /models/step-200 --version 200 --commit\n"
+      "  logprobctl weights load /models/step-200 --sha256 \"$(cat step-200.sha256)\" --commit");
+}
+
+void AddList(CLI::App& weights, CommandState& state) {
+  AddSubcommand(weights, state, "list", "The versions that heads have", MakeOptions(), RunList)
+      .footer(
+          "The first list after the server's start may take as long as reading the weights, for "
+          "their sha256.\n\n"
+          "Examples:\n"
+          "  logprobctl weights list\n"
+          "  logprobctl weights list --json | jq '.heads[0].live.version'");
+}
+
+void AddCommit(CLI::App& weights, CommandState& state) {
+  const std::shared_ptr<WeightsOptions> options = MakeOptions();
+  CLI::App& command = AddSubcommand(
+      weights, state, "commit", "Make the staged version live", options,
+      [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
+        return Report(given, streams, client.Commit(given.load.head, given.version));
+      });
+  command.add_option("--version", options->version, "That must be staged; 0: whichever is")
+      ->capture_default_str();
+  command.footer(
+      "Requests that have begun end on the version before, which is kept for rollback.\n\n"
+      "Examples:\n"
+      "  logprobctl weights commit\n"
+      "  logprobctl weights commit --version 200");
+}
+
+void AddRollback(CLI::App& weights, CommandState& state) {
+  AddSubcommand(
+      weights, state, "rollback", "Make the previous version live again", MakeOptions(),
+      [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
+        return Report(given, streams, client.Rollback(given.load.head));
+      })
+      .footer(
+          "The version that was live is kept in its place: a second rollback undoes the first.\n\n"
+          "Examples:\n"
+          "  logprobctl weights rollback");
+}
+
+void AddDiscard(CLI::App& weights, CommandState& state) {
+  const std::shared_ptr<WeightsOptions> options = MakeOptions();
+  CLI::App& command = AddSubcommand(
+      weights, state, "discard", "Drop a version that is not live, and its memory", options,
+      [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
+        return Report(given, streams,
+                      client.Discard(given.load.head, given.staged, given.previous));
+      });
+  CLI::Option_group* which = command.add_option_group("Which");
+  which->add_flag("--staged", options->staged, "The one that is staged");
+  which->add_flag("--previous", options->previous, "The one that is kept for rollback");
+  which->require_option(1, 2);
+  command.footer(
+      "Examples:\n"
+      "  logprobctl weights discard --staged\n"
+      "  logprobctl weights discard --previous");
+}
+
+}  // namespace
+
+void AddWeightsCommand(CLI::App& app, CommandState& state) {
+  CLI::App* weights = app.add_subcommand("weights", "Versions of the weights of a running server");
+  weights->require_subcommand(1);
+  weights->footer(
+      "They go through the server's admin listener: start it with --admin 127.0.0.1:8471. A head "
+      "has one live version, at most one staged beside it and one kept for rollback; a load drops "
+      "the latter, so that memory holds two.\n\n"
+      "Examples:\n"
+      "  logprobctl weights load /models/step-200    read and check it, beside the live one\n"
+      "  logprobctl weights commit                   make it live between two batches\n"
+      "  logprobctl weights rollback                 go back\n"
+      "  logprobctl weights list");
+  AddLoad(*weights, state);
+  AddCommit(*weights, state);
+  AddRollback(*weights, state);
+  AddDiscard(*weights, state);
+  AddList(*weights, state);
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,260 @@
+#include "client/cpp/balance.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cpp/head_agreement.h"
+
+namespace logprobd::client {
+
+std::string Balance::Server::HeadKey(const std::string& head) const {
+  return head.empty() && info.heads.size() == 1 ? info.heads.front().name : head;
+}
+
+uint64_t Balance::Server::Version(const std::string& head, absl::Time now) const {
+  const auto found = versions.find(HeadKey(head));
+  if (found == versions.end() || now - found->second.second >= kVersionAge) return 0;
+  return found->second.first;
+}
+
+Balance::Balance(Options options, const std::vector<std::string>& addresses)
+    : options_(std::move(options)) {
+  SetAddresses(addresses);
+}
+
+void Balance::SetAddresses(const std::vector<std::string>& addresses) {
+  absl::MutexLock lock(&mutex_);
+  std::vector<Server> servers;
+  for (const std::string& address : addresses) {
+    Server* const known = Find(address);
+    servers.push_back(known != nullptr ? std::move(*known) : Server{});
+    servers.back().address = address;
+  }
+  servers_ = std::move(servers);
+  CompareHeads();
+}
+
+absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes, const ServerWish& wish) {
+  absl::MutexLock lock(&mutex_);
+  if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
+  const absl::Time now = options_.now();
+  std::vector<size_t> choice = Choose(wish, now);
+  if (choice.empty()) return std::nullopt;
+  // One that asked to wait is left alone while another is there.
+  const auto busy = std::stable_partition(
+      choice.begin(), choice.end(),
+      [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS { return servers_[i].busy_until <= now; });
+  if (busy != choice.begin()) choice.erase(busy, choice.end());
+  const size_t count = servers_.size();
+  const size_t next = *std::min_element(
+      choice.begin(), choice.end(), [&](size_t a, size_t b) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        if (servers_[a].bytes != servers_[b].bytes) return servers_[a].bytes < servers_[b].bytes;
+        return (a + count - turn_) % count < (b + count - turn_) % count;
+      });
+  turn_ = (next + 1) % count;
+  Server& server = servers_[next];
+  ++server.requests;
+  server.bytes += bytes;
+  return Taken{.address = server.address, .version = server.Version(wish.head, now)};
+}
+
+void Balance::Give(const std::string& address, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  Server* const server = Find(address);
+  // One that went and came back has forgotten the request.
+  if (server == nullptr || server->requests == 0) return;
+  --server->requests;
+  server->bytes = std::max<int64_t>(0, server->bytes - bytes);
+}
+
+void Balance::SawVersion(const std::string& address, const std::string& head, uint64_t version) {
+  absl::MutexLock lock(&mutex_);
+  Server* const server = Find(address);
+  if (server == nullptr) return;
+  server->versions[server->HeadKey(head)] = {version, options_.now()};
+  server->failures = 0;
+  if (options_.solo) {
+    server->is_ready = true;
+    server->is_out = false;
+    server->reason.clear();
+  }
+}
+
+void Balance::Leave(const std::string& address, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  Server* const server = Find(address);
+  if (server != nullptr && !server->is_out) PutOut(*server, reason);
+}
+
+void Balance::Busy(const std::string& address, std::optional<absl::Duration> delay) {
+  absl::MutexLock lock(&mutex_);
+  Server* const server = Find(address);
+  if (server == nullptr) return;
+  server->busy_until = std::max(server->busy_until, options_.now() + delay.value_or(kBusy));
+}
+
+bool Balance::HasOther(const std::string& address, const ServerWish& wish) const {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = options_.now();
+  const std::vector<size_t> choice = Choose(wish, now);
+  return std::any_of(choice.begin(), choice.end(), [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return servers_[i].address != address && servers_[i].busy_until <= now;
+  });
+}
+
+bool Balance::HasReadyWithout(const std::set<std::string>& without) const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(servers_.begin(), servers_.end(),
+                     [&](const Server& server) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                       return IsUsable(server) && without.count(server.address) == 0;
+                     });
+}
+
+std::vector<std::string> Balance::ready() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::string> addresses;
+  for (const Server& server : servers_) {
+    if (IsUsable(server)) addresses.push_back(server.address);
+  }
+  return addresses;
+}
+
+std::vector<std::string> Balance::TakeDueChecks(Due due) {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = options_.now();
+  std::vector<std::string> addresses;
+  for (Server& server : servers_) {
+    const bool is_due =
+        due == Due::kAll || server.check_at <= now || (due == Due::kIdle && !server.is_ready);
+    if (server.is_checked || !is_due) continue;
+    server.is_checked = true;
+    addresses.push_back(server.address);
+  }
+  return addresses;
+}
+
+void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInfo>& info,
+                      absl::Time began) {
+  absl::MutexLock lock(&mutex_);
+  Server* const server = Find(address);
+  if (server == nullptr) return;
+  server->is_checked = false;
+  if (!info.ok()) {
+    PutOut(*server, std::string(info.status().message()));
+    return;
+  }
+  // One that failed meanwhile stays out: what the check saw is out of date.
+  if (server->is_out && server->left_at > began) return;
+  const absl::Time now = options_.now();
+  server->is_ready = true;
+  server->is_out = false;
+  server->reason.clear();
+  server->check_at = now + kCheckPeriod;
+  server->info = *info;
+  for (const Head& head : info->heads) server->versions[head.name] = {head.weights_version, now};
+  CompareHeads();
+}
+
+int64_t Balance::num_checked() const {
+  absl::MutexLock lock(&mutex_);
+  return std::count_if(servers_.begin(), servers_.end(),
+                       [](const Server& server) { return server.is_checked; });
+}
+
+absl::StatusOr<ServerInfo> Balance::Heads(const std::vector<std::string>& notes) const {
+  absl::MutexLock lock(&mutex_);
+  if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
+  std::vector<ServerInfo> infos;
+  std::vector<std::string> reasons = notes;
+  for (const Server& server : servers_) {
+    if (server.is_ready) infos.push_back(server.info);
+    reasons.push_back(absl::StrCat(server.address, " (",
+                                   server.reason.empty() ? "no answer yet" : server.reason, ")"));
+  }
+  if (!infos.empty()) return TightestLimits(infos);
+  return absl::UnavailableError(
+      absl::StrCat("no server is available: ", absl::StrJoin(reasons, "; ")));
+}
+
+absl::Time Balance::last_left() const {
+  absl::MutexLock lock(&mutex_);
+  return last_left_;
+}
+
+std::vector<ServerState> Balance::states() const {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = options_.now();
+  std::vector<ServerState> states;
+  for (const Server& server : servers_) {
+    ServerState state = {.address = server.address,
+                         .reason = server.reason,
+                         .requests = server.requests,
+                         .bytes = server.bytes};
+    if (server.is_out) {
+      state.state = ServerState::State::kOut;
+      state.retry_in = std::max(absl::ZeroDuration(), server.check_at - now);
+    } else if (server.is_ready) {
+      state.state =
+          server.busy_until > now ? ServerState::State::kBusy : ServerState::State::kReady;
+    }
+    for (const auto& [head, seen] : server.versions) state.weights_versions[head] = seen.first;
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
+Balance::Server* Balance::Find(const std::string& address) {
+  for (Server& server : servers_) {
+    if (server.address == address) return &server;
+  }
+  return nullptr;
+}
+
+bool Balance::IsUsable(const Server& server) const { return options_.solo || server.is_ready; }
+
+std::vector<size_t> Balance::Choose(const ServerWish& wish, absl::Time now) const {
+  std::vector<size_t> possible;
+  std::vector<size_t> believed;
+  for (size_t i = 0; i < servers_.size(); ++i) {
+    const Server& server = servers_[i];
+    if (!IsUsable(server) || wish.without.count(server.address) != 0) continue;
+    possible.push_back(i);
+    const uint64_t version = server.Version(wish.head, now);
+    if (wish.version == 0 || version == 0 || version == wish.version) believed.push_back(i);
+  }
+  return believed.empty() ? possible : believed;
+}
+
+void Balance::PutOut(Server& server, const std::string& reason) {
+  const absl::Time now = options_.now();
+  server.is_ready = false;
+  server.is_out = true;
+  server.reason = reason;
+  server.left_at = now;
+  last_left_ = now;
+  const absl::Duration pause =
+      std::min(kBackoffMax, kBackoffFirst * std::ldexp(1.0, std::min(server.failures, 20)));
+  ++server.failures;
+  server.check_at = now + pause / 2 + pause / 2 * options_.unit_random();
+  CompareHeads();
+}
+
+void Balance::CompareHeads() {
+  conflict_.clear();
+  const Server* first = nullptr;
+  for (const Server& server : servers_) {
+    if (!server.is_ready || options_.solo) continue;
+    if (first == nullptr) first = &server;
+    const std::string difference = DescribeDifference(first->info, server.info);
+    if (difference.empty()) continue;
+    conflict_ =
+        absl::StrCat(first->address, " and ", server.address, " hold different heads: ", difference,
+                     ". A client's servers must hold the same: mend one of them, or leave "
+                     "it out of the addresses");
+    return;
+  }
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,509 @@
+#include "client/cpp/balancing_transport.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/call_versions.h"
+#include "client/cpp/head_agreement.h"
+#include "client/cpp/health.h"
+#include "client/cpp/retry_policy.h"
+#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
+
+namespace logprobd::client {
+namespace {
+
+/// The server's retry hint; nothing without one.
+std::optional<absl::Duration> Hint(const RpcReply& reply) {
+  int64_t pushback_ms = 0;
+  if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
+    return std::nullopt;
+  }
+  return absl::Milliseconds(std::max<int64_t>(0, pushback_ms));
+}
+
+std::string Describe(const absl::Status& status) {
+  return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+}
+
+}  // namespace
+
+/// What is in flight at each server, in the scopes of its own transport.
+class BalancingTransport::Scope final : public CancelScope {
+ public:
+  Scope(BalancingTransport& owner, std::shared_ptr<CancelScope> timers)
+      : owner_(owner), timers_(std::move(timers)) {}
+
+  void Cancel() override {
+    std::map<std::string, Part> parts;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled_ = true;
+      parts = parts_;
+    }
+    timers_->Cancel();
+    for (const auto& [address, part] : parts) {
+      // A transport that has gone had nothing in flight.
+      if (!owner_.ConnectAgain(address, part.transport)) continue;
+      part.scope->Cancel();
+      owner_.Disconnect(address);
+    }
+  }
+
+  const std::shared_ptr<CancelScope>& timers() const { return timers_; }
+
+  /// The scope for requests to `transport`, which is connected.
+  std::shared_ptr<CancelScope> At(const std::string& address, RpcTransport& transport) {
+    std::shared_ptr<CancelScope> scope;
+    bool is_cancelled = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      Part& part = parts_[address];
+      if (part.transport != &transport) part = {&transport, transport.NewScope()};
+      scope = part.scope;
+      is_cancelled = is_cancelled_;
+    }
+    if (is_cancelled) scope->Cancel();
+    return scope;
+  }
+
+ private:
+  struct Part {
+    RpcTransport* transport = nullptr;
+    std::shared_ptr<CancelScope> scope;
+  };
+
+  BalancingTransport& owner_;
+  const std::shared_ptr<CancelScope> timers_;
+  absl::Mutex mutex_;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::string, Part> parts_ ABSL_GUARDED_BY(mutex_);
+};
+
+struct BalancingTransport::Request {
+  std::string method;
+  grpc::ByteBuffer body = {};
+  absl::Time deadline;
+  std::shared_ptr<CancelScope> scope;
+  RpcDone done;
+
+  ServerWish wish() const {
+    return scope->versions == nullptr ? ServerWish{} : scope->versions->wish();
+  }
+};
+
+/// Somebody who waits for servers to be ready.
+struct BalancingTransport::Waiter {
+  absl::Time began;
+  bool has_timer = false;
+  absl::AnyInvocable<void() &&> then;  // null once called
+};
+
+struct BalancingTransport::Check {
+  std::string address;
+  RpcTransport* transport = nullptr;
+  absl::Time began;
+  std::shared_ptr<CancelScope> scope;
+
+  absl::Mutex mutex = {};
+  int32_t left ABSL_GUARDED_BY(mutex) = 0;
+  absl::Status status ABSL_GUARDED_BY(mutex) = absl::OkStatus();
+};
+
+BalancingTransport::BalancingTransport(Options options)
+    : options_(std::move(options)),
+      book_(options_.addresses),
+      balance_({.solo = AddressBook(options_.addresses).is_plain(),
+                .now = [this] { return Now(); },
+                .unit_random = options_.unit_random},
+               AddressBook(options_.addresses).servers()) {}
+
+BalancingTransport::~BalancingTransport() { Shutdown(); }
+
+std::shared_ptr<CancelScope> BalancingTransport::NewScope() {
+  return std::make_shared<Scope>(*this, options_.timers->NewScope());
+}
+
+void BalancingTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+                               absl::AnyInvocable<void() &&> callback) {
+  options_.timers->After(
+      delay, scope == nullptr ? nullptr : std::static_pointer_cast<Scope>(scope)->timers(),
+      std::move(callback));
+}
+
+absl::Time BalancingTransport::Now() const { return options_.timers->Now(); }
+
+int64_t BalancingTransport::CountServers() {
+  if (balance_.is_solo()) return 1;
+  Refresh(Balance::Due::kTimely);
+  return std::max<int64_t>(1, static_cast<int64_t>(balance_.ready().size()));
+}
+
+void BalancingTransport::Tighten(ServerInfo& info) const {
+  if (balance_.is_solo()) return;
+  if (const absl::StatusOr<ServerInfo> heads = balance_.Heads({}); heads.ok()) {
+    info = TightestLimits({info, *heads});
+  }
+}
+
+void BalancingTransport::Call(const std::string& method, grpc::ByteBuffer request,
+                              absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
+                              RpcDone done) {
+  auto own = std::make_shared<Request>(Request{
+      .method = method, .body = {}, .deadline = deadline, .scope = scope, .done = std::move(done)});
+  own->body.Swap(&request);
+  if (FailIfShutDown(*own)) return;
+  if (balance_.is_solo()) {
+    Send(std::move(own), /*may_wait=*/false);
+    return;
+  }
+  if (method == kListHeadsMethod || method == kHealthMethod) {
+    Refresh(Balance::Due::kAll);
+    Gather(deadline, scope, [this, own] { AnswerForAll(*own); });
+    return;
+  }
+  Refresh(Balance::Due::kTimely);
+  Send(std::move(own), /*may_wait=*/true);
+}
+
+void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
+  const auto bytes = static_cast<int64_t>(request->body.Length());
+  CallVersions* const versions = request->scope->versions.get();
+  absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->wish());
+  if (taken.ok() && !taken->has_value() && versions != nullptr) {
+    const absl::StatusOr<bool> stuck = versions->Stuck();
+    if (!stuck.ok()) {
+      Fail(*request, stuck.status());
+      return;
+    }
+    if (*stuck) taken = balance_.Take(bytes, request->wish());
+  }
+  if (!taken.ok()) {
+    Fail(*request, taken.status());
+    return;
+  }
+  if (!taken->has_value()) {
+    if (may_wait) {
+      Refresh(Balance::Due::kIdle);
+      const absl::Time deadline = request->deadline;
+      const std::shared_ptr<CancelScope> scope = request->scope;
+      Gather(deadline, scope, [this, request = std::move(request)]() mutable {
+        Send(std::move(request), /*may_wait=*/false);
+      });
+      return;
+    }
+    if (FailIfShutDown(*request)) return;
+    const absl::Status gone = balance_.Heads(LookUpErrors()).status();
+    // A server may have come in this moment: the retry will find it.
+    std::move(request->done)(
+        {.status = gone.ok() ? absl::UnavailableError("no server was ready") : gone});
+    return;
+  }
+  const std::string address = (*taken)->address;
+  RpcTransport* const transport = Connect(address);
+  if (transport == nullptr) {
+    balance_.Give(address, bytes);
+    Fail(*request, absl::CancelledError("the client is shutting down"));
+    return;
+  }
+  if (versions != nullptr) versions->Asked(**taken);
+  // Not kept: the caller's memory must be let go when the transport has done so.
+  grpc::ByteBuffer body;
+  body.Swap(&request->body);
+  const std::shared_ptr<CancelScope> scope =
+      std::static_pointer_cast<Scope>(request->scope)->At(address, *transport);
+  transport->Call(request->method, body, request->deadline, scope,
+                  [this, request, address, bytes](RpcReply reply) {
+                    Receive(*request, address, bytes, std::move(reply));
+                  });
+}
+
+void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
+                                 RpcReply reply) {
+  balance_.Give(address, bytes);
+  if (!reply.status.ok()) TakeNoteOfFailure(request, address, reply);
+  reply.server = address;
+  RpcDone done = std::move(request.done);
+  Disconnect(address);
+  std::move(done)(std::move(reply));
+}
+
+void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::string& address,
+                                           RpcReply& reply) {
+  CallVersions* const versions = request.scope->versions.get();
+  switch (reply.status.code()) {
+    case absl::StatusCode::kUnavailable:
+      balance_.Leave(address, Describe(reply.status));
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      if (IsMessageTooLarge(reply.status)) return;
+      balance_.Busy(address, Hint(reply));
+      break;
+    case absl::StatusCode::kFailedPrecondition:
+      if (versions == nullptr || balance_.is_solo()) return;
+      reply.can_go_elsewhere = versions->Lacks(address);
+      if (!reply.can_go_elsewhere) {
+        reply.status = versions->Mismatch();
+        reply.is_explained = true;
+      }
+      return;
+    default:
+      return;
+  }
+  reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.wish());
+}
+
+bool BalancingTransport::FailIfShutDown(Request& request) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_shut_down_) return false;
+  }
+  Fail(request, absl::CancelledError("the client is shutting down"));
+  return true;
+}
+
+void BalancingTransport::Fail(Request& request, absl::Status status) {
+  std::move(request.done)({.status = std::move(status), .is_explained = true});
+}
+
+void BalancingTransport::AnswerForAll(Request& request) {
+  if (FailIfShutDown(request)) return;
+  RpcReply reply;
+  const absl::StatusOr<ServerInfo> heads = balance_.Heads(LookUpErrors());
+  reply.status = heads.status();
+  reply.is_explained = heads.status().code() == absl::StatusCode::kFailedPrecondition;
+  if (heads.ok() && request.method == kHealthMethod) reply.body = EncodeServing();
+  if (heads.ok() && request.method == kListHeadsMethod) {
+    absl::MutexLock lock(&mutex_);
+    reply.body = listed_;
+  }
+  std::move(request.done)(std::move(reply));
+}
+
+RpcTransport* BalancingTransport::Connect(const std::string& address) {
+  absl::MutexLock lock(&mutex_);
+  if (is_shut_down_) return nullptr;
+  Connection& connection = connections_[address];
+  if (connection.transport == nullptr) connection.transport = options_.connect(address);
+  ++connection.inflight;
+  return connection.transport.get();
+}
+
+bool BalancingTransport::ConnectAgain(const std::string& address, const RpcTransport* transport) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = connections_.find(address);
+  if (found == connections_.end() || found->second.transport.get() != transport) return false;
+  ++found->second.inflight;
+  return true;
+}
+
+void BalancingTransport::Disconnect(const std::string& address) {
+  absl::MutexLock lock(&mutex_);
+  // Nothing is left to count once shut down.
+  if (const auto found = connections_.find(address); found != connections_.end()) {
+    --found->second.inflight;
+  }
+}
+
+void BalancingTransport::Refresh(Balance::Due due) {
+  bool looks_up = false;
+  {
+    const absl::Time last_left = balance_.last_left();
+    absl::MutexLock lock(&mutex_);
+    looks_up = !is_shut_down_ && !is_looking_up_ && book_.TakeDue(Now(), last_left);
+    is_looking_up_ = is_looking_up_ || looks_up;
+  }
+  if (looks_up) StartLookUp();
+  for (const std::string& address : balance_.TakeDueChecks(due)) StartCheck(address);
+}
+
+void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
+                                absl::AnyInvocable<void() &&> then) {
+  auto waiter = std::make_shared<Waiter>(Waiter{.began = Now(), .then = std::move(then)});
+  {
+    absl::MutexLock lock(&mutex_);
+    waiters_.push_back(waiter);
+  }
+  const auto give_up = [this, waiter] {
+    absl::AnyInvocable<void() &&> late;
+    {
+      absl::MutexLock lock(&mutex_);
+      waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), waiter), waiters_.end());
+      late = std::exchange(waiter->then, nullptr);
+    }
+    if (late != nullptr) std::move(late)();
+  };
+  if (deadline != absl::InfiniteFuture()) After(deadline - Now(), scope, give_up);
+  Settle();
+}
+
+void BalancingTransport::Settle() {
+  std::vector<absl::AnyInvocable<void() &&>> due;
+  absl::Duration look = absl::ZeroDuration();
+  bool needs_timer = false;
+  {
+    const bool is_ready = !balance_.ready().empty();
+    const bool is_checking = balance_.num_checked() > 0;
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = Now();
+    for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
+      const absl::Duration left = (*waiter)->began + kFirstLook - now;
+      const bool has_all = !is_checking && !is_looking_up_;
+      if (has_all || (is_ready && left <= absl::ZeroDuration())) {
+        due.push_back(std::exchange((*waiter)->then, nullptr));
+        waiter = waiters_.erase(waiter);
+        continue;
+      }
+      if (is_ready && !(*waiter)->has_timer) {
+        (*waiter)->has_timer = needs_timer = true;
+        look = std::max(look, left);
+      }
+      ++waiter;
+    }
+  }
+  if (needs_timer) After(look, nullptr, [this] { Settle(); });
+  for (absl::AnyInvocable<void() &&>& then : due) std::move(then)();
+}
+
+void BalancingTransport::StartCheck(const std::string& address) {
+  auto check = std::make_shared<Check>();
+  check->address = address;
+  check->began = Now();
+  {
+    absl::MutexLock lock(&check->mutex);
+    check->left = options_.channels;
+  }
+  check->transport = Connect(address);
+  if (check->transport == nullptr) {
+    balance_.Checked(address, absl::CancelledError("the client is shutting down"), check->began);
+    return;
+  }
+  check->scope = check->transport->NewScope();
+  for (int32_t i = 0; i < options_.channels; ++i) {
+    check->transport->Call(kHealthMethod, EncodeHealthRequest(kScoringService),
+                           check->began + kCheckTimeout, check->scope,
+                           [this, check](const RpcReply& reply) { TakeHealth(check, reply); });
+  }
+}
+
+void BalancingTransport::TakeHealth(const std::shared_ptr<Check>& check, const RpcReply& reply) {
+  absl::Status status = reply.status;
+  if (status.ok()) {
+    const absl::StatusOr<bool> serving = IsServing(reply.body);
+    status = serving.status();
+    if (serving.ok() && !*serving) {
+      status = absl::UnavailableError("health says NOT_SERVING: starting or stopping");
+    }
+  } else if (absl::IsUnimplemented(status)) {
+    status = absl::OkStatus();  // it answers, and has no health service
+  } else {
+    status = absl::UnavailableError(Describe(status));
+  }
+  {
+    absl::MutexLock lock(&check->mutex);
+    check->status.Update(status);
+    if (--check->left > 0) return;
+    status = check->status;
+  }
+  if (!status.ok()) {
+    EndCheck(*check, status);
+    return;
+  }
+  check->transport->Call(kListHeadsMethod, EncodeListHeads(), Now() + kCheckTimeout, check->scope,
+                         [this, check](const RpcReply& heads) { TakeHeads(*check, heads); });
+}
+
+void BalancingTransport::TakeHeads(const Check& check, const RpcReply& reply) {
+  absl::StatusOr<ServerInfo> info = absl::UnavailableError(Describe(reply.status));
+  if (reply.status.ok()) info = ParseListHeads(reply.body);
+  if (info.ok() && info->heads.empty()) info = absl::UnavailableError("it holds no head");
+  if (info.ok()) {
+    absl::MutexLock lock(&mutex_);
+    listed_ = reply.body;
+  }
+  EndCheck(check, info);
+}
+
+void BalancingTransport::EndCheck(const Check& check, const absl::StatusOr<ServerInfo>& info) {
+  balance_.Checked(check.address, info, check.began);
+  Disconnect(check.address);
+  Settle();
+}
+
+void BalancingTransport::StartLookUp() {
+  absl::MutexLock lock(&mutex_);
+  if (is_shut_down_) return;
+  if (look_up_.joinable()) look_up_.join();  // it has ended: is_looking_up_ was false
+  look_up_ = std::thread([this] { LookUp(); });
+}
+
+void BalancingTransport::LookUp() {
+  std::map<std::string, DnsName> names;
+  {
+    absl::MutexLock lock(&mutex_);
+    names = book_.names();
+  }
+  std::map<std::string, absl::StatusOr<std::vector<std::string>>> found;
+  for (const auto& [address, name] : names) found.emplace(address, options_.resolve(name));
+  std::vector<Connection> idle;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [address, records] : found) book_.Update(address, std::move(records));
+    const std::vector<std::string> servers = book_.servers();
+    balance_.SetAddresses(servers);
+    // What is still in flight at a server that went may end first.
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      const bool stays = std::find(servers.begin(), servers.end(), it->first) != servers.end();
+      if (stays || it->second.inflight > 0) {
+        ++it;
+        continue;
+      }
+      idle.push_back(std::move(it->second));
+      it = connections_.erase(it);
+    }
+  }
+  idle.clear();
+  for (const std::string& address : balance_.TakeDueChecks(Balance::Due::kTimely)) {
+    StartCheck(address);
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_looking_up_ = false;
+  }
+  // Not here: those who waited may begin the next look-up, which joins this thread.
+  After(absl::ZeroDuration(), nullptr, [this] { Settle(); });
+}
+
+std::vector<std::string> BalancingTransport::LookUpErrors() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::string> errors;
+  for (const auto& [address, error] : book_.errors()) {
+    errors.push_back(absl::StrCat(address, ": ", error));
+  }
+  return errors;
+}
+
+void BalancingTransport::Shutdown() {
+  std::vector<RpcTransport*> transports;
+  std::thread look_up;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_shut_down_ = true;
+    look_up = std::move(look_up_);
+  }
+  if (look_up.joinable()) look_up.join();
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [address, connection] : connections_) {
+      transports.push_back(connection.transport.get());
+    }
+  }
+  for (RpcTransport* const transport : transports) transport->Shutdown();
+  // Last: until here the end of a request could still set a timer.
+  options_.timers->Shutdown();
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,100 @@
+#include "client/cpp/call_versions.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace logprobd::client {
+
+CallVersions::CallVersions(Balance& balance, Options options)
+    : balance_(balance),
+      options_(std::move(options)),
+      kept_(options_.pinned),
+      has_kept_(options_.pinned != 0),
+      expected_(options_.pinned) {}
+
+ServerWish CallVersions::wish() const {
+  absl::MutexLock lock(&mutex_);
+  return {.head = options_.head, .version = options_.mix ? 0 : expected_, .without = others_};
+}
+
+void CallVersions::Asked(const Balance::Taken& server) {
+  absl::MutexLock lock(&mutex_);
+  if (expected_ == 0) expected_ = server.version;
+}
+
+int CallVersions::epoch() const {
+  absl::MutexLock lock(&mutex_);
+  return epoch_;
+}
+
+absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t version, int epoch) {
+  absl::MutexLock lock(&mutex_);
+  const bool fits = options_.mix || !has_kept_ || version == kept_;
+  // Asked before the call was begun again: nothing new is known of the server.
+  if (!fits && epoch != epoch_) return false;
+  balance_.SawVersion(address, options_.head, version);
+  seen_[version].insert(address);
+  if (fits) {
+    kept_ = expected_ = version;
+    has_kept_ = true;
+    return true;
+  }
+  others_.insert(address);
+  if (balance_.HasReadyWithout(others_)) return false;
+  if (absl::Status status = BeginAgain(version); !status.ok()) return status;
+  has_kept_ = true;
+  return true;
+}
+
+bool CallVersions::Lacks(const std::string& address) {
+  absl::MutexLock lock(&mutex_);
+  others_.insert(address);
+  return balance_.HasReadyWithout(others_);
+}
+
+absl::StatusOr<bool> CallVersions::Stuck() {
+  absl::MutexLock lock(&mutex_);
+  if (!balance_.HasReadyWithout({}) || balance_.HasReadyWithout(others_)) return false;
+  if (absl::Status status = BeginAgain(0); !status.ok()) return status;
+  has_kept_ = false;
+  return true;
+}
+
+uint64_t CallVersions::kept() const {
+  absl::MutexLock lock(&mutex_);
+  return options_.mix ? 0 : kept_;
+}
+
+absl::Status CallVersions::Mismatch() const {
+  absl::MutexLock lock(&mutex_);
+  return MismatchLocked();
+}
+
+absl::Status CallVersions::BeginAgain(uint64_t version) {
+  if (options_.pinned != 0 || (epoch_ >= kRestartsMax && !balance_.is_solo())) {
+    return MismatchLocked();
+  }
+  ++epoch_;
+  kept_ = expected_ = version;
+  others_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status CallVersions::MismatchLocked() const {
+  std::vector<std::string> seen;
+  for (const auto& [version, addresses] : seen_) {
+    seen.push_back(absl::StrCat("version ", version, " at ", absl::StrJoin(addresses, ", ")));
+  }
+  if (seen.empty()) seen.push_back(absl::StrCat(absl::StrJoin(others_, ", "), " does not hold it"));
+  return absl::AbortedError(absl::StrCat(
+      "the call could not be scored by ",
+      options_.pinned != 0 ? absl::StrCat("version ", options_.pinned) : "one version",
+      " of the weights: ", absl::StrJoin(seen, "; "),
+      ". Wait until all servers hold the same version, set weights_version to one that stays, or "
+      "allow mix_weights_versions"));
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "client/cpp/server_info.h"
+
+namespace logprobd::v1 {
+class LocalReply;
+class LocalRequest;
+}  // namespace logprobd::v1
+
+namespace logprobd::client {
+
+/// Memory of the server, mapped here with all its pages present. Unmapped with its last reference.
+class SharedRegion {
+ public:
+  SharedRegion(std::string id, absl::Span<std::byte> bytes) : id_(std::move(id)), bytes_(bytes) {}
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  const std::string& id() const { return id_; }
+  absl::Span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  const std::string id_;
+  const absl::Span<std::byte> bytes_;
+};
+
+/// What a server gives to one client.
+struct LocalGrant {
+  std::string lease;  ///< 16 bytes.
+  bool shared_memory = false;
+  bool cuda_ipc = false;
+  int64_t region_bytes_max = 0;
+  int64_t lease_bytes_max = 0;
+  int64_t regions_max = 0;
+};
+
+/// A connection to the control socket of a server on this host (proto/logprobd/v1/local.proto). The
+/// server takes back what it gave when the connection ends. Thread-safe; a call waits at most 10 s.
+class LocalLease {
+ public:
+  /// Errors say why the server cannot be reached so: FAILED_PRECONDITION (another host, no socket),
+  /// UNAVAILABLE (nobody listens), PERMISSION_DENIED, or what the server answered.
+  static absl::StatusOr<std::shared_ptr<LocalLease>> Connect(const LocalAccess& access,
+                                                             const std::string& client_id);
+  ~LocalLease();
+  LocalLease(const LocalLease&) = delete;
+  LocalLease& operator=(const LocalLease&) = delete;
+
+  const LocalGrant& grant() const { return grant_; }
+
+  /// False once the server has gone, or after Close.
+  bool IsAlive();
+
+  /// A region of at least `bytes` bytes. RESOURCE_EXHAUSTED above the server's limits.
+  absl::StatusOr<std::shared_ptr<SharedRegion>> CreateRegion(int64_t bytes);
+
+  /// Has the server forget a region; it stays mapped here.
+  absl::Status CloseRegion(const std::string& id);
+
+  /// Gives everything back. In a forked child: leaves the parent's lease as it is.
+  void Close();
+
+ private:
+  explicit LocalLease(int socket) : socket_(socket) {}
+
+  /// Sends `request` and reads its reply; `fd` is the file descriptor that came with it, or -1, and
+  /// the caller's. Errors of the socket close it.
+  absl::Status Ask(const v1::LocalRequest& request, v1::LocalReply* reply, int* fd);
+  bool HasEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  LocalGrant grant_;
+  absl::Mutex mutex_;
+  int socket_ ABSL_GUARDED_BY(mutex_);
+};
+
+/// What tells this host, as of its last start, from all others; empty where there is none.
+std::string BootId();
+
+}  // namespace logprobd::client

@@ -1,0 +1,127 @@
+#include "client/cpp/shared_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace logprobd::client {
+namespace {
+
+// Spans begin and end at pages: no two share a cache line, and devices copy whole pages fastest.
+constexpr int64_t kPageBytes = 4096;
+constexpr absl::Duration kAfterRefusal = absl::Seconds(1);
+
+int64_t RoundUp(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+}  // namespace
+
+RegionPool::RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes)
+    : lease_(std::move(lease)),
+      region_bytes_(
+          RoundUp(std::max(kPageBytes, std::min(region_bytes, lease_->grant().region_bytes_max)))) {
+}
+
+absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t bytes) {
+  const int64_t rounded = RoundUp(bytes);
+  absl::MutexLock lock(&mutex_);
+  // The first gap that is large enough: the same memory is used again and again, and stays in
+  // cache.
+  const auto take = [&](Books& books) -> std::shared_ptr<const SharedSpan> {
+    const auto gap = std::find_if(books.gaps.begin(), books.gaps.end(), [&](const Gap& candidate) {
+      return candidate.end - candidate.begin >= rounded;
+    });
+    if (gap == books.gaps.end()) return nullptr;
+    auto* const span = new SharedSpan{.region = books.region, .offset = gap->begin, .bytes = bytes};
+    gap->begin += rounded;
+    if (gap->begin == gap->end) books.gaps.erase(gap);
+    return {span, [pool = shared_from_this()](const SharedSpan* done) {
+              pool->Free(*done);
+              delete done;
+            }};
+  };
+  for (Books& books : regions_) {
+    if (auto span = take(books); span != nullptr) return span;
+  }
+  absl::StatusOr<Books*> grown = Grow(rounded);
+  if (!grown.ok()) return grown.status();
+  return take(**grown);
+}
+
+absl::StatusOr<RegionPool::Books*> RegionPool::Grow(int64_t bytes) {
+  if (absl::Now() < refused_until_) return refusal_;
+  const LocalGrant& grant = lease_->grant();
+  int64_t held = 0;
+  for (const Books& books : regions_) held += static_cast<int64_t>(books.region->bytes().size());
+  int64_t wanted = std::max(bytes, region_bytes_);
+  // What is left of the lease may still do.
+  if (wanted > grant.lease_bytes_max - held) wanted = bytes;
+  if (wanted > grant.region_bytes_max || wanted > grant.lease_bytes_max - held ||
+      static_cast<int64_t>(regions_.size()) >= grant.regions_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(bytes, " bytes more are above the server's limits on shared memory: ",
+                     grant.region_bytes_max, " a region, ", grant.lease_bytes_max, " and ",
+                     grant.regions_max, " regions a client, ", held, " in use"));
+  }
+  absl::StatusOr<std::shared_ptr<SharedRegion>> region = lease_->CreateRegion(wanted);
+  if (!region.ok()) {
+    refusal_ = region.status();
+    refused_until_ = absl::Now() + kAfterRefusal;
+    return refusal_;
+  }
+  const auto size = static_cast<int64_t>((*region)->bytes().size());
+  regions_.push_back({.region = *std::move(region),
+                      .gaps = {{.begin = 0, .end = size}},
+                      .is_kept = wanted <= region_bytes_});
+  return &regions_.back();
+}
+
+void RegionPool::Free(const SharedSpan& span) {
+  std::shared_ptr<SharedRegion> unused;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto books = std::find_if(regions_.begin(), regions_.end(), [&](const Books& candidate) {
+      return candidate.region == span.region;
+    });
+    Gap freed = {.begin = span.offset, .end = span.offset + RoundUp(span.bytes)};
+    auto next = std::find_if(books->gaps.begin(), books->gaps.end(),
+                             [&](const Gap& gap) { return gap.begin > freed.begin; });
+    if (next != books->gaps.end() && next->begin == freed.end) {
+      freed.end = next->end;
+      next = books->gaps.erase(next);
+    }
+    if (next != books->gaps.begin() && (next - 1)->end == freed.begin) {
+      (next - 1)->end = freed.end;
+    } else {
+      books->gaps.insert(next, freed);
+    }
+    const auto size = static_cast<int64_t>(books->region->bytes().size());
+    if (books->is_kept || books->gaps.front().end - books->gaps.front().begin != size) return;
+    unused = std::move(books->region);
+    regions_.erase(books);
+  }
+  // Where that fails the lease has ended, and the region with it.
+  lease_->CloseRegion(unused->id()).IgnoreError();
+}
+
+std::optional<SharedSpan> RegionPool::Find(absl::Span<const std::byte> bytes) {
+  absl::MutexLock lock(&mutex_);
+  for (const Books& books : regions_) {
+    const absl::Span<std::byte> memory = books.region->bytes();
+    if (bytes.data() >= memory.data() &&
+        bytes.data() + bytes.size() <= memory.data() + memory.size()) {
+      return SharedSpan{.region = books.region,
+                        .offset = bytes.data() - memory.data(),
+                        .bytes = static_cast<int64_t>(bytes.size())};
+    }
+  }
+  return std::nullopt;
+}
+
+int64_t RegionPool::num_regions() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(regions_.size());
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,162 @@
+#include "client/cpp/weights_client.h"
+
+#include <grpc/support/time.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "logprobd/v1/weights.grpc.pb.h"
+
+namespace logprobd::client {
+namespace {
+
+WeightsVersion FromProto(const v1::WeightsVersion& version) {
+  return {.version = version.version(),
+          .sha256 = version.sha256(),
+          .source = version.source(),
+          .loaded_unix_seconds = version.loaded_unix_seconds(),
+          .weight_bytes = static_cast<int64_t>(version.weight_bytes())};
+}
+
+HeadWeights FromProto(const v1::HeadWeightsState& state) {
+  HeadWeights head;
+  head.head = state.head();
+  if (state.has_live()) head.live = FromProto(state.live());
+  if (state.has_staged()) head.staged = FromProto(state.staged());
+  if (state.has_previous()) head.previous = FromProto(state.previous());
+  return head;
+}
+
+void SetDeadline(absl::Duration timeout, grpc::ClientContext& context) {
+  if (timeout == absl::InfiniteDuration()) return;
+  context.set_deadline(
+      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                   gpr_time_from_nanos(absl::ToInt64Nanoseconds(timeout), GPR_TIMESPAN)));
+}
+
+}  // namespace
+
+struct WeightsClient::Impl {
+  explicit Impl(Options client_options) : options(std::move(client_options)) {
+    grpc::ChannelArguments args;
+    args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    // A proxy of the environment is meant for the web.
+    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    // A server that vanished in the middle of a load is noticed.
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+    stub = v1::Weights::NewStub(
+        grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args));
+  }
+
+  /// The status of a call, with what to do about it.
+  absl::Status ToStatus(const grpc::Status& status) const {
+    std::string message = status.error_message();
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      message = absl::StrCat("no Weights service at ", options.address,
+                             ": give the address of logprobd --admin");
+    } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      absl::StrAppend(&message, "; check that logprobd runs with --admin ", options.address);
+    }
+    return {static_cast<absl::StatusCode>(status.error_code()), message};
+  }
+
+  /// Makes a call with one answer of the versions of a head.
+  template <typename Method, typename Request>
+  absl::StatusOr<HeadWeights> Change(Method method, const Request& request) {
+    grpc::ClientContext context;
+    SetDeadline(options.timeout, context);
+    v1::WeightsResponse response;
+    const grpc::Status status = ((*stub).*method)(&context, request, &response);
+    if (!status.ok()) return ToStatus(status);
+    return FromProto(response.head());
+  }
+
+  const Options options;
+  std::unique_ptr<v1::Weights::Stub> stub;
+};
+
+absl::StatusOr<std::unique_ptr<WeightsClient>> WeightsClient::Create(const Options& options) {
+  if (options.address.empty()) {
+    return absl::InvalidArgumentError("address is empty, must be host:port or unix:///path");
+  }
+  if (options.timeout <= absl::ZeroDuration() || options.load_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("timeout and load_timeout must be above 0");
+  }
+  return std::unique_ptr<WeightsClient>(new WeightsClient(std::make_unique<Impl>(options)));
+}
+
+WeightsClient::WeightsClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+WeightsClient::~WeightsClient() = default;
+
+absl::StatusOr<WeightsVersion> WeightsClient::Load(
+    const LoadWeightsArgs& args, const std::function<bool(const LoadProgress&)>& progress) {
+  v1::LoadWeightsRequest request;
+  request.set_head(args.head);
+  request.set_path(args.path);
+  request.set_version(args.version);
+  request.set_sha256(args.sha256);
+  request.set_commit(args.commit);
+  request.set_in_place(args.in_place);
+  request.set_allow_nonfinite(args.allow_nonfinite);
+  grpc::ClientContext context;
+  SetDeadline(impl_->options.load_timeout, context);
+  const auto reader = impl_->stub->Load(&context, request);
+  std::optional<WeightsVersion> done;
+  v1::LoadWeightsProgress message;
+  while (reader->Read(&message)) {
+    if (message.has_done()) {
+      done = FromProto(message.done());
+    } else if (progress &&
+               !progress({.phase = message.phase(),
+                          .bytes_done = static_cast<int64_t>(message.bytes_done()),
+                          .bytes_total = static_cast<int64_t>(message.bytes_total())})) {
+      context.TryCancel();
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return impl_->ToStatus(status);
+  if (!done.has_value()) return absl::InternalError("the server ended a load without its version");
+  return *std::move(done);
+}
+
+absl::StatusOr<HeadWeights> WeightsClient::Commit(const std::string& head, uint64_t version) {
+  v1::CommitWeightsRequest request;
+  request.set_head(head);
+  request.set_version(version);
+  return impl_->Change(&v1::Weights::Stub::Commit, request);
+}
+
+absl::StatusOr<HeadWeights> WeightsClient::Rollback(const std::string& head) {
+  v1::RollbackWeightsRequest request;
+  request.set_head(head);
+  return impl_->Change(&v1::Weights::Stub::Rollback, request);
+}
+
+absl::StatusOr<HeadWeights> WeightsClient::Discard(const std::string& head, bool staged,
+                                                   bool previous) {
+  v1::DiscardWeightsRequest request;
+  request.set_head(head);
+  request.set_staged(staged);
+  request.set_previous(previous);
+  return impl_->Change(&v1::Weights::Stub::Discard, request);
+}
+
+absl::StatusOr<std::vector<HeadWeights>> WeightsClient::List(const std::string& head) {
+  v1::ListWeightsRequest request;
+  request.set_head(head);
+  grpc::ClientContext context;
+  SetDeadline(impl_->options.timeout, context);
+  v1::ListWeightsResponse response;
+  const grpc::Status status = impl_->stub->List(&context, request, &response);
+  if (!status.ok()) return impl_->ToStatus(status);
+  std::vector<HeadWeights> heads;
+  for (const v1::HeadWeightsState& state : response.heads()) heads.push_back(FromProto(state));
+  return heads;
+}
+
+}  // namespace logprobd::client

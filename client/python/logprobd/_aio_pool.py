@@ -1,0 +1,175 @@
+"""The servers of an AsyncClient; see _pool.py."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from logprobd import _wire, addresses
+from logprobd._pool import (
+    CHECK_TIMEOUT_SECONDS,
+    FIRST_LOOK_SECONDS,
+    HEALTH_REQUEST,
+    heads_or_reason,
+    health_reason,
+)
+from logprobd.balance import Balance, Server
+from logprobd.errors import Cancelled
+from logprobd.settings import Settings
+
+_inherited: list[Any] = []  # channels of a parent process or of another loop: never closed here
+
+
+class AioPool:
+    """The servers of one client, on one event loop at a time; another one begins anew."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        resolve: Callable[[str, int], Awaitable[tuple[str, ...]]] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._resolve = resolve or _resolve
+        self._closed = False
+        self._owner: tuple[int, Any] = (0, None)
+        self._turn = itertools.count()
+        self._start()
+
+    def _start(self) -> None:
+        self.book = addresses.AddressBook(self._settings.addresses)
+        self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
+        self._channels: dict[Server, list[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def own(self) -> None:
+        """To be called before anything else: connections belong to a process and an event loop.
+        Cancelled after close()."""
+        if self._closed:
+            raise Cancelled("the client is closed: make another one")
+        owner = (os.getpid(), asyncio.get_running_loop())
+        if self._owner != owner:
+            _inherited.extend(self._channels.values())
+            self._owner = owner
+            self._start()
+
+    def channel(self, server: Server) -> Any:
+        """The next connection to this server in turn. Cancelled after close()."""
+        if self._closed:
+            raise Cancelled("the client is closed: make another one")
+        if server not in self._channels:
+            self._channels[server] = [
+                grpc.aio.insecure_channel(
+                    server.address, options=self._settings.channel_options(server.address, index)
+                )
+                for index in range(self._settings.channels)
+            ]
+        channels = self._channels[server]
+        return channels[next(self._turn) % len(channels)]
+
+    def method(self, server: Server, name: str) -> Any:
+        # Bytes pass through when no serializer is given.
+        return self.channel(server).unary_unary(name)
+
+    def refresh(self) -> None:
+        """Begins the checks and look-ups that are due, and returns."""
+        if self.balance.solo:
+            return
+        if self.book.take_due(time.monotonic(), self.balance.left_at):
+            self._spawn(self._look_up())
+        self._check(self.balance.due_checks())
+
+    async def gather(self, deadline: float, *, every: bool = False) -> None:
+        """As Pool.gather."""
+        if self.balance.solo:
+            return
+        begin = time.monotonic()
+        if self.book.take_due(begin, self.balance.left_at):
+            await self._look_up()
+        self._check(self.balance.due_checks(every=every, idle=not self.balance.usable()))
+        while self.balance.num_checked and self._tasks:
+            is_ready = bool(self.balance.usable())
+            end = min(deadline, begin + FIRST_LOOK_SECONDS) if is_ready else deadline
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.wait(self._tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if not self.balance.heads():
+            raise self.balance.gone(*self.book.errors)
+
+    async def close(self) -> None:
+        """Cancels what is in flight. Idempotent."""
+        channels, self._channels, self._closed = self._channels, {}, True
+        tasks, self._tasks = self._tasks, set()
+        if self._owner[0] != os.getpid():
+            _inherited.extend(channels.values())
+            return
+        for task in tasks:
+            task.cancel()
+        await _close(itertools.chain.from_iterable(channels.values()))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look_up(self) -> None:
+        found: dict[str, tuple[str, ...] | OSError] = {}
+        for address, (name, port) in self.book.names.items():
+            try:
+                found[address] = await self._resolve(name, port)
+            except OSError as error:
+                found[address] = error
+        self.balance.set_addresses(self.book.update(found))
+        # What is still in flight at a server that went may end first.
+        stay = set(self.balance.all())
+        idle = [s for s in self._channels if s not in stay and not s.requests]
+        await _close([channel for server in idle for channel in self._channels.pop(server)])
+
+    def _check(self, servers: Iterable[Server]) -> None:
+        for server in servers:
+            self._spawn(self._check_one(server))
+
+    async def _check_one(self, server: Server) -> None:
+        began = time.monotonic()
+        heads, reason = None, "the check was given up"
+        try:
+            answers = await asyncio.gather(
+                *(
+                    self._ask(server, _wire.HEALTH_CHECK, HEALTH_REQUEST)
+                    for _ in range(self._settings.channels)
+                )
+            )
+            reason = next(filter(None, itertools.starmap(health_reason, answers)), "")
+            if not reason:
+                heads, reason = heads_or_reason(*await self._ask(server, _wire.LIST_HEADS, b""))
+        except (Cancelled, grpc.aio.UsageError) as error:  # the client is being closed
+            reason = str(error)
+        finally:
+            self.balance.checked(server, heads, reason, began)
+
+    async def _ask(
+        self, server: Server, method: str, request: bytes
+    ) -> tuple[grpc.StatusCode, str | None, bytes]:
+        try:
+            data = await self.method(server, method)(
+                request, timeout=CHECK_TIMEOUT_SECONDS, metadata=self._settings.metadata
+            )
+        except grpc.RpcError as error:
+            return error.code(), error.details(), b""
+        return grpc.StatusCode.OK, None, data
+
+
+async def _close(channels: Iterable[Any]) -> None:
+    for channel in channels:
+        await channel.close()
+
+
+async def _resolve(name: str, port: int) -> tuple[str, ...]:
+    return await asyncio.get_running_loop().run_in_executor(None, addresses.resolve, name, port)

@@ -1,0 +1,131 @@
+"""Handles of a torch CUDA tensor's memory, for a server on the same host.
+
+libcuda is the one that torch has loaded, so nothing has to be found in torch's wheels. All calls of
+torch and CUDA are behind `Driver`: tests bring their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+HANDLE_BYTES = 64
+UUID_BYTES = 16
+
+
+class NotShareable(Exception):
+    """Why another process cannot open this memory."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Where a tensor's bytes lie."""
+
+    device_uuid: bytes
+    handle: bytes
+    """cudaIpcMemHandle_t of the whole allocation."""
+    offset: int
+    """Of the tensor's first byte in the allocation."""
+
+
+class Driver(Protocol):
+    """What is asked of CUDA. Any thread may call."""
+
+    def wait(self, tensor: Any) -> None:
+        """Returns when all that was enqueued on the current stream of its device is done."""
+
+    def share(self, tensor: Any) -> DeviceMemory:
+        """Raises NotShareable."""
+
+    def pin(self, address: int, size: int) -> bool:
+        """Page-locks host memory, so that copies from devices are fast. False where it cannot."""
+
+    def unpin(self, address: int) -> None:
+        """Undoes pin."""
+
+
+class CudaDriver:
+    """Driver over libcuda. Raises NotShareable where there is none (ROCm, for instance)."""
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise NotShareable(f"libcuda.so.1 cannot be loaded: {error}") from error
+        self._contexts: dict[int, ctypes.c_void_p] = {}  # primary ones, retained for good
+        self._uuids: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, tensor: Any) -> None:
+        torch = sys.modules["torch"]
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(tensor.device))
+        event.synchronize()
+
+    def share(self, tensor: Any) -> DeviceMemory:
+        device = int(tensor.device.index)
+        address = int(tensor.data_ptr())
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        handle = (ctypes.c_ubyte * HANDLE_BYTES)()
+        with self._lock:
+            uuid, context = self._uuid(device), self._context(device)
+        self._check("cuCtxPushCurrent_v2", context)
+        try:
+            self._check(
+                "cuMemGetAddressRange_v2",
+                ctypes.byref(base),
+                ctypes.byref(size),
+                ctypes.c_uint64(address),
+            )
+            # Memory of expandable segments and of cudaMallocAsync has no such handle.
+            self._check("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        finally:
+            self._cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return DeviceMemory(uuid, bytes(handle), address - base.value)
+
+    def pin(self, address: int, size: int) -> bool:
+        portable = 1  # for all devices
+        return int(_cudart().cudaHostRegister(address, size, portable)) == 0
+
+    def unpin(self, address: int) -> None:
+        _cudart().cudaHostUnregister(address)
+
+    def _uuid(self, device: int) -> bytes:
+        if device not in self._uuids:
+            uuid = (ctypes.c_ubyte * UUID_BYTES)()
+            self._check("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._ordinal(device))
+            self._uuids[device] = bytes(uuid)
+        return self._uuids[device]
+
+    def _context(self, device: int) -> ctypes.c_void_p:
+        if device not in self._contexts:
+            context = ctypes.c_void_p()
+            self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._ordinal(device))
+            self._contexts[device] = context
+        return self._contexts[device]
+
+    def _ordinal(self, device: int) -> ctypes.c_int:
+        ordinal = ctypes.c_int()
+        self._check("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+        return ordinal
+
+    def _check(self, name: str, *arguments: Any) -> None:
+        try:
+            status = getattr(self._cuda, name)(*arguments)
+        except AttributeError:
+            raise NotShareable(f"libcuda has no {name}") from None
+        if status != 0:
+            raise NotShareable(f"{name}: {self._error_name(status)}")
+
+    def _error_name(self, status: int) -> str:
+        name = ctypes.c_char_p()
+        if self._cuda.cuGetErrorName(ctypes.c_int(status), ctypes.byref(name)) != 0 or not name:
+            return f"error {status}"
+        return (name.value or b"").decode()
+
+
+def _cudart() -> Any:
+    return sys.modules["torch"].cuda.cudart()

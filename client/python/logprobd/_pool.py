@@ -1,0 +1,226 @@
+"""The servers of a Client: their connections, checks of their health, records of their names.
+
+Checks and look-ups are begun by calls, when they are due; nothing runs while nobody calls.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from logprobd import _wire, addresses
+from logprobd._channels import Channels, identity
+from logprobd.balance import Balance, Server
+from logprobd.errors import Cancelled, LogprobdError, ServerBug
+from logprobd.facts import HeadInfo, heads_from_wire
+from logprobd.settings import Settings
+
+CHECK_TIMEOUT_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 1.0
+"""Once one server is ready, how long others may still take to show that they are."""
+
+HEALTH_REQUEST = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
+HEALTH_STATUS = {1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+
+
+class Pool:
+    """The servers of one client. Any thread may use it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        resolve: Callable[[str, int], tuple[str, ...]] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._resolve = resolve or addresses.resolve
+        self._closed = False
+        self._start()
+        _live.add(self)
+
+    def _start(self) -> None:
+        self.book = addresses.AddressBook(self._settings.addresses)
+        self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
+        self._channels: dict[Server, Channels] = {}
+        self._changed = threading.Condition()
+
+    def method(self, server: Server, name: str) -> Any:
+        """A unary method of this server, on its next connection. Cancelled after close()."""
+        return self.channel(server).unary_unary(
+            name, request_serializer=identity, response_deserializer=identity
+        )
+
+    def channel(self, server: Server) -> Any:
+        with self._changed:
+            if self._closed:
+                raise Cancelled("the client is closed: make another one")
+            channels = self._channels.get(server)
+            if channels is None:
+                channels = self._channels[server] = Channels(self._settings, server.address)
+        return channels.next()
+
+    def refresh(self) -> None:
+        """Begins the checks and look-ups that are due, and returns."""
+        if self.balance.solo:
+            return
+        now = time.monotonic()
+        if self.book.take_due(now, self.balance.left_at):
+            threading.Thread(target=self._look_up, name="logprobd-dns", daemon=True).start()
+        self._check(self.balance.due_checks())
+
+    def gather(self, deadline: float, *, every: bool = False) -> None:
+        """Waits until a server is ready, and a little for the others; with `every`, all are asked
+        for their heads again. Raises Unavailable when none is ready, HeadMismatch, Cancelled."""
+        if self.balance.solo:
+            return
+        if self._closed:
+            raise Cancelled("the client is closed: make another one")
+        begin = time.monotonic()
+        if self.book.take_due(begin, self.balance.left_at):
+            self._look_up()
+        self._check(self.balance.due_checks(every=every, idle=not self.balance.usable()))
+        with self._changed:
+            while self.balance.num_checked:
+                is_ready = bool(self.balance.usable())
+                end = min(deadline, begin + FIRST_LOOK_SECONDS) if is_ready else deadline
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+        if not self.balance.heads():
+            raise self.balance.gone(*self.book.errors)
+
+    def close(self) -> None:
+        """Cancels what is in flight. Idempotent."""
+        with self._changed:
+            self._closed = True
+            channels = list(self._channels.values())
+        for each in channels:
+            each.close()
+
+    def forget_after_fork(self) -> None:
+        """In a child: leaves the parent's connections alone, and knows nothing of the servers."""
+        for channels in self._channels.values():
+            channels.forget_after_fork()
+        self._start()
+
+    def _look_up(self) -> None:
+        found: dict[str, tuple[str, ...] | OSError] = {}
+        for address, (name, port) in self.book.names.items():
+            try:
+                found[address] = self._resolve(name, port)
+            except OSError as error:
+                found[address] = error
+        with self._changed:
+            self.balance.set_addresses(self.book.update(found))
+            # What is still in flight at a server that went may end first.
+            stay = set(self.balance.all())
+            idle = [s for s in self._channels if s not in stay and not s.requests]
+            closed = [self._channels.pop(server) for server in idle]
+        for channels in closed:
+            channels.close()
+
+    def _check(self, servers: Sequence[Server]) -> None:
+        for server in servers:
+            _Check(self, server, self._settings).begin()
+
+    def checked(
+        self, server: Server, heads: Sequence[HeadInfo] | None, reason: str, began: float
+    ) -> None:
+        with self._changed:
+            self.balance.checked(server, heads, reason, began)
+            self._changed.notify_all()
+
+
+class _Check:
+    """Asks a server for its health, over every connection, and then for its heads."""
+
+    def __init__(self, pool: Pool, server: Server, settings: Settings) -> None:
+        self._pool = pool
+        self._server = server
+        self._settings = settings
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._left = settings.channels
+        self._reason = ""
+
+    def begin(self) -> None:
+        try:
+            calls = [self._send(_wire.HEALTH_CHECK, HEALTH_REQUEST) for _ in range(self._left)]
+        except (ValueError, LogprobdError) as error:  # the client is being closed
+            self._end(None, str(error))
+            return
+        for call in calls:
+            call.add_done_callback(self._health_came)
+
+    def _send(self, method: str, request: bytes) -> Any:
+        return self._pool.method(self._server, method).future(
+            request, timeout=CHECK_TIMEOUT_SECONDS, metadata=self._settings.metadata
+        )
+
+    def _health_came(self, call: Any) -> None:
+        ok = call.code() is grpc.StatusCode.OK
+        reason = health_reason(call.code(), call.details(), call.result() if ok else b"")
+        with self._lock:
+            self._reason = self._reason or reason
+            self._left -= 1
+            if self._left:
+                return
+        if self._reason:
+            self._end(None, self._reason)
+            return
+        try:
+            self._send(_wire.LIST_HEADS, b"").add_done_callback(self._heads_came)
+        except (ValueError, LogprobdError) as error:
+            self._end(None, str(error))
+
+    def _heads_came(self, call: Any) -> None:
+        ok = call.code() is grpc.StatusCode.OK
+        self._end(*heads_or_reason(call.code(), call.details(), call.result() if ok else b""))
+
+    def _end(self, heads: Sequence[HeadInfo] | None, reason: str = "") -> None:
+        self._pool.checked(self._server, heads, reason, self._began)
+
+
+def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> str:
+    """Why a server should not be used, by its answer to Health.Check; "" where it should."""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ""  # it answers, and has no health service
+    if code is not grpc.StatusCode.OK:
+        return f"{code.name}: {details}"
+    try:
+        status = _wire.decode(_wire.HealthResponse, data).status
+    except _wire.DecodeError as error:
+        return f"its health cannot be read: {error}"
+    if status == _wire.SERVING:
+        return ""
+    return f"health says {HEALTH_STATUS.get(status, status)}: starting or stopping"
+
+
+def heads_or_reason(
+    code: grpc.StatusCode, details: str | None, data: bytes
+) -> tuple[list[HeadInfo] | None, str]:
+    """The heads of an answer to ListHeads, or why there are none."""
+    if code is not grpc.StatusCode.OK:
+        return None, f"{code.name}: {details}"
+    try:
+        heads = heads_from_wire(_wire.decode(_wire.ListHeadsResponse, data))
+    except (_wire.DecodeError, ServerBug) as error:
+        return None, f"its heads cannot be read: {error}"
+    return (heads, "") if heads else (None, "it holds no head")
+
+
+_live: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for pool in list(_live):
+        pool.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)

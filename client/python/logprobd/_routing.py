@@ -1,0 +1,224 @@
+"""How the requests of one call, or of one stream, go over the servers. No input or output."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from logprobd import _wire
+from logprobd._carrier import Carrier, Parcel, Way
+from logprobd.balance import Balance, Server
+from logprobd.errors import LogprobdError, Overloaded, Unavailable, WeightsVersionMismatch
+from logprobd.plan import Chunk, ScorePlan
+from logprobd.retry import RetryPolicy, Window
+from logprobd.settings import Settings
+from logprobd.versions import CallVersions
+
+LOOK_AGAIN_SECONDS = 0.25
+"""A call that could use more servers than are ready looks for them this often."""
+
+
+class Routing:
+    """The windows of requests in flight, one for each server, and what failures mean."""
+
+    def __init__(self, balance: Balance, retry: RetryPolicy, most: int) -> None:
+        self.balance = balance
+        self._retry = retry
+        self._most = most
+        self._windows: dict[Server, Window] = {}
+        self._inflight: dict[Server, int] = {}
+
+    @property
+    def room(self) -> int:
+        """Requests that all ready servers together would take."""
+        return sum(self._window(server).size for server in self.balance.usable()) or self._most
+
+    def limit(self, most: int) -> None:
+        """Sets the largest window of every server."""
+        self._most = most
+        for window in self._windows.values():
+            window.limit(most)
+
+    def take(self, num_bytes: int, versions: CallVersions, now: float) -> Server | None:
+        """The server for a request, which is then in flight until `give`; None: no room, or nobody
+        is ready."""
+        server = self.balance.take(num_bytes, versions.choose, self._has_room)
+        if server is not None:
+            self._inflight[server] = self._inflight.get(server, 0) + 1
+            versions.asked(server, now)
+        return server
+
+    def give(self, server: Server, num_bytes: int) -> None:
+        self._inflight[server] -= 1
+        self.balance.give(server, num_bytes)
+
+    def succeeded(self, server: Server) -> None:
+        self._window(server).succeeded()
+
+    def retry_in(
+        self, server: Server, error: LogprobdError, attempts: int, versions: CallVersions
+    ) -> float | None:
+        """Takes note of a request that failed at `server` for the `attempts`th time. Seconds until
+        it should be sent again, 0 where another server is ready; None: not at all.
+
+        Raises WeightsVersionMismatch when the last server said that it lacks the pinned version.
+        """
+        if isinstance(error, WeightsVersionMismatch) and not self.balance.solo:
+            if versions.lacks(server):
+                return 0.0
+            raise versions.mismatch()
+        if isinstance(error, Unavailable):
+            self.balance.leave(server, error.details or str(error))
+        elif isinstance(error, Overloaded):
+            self._window(server).refused()
+            self.balance.busy(server, error.retry_after)
+        delay = self._retry.delay(error, attempts)
+        if delay is not None and self.balance.has_other(server, versions.choose):
+            return 0.0
+        return delay
+
+    def _window(self, server: Server) -> Window:
+        return self._windows.setdefault(server, Window(self._most))
+
+    def _has_room(self, server: Server) -> bool:
+        return self._inflight.get(server, 0) < self._window(server).size
+
+
+@dataclass(eq=False)
+class CallJob:
+    """A chunk to be answered."""
+
+    chunk: Chunk
+    attempts: int = 0
+    server: Server | None = None
+    """Where it is, while it is in flight."""
+    epoch: int = 0
+    parcel: Parcel | None = None
+    """The request of the latest attempt."""
+
+    @property
+    def request(self) -> bytes:
+        assert self.parcel is not None
+        return self.parcel.request
+
+    @property
+    def way(self) -> Way:
+        """How its rows travelled."""
+        assert self.parcel is not None
+        return self.parcel.way
+
+
+class CallBook:
+    """The chunks of one call: waiting, in flight and to be sent again."""
+
+    def __init__(
+        self,
+        plan: ScorePlan,
+        chunks: Iterable[Chunk],
+        *,
+        settings: Settings,
+        versions: CallVersions,
+        balance: Balance,
+        carrier: Carrier,
+        deadline: float,
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._versions = versions
+        self._routing = Routing(balance, settings.retry, settings.max_inflight)
+        self._carrier = carrier
+        self._deadline = deadline
+        self._waiting = deque(CallJob(chunk) for chunk in chunks)
+        self._again: list[tuple[float, int, CallJob]] = []  # a heap, by the time to send again
+        self._order = itertools.count()
+        self._num_inflight = 0
+
+    @property
+    def is_done(self) -> bool:
+        return not (self._waiting or self._again or self._num_inflight)
+
+    def next(self, now: float) -> CallJob | None:
+        """The next chunk to send, to its `server`; None while there is no room or nothing is due.
+
+        Raises HeadMismatch, WeightsVersionMismatch; Unavailable, InvalidArgument where its rows
+        cannot travel as the settings demand.
+        """
+        while self._again and self._again[0][0] <= now:
+            self._waiting.appendleft(heapq.heappop(self._again)[2])
+        if not self._waiting:
+            return None
+        job = self._waiting[0]
+        server = self._routing.take(self._plan.bytes_of(job.chunk), self._versions, now)
+        if server is None and not self._num_inflight and self._versions.stuck():
+            server = self._routing.take(self._plan.bytes_of(job.chunk), self._versions, now)
+        if server is None:
+            return None
+        self._waiting.popleft()
+        job.server, job.epoch = server, self._versions.epoch
+        job.attempts += 1
+        self._num_inflight += 1
+        try:
+            job.parcel = self._carrier.pack(self._plan, job.chunk)
+        except BaseException:
+            self._end(job)
+            raise
+        return job
+
+    @property
+    def is_stranded(self) -> bool:
+        """After `next` gave None: a chunk waits and nothing is in flight, so nobody is ready."""
+        return bool(self._waiting) and not self._num_inflight
+
+    def keeps(self, job: CallJob, response: _wire.ScoreResponse) -> bool:
+        """Takes note of an answer. False: another version's, its chunk will be sent elsewhere."""
+        server = self._end(job)
+        self._routing.succeeded(server)
+        if self._versions.keeps(server, response.weights_version, job.epoch):
+            return True
+        self._waiting.appendleft(job)
+        return False
+
+    def failed(self, job: CallJob, error: LogprobdError) -> None:
+        """The request failed: it will be sent again, or its error is raised."""
+        server = self._end(job)
+        if job.parcel is not None and self._carrier.refused(job.parcel, error):
+            self._waiting.appendleft(job)
+            return
+        delay = self._routing.retry_in(server, error, job.attempts, self._versions)
+        self._send_again(job, error, delay)
+
+    def nobody_is_ready(self, error: LogprobdError) -> None:
+        """No server was ready for the chunk that is next: an attempt of it has failed."""
+        job = self._waiting.popleft()
+        job.attempts += 1
+        self._send_again(job, error, self._settings.retry.delay(error, job.attempts))
+
+    def cancelled(self, job: CallJob) -> None:
+        """The caller gave up: the request is no work of the server any more."""
+        self._end(job)
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until something may be sent, or None: not before an answer comes."""
+        due = self._again[0][0] - now if self._again else None
+        if self._waiting and not self._routing.balance.solo:
+            return LOOK_AGAIN_SECONDS if due is None else max(0.0, min(due, LOOK_AGAIN_SECONDS))
+        return None if due is None else max(0.0, due)
+
+    def _end(self, job: CallJob) -> Server:
+        assert job.server is not None
+        server, job.server = job.server, None
+        self._num_inflight -= 1
+        if job.parcel is not None:
+            job.parcel.release()
+        self._routing.give(server, self._plan.bytes_of(job.chunk))
+        return server
+
+    def _send_again(self, job: CallJob, error: LogprobdError, delay: float | None) -> None:
+        now = time.monotonic()
+        if delay is None or now + delay >= self._deadline:
+            raise self._plan.locate(error, job.chunk)
+        heapq.heappush(self._again, (now + delay, next(self._order), job))

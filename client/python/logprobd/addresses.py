@@ -1,0 +1,136 @@
+"""Addresses of servers: what a caller may write, and the records behind a DNS name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from logprobd.errors import InvalidArgument
+
+DEFAULT_PORT = 8470
+
+RESOLVE_SECONDS = 30.0
+"""DNS names are looked up again this often."""
+RESOLVE_PAUSE_SECONDS = 1.0
+"""After a failure they are looked up sooner, but not more often than this."""
+
+_DNS = "dns:///"
+_PASSED_ON = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
+
+
+def parse_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The servers named: a comma-separated list, or a sequence of single addresses.
+
+    Each is "host", "host:port", "[ipv6]:port", "unix:///path" or "dns:///name:port"; the port is
+    8470 where none is given. An address that comes twice counts once. InvalidArgument names the bad
+    one.
+    """
+    parts = given.split(",") if isinstance(given, str) else list(given)
+    addresses = dict.fromkeys(_normalise(part) for part in parts)
+    if not addresses:
+        raise _refuse("", 'name a server, as "host:port"')
+    return tuple(addresses)
+
+
+def dns_name(address: str) -> tuple[str, int] | None:
+    """Name and port of "dns:///name:port"; None for any other address."""
+    if not address.startswith(_DNS):
+        return None
+    host, _, port = address[len(_DNS) :].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
+def is_loopback(address: str) -> bool:
+    host = address.rsplit(":", 1)[0].strip("[]")
+    return is_unix(address) or host in ("localhost", "::1") or host.startswith("127.")
+
+
+def record_addresses(records: Iterable[Any], port: int) -> tuple[str, ...]:
+    """ "ip:port" of what getaddrinfo gave, IPv6 in brackets, in a fixed order."""
+    hosts = {record[4][0] for record in records}
+    return tuple(sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts))
+
+
+def resolve(name: str, port: int) -> tuple[str, ...]:
+    """Addresses of all A and AAAA records. OSError where the name has none. Blocks."""
+    return record_addresses(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), port)
+
+
+class AddressBook:
+    """The addresses of a client with the records of its DNS names, and when to look them up.
+
+    It looks nothing up itself.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._records: dict[str, tuple[str, ...]] = {}
+        self._asked_at = float("-inf")
+        self.names = {a: name for a in addresses if (name := dns_name(a)) is not None}
+        """The DNS names to look up, by address."""
+        self.errors: list[str] = []
+        """What the last look-up failed with."""
+
+    @property
+    def is_plain(self) -> bool:
+        """There is one server for good, and no name to look up."""
+        return len(self._addresses) == 1 and not self.names
+
+    def take_due(self, now: float, failed_at: float) -> bool:
+        """Whether to look up now; `failed_at` is when a server failed last."""
+        if not self.names:
+            return False
+        age = now - self._asked_at
+        pause = RESOLVE_PAUSE_SECONDS if failed_at > self._asked_at else RESOLVE_SECONDS
+        if age < pause and (self._records or age < RESOLVE_PAUSE_SECONDS):
+            return False
+        self._asked_at = now
+        return True
+
+    def update(self, found: Mapping[str, tuple[str, ...] | OSError]) -> tuple[str, ...]:
+        """All servers after a look-up of `names`. A name that failed keeps its last records."""
+        self.errors = [f"{a}: {e}" for a, e in found.items() if isinstance(e, OSError)]
+        self._records |= {a: r for a, r in found.items() if not isinstance(r, OSError)}
+        return self.servers()
+
+    def servers(self) -> tuple[str, ...]:
+        """The servers known now."""
+        lists = (self._records.get(a, ()) if a in self.names else (a,) for a in self._addresses)
+        return tuple(dict.fromkeys(address for addresses in lists for address in addresses))
+
+
+def _normalise(given: object) -> str:
+    if not isinstance(given, str):
+        raise _refuse(given, "pass a str, or a list of them")
+    address = given.strip()
+    if not address:
+        raise _refuse(address, 'an address is missing: use "host:port,host:port"')
+    if address.startswith(_DNS):
+        return _DNS + _with_port(address[len(_DNS) :], address)
+    if address.startswith(_PASSED_ON):
+        return address
+    return _with_port(address, address)
+
+
+def _with_port(host: str, address: str) -> str:
+    if not host or "/" in host:
+        raise _refuse(address, "use host:port, unix:///path for a socket, or dns:///name:port")
+    if host.startswith("["):
+        return host if "]:" in host else f"{host}:{DEFAULT_PORT}"
+    if host.count(":") > 1:
+        raise _refuse(address, "put an IPv6 address in brackets, as [::1]:8470")
+    if ":" not in host:
+        return f"{host}:{DEFAULT_PORT}"
+    if not host.rpartition(":")[2].isdigit():
+        raise _refuse(address, "the port is not a number: use host:port")
+    return host
+
+
+def _refuse(address: object, advice: str) -> InvalidArgument:
+    shown = f'"{address}"' if isinstance(address, str) else repr(address)
+    return InvalidArgument(f"address is {shown}: {advice}", field="address")

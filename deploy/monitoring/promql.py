@@ -1,0 +1,59 @@
+"""The PromQL that the panels are made of. Names of metrics and labels are those of server/metrics/README.md."""
+
+from panel import Query
+
+OURS = 'job=~"$job", instance=~"$instance"'
+HEAD = f'{OURS}, head=~"$head"'
+# A served row comes by one of these; the other calls are small and would hide it.
+SCORING = f'{HEAD}, method=~"Score|ScoreStream"'
+# What the server owes its clients. Refusals (RESOURCE_EXHAUSTED) are told to come back and have a panel of their own;
+# the other codes are the clients' doing.
+FAULTS = "UNKNOWN|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
+FAULTY = HEAD + f', code=~"{FAULTS}"'
+LATENCY = "logprobd_request_duration_seconds"
+STAGES = "logprobd_stage_duration_seconds"
+GPU = "instance, gpu"
+GPU_NAME = "{{instance}} GPU {{gpu}}"
+GPU_MEMORY = "logprobd_gpu_memory_bytes"
+
+
+def rate(metric: str, labels: str, by: str = "") -> str:
+    """Sum of a counter's rates, over everything or by some labels."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def quantile(q: float, histogram: str, labels: str, by: str = "") -> str:
+    """Quantile of a histogram; series without traffic, which would be NaN, are left out."""
+    grouping = f"le, {by}" if by else "le"
+    return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels, grouping)}) >= 0"
+
+
+def mean(histogram: str, labels: str, by: str = "") -> str:
+    total, count = (rate(f"{histogram}_{part}", labels, by) for part in ("sum", "count"))
+    return f"{total} / {count} >= 0"
+
+
+def heatmap(histogram: str, labels: str) -> tuple[Query, ...]:
+    buckets = f"sum by (le) (increase({histogram}_bucket{{{labels}}}[$__rate_interval]))"
+    return (Query(buckets, "{{le}}"),)
+
+
+def gauge(metric: str, labels: str, by: str = "") -> str:
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} ({metric}{{{labels}}})"
+
+
+def fault_share(by: str = "") -> str:
+    """Share of calls that ended with a code for which the server answers."""
+    calls = "logprobd_requests_total"
+    return f"{rate(calls, FAULTY, by)} / {rate(calls, HEAD, by)} >= 0"
+
+
+def one(expr: str, legend: str = "") -> tuple[Query, ...]:
+    return (Query(expr, legend),)
+
+
+FREE_SHARE = gauge(GPU_MEMORY, OURS + ', kind="free"', GPU) + " / " + gauge(GPU_MEMORY, OURS, GPU)
+TFLOPS = f"{rate('logprobd_flops_total', OURS, GPU)} / 1e12"
+BUSY = rate("logprobd_gpu_busy_seconds_total", OURS, GPU)

@@ -1,0 +1,236 @@
+#include "server/app/hosted_head.h"
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/app/stoppable_weights.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+
+namespace logprobd {
+namespace {
+
+/// The batch thread's; see Batcher::Options::look_for.
+constexpr absl::Duration kLookForRequest = absl::Microseconds(200);
+
+/// "gpu2, gpu3"; empty where the layout is not known.
+std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
+  std::vector<std::string> devices;
+  for (const ShardPlace& place : layout) {
+    if (place.replica == replica) {
+      devices.push_back(place.device);
+    }
+  }
+  return absl::StrJoin(devices, ", ");
+}
+
+}  // namespace
+
+HostedHead::HostedHead(ServerOptions options, ServingPlan plan,
+                       std::unique_ptr<HeadWeights> weights,
+                       std::shared_ptr<const AllowedRoots> roots, Turns turns,
+                       const ServerParts& parts, Metrics& metrics)
+    : options_(std::move(options)),
+      turns_(turns),
+      parts_(parts),
+      metrics_(metrics),
+      weights_(std::move(weights)),
+      roots_(std::move(roots)),
+      plan_(std::move(plan)) {}
+
+absl::Status HostedHead::Load(const std::atomic<bool>& stop,
+                              const std::function<void(int64_t, int64_t)>& progress,
+                              std::function<void()> on_change) {
+  const ServingPlan plan = this->plan();
+  for (const std::string& warning : plan.warnings) {
+    LogWarning(warning, {{"head", name()}});
+  }
+  LogInfo("loading", {{"head", name()},
+                      {"model", DescribeHead(plan.head)},
+                      {"engine", plan.head.engine},
+                      {"reason", plan.head.engine_reason}});
+  const absl::Time start = parts_.clock->Now();
+  const StoppableWeights weights(*weights_, stop);
+  EngineOptions engine_options = EngineOptionsOf(options_);
+  engine_options.metrics = &metrics_;
+  engine_options.batch_time_max = BatchTimeMaxOf(options_, plan.engine.device);
+  engine_options.progress = progress;
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<ScoringEngine>> engines,
+                            parts_.create_engines(weights, plan.engine, engine_options));
+  LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<LocalHead> head,
+                            LocalHead::Create(plan.head, std::move(weights_), std::move(engines),
+                                              BatcherOptions(options_), *parts_.clock, metrics_));
+  const absl::Duration load_time = parts_.clock->Now() - start;
+  metrics_.RecordWeightsLoad(name(), absl::ToDoubleSeconds(load_time));
+  if (stop) {
+    return absl::CancelledError("stopped while loading the weights");
+  }
+  metrics_.SetHead(plan.head);
+  engine_options.progress = nullptr;
+  std::shared_ptr<HeadVersions> versions =
+      MakeVersions(*head, engine_options, std::move(on_change));
+  const absl::MutexLock lock(&mutex_);
+  plan_.memory = head->memory();
+  head_ = std::move(head);
+  versions_ = std::move(versions);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<HeadVersions> HostedHead::MakeVersions(LocalHead& head,
+                                                       const EngineOptions& engine_options,
+                                                       std::function<void()> on_change) {
+  HeadVersions::Options options;
+  options.model = ModelOptionsOf(options_);
+  options.model.roots = roots_;
+  options.engine = engine_options;
+  options.batcher = BatcherOptions(options_);
+  options.plan = plan().engine;
+  options.source = options_.model;
+  options.on_change = [this, on_change = std::move(on_change)] {
+    UpdatePlan();
+    on_change();
+  };
+  const auto available_bytes = [this]() -> absl::StatusOr<int64_t> {
+    const HostMemorySize host = parts_.host_memory();
+    if (host.available_bytes == 0) {
+      return absl::UnavailableError("the system does not say how much host memory is free");
+    }
+    return host.available_bytes;
+  };
+  return std::make_shared<HeadVersions>(head, std::move(options),
+                                        HeadVersions::Parts{.open_model = parts_.open_model,
+                                                            .plan_engine = parts_.plan_engine,
+                                                            .create_engines = parts_.create_engines,
+                                                            .available_host_bytes = available_bytes,
+                                                            .clock = parts_.clock},
+                                        metrics_);
+}
+
+/// What is live and what is really reserved, in place of the plan's figures.
+void HostedHead::UpdatePlan() {
+  const std::shared_ptr<LocalHead> head = this->head();
+  const std::shared_ptr<const HeadInfo> info = head->info();
+  MemoryPlan memory = head->memory();
+  for (const MemoryUse& use : versions()->memory()) {
+    AddMemory(memory, use);
+  }
+  const absl::MutexLock lock(&mutex_);
+  plan_.head = *info;
+  plan_.engine.engine = info->engine;
+  plan_.engine.reason = info->engine_reason;
+  plan_.memory = std::move(memory);
+}
+
+Batcher::Options HostedHead::BatcherOptions(const ServerOptions& options) const {
+  Batcher::Options result = BatcherOptionsOf(options);
+  result.turns = turns_.turns;
+  result.turns_head = turns_.head;
+  if (plan().engine.device == Device::kCuda) {  // else the cores are the engine's
+    result.look_for = kLookForRequest;
+  }
+  return result;
+}
+
+std::shared_ptr<LocalHead> HostedHead::head() const {
+  const absl::MutexLock lock(&mutex_);
+  return head_;
+}
+
+std::shared_ptr<HeadVersions> HostedHead::versions() const {
+  const absl::MutexLock lock(&mutex_);
+  return versions_;
+}
+
+ServingPlan HostedHead::plan() const {
+  const absl::MutexLock lock(&mutex_);
+  return plan_;
+}
+
+bool HostedHead::is_ready() const {
+  const std::shared_ptr<LocalHead> head = this->head();
+  return head != nullptr && head->healthy() && head->failure().empty();
+}
+
+bool HostedHead::has_lost_replica() const {
+  const std::shared_ptr<LocalHead> head = this->head();
+  return head != nullptr && head->num_healthy() < head->num_replicas();
+}
+
+std::string HostedHead::FailureText() const {
+  const std::shared_ptr<LocalHead> head = this->head();
+  const int num_replicas = head == nullptr ? 0 : head->num_replicas();
+  const int num_lost = head == nullptr ? 0 : num_replicas - head->num_healthy();
+  if (num_lost == 0) {
+    return head == nullptr ? "" : head->failure();
+  }
+  return num_replicas == 1 ? "the engine has failed"
+                           : absl::StrCat(num_lost, " of ", num_replicas, " replicas ",
+                                          num_lost == 1 ? "has" : "have", " failed");
+}
+
+HeadFacts HostedHead::Facts() const {
+  const std::shared_ptr<LocalHead> head = this->head();
+  const std::string failure = FailureText();
+  HeadFacts facts;
+  facts.info = plan().head;
+  facts.queue_rows_max = options_.queue_rows;
+  if (head == nullptr) {
+    facts.state_text = "loading";
+    return facts;
+  }
+  for (int replica = 0; replica < head->num_replicas(); ++replica) {
+    facts.is_replica_healthy.push_back(head->is_replica_healthy(replica));
+  }
+  facts.state = !head->ready()    ? ServingState::kNotReady
+                : failure.empty() ? ServingState::kReady
+                                  : ServingState::kDegraded;
+  facts.state_text = !failure.empty() ? failure : head->ready() ? "ready" : "shutting down";
+  return facts;
+}
+
+bool HostedHead::Watch(bool is_only) {
+  const std::shared_ptr<LocalHead> head = this->head();
+  const int num_replicas = head->num_replicas();
+  const int num_healthy = head->num_healthy();
+  metrics_.SetReplicas(name(), num_healthy, num_replicas - num_healthy);
+  is_loss_logged_.resize(static_cast<size_t>(num_replicas));
+  for (int replica = 0; replica < num_replicas && num_replicas > 1; ++replica) {
+    const auto index = static_cast<size_t>(replica);
+    const bool has_failed = !head->is_replica_healthy(replica);
+    const bool is_new = has_failed && !is_loss_logged_[index];
+    is_loss_logged_[index] = has_failed;  // engines of another version begin anew
+    if (!is_new) {
+      continue;
+    }
+    LogError("a replica has failed", {{"head", name()},
+                                      {"replica", replica},
+                                      {"devices", DevicesOf(plan().engine.layout, replica)},
+                                      {"replicas_left", num_healthy}});
+  }
+  if (const bool ready = is_ready(); std::exchange(was_ready_, ready) != ready) {
+    metrics_.SetReady(name(), ready);
+  }
+  if (num_healthy == 0 && !is_end_logged_ && !is_only) {
+    is_end_logged_ = true;
+    LogError(absl::StrCat(FailureText(), ": this head is not served until a restart"),
+             {{"head", name()}});
+  }
+  return num_healthy > 0;
+}
+
+absl::Status HostedHead::SetLimits(const ServerOptions& options) {
+  const RequestLimits limits = LimitsOf(options);
+  LOGPROBD_RETURN_IF_ERROR(head()->SetLimits(BatcherOptions(options), limits));
+  const absl::MutexLock lock(&mutex_);
+  plan_.head.limits = limits;
+  return absl::OkStatus();
+}
+
+bool HostedHead::Drain(absl::Time deadline) {
+  const std::shared_ptr<LocalHead> head = this->head();
+  return head == nullptr || head->Drain(deadline);
+}
+
+}  // namespace logprobd

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "server/app/head_versions.h"
+#include "server/base/weight_store.h"
+
+namespace logprobd {
+
+/// The versions of the heads of this process; empty while they are being loaded.
+class LocalWeightStore final : public WeightStore {
+ public:
+  absl::StatusOr<WeightsVersion> Load(
+      const WeightsLoad& load,
+      const std::function<bool(const WeightsProgress&)>& progress) override;
+  absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) override;
+  absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) override;
+  absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,
+                                           bool previous) override;
+  absl::StatusOr<std::vector<HeadWeightsState>> List(absl::string_view head) const override;
+
+  /// Calls find `versions` from now on. Names must differ.
+  void Publish(std::shared_ptr<HeadVersions> versions);
+  /// Ends what runs soon and refuses all from now on (UNAVAILABLE).
+  void Stop();
+  /// Forgets all heads; no call may be running.
+  void Clear();
+
+ private:
+  absl::StatusOr<std::shared_ptr<HeadVersions>> Find(absl::string_view name) const;
+
+  mutable absl::Mutex mutex_;
+  std::vector<std::shared_ptr<HeadVersions>> heads_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace logprobd

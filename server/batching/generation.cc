@@ -1,0 +1,123 @@
+#include "server/batching/generation.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/device_name.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+/// What a row's scores and the sizes of batches follow from.
+auto HeadFacts(const ScoringEngine& engine) {
+  const HeadInfo& info = engine.info();
+  return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
+                    info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
+                    info.engine, engine.batch_rows_max());
+}
+
+absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batch_rows_max) {
+  if (engines.empty()) {
+    return absl::InvalidArgumentError("replicas: there must be at least one");
+  }
+  for (size_t i = 1; i < engines.size(); ++i) {
+    if (HeadFacts(*engines[i]) != HeadFacts(*engines.front())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
+    }
+  }
+  const int64_t engine_rows_max = engines.front()->batch_rows_max();
+  if (batch_rows_max < 1 || batch_rows_max > engine_rows_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch_rows_max: ", batch_rows_max, " is not in [1, ", engine_rows_max, "]"));
+  }
+  return absl::OkStatus();
+}
+
+bool WaitsForPeers(const HeadInfo& head) {
+  return absl::c_any_of(head.layout, [](const ShardPlace& place) {
+    return place.shard > 0 && GpuOrdinal(place.device).has_value();
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
+    const Batcher::Options& options, absl::Span<ScoringEngine* const> engines) {
+  LOGPROBD_RETURN_IF_ERROR(CheckEngines(engines, options.batch_rows_max));
+  const HeadInfo& head = engines.front()->info();
+  const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
+  auto generation = std::make_unique<Generation>(options, head);
+  for (ScoringEngine* engine : engines) {
+    const auto index = static_cast<int>(generation->replicas.size());
+    generation->reads_in_place = generation->reads_in_place && engine->reads_in_place();
+    Replica& replica = *generation->replicas.emplace_back(
+        std::make_unique<Replica>(Replica{.engine = *engine, .index = index}));
+    for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<StagingBuffer> staging,
+                                engine->AllocateStaging(staging_bytes));
+      generation->slots.push_back(std::make_unique<Slot>(*generation, replica, std::move(staging)));
+    }
+  }
+  return generation;
+}
+
+Generation::Generation(const Batcher::Options& options, const HeadInfo& head)
+    : weights_version(head.weights_version),
+      hidden_size(head.hidden_size),
+      kind(absl::StrCat(head.engine, " ", DtypeName(head.dtype))),
+      waits_for_peers(WaitsForPeers(head)),
+      launch_rule(
+          options.batch_rows_max,
+          std::min(options.batch_rows_max, Batcher::StagingBytes(options.batch_rows_max, head) /
+                                               (head.hidden_size * DtypeBytes(Dtype::kF32))),
+          options.batch_wait_max) {}
+
+int Generation::NumHealthy() const {
+  return static_cast<int>(
+      absl::c_count_if(replicas, [](const auto& replica) { return replica->engine.healthy(); }));
+}
+
+int Generation::NumInFlight() const {
+  int in_flight = 0;
+  for (const std::unique_ptr<Replica>& replica : replicas) {
+    in_flight += replica->in_flight;
+  }
+  return in_flight;
+}
+
+/// Of equals the first: a row's scores are the same wherever it is scored, so taking turns would
+/// only add state.
+Generation::Slot* Generation::FindFreeSlot() const {
+  Slot* best = nullptr;
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    if (slot->state == SlotState::kFree &&
+        (best == nullptr || slot->replica.in_flight < best->replica.in_flight) &&
+        slot->replica.engine.healthy()) {
+      best = slot.get();
+    }
+  }
+  return best;
+}
+
+Generation::Slot* Generation::FindRelaunch() const {
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    if (slot->state == SlotState::kRelaunch) {
+      return slot.get();
+    }
+  }
+  return nullptr;
+}
+
+int64_t Generation::staging_bytes() const {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    bytes += slot->batch.staging_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,296 @@
+#include "server/transport/weights_service.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/errors.h"
+#include "server/base/start_thread.h"
+#include "server/transport/grpc_status.h"
+#include "server/transport/proto_message.h"
+#include "server/transport/text_check.h"
+
+namespace logprobd {
+namespace {
+
+void Fill(const WeightsVersion& version, v1::WeightsVersion& out) {
+  out.set_version(version.version);
+  out.set_sha256(version.sha256);
+  out.set_source(version.source);
+  out.set_loaded_unix_seconds(version.loaded_unix_seconds);
+  out.set_weight_bytes(static_cast<uint64_t>(version.weight_bytes));
+}
+
+void Fill(const HeadWeightsState& state, v1::HeadWeightsState& out) {
+  out.set_head(state.head);
+  if (state.live.version != 0) {
+    Fill(state.live, *out.mutable_live());
+  }
+  if (state.staged.has_value()) {
+    Fill(*state.staged, *out.mutable_staged());
+  }
+  if (state.previous.has_value()) {
+    Fill(*state.previous, *out.mutable_previous());
+  }
+}
+
+absl::StatusOr<grpc::ByteBuffer> Answer(const absl::StatusOr<HeadWeightsState>& state) {
+  LOGPROBD_RETURN_IF_ERROR(state.status());
+  v1::WeightsResponse response;
+  Fill(*state, *response.mutable_head());
+  return SerializeMessage(response);
+}
+
+/// Runs `body` on a thread that `work` counts. On error it is dropped.
+absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<void()> body) {
+  work->Begin();
+  absl::StatusOr<std::thread> thread = StartThread("weights", [work, run = std::move(body)] {
+    run();
+    work->End();
+  });
+  if (!thread.ok()) {
+    work->End();
+    return thread.status();
+  }
+  thread->detach();  // `work` says when it is over
+  return absl::OkStatus();
+}
+
+/// A call with one answer. It is not cancelled half-way: what it changes takes a moment.
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  using Body = std::function<absl::StatusOr<grpc::ByteBuffer>()>;
+
+  static grpc::ServerUnaryReactor* Start(const absl::Status& refusal,
+                                         const std::shared_ptr<WorkCount>& work, Body body,
+                                         grpc::ByteBuffer& response) {
+    auto* call = new UnaryCall(response);
+    absl::Status status = refusal;
+    if (status.ok()) {
+      status = RunOnThread(work, [call, body = std::move(body)] { call->Run(body); });
+    }
+    if (!status.ok()) {
+      call->Finish(ToAdminStatus(status));
+    }
+    return call;
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  explicit UnaryCall(grpc::ByteBuffer& response) : response_(response) {}
+
+  void Run(const Body& body) {
+    absl::StatusOr<grpc::ByteBuffer> answer = body();
+    const absl::Status status = answer.status();
+    if (status.ok()) {
+      response_ = *std::move(answer);
+    }
+    Finish(ToAdminStatus(status));
+  }
+
+  grpc::ByteBuffer& response_;
+};
+
+/// A load and the stream of its progress. A message that the client has not taken when the next one
+/// comes delays none: what it would say is left out. A cancelled call gives the load up.
+class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  explicit LoadCall(WeightStore& store) : store_(store) {}
+
+  void Run(const WeightsLoad& load) {
+    const absl::StatusOr<WeightsVersion> loaded =
+        store_.Load(load, [this](const WeightsProgress& progress) { return Tell(progress); });
+    v1::LoadWeightsProgress last;
+    if (loaded.ok()) {
+      last.set_phase("done");
+      last.set_bytes_done(static_cast<uint64_t>(loaded->weight_bytes));
+      last.set_bytes_total(static_cast<uint64_t>(loaded->weight_bytes));
+      Fill(*loaded, *last.mutable_done());
+    }
+    End(ToAdminStatus(loaded.status()), last);
+  }
+
+  void OnCancel() override { is_cancelled_ = true; }
+
+  void OnWriteDone(bool /*is_sent*/) override {
+    {
+      const absl::MutexLock lock(&mutex_);
+      is_writing_ = false;
+      if (!end_.has_value() || has_ended_) {
+        return;
+      }
+      has_ended_ = true;
+    }
+    FinishWith(*end_);
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  struct TheEnd {
+    grpc::Status status;
+    grpc::ByteBuffer message;
+  };
+
+  bool Tell(const WeightsProgress& progress) {
+    v1::LoadWeightsProgress message;
+    message.set_phase(progress.phase);
+    message.set_bytes_done(static_cast<uint64_t>(progress.bytes_done));
+    message.set_bytes_total(static_cast<uint64_t>(progress.bytes_total));
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (is_cancelled_ || is_writing_) {
+        return !is_cancelled_;
+      }
+      is_writing_ = true;
+      message_ = SerializeMessage(message);
+    }
+    StartWrite(&message_);
+    return true;
+  }
+
+  void End(grpc::Status status, const v1::LoadWeightsProgress& last) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      end_ = TheEnd{std::move(status), SerializeMessage(last)};
+      if (is_writing_) {
+        return;  // OnWriteDone goes on
+      }
+      has_ended_ = true;
+    }
+    FinishWith(*end_);
+  }
+
+  /// Under no lock and as the last thing: OnDone may come before it returns.
+  void FinishWith(const TheEnd& end) {
+    if (end.status.ok()) {
+      StartWriteAndFinish(&end.message, grpc::WriteOptions(), grpc::Status::OK);
+    } else {
+      Finish(end.status);
+    }
+  }
+
+  WeightStore& store_;
+  std::atomic<bool> is_cancelled_ = false;
+  absl::Mutex mutex_;
+  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::ByteBuffer message_;   // being written
+  std::optional<TheEnd> end_;  // set once
+};
+
+absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
+  v1::LoadWeightsRequest message;
+  LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(request, message));
+  constexpr size_t kPathBytesMax = 4'095;
+  if (message.path().empty() || message.path().size() > kPathBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: ", message.path().size(), " bytes, must have 1 to ", kPathBytesMax));
+  }
+  if (HasControlCharacters(message.path())) {
+    return absl::InvalidArgumentError("path: may not have control characters");
+  }
+  return WeightsLoad{.head = message.head(),
+                     .path = message.path(),
+                     .version = message.version(),
+                     .sha256 = message.sha256(),
+                     .commit = message.commit(),
+                     .in_place = message.in_place(),
+                     .allow_nonfinite = message.allow_nonfinite()};
+}
+
+}  // namespace
+
+absl::Status WeightsService::CheckRoom() const {
+  if (refuses_new_) {
+    return absl::UnavailableError("the server is shutting down");
+  }
+  if (work_->count() >= kCallsMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kCallsMax, " calls of the Weights service are running already"));
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
+    grpc::CallbackServerContext* /*context*/, const grpc::ByteBuffer* request) {
+  auto* call = new LoadCall(store_);
+  absl::Status status = CheckRoom();
+  if (status.ok()) {
+    const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
+    status =
+        load.ok() ? RunOnThread(work_, [call, load = *load] { call->Run(load); }) : load.status();
+  }
+  if (!status.ok()) {
+    call->Finish(ToAdminStatus(status));
+  }
+  return call;
+}
+
+grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* /*context*/,
+                                                 const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* response) {
+  return UnaryCall::Start(
+      CheckRoom(), work_,
+      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+        v1::CommitWeightsRequest message;
+        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
+        return Answer(store_.Commit(message.head(), message.version()));
+      },
+      *response);
+}
+
+grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* /*context*/,
+                                                   const grpc::ByteBuffer* request,
+                                                   grpc::ByteBuffer* response) {
+  return UnaryCall::Start(
+      CheckRoom(), work_,
+      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+        v1::RollbackWeightsRequest message;
+        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
+        return Answer(store_.Rollback(message.head()));
+      },
+      *response);
+}
+
+grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* /*context*/,
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  return UnaryCall::Start(
+      CheckRoom(), work_,
+      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+        v1::DiscardWeightsRequest message;
+        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
+        return Answer(store_.Discard(message.head(), message.staged(), message.previous()));
+      },
+      *response);
+}
+
+grpc::ServerUnaryReactor* WeightsService::List(grpc::CallbackServerContext* /*context*/,
+                                               const grpc::ByteBuffer* request,
+                                               grpc::ByteBuffer* response) {
+  return UnaryCall::Start(
+      CheckRoom(), work_,
+      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+        v1::ListWeightsRequest message;
+        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
+        LOGPROBD_ASSIGN_OR_RETURN(const std::vector<HeadWeightsState> heads,
+                                  store_.List(message.head()));
+        v1::ListWeightsResponse answer;
+        for (const HeadWeightsState& head : heads) {
+          Fill(head, *answer.add_heads());
+        }
+        return SerializeMessage(answer);
+      },
+      *response);
+}
+
+}  // namespace logprobd

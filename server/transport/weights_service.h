@@ -1,0 +1,57 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "logprobd/v1/weights.grpc.pb.h"
+#include "server/base/weight_store.h"
+#include "server/transport/work_count.h"
+
+namespace logprobd {
+
+/// The Weights service, with raw methods as ScoringService. Each call runs on a thread of its own,
+/// since it may take as long as reading a weight; at most kCallsMax at once.
+class WeightsService final
+    : public v1::Weights::WithRawCallbackMethod_Load<v1::Weights::WithRawCallbackMethod_Commit<
+          v1::Weights::WithRawCallbackMethod_Rollback<v1::Weights::WithRawCallbackMethod_Discard<
+              v1::Weights::WithRawCallbackMethod_List<v1::Weights::Service>>>>> {
+ public:
+  static constexpr int kCallsMax = 32;
+
+  /// `store` must stay until work() is none.
+  explicit WeightsService(WeightStore& store)
+      : store_(store), work_(std::make_shared<WorkCount>()) {}
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Load(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Commit(grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Rollback(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Discard(grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
+                                 const grpc::ByteBuffer* request,
+                                 grpc::ByteBuffer* response) override;
+
+  /// From now on new calls are UNAVAILABLE.
+  void RefuseNew() { refuses_new_ = true; }
+  /// Calls whose thread still runs.
+  WorkCount& work() { return *work_; }
+
+ private:
+  /// Whether one more call may run.
+  absl::Status CheckRoom() const;
+
+  WeightStore& store_;
+  const std::shared_ptr<WorkCount> work_;  // outlives the threads, which end with End()
+  std::atomic<bool> refuses_new_ = false;
+};
+
+}  // namespace logprobd

@@ -1,0 +1,127 @@
+#include "server/weights/content_check.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+/// Small enough to stay in a core's cache between reading, hashing and looking at it.
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
+
+class Sha256 {
+ public:
+  Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+    is_ok_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
+  }
+
+  void Add(absl::Span<const std::byte> bytes) {
+    is_ok_ = is_ok_ && EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1;
+  }
+
+  absl::StatusOr<std::string> Hex() {
+    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+    unsigned int length = 0;
+    if (!is_ok_ || EVP_DigestFinal_ex(context_.get(), digest.data(), &length) != 1) {
+      return absl::InternalError("libcrypto could not make a sha256");
+    }
+    return absl::BytesToHexString(
+        {reinterpret_cast<const char*>(digest.data()), static_cast<size_t>(length)});
+  }
+
+ private:
+  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
+  bool is_ok_ = false;
+};
+
+/// Whether an exponent is all ones. Without a branch in the loop, so that it runs in vectors.
+template <typename T, T kExponent>
+bool HasNonfinite(absl::Span<const std::byte> bytes) {
+  uint32_t found = 0;
+  for (size_t i = 0; i + sizeof(T) <= bytes.size(); i += sizeof(T)) {
+    T bits;
+    std::memcpy(&bits, &bytes[i], sizeof(T));
+    found |= static_cast<uint32_t>((bits & kExponent) == kExponent);
+  }
+  return found != 0;
+}
+
+bool HasNonfinite(absl::Span<const std::byte> bytes, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return HasNonfinite<uint16_t, 0x7F80>(bytes);
+    case Dtype::kF16:
+      return HasNonfinite<uint16_t, 0x7C00>(bytes);
+    case Dtype::kF32:
+      break;
+  }
+  return HasNonfinite<uint32_t, 0x7F800000>(bytes);
+}
+
+/// The first element that is not finite, of whole rows from `row_begin` on that have one.
+std::string NameNonfinite(absl::Span<const std::byte> rows, int64_t row_begin,
+                          const HeadInfo& info) {
+  const auto element_bytes = static_cast<size_t>(DtypeBytes(info.dtype));
+  size_t index = 0;
+  while (!HasNonfinite(rows.subspan(index * element_bytes, element_bytes), info.dtype)) {
+    ++index;
+  }
+  const auto hidden = static_cast<size_t>(info.hidden_size);
+  return absl::StrCat("row ", row_begin + static_cast<int64_t>(index / hidden), " column ",
+                      index % hidden, " is NaN or Inf");
+}
+
+}  // namespace
+
+absl::StatusOr<ContentCheck> CheckContent(
+    const HeadWeights& weights,
+    const std::function<bool(int64_t done_bytes, int64_t total_bytes)>& progress) {
+  const HeadInfo& info = weights.info();
+  const int64_t row_bytes = info.hidden_size * DtypeBytes(info.dtype);
+  const int64_t total_bytes = info.vocab_rows * row_bytes;
+  const int64_t block_rows = std::clamp(kBlockBytes / row_bytes, int64_t{1}, info.vocab_rows);
+  std::vector<std::byte> block(static_cast<size_t>(block_rows * row_bytes));
+  ContentCheck result;
+  Sha256 sha256;
+  for (int64_t row = 0; row < info.vocab_rows; row += block_rows) {
+    if (progress && !progress(row * row_bytes, total_bytes)) {
+      return absl::CancelledError("stopped while checking the weights");
+    }
+    const int64_t end = std::min(row + block_rows, info.vocab_rows);
+    LOGPROBD_RETURN_IF_ERROR(weights.ReadRows(row, end, block.data(), row_bytes));
+    const auto bytes =
+        absl::MakeConstSpan(block).first(static_cast<size_t>((end - row) * row_bytes));
+    sha256.Add(bytes);
+    const int64_t valid_rows = std::clamp(info.vocab_size - row, int64_t{0}, end - row);
+    const auto valid = bytes.first(static_cast<size_t>(valid_rows * row_bytes));
+    if (result.nonfinite.empty() && HasNonfinite(valid, info.dtype)) {
+      result.nonfinite = NameNonfinite(valid, row, info);
+    }
+  }
+  sha256.Add(weights.stored_bias());
+  const std::vector<float>& bias = weights.bias();
+  for (size_t row = 0; row < bias.size() && static_cast<int64_t>(row) < info.vocab_size; ++row) {
+    if (result.nonfinite.empty() && !std::isfinite(bias[row])) {
+      result.nonfinite = absl::StrCat("the bias of row ", row, " is NaN or Inf");
+    }
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(result.sha256, sha256.Hex());
+  if (progress) {
+    (void)progress(total_bytes, total_bytes);
+  }
+  return result;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,276 @@
+"""Clients that misuse connections, streams and bandwidth: rows A10 to A21 and D67 to D71 of tests/README.md."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+import scoring_rpc
+from http2_frames import (
+    END_HEADERS,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    call_headers,
+    frame,
+    read_exactly,
+)
+from scoring_rpc import Scoring, request
+
+MIB = 1 << 20
+OK, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
+ENHANCE_YOUR_CALM = 11
+
+
+def connect(server) -> socket.socket:
+    host, port = server.grpc.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def is_closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the server ends the connection within that time, whatever it says before."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65_536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def bulk(rows: int, **fields) -> bytes:
+    targets = np.zeros(rows, np.int32).tobytes()
+    return request(rows=rows, hidden_size=256, targets=targets, **fields).SerializeToString()
+
+
+def assert_unharmed(server) -> None:
+    with Scoring(server.grpc) as scoring:
+        assert scoring.score(request(), timeout=20).rows == 2
+        assert scoring.health() == 1
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
+    assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
+
+
+def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server, model) -> None:
+    server = start_server(
+        "--model",
+        str(model.path),
+        "--max-message-bytes",
+        "1MiB",
+        "--receive-bytes",
+        "64MiB",
+        "--queue-bytes",
+        "32MiB",
+    )
+    before = server.peak_memory_bytes()
+    with Scoring(server.grpc) as scoring:
+        with pytest.raises(grpc.RpcError) as error:
+            scoring.score_raw(b"\0" * (300 * MIB))
+        assert error.value.code() == EXHAUSTED
+        # The quota, and as much again for what gRPC itself holds; a third of the message.
+        assert server.peak_memory_bytes() - before < 128 * MIB
+    assert_unharmed(server)
+
+
+def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
+    start_server, model
+) -> None:
+    options = ("--max-message-bytes", "1MiB", "--receive-bytes", "64MiB", "--queue-bytes", "32MiB")
+    server = start_server("--model", str(model.path), *options)
+    before = server.peak_memory_bytes()
+    message = b"\0" * (100 * MIB)
+    codes = []
+
+    def send() -> None:
+        with Scoring(server.grpc) as scoring, pytest.raises(grpc.RpcError) as error:
+            scoring.score_raw(message, timeout=60)
+        codes.append(error.value.code())
+
+    threads = [threading.Thread(target=send) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [EXHAUSTED] * 10
+    # The quota, and twice as much again for what gRPC itself holds; a fifth of what was sent.
+    assert server.peak_memory_bytes() - before < 3 * 64 * MIB
+    assert_unharmed(server)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 64, b"\x16\x03\x01\x02\x00" * 99],
+    ids=["http1", "garbage", "tls"],
+)
+def test_a17_what_is_no_http2_is_closed_without_a_flood_of_the_log(server, data: bytes) -> None:
+    lines = len(server.log)
+    for _ in range(50):
+        with connect(server) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+            assert is_closed(connection, 10)
+    assert len(server.log) - lines <= 2
+    assert_unharmed(server)
+
+
+def test_a18_connections_beyond_the_open_files_do_not_stop_the_listener(
+    start_server, model
+) -> None:
+    server = start_server("--model", str(model.path), prefix=("prlimit", "--nofile=300:300"))
+    for _ in range(5):
+        with contextlib.ExitStack() as open_connections:
+            for _ in range(400):  # those that are not accepted wait in the kernel
+                open_connections.enter_context(connect(server))
+    assert_unharmed(server)
+
+
+def test_a18_thousands_of_connections_opened_and_dropped_leave_nothing(server) -> None:
+    for _ in range(3000):
+        connect(server).close()
+    assert_unharmed(server)
+    assert server.eventually(lambda: server.metric("process_open_fds") < 100)
+
+
+def test_a19_connections_that_say_nothing_are_closed_and_delay_nobody(server, model) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(server)) for _ in range(100)]
+        started = [stack.enter_context(connect(server)) for _ in range(100)]
+        for connection in started:  # a call without its message
+            connection.sendall(PREFACE + frame(HEADERS, END_HEADERS, 1, call_headers(server.grpc)))
+        with Scoring(server.grpc) as scoring:
+            begin = time.monotonic()
+            assert scoring.score(request()).rows == 2
+            assert time.monotonic() - begin < 5
+        # The handshake's time limit is 10 s.
+        assert all(is_closed(connection, 20) for connection in silent)
+    assert_unharmed(server)
+
+
+def test_a20_ten_thousand_rapid_resets_leave_others_served(server) -> None:
+    headers = call_headers(server.grpc)
+    reset = struct.pack(">I", 8)  # CANCEL
+    flood = PREFACE + b"".join(
+        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, reset)
+        for stream in range(1, 20_000, 2)
+    )
+
+    def attack() -> None:
+        with connect(server) as connection, contextlib.suppress(OSError):
+            connection.sendall(flood)
+
+    attacker = threading.Thread(target=attack)
+    with Scoring(server.grpc) as scoring:
+        attacker.start()
+        served = 0
+        while attacker.is_alive() or served == 0:
+            assert scoring.score(request(), timeout=60).rows == 2
+            served += 1
+        attacker.join()
+    assert_unharmed(server)
+
+
+def test_a21_a_flood_of_pings_is_told_to_calm_down(server) -> None:
+    with connect(server) as connection:
+        connection.sendall(PREFACE)
+        with contextlib.suppress(OSError):
+            connection.sendall(frame(PING, 0, 0, b"12345678") * 10_000)
+        codes = []
+        with contextlib.suppress(OSError, AssertionError):
+            while True:
+                head = read_exactly(connection, 9)
+                payload = read_exactly(connection, int.from_bytes(head[:3], "big"))
+                if head[3] == GOAWAY:
+                    codes.append(int.from_bytes(payload[4:8], "big"))
+    assert ENHANCE_YOUR_CALM in codes
+    assert_unharmed(server)
+
+
+def test_d67_a_client_that_does_not_read_its_answers_stops_itself_alone(
+    start_server, model
+) -> None:
+    server = start_server("--model", str(model.path), "--stream-window", "4")
+    rows = 256
+    chunk = request(rows=rows, targets=np.zeros(rows, np.int32).tobytes(), top_k=128)
+    with Scoring(server.grpc) as deaf:
+        call = deaf.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
+        sent = []
+
+        def chunks():
+            for i in range(500):
+                sent.append(i)
+                yield chunk.SerializeToString()
+
+        answers = call(chunks(), timeout=60)
+        counted = []
+
+        def has_stopped() -> bool:
+            counted.append(
+                (len(sent), server.metric("logprobd_requests_total", method="ScoreStream"))
+            )
+            return len(counted) > 25 and counted[-25] == counted[-1]
+
+        assert server.eventually(has_stopped, seconds=30)
+        # Answers of 256 KiB: what the connection's windows hold, and the stream's own places.
+        assert counted[-1][1] < 100
+        with Scoring(server.grpc) as other:
+            assert other.score(request()).rows == 2
+        answers.cancel()
+    assert_unharmed(server)
+
+
+def test_d68_a_stream_faster_than_the_engine_is_slowed_in_bounded_memory(
+    start_server, slow_model
+) -> None:
+    server = start_server("--model", str(slow_model.path), "--batch-rows", "512")
+    rows = 1000  # 1 MiB of hidden states
+    data = bulk(rows)
+    with Scoring(server.grpc) as scoring:
+        scoring.score_raw(data)
+        before = server.peak_memory_bytes()
+        call = scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
+        answers = list(call((data for _ in range(60)), timeout=120))
+    messages = [scoring_rpc.messages().ScoreResponse.FromString(answer) for answer in answers]
+    assert [message.status_code for message in messages] == [0] * 60
+    # Eight chunks, and as much again that gRPC reads ahead, twice; half of what was sent.
+    assert server.peak_memory_bytes() - before < 30 * MIB
+    assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
+
+
+def test_d70_a_low_priority_goes_on_behind_a_flood_of_high_ones(start_server, slow_model) -> None:
+    server = start_server(
+        "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", "256"
+    )
+    with Scoring(server.grpc) as busy, Scoring(server.grpc) as patient:
+        flood = [busy.score_future(bulk(1000, priority=1)) for _ in range(20)]
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows", priority="high") > 0)
+        low = patient.score_future(bulk(64, priority=3), metadata=(("client_id", "patient"),))
+        assert low.code() == OK
+        assert not all(future.done() for future in flood), "the flood was to last longer"
+        assert {future.code() for future in flood} == {OK}
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
+
+
+def test_d71_a_herd_that_comes_back_at_once_is_served_or_told_when_to_return(
+    start_server, slow_model
+) -> None:
+    options = ("--queue-bytes", "16MiB", "--receive-bytes", "128MiB", "--client-share", "1")
+    server = start_server("--model", str(slow_model.path), *options)
+    before = server.peak_memory_bytes()
+    data = bulk(1000)
+    with contextlib.ExitStack() as stack:
+        herd = [stack.enter_context(Scoring(server.grpc)) for _ in range(64)]
+        futures = [scoring.score_future(data, wait_for_ready=True) for scoring in herd]
+        codes = [future.code() for future in futures]
+        refused = [future for future in futures if future.code() == EXHAUSTED]
+    assert set(codes) == {OK, EXHAUSTED}
+    assert all("grpc-retry-pushback-ms" in dict(f.trailing_metadata()) for f in refused)
+    assert server.peak_memory_bytes() - before < 256 * MIB
+    assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)

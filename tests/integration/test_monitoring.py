@@ -1,0 +1,132 @@
+"""The dashboard and the rules, in a real Prometheus that scrapes a server at work and one with GPUs."""
+
+import math
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from metrics_scene import MetricsScene
+from mixed_load import MixedLoad
+from prometheus_server import PrometheusServer
+from scoring_rpc import ROOT
+from server_process import ServerProcess
+
+MONITORING = ROOT / "deploy" / "monitoring"
+sys.path.insert(0, str(MONITORING))
+
+import make_dashboard  # noqa: E402
+
+RULES = MONITORING / "prometheus" / "logprobd.rules.yml"
+PANELS = [panel for row in make_dashboard.ROWS for panel in row.panels]
+# The one that shows nothing while all is well, and has nothing to do with load.
+NEVER_SHOWS = "Servers unreachable"
+SECONDS = 30  # enough for a slow machine; the values are there after a few
+
+
+@pytest.fixture(scope="module")
+def scene(binaries):
+    with MetricsScene(binaries) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def loaded_server(binaries, slow_model):
+    with ServerProcess(binaries, "--model", str(slow_model.path)) as server:
+        with MixedLoad(server.grpc):
+            yield server
+
+
+@pytest.fixture(scope="module")
+def prometheus(loaded_server, scene, tmp_path_factory):
+    targets = {"logprobd": [loaded_server.http, scene.http]}
+    with PrometheusServer(tmp_path_factory.mktemp("prometheus"), targets, RULES) as server:
+        yield server
+
+
+def substituted(expr: str, instance: str) -> str:
+    """As Grafana would fill in the dashboard's variables."""
+    values = {
+        "job": "logprobd",
+        "instance": re.escape(instance),
+        "head": ".*",
+        "gpu": ".*",
+        "stage": "kernel",
+        "peak_tflops": str(make_dashboard.PEAK_TFLOPS),
+        "__rate_interval": "5s",
+    }
+    filled = re.sub(r"\$(\w+)", lambda name: values[name[1]], expr)
+    return filled.replace("\\", "\\\\")  # a backslash of PromQL's strings
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, scene, panel) -> None:
+    # The server has no GPU; what only goes wrong, or lies on a GPU, is the scene's to show.
+    cases = [(scene.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)]
+    if not panel.needs_gpu:
+        cases.append((loaded_server.http, panel.load_shows))
+    for instance, is_to_show in cases:
+        for query in panel.queries:
+            expr = substituted(query.expr, instance)
+            values = prometheus.wait_for_values(expr, SECONDS, above_zero=is_to_show)
+            assert values, f"no series: {expr}"
+            assert all(map(math.isfinite, values)), (expr, values)
+            if is_to_show:
+                assert max(values) > 0, (expr, values)
+
+
+def test_each_variable_of_the_dashboard_has_values(prometheus) -> None:
+    for each in make_dashboard.variables():
+        if each["type"] != "query":
+            continue
+        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", each["definition"]).groups()
+        everything = re.sub(r"\$\w+", ".*", metric)
+        expr = f"group by ({label}) ({everything})"
+        assert prometheus.wait_for_values(expr, SECONDS, above_zero=True), expr
+
+
+def test_every_rule_evaluates_and_records(prometheus) -> None:
+    rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 30
+    for rule in rules:
+        if rule["type"] == "recording":
+            values = prometheus.wait_for_values(rule["name"], SECONDS, above_zero=True)
+            assert values and max(values) > 0, rule["name"]
+    for rule in (rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]):
+        assert rule["health"] == "ok", rule
+
+
+def test_an_alert_fires_for_what_happens_to_a_real_server(prometheus, loaded_server) -> None:
+    firing = (
+        'ALERTS{alertname="LogprobdNonFiniteLogits", alertstate="firing", '
+        f'instance="{loaded_server.http}", head="default", severity="page"}}'
+    )
+    assert prometheus.wait_for_values(firing, SECONDS, above_zero=True) == [1.0]
+    silent = f'ALERTS{{alertname="LogprobdDown", instance="{loaded_server.http}"}}'
+    assert prometheus.values(silent) == []
+
+
+def test_metrics_of_gpus_and_of_two_heads_pass_promtool(scene) -> None:
+    result = subprocess.run(
+        [shutil.which("promtool"), "check", "metrics"],
+        input=scene.metrics(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_panels_ask_for_metrics_that_are_served(scene) -> None:
+    served = set(re.findall(r"^# TYPE (\S+)", scene.metrics(), re.MULTILINE)) | {"up"}
+    for panel in PANELS:
+        assert panel.metrics(), panel.title
+        assert set(panel.metrics()) <= served, panel.title
+
+
+def test_every_metric_that_is_served_is_on_the_dashboard(scene) -> None:
+    served = set(re.findall(r"^# TYPE (\S+)", scene.metrics(), re.MULTILINE))
+    shown = {name for panel in PANELS for name in panel.metrics()}
+    # What other panels say better: bytes and requests of the queue in rows, virtual memory in resident.
+    left_out = {"logprobd_queue_bytes", "process_virtual_memory_bytes"}
+    assert served - shown == left_out

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "logprobd/v1/local.pb.h"
+#include "logprobd/v1/scoring.pb.h"
+
+namespace logprobd::testing {
+
+/// A control socket (proto/logprobd/v1/local.proto) that gives out memfds of its own, and reads the
+/// slices of requests. Thread-safe.
+class FakeControlSocket {
+ public:
+  struct Options {
+    bool shared_memory = true;
+    /// What CUDA IPC slices are taken from, whatever their handle; empty: they are not served.
+    std::string device_memory = {};
+    int64_t region_bytes_max = int64_t{256} << 20;
+    int64_t lease_bytes_max = int64_t{1} << 30;
+    uint32_t lease_regions_max = 16;
+    /// Sent for every request instead of an answer, if it is not empty.
+    std::string nonsense = {};
+  };
+
+  explicit FakeControlSocket(Options options);
+  ~FakeControlSocket();
+
+  /// What ListHeads says of it.
+  v1::LocalAccess access() const;
+
+  /// Replaces the slice of a request by its bytes. NOT_FOUND, INVALID_ARGUMENT,
+  /// FAILED_PRECONDITION.
+  grpc::Status Fill(v1::ScoreRequest* request) const;
+
+  /// Ends every lease, as a server that restarts.
+  void DropLeases();
+  /// Forgets all regions and keeps the leases.
+  void LoseRegions();
+  /// Slices are refused with this status from now on; OK: no longer.
+  void RefuseSlices(grpc::Status status);
+
+  /// client_id of each lease that is held.
+  std::vector<std::string> clients() const;
+  int64_t num_regions() const;
+  /// Returns when no lease is held.
+  void WaitForNoLease() const;
+
+ private:
+  struct Lease {
+    int socket = -1;
+    std::string id = {};
+    bool is_greeted = false;
+    std::string client_id = {};
+    std::map<std::string, absl::Span<char>> regions = {};
+  };
+
+  void Accept();
+  void Serve(Lease* lease);
+  /// Answers one request; `fd` is set where one is to be passed.
+  v1::LocalReply Answer(const v1::LocalRequest& request, Lease* lease, int* fd);
+  void Forget(Lease* lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  std::string path_;
+  int listener_ = -1;
+
+  mutable absl::Mutex mutex_;
+  std::list<Lease> leases_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  grpc::Status refusal_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> servers_;  // of the accepting thread alone
+  std::thread accepting_;
+};
+
+}  // namespace logprobd::testing

@@ -1,0 +1,112 @@
+// A stand-in for the driver's management library (libnvidia-ml.so.1), with two GPUs that it numbers
+// otherwise than CUDA does. Found where LD_LIBRARY_PATH names its folder.
+
+#include <cstring>
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kNotFound = 6;
+constexpr unsigned long long kMib = 1ULL << 20;
+
+struct Gpu {
+  const char* bus_id;
+  const char* uuid;
+  unsigned int utilization_percent;
+  unsigned int milliwatts;
+  unsigned int megahertz;
+  unsigned long long used;
+  unsigned long long free;
+  unsigned long long throttle_reasons;
+  unsigned long long ecc_corrected;
+  unsigned long long ecc_uncorrected;
+};
+
+// By NVML's index. The first is at its power limit, the second hot.
+const Gpu kGpus[] = {
+    {"0000:3b:00.0", "GPU-b", 97, 689'500, 1'455, 60'000 * kMib, 83'000 * kMib, 0x04, 5, 1},
+    {"0000:1a:00.0", "GPU-a", 42, 350'250, 1'980, 20'000 * kMib, 123'000 * kMib, 0x20 | 0x08, 2, 0},
+};
+
+template <typename Predicate>
+int Find(void** device, Predicate is_it) {
+  for (const Gpu& gpu : kGpus) {
+    if (is_it(gpu)) {
+      *device = const_cast<Gpu*>(&gpu);
+      return kSuccess;
+    }
+  }
+  return kNotFound;
+}
+
+const Gpu& Of(void* device) { return *static_cast<const Gpu*>(device); }
+
+}  // namespace
+
+// The names are NVIDIA's.
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" {
+
+struct FakeUtilization {
+  unsigned int gpu;
+  unsigned int memory;
+};
+
+struct FakeMemory {
+  unsigned long long total;
+  unsigned long long free;
+  unsigned long long used;
+};
+
+int nvmlInit_v2() { return kSuccess; }
+int nvmlShutdown() { return kSuccess; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) {
+  return Find(device, [index](const Gpu& gpu) { return &gpu == kGpus + index; });
+}
+
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  return Find(device, [uuid](const Gpu& gpu) { return std::strcmp(gpu.uuid, uuid) == 0; });
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, void** device) {
+  return Find(device, [bus_id](const Gpu& gpu) { return std::strcmp(gpu.bus_id, bus_id) == 0; });
+}
+
+int nvmlDeviceGetUtilizationRates(void* device, FakeUtilization* rates) {
+  *rates = {Of(device).utilization_percent, 0};
+  return kSuccess;
+}
+
+int nvmlDeviceGetPowerUsage(void* device, unsigned int* milliwatts) {
+  *milliwatts = Of(device).milliwatts;
+  return kSuccess;
+}
+
+int nvmlDeviceGetClockInfo(void* device, int clock, unsigned int* megahertz) {
+  constexpr int kSmClock = 1;
+  *megahertz = clock == kSmClock ? Of(device).megahertz : 0;
+  return kSuccess;
+}
+
+int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+  *memory = {Of(device).used + Of(device).free, Of(device).free, Of(device).used};
+  return kSuccess;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* reasons) {
+  *reasons = Of(device).throttle_reasons;
+  return kSuccess;
+}
+
+int nvmlDeviceGetTotalEccErrors(void* device, int kind, int counter, unsigned long long* count) {
+  constexpr int kSinceDriverLoad = 0;
+  if (counter != kSinceDriverLoad) {
+    return kNotFound;
+  }
+  *count = kind == 0 ? Of(device).ecc_corrected : Of(device).ecc_uncorrected;
+  return kSuccess;
+}
+
+}  // extern "C"
+// NOLINTEND(readability-identifier-naming)

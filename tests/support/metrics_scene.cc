@@ -1,0 +1,159 @@
+// The HTTP side of a server with two heads on two GPUs at work, for tests on machines without a
+// GPU: real Metrics, status page and HTTP server over the stand-in of the driver's library, and
+// made-up work. Prints its address, and ends when its standard input does.
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "server/app/status.h"
+#include "server/base/clock.h"
+#include "server/http/http_server.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+namespace {
+
+constexpr int kStepMs = 50;
+constexpr int64_t kMib = int64_t{1} << 20;
+constexpr int64_t kGib = int64_t{1} << 30;
+constexpr int64_t kHidden = 4'096;
+constexpr int64_t kVocab = 151'936;
+constexpr int64_t kBatchRows = 512;
+constexpr const char* kHeads[] = {"policy", "reference <2>"};
+constexpr Metrics::Stage kStages[] = {
+    Metrics::Stage::kReceive, Metrics::Stage::kCopy,   Metrics::Stage::kQueue,
+    Metrics::Stage::kH2d,     Metrics::Stage::kKernel, Metrics::Stage::kCombine,
+    Metrics::Stage::kD2h,     Metrics::Stage::kReply,
+};
+
+HeadInfo InfoOf(const std::string& name, uint64_t version) {
+  HeadInfo info;
+  info.name = name;
+  info.model_type = "qwen3";
+  info.tensor = "lm_head.weight";
+  info.hidden_size = kHidden;
+  info.vocab_size = kVocab;
+  info.vocab_rows = kVocab;
+  info.weight_bytes = kVocab * kHidden * 2;
+  info.weights_version = version;
+  info.engine = "cuda/fused";
+  info.engine_reason = "NVIDIA H200, compute capability 9.0; 2 replicas of 1 shard as asked";
+  info.layout = {{0, 0, "gpu0", 0, kVocab}, {1, 0, "gpu1", 0, kVocab}};
+  return info;
+}
+
+MemoryPlan Memory() {
+  return {{"gpu0", "weights", 1'187 * kMib}, {"gpu0", "workspace", 900 * kMib},
+          {"gpu1", "weights", 1'187 * kMib}, {"gpu1", "workspace", 900 * kMib},
+          {"gpu0", "staging", 128 * kMib},   {"gpu1", "staging", 128 * kMib},
+          {"host", "staging", 256 * kMib},   {"host", "workspace", 64 * kMib, true},
+          {"host", "receive", 2 * kGib}};
+}
+
+/// What stays as it is while the work goes on, but for one failed swap and one lost replica.
+void SetStage(Metrics& metrics) {
+  metrics.SetMemory(Memory());
+  metrics.SetInflightBytesLimit(kGib);
+  metrics.SetShmRegions(2, 512 * kMib);
+  metrics.SetCudaIpcMappings(1);
+  for (const char* const head : kHeads) {
+    metrics.SetHead(InfoOf(head, 3));
+    metrics.SetReady(head, true);
+    metrics.SetReplicas(head, 1, 1);
+    metrics.RecordWeightsLoad(head, 4.5);
+    metrics.SetQueue(head, Priority::kNormal, {.rows = 4'096, .bytes = 32 * kMib, .requests = 8});
+    metrics.SetQueueOldestAge(head, 0.004);
+  }
+}
+
+/// The work of one step.
+void Work(Metrics& metrics) {
+  for (const char* const head : kHeads) {
+    metrics.RecordRequest(Metrics::Method::kScore, head, absl::StatusCode::kOk, 0.0021,
+                          Metrics::Transport::kTcp);
+    metrics.RecordRequest(Metrics::Method::kScoreStream, head, absl::StatusCode::kOk, 0.0015,
+                          Metrics::Transport::kShm);
+    metrics.RecordRequest(Metrics::Method::kScore, head, absl::StatusCode::kOk, 0.0011,
+                          Metrics::Transport::kCudaIpc);
+    metrics.RecordRequest(Metrics::Method::kScore, head, absl::StatusCode::kInternal, 0.0009,
+                          Metrics::Transport::kTcp);
+    metrics.RecordRows(head, kBatchRows, 3, 1);
+    metrics.RecordBatch(head, kBatchRows, 3);
+    for (const Metrics::WeightsSwap result :
+         {Metrics::WeightsSwap::kCommitted, Metrics::WeightsSwap::kRolledBack,
+          Metrics::WeightsSwap::kFailed, Metrics::WeightsSwap::kCancelled}) {
+      metrics.RecordWeightsSwap(head, result);
+    }
+  }
+  double seconds = 20e-6;
+  for (const Metrics::Stage stage : kStages) {
+    metrics.RecordStage(stage, seconds);
+    seconds *= 1.7;
+  }
+  metrics.RecordReceived(Metrics::Transport::kTcp, 4 * kMib);
+  metrics.RecordReceived(Metrics::Transport::kShm, 8 * kMib);
+  metrics.RecordReceived(Metrics::Transport::kCudaIpc, 8 * kMib);
+  metrics.RecordSent(Metrics::Transport::kTcp, 24'576);
+  metrics.RecordSent(Metrics::Transport::kShm, 24'576);
+  metrics.RecordSent(Metrics::Transport::kCudaIpc, 24'576);
+  metrics.RecordRejection(Rejection::kQueueRows);
+  metrics.RecordCancelled(Metrics::LeftAt::kQueue);
+  metrics.RecordDeadlineExceeded(Metrics::LeftAt::kEngine);
+  // Nine tenths of the time at 600 TFLOP/s.
+  constexpr double kBusySeconds = 0.9 * kStepMs / 1e3;
+  for (const int gpu : {0, 1}) {
+    metrics.RecordFlops(gpu, kBusySeconds * 600e12, kBusySeconds);
+    metrics.RecordGpuError(gpu, "out_of_memory");
+    metrics.RecordCollectiveError(gpu, "timeout");
+  }
+}
+
+int Run() {
+  // By CUDA's numbers, which the driver's library has the other way round.
+  Metrics metrics({.heads = {std::begin(kHeads), std::end(kHeads)},
+                   .version = "1.2.3",
+                   .commit = "a scene",
+                   .gpus = {0, 1},
+                   .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}, {1, "0000:3b:00.0"}}});
+  StatusBoard board(metrics, Clock::Steady());
+  SetStage(metrics);
+  HttpServer::Options options;
+  options.listen = "127.0.0.1:0";
+  options.status_text = [] { return "a scene\n"; };
+  options.status_page = [&board] {
+    StatusFacts facts;
+    facts.version = "1.2.3";
+    facts.commit = "a scene";
+    facts.state = ServingState::kDegraded;
+    facts.state_text = "ready, but 1 of 2 replicas has failed";
+    facts.memory = Memory();
+    for (const char* const head : kHeads) {
+      facts.heads.push_back(
+          {InfoOf(head, 3), facts.state, facts.state_text, {true, false}, 65'536});
+    }
+    facts.warnings = {"a model may say <b>anything</b> & more"};
+    return board.Page(facts);
+  };
+  const auto server = HttpServer::Create(options, metrics);
+  if (!server.ok()) {
+    std::fprintf(stderr, "%s\n", server.status().ToString().c_str());
+    return 1;
+  }
+  std::printf("http=127.0.0.1:%d\n", (*server)->port());
+  std::fflush(stdout);
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  while (poll(&input, 1, kStepMs) == 0) {
+    Work(metrics);
+    board.Sample();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace logprobd
+
+int main() { return logprobd::Run(); }

@@ -1,0 +1,29 @@
+"""What operators see of a server with two heads on two GPUs, on a machine without one (metrics_scene.cc)."""
+
+import pathlib
+import subprocess
+import urllib.request
+
+
+class MetricsScene:
+    """A running metrics_scene; `http` is its address. Use as a context."""
+
+    def __init__(self, binaries: pathlib.Path) -> None:
+        self.program = binaries.parent / "tests" / "metrics_scene"
+        assert self.program.exists(), f"{self.program} is missing: build it"
+
+    def __enter__(self) -> "MetricsScene":
+        self.process = subprocess.Popen(
+            [self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.http = self.process.stdout.readline().strip().removeprefix("http=")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stdin.close()
+        assert self.process.wait(20) == 0
+        self.process.stdout.close()
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5) as reply:
+            return reply.read().decode()

@@ -1,0 +1,59 @@
+"""Calls of the Weights service with Protobuf's own classes, independent of our client library."""
+
+import grpc
+from scoring_rpc import messages
+
+
+class Weights:
+    """A channel to a server's admin listener."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(
+            address, options=(("grpc.use_local_subchannel_pool", 1),)
+        )
+
+    def load_call(self, path, timeout: float = 60, **fields):
+        """The stream of a load's progress; each item a LoadWeightsProgress."""
+        module = messages("weights")
+        return self.channel.unary_stream(
+            "/logprobd.v1.Weights/Load",
+            request_serializer=module.LoadWeightsRequest.SerializeToString,
+            response_deserializer=module.LoadWeightsProgress.FromString,
+        )(module.LoadWeightsRequest(path=str(path), **fields), timeout=timeout)
+
+    def load(self, path, **fields):
+        """The version that was loaded."""
+        return list(self.load_call(path, **fields))[-1].done
+
+    def _change(self, method: str, **fields):
+        module = messages("weights")
+        request = getattr(module, f"{method}WeightsRequest")(**fields)
+        data = self.channel.unary_unary(f"/logprobd.v1.Weights/{method}")(
+            request.SerializeToString(), timeout=60
+        )
+        return module.WeightsResponse.FromString(data).head
+
+    def commit(self, **fields):
+        return self._change("Commit", **fields)
+
+    def rollback(self, **fields):
+        return self._change("Rollback", **fields)
+
+    def discard(self, **fields):
+        return self._change("Discard", **fields)
+
+    def list(self):
+        """The state of the only head."""
+        module = messages("weights")
+        data = self.channel.unary_unary("/logprobd.v1.Weights/List")(b"", timeout=60)
+        (head,) = module.ListWeightsResponse.FromString(data).heads
+        return head
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

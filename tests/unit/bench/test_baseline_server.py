@@ -1,0 +1,89 @@
+"""The baseline must be right, or being faster than it says nothing."""
+
+import pathlib
+import sys
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+
+import baseline_server
+import ml_dtypes
+import scoring_rpc
+from model_folder import ModelFolder
+
+# Its logits, below 16, are rounded to bf16: an error d <= 1/32 each. A logprob is a logit less the log of a
+# sum, so it is off by at most 2 d; an entropy by at most d * sum p |log p + H|, and that sum is below 2 here.
+TOLERANCE = 2 / 32
+
+
+def start(model: ModelFolder, *, compiled: bool) -> baseline_server.BaselineServer:
+    """A baseline server over the test's model, with chunks of 3 rows."""
+    weight = baseline_server.load_weight(model.path, torch.device("cpu"))
+    scorer = baseline_server.TorchScorer(weight, chunk_rows=3, compiled=compiled)
+    return baseline_server.BaselineServer(scorer, "127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def served(model: ModelFolder):
+    server = start(model, compiled=False)
+    with scoring_rpc.Scoring(server.address) as scoring:
+        yield scoring
+    server.server.stop(None).wait()
+
+
+def errors(scoring: scoring_rpc.Scoring, model: ModelFolder, rows: int) -> np.ndarray:
+    """Differences of logprob and entropy [2, rows] of random rows to the double reference."""
+    random = np.random.default_rng(3)
+    hidden = random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16)
+    targets = random.integers(0, 1003, rows, dtype=np.int32)
+    request = scoring_rpc.request(
+        rows=rows, dtype=1, hidden=hidden.tobytes(), targets=targets.tobytes()
+    )
+    response = scoring.score(request, timeout=150)
+    truth = [model.score(row, int(target)) for row, target in zip(hidden, targets, strict=True)]
+    return np.array(
+        [
+            scoring_rpc.floats(response.logprob) - [row.logprob for row in truth],
+            scoring_rpc.floats(response.entropy) - [row.entropy for row in truth],
+        ]
+    )
+
+
+def test_scores_are_those_of_the_double_reference(served, model: ModelFolder) -> None:
+    assert np.abs(errors(served, model, rows=7)).max() < TOLERANCE
+
+
+def test_compiled_scores_are_too(model: ModelFolder) -> None:
+    server = start(model, compiled=True)
+    with scoring_rpc.Scoring(server.address) as scoring:
+        assert np.abs(errors(scoring, model, rows=3)).max() < TOLERANCE
+    server.server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"hidden_size": 63}, "hidden_size 63 is not 64"),
+        ({"targets": b"1234"}, "targets must be i32"),
+        ({"targets": np.array([1003, 0], np.int32).tobytes()}, "targets must lie in"),
+        ({"hidden": b"1234"}, "hidden must be dtype"),
+        ({"dtype": 9}, "dtype 9 is unknown"),
+        ({"outputs": 8}, "only logprob and entropy"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(served, fields: dict, text: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        served.score(scoring_rpc.request(**fields))
+
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert text in raised.value.details()
+
+
+def test_a_request_without_rows_has_empty_answers(served) -> None:
+    response = served.score(scoring_rpc.request(rows=0, targets=b"", hidden=b""))
+
+    assert (response.rows, response.logprob, response.entropy) == (0, b"", b"")

@@ -1,0 +1,124 @@
+#include "client/cli/bench/answer_book.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// An answer whose row i has logprob -(first + i).
+ScoreResult Scores(int64_t first, int64_t rows) {
+  ScoreResult result;
+  result.rows = rows;
+  result.weights_version = 3;
+  for (int64_t row = first; row < first + rows; ++row) {
+    result.logprob.push_back(-static_cast<float>(row));
+    result.entropy.push_back(static_cast<float>(row) / 2);
+  }
+  return result;
+}
+
+TEST(AnswerBookTest, FindsEqualAnswersEqual) {
+  AnswerBook book(100);
+
+  book.Add(0, Scores(0, 10));
+  book.Add(5, Scores(5, 10));
+
+  EXPECT_EQ(book.rows_compared(), 5);
+  EXPECT_EQ(book.rows_different(), 0);
+  EXPECT_THAT(book.first_difference(), IsEmpty());
+  EXPECT_EQ(book.weights_version(), 3U);
+}
+
+TEST(AnswerBookTest, NoticesASingleBit) {
+  AnswerBook book(100);
+  ScoreResult other = Scores(0, 10);
+  other.entropy[7] = std::nextafter(other.entropy[7], 100.0F);
+
+  book.Add(0, Scores(0, 10));
+  book.Add(0, other);
+
+  EXPECT_EQ(book.rows_different(), 1);
+  EXPECT_THAT(book.first_difference(), HasSubstr("row 7 of the load, in a request of 10 rows"));
+}
+
+TEST(AnswerBookTest, ComparesEveryOutput) {
+  const auto full = [] {
+    ScoreResult result = Scores(0, 2);
+    result.lse = {1, 2};
+    result.argmax_id = {3, 4};
+    result.argmax_logprob = {-1, -2};
+    result.greedy = {0, 1};
+    result.sum_p_squared = {0.5F, 0.25F};
+    result.max_logit = {7, 8};
+    result.min_logit = {-7, -8};
+    result.top_k = 2;
+    result.top_k_ids = {1, 2, 3, 4};
+    result.top_k_logprobs = {-1, -2, -3, -4};
+    return result;
+  };
+  const std::vector<void (*)(ScoreResult&)> changes = {
+      [](ScoreResult& r) { r.logprob[1] = -9; },  [](ScoreResult& r) { r.lse[1] = 9; },
+      [](ScoreResult& r) { r.argmax_id[1] = 9; }, [](ScoreResult& r) { r.argmax_logprob[1] = 9; },
+      [](ScoreResult& r) { r.greedy[1] = 0; },    [](ScoreResult& r) { r.sum_p_squared[1] = 9; },
+      [](ScoreResult& r) { r.max_logit[1] = 9; }, [](ScoreResult& r) { r.min_logit[1] = 9; },
+      [](ScoreResult& r) { r.top_k_ids[3] = 9; }, [](ScoreResult& r) { r.top_k_logprobs[3] = 9; }};
+
+  for (size_t i = 0; i < changes.size(); ++i) {
+    AnswerBook book(2);
+    ScoreResult changed = full();
+    changes[i](changed);
+
+    book.Add(0, full());
+    book.Add(0, changed);
+
+    EXPECT_EQ(book.rows_different(), 1) << "change " << i;
+  }
+}
+
+TEST(AnswerBookTest, ComparesTheRepeatedRowsOfOneAnswer) {
+  AnswerBook book(3);
+
+  book.Add(2, Scores(2, 3));  // rows 2, 0, 1: logprobs -2, -3, -4
+  book.Add(0, Scores(0, 1));  // row 0: -0
+
+  EXPECT_EQ(book.rows_compared(), 1);
+  EXPECT_EQ(book.rows_different(), 1);
+}
+
+TEST(AnswerBookTest, SaysThatTheWeightsChanged) {
+  AnswerBook book(3);
+  ScoreResult swapped = Scores(0, 1);
+  swapped.weights_version = 4;
+
+  book.Add(0, Scores(0, 1));
+  book.Add(0, swapped);
+
+  EXPECT_EQ(book.rows_different(), 1);
+  EXPECT_THAT(book.first_difference(), HasSubstr("the weights changed from version 3 to 4"));
+}
+
+TEST(AnswerBookTest, SamplesRowsThatWereAnsweredFromAllOver) {
+  AnswerBook book(100);
+  book.Add(10, Scores(10, 40));
+
+  const std::vector<AnswerBook::Answer> sample = book.Sample(4);
+
+  ASSERT_EQ(sample.size(), 4U);
+  EXPECT_EQ(sample[0].row, 10);
+  EXPECT_EQ(sample[3].row, 40);
+  EXPECT_EQ(sample[3].logprob, -40);
+  EXPECT_EQ(sample[3].entropy, 20);
+  EXPECT_EQ(book.Sample(1'000).size(), 40U);
+  EXPECT_THAT(AnswerBook(5).Sample(3), IsEmpty());
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,178 @@
+#include "client/cli/bench/bench_report.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/client/cli/bench/report_case.h"
+#include "tests/unit/client/cli/temp_folder.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string TextOf(const BenchReport& report) {
+  std::ostringstream out;
+  PrintBenchReport(report, out);
+  return out.str();
+}
+
+TEST(BenchReportTest, PrintsOneLineALoad) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(256, 4)};
+
+  EXPECT_EQ(TextOf(report),
+            "rows  concurrency  requests  errors   rows/s   GB/s  avg ms  p50 ms  p90 ms  p95 ms  "
+            "p99 ms  p99.9 ms  max ms  stable  transport\n"
+            "256             4     1,000       0  128,000  1.049   5.005   5.014   9.044   9.503   "
+            "9.961     10.00   10.00     yes        shm\n");
+}
+
+TEST(BenchReportTest, PrintsALineForEachSizeOfAMix) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeMix()};
+
+  const std::vector<std::string> lines = absl::StrSplit(TextOf(report), '\n');
+
+  EXPECT_THAT(lines[1], AllOf(HasSubstr("1:80,256:20"), HasSubstr("500/s"), HasSubstr("1,010"),
+                              HasSubstr("no")));
+  EXPECT_THAT(lines[2], AllOf(HasSubstr("  of 1 "), HasSubstr(" 1,000 ")));
+  EXPECT_THAT(lines[1], HasSubstr("shm+tcp"));
+  EXPECT_THAT(lines[3], AllOf(HasSubstr("  of 256 "), HasSubstr(" 10 "), HasSubstr("250.0")));
+}
+
+TEST(BenchReportTest, PrintsTheServersFigures) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(256, 4)};
+  report.loads[0].server = SomeServer();
+
+  const std::string text = TextOf(report);
+
+  EXPECT_THAT(text,
+              HasSubstr("256 rows, 4 in flight      256,000      100      2560.0         512  "
+                        "       3   3.00      1.50     1 GiB  0: 50% busy, 321 TFLOP/s\n"));
+  EXPECT_THAT(text, HasSubstr("mean ms of queue 2.000 kernel 4.000"));
+}
+
+TEST(BenchReportTest, PrintsTheVerification) {
+  BenchReport report = SomeReport();
+  report.verification = Verification{.rows = 64,
+                                     .logprob_difference_max = 1.25e-5,
+                                     .entropy_difference_max = 2.5e-5,
+                                     .answers_compared = 12'345,
+                                     .first_difference = {}};
+  EXPECT_THAT(TextOf(report),
+              AllOf(HasSubstr("verify: PASS: 64 rows"), HasSubstr("1.25e-05 (tolerance 1e-04)"),
+                    HasSubstr("12,345 answers compared")));
+
+  report.verification->answers_different = 1;
+  report.verification->first_difference = "row 7";
+  EXPECT_THAT(TextOf(report), AllOf(HasSubstr("verify: FAIL"), HasSubstr("difference: row 7")));
+}
+
+TEST(BenchReportTest, WarnsOfNumbersThatDoNotHold) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(1, 1), SomeMix()};
+
+  EXPECT_THAT(BenchWarnings(report),
+              ElementsAre(AllOf(HasSubstr("mix 1:80,256:20, 500 requests/s: not stable"),
+                                HasSubstr("by more than 10%")),
+                          AllOf(HasSubstr("the generator itself could not keep up: 7 requests"),
+                                HasSubstr("at most 250.0 ms")),
+                          AllOf(HasSubstr("beyond the server: 5 requests waited for one of 64"),
+                                HasSubstr("3 were never sent"))));
+}
+
+TEST(BenchReportTest, HasNothingToWarnOfInAStableLoad) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(1, 1)};
+
+  EXPECT_THAT(BenchWarnings(report), IsEmpty());
+}
+
+TEST(BenchReportTest, ExportsCsv) {
+  const TempFolder folder;
+  BenchReport report = SomeReport();
+  report.percentiles = {50, 99.9};
+  report.loads = {SomeLoad(256, 4), SomeMix()};
+
+  ASSERT_TRUE(ExportBench(folder.path("b.csv"), report).ok());
+
+  const std::vector<std::string> lines = absl::StrSplit(folder.Read("b.csv"), '\n');
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_EQ(lines[0],
+            "part,rows,concurrency,request_rate,arrivals,requests,errors,seconds,rows_per_second,"
+            "gigabytes_per_second,latency_mean_seconds,latency_p50_seconds,latency_p99.9_seconds,"
+            "latency_max_seconds,late_by_generator,late_by_generator_seconds_max,"
+            "late_by_server,late_by_server_seconds_max,unsent,stable,transport");
+  EXPECT_EQ(lines[1],
+            "all,256,4,,,1000,0,2,128000,1.048576,0.005005,0.005013504,0.01,0.01,,,,,,yes,shm");
+  EXPECT_THAT(lines[2], AllOf(HasSubstr("all,\"1:80,256:20\",,500,poisson,1010,0,2,"),
+                              HasSubstr(",7,0.25,5,0.5,3,no,shm+tcp")));
+  EXPECT_THAT(lines[3], HasSubstr("1 rows,"));
+  EXPECT_THAT(lines[4], HasSubstr("256 rows,"));
+}
+
+TEST(BenchReportTest, ExportsJsonWithEverything) {
+  const TempFolder folder;
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(256, 4), SomeMix()};
+  report.loads[0].server = SomeServer();
+  report.loads[1].measurement.measured.first_error = absl::UnavailableError("gone");
+  report.verification = Verification{.rows = 3, .first_difference = {}};
+
+  ASSERT_TRUE(ExportBench(folder.path("b.json"), report).ok());
+
+  const auto json = nlohmann::json::parse(folder.Read("b.json"));
+  EXPECT_EQ(json["head"], "h");
+  const auto& load = json["results"][0];
+  EXPECT_EQ(load["rows"], 256);
+  EXPECT_EQ(load["concurrency"], 4);
+  EXPECT_EQ(load["stable"], true);
+  EXPECT_EQ(load["transport"], "shm");
+  EXPECT_EQ(load["latency_max_seconds"], 0.01);
+  EXPECT_EQ(load["windows"].size(), 3U);
+  int64_t count = 0;
+  for (const auto& bucket : load["latency_histogram"]) count += bucket[2].get<int64_t>();
+  EXPECT_EQ(count, 1'000);
+  EXPECT_EQ(load["server"]["stages"][1]["stage"], "kernel");
+  EXPECT_EQ(load["server"]["rejected"]["queue_rows"], 3);
+  EXPECT_EQ(load["server"]["gpus"][0]["teraflops"], 321);
+  const auto& mix = json["results"][1];
+  EXPECT_EQ(mix["rows"], "1:80,256:20");
+  EXPECT_EQ(mix["arrivals"], "poisson");
+  EXPECT_EQ(mix["late_by_generator"], 7);
+  EXPECT_EQ(mix["first_error"], "UNAVAILABLE: gone");
+  EXPECT_EQ(mix["sizes"][1]["rows"], 256);
+  EXPECT_EQ(mix["sizes"][1]["weight"], 20);
+  EXPECT_EQ(mix["sizes"][1]["requests"], 10);
+  EXPECT_EQ(json["verification"]["passed"], true);
+}
+
+TEST(BenchReportTest, ExportsAPage) {
+  const TempFolder folder;
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(256, 4)};
+
+  ASSERT_TRUE(ExportBench(folder.path("b.html"), report).ok());
+
+  EXPECT_THAT(folder.Read("b.html"), HasSubstr("<!doctype html>"));
+}
+
+TEST(BenchReportTest, NamesAPathItCannotWrite) {
+  EXPECT_THAT(std::string(ExportBench("/no/such/b.csv", SomeReport()).message()),
+              HasSubstr("/no/such/b.csv"));
+  EXPECT_THAT(std::string(ExportBench("b.txt", SomeReport()).message()),
+              HasSubstr("must end in .csv, .json or .html"));
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,117 @@
+#include "client/cli/bench/row_pool.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::Ge;
+using ::testing::Lt;
+
+Head SmallHead() {
+  Head head;
+  head.name = "h";
+  head.hidden_size = 64;
+  head.vocab_size = 100;
+  return head;
+}
+
+RowPool MakePool(const Head& head, Dtype dtype, int64_t rows, uint64_t seed = 1) {
+  HeapRowMemory memory;
+  return *RowPool::Create(head, dtype, rows, seed, memory);
+}
+
+TEST(RowPoolTest, IsTheSameForTheSameSeed) {
+  const RowPool one = MakePool(SmallHead(), Dtype::kBf16, 10, 1);
+  const RowPool again = MakePool(SmallHead(), Dtype::kBf16, 10, 1);
+  const RowPool other = MakePool(SmallHead(), Dtype::kBf16, 10, 2);
+
+  EXPECT_EQ(one.hidden(), again.hidden());
+  EXPECT_EQ(one.targets(), again.targets());
+  EXPECT_NE(one.hidden(), other.hidden());
+}
+
+TEST(RowPoolTest, IsStandardNormalWithTargetsInTheVocabulary) {
+  const RowPool pool = MakePool(SmallHead(), Dtype::kF32, 1'000);
+  ASSERT_EQ(pool.distinct_rows(), 1'000);
+  std::vector<float> values(64'000);
+  std::memcpy(values.data(), pool.hidden().data(), values.size() * sizeof(float));
+
+  double sum = 0;
+  double squares = 0;
+  for (const float value : values) {
+    sum += value;
+    squares += static_cast<double>(value) * value;
+  }
+  // Six standard errors of 64,000 draws.
+  EXPECT_NEAR(sum / 64'000, 0, 0.025);
+  EXPECT_NEAR(squares / 64'000, 1, 0.035);
+  EXPECT_THAT(pool.targets(), Each(AllOf(Ge(0), Lt(100))));
+}
+
+TEST(RowPoolTest, RepeatsTheRowsOfALargeRequest) {
+  Head head = SmallHead();
+  head.hidden_size = 4096;
+
+  const RowPool pool = MakePool(head, Dtype::kBf16, 1'025);
+
+  ASSERT_EQ(pool.distinct_rows(), 1'024);
+  const size_t row_bytes = 4096 * 2;
+  EXPECT_EQ(pool.hidden().subspan(0, row_bytes),
+            pool.hidden().subspan(1'024 * row_bytes, row_bytes));
+  EXPECT_EQ(pool.targets()[0], pool.targets()[1'024]);
+}
+
+TEST(RowPoolTest, HasManyRowsForSmallRequestsToo) {
+  EXPECT_EQ(MakePool(SmallHead(), Dtype::kBf16, 1).distinct_rows(), 256);
+}
+
+TEST(RowPoolTest, FillsRowsInACircle) {
+  const RowPool pool = MakePool(SmallHead(), Dtype::kF16, 1);
+  std::vector<std::byte> hidden(300 * 128);
+  std::vector<int32_t> targets(300);
+
+  pool.Fill(/*first=*/250, 300, absl::MakeSpan(hidden), absl::MakeSpan(targets));
+
+  for (const int64_t row : {0, 5, 6, 261, 262, 299}) {
+    const int64_t from = (250 + row) % 256;
+    EXPECT_EQ(std::memcmp(hidden.data() + row * 128, pool.hidden().data() + from * 128, 128), 0)
+        << row;
+    EXPECT_EQ(targets[static_cast<size_t>(row)], pool.targets()[static_cast<size_t>(from)]) << row;
+  }
+}
+
+class NoMemory final : public RowMemory {
+ public:
+  absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override {
+    return absl::ResourceExhaustedError("no room for " + std::to_string(bytes));
+  }
+};
+
+TEST(RowPoolTest, SaysWhenThereIsNoMemory) {
+  NoMemory memory;
+
+  const auto pool = RowPool::Create(SmallHead(), Dtype::kBf16, 1'000, 1, memory);
+
+  EXPECT_EQ(pool.status(), absl::ResourceExhaustedError("no room for 128000"));
+}
+
+TEST(HeapRowMemoryTest, RefusesWhatCannotBeHad) {
+  HeapRowMemory memory;
+
+  EXPECT_EQ(memory.Allocate(int64_t{1} << 62).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const absl::StatusOr<RowBuffer> buffer = memory.Allocate(4'096);
+  ASSERT_TRUE(buffer.ok());
+  EXPECT_EQ(buffer->bytes().size(), 4'096U);
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,282 @@
+#include "client/cpp/balance.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+using State = ServerState::State;
+
+Head HeadOf(uint64_t version = 1) {
+  return {.name = "h",
+          .vocab_size = 10,
+          .hidden_size = 4,
+          .weights_version = version,
+          .limits = {.request_rows_max = 100}};
+}
+
+class BalanceTest : public ::testing::Test {
+ protected:
+  Balance::Options Options(bool solo = false) {
+    return {.solo = solo, .now = [this] { return now_; }, .unit_random = [] { return 1.0; }};
+  }
+
+  /// Finds every server well.
+  void CheckAll(Balance& balance) {
+    for (const std::string& address : balance.TakeDueChecks(Balance::Due::kAll)) {
+      balance.Checked(address, ServerInfo{.heads = {HeadOf()}}, now_);
+    }
+  }
+
+  static std::string Take(Balance& balance, int64_t bytes, const ServerWish& wish = {}) {
+    const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, wish);
+    EXPECT_TRUE(taken.ok()) << taken.status();
+    return taken.ok() && taken->has_value() ? (*taken)->address : "";
+  }
+
+  static std::vector<State> StatesOf(const Balance& balance) {
+    std::vector<State> states;
+    for (const ServerState& state : balance.states()) states.push_back(state.state);
+    return states;
+  }
+
+  absl::Time now_ = absl::UnixEpoch() + absl::Seconds(1000);
+};
+
+TEST_F(BalanceTest, GivesTheServerWithTheFewestBytes) {
+  Balance balance(Options(), {"a", "b", "c"});
+  CheckAll(balance);
+
+  std::vector<std::string> taken;
+  for (const int64_t bytes : {10, 5, 1, 3, 3, 3}) taken.push_back(Take(balance, bytes));
+
+  EXPECT_THAT(taken, ElementsAre("a", "b", "c", "c", "c", "b"));
+}
+
+TEST_F(BalanceTest, LetsEqualsTakeTurns) {
+  Balance balance(Options(), {"a", "b", "c"});
+  CheckAll(balance);
+
+  std::vector<std::string> taken;
+  for (int i = 0; i < 5; ++i) {
+    taken.push_back(Take(balance, 10));
+    balance.Give(taken.back(), 10);
+  }
+
+  EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
+}
+
+TEST_F(BalanceTest, UsesNoServerBeforeItWasFoundWell) {
+  Balance balance(Options(), {"a", "b"});
+  EXPECT_EQ(Take(balance, 1), "");
+
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a", "b"));
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kAll), IsEmpty());  // both are under way
+  balance.Checked("b", ServerInfo{.heads = {HeadOf()}}, now_);
+
+  EXPECT_EQ(Take(balance, 1), "b");
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kUnknown, State::kReady));
+  EXPECT_EQ(balance.num_checked(), 1);
+}
+
+TEST_F(BalanceTest, LeavesAFailedServerAtOnceForAPauseThatDoubles) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  std::vector<double> pauses;
+
+  for (int i = 0; i < 8; ++i) {
+    balance.Leave("a", "gone");
+    balance.Leave("a", "another request of the same failure");
+    EXPECT_EQ(Take(balance, 0), "b");
+    EXPECT_EQ(Take(balance, 0), "b");
+    pauses.push_back(absl::ToDoubleSeconds(balance.states()[0].retry_in));
+    now_ += balance.states()[0].retry_in;
+    EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ::testing::Contains("a"));
+    balance.Checked("a", ServerInfo{.heads = {HeadOf()}}, now_);
+  }
+
+  EXPECT_THAT(pauses, ElementsAre(0.5, 1, 2, 4, 8, 16, 30, 30));
+}
+
+TEST_F(BalanceTest, EndsTheGrowthOfThePauseWithAnAnswer) {
+  Balance balance(Options(), {"a", "b"});
+  for (int i = 0; i < 3; ++i) {
+    CheckAll(balance);
+    balance.Leave("a", "gone");
+  }
+  CheckAll(balance);
+
+  balance.SawVersion("a", "h", 1);
+  balance.Leave("a", "gone");
+
+  EXPECT_EQ(balance.states()[0].retry_in, absl::Milliseconds(500));
+}
+
+TEST_F(BalanceTest, DrawsThePauseFromItsUpperHalf) {
+  Balance::Options options = Options();
+  options.unit_random = [] { return 0.0; };
+  Balance balance(options, {"a", "b"});
+
+  balance.Leave("a", "gone");
+
+  EXPECT_EQ(balance.states()[0].retry_in, absl::Milliseconds(250));
+}
+
+TEST_F(BalanceTest, IgnoresACheckThatBeganBeforeTheFailure) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  const absl::Time began = now_;
+  now_ += absl::Seconds(1);
+  balance.Leave("a", "gone");
+
+  balance.Checked("a", ServerInfo{.heads = {HeadOf()}}, began);
+
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kOut, State::kReady));
+  EXPECT_EQ(balance.states()[0].reason, "gone");
+  EXPECT_EQ(balance.last_left(), now_);
+}
+
+TEST_F(BalanceTest, ChecksReadyServersAgain) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), IsEmpty());
+
+  now_ += Balance::kCheckPeriod;
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a", "b"));
+  balance.Checked("a", absl::UnavailableError("health says NOT_SERVING"), now_);
+
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kOut, State::kReady));
+}
+
+TEST_F(BalanceTest, CutsThePausesShortWithNobodyReady) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  balance.Leave("a", "gone");
+  balance.Leave("b", "gone");
+
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), IsEmpty());
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kIdle), ElementsAre("a", "b"));
+}
+
+TEST_F(BalanceTest, PassesOverABusyServerForItsHint) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  balance.Busy("a", absl::Seconds(3));
+
+  EXPECT_EQ(Take(balance, 5), "b");
+  EXPECT_EQ(Take(balance, 5), "b");
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kBusy, State::kReady));
+  EXPECT_FALSE(balance.HasOther("b", {}));
+  now_ += absl::Seconds(3);
+  EXPECT_EQ(Take(balance, 5), "a");
+  EXPECT_TRUE(balance.HasOther("b", {}));
+}
+
+TEST_F(BalanceTest, UsesBusyServersWhereThereIsNoOther) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  balance.Busy("a", std::nullopt);
+  balance.Busy("b", std::nullopt);
+
+  EXPECT_EQ(Take(balance, 5), "a");
+  EXPECT_EQ(Take(balance, 5), "b");
+}
+
+TEST_F(BalanceTest, PrefersServersBelievedToHoldTheVersion) {
+  Balance balance(Options(), {"a", "b", "c"});
+  CheckAll(balance);
+  balance.SawVersion("b", "", 2);
+
+  EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
+  EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
+  EXPECT_EQ(Take(balance, 1, {.version = 2, .without = {"b"}}), "c");  // it may have changed
+  now_ += Balance::kVersionAge;
+  EXPECT_EQ(Take(balance, 1, {.version = 2}), "a");
+  EXPECT_EQ(Take(balance, 1, {.without = {"a", "b", "c"}}), "");
+  EXPECT_FALSE(balance.HasReadyWithout({"a", "b", "c"}));
+  EXPECT_TRUE(balance.HasReadyWithout({"a", "b"}));
+}
+
+TEST_F(BalanceTest, RefusesDifferingHeadsAndNamesBothServers) {
+  Balance balance(Options(), {"a:1", "b:2"});
+  CheckAll(balance);
+  Head other = HeadOf();
+  other.vocab_size = 11;
+
+  balance.Checked("b:2", ServerInfo{.heads = {other}}, now_);
+
+  const absl::Status status = balance.Take(1, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a:1 and b:2 hold different heads"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("vocab_size of \"h\" is 10 and 11"));
+  EXPECT_EQ(balance.Heads({}).status(), status);
+  balance.Leave("b:2", "gone");
+  EXPECT_EQ(Take(balance, 1), "a:1");
+}
+
+TEST_F(BalanceTest, KeepsTheTightestLimitAndTheVersionOfEach) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  Head other = HeadOf(/*version=*/7);
+  other.limits.request_rows_max = 30;
+
+  balance.Checked("b", ServerInfo{.heads = {other}}, now_);
+
+  EXPECT_EQ(balance.Heads({})->heads[0].limits.request_rows_max, 30);
+  EXPECT_THAT(balance.states()[0].weights_versions, ElementsAre(Pair("h", 1U)));
+  EXPECT_THAT(balance.states()[1].weights_versions, ElementsAre(Pair("h", 7U)));
+}
+
+TEST_F(BalanceTest, RemembersServersThatStay) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  EXPECT_EQ(Take(balance, 7, {.without = {"a"}}), "b");
+
+  balance.SetAddresses({"b", "c"});
+  balance.Give("a", 1);  // it went: nothing is left to count
+
+  ASSERT_EQ(balance.states().size(), 2U);
+  EXPECT_EQ(balance.states()[0].address, "b");
+  EXPECT_EQ(balance.states()[0].bytes, 7);
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kReady, State::kUnknown));
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("c"));
+  EXPECT_THAT(balance.ready(), ElementsAre("b"));
+}
+
+TEST_F(BalanceTest, UsesASingleServerWhateverHappened) {
+  Balance balance(Options(/*solo=*/true), {"a"});
+  EXPECT_EQ(Take(balance, 1), "a");
+
+  balance.Leave("a", "gone");
+
+  EXPECT_EQ(Take(balance, 1), "a");
+  EXPECT_EQ(balance.states()[0].reason, "gone");
+  EXPECT_EQ(balance.states()[0].requests, 2);
+  balance.SawVersion("a", "", 3);
+  EXPECT_THAT(StatesOf(balance), ElementsAre(State::kReady));
+}
+
+TEST_F(BalanceTest, NamesEachServerAndWhyWhenAllAreGone) {
+  Balance balance(Options(), {"a:1", "b:2"});
+  balance.Leave("a:1", "UNAVAILABLE: refused");
+
+  const absl::Status status = balance.Heads({"dns:///x:1: unknown name"}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(std::string(status.message()),
+            "no server is available: dns:///x:1: unknown name; a:1 (UNAVAILABLE: refused); b:2 (no "
+            "answer yet)");
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,342 @@
+#include "client/cpp/balancing_transport.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cpp/call_versions.h"
+#include "client/cpp/health.h"
+#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "logprobd/v1/scoring.pb.h"
+#include "tests/unit/client/cpp/fake_transport.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using State = ServerState::State;
+
+grpc::ByteBuffer Bytes(const std::string& text) {
+  const grpc::Slice slice(text);
+  return {&slice, 1};
+}
+
+/// A BalancingTransport over FakeTransports: a test answers every request, checks included.
+class BalancingTransportTest : public ::testing::Test {
+ protected:
+  void Make(std::vector<std::string> addresses, int32_t channels = 1) {
+    auto timers = std::make_unique<FakeTransport>();
+    timers_ = timers.get();
+    balancing_ = std::make_unique<BalancingTransport>(
+        BalancingTransport::Options{.addresses = std::move(addresses),
+                                    .channels = channels,
+                                    .connect =
+                                        [this](const std::string& address) {
+                                          auto transport = std::make_unique<FakeTransport>();
+                                          servers_[address] = transport.get();
+                                          return transport;
+                                        },
+                                    .timers = std::move(timers),
+                                    .unit_random = [] { return 1.0; }});
+  }
+
+  /// Begins a request; its reply is put into `replies_`.
+  std::shared_ptr<CancelScope> Send(const std::string& method = kScoreMethod,
+                                    std::shared_ptr<CallVersions> versions = nullptr) {
+    std::shared_ptr<CancelScope> scope = balancing_->NewScope();
+    scope->versions = std::move(versions);
+    balancing_->Call(method, Bytes("request"), timers_->Now() + absl::Seconds(60), scope,
+                     [this](RpcReply reply) { replies_.push_back(std::move(reply)); });
+    return scope;
+  }
+
+  /// Answers the health check and the listing of heads that are pending at a server.
+  void AnswerCheck(const std::string& address, int64_t vocab_size = 100, int64_t rows_max = 50) {
+    FakeTransport& server = *servers_.at(address);
+    ASSERT_EQ(server.calls.back().method, kHealthMethod);
+    server.Reply({.body = EncodeServing()}, server.calls.size() - 1);
+    ASSERT_EQ(server.calls.back().method, kListHeadsMethod);
+    v1::ListHeadsResponse response;
+    v1::Head& head = *response.add_heads();
+    head.set_name("h");
+    head.set_vocab_size(static_cast<uint32_t>(vocab_size));
+    head.set_dtype(v1::DTYPE_BF16);
+    head.set_weights_version(1);
+    head.mutable_limits()->set_request_rows_max(static_cast<uint32_t>(rows_max));
+    server.Reply({.body = Bytes(response.SerializeAsString())}, server.calls.size() - 1);
+  }
+
+  /// Two servers, both found well, and nothing pending.
+  void MakeReadyPair() {
+    Make({"a:1", "b:2"});
+    Send(kListHeadsMethod);
+    AnswerCheck("a:1");
+    AnswerCheck("b:2");
+    ASSERT_EQ(replies_.size(), 1U);
+    replies_.clear();
+  }
+
+  std::vector<State> StatesOf() const {
+    std::vector<State> states;
+    for (const ServerState& state : balancing_->balance().states()) states.push_back(state.state);
+    return states;
+  }
+
+  std::map<std::string, FakeTransport*> servers_;
+  FakeTransport* timers_ = nullptr;
+  std::unique_ptr<BalancingTransport> balancing_;
+  std::vector<RpcReply> replies_;
+};
+
+TEST_F(BalancingTransportTest, SendsStraightToASingleServer) {
+  Make({"a:1"});
+
+  Send();
+
+  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);  // no check
+  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+  ASSERT_EQ(replies_.size(), 1U);
+  EXPECT_FALSE(replies_[0].can_go_elsewhere);
+  EXPECT_EQ(replies_[0].server, "a:1");
+  Send();
+  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
+}
+
+TEST_F(BalancingTransportTest, CancelsWhatIsInFlightAtEachServer) {
+  const auto is_cancelled = [this](const std::string& address) {
+    return static_cast<FakeTransport::Scope&>(*servers_.at(address)->calls.at(0).scope)
+        .is_cancelled;
+  };
+  MakeReadyPair();
+  const std::shared_ptr<CancelScope> scope = balancing_->NewScope();
+  for (int i = 0; i < 2; ++i) {
+    balancing_->Call(kScoreMethod, Bytes("request"), absl::InfiniteFuture(), scope,
+                     [](const RpcReply&) {});
+  }
+  ASSERT_FALSE(is_cancelled("a:1"));
+
+  scope->Cancel();
+  balancing_->Call(kScoreMethod, Bytes("late"), absl::InfiniteFuture(), scope,
+                   [](const RpcReply&) {});
+
+  EXPECT_TRUE(is_cancelled("a:1"));
+  EXPECT_TRUE(is_cancelled("b:2"));
+  Send();
+  EXPECT_FALSE(
+      static_cast<FakeTransport::Scope&>(*servers_.at("b:2")->calls.back().scope).is_cancelled);
+}
+
+TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequest) {
+  Make({"a:1", "b:2"}, /*channels=*/3);
+
+  Send();
+
+  FakeTransport& a = *servers_.at("a:1");
+  ASSERT_EQ(a.calls.size(), 3U);
+  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + BalancingTransport::kCheckTimeout);
+  for (int i = 0; i < 2; ++i) a.Reply({.body = EncodeServing()});
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kUnknown, State::kUnknown));
+  AnswerCheck("a:1");
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kUnknown));
+  EXPECT_THAT(a.calls, IsEmpty());  // the other one may still be well
+  for (int i = 0; i < 3; ++i) {
+    servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+  }
+  ASSERT_EQ(a.calls.size(), 1U);
+  EXPECT_EQ(a.calls[0].method, kScoreMethod);
+}
+
+TEST_F(BalancingTransportTest, WaitsNoLongerThanAFirstLookForTheOthers) {
+  Make({"a:1", "b:2"});
+  Send();
+  AnswerCheck("a:1");
+
+  ASSERT_EQ(timers_->delays.size(), 2U);
+  EXPECT_EQ(timers_->delays[0], absl::Seconds(60));
+  EXPECT_EQ(timers_->delays[1], BalancingTransport::kFirstLook);
+  timers_->now += BalancingTransport::kFirstLook;
+  std::swap(timers_->timers[0], timers_->timers[1]);
+  timers_->FireTimer();
+
+  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);
+  EXPECT_EQ(servers_.at("a:1")->calls[0].method, kScoreMethod);
+}
+
+TEST_F(BalancingTransportTest, SaysThatAFailedRequestCanGoElsewhere) {
+  MakeReadyPair();
+  Send();
+  Send();
+  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
+  EXPECT_EQ(servers_.at("b:2")->calls.size(), 1U);
+  EXPECT_EQ(balancing_->CountServers(), 2);
+
+  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+
+  EXPECT_TRUE(replies_[0].can_go_elsewhere);
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kOut, State::kReady));
+  EXPECT_EQ(balancing_->balance().states()[0].reason, "UNAVAILABLE: refused");
+  EXPECT_EQ(balancing_->CountServers(), 1);
+  servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+  EXPECT_FALSE(replies_[1].can_go_elsewhere);
+}
+
+TEST_F(BalancingTransportTest, PassesOverAServerForItsHint) {
+  MakeReadyPair();
+  Send();
+
+  servers_.at("a:1")->Reply({.status = absl::ResourceExhaustedError("full"), .pushback = "3000"});
+
+  EXPECT_TRUE(replies_[0].can_go_elsewhere);
+  for (int i = 0; i < 3; ++i) Send();
+  EXPECT_EQ(servers_.at("b:2")->calls.size(), 3U);
+  timers_->now += absl::Seconds(3);
+  Send();
+  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
+}
+
+TEST_F(BalancingTransportTest, DoesNotSendATooLargeMessageElsewhere) {
+  MakeReadyPair();
+  Send();
+
+  servers_.at("a:1")->Reply(
+      {.status = absl::ResourceExhaustedError("Received message larger than max (9 vs. 5)")});
+
+  EXPECT_FALSE(replies_[0].can_go_elsewhere);
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kReady));
+}
+
+TEST_F(BalancingTransportTest, ProbesAServerBeforeItComesBack) {
+  MakeReadyPair();
+  Send();
+  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+  timers_->now += absl::Milliseconds(500);
+
+  Send();
+  EXPECT_EQ(servers_.at("b:2")->calls.size(), 1U);
+  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);
+  servers_.at("a:1")->Reply({.body = Bytes("\x08\x02")});
+  EXPECT_THAT(balancing_->balance().states()[0].reason, HasSubstr("NOT_SERVING"));
+  timers_->now += absl::Seconds(1);
+  Send();
+  AnswerCheck("a:1");
+
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kReady));
+}
+
+TEST_F(BalancingTransportTest, TakesAServerWithoutAHealthServiceForWell) {
+  Make({"a:1", "b:2"});
+  Send();
+  FakeTransport& a = *servers_.at("a:1");
+
+  a.Reply({.status = absl::UnimplementedError("no such method")});
+
+  ASSERT_EQ(a.calls.size(), 1U);
+  EXPECT_EQ(a.calls[0].method, kListHeadsMethod);
+  a.Reply({.body = Bytes("not a message")});
+  EXPECT_THAT(balancing_->balance().states()[0].reason, HasSubstr("ListHeadsResponse"));
+}
+
+TEST_F(BalancingTransportTest, NamesEachServerAndWhyWhenAllAreGone) {
+  Make({"a:1", "b:2"});
+  Send();
+
+  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+  servers_.at("b:2")->Reply({.status = absl::DeadlineExceededError("too late")});
+
+  ASSERT_EQ(replies_.size(), 1U);
+  EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(
+      std::string(replies_[0].status.message()),
+      "no server is available: a:1 (UNAVAILABLE: refused); b:2 (DEADLINE_EXCEEDED: too late)");
+  EXPECT_FALSE(replies_[0].can_go_elsewhere);
+  EXPECT_FALSE(replies_[0].is_explained);
+}
+
+TEST_F(BalancingTransportTest, RefusesDifferingHeads) {
+  Make({"a:1", "b:2"});
+  Send();
+
+  AnswerCheck("a:1", /*vocab_size=*/100);
+  AnswerCheck("b:2", /*vocab_size=*/99);
+
+  ASSERT_EQ(replies_.size(), 1U);
+  EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(replies_[0].is_explained);
+}
+
+TEST_F(BalancingTransportTest, ListsHeadsOfAllServersWithTheTightestLimits) {
+  Make({"a:1", "b:2"});
+  Send(kListHeadsMethod);
+
+  AnswerCheck("a:1", 100, /*rows_max=*/30);
+  EXPECT_THAT(replies_, IsEmpty());
+  AnswerCheck("b:2", 100, /*rows_max=*/50);
+
+  ASSERT_EQ(replies_.size(), 1U);
+  absl::StatusOr<ServerInfo> info = ParseListHeads(replies_[0].body);
+  ASSERT_TRUE(info.ok()) << info.status();
+  balancing_->Tighten(*info);
+  EXPECT_EQ(info->heads[0].limits.request_rows_max, 30);
+}
+
+TEST_F(BalancingTransportTest, TellsHealthFromAllServers) {
+  Make({"a:1", "b:2"});
+  Send(kHealthMethod);
+
+  AnswerCheck("a:1");
+  servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+
+  ASSERT_EQ(replies_.size(), 1U);
+  ASSERT_TRUE(replies_[0].status.ok()) << replies_[0].status;
+  EXPECT_TRUE(*IsServing(replies_[0].body));
+}
+
+TEST_F(BalancingTransportTest, FindsThePinnedVersionWhereItIsHeld) {
+  MakeReadyPair();
+  auto versions =
+      std::make_shared<CallVersions>(balancing_->balance(), CallVersions::Options{.pinned = 9});
+  Send(kScoreMethod, versions);
+  servers_.at("a:1")->Reply({.status = absl::FailedPreconditionError("not live")});
+  EXPECT_TRUE(replies_[0].can_go_elsewhere);
+
+  Send(kScoreMethod, versions);
+  servers_.at("b:2")->Reply({.status = absl::FailedPreconditionError("not live")});
+
+  EXPECT_FALSE(replies_[1].can_go_elsewhere);
+  EXPECT_EQ(replies_[1].status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(replies_[1].status.message()), HasSubstr("a:1, b:2"));
+}
+
+TEST_F(BalancingTransportTest, EndsWhatWaitsAtItsDeadline) {
+  Make({"a:1", "b:2"});
+  Send();
+
+  timers_->FireTimer();
+
+  ASSERT_EQ(replies_.size(), 1U);
+  EXPECT_THAT(std::string(replies_[0].status.message()), HasSubstr("a:1 (no answer yet)"));
+}
+
+TEST_F(BalancingTransportTest, CancelsCallsAfterShutdown) {
+  MakeReadyPair();
+
+  balancing_->Shutdown();
+  Send();
+
+  ASSERT_EQ(replies_.size(), 1U);
+  EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cpp/message_stream.h"
+
+namespace logprobd::client {
+
+/// Streams without a network: a test looks at what was written, and answers. For one thread.
+class FakeStreams final : public StreamOpener {
+ public:
+  struct Stream final : MessageStream {
+    void Start() override { is_started = true; }
+    void Write(grpc::ByteBuffer message) override { messages.push_back(message); }
+    void CloseWrites() override { is_closed = true; }
+    void Cancel() override { is_cancelled = true; }
+    int64_t written() const override { return static_cast<int64_t>(messages.size()) - unwritten; }
+
+    /// The stream ends; once.
+    void End(const absl::Status& status) {
+      messages.clear();
+      auto ended = std::move(events.ended);  // empty from now on
+      std::move(ended)(status);
+    }
+
+    StreamEvents events;
+    std::vector<grpc::ByteBuffer> messages;
+    int64_t unwritten = 0;  ///< Messages at the end that the connection has not taken.
+    bool is_started = false;
+    bool is_closed = false;
+    bool is_cancelled = false;
+  };
+
+  std::shared_ptr<MessageStream> OpenStream(const std::string& method,
+                                            StreamEvents events) override {
+    if (is_shut_down) return nullptr;
+    methods.push_back(method);
+    auto stream = std::make_shared<Stream>();
+    stream->events = std::move(events);
+    streams.push_back(stream);
+    return stream;
+  }
+
+  bool is_shut_down = false;
+  std::vector<std::string> methods;
+  std::vector<std::shared_ptr<Stream>> streams;  ///< Every one opened.
+};
+
+}  // namespace logprobd::client

@@ -1,0 +1,160 @@
+#include "client/cpp/local_lease.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_control_socket.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+LocalAccess AccessTo(const testing::FakeControlSocket& control) {
+  const v1::LocalAccess access = control.access();
+  return {.boot_id = access.boot_id(), .control_path = access.control_path()};
+}
+
+class LocalLeaseTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<LocalLease> Connect() {
+    absl::StatusOr<std::shared_ptr<LocalLease>> lease =
+        LocalLease::Connect(AccessTo(control_), "trainer");
+    EXPECT_TRUE(lease.ok()) << lease.status();
+    return *lease;
+  }
+
+  testing::FakeControlSocket control_{{.region_bytes_max = 1 << 20, .lease_regions_max = 7}};
+};
+
+TEST_F(LocalLeaseTest, LearnsWhatTheServerGives) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+
+  EXPECT_TRUE(lease->grant().shared_memory);
+  EXPECT_FALSE(lease->grant().cuda_ipc);
+  EXPECT_EQ(lease->grant().region_bytes_max, 1 << 20);
+  EXPECT_EQ(lease->grant().lease_bytes_max, 1 << 30);
+  EXPECT_EQ(lease->grant().regions_max, 7);
+  EXPECT_EQ(lease->grant().lease, "lease-1");
+  EXPECT_TRUE(lease->IsAlive());
+  EXPECT_THAT(control_.clients(), ElementsAre("trainer"));
+}
+
+TEST_F(LocalLeaseTest, MapsARegionThatBothSidesSee) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+  const auto region = lease->CreateRegion(5'000);
+  ASSERT_TRUE(region.ok()) << region.status();
+
+  std::memcpy((*region)->bytes().data() + 64, "hello", 5);
+
+  EXPECT_THAT((*region)->bytes(), SizeIs(8192));
+  v1::ScoreRequest request;
+  request.mutable_shared_memory()->set_region((*region)->id());
+  request.mutable_shared_memory()->set_offset(64);
+  request.mutable_shared_memory()->set_bytes(5);
+  ASSERT_TRUE(control_.Fill(&request).ok());
+  EXPECT_EQ(request.hidden(), "hello");
+}
+
+TEST_F(LocalLeaseTest, ClosesARegionAndLives) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+  const auto region = lease->CreateRegion(1);
+  ASSERT_TRUE(region.ok()) << region.status();
+
+  EXPECT_TRUE(lease->CloseRegion((*region)->id()).ok());
+
+  EXPECT_EQ(control_.num_regions(), 0);
+  EXPECT_TRUE(lease->IsAlive());
+  EXPECT_EQ(lease->CloseRegion((*region)->id()).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(LocalLeaseTest, SaysWhatTheServerRefused) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+
+  const absl::Status status = lease->CreateRegion(2 << 20).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "above the limits");
+  EXPECT_TRUE(lease->IsAlive());
+}
+
+TEST_F(LocalLeaseTest, SeesTheEndOfTheServer) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+
+  control_.DropLeases();
+
+  EXPECT_FALSE(lease->IsAlive());
+  EXPECT_EQ(lease->CreateRegion(1).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(LocalLeaseTest, GivesEverythingBackWithItsLastReference) {
+  ASSERT_TRUE(Connect()->CreateRegion(1).ok());
+
+  control_.WaitForNoLease();
+
+  EXPECT_EQ(control_.num_regions(), 0);
+}
+
+TEST_F(LocalLeaseTest, IsNotAliveOnceItIsClosed) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+
+  lease->Close();
+
+  EXPECT_FALSE(lease->IsAlive());
+  EXPECT_FALSE(lease->CreateRegion(1).ok());
+}
+
+TEST_F(LocalLeaseTest, SaysWhyTheServerCannotBeReached) {
+  const auto message = [](const LocalAccess& access) {
+    return std::string(LocalLease::Connect(access, "").status().message());
+  };
+  LocalAccess access = AccessTo(control_);
+
+  access.control_path = "/nowhere/control.sock";
+  EXPECT_THAT(message(access), HasSubstr("mount the folder of the server's socket"));
+  access.control_path = "";
+  EXPECT_THAT(message(access), HasSubstr("no control socket"));
+  access.control_path = std::string(200, 'x');
+  EXPECT_THAT(message(access), HasSubstr("no control socket"));
+  access.boot_id = "other";
+  EXPECT_THAT(message(access), HasSubstr("another host"));
+  access.boot_id = "";
+  EXPECT_THAT(message(access), HasSubstr("another host"));
+}
+
+TEST_F(LocalLeaseTest, SaysThatNobodyListensAnyMore) {
+  LocalAccess access = AccessTo(control_);
+  access.control_path = ::testing::TempDir() + "/dead.sock";
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, access.control_path.data(), access.control_path.size());
+  unlink(access.control_path.c_str());
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  close(fd);
+
+  const absl::Status status = LocalLease::Connect(access, "").status();
+
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the server has ended"));
+}
+
+TEST(LocalLeaseAnswerTest, RefusesAnswersThatAreNone) {
+  for (const std::string& nonsense : {std::string("\xff\xff"), std::string("\x12\x01x")}) {
+    const testing::FakeControlSocket control({.nonsense = nonsense});
+
+    EXPECT_EQ(LocalLease::Connect(AccessTo(control), "").status().code(),
+              absl::StatusCode::kUnavailable);
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,143 @@
+#include "client/cpp/weights_client.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_scoring_service.h"
+#include "tests/support/fake_weights_service.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+v1::LoadWeightsProgress Progress(const std::string& phase, uint64_t done, uint64_t total) {
+  v1::LoadWeightsProgress progress;
+  progress.set_phase(phase);
+  progress.set_bytes_done(done);
+  progress.set_bytes_total(total);
+  return progress;
+}
+
+v1::LoadWeightsProgress Done(uint64_t version) {
+  v1::LoadWeightsProgress progress = Progress("done", 8, 8);
+  progress.mutable_done()->set_version(version);
+  progress.mutable_done()->set_sha256("abc");
+  progress.mutable_done()->set_source("/m/2");
+  progress.mutable_done()->set_loaded_unix_seconds(5);
+  progress.mutable_done()->set_weight_bytes(8);
+  return progress;
+}
+
+class WeightsClientTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<WeightsClient> Connect(WeightsClient::Options options = {}) {
+    options.address = server_.address();
+    return *WeightsClient::Create(options);
+  }
+
+  testing::FakeWeightsServer server_;
+};
+
+TEST_F(WeightsClientTest, LoadTellsItsProgressAndReturnsTheVersion) {
+  server_.service().progress() = {Progress("verifying", 4, 8), Done(2)};
+  std::vector<std::string> phases;
+
+  const auto version = Connect()->Load({.path = "/m/2"}, [&](const LoadProgress& progress) {
+    phases.push_back(progress.phase);
+    EXPECT_EQ(progress.bytes_done, 4);
+    EXPECT_EQ(progress.bytes_total, 8);
+    return true;
+  });
+
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(version->version, 2U);
+  EXPECT_EQ(version->sha256, "abc");
+  EXPECT_EQ(version->source, "/m/2");
+  EXPECT_EQ(version->loaded_unix_seconds, 5);
+  EXPECT_EQ(version->weight_bytes, 8);
+  EXPECT_THAT(phases, ElementsAre("verifying"));
+}
+
+TEST_F(WeightsClientTest, LoadIsCancelledByItsProgress) {
+  server_.service().progress() = {Progress("loading", 1, 8)};
+  server_.service().HoldLoads();
+
+  const auto version = Connect()->Load({.path = "/m/2"}, [](const LoadProgress&) { return false; });
+
+  EXPECT_EQ(version.status().code(), absl::StatusCode::kCancelled);
+  server_.service().WaitForCancelled();
+}
+
+TEST_F(WeightsClientTest, LoadHasALimitOfItsOwn) {
+  server_.service().HoldLoads();
+
+  const auto version =
+      Connect({.load_timeout = absl::Milliseconds(50)})->Load({.path = "/m/2"}, {});
+
+  EXPECT_EQ(version.status().code(), absl::StatusCode::kDeadlineExceeded);
+  server_.service().WaitForCancelled();
+}
+
+TEST_F(WeightsClientTest, ALoadThatEndsWithoutItsVersionIsAnError) {
+  server_.service().progress() = {Progress("loading", 1, 8)};
+
+  EXPECT_EQ(Connect()->Load({.path = "/m/2"}, {}).status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(WeightsClientTest, ReturnsTheVersionsThatAHeadHas) {
+  server_.service().state().set_head("policy");
+  server_.service().state().mutable_live()->set_version(3);
+  server_.service().state().mutable_previous()->set_version(2);
+
+  const auto head = Connect()->Commit("policy", 3);
+
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_EQ(head->head, "policy");
+  EXPECT_EQ(head->live->version, 3U);
+  EXPECT_FALSE(head->staged.has_value());
+  EXPECT_EQ(head->previous->version, 2U);
+}
+
+TEST_F(WeightsClientTest, PassesOnTheServersErrors) {
+  server_.service().FailWith({grpc::StatusCode::FAILED_PRECONDITION, "no version is staged"});
+  const std::unique_ptr<WeightsClient> client = Connect();
+
+  for (const absl::Status& status :
+       {client->Commit("", 0).status(), client->Rollback("").status(),
+        client->Discard("", true, true).status(), client->List().status(),
+        client->Load({.path = "/m/2"}, {}).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.message(), "no version is staged");
+  }
+}
+
+TEST_F(WeightsClientTest, SaysThatAnotherListenerIsNotTheAdmins) {
+  const testing::FakeScoringServer data;
+
+  const absl::Status status =
+      (*WeightsClient::Create({.address = data.address()}))->List().status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(), HasSubstr("give the address of logprobd --admin"));
+}
+
+TEST_F(WeightsClientTest, SaysWhereNobodyAnswered) {
+  const absl::Status status = (*WeightsClient::Create({.address = "127.0.0.1:1"}))->List().status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("check that logprobd runs with --admin 127.0.0.1:1"));
+}
+
+TEST_F(WeightsClientTest, RefusesOptionsThatCannotWork) {
+  EXPECT_FALSE(WeightsClient::Create({.address = ""}).ok());
+  EXPECT_FALSE(WeightsClient::Create({.timeout = absl::ZeroDuration()}).ok());
+  EXPECT_FALSE(WeightsClient::Create({.load_timeout = absl::ZeroDuration()}).ok());
+}
+
+}  // namespace
+}  // namespace logprobd::client

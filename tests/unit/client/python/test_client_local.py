@@ -1,0 +1,315 @@
+"""The control socket: leases, regions, and what is told when they cannot be had."""
+
+import dataclasses
+import gc
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+from logprobd import _local, _wire
+from logprobd._fake_local import FakeControl, FakeLimits
+from logprobd._local import Lease, LocalUnavailable
+from logprobd._regions import RegionPool
+
+PAGE = 4096
+MIB = 1 << 20
+
+
+@pytest.fixture
+def control():
+    control = FakeControl(
+        FakeLimits(region_bytes_max=2 * MIB, lease_bytes_max=4 * MIB, lease_regions_max=3),
+        shared_memory=True,
+        device_reader=None,
+    )
+    control.start()
+    yield control
+    control.stop()
+
+
+@pytest.fixture
+def lease(control):
+    lease = Lease(control.access(), "trainer")
+    yield lease
+    lease.close()
+
+
+def read(control, region, offset, size):
+    place = _wire.SharedMemorySlice(region=region, offset=offset, bytes=size)
+    return bytes(control.read(_wire.ScoreRequest(shared_memory=place)))
+
+
+def test_a_lease_learns_what_the_server_gives(control, lease):
+    assert (lease.shared_memory, lease.cuda_ipc) == (True, False)
+    assert (lease.region_bytes_max, lease.lease_bytes_max, lease.regions_max) == (
+        2 * MIB,
+        4 * MIB,
+        3,
+    )
+    assert len(lease.id) == 16
+    assert lease.is_alive
+    assert control.clients == ["trainer"]
+
+
+def test_a_region_is_memory_of_both_sides(control, lease):
+    region, memory = lease.create_region(5000)
+
+    memory[64:69] = b"hello"
+
+    assert len(memory) == 2 * PAGE
+    assert read(control, region, 64, 5) == b"hello"
+
+
+def test_a_closed_region_is_forgotten_and_the_lease_lives(control, lease):
+    region, _ = lease.create_region(PAGE)
+
+    lease.close_region(region)
+
+    assert control.num_regions == 0
+    assert lease.is_alive
+    with pytest.raises(LocalUnavailable, match="no such region") as caught:
+        lease.close_region(region)
+    assert caught.value.code == "NOT_FOUND"
+
+
+def test_a_refusal_says_why(lease):
+    with pytest.raises(LocalUnavailable, match="above the limits") as caught:
+        lease.create_region(3 * MIB)
+
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+    assert lease.is_alive
+
+
+def test_the_end_of_the_server_is_seen_before_a_request_is_made(control, lease):
+    control.drop_leases()
+
+    assert not lease.is_alive
+    with pytest.raises(LocalUnavailable, match="control socket"):
+        lease.create_region(PAGE)
+
+
+def test_closing_gives_everything_back(control):
+    lease = Lease(control.access())
+    lease.create_region(PAGE)
+
+    lease.close()
+
+    assert not lease.is_alive
+    wait_until(lambda: control.num_regions == 0 and control.clients == [])
+
+
+def test_a_lease_that_is_collected_gives_everything_back(control):
+    Lease(control.access()).create_region(PAGE)
+    gc.collect()
+
+    wait_until(lambda: control.num_regions == 0 and control.clients == [])
+
+
+def wait_until(condition):
+    """The fake's threads see the end of a connection soon after."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not in 10 s")
+
+
+def test_another_hosts_server_is_told_by_its_boot_id(control):
+    with pytest.raises(LocalUnavailable, match="another host"):
+        Lease(dataclasses.replace(control.access(), boot_id="other"))
+
+
+def test_a_host_without_boot_id_shares_nothing(control, monkeypatch):
+    access = dataclasses.replace(control.access(), boot_id="")
+    monkeypatch.setattr(_local, "BOOT_ID_PATH", "/nowhere/boot_id")
+
+    with pytest.raises(LocalUnavailable, match="another host"):
+        Lease(access)
+
+
+def test_a_missing_socket_hints_at_containers(control):
+    access = dataclasses.replace(control.access(), control_path="/nowhere/control.sock")
+
+    with pytest.raises(LocalUnavailable, match="/nowhere/control.sock: .*mount the folder"):
+        Lease(access)
+
+
+def test_an_access_without_a_path_is_refused(control):
+    with pytest.raises(LocalUnavailable, match="no control socket"):
+        Lease(dataclasses.replace(control.access(), control_path=""))
+
+
+def test_a_socket_that_nobody_listens_on_is_told(control, tmp_path):
+    path = str(tmp_path / "dead.sock")
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    dead.bind(path)
+    dead.close()
+
+    with pytest.raises(LocalUnavailable, match="the server has ended"):
+        Lease(dataclasses.replace(control.access(), control_path=path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
+def test_another_users_socket_is_told(control, tmp_path):
+    tmp_path.chmod(0)
+    path = str(tmp_path / "control.sock")
+
+    with pytest.raises(LocalUnavailable, match="run the client as the server's user"):
+        Lease(dataclasses.replace(control.access(), control_path=path))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_wire.encode(_wire.LocalReply(region=_wire.Region(bytes=1))), "without a welcome"),
+        (b"\xff\xff", "reply"),
+        (_wire.encode(_wire.LocalReply(status_code=7, status_message="not you")), "not you"),
+    ],
+)
+def test_a_server_that_answers_nonsense_or_refuses_is_told(tmp_path, answer, reason):
+    path = str(tmp_path / "odd.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.send(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(LocalUnavailable, match=reason):
+            Lease(_wire.LocalAccess(boot_id=_local.boot_id(), control_path=path))
+        thread.join()
+
+
+@pytest.fixture
+def pool(lease):
+    return RegionPool(lease, 64 * PAGE)
+
+
+def test_spans_share_a_region_and_do_not_overlap(control, pool):
+    spans = [pool.allocate(size) for size in (1, PAGE, PAGE + 1, 10)]
+
+    assert control.num_regions == 1
+    assert [span.offset for span in spans] == [0, PAGE, 2 * PAGE, 4 * PAGE]
+    assert [span.bytes.nbytes for span in spans] == [1, PAGE, PAGE + 1, 10]
+
+
+def test_freed_spans_are_used_again_and_grow_together(pool):
+    first, second, third = (pool.allocate(10 * PAGE) for _ in range(3))
+    first.free()
+    third.free()
+    second.free()
+
+    whole = pool.allocate(64 * PAGE)
+
+    assert (whole.region, whole.offset) == (first.region, 0)
+
+
+def test_any_order_of_taking_and_freeing_keeps_the_books(pool):
+    draw = np.random.default_rng(5)
+    held = []
+    for _ in range(2000):
+        if held and (len(held) > 12 or draw.random() < 0.5):
+            held.pop(int(draw.integers(len(held)))).free()
+        else:
+            held.append(pool.allocate(int(draw.integers(1, 5 * PAGE))))
+        ends = sorted((s.region.address + s.offset, s.size) for s in held)
+        for (begin, size), (following, _) in zip(ends, ends[1:], strict=False):
+            assert begin + size <= following
+    for span in held:
+        span.free()
+
+    assert pool.allocate(64 * PAGE).offset == 0
+
+
+def test_a_full_region_is_followed_by_another(control, pool):
+    pool.allocate(60 * PAGE)
+    pool.allocate(10 * PAGE)
+
+    assert control.num_regions == 2
+
+
+def test_a_large_wish_gets_a_region_of_its_own_that_goes_when_it_is_free(control, pool):
+    pool.allocate(PAGE).free()
+    large = pool.allocate(MIB)
+    assert control.num_regions == 2
+
+    large.free()
+
+    assert control.num_regions == 1
+
+
+def test_the_servers_limits_are_kept_without_asking(control, lease):
+    pool = RegionPool(lease, MIB)
+    for _ in range(3):
+        pool.allocate(MIB)
+
+    with pytest.raises(LocalUnavailable, match="limits on shared memory") as caught:
+        pool.allocate(MIB)
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+    with pytest.raises(LocalUnavailable, match="limits on shared memory"):
+        RegionPool(lease, PAGE).allocate(3 * MIB)
+
+
+def test_what_is_left_of_a_lease_is_used_by_smaller_regions(control, lease):
+    pool = RegionPool(lease, 3 * MIB // 2)
+    pool.allocate(3 * MIB // 2)
+    pool.allocate(3 * MIB // 2)
+
+    pool.allocate(PAGE)  # 1 MiB is left
+
+    assert control.num_regions == 3
+
+
+def test_after_a_refusal_the_server_is_left_alone_for_a_while(control, pool, lease, monkeypatch):
+    asked = []
+    create = lease.create_region
+    monkeypatch.setattr(lease, "create_region", lambda size: (asked.append(size), create(size)))
+    control.limits.region_bytes_max = 0
+
+    for _ in range(3):
+        with pytest.raises(LocalUnavailable, match="above the limits"):
+            pool.allocate(PAGE)
+
+    assert len(asked) == 1
+
+
+def test_an_arrays_memory_is_free_once_nothing_refers_to_it(control, pool):
+    array = pool.array(10 * PAGE)
+    part = array[5:10]
+    array[:] = 7
+    offset = pool.find(array.ctypes.data, array.nbytes)[1]
+    del array
+    gc.collect()
+    assert pool.allocate(PAGE).offset == 10 * PAGE  # the part still holds it
+
+    del part
+    gc.collect()
+
+    assert pool.allocate(10 * PAGE).offset == offset
+
+
+def test_an_array_outlives_its_pool_and_its_lease(control):
+    lease = Lease(control.access())
+    array = RegionPool(lease, PAGE).array(PAGE)
+    lease.close()
+    gc.collect()
+
+    array[:] = 5
+
+    assert array.sum() == 5 * PAGE
+
+
+def test_addresses_are_found_in_their_region(pool):
+    span = pool.allocate(2 * PAGE)
+    address = span.bytes.ctypes.data
+
+    assert pool.find(address + 64, PAGE) == (span.region, span.offset + 64)
+    assert pool.find(span.region.address + 64 * PAGE - 1, 2) is None
+    assert pool.find(span.region.address - 1, 2) is None

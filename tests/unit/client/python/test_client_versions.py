@@ -1,0 +1,224 @@
+"""A call keeps to one version of the weights; windows and retries of a call over servers."""
+
+import time
+
+import numpy as np
+import pytest
+from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
+from logprobd._routing import CallBook
+from logprobd.balance import Balance
+from logprobd.facts import heads_from_wire
+from logprobd.plan import Chunk, ScorePlan
+from logprobd.versions import RESTARTS_MAX, CallVersions
+
+
+def listed(version):
+    head = _wire.Head(name="h", vocab_size=10, hidden_size=4, weights_version=version)
+    return heads_from_wire(_wire.ListHeadsResponse(heads=[head]))
+
+
+def balance_of(**versions):
+    """Servers by name, with the version each was seen to hold."""
+    balance = Balance(list(versions))
+    for server, version in zip(balance.due_checks(), versions.values(), strict=True):
+        balance.checked(server, listed(version), "", time.monotonic())
+    return balance
+
+
+def addresses(servers):
+    return [server.address for server in servers]
+
+
+def test_the_first_version_seen_is_kept():
+    balance = balance_of(a=1, b=1)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="")
+
+    assert versions.keeps(a, 1, versions.epoch)
+    assert not versions.keeps(b, 2, versions.epoch)
+
+    assert addresses(versions.choose([a, b], time.monotonic())) == ["a"]
+
+
+def test_servers_believed_to_hold_the_version_are_preferred():
+    balance = balance_of(a=1, b=2, c=1)
+    a, b, c = balance.all()
+    versions = CallVersions(balance, head="")
+    now = time.monotonic()
+
+    versions.asked(a, now)
+
+    assert addresses(versions.choose([a, b, c], now)) == ["a", "c"]
+    assert addresses(versions.choose([b], now)) == ["b"]  # it may have changed
+    assert addresses(versions.choose([a, b, c], now + 60)) == ["a", "b", "c"]  # long ago
+
+
+def test_a_version_that_is_gone_from_all_servers_is_given_up():
+    balance = balance_of(a=1, b=1)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h")
+    assert versions.keeps(a, 1, 0)
+    assert not versions.keeps(a, 2, 0)
+
+    assert versions.keeps(b, 2, 0)  # the call goes on with version 2
+
+    assert not versions.keeps(a, 1, 0)  # asked before that: it says nothing of the server
+    assert addresses(versions.choose([a, b], time.monotonic())) == ["a", "b"]
+    assert versions.keeps(a, 2, versions.epoch)
+
+
+def test_a_pinned_version_is_never_given_up():
+    balance = balance_of(a=1, b=1)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h", pinned=5)
+
+    assert versions.lacks(a)
+    assert not versions.lacks(b)
+
+    assert "version 5" in str(versions.mismatch())
+    assert "a, b does not hold it" in str(versions.mismatch())
+
+
+def test_servers_that_keep_changing_end_in_an_error_that_names_them():
+    balance = balance_of(a=1, b=1)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h")
+    versions.keeps(a, 1, 0)
+
+    with pytest.raises(
+        WeightsVersionMismatch, match="version 1 at a; version 2 at a, b; .*mix_versions"
+    ):
+        for version in range(2, RESTARTS_MAX + 3):
+            versions.keeps(a, version, versions.epoch)
+            versions.keeps(b, version, versions.epoch)
+
+    assert versions.epoch == RESTARTS_MAX
+
+
+def test_mixing_takes_every_version():
+    balance = balance_of(a=1, b=2)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h", mix=True)
+
+    assert versions.keeps(a, 1, 0)
+    assert versions.keeps(b, 2, 0)
+    assert addresses(versions.choose([a, b], time.monotonic())) == ["a", "b"]
+
+
+def test_a_call_whose_version_left_with_its_server_begins_again():
+    balance = balance_of(a=1, b=2)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h")
+    versions.keeps(a, 1, 0)
+    assert not versions.keeps(b, 2, 0)
+    assert not versions.stuck()
+
+    balance.leave(a, "gone")
+
+    assert versions.stuck()
+    assert versions.keeps(b, 2, versions.epoch)
+
+
+def book_of(balance, chunks, **settings):
+    client = Client("host:1", **settings)
+    plan = ScorePlan(np.ones((chunks, 4), np.float32), [1] * chunks)
+    return CallBook(
+        plan,
+        [Chunk(row, row, row + 1) for row in range(chunks)],
+        settings=client._settings,
+        versions=CallVersions(balance, head="h"),
+        balance=balance,
+        carrier=client._carrier,
+        deadline=time.monotonic() + 100,
+    )
+
+
+def send_all(book):
+    jobs = []
+    while (job := book.next(time.monotonic())) is not None:
+        jobs.append(job)
+    return jobs
+
+
+def test_each_server_has_a_window_of_its_own():
+    book = book_of(balance_of(a=1, b=1, c=1), chunks=20, max_inflight=4)
+
+    jobs = send_all(book)
+
+    assert sorted(job.server.address for job in jobs) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+
+
+def test_overload_narrows_how_many_requests_are_under_way():
+    # AsyncClient.score sent as many as before, however often it was refused.
+    book = book_of(Balance(["a"], solo=True), chunks=20, max_inflight=4)
+    jobs = send_all(book)
+    assert len(jobs) == 4
+
+    book.failed(jobs[0], Overloaded("full", retry_after=50))
+    assert book.keeps(jobs[1], _wire.ScoreResponse(weights_version=1))
+
+    assert send_all(book) == []  # two are in flight, and two are allowed
+    assert book.keeps(jobs[2], _wire.ScoreResponse(weights_version=1))
+    assert len(send_all(book)) == 1
+
+
+def test_a_refused_chunk_goes_elsewhere_without_waiting():
+    balance = balance_of(a=1, b=1)
+    book = book_of(balance, chunks=1)
+    (job,) = send_all(book)
+    assert job.server.address == "a"
+
+    book.failed(job, Overloaded("full", retry_after=50))
+
+    assert [job.server.address for job in send_all(book)] == ["b"]
+    assert job.attempts == 2
+
+
+def test_a_chunk_waits_where_no_other_server_is_better():
+    balance = balance_of(a=1, b=1)
+    book = book_of(balance, chunks=1)
+    for _ in range(2):
+        (job,) = send_all(book)
+        book.failed(job, Overloaded("full", retry_after=50))
+
+    assert send_all(book) == []
+    assert 49 < book.pause(time.monotonic()) < 63
+
+
+def test_an_unavailable_server_is_left_and_its_chunks_go_elsewhere():
+    balance = balance_of(a=1, b=1)
+    book = book_of(balance, chunks=4, max_inflight=2)
+    jobs = send_all(book)
+
+    for job in jobs:
+        if job.server.address == "a":
+            book.failed(job, Unavailable("gone", details="refused"))
+    for job in jobs:
+        if job.server is not None:
+            book.keeps(job, _wire.ScoreResponse(weights_version=1))
+
+    assert [job.server.address for job in send_all(book)] == ["b", "b"]
+    assert balance.states()[0].reason == "refused"
+
+
+def test_a_negative_hint_forbids_another_server_too():
+    book = book_of(balance_of(a=1, b=1), chunks=1)
+    (job,) = send_all(book)
+
+    with pytest.raises(Overloaded):
+        book.failed(job, Overloaded("full", retry_after=-1))
+
+
+def test_a_call_without_ready_servers_is_stranded_and_counts_attempts():
+    balance = balance_of(a=1, b=1)
+    for server in balance.all():
+        balance.leave(server, "gone")
+    book = book_of(balance, chunks=1)
+    assert send_all(book) == []
+    assert book.is_stranded
+
+    for _ in range(7):
+        book.nobody_is_ready(Unavailable("all gone"))
+        book._waiting.append(book._again.pop()[2])  # its wait has passed
+    with pytest.raises(Unavailable, match="all gone"):
+        book.nobody_is_ready(Unavailable("all gone"))

@@ -1,0 +1,246 @@
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "server/base/clock.h"
+#include "server/batching/batcher.h"
+#include "server/batching/device_turns.h"
+#include "tests/unit/server/batching/batcher_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+/// Two heads, a batcher and an engine each, on one device.
+class BatcherTurnsTest : public ::testing::Test {
+ protected:
+  BatcherTurnsTest() {
+    for (int head = 0; head < 2; ++head) {
+      engines_[head].Hold();
+      Batcher::Options options;
+      options.batch_wait_max = absl::ZeroDuration();
+      options.turns = &turns_;
+      options.turns_head = head;
+      auto batcher = Batcher::Create(options, {&engines_[head]}, clock_, metrics_);
+      EXPECT_TRUE(batcher.ok()) << batcher.status();
+      batchers_[head] = *std::move(batcher);
+    }
+  }
+
+  ~BatcherTurnsTest() override {
+    for (FakeEngine& engine : engines_) {
+      engine.Release();
+    }
+  }
+
+  /// Submits a row and waits until both batchers have done what they can.
+  Answer& Submit(int head) {
+    answers_.push_back(std::make_unique<Answer>());
+    const auto ticket = batchers_[head]->Submit(RequestOfRows(1), answers_.back()->Callback());
+    EXPECT_TRUE(ticket.ok()) << ticket.status();
+    ticket_ = ticket.value_or(0);
+    clock_.WaitUntilAsleep(2);
+    return *answers_.back();
+  }
+
+  std::pair<int64_t, int64_t> NumBatches() const {
+    return {engines_[0].num_batches(), engines_[1].num_batches()};
+  }
+
+  FakeClock clock_;
+  Metrics metrics_{Metrics::Options{.heads = {"default"}, .version = "test", .commit = "test"}};
+  DeviceTurns turns_{{{.lanes = {{.devices = {"gpu0"}}}}, {.lanes = {{.devices = {"gpu0"}}}}}};
+  FakeEngine engines_[2];
+  std::vector<std::unique_ptr<Answer>> answers_;
+  std::unique_ptr<Batcher> batchers_[2];
+  RequestTicket ticket_ = 0;
+};
+
+TEST_F(BatcherTurnsTest, AHeadAloneHasTwoBatchesInFlight) {
+  Submit(0);
+  Submit(0);
+
+  EXPECT_EQ(NumBatches(), std::pair(2L, 0L));
+}
+
+TEST_F(BatcherTurnsTest, AHeadWaitsForItsTurnAndHasItNext) {
+  Submit(0);
+  Submit(0);
+  Answer& waiting = Submit(1);
+  Submit(0);
+  EXPECT_EQ(NumBatches(), std::pair(2L, 0L));
+
+  engines_[0].ReleaseOne();
+
+  engines_[1].WaitForBatches(1);
+  clock_.WaitUntilAsleep(2);
+  EXPECT_EQ(NumBatches(), std::pair(2L, 1L));
+  engines_[1].ReleaseOne();
+  EXPECT_TRUE(waiting.Wait().ok());
+  engines_[0].WaitForBatches(3);
+}
+
+TEST_F(BatcherTurnsTest, AHeadThatIsCancelledWhileItWaitsLetsTheOtherGoOn) {
+  Submit(0);
+  Submit(0);
+  Answer& cancelled = Submit(1);
+  const RequestTicket ticket = ticket_;
+  Submit(0);
+
+  batchers_[1]->Cancel(ticket);
+  EXPECT_EQ(cancelled.WaitForCode(), absl::StatusCode::kCancelled);
+  clock_.WaitUntilAsleep(2);
+  engines_[0].ReleaseOne();
+
+  engines_[0].WaitForBatches(3);
+  EXPECT_EQ(engines_[1].num_batches(), 0);
+}
+
+TEST_F(BatcherTurnsTest, AHeadWhoseEngineIsLostWhileItWaitsLetsTheOtherGoOn) {
+  Submit(0);
+  Submit(0);
+  Answer& lost = Submit(1);
+  Submit(0);
+
+  engines_[1].SetHealthy(false);
+  engines_[0].ReleaseOne();  // wakes the head whose turn it is
+
+  EXPECT_EQ(lost.WaitForCode(), absl::StatusCode::kUnavailable);
+  engines_[0].WaitForBatches(3);
+}
+
+TEST_F(BatcherTurnsTest, ABatchThatFailsGivesItsTurnBack) {
+  Submit(0);
+  Submit(0);
+  Submit(1);
+  engines_[0].FailNext(absl::InternalError("device lost"));
+  engines_[0].SetHealthy(false);
+
+  engines_[0].ReleaseOne();
+
+  engines_[1].WaitForBatches(1);
+}
+
+TEST_F(BatcherTurnsTest, ABatcherThatStopsWhileItWaitsLetsTheOtherGoOn) {
+  Submit(0);
+  Submit(0);
+  Answer& dropped = Submit(1);
+  Submit(0);
+
+  batchers_[1] = nullptr;
+
+  EXPECT_EQ(dropped.WaitForCode(), absl::StatusCode::kUnavailable);
+  engines_[0].ReleaseOne();
+  engines_[0].WaitForBatches(3);
+}
+
+TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
+  engines_[0].SetFittingRows(1);
+  answers_.push_back(std::make_unique<Answer>());
+  Answer& halved = *answers_.back();
+  ASSERT_TRUE(batchers_[0]->Submit(RequestOfRows(2), halved.Callback()).ok());
+  clock_.WaitUntilAsleep(2);
+  Submit(0);
+  Submit(1);
+
+  engines_[0].ReleaseOne();  // does not fit
+  clock_.WaitUntilAsleep(2);
+  engines_[0].WaitForBatches(3);
+
+  EXPECT_EQ(engines_[1].num_batches(), 0);
+  engines_[0].Release();
+  EXPECT_TRUE(halved.Wait().ok());
+  engines_[1].WaitForBatches(1);
+}
+
+/// Three heads of different batches on two devices, each flooded by a thread of its own; one is
+/// lost on the way.
+TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndGivesAllTurnsBack) {
+  constexpr int kHeads = 3;
+  constexpr uint32_t kRequests = 600;
+  Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
+  DeviceTurns turns({{.lanes = {{.devices = {"gpu0"}}, {.devices = {"gpu1"}}}},
+                     {.lanes = {{.devices = {"gpu0", "gpu1"}, .waits_for_peers = true}}},
+                     {.lanes = {{.devices = {"gpu1", "gpu0"}, .waits_for_peers = true}}}});
+  std::vector<std::vector<std::unique_ptr<FakeEngine>>> engines(kHeads);
+  std::vector<std::unique_ptr<Batcher>> batchers;
+  for (int head = 0; head < kHeads; ++head) {
+    std::vector<ScoringEngine*> replicas;
+    for (int replica = 0; replica < (head == 0 ? 2 : 1); ++replica) {
+      engines[static_cast<size_t>(head)].push_back(
+          std::make_unique<FakeEngine>(FakeEngine::Options{.batch_rows_max = 64, .record = false}));
+      replicas.push_back(engines[static_cast<size_t>(head)].back().get());
+    }
+    Batcher::Options options;
+    options.batch_rows_max = 16 << head;
+    options.batch_wait_max = absl::Microseconds(20);
+    options.turns = &turns;
+    options.turns_head = head;
+    auto batcher = Batcher::Create(options, replicas, Clock::Steady(), metrics);
+    ASSERT_TRUE(batcher.ok()) << batcher.status();
+    batchers.push_back(*std::move(batcher));
+  }
+  std::atomic<int> admitted = 0;
+  std::atomic<int> answered = 0;
+  std::atomic<int> succeeded = 0;
+
+  std::vector<std::thread> threads;
+  for (size_t head = 0; head < kHeads; ++head) {
+    threads.emplace_back([&, head] {
+      std::mt19937 random(static_cast<uint32_t>(head));
+      std::vector<RequestTicket> tickets;
+      for (uint32_t i = 0; i < kRequests; ++i) {
+        RequestSpec spec{.rows = static_cast<int32_t>(random() % 80), .seed = i};
+        if (random() % 10 == 0) {
+          spec.deadline = Clock::Steady().Now() + absl::Microseconds(random() % 2'000);
+        }
+        const auto ticket =
+            batchers[head]->Submit(MakeRequest(spec), [&](absl::StatusOr<ScoreResult> result) {
+              ++answered;
+              succeeded += result.ok() ? 1 : 0;
+            });
+        if (ticket.ok()) {
+          ++admitted;
+          tickets.push_back(*ticket);
+        }
+        if (random() % 8 == 0 && !tickets.empty()) {
+          batchers[head]->Cancel(tickets[random() % tickets.size()]);
+        }
+        if (random() % 50 == 0) {
+          engines[head].front()->FailNext(absl::ResourceExhaustedError("memory"));
+        }
+        if (head == 2 && i == kRequests / 2) {
+          engines[head].front()->SetHealthy(false);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const std::unique_ptr<Batcher>& batcher : batchers) {
+    EXPECT_TRUE(batcher->Drain(absl::InfiniteFuture()));
+  }
+  EXPECT_EQ(answered, admitted);
+  EXPECT_GT(succeeded, 0);
+  batchers.clear();
+
+  // All are free again: each replica can have both of its batches in flight.
+  for (int head = 0; head < kHeads; ++head) {
+    for (int replica = 0; replica < (head == 0 ? 2 : 1); ++replica) {
+      EXPECT_TRUE(turns.Take(head, {replica}).has_value()) << head << " " << replica;
+      EXPECT_TRUE(turns.Take(head, {replica}).has_value()) << head << " " << replica;
+      turns.GiveBack(head, replica);
+      turns.GiveBack(head, replica);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::testing

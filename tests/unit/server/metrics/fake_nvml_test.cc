@@ -1,0 +1,100 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "server/metrics/metrics.h"
+#include "server/metrics/nvml.h"
+
+namespace logprobd {
+namespace {
+
+/// Over tests/support/fake_nvml.cc, which this binary finds in the driver's place.
+class FakeNvmlTest : public ::testing::Test {
+ protected:
+  FakeNvmlTest() { unsetenv("CUDA_VISIBLE_DEVICES"); }
+  ~FakeNvmlTest() override { unsetenv("CUDA_VISIBLE_DEVICES"); }
+
+  const Nvml nvml_;
+};
+
+TEST_F(FakeNvmlTest, ReadsEveryFigureInItsUnit) {
+  const GpuReadings readings = nvml_.Read(0, "0000:1a:00.0");
+
+  EXPECT_TRUE(readings.is_read);
+  EXPECT_DOUBLE_EQ(readings.utilization_ratio, 0.42);
+  EXPECT_DOUBLE_EQ(readings.power_watts, 350.25);
+  EXPECT_DOUBLE_EQ(readings.sm_clock_hertz, 1.98e9);
+  EXPECT_DOUBLE_EQ(readings.memory_used_bytes, 20'000.0 * (1 << 20));
+  EXPECT_DOUBLE_EQ(readings.memory_free_bytes, 123'000.0 * (1 << 20));
+  EXPECT_EQ(readings.ecc_corrected, 2);
+  EXPECT_EQ(readings.ecc_uncorrected, 0);
+}
+
+TEST_F(FakeNvmlTest, SaysWhatHoldsTheClocksDown) {
+  const GpuThrottle capped = nvml_.Read(0, "0000:3b:00.0").throttle;
+  const GpuThrottle hot = nvml_.Read(0, "0000:1a:00.0").throttle;
+
+  EXPECT_TRUE(capped.power_cap);
+  EXPECT_FALSE(capped.thermal || capped.power_brake || capped.hw_slowdown);
+  EXPECT_TRUE(hot.thermal && hot.hw_slowdown);
+  EXPECT_FALSE(hot.power_cap || hot.power_brake);
+}
+
+// Its own number was taken for the driver's, which orders GPUs by their place on the bus.
+TEST_F(FakeNvmlTest, FindsAGpuByItsPlaceWhateverItsNumber) {
+  EXPECT_DOUBLE_EQ(nvml_.Read(0, "0000:1a:00.0").utilization_ratio, 0.42);
+  EXPECT_DOUBLE_EQ(nvml_.Read(1, "0000:3b:00.0").utilization_ratio, 0.97);
+  EXPECT_FALSE(nvml_.Read(0, "0000:ff:00.0").is_read);
+}
+
+TEST_F(FakeNvmlTest, WithoutAPlaceTakesTheNumberOrTheVisibleDevice) {
+  EXPECT_DOUBLE_EQ(nvml_.Read(0, "").utilization_ratio, 0.97);
+
+  setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+  EXPECT_DOUBLE_EQ(nvml_.Read(0, "").utilization_ratio, 0.42);
+  setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b", 1);
+  EXPECT_DOUBLE_EQ(nvml_.Read(1, "").utilization_ratio, 0.97);
+  EXPECT_FALSE(nvml_.Read(2, "").is_read);
+}
+
+TEST_F(FakeNvmlTest, ASliceOfAGpuIsNotTakenForTheGpu) {
+  setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown", 1);
+
+  EXPECT_FALSE(nvml_.Read(0, "0000:1a:00.0").is_read);
+}
+
+TEST_F(FakeNvmlTest, FillsTheMetricsOfAGpu) {
+  Metrics metrics({.gpus = {0}, .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}}});
+  metrics.SetMemory({{"gpu0", "weights", int64_t{15'000} << 20}});
+
+  const std::string text = metrics.Serialize();
+
+  for (const char* line :
+       {R"(logprobd_gpu_nvml_up{gpu="0"} 1)", R"(logprobd_gpu_utilization_ratio{gpu="0"} 0.42)",
+        R"(logprobd_gpu_power_watts{gpu="0"} 350.25)",
+        R"(logprobd_gpu_sm_clock_hertz{gpu="0"} 1980000000)",
+        R"(logprobd_gpu_memory_bytes{gpu="0",kind="other"} 5242880000)",
+        R"(logprobd_gpu_memory_peak_bytes{gpu="0",kind="other"} 5242880000)",
+        R"(logprobd_gpu_memory_bytes{gpu="0",kind="free"} 128974848000)",
+        R"(logprobd_gpu_throttled{gpu="0",reason="thermal"} 1)",
+        R"(logprobd_gpu_throttled{gpu="0",reason="power_cap"} 0)",
+        R"(logprobd_gpu_ecc_errors_total{gpu="0",kind="corrected"} 2)",
+        R"(logprobd_gpu_ecc_errors_total{gpu="0",kind="uncorrected"} 0)"}) {
+    EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line;
+  }
+}
+
+TEST_F(FakeNvmlTest, CountsAnErrorOnceHoweverOftenItIsRead) {
+  Metrics metrics({.gpus = {1}, .gpu_pci_bus_ids = {{1, "0000:3b:00.0"}}});
+
+  metrics.ReadGpus();
+  metrics.ReadGpus();
+
+  const MetricsSnapshot read = metrics.Snapshot();
+  EXPECT_EQ(read.Sum("logprobd_gpu_ecc_errors_total", {{"kind", "corrected"}}), 5);
+  EXPECT_EQ(read.Sum("logprobd_gpu_ecc_errors_total", {{"kind", "uncorrected"}}), 1);
+}
+
+}  // namespace
+}  // namespace logprobd

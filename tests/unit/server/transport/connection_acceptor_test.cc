@@ -1,0 +1,236 @@
+#include "server/transport/connection_acceptor.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+
+ConnectionAcceptor::Options On(const std::string& host, int port = 0) {
+  ConnectionAcceptor::Options options;
+  options.address = {.host = host, .port = port, .is_loopback = true};
+  return options;
+}
+
+/// A client's end.
+class TestClient {
+ public:
+  TestClient(int family, int port) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    if (family == AF_INET6) {
+      sockaddr_in6 address = {};
+      address.sin6_family = AF_INET6;
+      address.sin6_addr = in6addr_loopback;
+      address.sin6_port = htons(static_cast<uint16_t>(port));
+      is_connected_ =
+          connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    } else {
+      sockaddr_in address = {};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(static_cast<uint16_t>(port));
+      is_connected_ =
+          connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    }
+  }
+  ~TestClient() { close(fd_); }
+  TestClient(const TestClient&) = delete;
+  TestClient& operator=(const TestClient&) = delete;
+
+  bool is_connected() const { return is_connected_; }
+  /// Waits for the other end to close.
+  bool SeesTheEnd() const {
+    char byte = 0;
+    return recv(fd_, &byte, 1, 0) <= 0;
+  }
+
+ private:
+  const int fd_;
+  bool is_connected_ = false;
+};
+
+/// Keeps what it is handed.
+class Taken {
+ public:
+  ~Taken() { CloseAll(); }
+  ConnectionAcceptor::Handler Handler() {
+    return [this](int socket) {
+      const absl::MutexLock lock(&mutex_);
+      sockets_.push_back(socket);
+    };
+  }
+  void WaitFor(size_t count) {
+    const absl::MutexLock lock(&mutex_);
+    count_ = count;
+    mutex_.Await(absl::Condition(this, &Taken::HasCount));
+  }
+  std::vector<int> sockets() {
+    const absl::MutexLock lock(&mutex_);
+    return sockets_;
+  }
+  void CloseAll() {
+    const absl::MutexLock lock(&mutex_);
+    for (const int socket : sockets_) {
+      close(socket);
+    }
+    sockets_.clear();
+  }
+
+ private:
+  bool HasCount() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return sockets_.size() >= count_; }
+
+  absl::Mutex mutex_;
+  std::vector<int> sockets_ ABSL_GUARDED_BY(mutex_);
+  size_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+/// Lowers the limit of open files to `left` above the highest that is open, for a scope.
+class FewFiles {
+ public:
+  explicit FewFiles(int left) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const int next = dup(0);
+    close(next);
+    rlimit few = before_;
+    few.rlim_cur = static_cast<rlim_t>(next + left);
+    setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+  FewFiles(const FewFiles&) = delete;
+  FewFiles& operator=(const FewFiles&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST(ConnectionAcceptorTest, HandsOverNonBlockingConnections) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok()) << acceptor.status();
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+
+  const TestClient first(AF_INET, (*acceptor)->port());
+  const TestClient second(AF_INET, (*acceptor)->port());
+  taken.WaitFor(2);
+
+  EXPECT_TRUE(first.is_connected() && second.is_connected());
+  for (const int socket : taken.sockets()) {
+    EXPECT_NE(fcntl(socket, F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_NE(fcntl(socket, F_GETFD) & FD_CLOEXEC, 0);
+  }
+}
+
+TEST(ConnectionAcceptorTest, ConnectionsThatCameBeforeItsStartAreTaken) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  const TestClient early(AF_INET, (*acceptor)->port());
+
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+
+  taken.WaitFor(1);
+}
+
+TEST(ConnectionAcceptorTest, ListensOnEveryAddressOfAName) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("localhost"));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  const TestClient four(AF_INET, (*acceptor)->port());
+  const TestClient six(AF_INET6, (*acceptor)->port());
+
+  taken.WaitFor((four.is_connected() ? 1U : 0U) + (six.is_connected() ? 1U : 0U));
+
+  EXPECT_TRUE(four.is_connected() || six.is_connected());
+}
+
+TEST(ConnectionAcceptorTest, SaysThatThePortIsInUse) {
+  auto first = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(first.ok());
+
+  const auto second = ConnectionAcceptor::Listen(On("127.0.0.1", (*first)->port()));
+
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("--listen: cannot listen on"));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("the port is in use"));
+}
+
+TEST(ConnectionAcceptorTest, SaysWhyAnAddressCannotBeHad) {
+  // 192.0.2.0/24 is for documentation: no host has it.
+  const auto acceptor = ConnectionAcceptor::Listen(On("192.0.2.1"));
+
+  EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(acceptor.status().message()), HasSubstr("192.0.2.1:0"));
+}
+
+TEST(ConnectionAcceptorTest, ConnectionsAfterItsEndAreRefused) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  const int port = (*acceptor)->port();
+
+  (*acceptor)->Stop();
+
+  EXPECT_FALSE(TestClient(AF_INET, port).is_connected());
+}
+
+// A connection that came when no file was left ended the listener for good.
+TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndListensOnWhenTheyAreFreeAgain) {
+  Taken taken;
+  ConnectionAcceptor::Options options = On("127.0.0.1");
+  options.files_reserved = 8;
+  auto acceptor = ConnectionAcceptor::Listen(options);
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  {
+    const FewFiles few(12);
+    const TestClient taken_client(AF_INET, (*acceptor)->port());
+    taken.WaitFor(1);
+    std::vector<std::unique_ptr<TestClient>> clients;
+    for (int i = 0; i < 4; ++i) {
+      clients.push_back(std::make_unique<TestClient>(AF_INET, (*acceptor)->port()));
+    }
+
+    EXPECT_TRUE(clients.back()->SeesTheEnd());
+    EXPECT_LT(taken.sockets().size(), 5U);
+  }
+  taken.CloseAll();
+
+  const TestClient later(AF_INET, (*acceptor)->port());
+
+  taken.WaitFor(1);
+}
+
+// As above, with the files gone before the acceptor sees the connection.
+TEST(ConnectionAcceptorTest, TakesWhatWaitedOnceThereAreFilesAgain) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  std::unique_ptr<TestClient> client;
+  {
+    const FewFiles none(1);  // the client's own
+    client = std::make_unique<TestClient>(AF_INET, (*acceptor)->port());
+    ASSERT_TRUE(client->is_connected());
+  }
+
+  taken.WaitFor(1);
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,399 @@
+#include "server/transport/weights_service.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "gtest/gtest.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using TellProgress = std::function<bool(const WeightsProgress&)>;
+
+/// Answers as a test says, and keeps what it was asked.
+class FakeWeightStore final : public WeightStore {
+ public:
+  absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
+                                      const TellProgress& progress) override {
+    return on_load(load, progress);
+  }
+  absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) override {
+    return Answer(absl::StrCat("commit ", head, " ", version));
+  }
+  absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) override {
+    return Answer(absl::StrCat("rollback ", head));
+  }
+  absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,
+                                           bool previous) override {
+    return Answer(
+        absl::StrCat("discard ", head, staged ? " staged" : "", previous ? " previous" : ""));
+  }
+  absl::StatusOr<std::vector<HeadWeightsState>> List(absl::string_view head) const override {
+    if (!status.ok()) {
+      return status;
+    }
+    HeadWeightsState named = state;
+    named.head = std::string(head);
+    return std::vector<HeadWeightsState>{named, state};
+  }
+
+  std::function<absl::StatusOr<WeightsVersion>(const WeightsLoad&, const TellProgress&)> on_load;
+  HeadWeightsState state;
+  absl::Status status;
+  std::vector<std::string> calls;
+
+ private:
+  absl::StatusOr<HeadWeightsState> Answer(std::string call) {
+    calls.push_back(std::move(call));
+    if (!status.ok()) {
+      return status;
+    }
+    return state;
+  }
+};
+
+std::shared_ptr<grpc::Channel> ChannelTo(int port) {
+  return grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
+}
+
+class WeightsServiceTest : public ::testing::Test {
+ protected:
+  WeightsServiceTest() { Make(&store_); }
+
+  void Make(WeightStore* store) {
+    GrpcServer::Options options = TestServerOptions();
+    options.admin = "127.0.0.1:0";
+    server_ = *GrpcServer::Create(options, registry_, metrics_, Clock::Steady(), store);
+    admin_ = ChannelTo(server_->admin_port());
+    stub_ = v1::Weights::NewStub(admin_);
+  }
+
+  /// A load of "/m/2" whose answer is read to its end.
+  grpc::Status Load(std::vector<v1::LoadWeightsProgress>* messages = nullptr) {
+    v1::LoadWeightsRequest request;
+    request.set_path("/m/2");
+    return Load(request, messages);
+  }
+
+  grpc::Status Load(const v1::LoadWeightsRequest& request,
+                    std::vector<v1::LoadWeightsProgress>* messages = nullptr) {
+    grpc::ClientContext context;
+    const auto reader = stub_->Load(&context, request);
+    v1::LoadWeightsProgress message;
+    while (reader->Read(&message)) {
+      if (messages != nullptr) {
+        messages->push_back(message);
+      }
+    }
+    return reader->Finish();
+  }
+
+  grpc::Status List(const std::string& head = "") {
+    grpc::ClientContext context;
+    v1::ListWeightsRequest request;
+    request.set_head(head);
+    return stub_->List(&context, request, &list_);
+  }
+
+  FakeWeightStore store_;
+  FakeRegistry registry_;
+  Metrics metrics_{{.heads = {"fake"}}};
+  std::unique_ptr<GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> admin_;
+  std::unique_ptr<v1::Weights::Stub> stub_;
+  v1::ListWeightsResponse list_;
+};
+
+WeightsVersion SomeVersion(uint64_t version) {
+  return {version, "abc", absl::StrCat("/m/", version), 1'700'000'000, 8'000};
+}
+
+TEST_F(WeightsServiceTest, LoadsWhatTheRequestSays) {
+  WeightsLoad asked;
+  store_.on_load = [&](const WeightsLoad& load, const TellProgress&) {
+    asked = load;
+    return SomeVersion(2);
+  };
+  v1::LoadWeightsRequest request;
+  request.set_head("policy");
+  request.set_path("/m/new model");
+  request.set_version(7);
+  request.set_sha256("00ff");
+  request.set_commit(true);
+  request.set_in_place(true);
+  request.set_allow_nonfinite(true);
+
+  ASSERT_TRUE(Load(request).ok());
+
+  EXPECT_EQ(asked.head, "policy");
+  EXPECT_EQ(asked.path, "/m/new model");
+  EXPECT_EQ(asked.version, 7U);
+  EXPECT_EQ(asked.sha256, "00ff");
+  EXPECT_TRUE(asked.commit);
+  EXPECT_TRUE(asked.in_place);
+  EXPECT_TRUE(asked.allow_nonfinite);
+}
+
+TEST_F(WeightsServiceTest, StreamsProgressAndEndsWithTheVersion) {
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    EXPECT_TRUE(progress({"verifying", 10, 8'000}));
+    return SomeVersion(2);
+  };
+  std::vector<v1::LoadWeightsProgress> messages;
+
+  ASSERT_TRUE(Load(&messages).ok());
+
+  ASSERT_EQ(messages.size(), 2U);
+  EXPECT_EQ(messages[0].phase(), "verifying");
+  EXPECT_EQ(messages[0].bytes_done(), 10U);
+  EXPECT_EQ(messages[0].bytes_total(), 8'000U);
+  EXPECT_FALSE(messages[0].has_done());
+  EXPECT_EQ(messages[1].phase(), "done");
+  EXPECT_EQ(messages[1].done().version(), 2U);
+  EXPECT_EQ(messages[1].done().sha256(), "abc");
+  EXPECT_EQ(messages[1].done().source(), "/m/2");
+  EXPECT_EQ(messages[1].done().loaded_unix_seconds(), 1'700'000'000);
+  EXPECT_EQ(messages[1].done().weight_bytes(), 8'000U);
+}
+
+TEST_F(WeightsServiceTest, AClientThatDoesNotReadDelaysNothing) {
+  absl::Notification loaded;
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    for (int i = 0; i < 100'000; ++i) {
+      EXPECT_TRUE(progress({"loading", i, 100'000}));
+    }
+    loaded.Notify();
+    return SomeVersion(2);
+  };
+  grpc::ClientContext context;
+  v1::LoadWeightsRequest request;
+  request.set_path("/m/2");
+  const auto reader = stub_->Load(&context, request);
+
+  loaded.WaitForNotification();
+
+  v1::LoadWeightsProgress message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(message.done().version(), 2U);
+}
+
+TEST_F(WeightsServiceTest, ALoadIsGivenUpWhenItsCallIsCancelled) {
+  absl::Notification begun;
+  absl::Notification ended;
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    begun.Notify();
+    while (progress({"loading", 1, 2})) {
+    }
+    ended.Notify();
+    return absl::CancelledError("the load was cancelled");
+  };
+  grpc::ClientContext context;
+  v1::LoadWeightsRequest request;
+  request.set_path("/m/2");
+  const auto reader = stub_->Load(&context, request);
+  begun.WaitForNotification();
+
+  context.TryCancel();
+
+  ended.WaitForNotification();
+  v1::LoadWeightsProgress message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(WeightsServiceTest, TellsTheWholeReasonOfAFailure) {
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    progress({"verifying", 1, 2});
+    return absl::DataLossError("/m/2/model.safetensors: the sha256 is another");
+  };
+
+  const grpc::Status status = Load();
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(status.error_message(), "/m/2/model.safetensors: the sha256 is another");
+}
+
+TEST_F(WeightsServiceTest, RefusesRequestsThatCannotBeMeant) {
+  store_.on_load = [](const WeightsLoad&, const TellProgress&) {
+    ADD_FAILURE() << "it must not get so far";
+    return SomeVersion(2);
+  };
+  for (const std::string& path : {std::string(), std::string(4'096, 'a'), std::string("/m/a\nb"),
+                                  std::string("/m/\x1b[2J")}) {
+    v1::LoadWeightsRequest request;
+    request.set_path(path);
+    const grpc::Status status = Load(request);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("path: "));
+  }
+  for (const char* method : {"Commit", "Rollback", "Discard", "List"}) {
+    grpc::ClientContext context;
+    grpc::ByteBuffer answer;
+    const grpc::Status status = CallRaw(admin_, absl::StrCat("/logprobd.v1.Weights/", method),
+                                        BufferOf("\xFF\xFF\xFF"), answer, context);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+  }
+  EXPECT_TRUE(store_.calls.empty());
+}
+
+TEST_F(WeightsServiceTest, ChangesVersionsAndTellsTheHeadsState) {
+  store_.state = {"policy", SomeVersion(3), SomeVersion(4), SomeVersion(2)};
+  v1::WeightsResponse response;
+  {
+    grpc::ClientContext context;
+    v1::CommitWeightsRequest request;
+    request.set_head("policy");
+    request.set_version(3);
+    ASSERT_TRUE(stub_->Commit(&context, request, &response).ok());
+  }
+  {
+    grpc::ClientContext context;
+    v1::RollbackWeightsRequest request;
+    request.set_head("policy");
+    ASSERT_TRUE(stub_->Rollback(&context, request, &response).ok());
+  }
+  {
+    grpc::ClientContext context;
+    v1::DiscardWeightsRequest request;
+    request.set_staged(true);
+    request.set_previous(true);
+    ASSERT_TRUE(stub_->Discard(&context, request, &response).ok());
+  }
+
+  EXPECT_THAT(store_.calls,
+              ElementsAre("commit policy 3", "rollback policy", "discard  staged previous"));
+  EXPECT_EQ(response.head().head(), "policy");
+  EXPECT_EQ(response.head().live().version(), 3U);
+  EXPECT_EQ(response.head().staged().version(), 4U);
+  EXPECT_EQ(response.head().previous().source(), "/m/2");
+}
+
+TEST_F(WeightsServiceTest, ListsHeadsAndLeavesOutVersionsThatAreNotThere) {
+  store_.state = {"policy", WeightsVersion(), std::nullopt, std::nullopt};
+
+  ASSERT_TRUE(List("value").ok());
+
+  ASSERT_EQ(list_.heads_size(), 2);
+  EXPECT_EQ(list_.heads(0).head(), "value");
+  EXPECT_EQ(list_.heads(1).head(), "policy");
+  EXPECT_FALSE(list_.heads(1).has_live());
+  EXPECT_FALSE(list_.heads(1).has_staged());
+  EXPECT_FALSE(list_.heads(1).has_previous());
+}
+
+TEST_F(WeightsServiceTest, PassesOnTheErrorsOfTheStore) {
+  store_.status = absl::FailedPreconditionError("no version is staged");
+  grpc::ClientContext context;
+  v1::WeightsResponse response;
+
+  const grpc::Status status = stub_->Commit(&context, {}, &response);
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(status.error_message(), "no version is staged");
+  EXPECT_EQ(List().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(WeightsServiceTest, IsNotServedOnTheDataListener) {
+  const auto stub = v1::Weights::NewStub(ChannelTo(server_->port()));
+  grpc::ClientContext context;
+  v1::ListWeightsResponse response;
+
+  EXPECT_EQ(stub->List(&context, {}, &response).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(WeightsServiceTest, IsNotServedWithoutAStore) {
+  Make(nullptr);
+
+  EXPECT_EQ(List().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(WeightsServiceTest, RunsABoundedNumberOfCallsAtOnce) {
+  std::atomic<int> num_running = 0;
+  absl::Notification go_on;
+  store_.on_load = [&](const WeightsLoad&, const TellProgress&) {
+    ++num_running;
+    go_on.WaitForNotification();
+    return SomeVersion(2);
+  };
+  std::vector<std::thread> clients;
+  for (int i = 0; i < WeightsService::kCallsMax; ++i) {
+    clients.emplace_back([&] { EXPECT_TRUE(Load().ok()); });
+  }
+  while (num_running < WeightsService::kCallsMax) {
+    std::this_thread::yield();
+  }
+
+  const grpc::Status refused = List();
+
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  go_on.Notify();
+  for (std::thread& client : clients) {
+    client.join();
+  }
+}
+
+TEST_F(WeightsServiceTest, FinishesWhatRunsWhenItShutsDownAndRefusesWhatComes) {
+  absl::Notification begun;
+  absl::Notification go_on;
+  store_.on_load = [&](const WeightsLoad&, const TellProgress&) {
+    begun.Notify();
+    go_on.WaitForNotification();
+    return SomeVersion(2);
+  };
+  grpc::Status loaded;
+  std::thread client([&] { loaded = Load(); });
+  begun.WaitForNotification();
+  std::thread shutdown([&] { server_->Shutdown(absl::Hours(1)); });
+
+  grpc::Status refused;
+  while (refused.ok()) {
+    refused = List();
+  }
+
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_message(), "the server is shutting down");
+  go_on.Notify();
+  shutdown.join();
+  client.join();
+  EXPECT_TRUE(loaded.ok()) << loaded.error_message();
+}
+
+TEST_F(WeightsServiceTest, GivesUpALoadThatOutlivesTheGrace) {
+  absl::Notification begun;
+  bool is_given_up = false;
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    begun.Notify();
+    while (progress({"loading", 1, 2})) {
+    }
+    is_given_up = true;
+    return absl::CancelledError("the load was cancelled");
+  };
+  grpc::Status loaded;
+  std::thread client([&] { loaded = Load(); });
+  begun.WaitForNotification();
+
+  server_ = nullptr;
+
+  EXPECT_TRUE(is_given_up);
+  client.join();
+  EXPECT_FALSE(loaded.ok());
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,137 @@
+#include "server/weights/content_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/model_folder.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::MakeTensor;
+
+/// The head of a model with these tensors.
+std::unique_ptr<HeadWeights> OpenHead(const testing::ModelFolder& folder,
+                                      const std::vector<testing::FileTensor>& tensors,
+                                      int64_t vocab_size) {
+  folder.WriteConfig("{\"hidden_size\": " + std::to_string(tensors[0].shape[1]) +
+                     ", \"vocab_size\": " + std::to_string(vocab_size) + "}");
+  folder.WriteTensors(tensors);
+  auto head = OpenModelFolder(folder.path(), {});
+  EXPECT_TRUE(head.ok()) << head.status();
+  return std::move(head->weights);
+}
+
+TEST(ContentCheckTest, HashesTheRowsAndThenTheBiasAsTheyLieInTheFile) {
+  const testing::ModelFolder folder;
+  const auto head = OpenHead(folder,
+                             {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4}),
+                              MakeTensor("lm_head.bias", Dtype::kF16, {2}, {1, -2})},
+                             2);
+
+  const auto check = CheckContent(*head, {});
+
+  ASSERT_TRUE(check.ok()) << check.status();
+  // printf '\x80\x3f\x00\x40\x40\x40\x80\x40\x00\x3c\x00\xc0' | sha256sum
+  EXPECT_EQ(check->sha256, "ce3ad25b638d1f4152a822c4856af6740113468ce69efc583d2c967cd7ad145b");
+  EXPECT_EQ(check->nonfinite, "");
+}
+
+TEST(ContentCheckTest, HashesPaddingTooButDoesNotAskItToBeFinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const testing::ModelFolder folder;
+  const auto padded =
+      OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, nan, nan})}, 1);
+
+  const auto check = CheckContent(*padded, {});
+
+  ASSERT_TRUE(check.ok()) << check.status();
+  EXPECT_EQ(check->nonfinite, "");
+  EXPECT_NE(check->sha256, "");
+  EXPECT_NE(
+      check->sha256,
+      CheckContent(
+          *OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {1, 2}, {1, 2})}, 1), {})
+          ->sha256);
+}
+
+TEST(ContentCheckTest, FindsTheFirstElementThatIsNotFiniteWhereverItIs) {
+  constexpr int64_t kRows = 700;
+  constexpr int64_t kHidden = 1'024;  // more than one block of each type
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()}) {
+      for (const auto& [row, column] :
+           std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 7}, {511, 1'023}, {699, 1'023}}) {
+        std::vector<float> values(static_cast<size_t>(kRows * kHidden), 0.5F);
+        values[static_cast<size_t>(row * kHidden + column)] = bad;
+        values.back() = bad;
+        const testing::ModelFolder folder;
+        const auto head = OpenHead(
+            folder, {MakeTensor("lm_head.weight", dtype, {kRows, kHidden}, values)}, kRows);
+
+        const auto check = CheckContent(*head, {});
+
+        ASSERT_TRUE(check.ok()) << check.status();
+        EXPECT_EQ(check->nonfinite, "row " + std::to_string(row) + " column " +
+                                        std::to_string(column) + " is NaN or Inf");
+      }
+    }
+  }
+}
+
+TEST(ContentCheckTest, FindsABiasThatIsNotFinite) {
+  const testing::ModelFolder folder;
+  const auto head = OpenHead(
+      folder,
+      {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4}),
+       MakeTensor("lm_head.bias", Dtype::kF32, {2}, {1, std::numeric_limits<float>::infinity()})},
+      2);
+
+  EXPECT_EQ(CheckContent(*head, {})->nonfinite, "the bias of row 1 is NaN or Inf");
+}
+
+TEST(ContentCheckTest, TellsItsProgressAndStopsWhenTold) {
+  const testing::ModelFolder folder;
+  const auto head = OpenHead(
+      folder, {testing::MakeRandomTensor("lm_head.weight", Dtype::kF32, {3'000, 256}, 1, 1)},
+      3'000);
+  std::vector<int64_t> done;
+  const auto all = CheckContent(*head, [&](int64_t done_bytes, int64_t total_bytes) {
+    EXPECT_EQ(total_bytes, 3'000 * 1'024);
+    done.push_back(done_bytes);
+    return true;
+  });
+  EXPECT_TRUE(all.ok());
+  EXPECT_THAT(done, ::testing::ElementsAre(0, 1'024 << 10, 2'048 << 10, 3'000 << 10));
+
+  const auto stopped =
+      CheckContent(*head, [](int64_t done_bytes, int64_t) { return done_bytes == 0; });
+
+  EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(ContentCheckTest, SaysWhenAFileChanges) {
+  const testing::ModelFolder folder;
+  const auto head =
+      OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4})}, 2);
+  folder.WriteFile("model.safetensors", "short");
+
+  const auto check = CheckContent(*head, {});
+
+  EXPECT_EQ(check.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(check.status().message(), HasSubstr("model.safetensors"));
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,83 @@
+"""When the soak's check says that a series grows. Series are MiB, a sample a second."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "soak"))
+
+import slope
+
+SECONDS = 800
+RESOLUTION_MIB = 2.0
+
+
+def judged(values: np.ndarray) -> slope.Slope:
+    return slope.fit(np.arange(len(values), dtype=float), values, resolution=RESOLUTION_MIB)
+
+
+def noise(scale: float = 0.5, seed: int = 2, correlation: float = 0.9) -> np.ndarray:
+    """Noise in which a sample resembles its neighbours, as memory does."""
+    random = np.random.default_rng(seed)
+    values = np.zeros(SECONDS)
+    for i in range(1, SECONDS):
+        values[i] = correlation * values[i - 1] + random.normal(0, scale)
+    return values
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_does_not_grow(seed: int) -> None:
+    assert not judged(200 + noise(seed=seed)).grows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leak_within_noise_grows(seed: int) -> None:
+    # 10 MiB in 800 s, with noise whose deviation is above 1 MiB.
+    assert judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)).grows
+
+
+def test_the_interval_holds_the_truth_nearly_always() -> None:
+    fitted = [judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)) for seed in range(30)]
+
+    # 97 of 100 simulated runs; below 26 of 30 would be a matter of 1 in 500.
+    assert sum(each.low <= 10 / SECONDS <= each.high for each in fitted) >= 26
+
+
+def test_a_constant_does_not_grow() -> None:
+    fitted = judged(np.full(SECONDS, 200.0))
+
+    assert (fitted.per_second, fitted.low, fitted.high, fitted.grows) == (0, 0, 0, False)
+
+
+def test_one_more_arena_is_no_leak() -> None:
+    values = np.full(SECONDS, 200.0)
+    values[SECONDS // 2 :] += 1.5
+
+    assert not judged(values).grows
+
+
+def test_versions_that_come_and_go_are_no_leak() -> None:
+    values = 200 + noise(0.1)
+    for begin in range(7, SECONDS, 15):
+        values[begin : begin + 4] += 1200  # two heads during a swap
+
+    assert not judged(values).grows
+
+
+def test_a_leak_behind_versions_that_come_and_go_grows() -> None:
+    values = 200 + noise(0.1) + np.linspace(0, 10, SECONDS)
+    for begin in range(7, SECONDS, 15):
+        values[begin : begin + 4] += 1200
+
+    assert judged(values).grows
+
+
+def test_a_shrinking_series_does_not_grow() -> None:
+    assert not judged(200 - np.linspace(0, 10, SECONDS)).grows
+
+
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="8 samples"):
+        slope.fit([0, 1, 2], [1, 1, 1], resolution=1)

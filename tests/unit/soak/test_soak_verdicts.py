@@ -1,0 +1,109 @@
+"""What the soak concludes from its parts."""
+
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+
+TESTS = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TESTS / "soak"), str(TESTS / "bench")]
+
+import client_mix
+import sampler
+import slope
+import soak
+
+
+def test_a_process_is_sampled_until_the_end() -> None:
+    with sampler.Sampler(os.getpid(), lambda: None, interval_s=0.01) as samples:
+        deadline = time.monotonic() + 20
+        while len(samples.times) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    times, series = samples.after(samples.times[1])
+
+    assert len(times) == len(samples.times) - 1
+    assert set(series) == {"RSS", "anonymous memory", "open files", "threads"}
+    assert all(len(values) == len(times) for values in series.values())
+    assert series["RSS"][0] >= series["anonymous memory"][0] > 1
+    assert series["threads"][0] >= 2
+
+
+def load_with(outcomes: dict[str, dict[str, int]]) -> client_mix.MixedLoad:
+    """A load, none of whose processes is started, as if these calls had been made."""
+    load = client_mix.MixedLoad("127.0.0.1:1", hidden=8, vocab=9, rows=4, processes=1)
+    kinds, columns = list(client_mix.KINDS), client_mix.OUTCOMES
+    for kind, row in outcomes.items():
+        for name, count in row.items():
+            load._counts[0][kinds.index(kind) * len(columns) + columns.index(name)] = count
+    return load
+
+
+def usual() -> dict[str, dict[str, int]]:
+    return {kind: {sorted(allowed)[0]: 3} for kind, (_, allowed) in client_mix.KINDS.items()}
+
+
+def test_calls_that_end_as_they_may_are_no_surprise() -> None:
+    load = load_with(usual())
+
+    assert load.surprises() == []
+    assert load.calls() == 3 * len(client_mix.KINDS)
+
+
+def test_a_wrong_request_that_is_answered_is_a_surprise() -> None:
+    load = load_with(usual() | {"wrong": {"OK": 1}})
+
+    assert load.surprises() == ["1 calls of kind wrong ended with OK"]
+
+
+def test_a_kind_that_was_never_seen_is_a_surprise() -> None:
+    load = load_with(usual() | {"stream": {}})
+
+    assert load.surprises() == ["no call of kind stream ended"]
+
+
+@pytest.mark.parametrize(
+    "grows, wants_growth, is_missed",
+    [(False, False, False), (True, False, True), (True, True, False), (False, True, True)],
+)
+def test_growth_is_a_miss_and_so_is_a_leak_that_was_not_seen(
+    grows: bool, wants_growth: bool, is_missed: bool
+) -> None:
+    fitted = slope.Slope(0.01, 0.005, 0.02, 800, grows, 2.0)
+    outcome = soak.Outcome({"RSS": fitted}, {"RSS": 200.0}, [], "9 calls")
+
+    entry = soak.per_hour(outcome, "RSS", "Soak", wants_growth=wants_growth)
+
+    assert entry.get("missed", False) is is_missed
+    assert entry["figure"] == pytest.approx(36)
+    assert entry["note"].startswith("grows" if grows else "zero within noise")
+
+
+class FakeWeights:
+    """Stands for logprobctl weights; the third load fails."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[int, str]] = []
+        self.commits = 0
+
+    def load(self, version: int, folder: pathlib.Path) -> None:
+        self.loads.append((version, folder.name))
+        if len(self.loads) == 3:
+            raise RuntimeError("no memory")
+
+    def commit(self) -> None:
+        self.commits += 1
+
+
+def test_two_heads_are_swapped_in_turn_and_failures_are_kept() -> None:
+    weights = FakeWeights()
+
+    with soak.Swapper(weights, [pathlib.Path("a"), pathlib.Path("b")], every_s=0.001) as swapper:
+        deadline = time.monotonic() + 20
+        while len(weights.loads) < 5 and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    assert weights.loads[:5] == [(2, "b"), (3, "a"), (4, "b"), (4, "b"), (5, "a")]
+    assert swapper.failures == ["no memory"]
+    assert swapper.swaps == weights.commits == len(weights.loads) - 1
