@@ -13,68 +13,21 @@ the entropy from logits that they hold in full, in bf16 or in fp32.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from bench_records import ORIGIN, ROOT, commit, machine, missed, record, write
+
 ACCURACY_LIMITS = {"logprob_max": 1e-4, "logprob_p99": 2e-5, "entropy_max": 2e-4}
 FP32_LOGPROB_MAX = 5e-6
 # Ratios of our time to a baseline's.
 SPEED_LIMITS = {"gemm": 1.3, "torch_bf16": 1 / 1.4, "torch_f32": 1 / 2}
-
-
-def machine() -> str:
-    model = "unknown CPU"
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = " ".join(line.split(":", 1)[1].split())
-            break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
-
-
-def commit() -> str:
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        # The results themselves may differ: they are what is being written.
-        changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!tests/bench/results"]
-        dirty = subprocess.run(changes, cwd=ROOT, check=False).returncode != 0
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}-dirty" if dirty else head
-
-
-ORIGIN = {"machine": "", "commit": ""}  # of all records of this run, set in main
-
-
-def record(what: str, figure: float, unit: str, **more: object) -> dict:
-    return {
-        "what": what,
-        "machine": ORIGIN["machine"],
-        "date": datetime.date.today().isoformat(),
-        "commit": ORIGIN["commit"],
-        "figure": figure,
-        "unit": unit,
-        "spread": None,
-        "rounds": 1,
-        "baseline": None,
-        "ratio": None,
-        "note": "",
-        **more,
-    }
 
 
 class Bench:
@@ -208,14 +161,6 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
     return records
 
 
-def write(records: list[dict], out: pathlib.Path | None) -> None:
-    text = json.dumps(records, indent=1) + "\n"
-    if out:
-        out.write_text(text)
-    else:
-        print(text, end="")
-
-
 def speed(args: argparse.Namespace) -> list[dict]:
     records = []
     for rows in args.rows:
@@ -260,18 +205,6 @@ def accuracy(args: argparse.Namespace) -> list[dict]:
             if case["out_of_range"]:
                 records[-1]["missed"] = True
     return records
-
-
-def missed(records: list[dict]) -> bool:
-    """Whether a figure is above what its note wants; says which. Out of range is a miss as well."""
-    found = False
-    for entry in records:
-        figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
-        limit = re.search(r"wanted at most ([\d.e+-]+)", entry["note"])
-        if entry.pop("missed", False) or (limit and figure > float(limit[1])):
-            print(f"MISSED: {entry['what']}: {figure:g}; {entry['note']}", file=sys.stderr)
-            found = True
-    return found
 
 
 def positive(text: str) -> int:

@@ -5,12 +5,15 @@
 #include <deque>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/scoring_engine.h"
 #include "server/batching/batcher.h"
+#include "server/batching/copy_pool.h"
+#include "tests/bench/row_checksum.h"
 
 namespace logprobd::testing {
 namespace {
@@ -27,10 +30,15 @@ class HeapBuffer final : public StagingBuffer {
   const std::unique_ptr<std::byte[]> memory_;
 };
 
-/// Answers each batch from a thread of its own, as every engine does, without looking at it.
+constexpr int64_t kRowsOfTask = 32;  // 256 KiB
+
+/// Answers each batch from a thread of its own, as every engine does, and only reads it if asked.
 class NullEngine final : public ScoringEngine {
  public:
-  NullEngine() : thread_([this] { Run(); }) {
+  explicit NullEngine(const NullHeadOptions& options)
+      : reads_(options.reads),
+        pool_(options.reads ? options.reading_threads : 0),
+        thread_([this] { Run(); }) {
     info_.name = "null";
     info_.model_type = "null";
     info_.hidden_size = 4'096;
@@ -56,44 +64,77 @@ class NullEngine final : public ScoringEngine {
     return std::make_unique<HeapBuffer>(size_bytes);
   }
 
+  bool reads_in_place() const override { return reads_; }
+
   void Start(ScoreBatch& batch, ScoreDone done) override {
     std::fill(batch.nonfinite.begin(), batch.nonfinite.end(), uint8_t{0});
     std::fill(batch.logprob.begin(), batch.logprob.end(), 0.0F);
     std::fill(batch.entropy.begin(), batch.entropy.end(), 0.0F);
     absl::MutexLock lock(&mutex_);
-    started_.push_back(std::move(done));
+    started_.push_back({&batch, std::move(done)});
   }
 
  private:
+  struct Started {
+    ScoreBatch* batch;
+    ScoreDone done;
+  };
+
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return is_stopping_ || !started_.empty();
   }
 
   void Run() {
     while (true) {
-      ScoreDone done;
+      Started started;
       {
         absl::MutexLock lock(&mutex_);
         mutex_.Await(absl::Condition(this, &NullEngine::HasWork));
         if (started_.empty()) return;
-        done = std::move(started_.front());
+        started = std::move(started_.front());
         started_.pop_front();
       }
-      std::move(done)(absl::OkStatus());
+      if (reads_) Read(*started.batch);
+      std::move(started.done)(absl::OkStatus());
+    }
+  }
+
+  void Read(ScoreBatch& batch) {
+    const auto row_bytes = static_cast<size_t>(info_.hidden_size) * 2;
+    places_.clear();
+    if (batch.runs.empty()) AddPlaces({.data = batch.hidden, .num_rows = batch.num_rows});
+    for (const HiddenRun& run : batch.runs) AddPlaces(run);
+    pool_.Run((batch.num_rows + kRowsOfTask - 1) / kRowsOfTask, [&](int64_t task) {
+      const auto end = static_cast<size_t>(std::min((task + 1) * kRowsOfTask, batch.num_rows));
+      for (auto row = static_cast<size_t>(task * kRowsOfTask); row < end; ++row) {
+        batch.logprob[row] = RowChecksum({places_[row], row_bytes});
+      }
+    });
+  }
+
+  void AddPlaces(const HiddenRun& run) {
+    for (int64_t row = 0; row < run.num_rows; ++row) {
+      places_.push_back(run.data + row * info_.hidden_size * 2);
     }
   }
 
   HeadInfo info_;
+  const bool reads_;
+  std::vector<const std::byte*> places_;  // of the rows of the batch that is read
+  CopyPool pool_;
   absl::Mutex mutex_;
-  std::deque<ScoreDone> started_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
 class NullHead final : public ServedHead {
  public:
-  static absl::StatusOr<std::shared_ptr<ServedHead>> Create(const Clock& clock, Metrics& metrics) {
-    auto head = std::make_shared<NullHead>();
+  explicit NullHead(const NullHeadOptions& options) : engine_(options) {}
+
+  static absl::StatusOr<std::shared_ptr<ServedHead>> Create(const Clock& clock, Metrics& metrics,
+                                                            const NullHeadOptions& options) {
+    auto head = std::make_shared<NullHead>(options);
     absl::StatusOr<std::unique_ptr<Batcher>> batcher = Batcher::Create(
         {.client_share_max = 1.0, .head = "null"}, {&head->engine_}, clock, metrics);
     if (!batcher.ok()) return batcher.status();
@@ -101,7 +142,9 @@ class NullHead final : public ServedHead {
     return head;
   }
 
-  const HeadInfo& info() const override { return engine_.info(); }
+  std::shared_ptr<const HeadInfo> info() const override {
+    return std::make_shared<const HeadInfo>(engine_.info());
+  }
   bool ready() const override { return true; }
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) override {
     return batcher_->Submit(std::move(request), std::move(done));
@@ -118,8 +161,9 @@ class NullHead final : public ServedHead {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<ServedHead>> MakeNullHead(const Clock& clock, Metrics& metrics) {
-  return NullHead::Create(clock, metrics);
+absl::StatusOr<std::shared_ptr<ServedHead>> MakeNullHead(const Clock& clock, Metrics& metrics,
+                                                         const NullHeadOptions& options) {
+  return NullHead::Create(clock, metrics, options);
 }
 
 }  // namespace logprobd::testing

@@ -10,8 +10,17 @@
 
 namespace logprobd::testing {
 
+struct NullHeadOptions {
+  /// Reads every byte of the hidden rows: a row's logprob is its RowChecksum (row_checksum.h).
+  bool reads = false;
+  /// Threads that read beside the engine's own.
+  int32_t reading_threads = 3;
+};
+
 /// A head with the real Batcher over an engine that computes nothing: what is left is the cost of
-/// everything around the engine. Hidden size 4,096, vocabulary 151,936. Scores are all 0.
-absl::StatusOr<std::shared_ptr<ServedHead>> MakeNullHead(const Clock& clock, Metrics& metrics);
+/// everything around the engine. Hidden size 4,096, vocabulary 151,936. Scores are 0 but for the
+/// checksums of an engine that reads.
+absl::StatusOr<std::shared_ptr<ServedHead>> MakeNullHead(const Clock& clock, Metrics& metrics,
+                                                         const NullHeadOptions& options = {});
 
 }  // namespace logprobd::testing

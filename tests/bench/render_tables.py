@@ -235,7 +235,8 @@ def table(names: list[str]) -> str:
         alone = [r for r in records if not r["baseline"]]
         if compared:
             lines += against_baselines(compared, common)
-        if alone and all(": " in r["what"] for r in alone) and len(alone) > 2:
+        is_one_unit = len({r["unit"] for r in alone}) == 1
+        if is_one_unit and len(alone) > 2 and all(": " in r["what"] for r in alone):
             lines += several_figures(alone, common)
         elif alone:
             lines += plain(alone, common)

@@ -38,6 +38,7 @@
 #include "tests/bench/bench_record.h"
 #include "tests/bench/echo_server.h"
 #include "tests/bench/null_head.h"
+#include "tests/bench/one_head.h"
 
 namespace logprobd::testing {
 namespace {
@@ -60,19 +61,6 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 }
 
 void CheckOk(const absl::Status& status) { LOGPROBD_CHECK(status.ok(), status.ToString()); }
-
-/// The one head of the benchmark.
-class OneHead final : public HeadRegistry {
- public:
-  explicit OneHead(std::shared_ptr<ServedHead> head) : head_(std::move(head)) {}
-  absl::StatusOr<std::shared_ptr<ServedHead>> Find(absl::string_view) const override {
-    return head_;
-  }
-  std::vector<std::shared_ptr<ServedHead>> List() const override { return {head_}; }
-
- private:
-  const std::shared_ptr<ServedHead> head_;
-};
 
 /// Percentiles of the round trips of one round, in microseconds.
 struct RoundTrip {

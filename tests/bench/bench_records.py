@@ -1,0 +1,144 @@
+"""Records of measured figures in the schema of README.md, as every benchmark script writes them."""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def cpu_name() -> str:
+    """Processor and the cores that this process may use."""
+    model = "unknown CPU"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = " ".join(line.split(":", 1)[1].split())
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def gpu_names() -> str:
+    """The GPUs with their clocks and driver; empty where there is none."""
+    query = "--query-gpu=name,clocks.max.sm,clocks.max.mem,driver_version"
+    try:
+        text = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    lines = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line]
+    if not lines:
+        return ""
+    name, clock, memory_clock, driver = lines[0]
+    count = f"{len(lines)} x " if len(lines) > 1 else ""
+    return f"{count}{name}, up to {clock} MHz, memory {memory_clock} MHz, driver {driver}"
+
+
+def machine(with_gpu: bool = False) -> str:
+    gpus = gpu_names() if with_gpu else ""
+    return f"{gpus}; {cpu_name()}" if gpus else cpu_name()
+
+
+def commit() -> str:
+    """HEAD, with -dirty where files differ; "unknown" where there is no git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        # The results themselves may differ: they are what is being written.
+        changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!tests/bench/results"]
+        dirty = subprocess.run(changes, cwd=ROOT, check=False).returncode != 0
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}-dirty" if dirty else head
+
+
+ORIGIN = {"machine": "", "commit": ""}  # of all records of a run, set by its main
+
+
+def record(what: str, figure: float, unit: str, **more: object) -> dict:
+    """A record; `more` replaces its defaults."""
+    return {
+        "what": what,
+        "machine": ORIGIN["machine"],
+        "date": datetime.date.today().isoformat(),
+        "commit": ORIGIN["commit"],
+        "figure": figure,
+        "unit": unit,
+        "spread": None,
+        "rounds": 1,
+        "baseline": None,
+        "ratio": None,
+        "note": "",
+        **more,
+    }
+
+
+def record_of_rounds(
+    what: str,
+    unit: str,
+    figures: list[float],
+    *,
+    baseline: tuple[str, list[float]] | None = None,
+    note: str = "",
+) -> dict:
+    """The median of some rounds, beside that of a baseline taken in turn with it."""
+    figure = statistics.median(figures)
+    entry = record(
+        what,
+        figure,
+        unit,
+        rounds=len(figures),
+        spread=[min(figures), max(figures)],
+        note=note,
+    )
+    if baseline:
+        name, others = baseline
+        entry["baseline"] = {"what": name, "figure": statistics.median(others)}
+        entry["ratio"] = figure / entry["baseline"]["figure"]
+    return entry
+
+
+def write(records: list[dict], out: pathlib.Path | None) -> None:
+    text = json.dumps(records, indent=1) + "\n"
+    if out:
+        out.write_text(text)
+    else:
+        print(text, end="")
+
+
+WANTED = re.compile(r"wanted at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
+
+
+def misses(entry: dict) -> bool:
+    """Whether the figure, or its ratio where there is a baseline, is beyond what its note wants."""
+    wanted = WANTED.search(entry["note"])
+    if not wanted:
+        return False
+    figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
+    excess = figure - float(wanted["limit"])
+    return excess > 0 if wanted["bound"] == "most" else excess < 0
+
+
+def missed(records: list[dict]) -> bool:
+    """Whether any misses, saying which; one marked "missed" does too, and the mark is taken off."""
+    found = False
+    for entry in records:
+        if entry.pop("missed", False) or misses(entry):
+            figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
+            print(f"MISSED: {entry['what']}: {figure:g}; {entry['note']}", file=sys.stderr)
+            found = True
+    return found

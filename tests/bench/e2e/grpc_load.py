@@ -1,0 +1,142 @@
+"""Client processes in Python that send one request over and over and keep what each answer was.
+
+For what logprobctl does not do: a request of any size in one message, and answers that are checked.
+"""
+
+import multiprocessing
+import threading
+import time
+import zlib
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+import scoring_rpc
+
+# Children that are forked from a process in which gRPC runs would hang.
+SPAWN = multiprocessing.get_context("spawn")
+CALL_TIMEOUT_S = 60
+STARTS_WITHIN_S = 120
+
+
+class Answer(NamedTuple):
+    """One call; times of the machine's monotonic clock, which all processes share."""
+
+    sent: float
+    ended: float
+    code: int  # gRPC status
+    version: int  # weights_version, 0 after a failure
+    crc: int  # of the bytes of logprob and entropy, 0 after a failure
+
+
+class Requests(NamedTuple):
+    """What every client sends: bf16 rows that depend on nothing but these."""
+
+    rows: int
+    hidden_size: int
+    vocab: int
+
+    def message(self) -> bytes:
+        random = np.random.default_rng(7)
+        piece = random.standard_normal(min(self.rows * self.hidden_size, 1 << 22), dtype=np.float32)
+        hidden = np.resize(
+            (piece.view(np.uint32) >> 16).astype(np.uint16), self.rows * self.hidden_size
+        )
+        targets = random.integers(0, self.vocab, self.rows, dtype=np.int32)
+        return (
+            scoring_rpc.messages()
+            .ScoreRequest(
+                dtype=1,
+                rows=self.rows,
+                hidden_size=self.hidden_size,
+                targets=targets.tobytes(),
+                hidden=hidden.tobytes(),
+            )
+            .SerializeToString()
+        )
+
+
+def call(scoring: scoring_rpc.Scoring, message: bytes) -> Answer:
+    sent = time.monotonic()
+    try:
+        data = scoring.score_raw(message, timeout=CALL_TIMEOUT_S)
+    except grpc.RpcError as error:
+        return Answer(sent, time.monotonic(), error.code().value[0], 0, 0)
+    ended = time.monotonic()
+    response = scoring_rpc.messages().ScoreResponse.FromString(data)
+    crc = zlib.crc32(response.entropy, zlib.crc32(response.logprob))
+    return Answer(sent, ended, 0, response.weights_version, crc)
+
+
+def client_process(
+    address: str, requests: Requests, inflight: int, ready, go, stop, answers
+) -> None:
+    """`inflight` threads, each on a connection of its own, from `go` until `stop`."""
+    message = requests.message()
+    given: list[Answer] = []
+
+    def send_until_stopped() -> None:
+        with scoring_rpc.Scoring(address) as scoring:
+            mine = [call(scoring, message)]
+            ready.release()
+            go.wait()
+            while not stop.is_set():
+                mine.append(call(scoring, message))
+        given.extend(mine[1:])
+
+    threads = [threading.Thread(target=send_until_stopped) for _ in range(inflight)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answers.put(given)
+
+
+class Clients:
+    """Client processes under way, from the start of the context until `finish`."""
+
+    def __init__(self, address: str, requests: Requests, *, processes: int, inflight: int) -> None:
+        self._ready = SPAWN.Semaphore(0)
+        self._go, self._stop = SPAWN.Event(), SPAWN.Event()
+        self._answers = SPAWN.SimpleQueue()
+        self._count = processes * inflight
+        arguments = (address, requests, inflight, self._ready, self._go, self._stop, self._answers)
+        self.processes = [
+            SPAWN.Process(target=client_process, args=arguments, daemon=True)
+            for _ in range(processes)
+        ]
+
+    def __enter__(self) -> "Clients":
+        for process in self.processes:
+            process.start()
+        for _ in range(self._count):
+            if not self._ready.acquire(timeout=STARTS_WITHIN_S):
+                self.__exit__()
+                raise RuntimeError(f"clients were not ready in {STARTS_WITHIN_S} s")
+        self._go.set()
+        return self
+
+    def finish(self) -> list[Answer]:
+        """Stops the clients; all their answers, in the order in which they came."""
+        self._stop.set()
+        answers = [answer for _ in self.processes for answer in self._answers.get()]
+        return sorted(answers, key=lambda answer: answer.ended)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def rows_per_second(
+    address: str, requests: Requests, *, seconds: float, processes: int, inflight: int
+) -> float:
+    """Rows a second of successful calls, from the first answer to the last."""
+    with Clients(address, requests, processes=processes, inflight=inflight) as clients:
+        time.sleep(seconds)
+        answers = [answer for answer in clients.finish() if answer.code == 0]
+    if len(answers) < 2:
+        return 0.0
+    return requests.rows * (len(answers) - 1) / (answers[-1].ended - answers[0].ended)

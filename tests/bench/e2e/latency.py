@@ -1,0 +1,96 @@
+"""One row at low load, and small requests beside a bulk stream."""
+
+import time
+
+from bench_records import record_of_rounds
+from e2e.load import LoadPlan
+from e2e.scene import Scene, checked, in_turn, median
+
+P50_ABOVE_ENGINE_US = 250
+P99_ABOVE_ENGINE_US = 600
+SMALL_RATE = 200  # requests a second
+SMALL_ROWS = 1
+BULK_IN_FLIGHT = 4
+SMALL_P99_BATCHES = 3.3
+SMALL_P99_BATCHES_CUT = 3
+LEAD_S = 0.5  # until the bulk load has filled the queue
+BUDGET_S = 45
+
+
+def one_row(scene: Scene) -> None:
+    """A closed loop of one: how much the service adds to the engine's own time for a row."""
+    hidden = scene.hidden_sizes[0]
+    with scene.engine(hidden) as engine, scene.server(hidden) as server:
+        loads = []
+
+        def engine_p50() -> float:
+            return engine.latency(1, max(50, int(200 * scene.seconds)))["p50"] * 1e6
+
+        def service() -> float:
+            plan = LoadPlan(rows=1, seconds=scene.seconds, channels=1, warmup=50)
+            loads.append(checked(scene.load.run(server.grpc, plan), "one row"))
+            return loads[-1].p50 * 1e6
+
+        figures = in_turn({"engine": engine_p50, "service": service}, scene.rounds_within(BUDGET_S))
+    engine_us = median(figures["engine"])
+    for name, values, limit in (
+        ("p50", [load.p50 for load in loads], P50_ABOVE_ENGINE_US),
+        ("p99", [load.p99 for load in loads], P99_ABOVE_ENGINE_US),
+    ):
+        above = [1e6 * value - engine_us for value in values]
+        scene.records.append(
+            record_of_rounds(
+                f"Service, one row at a time over TCP, {scene.shape(hidden)}: {name} above the engine's p50",
+                "us",
+                above,
+                note=f"engine {engine_us:.0f} us, service {engine_us + median(above):.0f} us; "
+                f"wanted at most {limit}",
+            )
+        )
+
+
+def small_beside_bulk(scene: Scene) -> None:
+    """p99 of small requests at a steady rate, in times of a whole batch, with a bulk load beside."""
+    hidden = scene.hidden_sizes[0]
+    kinds: dict[str, tuple[list[str], float]] = {"default": ([], SMALL_P99_BATCHES)}
+    kinds[scene.cut_smaller] = (scene.cut_smaller.split(), SMALL_P99_BATCHES_CUT)
+    for kind, (options, limit) in kinds.items():
+        with scene.engine(hidden) as engine, scene.server(hidden, *options) as server:
+            batches: list[float] = []
+            bulk_rates: list[float] = []
+            p99s: list[float] = []
+            for _ in scene.rounds_within(BUDGET_S / len(kinds)):
+                batch = engine.throughput(scene.batch_rows, scene.seconds / 2)["batch_seconds"]
+                batches.append(batch)
+                small, bulk_rate = load_both(scene, server.grpc)
+                p99s.append(small.p99)
+                bulk_rates.append(bulk_rate)
+        batch_s = median(batches)
+        scene.records.append(
+            record_of_rounds(
+                f"Service, {SMALL_RATE} requests a second of {SMALL_ROWS} row beside bulk, "
+                f"{scene.shape(hidden)}, {kind}: small p99",
+                "batch times",
+                [p99 / batch_s for p99 in p99s],
+                note=f"a batch of {scene.batch_rows} rows takes {1e3 * batch_s:.2f} ms; "
+                f"p99 {1e3 * median(p99s):.2f} ms; bulk {median(bulk_rates):,.0f} rows/s beside; "
+                f"wanted at most {limit}",
+            )
+        )
+
+
+def load_both(scene: Scene, address: str):
+    """Small requests while a bulk load runs: the small Load, and the bulk's rows a second."""
+    seconds = 2 * scene.seconds
+    bulk_plan = LoadPlan(
+        rows=scene.batch_rows,
+        seconds=seconds + 2 * LEAD_S,
+        concurrency=BULK_IN_FLIGHT,
+        channels=8,
+        stream=scene.load.has_stream(),
+    )
+    small_plan = LoadPlan(rows=SMALL_ROWS, seconds=seconds, rate=SMALL_RATE, channels=2)
+    with scene.load.running(address, bulk_plan) as bulk:
+        time.sleep(LEAD_S)
+        small = checked(scene.load.run(address, small_plan), "small requests")
+        return small, checked(bulk(), "bulk").rows_per_second

@@ -1,0 +1,229 @@
+// The engine of a model's head without a server around it, beside which the service is measured in
+// the same run: e2e_bench.py keeps it loaded and asks it for a round at a time.
+//
+//   engine_bench --model DIR [--device auto|cpu|cuda] [--gpus 0,1] [--replicas 2]
+//
+// Reads commands from standard input and answers each with a line of JSON:
+//   throughput ROWS SECONDS  batches of ROWS rows, host memory to host memory, as many in flight as
+//                            the engine takes, for about SECONDS: rows_per_second, batch_seconds
+//                            (between batches of one replica), batches
+//   latency ROWS COUNT       COUNT batches of ROWS rows, one at a time: p50, p90, p99 and mean in
+//                            seconds, from Start to the callback, and the mean of each stage
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/errors.h"
+#include "server/engine/engines.h"
+#include "server/weights/head_weights.h"
+#include "tests/bench/engine_load.h"
+#include "tests/support/engine_case.h"
+#include "tests/support/in_memory_head.h"
+
+namespace logprobd::testing {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr int64_t kDistinctElements = int64_t{1} << 22;
+
+double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+/// Unit normal bf16 rows (4 Mi elements, repeated) with targets over the vocabulary.
+EngineCase MakeRows(const HeadInfo& head, int64_t num_rows) {
+  EngineCase inputs;
+  inputs.hidden_size = head.hidden_size;
+  const int64_t elements = num_rows * head.hidden_size;
+  const std::vector<std::byte> piece =
+      EncodeFloats(NormalValues(std::min(elements, kDistinctElements), 1), Dtype::kBf16);
+  inputs.hidden.reserve(static_cast<size_t>(elements * 2));
+  while (inputs.hidden.size() < static_cast<size_t>(elements * 2)) {
+    const size_t left = static_cast<size_t>(elements * 2) - inputs.hidden.size();
+    inputs.hidden.insert(inputs.hidden.end(), piece.begin(),
+                         piece.begin() + static_cast<std::ptrdiff_t>(std::min(left, piece.size())));
+  }
+  std::mt19937_64 random(1);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    inputs.targets.push_back(
+        static_cast<int32_t>(random() % static_cast<uint64_t>(head.vocab_size)));
+    inputs.temperatures.push_back(1.0F);
+  }
+  return inputs;
+}
+
+using Batches = std::vector<std::unique_ptr<EngineBatch>>;
+
+/// The engines of one head, a replica each, and batches of each size that was asked.
+class EngineBench {
+ public:
+  static absl::StatusOr<std::unique_ptr<EngineBench>> Create(const std::string& model,
+                                                             const EngineOptions& options) {
+    auto bench = std::make_unique<EngineBench>();
+    LOGPROBD_ASSIGN_OR_RETURN(bench->head_, OpenModelFolder(model, {}));
+    const HeadWeights& weights = *bench->head_.weights;
+    LOGPROBD_ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(weights.info(), options));
+    LOGPROBD_ASSIGN_OR_RETURN(bench->engines_, CreateEngines(weights, plan, options));
+    bench->name_ = plan.engine;
+    return bench;
+  }
+
+  Json Facts() const {
+    const HeadInfo& info = head_.weights->info();
+    return {{"engine", name_},
+            {"replicas", engines_.size()},
+            {"hidden_size", info.hidden_size},
+            {"vocab_size", info.vocab_size},
+            {"batch_rows_max", engines_[0]->batch_rows_max()}};
+  }
+
+  absl::StatusOr<Json> Throughput(int64_t rows, double seconds) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<Batches> * batches, BatchesOf(rows));
+    LOGPROBD_ASSIGN_OR_RETURN(const double probe_seconds, Score(*batches, 2));
+    const int count = std::max(4, static_cast<int>(seconds / (probe_seconds / 2)));
+    LOGPROBD_ASSIGN_OR_RETURN(const double taken, Score(*batches, count));
+    const auto scored = static_cast<double>(rows) * count * static_cast<double>(engines_.size());
+    return Json{{"rows_per_second", scored / taken},
+                {"batch_seconds", taken / count},
+                {"batches", count * static_cast<int>(engines_.size())}};
+  }
+
+  absl::StatusOr<Json> Latency(int64_t rows, int count) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<Batches> * batches, BatchesOf(rows));
+    Batches one;
+    one.push_back(std::move((*batches)[0][0]));
+    std::vector<double> taken;
+    std::map<std::string, double> stages;
+    absl::Status status;
+    for (int i = -count / 10 - 1; i < count && status.ok(); ++i) {
+      std::atomic<int> left = 1;
+      const auto start = SteadyClock::now();
+      status = ScoreWhileLeft(*engines_[0], one, left);
+      if (i < 0) continue;  // warms up
+      taken.push_back(SecondsSince(start));
+      const ScoreBatch& batch = one[0]->batch;
+      stages["h2d"] += batch.h2d_seconds / count;
+      stages["kernel"] += batch.kernel_seconds / count;
+      stages["combine"] += batch.combine_seconds / count;
+      stages["d2h"] += batch.d2h_seconds / count;
+    }
+    (*batches)[0][0] = std::move(one[0]);
+    LOGPROBD_RETURN_IF_ERROR(status);
+    std::sort(taken.begin(), taken.end());
+    double sum = 0;
+    for (const double value : taken) sum += value;
+    return Json{{"p50", taken[taken.size() / 2]},
+                {"p90", taken[taken.size() * 9 / 10]},
+                {"p99", taken[taken.size() * 99 / 100]},
+                {"mean", sum / static_cast<double>(taken.size())},
+                {"stages", stages}};
+  }
+
+ private:
+  /// For each replica as many as may be in flight; made once a size.
+  absl::StatusOr<std::vector<Batches>*> BatchesOf(int64_t rows) {
+    if (rows < 1 || rows > engines_[0]->batch_rows_max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rows must be 1 to ", engines_[0]->batch_rows_max()));
+    }
+    std::vector<Batches>& batches = batches_[rows];
+    if (!batches.empty()) return &batches;
+    const EngineCase inputs = MakeRows(head_.weights->info(), rows);
+    for (const std::unique_ptr<ScoringEngine>& engine : engines_) {
+      batches.emplace_back();
+      for (int slot = 0; slot < ScoringEngine::kBatchesInFlight; ++slot) {
+        LOGPROBD_ASSIGN_OR_RETURN(batches.back().emplace_back(), MakeBatch(*engine, inputs));
+      }
+    }
+    return &batches;
+  }
+
+  /// Seconds for `count` batches a replica; whichever is free takes the next, as in the server.
+  absl::StatusOr<double> Score(std::vector<Batches>& batches, int count) {
+    std::atomic<int> left = count * static_cast<int>(engines_.size());
+    std::vector<absl::Status> statuses(engines_.size());
+    std::vector<std::thread> threads;
+    const auto start = SteadyClock::now();
+    for (size_t i = 0; i < engines_.size(); ++i) {
+      threads.emplace_back(
+          [&, i] { statuses[i] = ScoreWhileLeft(*engines_[i], batches[i], left); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const double taken = SecondsSince(start);
+    for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
+    return taken;
+  }
+
+  ModelFolderHead head_;
+  std::vector<std::unique_ptr<ScoringEngine>> engines_;
+  std::string name_;
+  std::map<int64_t, std::vector<Batches>> batches_;  // by rows
+};
+
+absl::StatusOr<Json> Answer(EngineBench& bench, const std::string& line) {
+  std::istringstream words(line);
+  std::string command;
+  int64_t rows = 0;
+  double amount = 0;
+  if (!(words >> command >> rows >> amount) || amount <= 0) {
+    return absl::InvalidArgumentError("expected: throughput|latency ROWS SECONDS|COUNT");
+  }
+  if (command == "throughput") return bench.Throughput(rows, amount);
+  if (command == "latency") return bench.Latency(rows, static_cast<int>(amount));
+  return absl::InvalidArgumentError(absl::StrCat("unknown command: ", command));
+}
+
+int Serve(const std::string& model, const EngineOptions& options) {
+  absl::StatusOr<std::unique_ptr<EngineBench>> bench = EngineBench::Create(model, options);
+  if (!bench.ok()) {
+    std::cerr << "engine_bench: " << bench.status() << '\n';
+    return 1;
+  }
+  std::cout << (*bench)->Facts().dump() << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    absl::StatusOr<Json> answer = Answer(**bench, line);
+    if (!answer.ok()) answer = Json{{"error", answer.status().ToString()}};
+    std::cout << answer->dump() << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace logprobd::testing
+
+int main(int argc, char** argv) {
+  CLI::App app("The engine of a model's head without a server: see the head of engine_bench.cc.");
+  std::string model;
+  logprobd::EngineOptions options;
+  app.add_option("--model", model, "Hugging Face folder, or one .safetensors file")->required();
+  app.add_option("--device", options.device, "Engine")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, logprobd::Device>{{"auto", logprobd::Device::kAuto},
+                                                  {"cpu", logprobd::Device::kCpu},
+                                                  {"cuda", logprobd::Device::kCuda}}));
+  app.add_option("--gpus", options.gpus, "CUDA devices, as 0,1")->delimiter(',');
+  app.add_option("--replicas", options.replicas, "Whole heads; 0: chosen as the server does");
+  app.add_option("--batch-rows", options.batch_rows_max, "Most rows of a batch")
+      ->capture_default_str();
+  app.add_option("--cpu-threads", options.cpu_threads, "0: all cores");
+  CLI11_PARSE(app, argc, argv);
+  return logprobd::testing::Serve(model, options);
+}

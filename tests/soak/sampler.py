@@ -1,0 +1,69 @@
+"""Samples what a process holds, once a second."""
+
+import pathlib
+import re
+import threading
+import time
+from collections.abc import Callable
+
+MIB = 2**20
+
+
+def memory_of(pid: int) -> dict[str, float]:
+    """MiB of the process by kind, from the kernel's account of all its mappings."""
+    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    kib = {
+        name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
+    }
+    return {"RSS": kib["Rss"] / 1024, "anonymous memory": kib["Anonymous"] / 1024}
+
+
+def counts_of(pid: int) -> dict[str, float]:
+    """How many descriptors and threads the process has."""
+    descriptors = sum(1 for _ in pathlib.Path(f"/proc/{pid}/fd").iterdir())
+    threads = sum(1 for _ in pathlib.Path(f"/proc/{pid}/task").iterdir())
+    return {"open files": float(descriptors), "threads": float(threads)}
+
+
+class Sampler:
+    """Takes samples of a process in a thread until it is stopped. Use as a context."""
+
+    def __init__(
+        self, pid: int, gpu_memory_mib: Callable[[], float | None], interval_s: float = 1.0
+    ) -> None:
+        self.pid = pid
+        self.times: list[float] = []
+        self.series: dict[str, list[float]] = {}
+        self._gpu_memory_mib = gpu_memory_mib
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._has_gpu = gpu_memory_mib() is not None
+
+    def _take(self) -> None:
+        sample = memory_of(self.pid) | counts_of(self.pid)
+        if self._has_gpu:
+            sample["GPU memory"] = self._gpu_memory_mib() or 0.0
+        self.times.append(time.monotonic())
+        for name, value in sample.items():
+            self.series.setdefault(name, []).append(value)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._take()
+            except OSError:  # the process has ended, which others notice
+                return
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def after(self, begin: float) -> tuple[list[float], dict[str, list[float]]]:
+        """Times and series of the samples from `begin` (monotonic) on."""
+        first = next((i for i, at in enumerate(self.times) if at >= begin), len(self.times))
+        return self.times[first:], {name: values[first:] for name, values in self.series.items()}

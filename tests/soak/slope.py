@@ -1,0 +1,71 @@
+"""Whether a series that is sampled at a steady pace grows: its slope, how sure that is, and a verdict.
+
+The samples are joined to blocks, each with its median, so that what comes and goes within a block (two
+versions of the weights during a swap) does not count and what neighbouring samples share is not counted
+twice. The slope is Theil and Sen's: the median of the slopes between all pairs of blocks, which a few
+steps or spikes do not move. Its interval comes from a bootstrap of runs of neighbouring residuals.
+
+A process that has only settled can end a little above where it began, by an arena of the allocator or
+two, and slow noise can pass for a slope: the interval, by its making of 99 %, holds the truth in 91 to 97
+of 100 simulated runs of 800 s whose noise lasts for 10 to 30 s. So a series grows when the interval of its
+slope lies above zero and the slope, over what was measured, makes up more than a stated resolution: leaks
+below that are not seen.
+"""
+
+import dataclasses
+
+import numpy as np
+
+BLOCKS = 60  # at most; a block has one sample or more
+BOOTSTRAPS = 400
+CONFIDENCE = 0.99  # two-sided
+
+
+@dataclasses.dataclass
+class Slope:
+    per_second: float
+    low: float  # ends of the interval
+    high: float
+    seconds: float  # from the first sample to the last
+    grows: bool
+    resolution: float
+
+    @property
+    def growth(self) -> float:
+        """By how much the series grew over the measured time."""
+        return self.per_second * self.seconds
+
+
+def blocks_of(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Middle time and median value of at most BLOCKS runs of samples."""
+    count = min(BLOCKS, len(times))
+    parts = list(zip(np.array_split(times, count), np.array_split(values, count), strict=True))
+    middles = np.array([part.mean() for part, _ in parts])
+    return middles, np.array([np.median(part) for _, part in parts])
+
+
+def theil_sen(times: np.ndarray, values: np.ndarray) -> float:
+    first, second = np.triu_indices(len(times), k=1)
+    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
+
+
+def fit(times, values, *, resolution: float, seed: int = 1) -> Slope:
+    """The slope of `values` over `times` in seconds. At least 8 samples."""
+    if len(times) < 8:
+        raise ValueError(f"8 samples are needed, {len(times)} were taken")
+    x, y = blocks_of(np.asarray(times, float), np.asarray(values, float))
+    slope = theil_sen(x, y)
+    residuals = y - slope * x
+    residuals -= np.median(residuals)
+    length = max(2, round(len(x) ** (1 / 3)))
+    random = np.random.default_rng(seed)
+    slopes = []
+    for _ in range(BOOTSTRAPS):
+        begins = random.integers(0, len(x) - length + 1, -(-len(x) // length))
+        picks = (begins[:, None] + np.arange(length)).ravel()[: len(x)]
+        slopes.append(theil_sen(x, slope * x + residuals[picks]))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(slopes, [tail, 1 - tail])
+    seconds = float(times[-1] - times[0])
+    grows = bool(low > 0 and slope * seconds > resolution)
+    return Slope(slope, float(low), float(high), seconds, grows, resolution)

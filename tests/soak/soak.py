@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Loads a server with all kinds of calls for a long time and says whether its memory grows.
+
+    soak.py --minutes 20 --out soak_cpu.json                        on the CPU engine
+    soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
+
+Beside the calls (client_mix.py) clients are killed with SIGKILL, /metrics is scraped, and weights are
+swapped where logprobctl can. A sample of RSS, GPU memory, open files and threads is taken each second;
+after a warm-up their slopes must be zero within noise (slope.py). Then the same is done with a server
+that leaks on purpose (leak.c, preloaded), which the same check must catch.
+
+Exits 1 when something grows, a call ended as it must not, or the leak was not caught.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
+
+import bench_records  # noqa: E402
+import slope  # noqa: E402
+from client_mix import MixedLoad  # noqa: E402
+from e2e.made_head import write_head  # noqa: E402
+from e2e.processes import gpu_memory_mib  # noqa: E402
+from e2e.weights import WeightsTool, free_port, server_flags  # noqa: E402
+from sampler import Sampler  # noqa: E402
+from server_process import ServerProcess  # noqa: E402
+
+# What is judged, its unit, and the growth over a run below which nothing is said (slope.py).
+RESOLUTIONS = {
+    "RSS": ("MiB", 2.0),
+    "anonymous memory": ("MiB", 2.0),
+    "GPU memory": ("MiB", 4.0),
+    "open files": ("files", 4.0),
+    "threads": ("threads", 2.0),
+}
+CAUGHT_BY = "anonymous memory"
+KILL_EVERY_S = 8.0
+SWAP_EVERY_S = 15.0
+SCRAPE_EVERY_S = 1.0
+
+
+@dataclasses.dataclass
+class Options:
+    binaries: pathlib.Path
+    device: str
+    model: pathlib.Path
+    other_model: pathlib.Path  # of the same shape, to swap with
+    hidden: int
+    vocab: int
+    rows: int
+    processes: int
+    resolution_factor: float  # 1, or more for runs that are too short to settle
+    kill_every_s: float = KILL_EVERY_S
+    sample_every_s: float = 1.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    slopes: dict[str, slope.Slope]
+    levels: dict[str, float]  # medians
+    surprises: list[str]
+    note: str
+
+
+class Every:
+    """Says when something is due again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = time.monotonic() + seconds
+
+    def is_due(self) -> bool:
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + self._seconds
+        return True
+
+
+class Swapper:
+    """Swaps two heads in turn, each time as a new version, in a thread of its own. Use as a context."""
+
+    def __init__(
+        self,
+        weights: WeightsTool | None,
+        heads: list[pathlib.Path],
+        every_s: float = SWAP_EVERY_S,
+    ) -> None:
+        self.swaps = 0
+        self._every_s = every_s
+        self.failures: list[str] = []
+        self._weights, self._heads = weights, heads
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while self._weights and not self._stop.wait(self._every_s):
+            try:
+                self._weights.load(self.swaps + 2, self._heads[(self.swaps + 1) % 2])
+                self._weights.commit()
+                self.swaps += 1
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                self.failures.append(str(error))
+
+    def __enter__(self) -> "Swapper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(130)
+
+
+def run(options: Options, seconds: float, environment: dict[str, str] | None = None) -> Outcome:
+    """One server under load for that long; the first third is warm-up."""
+    server_options = ["--model", str(options.model)]
+    weights = None
+    if WeightsTool.is_there(options.binaries):
+        admin = f"127.0.0.1:{free_port()}"
+        server_options += server_flags(options.binaries, admin, options.model.parent)
+        weights = WeightsTool(options.binaries, admin)
+    scrapes, lost_scrapes = 0, 0
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            ServerProcess(
+                options.binaries, *server_options, device=options.device, environment=environment
+            )
+        )
+        load = stack.enter_context(
+            MixedLoad(
+                server.grpc,
+                hidden=options.hidden,
+                vocab=options.vocab,
+                rows=options.rows,
+                processes=options.processes,
+            )
+        )
+        sampler = stack.enter_context(
+            Sampler(server.process.pid, gpu_memory_mib, options.sample_every_s)
+        )
+        swapper = stack.enter_context(Swapper(weights, [options.model, options.other_model]))
+        begin = time.monotonic()
+        kill, scrape = Every(options.kill_every_s), Every(SCRAPE_EVERY_S)
+        while time.monotonic() - begin < seconds and server.process.poll() is None:
+            if kill.is_due():
+                load.kill_one()
+            if scrape.is_due():
+                scrapes += 1
+                lost_scrapes += server.get("/metrics")[0] != 200
+            time.sleep(0.05)
+        times, series = sampler.after(begin + seconds / 3)
+        surprises = load.surprises() + swapper.failures
+        if server.process.poll() is not None:
+            surprises.append(f"the server ended with {server.process.returncode}")
+        if lost_scrapes:
+            surprises.append(f"{lost_scrapes} of {scrapes} scrapes failed")
+        calls, kills, swaps = load.calls(), load.kills, swapper.swaps
+    slopes = {
+        name: slope.fit(times, values, resolution=RESOLUTIONS[name][1] * options.resolution_factor)
+        for name, values in series.items()
+    }
+    levels = {name: sorted(values)[len(values) // 2] for name, values in series.items()}
+    note = (
+        f"{calls:,} calls, {kills} clients killed, {swaps} swaps, {scrapes} scrapes; "
+        f"the last {slopes['RSS'].seconds / 60:.1f} of {seconds / 60:.1f} minutes"
+    )
+    return Outcome(slopes, levels, surprises, note)
+
+
+@contextlib.contextmanager
+def leaking(leak_bytes: int) -> Iterator[dict[str, str]]:
+    """Environment of a server that loses so many bytes with every message that it sends."""
+    with tempfile.TemporaryDirectory(prefix="logprobd_leak_") as folder:
+        library = pathlib.Path(folder) / "leak.so"
+        source = pathlib.Path(__file__).with_name("leak.c")
+        subprocess.run(
+            [os.environ.get("CC", "cc"), "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"],
+            check=True,
+        )
+        yield {"LD_PRELOAD": str(library), "LEAK_BYTES": str(leak_bytes)}
+
+
+def per_hour(outcome: Outcome, name: str, title: str, *, wants_growth: bool) -> dict:
+    """A record of one slope."""
+    fitted, unit = outcome.slopes[name], RESOLUTIONS[name][0]
+    verdict = "grows" if fitted.grows else "zero within noise"
+    if fitted.high < 0 and fitted.growth < -fitted.resolution:
+        verdict = "shrinks"
+    entry = bench_records.record(
+        f"{title}: {name}",
+        fitted.per_second * 3600,
+        f"{unit}/h",
+        spread=[fitted.low * 3600, fitted.high * 3600],
+        note=f"{verdict}; {fitted.growth:+.3g} {unit} of {outcome.levels[name]:.4g} in the time "
+        f"measured, growth below {fitted.resolution:g} is not told; {outcome.note}",
+    )
+    if fitted.grows != wants_growth:
+        entry["missed"] = True
+    return entry
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    binaries = TESTS.parent / "build" / "release" / "bin"
+    parser.add_argument("--bin-dir", type=pathlib.Path, default=binaries)
+    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--control-minutes", type=float, default=3, help="with a leak; 0: none")
+    parser.add_argument("--leak-bytes", type=int, default=4096, help="lost with a message sent")
+    parser.add_argument("--hidden", type=int, help="default: 256, 4096 on a GPU")
+    parser.add_argument("--vocab", type=int, help="default: 8192, 151936 on a GPU")
+    parser.add_argument("--rows", type=int, help="of a bulk request; default: 512")
+    parser.add_argument("--processes", type=int, default=4, help="clients")
+    parser.add_argument(
+        "--resolution-factor",
+        type=float,
+        default=1,
+        help="coarser by so much: for runs that are too short for a server to settle",
+    )
+    parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S)
+    parser.add_argument("--sample-every-s", type=float, default=1)
+    parser.add_argument("--machine")
+    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    args = parser.parse_args()
+    is_gpu = args.device == "cuda"
+    args.hidden = args.hidden or (4096 if is_gpu else 256)
+    args.vocab = args.vocab or (151_936 if is_gpu else 8192)
+    args.rows = args.rows or 512
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    bench_records.ORIGIN.update(
+        machine=args.machine or bench_records.machine(with_gpu=args.device == "cuda"),
+        commit=args.commit or bench_records.commit(),
+    )
+    work = pathlib.Path(tempfile.mkdtemp(prefix="logprobd_soak_"))
+    try:
+        models = [
+            write_head(work / f"head-{seed}", vocab=args.vocab, hidden=args.hidden, seed=seed)
+            for seed in (1, 2)
+        ]
+        options = Options(
+            binaries=args.bin_dir,
+            device=args.device,
+            model=models[0],
+            other_model=models[1],
+            hidden=args.hidden,
+            vocab=args.vocab,
+            rows=args.rows,
+            processes=args.processes,
+            resolution_factor=args.resolution_factor,
+            kill_every_s=args.kill_every_s,
+            sample_every_s=args.sample_every_s,
+        )
+        where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
+        outcome = run(options, args.minutes * 60)
+        records = [
+            per_hour(outcome, name, f"{where}, mixed load", wants_growth=False)
+            for name in outcome.slopes
+        ]
+        if args.control_minutes:
+            with leaking(args.leak_bytes) as environment:
+                control = run(options, args.control_minutes * 60, environment)
+            title = f"{where}, with a leak of {args.leak_bytes} bytes a message sent"
+            records.append(per_hour(control, CAUGHT_BY, title, wants_growth=True))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    for surprise in outcome.surprises:
+        print(f"FAILED: {surprise}", file=sys.stderr)
+    is_missed = bench_records.missed(records)
+    bench_records.write(records, args.out)
+    return 1 if is_missed or outcome.surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
