@@ -19,7 +19,7 @@ THIRD_PARTIES = {
     "server/base": {"absl", "spdlog"},
     "server/validation": {"absl"},
     "server/batching": {"absl"},
-    "server/weights": {"absl", "nlohmann"},
+    "server/weights": {"absl", "nlohmann", "openssl"},
     "server/engine": {"absl"} | CUDA,
     "server/metrics": {"absl", "prometheus", "nvml"},
     "server/http": {"absl", "httplib"},
@@ -27,15 +27,17 @@ THIRD_PARTIES = {
     "server/app": {"absl", "CLI", "toml", "nlohmann"},
     "server/main.cc": {"absl"},
     "client/cpp": {"absl"} | GRPC,
-    "client/cli": {"absl", "CLI", "nlohmann"} | GRPC,
+    # httplib: `logprobctl bench` reads a server's metrics.
+    "client/cli": {"absl", "CLI", "nlohmann", "httplib"} | GRPC,
 }
 
 # Third parties that only a source file may include, never a header: it would spread to every user.
 SOURCE_ONLY = {
     "server/base": {"spdlog"},
-    "server/weights": {"nlohmann"},
+    "server/weights": {"nlohmann", "openssl"},
     "server/metrics": {"prometheus", "nvml"},
     "server/http": {"httplib"},
+    "client/cli": {"httplib"},
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')

@@ -8,8 +8,10 @@ build_packages=(
   libtoml11-dev nlohmann-json3-dev libssl-dev
 )
 run_packages=(ca-certificates curl python3 python3-venv)
+# Ubuntu has chromium as a snap only: there the tests of the status page want one installed by hand.
 test_packages=(
   libgtest-dev libgmock-dev libdnnl-dev prometheus
+  chromium chromium-driver fonts-dejavu-core
   clang-format-14 clang-tidy-14 git
 )
 

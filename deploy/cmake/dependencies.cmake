@@ -13,6 +13,8 @@ find_package(Threads REQUIRED)
 logprobd_require(absl libabsl-dev)
 logprobd_require(Protobuf "libprotobuf-dev and protobuf-compiler" 3.21)
 logprobd_require(gRPC "libgrpc++-dev and protobuf-compiler-grpc" 1.51 CONFIG)
+# sha256 of weights; gRPC brings it along too.
+logprobd_require(OpenSSL libssl-dev 3.0 COMPONENTS Crypto)
 logprobd_require(spdlog libspdlog-dev 1.10)
 logprobd_require(nlohmann_json nlohmann-json3-dev 3.11)
 logprobd_require(CLI11 libcli11-dev 2.1)
@@ -26,9 +28,23 @@ foreach(header IN ITEMS httplib.h toml.hpp)
     message(FATAL_ERROR "${header} was not found: install libcpp-httplib-dev and libtoml11-dev")
   endif()
 endforeach()
-# Debian builds cpp-httplib as a library, Ubuntu too; where it is header-only nothing is linked.
+# Debian builds cpp-httplib as a library, Ubuntu too; where it is header-only nothing is linked. The
+# layout of its classes depends on definitions, which must be those that the library was built with:
+# its pkg-config file has them, and both distributions the same.
+add_library(logprobd_httplib INTERFACE)
 find_library(LOGPROBD_HTTPLIB_LIBRARY NAMES cpp-httplib)
-
+if(LOGPROBD_HTTPLIB_LIBRARY)
+  set(httplib_flags -DCPPHTTPLIB_OPENSSL_SUPPORT -DCPPHTTPLIB_ZLIB_SUPPORT -DCPPHTTPLIB_BROTLI_SUPPORT)
+  find_package(PkgConfig QUIET)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(LOGPROBD_HTTPLIB QUIET cpp-httplib)
+    if(LOGPROBD_HTTPLIB_FOUND)
+      set(httplib_flags ${LOGPROBD_HTTPLIB_CFLAGS})
+    endif()
+  endif()
+  target_compile_options(logprobd_httplib INTERFACE ${httplib_flags})
+  target_link_libraries(logprobd_httplib INTERFACE ${LOGPROBD_HTTPLIB_LIBRARY})
+endif()
 
 # Only prometheus-cpp's core; its package file insists on curl and civetweb, which we do not use.
 find_library(LOGPROBD_PROMETHEUS_LIBRARY NAMES prometheus-cpp-core)
