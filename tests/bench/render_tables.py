@@ -5,7 +5,8 @@ Tables stand between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME b
 in tests/bench/results; each file gets its own, with its machine above it. Between `<!-- ratios: NAME... -->`
 and `<!-- /ratios -->` stands one table of all the files: times over that of the GEMM of the same run. Between
 `<!-- speedups: NAME... -->` and `<!-- /speedups -->` each file is a table with a column for each arrangement of GPUs:
-throughput, and how many times that of one GPU.
+throughput, and how many times that of one GPU. With `where TEXT` behind the names, which all three may have, only
+records with TEXT in their `what` are taken.
 
 `--check` writes nothing and exits 1 when a file is out of date, which a test does,
 so that no number in a README is typed by hand.
@@ -19,7 +20,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (results|ratios|speedups): ([\w ]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (results|ratios|speedups): ([\w ]+?)(?: where ([^>]+))? -->\n).*?(<!-- /\2 -->)",
+    re.DOTALL,
+)
 REQUIRED = {
     "what",
     "machine",
@@ -53,6 +57,14 @@ def load(name: str) -> list[dict]:
         missing = REQUIRED - record.keys()
         if missing:
             raise SystemExit(f"{path}: a record lacks {', '.join(sorted(missing))}")
+    return records
+
+
+def records_of(name: str, text: str) -> list[dict]:
+    """The records of a file that have `text` in what they measured."""
+    records = [record for record in load(name) if text in record["what"]]
+    if not records:
+        raise SystemExit(f"{name}: no record has {text!r} in what it measured")
     return records
 
 
@@ -162,14 +174,14 @@ SHAPED = re.compile(r"(?P<method>.+?)(, few rows)?, H=(?P<H>\d+), V=(?P<V>\d+), 
 GEMM = "GEMM that writes bf16 logits"
 
 
-def ratios(names: list[str]) -> str:
+def ratios(names: list[str], text: str) -> str:
     """A row for each method, a column for each shape of the first file: time over the GEMM's."""
     methods: dict[str, dict[tuple[int, ...], str]] = {}
     shapes: list[tuple[int, ...]] = []
     captions: dict[str, list[str]] = {}
     for name in names:
         used = []
-        for r in load(name):
+        for r in records_of(name, text):
             match = SHAPED.fullmatch(r["what"])
             if match and r["baseline"] and GEMM in r["baseline"]["what"]:
                 shape = tuple(int(match[letter]) for letter in "HVT")
@@ -186,14 +198,13 @@ def ratios(names: list[str]) -> str:
 ARRANGED = re.compile(r"GPU engine, (?P<how>.+?), (?P<case>H=\d+, V=\d+, batches of \d+ rows)\b.*")
 
 
-def speedups(names: list[str]) -> str:
+def speedups(names: list[str], text: str) -> str:
     """The tables of some result files, each with a column for each arrangement of GPUs."""
-    return "\n".join(line for name in names for line in speedups_of(name))
+    return "\n".join(line for name in names for line in speedups_of(name, records_of(name, text)))
 
 
-def speedups_of(name: str) -> list[str]:
+def speedups_of(name: str, records: list[dict]) -> list[str]:
     """A row for each shape and size of batch; throughput, and how many times that of one GPU."""
-    records = load(name)
     matches = {id(r): ARRANGED.fullmatch(r["what"]) for r in records}
     arranged = [r for r in records if matches[id(r)]]
     hows = list(dict.fromkeys(matches[id(r)]["how"] for r in arranged))
@@ -224,11 +235,11 @@ def caption(name: str, records: list[dict]) -> str:
     return f"`{name}`: {origins(records)}{medians}{about}."
 
 
-def table(names: list[str]) -> str:
+def table(names: list[str], text: str) -> str:
     """The tables of some result files, each under a caption that says where it was measured."""
     lines = []
     for name in names:
-        records = load(name)
+        records = records_of(name, text)
         common = in_common(records)
         lines += [caption(name, records), ""]
         compared = [r for r in records if r["baseline"]]
@@ -247,8 +258,8 @@ KINDS = {"results": table, "ratios": ratios, "speedups": speedups}
 
 
 def rendered_block(match: re.Match[str]) -> str:
-    head, kind, names, foot = match.groups()
-    return head + KINDS[kind](names.split()) + foot
+    head, kind, names, text, foot = match.groups()
+    return head + KINDS[kind](names.split(), text or "") + foot
 
 
 def main() -> int:

@@ -125,11 +125,21 @@ def test_tables_are_rendered_from_the_results() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def anchors(path: pathlib.Path) -> set[str]:
+    """What a link may name of a document, made of its headings as GitHub does."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for path in readmes():
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-            if "://" not in target:
-                assert (path.parent / target).exists(), f"{path}: {target}"
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if "://" in target:
+                continue
+            name, _, anchor = target.partition("#")
+            file = path.parent / name if name else path
+            assert file.exists(), f"{path}: {target}"
+            assert not anchor or anchor in anchors(file), f"{path}: {target}"
 
 
 # The rows that the server must be tested for: tests/README.md says what each is.

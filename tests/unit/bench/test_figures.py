@@ -84,6 +84,24 @@ def test_ratios_to_the_gemm_of_several_files_stand_in_one_table(monkeypatch) -> 
     ]
 
 
+def test_a_table_may_take_some_records_of_a_file_but_never_none(monkeypatch) -> None:
+    records = [
+        timed(f"GPU fused, H=64, V=9, T={rows}", 1.01)
+        | {"figure": 2.0, "unit": "ms", "rounds": 1, "note": ""}
+        for rows in (1024, 4096)
+    ]
+    monkeypatch.setattr(render_tables, "load", {"ours": records}.__getitem__)
+    text = "<!-- results: ours where V=9, T=4096 -->\nstale\n<!-- /results -->\n"
+
+    rendered = render_tables.BLOCK.sub(render_tables.rendered_block, text)
+
+    assert rendered.startswith("<!-- results: ours where V=9, T=4096 -->\n`ours`: a card")
+    assert "T=4096 | 2 ms" in rendered
+    assert "T=1024" not in rendered
+    with pytest.raises(SystemExit, match="T=7"):
+        render_tables.BLOCK.sub(render_tables.rendered_block, text.replace("4096", "7"))
+
+
 def rate(how: str, rows: int, figure: float, ratio: float | None, note: str = "") -> dict:
     return {
         "what": f"GPU engine, {how}, H=64, V=9, batches of {rows} rows, 2 in flight",
