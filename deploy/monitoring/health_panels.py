@@ -1,7 +1,21 @@
 """Panels of what the server is made of: memory, devices, errors, weights."""
 
-from panel import Kind, Panel, Query, Row
-from promql import FREE_SHARE, GPU, GPU_NAME, HEAD, OURS, fault_share, gauge, one, rate
+from panel import Kind, Panel, Row
+from promql import (
+    FREE_SHARE,
+    GPU,
+    GPU_KIND,
+    GPU_MEMORY,
+    GPU_NAME,
+    HEAD,
+    OURS,
+    each,
+    fault_share,
+    gauge,
+    one,
+    rate,
+    series,
+)
 
 MEMORY = Row(
     "Memory",
@@ -10,10 +24,7 @@ MEMORY = Row(
             "GPU $gpu",
             "What the memory holds: weights, workspace and staging are reserved at the start; other is what the driver"
             " counts beyond that, of all processes.",
-            one(
-                gauge("logprobd_gpu_memory_bytes", OURS + ', gpu=~"$gpu"', "instance, kind"),
-                "{{instance}} {{kind}}",
-            ),
+            series(gauge, GPU_MEMORY, OURS + ', gpu=~"$gpu"', "instance, kind"),
             "bytes",
             stacked=True,
             needs_gpu=True,
@@ -22,10 +33,7 @@ MEMORY = Row(
         Panel(
             "Peaks on GPUs",
             "The most since the start, by kind.",
-            one(
-                f"max by ({GPU}, kind) (logprobd_gpu_memory_peak_bytes{{{OURS}}})",
-                f"{GPU_NAME} {{{{kind}}}}",
-            ),
+            one(f"max by ({GPU}, kind) (logprobd_gpu_memory_peak_bytes{{{OURS}}})", GPU_KIND),
             "bytes",
             needs_gpu=True,
         ),
@@ -40,26 +48,21 @@ MEMORY = Row(
         Panel(
             "Host memory",
             "What is reserved at the start, by what it is for; receive is a bound on messages being received.",
-            one(
-                gauge("logprobd_host_memory_bytes", OURS, "instance, kind"), "{{instance}} {{kind}}"
-            ),
+            series(gauge, "logprobd_host_memory_bytes", OURS, "instance, kind"),
             "bytes",
             stacked=True,
         ),
         Panel(
             "Pinned host memory",
             "Page-locked, for copies to GPUs.",
-            one(
-                gauge("logprobd_host_pinned_bytes", OURS, "instance, state"),
-                "{{instance}} {{state}}",
-            ),
+            series(gauge, "logprobd_host_pinned_bytes", OURS, "instance, state"),
             "bytes",
             needs_gpu=True,
         ),
         Panel(
             "Resident memory",
             "Of the process, file-backed weights included.",
-            one(f"process_resident_memory_bytes{{{OURS}}}", "{{instance}}"),
+            each("process_resident_memory_bytes", "{{instance}}"),
             "bytes",
         ),
     ),
@@ -71,7 +74,7 @@ DEVICES = Row(
         Panel(
             "Utilization",
             "Share of time with a kernel running, of any process, as the driver says.",
-            one(f"logprobd_gpu_utilization_ratio{{{OURS}}}", GPU_NAME),
+            each("logprobd_gpu_utilization_ratio", GPU_NAME),
             "percentunit",
             width=6,
             needs_gpu=True,
@@ -80,7 +83,7 @@ DEVICES = Row(
         Panel(
             "Power",
             "Power drawn.",
-            one(f"logprobd_gpu_power_watts{{{OURS}}}", GPU_NAME),
+            each("logprobd_gpu_power_watts", GPU_NAME),
             "watt",
             width=6,
             needs_gpu=True,
@@ -88,7 +91,7 @@ DEVICES = Row(
         Panel(
             "SM clock",
             "Falls with power and heat, and the speed of matrix products with it.",
-            one(f"logprobd_gpu_sm_clock_hertz{{{OURS}}}", GPU_NAME),
+            each("logprobd_gpu_sm_clock_hertz", GPU_NAME),
             "hertz",
             width=6,
             needs_gpu=True,
@@ -96,7 +99,7 @@ DEVICES = Row(
         Panel(
             "Clocks held down",
             "1 while the reason holds. power_cap is usual under full load; the others are not.",
-            one(f"logprobd_gpu_throttled{{{OURS}}}", f"{GPU_NAME} {{{{reason}}}}"),
+            each("logprobd_gpu_throttled", GPU_NAME + " {{reason}}"),
             width=6,
             needs_gpu=True,
             highest=1,
@@ -104,22 +107,20 @@ DEVICES = Row(
         Panel(
             "CPU",
             "Cores in use by the process.",
-            one(rate("process_cpu_seconds_total", OURS, "instance"), "{{instance}}"),
+            series(rate, "process_cpu_seconds_total", OURS, "instance"),
             width=6,
         ),
         Panel(
             "Open files",
             "Open file descriptors, and the most that may be open.",
-            (
-                Query(f"process_open_fds{{{OURS}}}", "{{instance}}"),
-                Query(f"process_max_fds{{{OURS}}}", "{{instance}} limit"),
-            ),
+            each("process_open_fds", "{{instance}}")
+            + each("process_max_fds", "{{instance}} limit"),
             width=6,
         ),
         Panel(
             "Driver answers",
             "1 where the driver's figures of a GPU could be read; else they show 0.",
-            one(f"logprobd_gpu_nvml_up{{{OURS}}}", GPU_NAME),
+            each("logprobd_gpu_nvml_up", GPU_NAME),
             width=6,
             needs_gpu=True,
             highest=1,
@@ -140,9 +141,7 @@ ERRORS = Row(
         Panel(
             "Calls that failed, by code",
             "Every code but OK and CANCELLED.",
-            one(
-                rate("logprobd_requests_total", HEAD + ', code!~"OK|CANCELLED"', "code"), "{{code}}"
-            ),
+            series(rate, "logprobd_requests_total", HEAD + ', code!~"OK|CANCELLED"', "code"),
             "reqps",
         ),
         Panel(
@@ -155,15 +154,13 @@ ERRORS = Row(
         Panel(
             "Rows with NaN or Inf",
             "Bad hidden states or bad weights: the rows answer NaN.",
-            one(rate("logprobd_rows_total", HEAD + ', kind="nonfinite"', "head"), "{{head}}"),
+            series(rate, "logprobd_rows_total", HEAD + ', kind="nonfinite"', "head"),
             "short",
         ),
         Panel(
             "Errors of GPUs",
             "cuda ends the replica, out_of_memory the batch.",
-            one(
-                rate("logprobd_gpu_errors_total", OURS, f"{GPU}, kind"), f"{GPU_NAME} {{{{kind}}}}"
-            ),
+            one(rate("logprobd_gpu_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
             needs_gpu=True,
             load_shows=False,
@@ -171,10 +168,7 @@ ERRORS = Row(
         Panel(
             "Errors between GPUs",
             "Where a server has several: exchanges that failed or took too long.",
-            one(
-                rate("logprobd_collective_errors_total", OURS, f"{GPU}, kind"),
-                f"{GPU_NAME} {{{{kind}}}}",
-            ),
+            one(rate("logprobd_collective_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
             needs_gpu=True,
             load_shows=False,
@@ -182,7 +176,7 @@ ERRORS = Row(
         Panel(
             "Memory errors of GPUs",
             "ECC, since the driver was loaded. Uncorrected: look at the GPU.",
-            one(f"logprobd_gpu_ecc_errors_total{{{OURS}}}", f"{GPU_NAME} {{{{kind}}}}"),
+            each("logprobd_gpu_ecc_errors_total", GPU_KIND),
             needs_gpu=True,
             load_shows=False,
         ),
@@ -197,7 +191,7 @@ WEIGHTS = Row(
         Panel(
             "Live version",
             "0 before the weights are loaded. Lines that stay apart: servers answer differently.",
-            one(f"logprobd_weights_version{{{HEAD}}}", "{{instance}} {{head}}"),
+            each("logprobd_weights_version", "{{instance}} {{head}}", HEAD),
             width=6,
         ),
         Panel(
@@ -220,23 +214,20 @@ WEIGHTS = Row(
         Panel(
             "Replicas",
             "Replicas that score, and those that no longer do.",
-            one(
-                gauge("logprobd_replicas", HEAD, "instance, head, state"),
-                "{{instance}} {{head}} {{state}}",
-            ),
+            series(gauge, "logprobd_replicas", HEAD, "instance, head, state"),
             width=6,
         ),
         Panel(
             "Heads",
             "The facts of the heads that are served.",
-            one(f"logprobd_head_info{{{HEAD}}}"),
+            each("logprobd_head_info", "", HEAD),
             kind=Kind.TABLE,
             width=16,
         ),
         Panel(
             "Builds",
             "Which version runs where.",
-            one(f"logprobd_build_info{{{OURS}}}"),
+            each("logprobd_build_info", ""),
             kind=Kind.TABLE,
         ),
     ),

@@ -19,6 +19,7 @@ from promql import (
     one,
     quantile,
     rate,
+    series,
 )
 
 OVERVIEW = Row(
@@ -195,25 +196,25 @@ THROUGHPUT = Row(
             "Rows by head",
             "Rows answered a second: scored, ignored (the target is the ignore_index) and nonfinite (NaN or Inf among"
             " their logits).",
-            one(rate("logprobd_rows_total", HEAD, "head, kind"), "{{head}} {{kind}}"),
+            series(rate, "logprobd_rows_total", HEAD, "head, kind"),
             "short",
         ),
         Panel(
             "Calls by method",
             "Calls answered a second; a chunk of a stream counts as a call.",
-            one(rate("logprobd_requests_total", HEAD, "method"), "{{method}}"),
+            series(rate, "logprobd_requests_total", HEAD, "method"),
             "reqps",
         ),
         Panel(
             "Received",
             "Bytes of requests a second, by how they came.",
-            one(rate("logprobd_received_bytes_total", OURS, "transport"), "{{transport}}"),
+            series(rate, "logprobd_received_bytes_total", OURS, "transport"),
             "Bps",
         ),
         Panel(
             "Sent",
             "Bytes of answers a second, by how they left.",
-            one(rate("logprobd_sent_bytes_total", OURS, "transport"), "{{transport}}"),
+            series(rate, "logprobd_sent_bytes_total", OURS, "transport"),
             "Bps",
         ),
         Panel(
@@ -273,7 +274,7 @@ BATCHING = Row(
         Panel(
             "Batches",
             "Calls of the engine a second.",
-            one(rate(f"{BATCH_ROWS}_count", HEAD, "head"), "{{head}}"),
+            series(rate, f"{BATCH_ROWS}_count", HEAD, "head"),
             "ops",
             width=6,
         ),
@@ -286,7 +287,7 @@ SATURATION = Row(
         Panel(
             "Rows waiting",
             "Rows in the queue by head and priority. Beyond `--queue-rows` requests are refused.",
-            one(gauge("logprobd_queue_rows", HEAD, "head, priority"), "{{head}} {{priority}}"),
+            series(gauge, "logprobd_queue_rows", HEAD, "head, priority"),
             stacked=True,
             load_shows=False,
         ),
@@ -300,18 +301,14 @@ SATURATION = Row(
         Panel(
             "Requests waiting",
             "Requests in the queue.",
-            one(gauge("logprobd_queue_requests", HEAD, "head"), "{{head}}"),
+            series(gauge, "logprobd_queue_requests", HEAD, "head"),
             load_shows=False,
         ),
         Panel(
             "Bytes of requests at hand",
-            "Against `--queue-bytes`, beyond which requests are refused.",
-            (
-                Query(gauge("logprobd_inflight_bytes", OURS, "instance"), "{{instance}}"),
-                Query(
-                    gauge("logprobd_inflight_bytes_limit", OURS, "instance"), "{{instance}} limit"
-                ),
-            ),
+            "Against `--queue-bytes`. Each of several heads has an equal part, beyond which its requests are refused.",
+            series(gauge, "logprobd_inflight_bytes", OURS, "instance")
+            + series(gauge, "logprobd_inflight_bytes_limit", OURS, "instance", "limit"),
             "bytes",
             load_shows=False,
         ),
@@ -319,7 +316,7 @@ SATURATION = Row(
             "Refused by reason",
             "Requests refused before they were queued. queue_*, client_share and answer_bytes: too much work; the"
             " clients are told when to come back.",
-            one(rate("logprobd_rejected_total", OURS, "reason"), "{{reason}}"),
+            series(rate, "logprobd_rejected_total", OURS, "reason"),
             "reqps",
         ),
         Panel(
@@ -343,18 +340,14 @@ SATURATION = Row(
         Panel(
             "Shared with clients",
             "Shared-memory regions and CUDA IPC mappings that are open.",
-            (
-                Query(gauge("logprobd_shm_regions", OURS, "instance"), "{{instance}} regions"),
-                Query(
-                    gauge("logprobd_cuda_ipc_mappings", OURS, "instance"), "{{instance}} mappings"
-                ),
-            ),
+            series(gauge, "logprobd_shm_regions", OURS, "instance", "regions")
+            + series(gauge, "logprobd_cuda_ipc_mappings", OURS, "instance", "mappings"),
             load_shows=False,
         ),
         Panel(
             "Shared memory of clients",
             "Size of the regions together.",
-            one(gauge("logprobd_shm_bytes", OURS, "instance"), "{{instance}}"),
+            series(gauge, "logprobd_shm_bytes", OURS, "instance"),
             "bytes",
             load_shows=False,
         ),

@@ -1,5 +1,7 @@
 """The PromQL that the panels are made of. Names of metrics and labels are those of server/metrics/README.md."""
 
+from collections.abc import Callable
+
 from panel import Query
 
 OURS = 'job=~"$job", instance=~"$instance"'
@@ -14,6 +16,7 @@ LATENCY = "logprobd_request_duration_seconds"
 STAGES = "logprobd_stage_duration_seconds"
 GPU = "instance, gpu"
 GPU_NAME = "{{instance}} GPU {{gpu}}"
+GPU_KIND = GPU_NAME + " {{kind}}"
 GPU_MEMORY = "logprobd_gpu_memory_bytes"
 
 
@@ -44,14 +47,27 @@ def gauge(metric: str, labels: str, by: str = "") -> str:
     return f"sum{grouping} ({metric}{{{labels}}})"
 
 
+def one(expr: str, legend: str = "") -> tuple[Query, ...]:
+    return (Query(expr, legend),)
+
+
+def series(
+    expr: Callable[..., str], metric: str, labels: str, by: str, what: str = ""
+) -> tuple[Query, ...]:
+    """`expr` (rate or gauge) of a metric by some labels, each series named by their values and `what`."""
+    names = [f"{{{{{label}}}}}" for label in by.split(", ")]
+    return one(expr(metric, labels, by), " ".join([*names, what]).rstrip())
+
+
+def each(metric: str, legend: str, labels: str = OURS) -> tuple[Query, ...]:
+    """The series of a metric as they are."""
+    return one(f"{metric}{{{labels}}}", legend)
+
+
 def fault_share(by: str = "") -> str:
     """Share of calls that ended with a code for which the server answers."""
     calls = "logprobd_requests_total"
     return f"{rate(calls, FAULTY, by)} / {rate(calls, HEAD, by)} >= 0"
-
-
-def one(expr: str, legend: str = "") -> tuple[Query, ...]:
-    return (Query(expr, legend),)
 
 
 FREE_SHARE = gauge(GPU_MEMORY, OURS + ', kind="free"', GPU) + " / " + gauge(GPU_MEMORY, OURS, GPU)

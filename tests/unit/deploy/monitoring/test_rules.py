@@ -4,11 +4,17 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
 
-MONITORING = pathlib.Path(__file__).resolve().parents[4] / "deploy" / "monitoring"
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+MONITORING = ROOT / "deploy" / "monitoring"
+sys.path.insert(0, str(MONITORING))
+
+import promql  # noqa: E402
+
 RULES = MONITORING / "prometheus" / "logprobd.rules.yml"
 CASES = sorted((MONITORING / "prometheus" / "tests").glob("*.test.yml"))
 RUNBOOK = (MONITORING / "RUNBOOK.md").read_text()
@@ -79,6 +85,18 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(alert) -> None:
 
 def test_the_runbook_has_no_entry_for_an_alert_that_is_gone() -> None:
     assert re.findall(r"^## (\w+)$", RUNBOOK, re.MULTILINE) == list(ALERTS)
+
+
+def test_rules_panels_and_the_status_page_agree_on_faults_and_refusals() -> None:
+    text = RULES.read_text()
+    page = (ROOT / "server" / "app" / "status.cc").read_text()
+
+    def on_the_page(name: str) -> list[str]:
+        return re.findall(r'"(\w+)"', re.search(rf"{name}\[\] = \{{(.*?)\}}", page, re.DOTALL)[1])
+
+    assert re.findall(r'code=~"([^"]+)"', text) == [promql.FAULTS]
+    assert on_the_page("kFaults") == promql.FAULTS.split("|")
+    assert re.findall(r'reason=~"(queue[^"]+)"', text) == ["|".join(on_the_page("kRefusals"))]
 
 
 def test_recording_rules_are_named_by_level_metric_and_operations() -> None:
