@@ -150,7 +150,9 @@ REQUIRED_FAULTS = {
     *(f"D{i}" for i in range(59, 76)),
     *(f"E{i}" for i in range(76, 85)),
     *(f"F{i}" for i in (85, 86, 87, *range(89, 98))),
-    *(f"G{i}" for i in range(103, 108)),
+    *(f"G{i}" for i in range(103, 109)),
+    "C109",  # several heads
+    "F110",  # the control socket
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

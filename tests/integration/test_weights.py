@@ -1,4 +1,4 @@
-"""Hot swap of weights on a running server: rows C45 and C48 to C58 of tests/README.md."""
+"""Hot swap of weights on a running server: rows C45 and C47 to C58 of tests/README.md."""
 
 import concurrent.futures
 import hashlib
@@ -69,7 +69,7 @@ def bits_of(start_server, model: pathlib.Path, requests) -> list[tuple[bytes, by
     return bits
 
 
-def test_c48_swaps_under_load_fail_no_request_and_mix_no_versions(
+def test_c47_swaps_under_load_fail_no_request_and_mix_no_versions(
     start_server, start_swappable, root
 ) -> None:
     requests = [request(rows=rows, seed=rows) for rows in (1, 3, 17, 64, 200, 500)]
@@ -148,10 +148,39 @@ def test_rollback_gives_back_the_bits_of_the_version_before(start_swappable, roo
         assert (before.weights_version, between.weights_version, after.weights_version) == (1, 2, 1)
         assert scores(after) == scores(before) != scores(between)
         assert (head.live.version, head.previous.version) == (1, 2)
-        with pytest.raises(grpc.RpcError) as refused:
-            weights.discard(previous=True)
+
+
+def test_c55_a_rollback_without_a_previous_version_is_refused(start_swappable, root) -> None:
+    server = start_swappable()
+    with Weights(server.admin) as weights, Scoring(server.grpc) as scoring:
+        with pytest.raises(grpc.RpcError) as at_first:
             weights.rollback()
-        assert refused.value.code() == Code.FAILED_PRECONDITION
+        weights.load(root / "two", commit=True)
+        bits = scores(scoring.score(request()))
+        weights.discard(previous=True)
+
+        with pytest.raises(grpc.RpcError) as later:
+            weights.rollback()
+
+        assert at_first.value.code() == later.value.code() == Code.FAILED_PRECONDITION
+        response = scoring.score(request())
+        assert (response.weights_version, scores(response)) == (2, bits)
+
+
+def test_c52_a_commit_of_what_is_not_staged_is_refused(start_swappable, root) -> None:
+    server = start_swappable()
+    with Weights(server.admin) as weights, Scoring(server.grpc) as scoring:
+        with pytest.raises(grpc.RpcError) as nothing:
+            weights.commit()
+        weights.load(root / "two")
+
+        with pytest.raises(grpc.RpcError) as another:
+            weights.commit(version=3)
+
+        assert nothing.value.code() == another.value.code() == Code.FAILED_PRECONDITION
+        assert "2" in another.value.details()
+        assert scoring.score(request()).weights_version == 1
+        assert weights.commit(version=2).live.version == 2
 
 
 def test_list_tells_the_sha256_of_the_bytes_in_the_file(start_swappable, root, models) -> None:
@@ -288,12 +317,11 @@ def no_config(path: pathlib.Path) -> None:
 
 
 BAD_FOLDERS = [
-    ("C50", other_hidden, Code.INVALID_ARGUMENT, "hidden_size"),
-    ("C50", other_vocabulary, Code.INVALID_ARGUMENT, "vocab_size"),
-    ("C51", integers, Code.UNIMPLEMENTED, "I16"),
-    ("C52", missing_rows, Code.INVALID_ARGUMENT, "1002"),
-    ("C52", missing_file, Code.NOT_FOUND, "model-00001-of-00002.safetensors"),
-    ("C53", truncated, Code.INVALID_ARGUMENT, "model.safetensors"),
+    ("C49", other_hidden, Code.INVALID_ARGUMENT, "hidden_size"),
+    ("C49", other_vocabulary, Code.INVALID_ARGUMENT, "vocab_size"),
+    ("C49", integers, Code.UNIMPLEMENTED, "I16"),
+    ("C49", missing_rows, Code.INVALID_ARGUMENT, "1002"),
+    ("C49", missing_file, Code.NOT_FOUND, "model-00001-of-00002.safetensors"),
     ("C54", not_finite(np.nan), Code.INVALID_ARGUMENT, "row 1002 column 63 is NaN or Inf"),
     ("C54", not_finite(-np.inf), Code.INVALID_ARGUMENT, "row 1002 column 63 is NaN or Inf"),
     ("C56", link_out, Code.PERMISSION_DENIED, "leads out"),
@@ -304,6 +332,7 @@ BAD_FOLDERS = [
     ("C56", device, Code.PERMISSION_DENIED, "not below an allowed root"),
     ("C56", absent, Code.NOT_FOUND, "absent"),
     ("C56", pickled, Code.UNIMPLEMENTED, "pytorch_model.bin"),
+    ("C57", truncated, Code.INVALID_ARGUMENT, "model.safetensors"),
     ("C57", garbage, Code.INVALID_ARGUMENT, "header"),
     ("C57", no_config, Code.NOT_FOUND, "config.json"),
 ]
@@ -353,7 +382,7 @@ def test_bad_folders_are_refused_and_the_live_version_stays(
     check()
 
 
-def test_c49_weights_of_another_sha256_are_refused(unharmed, root, models) -> None:
+def test_c48_weights_of_another_sha256_are_refused(unharmed, root, models) -> None:
     weights, check = unharmed
 
     with pytest.raises(grpc.RpcError) as refused:
@@ -364,7 +393,7 @@ def test_c49_weights_of_another_sha256_are_refused(unharmed, root, models) -> No
     check()
 
 
-def test_c58_one_load_at_a_time(start_swappable, large, root) -> None:
+def test_c51_one_load_at_a_time(start_swappable, large, root) -> None:
     server = start_swappable(model=large / "one")
     with Weights(server.admin) as weights:
         call = weights.load_call(large / "two")
@@ -392,7 +421,7 @@ def large(root, models) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("phase", ["checking", "verifying", "loading"])
-def test_c58_a_cancelled_load_changes_nothing(start_swappable, large, phase) -> None:
+def test_c50_a_cancelled_load_changes_nothing(start_swappable, large, phase) -> None:
     server = start_swappable(model=large / "one")
     with Weights(server.admin) as weights, Scoring(server.grpc) as scoring:
         bits = scores(scoring.score(request(hidden_size=1024)))
@@ -411,7 +440,7 @@ def test_c58_a_cancelled_load_changes_nothing(start_swappable, large, phase) -> 
         assert weights.load(large / "two", commit=True).version == 2
 
 
-def test_c58_sigterm_during_a_load_exits_0(start_swappable, large) -> None:
+def test_c50_sigterm_during_a_load_exits_0(start_swappable, large) -> None:
     server = start_swappable(model=large / "one")
     with Weights(server.admin) as weights:
         call = weights.load_call(large / "two", commit=True)
