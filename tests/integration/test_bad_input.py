@@ -476,8 +476,9 @@ def test_g107_logs_hold_no_payload(start_server, model) -> None:
     server.stop()
     log = "".join(server.log)
     assert "find-me" in log
-    for secret in ("123.4567", "123.456", struct.pack("<f", 123.4567).hex(), "777"):
+    for secret in ("123.4567", "123.456", struct.pack("<f", 123.4567).hex()):
         assert secret not in log
+    assert not re.search(r"(?<![\d.])777(?!\d)", log), log  # the target, not a time's milliseconds
 
 
 def test_g107_core_dumps_stay_off_where_they_are_off(start_server, model) -> None:

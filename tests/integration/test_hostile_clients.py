@@ -90,9 +90,15 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     codes = []
 
     def send() -> None:
-        with Scoring(server.grpc) as scoring, pytest.raises(grpc.RpcError) as error:
-            scoring.score_raw(message, timeout=60)
-        codes.append(error.value.code())
+        # Short of memory gRPC also closes connections without a call: of one whose call has just been
+        # refused the answer may be lost with what was still being sent. Whoever asks again is told.
+        code = grpc.StatusCode.UNAVAILABLE
+        for _ in range(5):
+            if code == grpc.StatusCode.UNAVAILABLE:
+                with Scoring(server.grpc) as scoring, pytest.raises(grpc.RpcError) as error:
+                    scoring.score_raw(message, timeout=60)
+                code = error.value.code()
+        codes.append(code)
 
     threads = [threading.Thread(target=send) for _ in range(10)]
     for thread in threads:
