@@ -115,7 +115,10 @@ def record_of_rounds(
 def write(records: list[dict], out: pathlib.Path | None) -> None:
     text = json.dumps(records, indent=1) + "\n"
     if out:
-        out.write_text(text)
+        # Whoever ends this process finds the records of now or of before, never a part of them.
+        beside = out.with_name(out.name + ".part")
+        beside.write_text(text)
+        beside.replace(out)
     else:
         print(text, end="")
 

@@ -1,44 +1,60 @@
 #!/usr/bin/env python3
 """Measures the service end to end on one machine, and what it replaces beside it, in one run.
 
-    e2e_bench.py --out service.json                     everything, in less than 9 minutes on a GPU
-    e2e_bench.py --only tcp,shm --hidden 4096           some sections
+    e2e_bench.py --out service.json                     everything that 8.5 minutes allow, on a GPU
+    e2e_bench.py --only tcp,shm --hidden 4096           some sections, in that order
+    e2e_bench.py --only baselines,swap --out more.json  those that take minutes each
     e2e_bench.py --only tcp,shm --replicas 2            two GPUs, with a whole head each
-    e2e_bench.py --device cpu --quick                   a dry run of every section in about a minute
+    e2e_bench.py --device cpu --quick                   a dry run of every section in some two minutes
 
 A round runs the contenders in turn, the engine alone (engine_bench) among them, on a random head of a
-real size that is made first. Figures are medians over the rounds. A section that this build or machine
-cannot measure is left out with the reason. Exits 1 when a figure is not what is wanted of it and 3 when
-a section failed; results and the table are written in any case.
+real size that is made first. Figures are medians over the rounds. Each section has a limit in time, and
+its figures are shown and written when it ends: one that fails, hangs or is left out costs no other. A
+section that this machine cannot measure is left out with the reason. Ends early on SIGTERM and Ctrl-C.
+
+Exits 1 when a figure is not what is wanted of it and 3 when a section failed or was left out for want of
+time; results and the table are written in any case.
 
 Needs logprobd, logprobctl and engine_bench in --bin-dir; Python with grpcio, grpcio-tools, numpy and,
-for the baselines, torch and safetensors.
+for the baselines, torch and safetensors, and a C compiler for torch.compile.
 """
 
 import argparse
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" / "python"))
 
 import bench_records
 from e2e import baselines, latency, swap, throughput
 from e2e.processes import gpu_memory_mib
-from e2e.scene import Scene, Skipped, say, timed
+from e2e.scene import Scene, Skipped, say
+from e2e.time_limit import GRACE_S, within
 
 ROOT = bench_records.ROOT
+PROGRAMS = ("logprobd", "logprobctl", "engine_bench")
 TRANSPORTS = ("tcp", "shm", "ipc")
-SECTIONS: dict[str, Callable[[Scene], None]] = {
-    "one-row": latency.one_row,
-    "small-beside-bulk": latency.small_beside_bulk,
-    "baselines": baselines.measure,
-    "swap": swap.measure,
+
+
+class Section(NamedTuple):
+    measure: Callable[[Scene], None]
+    limit_s: float  # beyond what it allows itself: something hangs
+
+
+SECTIONS = {
+    "one-row": Section(latency.one_row, 120),
+    "small-beside-bulk": Section(latency.small_beside_bulk, 150),
+    "baselines": Section(baselines.measure, 420),
+    "swap": Section(swap.measure, 330),
 }
+THROUGHPUT_LIMIT_S = 180  # a hidden size
 QUICK = {"hidden": [64], "vocab": 2048, "batch_rows": 512, "rounds": 1, "seconds": 0.4}
 FULL = {"hidden": [4096, 2048], "vocab": 151_936, "batch_rows": 8192, "rounds": 5, "seconds": 3.0}
 
@@ -66,7 +82,7 @@ def arguments() -> argparse.Namespace:
         "--only",
         type=names,
         default=[*TRANSPORTS, *SECTIONS],
-        help=f"of {', '.join([*TRANSPORTS, *SECTIONS])}; default: all",
+        help=f"of {', '.join([*TRANSPORTS, *SECTIONS])}, in the order to run; default: all",
     )
     parser.add_argument("--quick", action="store_true", help="a small head and short rounds")
     parser.add_argument(
@@ -78,7 +94,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--batch-rows", type=int)
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=int, help="most; fewer where a section's time is over")
     parser.add_argument("--seconds", type=float, help="of a load in a round")
     parser.add_argument(
         "--work", type=pathlib.Path, help="folder for the heads; default: a temporary one"
@@ -89,7 +105,12 @@ def arguments() -> argparse.Namespace:
         help="flags of a server that cuts bulk batches smaller, for small-beside-bulk; "
         "default: --batch-rows of a quarter",
     )
-    parser.add_argument("--minutes", type=float, default=8.5, help="begin nothing after these")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=8.5,
+        help="begin no round after these, and end within one more",
+    )
     parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
     args = parser.parse_args()
     for name, value in (QUICK if args.quick else FULL).items():
@@ -99,10 +120,18 @@ def arguments() -> argparse.Namespace:
         args.device = "cpu" if gpu_memory_mib() is None else "cuda"
     if args.cut_smaller is None:
         args.cut_smaller = f"--batch-rows {max(1, args.batch_rows // 4)}"
+    if args.replicas > 1 and args.device == "cpu":
+        parser.error("--replicas needs as many GPUs: leave it out on a CPU")
+    for program in PROGRAMS:
+        if not (args.bin_dir / program).exists():
+            parser.error(
+                f"{args.bin_dir / program} is missing: build with -DLOGPROBD_BENCHMARKS=ON, or "
+                "name the folder of the binaries with --bin-dir"
+            )
     return args
 
 
-def print_table(records: list[dict]) -> None:
+def table(records: list[dict]) -> str:
     rows = [("figure", "asked", "measured")]
     for entry in records:
         wanted = bench_records.WANTED.search(entry["note"])
@@ -116,32 +145,65 @@ def print_table(records: list[dict]) -> None:
             measured += "  MISSED"
         rows.append((entry["what"], asked, measured))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for what, asked, measured in rows:
-        print(f"{what:<{widths[0]}}  {asked:<{widths[1]}}  {measured}")
+    return "\n".join(
+        f"{what:<{widths[0]}}  {asked:<{widths[1]}}  {measured}" for what, asked, measured in rows
+    )
 
 
-def run_sections(scene: Scene, chosen: list[str], write: Callable[[], None]) -> list[str]:
-    """Measures section by section; the names of those that failed."""
-    sections: dict[str, Callable[[Scene], None]] = {}
+def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section]:
+    """By name, in the order of `chosen`; the transports are measured beside each other."""
+    sections: dict[str, Section] = {}
     transports = [name for name in TRANSPORTS if name in chosen]
-    if transports:
-        sections[", ".join(transports)] = lambda scene: throughput.measure(scene, transports)
-    sections |= {name: SECTIONS[name] for name in SECTIONS if name in chosen}
-    failed = []
-    for name, measure in sections.items():
-        if time.monotonic() > scene.deadline:
-            say(f"{name} left out: the time is over")
+    for name in chosen:
+        if name in SECTIONS:
+            sections[name] = SECTIONS[name]
             continue
-        with timed(name):
-            try:
-                measure(scene)
-            except Skipped as reason:
-                say(f"{name} left out: {reason}")
-            except Exception:  # the other sections are still worth having
-                traceback.print_exc()
-                failed.append(name)
+        for hidden in hidden_sizes:
+
+            def measure(scene: Scene, hidden: int = hidden) -> None:
+                throughput.measure(scene, transports, hidden)
+
+            title = f"{', '.join(transports)} at H={hidden}"
+            sections.setdefault(title, Section(measure, THROUGHPUT_LIMIT_S))
+    return sections
+
+
+def run_sections(
+    scene: Scene, sections: dict[str, Section], write: Callable[[], None]
+) -> dict[str, str]:
+    """Measures section by section; those that have not all their figures, with the reason."""
+    failed: dict[str, str] = {}
+    for name, section in sections.items():
+        left = scene.deadline - time.monotonic()
+        if left <= 0:
+            failed[name] = "the time is over"
+            say(f"{name} left out: {failed[name]}")
+            continue
+        say(f"{name} ...")
+        begin, before = time.monotonic(), len(scene.records)
+        try:
+            with within(min(section.limit_s, left + GRACE_S)):
+                section.measure(scene)
+        except Skipped as reason:
+            say(f"{name} left out: {reason}")
+        except Exception as error:  # the other sections are still worth having
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+        finally:
             write()  # a run that is ended early leaves what it has
+        if len(scene.records) > before:
+            say(table(scene.records[before:]))
+        say(f"{name}: {time.monotonic() - begin:.0f} s\n")
     return failed
+
+
+def end_on_sigterm() -> None:
+    """As Ctrl-C: servers that stay behind would hold the GPU's memory."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def main() -> int:
@@ -150,6 +212,7 @@ def main() -> int:
         machine=bench_records.machine(with_gpu=args.device == "cuda"),
         commit=args.commit or bench_records.commit(),
     )
+    end_on_sigterm()
     work = args.work or pathlib.Path(tempfile.mkdtemp(prefix="logprobd_e2e_"))
     scene = Scene(
         binaries=args.bin_dir,
@@ -164,20 +227,25 @@ def main() -> int:
         cut_smaller=args.cut_smaller,
         deadline=time.monotonic() + 60 * args.minutes,
     )
+
+    def write() -> None:
+        if args.out:
+            bench_records.write(scene.records, args.out)
+
+    failed: dict[str, str] = {}
     try:
-        failed = run_sections(
-            scene,
-            args.only,
-            lambda: bench_records.write(scene.records, args.out) if args.out else None,
-        )
+        failed = run_sections(scene, sections_of(args.only, args.hidden), write)
+    except KeyboardInterrupt:
+        failed["the run"] = "ended early"
     finally:
         if not args.work:
             shutil.rmtree(work, ignore_errors=True)
-    print(f"{bench_records.ORIGIN['machine']}\n")
-    print_table(scene.records)
+    print(f"{bench_records.ORIGIN['machine']}, commit {bench_records.ORIGIN['commit']}\n")
+    print(table(scene.records), flush=True)
     is_missed = bench_records.missed(scene.records)
+    for name, reason in failed.items():
+        say(f"FAILED: {name}: {reason}")
     if failed:
-        say(f"failed: {', '.join(failed)}")
         return 3
     return 1 if is_missed else 0
 

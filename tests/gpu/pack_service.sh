@@ -41,5 +41,7 @@ done
 staging=$(mktemp -d)
 trap 'rm -rf "$staging"' EXIT
 collect "$staging/bin" "$staging/lib" "${binaries[@]}"
+# The leak that the soak must find: that machine may have no compiler.
+"${CC:-cc}" -O1 -shared -fPIC -o "$staging/bin/leak.so" tests/soak/leak.c -ldl
 tar -C "$staging" -c bin lib | xz -T0 -6 >"$archive"
 du -h "$archive"

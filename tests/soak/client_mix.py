@@ -1,12 +1,17 @@
-"""Client processes that do at random what clients do: unary calls of all sizes, streams, calls that are
-cancelled or given too little time, and requests that are wrong."""
+"""Client processes that do at random what clients do: unary calls of all sizes, streams, calls whose rows
+lie in shared memory, calls that are cancelled or given too little time, and requests that are wrong."""
 
 import multiprocessing
 import multiprocessing.sharedctypes
+import pathlib
 import random
+import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
+
 import grpc
+import logprobd
 import numpy as np
 import scoring_rpc
 
@@ -23,7 +28,8 @@ OK, CANCELLED, INVALID, LATE, BUSY = (
 )
 KINDS: dict[str, tuple[float, set[str]]] = {
     "small": (0.4, {OK, BUSY}),
-    "bulk": (0.2, {OK, BUSY}),
+    "bulk": (0.1, {OK, BUSY}),
+    "shared": (0.1, {OK, BUSY}),
     "stream": (0.1, {OK, BUSY}),
     "cancelled": (0.15, {OK, CANCELLED, BUSY}),
     "late": (0.1, {OK, LATE, BUSY}),
@@ -36,10 +42,19 @@ class Mix:
     """The calls of one client process, from a seed."""
 
     def __init__(
-        self, scoring: scoring_rpc.Scoring, hidden: int, vocab: int, rows: int, seed: int
+        self,
+        scoring: scoring_rpc.Scoring,
+        client: logprobd.Client,
+        hidden: int,
+        vocab: int,
+        rows: int,
+        seed: int,
     ) -> None:
         self.scoring = scoring
+        self.client = client
         self.random = random.Random(seed)
+        self.targets = np.arange(rows, dtype=np.int32) % vocab
+        self.hidden = hidden
         self.messages = {size: self._message(size, hidden, vocab, seed) for size in (1, 16, rows)}
         self.small = [self.messages[1], self.messages[16]]
         self.bulk = self.messages[rows]
@@ -69,6 +84,8 @@ class Mix:
             return CANCELLED
         except grpc.RpcError as error:
             return error.code().name
+        except logprobd.LogprobdError as error:
+            return error.code or type(error).__name__
         return OK
 
     def _small(self) -> None:
@@ -76,6 +93,11 @@ class Mix:
 
     def _bulk(self) -> None:
         self.scoring.score_raw(self.bulk, CALL_TIMEOUT_S)
+
+    def _shared(self) -> None:
+        rows = self.client.buffer(len(self.targets), self.hidden, "bf16")
+        rows[:] = 0x3F80  # 1
+        self.client.score(rows, self.targets, dtype="bf16")
 
     def _stream(self) -> None:
         call = self.scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
@@ -101,8 +123,11 @@ def client_process(address: str, shape: tuple[int, int, int], seed: int, stop, c
     """Calls until it is stopped, or killed. `counts`: [kind][outcome], this process's own."""
     kinds = list(KINDS)
     weights = [KINDS[kind][0] for kind in kinds]
-    with scoring_rpc.Scoring(address) as scoring:
-        mix = Mix(scoring, *shape, seed)
+    with (
+        scoring_rpc.Scoring(address) as scoring,
+        logprobd.Client(address, transport="shm") as client,
+    ):
+        mix = Mix(scoring, client, *shape, seed)
         while not stop.is_set():
             kind = mix.random.choices(kinds, weights)[0]
             outcome = mix.do(kind)

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-MIB = 2**20
-
 
 def memory_of(pid: int) -> dict[str, float]:
-    """MiB of the process by kind, from the kernel's account of all its mappings."""
+    """MiB of the process by kind, from the kernel's account of all its mappings. OSError when it has
+    ended."""
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    if "Rss" not in text:  # it has just ended and is not waited for yet
+        raise ProcessLookupError(pid)
     kib = {
         name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
     }
@@ -38,12 +39,14 @@ class Sampler:
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._has_gpu = gpu_memory_mib() is not None
+        self._gpu_mib = gpu_memory_mib()
 
     def _take(self) -> None:
         sample = memory_of(self.pid) | counts_of(self.pid)
-        if self._has_gpu:
-            sample["GPU memory"] = self._gpu_memory_mib() or 0.0
+        if self._gpu_mib is not None:
+            used = self._gpu_memory_mib()
+            self._gpu_mib = self._gpu_mib if used is None else used  # a failed look is no change
+            sample["GPU memory"] = self._gpu_mib
         self.times.append(time.monotonic())
         for name, value in sample.items():
             self.series.setdefault(name, []).append(value)

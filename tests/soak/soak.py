@@ -5,9 +5,13 @@
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
 Beside the calls (client_mix.py) clients are killed with SIGKILL, /metrics is scraped, and weights are
-swapped where logprobctl can. A sample of RSS, GPU memory, open files and threads is taken each second;
-after a warm-up their slopes must be zero within noise (slope.py). Then the same is done with a server
-that leaks on purpose (leak.c, preloaded), which the same check must catch.
+swapped. A sample of RSS, GPU memory, open files and threads is taken each second; after a warm-up of a
+third of the run their slopes must be zero within noise (slope.py). Then the same is done with a server
+that leaks on purpose (leak.c, preloaded; built by the C compiler $CC or cc, or leak.so of --bin-dir),
+which the same check must catch.
+
+Says twice a minute how far it is. Results are written after the run and again after the one with the leak.
+SIGTERM ends it early: what was measured by then is judged.
 
 Exits 1 when something grows, a call ended as it must not, or the leak was not caught.
 """
@@ -18,12 +22,13 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
@@ -32,7 +37,12 @@ import bench_records  # noqa: E402
 import slope  # noqa: E402
 from client_mix import MixedLoad  # noqa: E402
 from e2e.made_head import write_head  # noqa: E402
-from e2e.processes import gpu_memory_mib  # noqa: E402
+from e2e.processes import (  # noqa: E402
+    LOG_LINES_SHOWN,
+    gpu_memory_mib,
+    gpu_memory_of_mib,
+    running,
+)
 from e2e.weights import WeightsTool, free_port, server_flags  # noqa: E402
 from sampler import Sampler  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
@@ -49,6 +59,8 @@ CAUGHT_BY = "anonymous memory"
 KILL_EVERY_S = 8.0
 SWAP_EVERY_S = 15.0
 SCRAPE_EVERY_S = 1.0
+SAY_EVERY_S = 30.0
+LEAK_LIBRARY = "leak.so"
 
 
 @dataclasses.dataclass
@@ -63,7 +75,9 @@ class Options:
     processes: int
     resolution_factor: float  # 1, or more for runs that are too short to settle
     kill_every_s: float = KILL_EVERY_S
+    swap_every_s: float = SWAP_EVERY_S
     sample_every_s: float = 1.0
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends it early
 
 
 @dataclasses.dataclass
@@ -92,10 +106,7 @@ class Swapper:
     """Swaps two heads in turn, each time as a new version, in a thread of its own. Use as a context."""
 
     def __init__(
-        self,
-        weights: WeightsTool | None,
-        heads: list[pathlib.Path],
-        every_s: float = SWAP_EVERY_S,
+        self, weights: WeightsTool, heads: list[pathlib.Path], every_s: float = SWAP_EVERY_S
     ) -> None:
         self.swaps = 0
         self._every_s = every_s
@@ -105,12 +116,12 @@ class Swapper:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while self._weights and not self._stop.wait(self._every_s):
+        while not self._stop.wait(self._every_s):
             try:
                 self._weights.load(self.swaps + 2, self._heads[(self.swaps + 1) % 2])
                 self._weights.commit()
                 self.swaps += 1
-            except (RuntimeError, subprocess.SubprocessError) as error:
+            except (RuntimeError, OSError) as error:
                 self.failures.append(str(error))
 
     def __enter__(self) -> "Swapper":
@@ -122,21 +133,35 @@ class Swapper:
         self._thread.join(130)
 
 
-def run(options: Options, seconds: float, environment: dict[str, str] | None = None) -> Outcome:
-    """One server under load for that long; the first third is warm-up."""
-    server_options = ["--model", str(options.model)]
-    weights = None
-    if WeightsTool.is_there(options.binaries):
-        admin = f"127.0.0.1:{free_port()}"
-        server_options += server_flags(options.binaries, admin, options.model.parent)
-        weights = WeightsTool(options.binaries, admin)
+def gpu_memory_look(pid: int) -> Callable[[], float | None]:
+    """Looks at the server's memory on GPUs where the driver tells it by process, else at that of all."""
+    if gpu_memory_of_mib(pid) is None:
+        return gpu_memory_mib
+    return lambda: gpu_memory_of_mib(pid)
+
+
+def scrape(server: ServerProcess) -> bool:
+    """Whether /metrics could be had."""
+    try:
+        return server.get("/metrics")[0] == 200
+    except OSError:
+        return False
+
+
+def run(
+    options: Options, seconds: float, title: str, environment: dict[str, str] | None = None
+) -> Outcome:
+    """One server under load for that long, or until it is stopped; the first third is warm-up."""
+    admin = f"127.0.0.1:{free_port()}"
+    process = ServerProcess(
+        options.binaries,
+        *("--model", str(options.model), *server_flags(admin, options.model.parent)),
+        device=options.device,
+        environment=environment,
+    )
     scrapes, lost_scrapes = 0, 0
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(
-            ServerProcess(
-                options.binaries, *server_options, device=options.device, environment=environment
-            )
-        )
+        server = stack.enter_context(running(process, "logprobd"))
         load = stack.enter_context(
             MixedLoad(
                 server.grpc,
@@ -146,49 +171,77 @@ def run(options: Options, seconds: float, environment: dict[str, str] | None = N
                 processes=options.processes,
             )
         )
-        sampler = stack.enter_context(
-            Sampler(server.process.pid, gpu_memory_mib, options.sample_every_s)
+        pid = server.process.pid
+        sampler = stack.enter_context(Sampler(pid, gpu_memory_look(pid), options.sample_every_s))
+        heads = [options.model, options.other_model]
+        swapper = stack.enter_context(
+            Swapper(WeightsTool(options.binaries, admin), heads, options.swap_every_s)
         )
-        swapper = stack.enter_context(Swapper(weights, [options.model, options.other_model]))
         begin = time.monotonic()
-        kill, scrape = Every(options.kill_every_s), Every(SCRAPE_EVERY_S)
+        kill, look, tell = Every(options.kill_every_s), Every(SCRAPE_EVERY_S), Every(SAY_EVERY_S)
         while time.monotonic() - begin < seconds and server.process.poll() is None:
+            if options.stop.wait(0.05):
+                break
             if kill.is_due():
                 load.kill_one()
-            if scrape.is_due():
+            if look.is_due():
                 scrapes += 1
-                lost_scrapes += server.get("/metrics")[0] != 200
-            time.sleep(0.05)
-        times, series = sampler.after(begin + seconds / 3)
+                lost_scrapes += not scrape(server)
+            if tell.is_due():
+                last = {name: values[-1] for name, values in sampler.series.items()}
+                say(
+                    f"{title}: {(time.monotonic() - begin) / 60:.1f} of {seconds / 60:.1f} minutes, "
+                    f"{load.calls():,} calls, {load.kills} kills, {swapper.swaps} swaps, "
+                    + ", ".join(f"{name} {value:,.1f}" for name, value in last.items())
+                )
+        lasted = time.monotonic() - begin
+        times, series = sampler.after(begin + lasted / 3)
         surprises = load.surprises() + swapper.failures
         if server.process.poll() is not None:
-            surprises.append(f"the server ended with {server.process.returncode}")
+            end = "".join(server.log[-LOG_LINES_SHOWN:])
+            surprises.append(f"the server ended with {server.process.returncode}:\n{end}")
         if lost_scrapes:
             surprises.append(f"{lost_scrapes} of {scrapes} scrapes failed")
+        if not swapper.swaps and lasted > 2 * options.swap_every_s:
+            surprises.append("no weights were swapped")
         calls, kills, swaps = load.calls(), load.kills, swapper.swaps
-    slopes = {
-        name: slope.fit(times, values, resolution=RESOLUTIONS[name][1] * options.resolution_factor)
-        for name, values in series.items()
-    }
+        for surprise in surprises:
+            say(f"FAILED: {title}: {surprise}")
+        slopes = {
+            name: slope.fit(
+                times, values, resolution=RESOLUTIONS[name][1] * options.resolution_factor
+            )
+            for name, values in series.items()
+        }
     levels = {name: sorted(values)[len(values) // 2] for name, values in series.items()}
     note = (
         f"{calls:,} calls, {kills} clients killed, {swaps} swaps, {scrapes} scrapes; "
-        f"the last {slopes['RSS'].seconds / 60:.1f} of {seconds / 60:.1f} minutes"
+        f"the last {slopes['RSS'].seconds / 60:.1f} of {lasted / 60:.1f} minutes"
     )
     return Outcome(slopes, levels, surprises, note)
 
 
-@contextlib.contextmanager
-def leaking(leak_bytes: int) -> Iterator[dict[str, str]]:
-    """Environment of a server that loses so many bytes with every message that it sends."""
-    with tempfile.TemporaryDirectory(prefix="logprobd_leak_") as folder:
-        library = pathlib.Path(folder) / "leak.so"
-        source = pathlib.Path(__file__).with_name("leak.c")
+def build_leak(binaries: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
+    """The library to preload: packed with the binaries, or built. SystemExit says what is missing."""
+    packed = binaries / LEAK_LIBRARY
+    if packed.exists():
+        return packed
+    library, compiler = work / LEAK_LIBRARY, os.environ.get("CC", "cc")
+    source = pathlib.Path(__file__).with_name("leak.c")
+    try:
         subprocess.run(
-            [os.environ.get("CC", "cc"), "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"],
-            check=True,
+            [compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True
         )
-        yield {"LD_PRELOAD": str(library), "LEAK_BYTES": str(leak_bytes)}
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(
+            f"soak.py: cannot build the leak that must be caught: {error}; name a C compiler in CC, "
+            f"put {LEAK_LIBRARY} into --bin-dir, or leave it out with --control-minutes 0"
+        ) from None
+    return library
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def per_hour(outcome: Outcome, name: str, title: str, *, wants_growth: bool) -> dict:
@@ -223,7 +276,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leak-bytes", type=int, default=4096, help="lost with a message sent")
     parser.add_argument("--hidden", type=int, help="default: 256, 4096 on a GPU")
     parser.add_argument("--vocab", type=int, help="default: 8192, 151936 on a GPU")
-    parser.add_argument("--rows", type=int, help="of a bulk request; default: 512")
+    parser.add_argument("--rows", type=int, default=512, help="of a bulk request")
     parser.add_argument("--processes", type=int, default=4, help="clients")
     parser.add_argument(
         "--resolution-factor",
@@ -232,6 +285,7 @@ def arguments() -> argparse.Namespace:
         help="coarser by so much: for runs that are too short for a server to settle",
     )
     parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S)
+    parser.add_argument("--swap-every-s", type=float, default=SWAP_EVERY_S)
     parser.add_argument("--sample-every-s", type=float, default=1)
     parser.add_argument("--machine")
     parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
@@ -239,8 +293,51 @@ def arguments() -> argparse.Namespace:
     is_gpu = args.device == "cuda"
     args.hidden = args.hidden or (4096 if is_gpu else 256)
     args.vocab = args.vocab or (151_936 if is_gpu else 8192)
-    args.rows = args.rows or 512
+    for program in ("logprobd", "logprobctl"):
+        if not (args.bin_dir / program).exists():
+            parser.error(f"{args.bin_dir / program} is missing: build it, or give its --bin-dir")
     return args
+
+
+def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) -> bool:
+    """Both runs, each written as it ends; whether all is well."""
+    leak = build_leak(args.bin_dir, work) if args.control_minutes else None
+    models = [
+        write_head(work / f"head-{seed}", vocab=args.vocab, hidden=args.hidden, seed=seed)
+        for seed in (1, 2)
+    ]
+    options = Options(
+        binaries=args.bin_dir,
+        device=args.device,
+        model=models[0],
+        other_model=models[1],
+        hidden=args.hidden,
+        vocab=args.vocab,
+        rows=args.rows,
+        processes=args.processes,
+        resolution_factor=args.resolution_factor,
+        kill_every_s=args.kill_every_s,
+        swap_every_s=args.swap_every_s,
+        sample_every_s=args.sample_every_s,
+        stop=stop,
+    )
+    where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
+    outcome = run(options, args.minutes * 60, "mixed load")
+    records = [
+        per_hour(outcome, name, f"{where}, mixed load", wants_growth=False)
+        for name in outcome.slopes
+    ]
+    is_missed = bench_records.missed(records)
+    if args.out:
+        bench_records.write(records, args.out)  # whatever becomes of the control
+    if leak and not stop.is_set():
+        environment = {"LD_PRELOAD": str(leak), "LEAK_BYTES": str(args.leak_bytes)}
+        control = run(options, args.control_minutes * 60, "with a leak", environment)
+        title = f"{where}, with a leak of {args.leak_bytes} bytes a message sent"
+        records.append(per_hour(control, CAUGHT_BY, title, wants_growth=True))
+        is_missed |= bench_records.missed(records[-1:])
+    bench_records.write(records, args.out)
+    return not is_missed and not outcome.surprises
 
 
 def main() -> int:
@@ -249,43 +346,13 @@ def main() -> int:
         machine=args.machine or bench_records.machine(with_gpu=args.device == "cuda"),
         commit=args.commit or bench_records.commit(),
     )
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     work = pathlib.Path(tempfile.mkdtemp(prefix="logprobd_soak_"))
     try:
-        models = [
-            write_head(work / f"head-{seed}", vocab=args.vocab, hidden=args.hidden, seed=seed)
-            for seed in (1, 2)
-        ]
-        options = Options(
-            binaries=args.bin_dir,
-            device=args.device,
-            model=models[0],
-            other_model=models[1],
-            hidden=args.hidden,
-            vocab=args.vocab,
-            rows=args.rows,
-            processes=args.processes,
-            resolution_factor=args.resolution_factor,
-            kill_every_s=args.kill_every_s,
-            sample_every_s=args.sample_every_s,
-        )
-        where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
-        outcome = run(options, args.minutes * 60)
-        records = [
-            per_hour(outcome, name, f"{where}, mixed load", wants_growth=False)
-            for name in outcome.slopes
-        ]
-        if args.control_minutes:
-            with leaking(args.leak_bytes) as environment:
-                control = run(options, args.control_minutes * 60, environment)
-            title = f"{where}, with a leak of {args.leak_bytes} bytes a message sent"
-            records.append(per_hour(control, CAUGHT_BY, title, wants_growth=True))
+        return 0 if soak(args, work, stop) else 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    for surprise in outcome.surprises:
-        print(f"FAILED: {surprise}", file=sys.stderr)
-    is_missed = bench_records.missed(records)
-    bench_records.write(records, args.out)
-    return 1 if is_missed or outcome.surprises else 0
 
 
 if __name__ == "__main__":

@@ -1,57 +1,77 @@
 """The service against what one would write in Python instead (baseline_server.py), on one device."""
 
+import contextlib
 import functools
 
 from bench_records import record, record_of_rounds
 from e2e import grpc_load
 from e2e.load import LoadPlan
-from e2e.processes import BaselineProcess, gpu_memory_mib
+from e2e.processes import gpu_memory_mib
 from e2e.scene import Scene, checked, in_turn, say
+from server_process import ServerProcess
 
 SMALL_ROWS = 16
 SMALL_CLIENTS = 64
 BULK_IN_FLIGHT = 4
 RETRIES = 8  # a Python server may be slow to take 64 connections
+COMPILES_WITHIN_S = 150  # a request of a shape that torch.compile has not seen
 BULK_WANTED = 3
 SMALL_WANTED = 20
 BUDGET_S = 35  # for each size of request
+SERVICE = "Service"
 NAMES = {"eager": "Python gRPC and torch", "compiled": "Python gRPC and torch.compile"}
 
 
 def measure(scene: Scene) -> None:
+    """What one server cannot do does not cost the figures of the others."""
     hidden = scene.hidden_sizes[0]
-    model = scene.model(hidden)
-    warm = ["--warm-rows", *(f"{rows}" for rows in (SMALL_ROWS, min(1024, scene.batch_rows)))]
-    warm += [f"{min(2048, scene.batch_rows)}"]  # baseline_server.py's chunks
-    free = gpu_memory_mib()
-    with scene.server(hidden) as server:
-        memory = {"service": peak_memory(free, lambda: bulk_rate(scene, server.grpc, hidden))}
-        before = gpu_memory_mib()
-        with BaselineProcess(model, scene.device, *warm) as eager:
-            way = better_way(scene, eager.grpc, hidden)
-            memory["eager"] = peak_memory(before, lambda: None)
+    failures: list[str] = []
+    with contextlib.ExitStack() as servers:
+        free = gpu_memory_mib()
+        service = servers.enter_context(scene.server(hidden))
+        bulk_rate(scene, service.grpc, hidden)
+        add_memory(scene, hidden, SERVICE, free)
+        addresses: dict[str, str] = {}
+        way = ""
+        for name in NAMES:
             before = gpu_memory_mib()
-            with BaselineProcess(model, scene.device, "--compile", *warm) as compiled:
-                bulk_rate(scene, compiled.grpc, hidden, way)
-                memory["compiled"] = peak_memory(before, lambda: None)
-                addresses = {"eager": eager.grpc, "compiled": compiled.grpc}
-                compare_bulk(scene, hidden, server.grpc, addresses, way)
-                compare_small(scene, hidden, server.grpc, addresses)
-    names = {"service": "Service", **NAMES}
-    for name, mib in memory.items():
-        if mib is not None:
-            what = f"{names[name]}, {scene.shape(hidden)}: GPU memory under bulk load"
-            scene.records.append(record(what, mib, "MiB"))
+            try:
+                baseline = servers.enter_context(start(scene, hidden, is_compiled=name != "eager"))
+                addresses[name] = baseline.grpc
+                way = way or better_way(scene, baseline.grpc, hidden)
+                bulk_rate(scene, baseline.grpc, hidden, way, timeout_s=COMPILES_WITHIN_S)
+            except (RuntimeError, AssertionError) as error:
+                say(f"  {NAMES[name]} FAILED: {error}")
+                failures.append(f"{NAMES[name]}: {str(error)[-1000:]}")
+                addresses.pop(name, None)
+                continue
+            add_memory(scene, hidden, NAMES[name], before)
+        if addresses:
+            compare_bulk(scene, hidden, service.grpc, addresses, way, failures)
+            compare_small(scene, hidden, service.grpc, addresses, failures)
+    if failures:
+        raise RuntimeError("; ".join(failures))
 
 
-def peak_memory(before: float | None, work) -> float | None:
-    """GPU memory that a process has taken since `before`, after `work`: none gives any back."""
-    work()
+def start(
+    scene: Scene, hidden: int, *, is_compiled: bool
+) -> contextlib.AbstractContextManager[ServerProcess]:
+    sizes = (SMALL_ROWS, min(1024, scene.batch_rows), min(2048, scene.batch_rows))  # 2048: a chunk
+    options = ["--warm-rows", *(f"{rows}" for rows in sizes)]
+    return scene.baseline(hidden, *options, *(["--compile"] if is_compiled else []))
+
+
+def add_memory(scene: Scene, hidden: int, name: str, before: float | None) -> None:
+    """GPU memory that a server has taken since `before`, its peak so far: none gives any back."""
     after = gpu_memory_mib()
-    return None if before is None or after is None else after - before
+    if before is not None and after is not None:
+        what = f"{name}, {scene.shape(hidden)}: GPU memory under bulk load"
+        scene.records.append(record(what, after - before, "MiB"))
 
 
-def bulk_rate(scene: Scene, address: str, hidden: int, way: str = "logprobctl") -> float:
+def bulk_rate(
+    scene: Scene, address: str, hidden: int, way: str = "logprobctl", timeout_s: float = 30
+) -> float:
     """Rows a second in requests of a whole batch, sent by logprobctl or each in one message."""
     if way == "logprobctl":
         plan = LoadPlan(
@@ -60,6 +80,7 @@ def bulk_rate(scene: Scene, address: str, hidden: int, way: str = "logprobctl") 
             concurrency=BULK_IN_FLIGHT,
             channels=8,
             retries=RETRIES,
+            timeout_s=timeout_s,
         )
         return checked(scene.load.run(address, plan), "bulk").rows_per_second
     requests = grpc_load.Requests(scene.batch_rows, hidden, scene.vocab)
@@ -75,23 +96,21 @@ def better_way(scene: Scene, address: str, hidden: int) -> str:
     return max(rates, key=lambda way: rates[way])
 
 
-def compare_bulk(scene: Scene, hidden: int, service: str, baselines: dict, way: str) -> None:
-    contenders = {"service": functools.partial(bulk_rate, scene, service, hidden)}
+def compare_bulk(
+    scene: Scene, hidden: int, service: str, baselines: dict, way: str, failures: list[str]
+) -> None:
+    contenders = {SERVICE: functools.partial(bulk_rate, scene, service, hidden)}
     for name, address in baselines.items():
         contenders[name] = functools.partial(bulk_rate, scene, address, hidden, way)
-    figures = in_turn(contenders, scene.rounds_within(BUDGET_S))
+    figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
     how = {"logprobctl": "cut into messages of 8 MiB", "whole": "each in one message"}[way]
-    add(
-        scene,
-        hidden,
-        f"requests of {scene.batch_rows} rows",
-        figures,
-        BULK_WANTED,
-        f"baseline's requests {how}",
-    )
+    what = f"requests of {scene.batch_rows} rows"
+    add(scene, hidden, what, figures, BULK_WANTED, f"baseline's requests {how}")
 
 
-def compare_small(scene: Scene, hidden: int, service: str, baselines: dict) -> None:
+def compare_small(
+    scene: Scene, hidden: int, service: str, baselines: dict, failures: list[str]
+) -> None:
     def rate(address: str) -> float:
         plan = LoadPlan(
             rows=SMALL_ROWS,
@@ -103,22 +122,22 @@ def compare_small(scene: Scene, hidden: int, service: str, baselines: dict) -> N
         )
         return checked(scene.load.run(address, plan), "small requests").rows_per_second
 
-    addresses = {"service": service, **baselines}
+    addresses = {SERVICE: service, **baselines}
     contenders = {name: functools.partial(rate, address) for name, address in addresses.items()}
-    figures = in_turn(contenders, scene.rounds_within(BUDGET_S))
+    figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
     what = f"requests of {SMALL_ROWS} rows from {SMALL_CLIENTS} clients"
     add(scene, hidden, what, figures, SMALL_WANTED, "a connection each")
 
 
 def add(scene: Scene, hidden: int, what: str, figures: dict, wanted: float, remark: str) -> None:
     for name, title in NAMES.items():
-        if name not in figures:
+        if not figures[SERVICE] or not figures.get(name):
             continue
         scene.records.append(
             record_of_rounds(
                 f"Service, {what}, {scene.shape(hidden)}",
                 "rows/s",
-                figures["service"],
+                figures[SERVICE],
                 baseline=(title, figures[name]),
                 note=f"{remark}; wanted at least {wanted}",
             )

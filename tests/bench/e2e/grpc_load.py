@@ -4,6 +4,7 @@ For what logprobctl does not do: a request of any size in one message, and answe
 """
 
 import multiprocessing
+import queue
 import threading
 import time
 import zlib
@@ -15,7 +16,7 @@ import scoring_rpc
 
 # Children that are forked from a process in which gRPC runs would hang.
 SPAWN = multiprocessing.get_context("spawn")
-CALL_TIMEOUT_S = 60
+CALL_TIMEOUT_S = 30
 STARTS_WITHIN_S = 120
 
 
@@ -98,7 +99,7 @@ class Clients:
     def __init__(self, address: str, requests: Requests, *, processes: int, inflight: int) -> None:
         self._ready = SPAWN.Semaphore(0)
         self._go, self._stop = SPAWN.Event(), SPAWN.Event()
-        self._answers = SPAWN.SimpleQueue()
+        self._answers = SPAWN.Queue()
         self._count = processes * inflight
         arguments = (address, requests, inflight, self._ready, self._go, self._stop, self._answers)
         self.processes = [
@@ -119,7 +120,12 @@ class Clients:
     def finish(self) -> list[Answer]:
         """Stops the clients; all their answers, in the order in which they came."""
         self._stop.set()
-        answers = [answer for _ in self.processes for answer in self._answers.get()]
+        answers: list[Answer] = []
+        try:
+            for _ in self.processes:
+                answers += self._answers.get(timeout=CALL_TIMEOUT_S + 5)
+        except queue.Empty:
+            raise RuntimeError("a client process ended without its answers") from None
         return sorted(answers, key=lambda answer: answer.ended)
 
     def __exit__(self, *_: object) -> None:

@@ -4,7 +4,7 @@ import time
 
 from bench_records import record_of_rounds
 from e2e.load import LoadPlan
-from e2e.scene import Scene, checked, in_turn, median
+from e2e.scene import Scene, checked, in_turn, median, say
 
 P50_ABOVE_ENGINE_US = 250
 P99_ABOVE_ENGINE_US = 600
@@ -59,12 +59,15 @@ def small_beside_bulk(scene: Scene) -> None:
             batches: list[float] = []
             bulk_rates: list[float] = []
             p99s: list[float] = []
+            late = 0
             for _ in scene.rounds_within(BUDGET_S / len(kinds)):
                 batch = engine.throughput(scene.batch_rows, scene.seconds / 2)["batch_seconds"]
                 batches.append(batch)
                 small, bulk_rate = load_both(scene, server.grpc)
                 p99s.append(small.p99)
                 bulk_rates.append(bulk_rate)
+                late += small.late
+                say(f"  {kind}: p99 {1e3 * small.p99:.2f} ms of a batch's {1e3 * batch:.2f} ms")
         batch_s = median(batches)
         scene.records.append(
             record_of_rounds(
@@ -74,6 +77,7 @@ def small_beside_bulk(scene: Scene) -> None:
                 [p99 / batch_s for p99 in p99s],
                 note=f"a batch of {scene.batch_rows} rows takes {1e3 * batch_s:.2f} ms; "
                 f"p99 {1e3 * median(p99s):.2f} ms; bulk {median(bulk_rates):,.0f} rows/s beside; "
+                f"{late} sent late by the load generator; "
                 f"wanted at most {limit}",
             )
         )
@@ -87,7 +91,7 @@ def load_both(scene: Scene, address: str):
         seconds=seconds + 2 * LEAD_S,
         concurrency=BULK_IN_FLIGHT,
         channels=8,
-        stream=scene.load.has_stream(),
+        stream=True,
     )
     small_plan = LoadPlan(rows=SMALL_ROWS, seconds=seconds, rate=SMALL_RATE, channels=2)
     with scene.load.running(address, bulk_plan) as bulk:

@@ -3,33 +3,35 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import subprocess
 from collections.abc import Iterator
 
-# Flags of the client for each transport; a transport whose flags logprobctl lacks is not measured.
-# "tcp" is asked for by the environment, since a client on the server's host would else share memory.
-TRANSPORT_FLAGS = {"tcp": [], "shm": ["--transport", "shm"], "ipc": ["--transport", "cuda-ipc"]}
-STREAM_FLAGS = ["--method", "stream"]
-ENDS_WITHIN_S = 60  # of its planned end
+# Names of the transports for the flag, and for what a report says was used.
+TRANSPORTS = {"tcp": ("tcp", "tcp"), "shm": ("shm", "shm"), "ipc": ("cuda-ipc", "cuda_ipc")}
+WINDOWS = 12  # of a load
+# Fewer answers between the first window and the last say less than the whole run does.
+STEADY_REQUESTS_MIN = 20
+ENDS_WITHIN_S = 30  # of the time that it may take
 
 
 class LoadError(RuntimeError):
-    """logprobctl could not load the server at all."""
+    """The server could not be loaded as it was asked."""
 
 
 @dataclasses.dataclass
 class Load:
     """What one run of a load measured; times in seconds."""
 
-    rows_per_second: float
+    rows_per_second: float  # between the first window and the last: filling and emptying left out
     requests: int
     errors: int
     first_error: str
     p50: float
     p99: float
     longest: float
+    late: int  # sent more than 1 ms late by the generator itself
+    transport: str
 
 
 @dataclasses.dataclass
@@ -45,33 +47,23 @@ class LoadPlan:
     stream: bool = False
     warmup: int = 4
     retries: int = 0  # of a request that was refused or whose connection broke
+    timeout_s: float = 30  # of a request
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
+        flags += ["--window", f"{self.seconds / WINDOWS:g}s", "--timeout", f"{self.timeout_s:g}s"]
         flags += ["--channels", f"{self.channels}", "--warmup", f"{self.warmup}"]
-        flags += ["--retries", f"{self.retries}"]
+        flags += ["--retries", f"{self.retries}", "--transport", TRANSPORTS[self.transport][0]]
         if self.rate:
             flags += ["--request-rate", f"{self.rate:g}"]
         else:
             flags += ["--concurrency-range", f"{self.concurrency}"]
-        return flags + TRANSPORT_FLAGS[self.transport] + (STREAM_FLAGS if self.stream else [])
+        return flags + (["--method", "stream"] if self.stream else [])
 
 
 class LoadTool:
     def __init__(self, binaries: pathlib.Path) -> None:
         self.binary = binaries / "logprobctl"
-        command = [str(self.binary), "bench", "--help"]
-        self._help = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def has(self, flags: list[str]) -> bool:
-        """Whether this logprobctl takes these flags, by its help."""
-        return all(flag in self._help for flag in flags)
-
-    def has_transport(self, transport: str) -> bool:
-        return self.has(TRANSPORT_FLAGS[transport])
-
-    def has_stream(self) -> bool:
-        return self.has(STREAM_FLAGS)
 
     def run(self, address: str, plan: LoadPlan) -> Load:
         with self.running(address, plan) as finish:
@@ -86,12 +78,16 @@ class LoadTool:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | ({"LOGPROBD_TRANSPORT": "tcp"} if plan.transport == "tcp" else {}),
         )
+        # A warm-up and a run whose last requests all take as long as they may.
+        limit = plan.seconds + 2 * plan.timeout_s + ENDS_WITHIN_S
 
         def finish() -> Load:
-            out, err = process.communicate(timeout=plan.seconds + ENDS_WITHIN_S)
-            return parse(out, err)
+            try:
+                out, err = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                raise LoadError(f"logprobctl did not end in {limit:.0f} s") from None
+            return parse(out, err, plan.transport)
 
         try:
             yield finish
@@ -101,17 +97,32 @@ class LoadTool:
                 process.wait()
 
 
-def parse(out: str, err: str) -> Load:
+def steady_rate(result: dict) -> float:
+    """Rows a second of the windows between the first and the last; of all where these say little."""
+    windows = result["windows"][1:-1]
+    if sum(window["requests"] for window in windows) < STEADY_REQUESTS_MIN:
+        return result["rows_per_second"]
+    rows = sum(window["rows_per_second"] * window["seconds"] for window in windows)
+    return rows / sum(window["seconds"] for window in windows)
+
+
+def parse(out: str, err: str, transport: str) -> Load:
+    """What a load over `transport` said. LoadError when it says nothing, or took another way."""
     try:
         result = json.loads(out)["results"][0]
     except (ValueError, KeyError, IndexError):
         raise LoadError(err.strip() or out.strip() or "logprobctl said nothing") from None
+    wanted, used = TRANSPORTS[transport][1], result["transport"]
+    if used not in (wanted, None):
+        raise LoadError(f"{wanted} was asked for, rows travelled by {used}")
     return Load(
-        rows_per_second=result["rows_per_second"],
+        rows_per_second=steady_rate(result),
         requests=int(result["requests"]),
         errors=int(result["errors"]),
         first_error=result.get("first_error", ""),
         p50=result["latency_p50_seconds"],
         p99=result["latency_p99_seconds"],
         longest=result["latency_max_seconds"],
+        late=int(result["late_by_generator"] or 0),
+        transport=used or "",
     )

@@ -1,25 +1,63 @@
 """The processes of a run: the server, the engine alone, the baselines; and the memory of GPUs."""
 
+import contextlib
 import json
 import pathlib
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from server_process import ServerProcess
 
 BENCH = pathlib.Path(__file__).resolve().parents[1]
+LOG_LINES_SHOWN = 20
+ENGINE_STARTS_WITHIN_S = 120
+ENGINE_ANSWERS_WITHIN_S = 60  # of the time that it is asked to take
 
 
-def gpu_memory_mib() -> float | None:
-    """Memory in use on all GPUs, by the driver's account; None where there is none."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def _nvidia_smi(query: str) -> str | None:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        text = subprocess.run(
+        return subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return sum(float(line) for line in text.split())
+
+
+def gpu_memory_mib() -> float | None:
+    """Memory in use on all GPUs, by the driver's account; None where there is none."""
+    text = _nvidia_smi("--query-gpu=memory.used")
+    try:
+        return None if not text else sum(float(line) for line in text.splitlines())
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def gpu_memory_of_mib(pid: int) -> float | None:
+    """Memory of one process on all GPUs; None where the driver does not say."""
+    text = _nvidia_smi("--query-compute-apps=pid,used_memory") or ""
+    try:
+        rows = [line.split(",") for line in text.splitlines()]
+        own = [float(used) for owner, used in rows if int(owner) == pid]
+    except ValueError:
+        return None
+    return sum(own) if own else None
+
+
+@contextlib.contextmanager
+def running(server: ServerProcess, name: str) -> Iterator[ServerProcess]:
+    """The server until the end of the context, also when it does not start; the end of its log is
+    shown when something fails meanwhile."""
+    try:
+        yield server.start()
+    except BaseException:
+        lines = "".join(f"  {name}: {line}" for line in server.log[-LOG_LINES_SHOWN:])
+        print(lines, end="", file=sys.stderr, flush=True)
+        raise
+    finally:
+        server.stop()
 
 
 class EngineBench:
@@ -32,10 +70,14 @@ class EngineBench:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.facts = self._read()
+        self.facts = self._read(ENGINE_STARTS_WITHIN_S)
 
-    def _read(self) -> dict:
+    def _read(self, within_s: float) -> dict:
+        """The next line, each of which answers one command."""
         assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], within_s)[0]:
+            self.process.kill()
+            raise RuntimeError(f"engine_bench said nothing for {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"engine_bench ended with {self.process.wait()}")
@@ -44,28 +86,33 @@ class EngineBench:
             raise RuntimeError(f"engine_bench: {answer['error']}")
         return answer
 
-    def _ask(self, command: str) -> dict:
+    def _ask(self, command: str, seconds: float) -> dict:
         assert self.process.stdin
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self._read()
+        try:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise RuntimeError(f"engine_bench ended with {self.process.wait(10)}") from None
+        return self._read(seconds + ENGINE_ANSWERS_WITHIN_S)
 
     def throughput(self, rows: int, seconds: float) -> dict:
-        return self._ask(f"throughput {rows} {seconds:g}")
+        return self._ask(f"throughput {rows} {seconds:g}", seconds)
 
     def latency(self, rows: int, count: int) -> dict:
-        return self._ask(f"latency {rows} {count}")
+        return self._ask(f"latency {rows} {count}", 0)
 
     def __enter__(self) -> "EngineBench":
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended
+            self.process.stdin.close()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
 
 
 class BaselineProcess(ServerProcess):

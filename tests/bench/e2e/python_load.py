@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Loads a server from one process through the Python client: rows in its shared memory, or on its GPU.
 
-    python_load.py ADDRESS TRANSPORT ROWS SECONDS IN_FLIGHT
+    python_load.py ADDRESS shm|cuda-ipc ROWS SECONDS IN_FLIGHT
 
-Prints one line of JSON: rows_per_second, and the transport that was used. For CUDA IPC, which
-logprobctl has not: its rows would have to come from a GPU.
+Rows lie there already, as a trainer's do; logprobctl is the client in C++. Prints one line of JSON:
+rows_per_second, from the first answer to the last, and the transport that was used.
 """
 
 import json
@@ -12,22 +12,11 @@ import pathlib
 import sys
 import threading
 import time
-from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "client" / "python"))
 
 import logprobd
 import numpy as np
-from logprobd import settings
-
-# By the names of e2e.load; the client names them like this.
-TRANSPORTS = {"tcp": "tcp", "shm": "shm", "ipc": "cuda-ipc"}
-MESSAGE_BYTES_MAX = 48 << 20  # of a request over TCP, below the server's limit
-
-
-def has_transport(transport: str) -> bool:
-    """Whether this client knows it."""
-    return TRANSPORTS[transport] in getattr(settings, "TRANSPORTS", ("tcp",))
 
 
 def make_rows(client: logprobd.Client, transport: str, rows: int):
@@ -37,8 +26,6 @@ def make_rows(client: logprobd.Client, transport: str, rows: int):
         min(rows * hidden_size, 1 << 22), dtype=np.float32
     )
     bits = np.resize((values.view(np.uint32) >> 16).astype(np.uint16), (rows, hidden_size))
-    if transport == "tcp":
-        return bits, {"dtype": "bf16"}
     if transport == "shm":
         shared = client.buffer(rows, hidden_size, "bf16")
         shared[:] = bits
@@ -49,13 +36,10 @@ def make_rows(client: logprobd.Client, transport: str, rows: int):
 
 
 def measure(address: str, transport: str, rows: int, seconds: float, in_flight: int) -> dict:
-    options: dict[str, Any] = {} if transport == "tcp" else {"transport": TRANSPORTS[transport]}
-    # A call is one request, where nothing limits its message.
-    options |= {
-        "chunk_rows": rows,
-        "chunk_bytes": MESSAGE_BYTES_MAX if transport == "tcp" else 1 << 30,
-    }
-    client = logprobd.Client(address, channels=in_flight, **options)
+    # A call is one request: nothing limits the rows that a message names.
+    client = logprobd.Client(
+        address, channels=in_flight, transport=transport, chunk_rows=rows, chunk_bytes=1 << 30
+    )
     vocab = client.info().vocab_size
     targets = np.arange(rows, dtype=np.int32) % vocab
     stop = threading.Event()
@@ -63,12 +47,12 @@ def measure(address: str, transport: str, rows: int, seconds: float, in_flight: 
     failures: list[Exception] = []
 
     def score_until_stopped() -> None:
-        hidden, how = make_rows(client, transport, rows)
         try:
+            hidden, how = make_rows(client, transport, rows)
             while not stop.is_set():
                 client.score(hidden, targets, **how)
                 ends.append(time.monotonic())
-        except logprobd.LogprobdError as error:
+        except Exception as error:  # whatever ends a thread would leave the others waiting
             failures.append(error)
 
     threads = [threading.Thread(target=score_until_stopped) for _ in range(in_flight)]
@@ -83,9 +67,9 @@ def measure(address: str, transport: str, rows: int, seconds: float, in_flight: 
     for thread in threads:
         thread.join()
     if failures:
-        raise SystemExit(f"python_load: {failures[0]}")
+        raise SystemExit(f"python_load: {type(failures[0]).__name__}: {failures[0]}")
     counted = sorted(ends)[begin - 1 :]
-    used = getattr(client, "transport", "tcp")
+    used = client.transport
     client.close()
     return {
         "rows_per_second": rows * (len(counted) - 1) / (counted[-1] - counted[0]),

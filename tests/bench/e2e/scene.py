@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from e2e.load import Load, LoadTool
 from e2e.made_head import write_head
-from e2e.processes import EngineBench
+from e2e.processes import BaselineProcess, EngineBench, running
+from e2e.time_limit import OutOfTime
 from server_process import ServerProcess
 
 
@@ -57,13 +58,23 @@ class Scene:
         options = ["--device", self.device, *self._engine_options()]
         return EngineBench(self.binaries, "--model", str(self.model(hidden)), *options)
 
-    def server(self, hidden: int, *options: str) -> ServerProcess:
-        """A server, with further options of the section's, which win."""
+    def server(
+        self, hidden: int, *options: str
+    ) -> contextlib.AbstractContextManager[ServerProcess]:
+        """A running server, with further options of the section's, which win."""
         usual = ["--model", str(self.model(hidden)), *self._engine_options()]
         if "--batch-rows" in options:
             begin = usual.index("--batch-rows")
             del usual[begin : begin + 2]
-        return ServerProcess(self.binaries, *usual, *options, device=self.device)
+        server = ServerProcess(self.binaries, *usual, *options, device=self.device)
+        return running(server, "logprobd")
+
+    def baseline(
+        self, hidden: int, *options: str
+    ) -> contextlib.AbstractContextManager[ServerProcess]:
+        """A running baseline_server.py."""
+        server = BaselineProcess(self.model(hidden), self.device, *options)
+        return running(server, "baseline_server")
 
     def shape(self, hidden: int) -> str:
         replicas = f", {self.replicas} replicas" if self.replicas > 1 else ""
@@ -102,18 +113,26 @@ def in_turn(
     """Every contender once a round, in an order that turns over from one round to the next.
 
     With `failures` one that fails is noted there and takes no further part; else it ends the section.
+    When the section's time ends, what earlier rounds gave is kept.
     """
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for number in rounds:
-        for name in list(names if number % 2 == 0 else reversed(names)):
-            try:
-                figures[name].append(contenders[name]())
-            except RuntimeError as error:
-                if failures is None:
-                    raise
-                failures.append(f"{name}: {error}")
-                names.remove(name)
+        try:
+            for name in list(names if number % 2 == 0 else reversed(names)):
+                try:
+                    figures[name].append(contenders[name]())
+                except RuntimeError as error:
+                    if failures is None:
+                        raise
+                    say(f"  {name} FAILED: {error}")
+                    failures.append(f"{name}: {error}")
+                    names.remove(name)
+        except OutOfTime:
+            if number == 0:
+                raise
+            say(f"  stopped in round {number + 1}: the section's time is over")
+            break
         parts = (f"{name} {figures[name][-1]:,.4g}" for name in names)
         say(f"  round {number + 1}: {', '.join(parts)}")
     return figures
@@ -121,11 +140,3 @@ def in_turn(
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
-
-
-@contextlib.contextmanager
-def timed(name: str) -> Iterator[None]:
-    begin = time.monotonic()
-    say(f"{name} ...")
-    yield
-    say(f"{name}: {time.monotonic() - begin:.0f} s")

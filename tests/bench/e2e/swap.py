@@ -11,15 +11,17 @@ import time
 
 from bench_records import record, record_of_rounds
 from e2e.grpc_load import Answer, Clients, Requests, call
-from e2e.scene import Scene, Skipped, say
+from e2e.scene import Scene, say
+from e2e.time_limit import OutOfTime
 from e2e.weights import WeightsTool, free_port, server_flags
 from scoring_rpc import Scoring
 
 SWAPS = 100
-BUDGET_S = 80
+SAID_EVERY = 10  # swaps
+BUDGET_S = 240  # a head of a gigabyte is read, hashed and copied in one or two seconds
 STALL_BATCHES = 2
 CLIENT_PROCESSES = 4
-IN_FLIGHT = 6  # of each process
+IN_FLIGHT = 8  # of each process: four batches in all
 MESSAGES_OF_BATCH = 8  # a request is this part of a batch
 
 
@@ -31,10 +33,12 @@ class Verdict:
     mixed: int  # answers that have not the bits of the version that they name
     stall: float  # seconds, the longest time without an answer
     usual: float  # seconds, the median time between groups of answers
+    rows_per_second: float  # of answers, from the first to the last
 
 
-def judge(answers: list[Answer], crc_of: list[int]) -> Verdict:
-    """`crc_of`: of answers of the head of odd versions, and of even ones. `answers` by their end."""
+def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
+    """`crc_of`: of answers of the head of odd versions, and of even ones. `answers`, of `rows` rows
+    each, by their end."""
     good = [answer for answer in answers if answer.code == 0]
     gaps = [b.ended - a.ended for a, b in itertools.pairwise(good)]
     # Answers of one batch come together: what lies between batches is more than a tenth of the longest.
@@ -45,66 +49,95 @@ def judge(answers: list[Answer], crc_of: list[int]) -> Verdict:
         mixed=sum(answer.crc != crc_of[(answer.version + 1) % 2] for answer in good),
         stall=longest,
         usual=between[len(between) // 2] if between else 0.0,
+        rows_per_second=rows * len(gaps) / (good[-1].ended - good[0].ended) if gaps else 0.0,
     )
 
 
 def measure(scene: Scene) -> None:
-    if not WeightsTool.is_there(scene.binaries):
-        raise Skipped("logprobctl has no command `weights`")
     hidden = scene.hidden_sizes[0]
     heads = [scene.model(hidden, seed) for seed in (1, 2)]
     admin = f"127.0.0.1:{free_port()}"
     requests = Requests(max(1, scene.batch_rows // MESSAGES_OF_BATCH), hidden, scene.vocab)
     weights = WeightsTool(scene.binaries, admin)
-    flags = server_flags(scene.binaries, admin, scene.work)
-    with scene.engine(hidden) as engine, scene.server(hidden, *flags) as server:
-        batch_s = engine.throughput(scene.batch_rows, scene.seconds)["batch_seconds"]
+    failures: list[str] = []
+    with (
+        scene.engine(hidden) as engine,
+        scene.server(hidden, *server_flags(admin, scene.work)) as server,
+    ):
+        alone = engine.throughput(scene.batch_rows, scene.seconds)
         crc_of = bits_of_both(server.grpc, requests, weights, heads)
         clients = Clients(server.grpc, requests, processes=CLIENT_PROCESSES, inflight=IN_FLIGHT)
         with clients:
             time.sleep(scene.seconds)
-            took = swap_many(weights, heads, scene.end_of(BUDGET_S))
+            took = swap_many(weights, heads, scene.end_of(BUDGET_S), failures)
             time.sleep(scene.seconds)
             answers = clients.finish()
-    add(scene, hidden, judge(answers, crc_of), answers, took, batch_s)
+    verdict = judge(answers, crc_of, requests.rows)
+    if not verdict.rows_per_second:
+        raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed: nothing to judge")
+    add(scene, hidden, verdict, answers, took, alone)
+    if failures:
+        raise RuntimeError("; ".join(failures))
 
 
 def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: list) -> list[int]:
     """What odd and even versions answer, with nothing else going on; leaves version 3 live."""
     message = requests.message()
-    crcs = []
+    answers = []
     with Scoring(address) as scoring:
-        crcs.append(call(scoring, message).crc)
+        answers.append(call(scoring, message))
         for version in (2, 3):
             weights.load(version, heads[(version + 1) % 2])
             weights.commit()
-            crcs.append(call(scoring, message).crc)
+            answers.append(call(scoring, message))
+    if any(answer.code for answer in answers):
+        raise RuntimeError(f"gRPC statuses before the load: {[a.code for a in answers]}, not 0")
+    crcs = [answer.crc for answer in answers]
     if crcs[0] == crcs[1] or crcs[0] != crcs[2]:
         raise RuntimeError("versions 1 and 3 must answer alike, 2 must not")
     return crcs[:2]
 
 
-def swap_many(weights: WeightsTool, heads: list, end: float) -> list[float]:
-    """Loads and commits versions from 4 on, the next of SWAPS until `end`; seconds that each took."""
+def swap_many(weights: WeightsTool, heads: list, end: float, failures: list[str]) -> list[float]:
+    """Loads and commits versions from 4 on, the next of SWAPS until `end` or until one fails, which is
+    noted; seconds that each took."""
     took: list[float] = []
-    for version in range(4, 4 + SWAPS):
-        if time.monotonic() > end:
-            say(f"  stopped after {len(took)} swaps: the time for them is over")
-            break
-        started = time.monotonic()
-        weights.load(version, heads[(version + 1) % 2])
-        weights.commit()
-        took.append(time.monotonic() - started)
+    try:
+        for version in range(4, 4 + SWAPS):
+            if time.monotonic() > end:
+                say(f"  stopped after {len(took)} swaps: the time for them is over")
+                break
+            started = time.monotonic()
+            weights.load(version, heads[(version + 1) % 2])
+            weights.commit()
+            took.append(time.monotonic() - started)
+            if len(took) % SAID_EVERY == 0:
+                say(f"  {len(took)} of {SWAPS} swaps, the last in {took[-1]:.2f} s")
+    except OutOfTime as over:
+        say(f"  stopped after {len(took)} swaps: {over}")
+    except RuntimeError as error:
+        say(f"  swap {len(took) + 1} FAILED: {error}")
+        failures.append(f"swap {len(took) + 1}: {error}")
     return took
 
 
 def add(
-    scene: Scene, hidden: int, verdict: Verdict, answers: list, took: list, batch_s: float
+    scene: Scene, hidden: int, verdict: Verdict, answers: list, took: list, alone: dict
 ) -> None:
+    """`alone`: what the engine gave by itself."""
     versions = collections.Counter(answer.version for answer in answers if answer.code == 0)
+    batch_s = alone["batch_seconds"]
     what = f"Hot swap under full load, {scene.shape(hidden)}"
     note = f"{len(took)} swaps, {len(answers)} requests answered by {len(versions)} versions"
     scene.records += [
+        record(f"{what}: swaps", len(took), "swaps", note=f"wanted at least {SWAPS}"),
+        record_of_rounds(
+            f"{what}: rows answered meanwhile",
+            "rows/s",
+            [verdict.rows_per_second],
+            baseline=("engine alone", [alone["rows_per_second"]]),
+            note=note,
+        ),
         record(
             f"{what}: failed requests", verdict.failed, "requests", note=f"{note}; wanted at most 0"
         ),
@@ -122,5 +155,6 @@ def add(
             f"{1e3 * verdict.stall:.2f} ms, the usual one {1e3 * verdict.usual:.2f}; "
             f"wanted at most {STALL_BATCHES}",
         ),
-        record_of_rounds(f"{what}: load and commit", "s", took, note=note),
     ]
+    if took:
+        scene.records.append(record_of_rounds(f"{what}: load and commit", "s", took, note=note))

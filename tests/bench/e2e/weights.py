@@ -5,7 +5,7 @@ import socket
 import subprocess
 
 HEAD = "default"
-ROOT_FLAG = "--weights-root"  # of the server, where it has one
+ENDS_WITHIN_S = 120
 
 
 class WeightsTool:
@@ -15,17 +15,12 @@ class WeightsTool:
         self.binary = binaries / "logprobctl"
         self.admin = admin
 
-    @staticmethod
-    def is_there(binaries: pathlib.Path) -> bool:
-        """Whether this logprobctl has the command at all."""
-        help_text = subprocess.run(
-            [str(binaries / "logprobctl"), "--help"], capture_output=True, text=True, check=True
-        ).stdout
-        return any(line.split()[:1] == ["weights"] for line in help_text.splitlines())
-
     def _run(self, *arguments: str) -> str:
         command = [str(self.binary), "weights", *arguments, "--address", self.admin]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"logprobctl weights {arguments[0]} did not end") from None
         if done.returncode != 0:
             raise RuntimeError(f"logprobctl weights {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -43,13 +38,9 @@ class WeightsTool:
         self._run("rollback", "--head", HEAD)
 
 
-def server_flags(binaries: pathlib.Path, admin: str, root: pathlib.Path) -> list[str]:
+def server_flags(admin: str, root: pathlib.Path) -> list[str]:
     """Flags of a server whose weights can be swapped with folders below `root`."""
-    help_text = subprocess.run(
-        [str(binaries / "logprobd"), "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    roots = [ROOT_FLAG, str(root)] if ROOT_FLAG in help_text else []
-    return ["--admin", admin, *roots]
+    return ["--admin", admin, "--weights-root", str(root)]
 
 
 def free_port() -> int:

@@ -1,9 +1,11 @@
 """The end-to-end benchmark: what it concludes, and that it runs."""
 
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ import pytest
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from e2e import load, scene, swap, throughput
+import e2e_bench
+from e2e import load, processes, scene, swap, throughput
 from e2e.grpc_load import Answer
 from e2e.made_head import write_head
+from e2e.time_limit import OutOfTime, within
+from server_process import ServerProcess
 
 
 def test_a_made_head_gives_logits_of_the_spread_that_was_asked(tmp_path: pathlib.Path) -> None:
@@ -42,10 +47,11 @@ def test_swaps_are_judged_by_failures_bits_and_the_longest_gap() -> None:
         (1.0, 0, 1, 11), (1.1, 0, 2, 22), (1.2, 14, 0, 0), (1.5, 0, 3, 11), (1.6, 0, 4, 22)
     )
 
-    verdict = swap.judge(seen, crc_of=[11, 22])
+    verdict = swap.judge(seen, crc_of=[11, 22], rows=30)
 
     assert (verdict.failed, verdict.mixed) == (1, 0)
     assert verdict.stall == pytest.approx(0.4)
+    assert verdict.rows_per_second == pytest.approx(30 * 3 / 0.6)
 
 
 def test_an_answer_with_the_bits_of_another_version_is_mixed() -> None:
@@ -66,39 +72,169 @@ def test_contenders_take_turns_and_the_order_turns_over() -> None:
     assert figures == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
 
-def test_a_load_with_failed_requests_is_no_figure() -> None:
-    result = {
+def test_a_contender_that_fails_takes_no_further_part() -> None:
+    def fail() -> float:
+        raise RuntimeError("gone")
+
+    failures: list[str] = []
+
+    figures = scene.in_turn({"a": lambda: 1.0, "b": fail}, iter(range(3)), failures)
+
+    assert figures == {"a": [1, 1, 1], "b": []}
+    assert failures == ["b: gone"]
+
+
+def test_rounds_before_the_end_of_time_are_kept() -> None:
+    left = iter([1.0, 2.0])
+
+    def contender() -> float:
+        for figure in left:
+            return figure
+        raise OutOfTime
+
+    assert scene.in_turn({"a": contender}, iter(range(9))) == {"a": [1, 2]}
+    with pytest.raises(OutOfTime):  # with not even one there is nothing to keep
+        scene.in_turn({"a": contender}, iter(range(9)))
+
+
+def result(**fields: object) -> dict:
+    """What logprobctl says of a load, as far as it is read."""
+    usual = {
         "rows_per_second": 5.0,
         "requests": 3,
-        "errors": 1,
-        "first_error": "UNAVAILABLE: gone",
+        "errors": 0,
         "latency_p50_seconds": 0.1,
         "latency_p99_seconds": 0.2,
         "latency_max_seconds": 0.3,
+        "late_by_generator": None,
+        "transport": "tcp",
+        "windows": [],
     }
+    return usual | fields
 
-    parsed = load.parse(json.dumps({"results": [result]}), "")
 
+def parsed(**fields: object) -> load.Load:
+    return load.parse(json.dumps({"results": [result(**fields)]}), "", "tcp")
+
+
+def test_a_load_with_failed_requests_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="1 of 3 failed: UNAVAILABLE: gone"):
-        scene.checked(parsed, "bulk")
+        scene.checked(parsed(errors=1, first_error="UNAVAILABLE: gone"), "bulk")
     with pytest.raises(load.LoadError, match="no such flag"):
-        load.parse("", "no such flag")
+        load.parse("", "no such flag", "tcp")
 
 
-def test_transports_that_the_client_lacks_are_left_out(binaries: pathlib.Path, monkeypatch) -> None:
-    tool = load.LoadTool(binaries)
-    monkeypatch.setitem(load.TRANSPORT_FLAGS, "shm", ["--transport", "no-such-word"])
+def test_rows_that_travelled_another_way_are_no_figure() -> None:
+    # A client on the server's host shares memory where it can: "TCP" measured that once.
+    with pytest.raises(load.LoadError, match="tcp was asked for, rows travelled by shm[+]tcp"):
+        parsed(transport="shm+tcp")
 
-    assert tool.has_transport("tcp")
-    assert not tool.has_transport("shm")
-    assert set(load.TRANSPORT_FLAGS) == set(throughput.NAMES) == set(throughput.WANTED)
+
+def test_the_first_window_and_the_last_do_not_count() -> None:
+    # Of 3 s with 8 requests of 64 MiB at once, filling and emptying the way took 2 in 100.
+    windows = [
+        {"requests": requests, "rows_per_second": rows, "seconds": seconds}
+        for requests, rows, seconds in (
+            (1, 10.0, 0.5),
+            (10, 100.0, 0.5),
+            (11, 70.0, 1.0),
+            (9, 9.0, 2.0),
+        )
+    ]
+
+    assert parsed(windows=windows).rows_per_second == pytest.approx((50 + 70) / 1.5)
+    assert parsed(windows=windows[:2]).rows_per_second == 5.0  # too few answers to tell
+
+
+def test_what_hangs_is_ended_and_an_outer_limit_holds_on() -> None:
+    begin = time.monotonic()
+
+    with pytest.raises(OutOfTime, match="not done in 3 s"), within(3):
+        with pytest.raises(OutOfTime), within(0.05):
+            time.sleep(20)
+        time.sleep(20)
+
+    assert time.monotonic() - begin < 10
+
+
+def some_scene(binaries: pathlib.Path, tmp_path: pathlib.Path, **fields: object) -> scene.Scene:
+    sizes = {"hidden_sizes": [64], "vocab": 100, "batch_rows": 8, "rounds": 1, "seconds": 0.1}
+    return scene.Scene(binaries=binaries, work=tmp_path, device="cpu", **(sizes | fields))
+
+
+def test_a_section_that_fails_or_hangs_costs_no_other(
+    binaries: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    # A server that never answered would have held up the run until its machine was taken back.
+    written: list[int] = []
+    here = some_scene(binaries, tmp_path)
+
+    def fail(_: scene.Scene) -> None:
+        raise ValueError("a bug")
+
+    def measure(given: scene.Scene) -> None:
+        given.records.append(e2e_bench.bench_records.record("it", 1, "s"))
+
+    failed = e2e_bench.run_sections(
+        here,
+        {
+            "one": e2e_bench.Section(fail, 60),
+            "two": e2e_bench.Section(lambda _: time.sleep(20), 0.05),
+            "three": e2e_bench.Section(measure, 60),
+        },
+        lambda: written.append(len(here.records)),
+    )
+
+    assert failed == {"one": "ValueError: a bug", "two": "OutOfTime: not done in 0 s"}
+    assert written == [0, 0, 1]
+
+
+def test_rows_on_a_gpu_are_left_out_on_a_cpu(
+    binaries: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    here = some_scene(binaries, tmp_path)
+
+    assert throughput.measurable(here, ["tcp", "ipc"]) == ["tcp"]
+    with pytest.raises(scene.Skipped):
+        throughput.measure(here, ["ipc"], 64)
+
+
+def test_no_section_begins_after_the_end(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    here = some_scene(binaries, tmp_path, deadline=time.monotonic() - 1)
+
+    failed = e2e_bench.run_sections(
+        here, {"late": e2e_bench.Section(lambda _: pytest.fail("begun"), 60)}, lambda: None
+    )
+
+    assert failed == {"late": "the time is over"}
+
+
+def test_sections_keep_the_order_that_was_asked() -> None:
+    sections = e2e_bench.sections_of(["swap", "shm", "one-row", "tcp"], [4096, 2048])
+
+    assert list(sections) == ["swap", "tcp, shm at H=4096", "tcp, shm at H=2048", "one-row"]
+    with pytest.raises(argparse.ArgumentTypeError, match="none of tcp, shm"):
+        e2e_bench.names("tcp,udp")
+
+
+def test_a_server_that_does_not_start_is_ended_and_its_log_shown(
+    binaries: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = ServerProcess(binaries, "--model", "/nowhere")
+
+    with pytest.raises(AssertionError, match="ended while starting"):
+        with processes.running(server, "logprobd"):
+            pytest.fail("it runs")
+
+    assert server.process.poll() is not None
+    assert "logprobd: " in capfd.readouterr().err
 
 
 def test_a_dry_run_goes_through_its_sections(
     binaries: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     out = tmp_path / "service.json"
-    sections = "tcp,one-row,small-beside-bulk,swap"
+    sections = "tcp,shm,one-row,small-beside-bulk,swap"
     command = [sys.executable, BENCH / "e2e_bench.py", "--quick", "--device", "cpu"]
 
     done = subprocess.run(
@@ -111,11 +247,20 @@ def test_a_dry_run_goes_through_its_sections(
     assert done.returncode in (0, 1), done.stderr
     records = json.loads(out.read_text())
     whats = [entry["what"] for entry in records]
-    assert any(what.startswith("Service, TCP, 8 connections") for what in whats)
+    for way in (
+        "TCP, 8 connections",
+        "TCP, 16 connections",
+        "shared memory, one client process",
+        "shared memory, one Python process",
+    ):
+        assert sum(what.startswith(f"Service, {way}") for what in whats) == 1, way
     assert sum("p50 above the engine" in what for what in whats) == 1
     assert sum("small p99" in what for what in whats) == 2
     assert all(entry["commit"] == "abc" for entry in records)
     faults = [entry for entry in records if entry["unit"] == "requests"]
     assert [entry["figure"] for entry in faults] == [0, 0], faults  # none failed, none mixed
     assert all(entry["figure"] > 0 for entry in records if entry not in faults)
+    swaps = [entry for entry in records if entry["unit"] == "swaps"]
+    assert [entry["figure"] for entry in swaps] == [swap.SWAPS]
     assert "asked" in done.stdout
+    assert not list(tmp_path.glob("*.part"))

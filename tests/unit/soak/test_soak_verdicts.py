@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -14,6 +15,7 @@ import client_mix
 import sampler
 import slope
 import soak
+from server_process import ServerProcess
 
 
 def test_a_process_is_sampled_until_the_end() -> None:
@@ -28,6 +30,44 @@ def test_a_process_is_sampled_until_the_end() -> None:
     assert all(len(values) == len(times) for values in series.values())
     assert series["RSS"][0] >= series["anonymous memory"][0] > 1
     assert series["threads"][0] >= 2
+
+
+def test_a_look_at_the_gpu_that_fails_is_no_change() -> None:
+    # It was taken for 0 MiB once, in a series of thousands.
+    looks = iter([70.0, 70.0, None, 71.0])
+    samples = sampler.Sampler(os.getpid(), lambda: next(looks))
+
+    for _ in range(3):
+        samples._take()
+
+    assert samples.series["GPU memory"] == [70.0, 70.0, 71.0]
+
+
+def test_a_process_that_has_ended_is_told_as_such() -> None:
+    child = subprocess.Popen(["true"])
+    while pathlib.Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.001)
+
+    with pytest.raises(OSError):  # not a KeyError, which would end the sampling thread unseen
+        sampler.memory_of(child.pid)
+    child.wait()
+
+
+def test_a_scrape_that_fails_is_told_and_does_not_end_the_soak(binaries: pathlib.Path) -> None:
+    server = ServerProcess(binaries)
+    server.http = "127.0.0.1:1"
+
+    assert not soak.scrape(server)
+
+
+def test_the_leak_can_come_with_the_binaries(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(SystemExit, match="name a C compiler in CC"):
+        soak.build_leak(tmp_path, tmp_path)
+
+    (tmp_path / soak.LEAK_LIBRARY).touch()
+
+    assert soak.build_leak(tmp_path, tmp_path) == tmp_path / soak.LEAK_LIBRARY
 
 
 def load_with(outcomes: dict[str, dict[str, int]]) -> client_mix.MixedLoad:
