@@ -103,9 +103,8 @@ class Bench {
     if (const absl::Status status = Prepare(); !status.ok()) {
       return ReportError(streams_, options_.common, status);
     }
-    if (const absl::Status status = RunLoads(); !status.ok()) {
-      return ReportError(streams_, options_.common, status);
-    }
+    report_.error = RunLoads();
+    if (report_.loads.empty()) return ReportError(streams_, options_.common, report_.error);
     return Report();
   }
 
@@ -137,6 +136,9 @@ class Bench {
     request_.head = head_.name;
     request_.top_k = options_.top_k;
 
+    for (const std::string& path : options_.export_paths) {
+      if (absl::Status status = CheckExportPath(path); !status.ok()) return status;
+    }
     if (!options_.metrics_url.empty()) {
       absl::StatusOr<MetricsSource> source = HttpMetricsSource(options_.metrics_url);
       if (!source.ok()) return source.status();
@@ -168,6 +170,7 @@ class Bench {
     return absl::OkStatus();
   }
 
+  /// Exports after each load: whatever ends the program later, what it has found is there.
   absl::Status RunLoads() {
     BenchObserver observer(streams_, answers_.get(), metrics_.get());
     ClientTarget target(*client_);
@@ -187,6 +190,7 @@ class Bench {
       load.measurement = *std::move(measurement);
       load.server = observer.figures();
       report_.loads.push_back(std::move(load));
+      if (absl::Status status = Export(); !status.ok()) return status;
     }
     if (answers_ != nullptr) {
       absl::StatusOr<Verification> verification =
@@ -201,7 +205,8 @@ class Bench {
     return absl::OkStatus();
   }
 
-  int Report() {
+  /// Fills in everything but the loads.
+  void Describe() {
     const MachineFacts machine = ReadMachineFacts();
     report_.title = absl::StrCat("Load of head ", head_.name, ", ", head_.engine);
     report_.row_bytes = pool_->row_bytes();
@@ -228,7 +233,18 @@ class Bench {
     percentiles.insert(percentiles.end(), options_.percentiles.begin(), options_.percentiles.end());
     std::sort(percentiles.begin(), percentiles.end());
     percentiles.erase(std::unique(percentiles.begin(), percentiles.end()), percentiles.end());
+  }
 
+  absl::Status Export() {
+    Describe();
+    for (const std::string& path : options_.export_paths) {
+      if (absl::Status status = ExportBench(path, report_); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  int Report() {
+    const absl::Status exported = Export();
     if (options_.common.json) {
       streams_.out << BenchJson(report_).dump(2) << '\n';
     } else {
@@ -241,12 +257,8 @@ class Bench {
     for (const std::string& warning : BenchWarnings(report_)) {
       streams_.err << "logprobctl: " << warning << '\n';
     }
-    for (const std::string& path : options_.export_paths) {
-      if (const absl::Status status = ExportBench(path, report_); !status.ok()) {
-        return ReportError(streams_, options_.common, status);
-      }
-    }
-    return ExitCode();
+    if (!exported.ok()) streams_.err << "logprobctl: " << exported.message() << '\n';
+    return exported.ok() ? ExitCode() : kExitFailure;
   }
 
   int ExitCode() const {
@@ -265,7 +277,8 @@ class Bench {
       streams_.err << "logprobctl: the answers do not pass the verification: do not trust this "
                       "server's numbers, and keep its log\n";
     }
-    return first_error.ok() && !has_failed_verification ? kExitOk : kExitFailure;
+    const bool is_good = report_.error.ok() && first_error.ok() && !has_failed_verification;
+    return is_good ? kExitOk : kExitFailure;
   }
 
   const BenchOptions& options_;

@@ -200,6 +200,10 @@ Json BenchJson(const BenchReport& report) {
   if (report.verification.has_value()) {
     json["verification"] = VerificationJson(*report.verification);
   }
+  if (!report.error.ok()) {
+    json["error"] = {{"code", absl::StatusCodeToString(report.error.code())},
+                     {"message", std::string(report.error.message())}};
+  }
   return json;
 }
 
@@ -208,10 +212,19 @@ bool IsExportPath(const std::string& path) {
          absl::EndsWith(path, ".html");
 }
 
-absl::Status ExportBench(const std::string& path, const BenchReport& report) {
+absl::Status CheckExportPath(const std::string& path) {
   if (!IsExportPath(path)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " must end in .csv, .json or .html"));
   }
+  if (!std::ofstream(path, std::ios::app)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot write ", path, ": give --export a file in a folder that is there"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExportBench(const std::string& path, const BenchReport& report) {
+  if (absl::Status status = CheckExportPath(path); !status.ok()) return status;
   std::ofstream file(path, std::ios::trunc);
   if (absl::EndsWith(path, ".csv")) {
     file << BenchCsv(report);

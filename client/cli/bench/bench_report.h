@@ -34,6 +34,7 @@ struct BenchReport {
   std::vector<double> percentiles = {50, 90, 95, 99, 99.9};
   std::vector<BenchLoad> loads;
   std::optional<Verification> verification;
+  absl::Status error;  ///< What ended the run before all of it was measured.
 
   double gigabytes_per_second(double rows_per_second) const {
     return rows_per_second * static_cast<double>(row_bytes) / 1e9;
@@ -47,7 +48,8 @@ std::string PercentileName(double percentile);
 /// one should know before using the numbers, the server's figures and the verification.
 void PrintBenchReport(const BenchReport& report, std::ostream& out);
 
-/// What one should know before using the numbers: loads that did not become stable, late sends.
+/// What one should know before using the numbers: that the run ended early, loads that did not
+/// become stable, late sends.
 std::vector<std::string> BenchWarnings(const BenchReport& report);
 
 /// One line a load, and one for each size of a mix, with a header; times in seconds.
@@ -58,6 +60,9 @@ nlohmann::ordered_json BenchJson(const BenchReport& report);
 
 /// Whether ExportBench knows the extension: .csv, .json or .html.
 bool IsExportPath(const std::string& path);
+
+/// Whether the path can be written; what is there stays as it is. INVALID_ARGUMENT otherwise.
+absl::Status CheckExportPath(const std::string& path);
 
 /// Writes the report in the format of the path's extension. INVALID_ARGUMENT for another one or a
 /// path that cannot be written.

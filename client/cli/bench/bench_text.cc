@@ -78,6 +78,11 @@ void PrintVerification(const Verification& verification, std::ostream& out) {
 
 std::vector<std::string> BenchWarnings(const BenchReport& report) {
   std::vector<std::string> warnings;
+  if (!report.error.ok()) {
+    warnings.push_back(absl::StrCat("the run ended early, what came after is missing: ",
+                                    absl::StatusCodeToString(report.error.code()), ": ",
+                                    report.error.message()));
+  }
   for (const BenchLoad& load : report.loads) {
     const LoadMeasurement& measurement = load.measurement;
     if (!measurement.stable.value_or(true)) {

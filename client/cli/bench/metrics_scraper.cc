@@ -61,12 +61,13 @@ MetricsScraper::MetricsScraper(MetricsSource& source, std::string head, absl::Du
 MetricsScraper::~MetricsScraper() { StopWatching(); }
 
 absl::Status MetricsScraper::Begin() {
+  before_.reset();
   absl::StatusOr<MetricsPage> page = Read();
   if (!page.ok()) return page.status();
   before_ = *std::move(page);
   begun_ = absl::Now();
   peaks_ = {};
-  peaks_.Add(before_, head_);
+  peaks_.Add(*before_, head_);
   {
     absl::MutexLock lock(&mutex_);
     is_ending_ = false;
@@ -77,10 +78,14 @@ absl::Status MetricsScraper::Begin() {
 
 absl::StatusOr<ServerFigures> MetricsScraper::End() {
   StopWatching();
+  if (!before_.has_value()) {
+    return absl::FailedPreconditionError(
+        "no figures of the server: its metrics could not be read when measuring began");
+  }
   const absl::StatusOr<MetricsPage> after = Read();
   if (!after.ok()) return after.status();
   peaks_.Add(*after, head_);
-  return CompareMetrics(before_, *after, head_, peaks_,
+  return CompareMetrics(*before_, *after, head_, peaks_,
                         absl::ToDoubleSeconds(absl::Now() - begun_));
 }
 

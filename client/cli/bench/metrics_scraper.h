@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -32,7 +33,8 @@ class MetricsScraper {
 
   /// Reads the first page and begins to look for peaks.
   absl::Status Begin();
-  /// Reads the last page. Errors are those of the source and of CompareMetrics.
+  /// Reads the last page. Errors are those of the source and of CompareMetrics; FAILED_PRECONDITION
+  /// when Begin failed.
   absl::StatusOr<ServerFigures> End();
 
  private:
@@ -43,7 +45,7 @@ class MetricsScraper {
   MetricsSource& source_;
   const std::string head_;
   const absl::Duration pause_;
-  MetricsPage before_;
+  std::optional<MetricsPage> before_;  ///< Nothing after a Begin that failed.
   absl::Time begun_;
   ServerPeaks peaks_;  ///< The watching thread's while there is one.
   std::thread watcher_;

@@ -31,6 +31,13 @@ void WindowSeries::Add(Interval window) {
   if (last_.size() > kWindowsCompared) last_.pop_front();
 }
 
+void WindowSeries::AddLateAnswers(Interval answers) {
+  answers.seconds = 0;
+  for (SizeStats& size : answers.sizes) size.rows = 0;
+  all_.Append(answers);
+  if (!last_.empty()) last_.back().Append(answers);
+}
+
 std::optional<bool> WindowSeries::stable() const {
   if (figures_.size() < kWindowsCompared) return std::nullopt;
   std::vector<double> throughput;

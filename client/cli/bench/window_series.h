@@ -27,6 +27,10 @@ class WindowSeries {
   /// Adds what came after the last window, too short to be one, to the whole run alone.
   void Extend(const Interval& tail) { all_.Append(tail); }
 
+  /// Adds the answers to what was under way at the end of the last window: their latencies and
+  /// errors count, or requests that hang would be seen nowhere; their rows came after its time.
+  void AddLateAnswers(Interval answers);
+
   /// Nothing with fewer than three windows; false also where one of them answered nothing.
   std::optional<bool> stable() const;
   const std::vector<WindowFigures>& figures() const { return figures_; }

@@ -382,6 +382,37 @@ TEST_F(CommandTest, BenchFailsWhenRequestsFail) {
   EXPECT_THAT(outcome.err, HasSubstr("some requests failed, the first with RESOURCE_EXHAUSTED"));
 }
 
+TEST_F(CommandTest, BenchReportsWhatItMeasuredWhenTheVerificationCannotBeMade) {
+  // "nothing was answered" stood alone, without the refusals that were the reason.
+  folder_.Write(
+      "model.safetensors",
+      Safetensors(R"({"lm_head.weight":{"dtype":"BF16","shape":[128,8],"data_offsets":[0,2048]}})",
+                  std::string(2048, '\0')));
+  server_.service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"});
+
+  const Outcome outcome = Run({"bench", "--rows", "1", "--requests", "1", "--warmup", "0", "--json",
+                               "--verify", folder_.path(""), "--export", folder_.path("b.json")});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing to verify"),
+                                 HasSubstr("the first with RESOURCE_EXHAUSTED: full")));
+  for (const std::string& text : {outcome.out, folder_.Read("b.json")}) {
+    const auto report = nlohmann::json::parse(text);
+    EXPECT_EQ(report["results"][0]["errors"], 1);
+    EXPECT_EQ(report["error"]["code"], "FAILED_PRECONDITION");
+  }
+}
+
+TEST_F(CommandTest, BenchTriesItsExportsBeforeItSendsAnything) {
+  const std::string path = folder_.path("absent/bench.html");
+
+  const Outcome outcome = Run({"bench", "--requests", "1", "--export", path});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("cannot write " + path));
+  EXPECT_TRUE(server_.service().requests().empty());
+}
+
 TEST_F(CommandTest, BenchNamesTheHeadsThereAre) {
   const Outcome outcome = Run({"bench", "--head", "other"});
 

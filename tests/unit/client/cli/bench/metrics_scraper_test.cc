@@ -89,6 +89,20 @@ TEST(MetricsScraperTest, ReportsAServerThatIsGone) {
   EXPECT_EQ(scraper.Begin(), absl::UnavailableError("gone"));
 }
 
+TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
+  // Its figures were those of both loads.
+  FakeServer server;
+  MetricsSource source = server.Source();
+  MetricsScraper scraper(source, "h", absl::Hours(1));
+  ASSERT_TRUE(scraper.Begin().ok());
+  ASSERT_TRUE(scraper.End().ok());
+  server.Fail(absl::UnavailableError("gone"));
+  ASSERT_FALSE(scraper.Begin().ok());
+  server.Fail(absl::OkStatus());
+
+  EXPECT_EQ(scraper.End().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(HttpMetricsSourceTest, ReadsAPage) {
   httplib::Server server;
   server.Get("/metrics", [](const httplib::Request&, httplib::Response& response) {

@@ -71,5 +71,22 @@ TEST(WindowSeriesTest, JoinsTheLastThreeAndAll) {
   EXPECT_EQ(series.figures()[2].rows_per_second, 5);
 }
 
+TEST(WindowSeriesTest, CountsLatenciesAndErrorsOfLateAnswersButNotTheirRows) {
+  // Requests that hung until a stable run was over were in no percentile.
+  WindowSeries series = SeriesOf({Window(10, 0.01), Window(10, 0.01), Window(10, 0.01)});
+  Interval late = Window(2, 30);
+  late.sizes[0].errors = 1;
+
+  series.AddLateAnswers(late);
+
+  const Interval last = series.LastWindows();
+  EXPECT_EQ(last.Total().latency.max(), 30);
+  EXPECT_EQ(last.Total().errors, 1);
+  EXPECT_EQ(last.Total().rows, 30);
+  EXPECT_EQ(last.seconds, 3);
+  EXPECT_EQ(series.all().Total().rows, 30);
+  EXPECT_EQ(series.figures().size(), 3U);
+}
+
 }  // namespace
 }  // namespace logprobd::client
