@@ -90,6 +90,10 @@ RowQueue& Batcher::Impl::QueueOfLocked(const PendingRequest& pending) {
   return pending.is_retiring ? retiring_queue_ : queue_;
 }
 
+RowQueue& Batcher::Impl::QueueOfLocked(const Generation& generation) {
+  return &generation == retiring_ ? retiring_queue_ : queue_;
+}
+
 bool Batcher::Impl::IsQueueEmptyLocked() const { return queue_.empty() && retiring_queue_.empty(); }
 
 }  // namespace logprobd

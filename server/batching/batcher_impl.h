@@ -68,6 +68,8 @@ struct Batcher::Impl {
   Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsTurnOfLocked(const Generation& generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Whose rows `generation`, live or retiring, scores.
+  RowQueue& QueueOfLocked(const Generation& generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -142,7 +144,8 @@ struct Batcher::Impl {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   RowQueue queue_ ABSL_GUARDED_BY(mutex_);
   RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // rows of requests with is_retiring
-  /// Whose batch the batch thread prepares or starts: an engine may end it before Start returns.
+  /// Whose batch the batch thread wants a turn for, prepares or starts: an engine may end it before
+  /// Start returns.
   Generation* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
   /// Whose turn it is on devices where batches of two must not meet, and its batches in it.
   Generation* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -29,23 +29,27 @@ bool Batcher::Impl::LaunchInTurnLocked(RowQueue& queue, Generation& generation) 
   if (replicas.empty()) {
     return WithdrawLocked();  // the last has failed just now
   }
+  launching_ = &generation;  // so that it stays while the mutex is released
   mutex_.Unlock();
   const std::optional<int> replica = options_.turns->Take(options_.turns_head, replicas);
   mutex_.Lock();
+  launching_ = nullptr;
   waits_for_turn_ = !replica.has_value();
   if (!replica.has_value()) {
     return false;
+  }
+  // Since then the queue may have become another generation's (Commit), or empty.
+  if (&queue != &QueueOfLocked(generation) || !IsTurnOfLocked(generation) || queue.empty() ||
+      is_stopping_) {
+    mutex_.Unlock();
+    options_.turns->GiveBack(options_.turns_head, *replica);
+    mutex_.Lock();
+    return true;
   }
   // Slots are taken by this thread alone, so that one of the replica's is still free.
   const auto slot = absl::c_find_if(generation.slots, [&](const auto& candidate) {
     return candidate->state == SlotState::kFree && candidate->replica.index == *replica;
   });
-  if (queue.empty() || is_stopping_) {  // since the mutex was released
-    mutex_.Unlock();
-    GiveTurnBack(**slot);
-    mutex_.Lock();
-    return true;
-  }
   LaunchLocked(queue, **slot, clock_.Now());
   return true;
 }

@@ -38,7 +38,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     heads_.push_back(std::move(state));
     wakers_.push_back(std::make_unique<Waker>());
   }
-  group_time_.resize(heads_.size());
+  groups_.resize(heads_.size());
   // Heads that share a device are one group, and so are those that either shares one with.
   std::vector<size_t> group_of_device(capacity_.size(), heads_.size());
   for (HeadState& head : heads_) {
@@ -70,9 +70,10 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
   {
     const absl::MutexLock lock(&mutex_);
     HeadState& state = heads_[index];
-    if (state.wanted.empty() && state.in_flight == 0) {
-      state.served = std::max(state.served, group_time_[state.group]);
-    }
+    Group& group = groups_[state.group];
+    const bool was_idle = state.wanted.empty() && state.in_flight == 0;
+    const double lag_max = was_idle ? 0 : ScoringEngine::kBatchesInFlight * group.charge_max;
+    state.served = std::max(state.served, group.time - lag_max);
     state.wanted.assign(replicas.begin(), replicas.end());
     state.is_woken = false;
     for (const Grant& grant : GrantsLocked()) {
@@ -87,8 +88,7 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
       ++state.in_flight;
       state.wanted.clear();
       state.last_turn = ++num_turns_;
-      double& time = group_time_[state.group];
-      time = std::max(time, state.served);
+      group.time = std::max(group.time, state.served);
     }
     wakeable = WakeableLocked();
   }
@@ -99,7 +99,10 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
 void DeviceTurns::Charge(int head, int64_t rows) {
   const absl::MutexLock lock(&mutex_);
   HeadState& state = heads_[static_cast<size_t>(head)];
-  state.served += static_cast<double>(std::max(rows, kBatchRowsMin)) * state.row_cost;
+  const double charge = static_cast<double>(std::max(rows, kBatchRowsMin)) * state.row_cost;
+  state.served += charge;
+  Group& group = groups_[state.group];
+  group.charge_max = std::max(group.charge_max, charge);
 }
 
 void DeviceTurns::GiveBack(int head, int replica) {

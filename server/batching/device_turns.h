@@ -17,7 +17,8 @@ namespace logprobd {
 ///
 /// Fair by work, which is rows x cost of a row: of the heads that wait, the one that has been given
 /// the least goes next, as with deficit round robin over a quantum smaller than any batch. A head
-/// that has been idle starts level with the others; what it had too much before it still owes.
+/// that has been idle starts level with the others; what it had too much before it still owes. One
+/// that has little to do saves up no more than its batches in flight could have been.
 /// Heads that share no device do not touch each other.
 ///
 /// On a device at most as many batches are in flight as the head with the most replicas there has
@@ -83,6 +84,11 @@ class DeviceTurns {
     int in_flight = 0;
   };
 
+  struct Group {
+    double time = 0;        ///< `served` of the last turn's head.
+    double charge_max = 0;  ///< Largest charge of a batch.
+  };
+
   /// What is left of the devices as turns are dealt out.
   struct Room {
     std::vector<int> batches;
@@ -112,8 +118,8 @@ class DeviceTurns {
   std::vector<std::unique_ptr<Waker>> wakers_;
   absl::Mutex mutex_;
   std::vector<HeadState> heads_ ABSL_GUARDED_BY(mutex_);
-  std::vector<int> capacity_;                               ///< Batches of each device.
-  std::vector<double> group_time_ ABSL_GUARDED_BY(mutex_);  ///< `served` of the last turn's head.
+  std::vector<int> capacity_;  ///< Batches of each device.
+  std::vector<Group> groups_ ABSL_GUARDED_BY(mutex_);
   int64_t num_turns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

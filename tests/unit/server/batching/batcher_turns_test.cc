@@ -12,6 +12,7 @@
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
 #include "server/batching/device_turns.h"
+#include "server/batching/generation.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -157,6 +158,63 @@ TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
   engines_[0].Release();
   EXPECT_TRUE(halved.Wait().ok());
   engines_[1].WaitForBatches(1);
+}
+
+// The queue of the version for which a turn was asked was the next one's when it came: the old
+// engines, which might be gone by then, scored its rows.
+TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
+  FakeClock clock;
+  Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
+  DeviceTurns turns({{.lanes = {{.devices = {"gpu0", "gpu2"}}, {.devices = {"gpu1"}}}},
+                     {.lanes = {{.devices = {"gpu0"}}}},
+                     {.lanes = {{.devices = {"gpu2"}}}}});
+  Batcher::Options options;
+  options.batch_wait_max = absl::ZeroDuration();
+  options.turns = &turns;
+  std::vector<std::unique_ptr<FakeEngine>> engines;
+  std::vector<std::unique_ptr<Generation>> versions;
+  for (const uint64_t version : {1, 2}) {
+    std::vector<ScoringEngine*> replicas;
+    for (int replica = 0; replica < 2; ++replica) {
+      engines.push_back(
+          std::make_unique<FakeEngine>(FakeEngine::Options{.weights_version = version}));
+      replicas.push_back(engines.back().get());
+    }
+    versions.push_back(*Generation::Create(options, replicas));
+  }
+  FakeEngine& busy = *engines[1];  // of version 1, on gpu1
+  busy.Hold();
+  Answer answers[4];
+  const std::unique_ptr<Batcher> batcher =
+      *Batcher::Create(options, *versions[0], clock, metrics);
+  // The replica on gpu2 has to wait and keeps gpu0 from the second head, which has had much.
+  ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
+  ASSERT_TRUE(turns.Take(1, {0}).has_value());
+  turns.Charge(1, 1'000'000);
+  turns.GiveBack(1, 0);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(batcher->Submit(RequestOfRows(1), answers[i].Callback()).ok());
+    clock.WaitUntilAsleep();
+  }
+  ASSERT_EQ(busy.num_batches(), 2);
+  ASSERT_FALSE(turns.Take(1, {0}).has_value());
+  turns.SetWake(1, [&] {  // inside the batch thread's Take
+    batcher->Commit(versions[1].get());
+    ScoreRequest pinned = RequestOfRows(1);
+    pinned.weights_version = 2;
+    ASSERT_TRUE(batcher->Submit(std::move(pinned), answers[3].Callback()).ok());
+  });
+
+  busy.ReleaseOne();  // the head takes its turn on gpu1 and no longer wants gpu0
+  EXPECT_EQ(answers[0].Wait()->weights_version, 1U);
+  clock.WaitUntilAsleep();
+  turns.SetWake(1, nullptr);
+  busy.Release();
+  batcher->AwaitRetired();
+
+  EXPECT_EQ(answers[1].Wait()->weights_version, 1U);
+  EXPECT_EQ(answers[2].Wait()->weights_version, 2U);
+  EXPECT_EQ(answers[3].Wait()->weights_version, 2U);
 }
 
 /// Three heads of different batches on two devices, each flooded by a thread of its own; one is

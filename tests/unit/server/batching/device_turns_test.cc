@@ -156,6 +156,22 @@ TEST_F(DeviceTurnsTest, AHeadThatWasIdleStartsLevel) {
   EXPECT_NEAR(counts[kA], counts[kB], 3);  // B is not owed the thousand
 }
 
+// A few clients of one row kept a batch in flight: an hour of them was an hour of the device alone.
+TEST_F(DeviceTurnsTest, AHeadWithLittleToDoDoesNotSaveUpTurns) {
+  MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
+  ASSERT_TRUE(Take(kA, 1));
+  for (int batch = 0; batch < 1'000; ++batch) {
+    ASSERT_TRUE(Take(kA, 1));  // before the one in flight has ended
+    turns_->GiveBack(kA, 0);
+    ASSERT_TRUE(Take(kB, 8'192));
+    turns_->GiveBack(kB, 0);
+  }
+
+  const std::vector<int> counts = Flood({8'192, 8'192}, 40);
+
+  EXPECT_NEAR(counts[kA], counts[kB], 4);
+}
+
 TEST_F(DeviceTurnsTest, AHeadThatLeavesOwesWhatItHadTooMuch) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   ASSERT_TRUE(Take(kB));
