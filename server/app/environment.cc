@@ -17,7 +17,7 @@ constexpr absl::string_view kPrefix = "LOGPROBD_";
 
 /// Variables that the clients read: a shell that has them set may also start a server.
 constexpr absl::string_view kClientVariables[] = {"LOGPROBD_ADDRESS", "LOGPROBD_TIMEOUT_S",
-                                                  "LOGPROBD_MAX_INFLIGHT"};
+                                                  "LOGPROBD_MAX_INFLIGHT", "LOGPROBD_TRANSPORT"};
 
 std::string VariableOf(absl::string_view flag) {
   return absl::StrCat(kPrefix, absl::AsciiStrToUpper(absl::StrReplaceAll(flag, {{"-", "_"}})));

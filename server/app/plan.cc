@@ -178,18 +178,7 @@ std::map<int, std::string> PciBusIdsOf(const ServerPlan& plan) {
   return ids;
 }
 
-std::vector<int> GpusOf(const std::vector<ShardPlace>& layout) {
-  std::vector<int> gpus;
-  for (const ShardPlace& place : layout) {
-    const std::optional<int32_t> gpu = GpuOrdinal(place.device);
-    if (gpu.has_value() && !absl::c_linear_search(gpus, *gpu)) {
-      gpus.push_back(*gpu);
-    }
-  }
-  return gpus;
-}
-
-std::vector<int> GpusOf(const ServerPlan& plan) {
+std::vector<int32_t> GpusOf(const ServerPlan& plan) {
   std::vector<ShardPlace> places;
   for (const ServingPlan& head : plan.heads) {
     places.insert(places.end(), head.engine.layout.begin(), head.engine.layout.end());

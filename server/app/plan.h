@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/app/host_memory_size.h"
 #include "server/app/server_options.h"
 #include "server/base/head_info.h"
+#include "server/base/host_memory_size.h"
 #include "server/batching/batcher.h"
 #include "server/engine/engines.h"
 #include "server/weights/allowed_roots.h"
@@ -75,10 +75,8 @@ std::map<int, std::string> PciBusIdsOf(const ServerPlan& plan);
 /// Of the host, at most, for regions that clients share.
 int64_t SharedMemoryBytesMax(const ServerOptions& options);
 
-/// CUDA ordinals of the GPUs in a layout, each once, in its order.
-std::vector<int> GpusOf(const std::vector<ShardPlace>& layout);
-/// The same of all layouts, each once, in their order.
-std::vector<int> GpusOf(const ServerPlan& plan);
+/// CUDA ordinals of the GPUs in all layouts, each once, in their order.
+std::vector<int32_t> GpusOf(const ServerPlan& plan);
 
 /// Adds `use` to the entry of its place, kind and pinning, or as a new one.
 void AddMemory(MemoryPlan& sum, const MemoryUse& use);

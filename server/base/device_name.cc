@@ -1,5 +1,6 @@
 #include "server/base/device_name.h"
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -19,6 +20,17 @@ std::optional<int32_t> GpuOrdinal(absl::string_view name) {
     return std::nullopt;
   }
   return ordinal;
+}
+
+std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places) {
+  std::vector<int32_t> gpus;
+  for (const ShardPlace& place : places) {
+    const std::optional<int32_t> gpu = GpuOrdinal(place.device);
+    if (gpu.has_value() && !absl::c_linear_search(gpus, *gpu)) {
+      gpus.push_back(*gpu);
+    }
+  }
+  return gpus;
 }
 
 }  // namespace logprobd

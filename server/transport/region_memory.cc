@@ -4,10 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -24,33 +22,6 @@ absl::Status NotGiven(int64_t bytes, absl::string_view call) {
   return absl::ResourceExhaustedError(absl::StrCat("the host gives no ", bytes,
                                                    " bytes of memory to share: ", call, ": ",
                                                    std::strerror(errno)));
-}
-
-/// Of /proc/meminfo: what can be had without swapping.
-int64_t AvailableOfHost() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  int64_t kibibytes = 0;
-  std::string unit;
-  while (file >> name >> kibibytes) {
-    if (name == "MemAvailable:") {
-      return kibibytes << 10;
-    }
-    std::getline(file, unit);
-  }
-  return 0;
-}
-
-/// What the limit of the control group leaves; "max", or no such file: no limit.
-int64_t AvailableOfControlGroup() {
-  std::ifstream max_file("/sys/fs/cgroup/memory.max");
-  std::ifstream current_file("/sys/fs/cgroup/memory.current");
-  int64_t max = 0;
-  int64_t current = 0;
-  if (max_file >> max && current_file >> current) {
-    return std::max<int64_t>(max - current, 0);
-  }
-  return std::numeric_limits<int64_t>::max();
 }
 
 /// Takes the pages now: with a full host the client gets an error, and nobody a SIGBUS later.
@@ -72,8 +43,6 @@ int64_t RegionMemory::RoundUp(int64_t bytes) {
   }
   return (bytes + page - 1) / page * page;
 }
-
-int64_t AvailableHostBytes() { return std::min(AvailableOfHost(), AvailableOfControlGroup()); }
 
 absl::StatusOr<RegionMemory> RegionMemory::Create(int64_t bytes, HostPinning& pinning,
                                                   int64_t available_bytes) {

@@ -5,15 +5,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/base/host_memory_size.h"
 #include "server/base/local_memory.h"
 #include "server/transport/file_descriptor.h"
 
 namespace logprobd {
-
-/// Memory that the host, or the process's control group, can still give without killing anything
-/// for it. A memfd's pages have no limit of their own: the system would take them until nothing is
-/// left. 0 when the system does not say.
-int64_t AvailableHostBytes();
 
 /// Memory that a client may map as well: a memfd that we made, so that nobody can take its pages
 /// away while they are read. It is sealed against shrinking and growing, its pages are there from
@@ -23,8 +19,11 @@ class RegionMemory {
   /// `bytes` are rounded up to whole pages. Takes as long as zeroing and pinning do: 0.35 s for 512
   /// MiB. `pinning` must outlive the memory. RESOURCE_EXHAUSTED when the host does not give it, or
   /// when it would leave less than an eighth of `available_bytes`.
-  static absl::StatusOr<RegionMemory> Create(int64_t bytes, HostPinning& pinning,
-                                             int64_t available_bytes = AvailableHostBytes());
+  /// (A memfd's pages have no limit of their own: the system would take them until nothing is
+  /// left.)
+  static absl::StatusOr<RegionMemory> Create(
+      int64_t bytes, HostPinning& pinning,
+      int64_t available_bytes = ReadHostMemorySize().available_bytes);
 
   RegionMemory(RegionMemory&& other) noexcept;
   RegionMemory& operator=(RegionMemory&& other) = delete;

@@ -198,13 +198,14 @@ TEST(OptionsParserTest, RefusesUnknownVariablesButNotTheClients) {
   EXPECT_THAT(Error({}, {"LOGPROBD_DRY_RUN=true"}), HasSubstr("LOGPROBD_DRY_RUN"));
   EXPECT_THAT(Error({}, {"LOGPROBD_BATCH_ROWS="}), HasSubstr("LOGPROBD_BATCH_ROWS"));
 
-  Parse({}, {"LOGPROBD_ADDRESS=x", "LOGPROBD_TIMEOUT_S=1", "LOGPROBD_MAX_INFLIGHT=2", "PATH=/bin"});
+  Parse({}, {"LOGPROBD_ADDRESS=x", "LOGPROBD_TIMEOUT_S=1", "LOGPROBD_MAX_INFLIGHT=2",
+             "LOGPROBD_TRANSPORT=tcp", "PATH=/bin"});
 }
 
 // They were let through as the clients', which do not read them: TLS that was asked for was not
 // there.
 TEST(OptionsParserTest, RefusesVariablesOfTlsAndTokensThatNothingReads) {
-  for (const char* variable : {"LOGPROBD_TLS_CA", "LOGPROBD_TOKEN", "LOGPROBD_TRANSPORT"}) {
+  for (const char* variable : {"LOGPROBD_TLS_CA", "LOGPROBD_TOKEN"}) {
     EXPECT_THAT(Error({}, {absl::StrCat(variable, "=x")}), HasSubstr(variable));
   }
 }

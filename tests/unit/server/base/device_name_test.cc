@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace logprobd {
 namespace {
@@ -19,6 +20,13 @@ TEST(DeviceNameTest, FindsNoneInOtherNames) {
   for (const char* name : {"cpu", "host", "gpu", "gpu1x", ""}) {
     EXPECT_EQ(GpuOrdinal(name), std::nullopt) << name;
   }
+}
+
+TEST(DeviceNameTest, FindsEachGpuOfALayoutOnce) {
+  const std::vector<ShardPlace> layout = {
+      {.device = "gpu2"}, {.device = "gpu0"}, {.device = "cpu"}, {.replica = 1, .device = "gpu2"}};
+
+  EXPECT_EQ(GpusOf(layout), (std::vector<int32_t>{2, 0}));
 }
 
 }  // namespace

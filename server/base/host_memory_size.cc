@@ -1,4 +1,4 @@
-#include "server/app/host_memory_size.h"
+#include "server/base/host_memory_size.h"
 
 #include <algorithm>
 #include <fstream>
