@@ -174,7 +174,7 @@ SHAPED = re.compile(r"(?P<method>.+?)(, few rows)?, H=(?P<H>\d+), V=(?P<V>\d+), 
 GEMM = "GEMM that writes bf16 logits"
 
 
-def ratios(names: list[str], text: str) -> str:
+def ratios(names: list[str], text: str = "") -> str:
     """A row for each method, a column for each shape of the first file: time over the GEMM's."""
     methods: dict[str, dict[tuple[int, ...], str]] = {}
     shapes: list[tuple[int, ...]] = []
@@ -198,7 +198,7 @@ def ratios(names: list[str], text: str) -> str:
 ARRANGED = re.compile(r"GPU engine, (?P<how>.+?), (?P<case>H=\d+, V=\d+, batches of \d+ rows)\b.*")
 
 
-def speedups(names: list[str], text: str) -> str:
+def speedups(names: list[str], text: str = "") -> str:
     """The tables of some result files, each with a column for each arrangement of GPUs."""
     return "\n".join(line for name in names for line in speedups_of(name, records_of(name, text)))
 
@@ -235,7 +235,7 @@ def caption(name: str, records: list[dict]) -> str:
     return f"`{name}`: {origins(records)}{medians}{about}."
 
 
-def table(names: list[str], text: str) -> str:
+def table(names: list[str], text: str = "") -> str:
     """The tables of some result files, each under a caption that says where it was measured."""
     lines = []
     for name in names:
