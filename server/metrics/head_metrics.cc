@@ -16,18 +16,14 @@ namespace logprobd {
 namespace {
 
 constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "ListHeads", "Verify"};
-constexpr const char* kTransportNames[kNumTransports] = {"tcp", "shm", "cuda_ipc"};
 constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
 // In the order of Metrics::WeightsSwap.
 constexpr const char* kSwapNames[kNumSwapResults] = {"committed", "rolled_back", "failed",
                                                      "cancelled"};
 constexpr const char* kUnknownHead = "unknown";
+constexpr auto kTcp = static_cast<size_t>(Metrics::Transport::kTcp);
 
 }  // namespace
-
-const char* TransportName(Metrics::Transport transport) {
-  return kTransportNames[static_cast<size_t>(transport)];
-}
 
 HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads)
     : requests_(AddCounters(registry, "logprobd_requests_total",
@@ -81,9 +77,7 @@ void HeadMetrics::CreateSeries(const std::string& head, bool configured) {
                           {"head", label},
                           {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
     }
-    series.tcp_duration[method] = &duration_.Add(
-        {{"method", kMethodNames[method]}, {"head", label}, {"transport", kTransportNames[0]}},
-        DurationBuckets());
+    series.durations[method][kTcp] = &AddDuration(method, label, kTcp);
   }
   if (!configured) {
     return;
@@ -121,20 +115,27 @@ HeadSeries* HeadMetrics::Configured(absl::string_view head) {
   return found == heads_.end() ? nullptr : &found->second;
 }
 
+prometheus::Histogram& HeadMetrics::AddDuration(size_t method, const std::string& head_label,
+                                                size_t transport) {
+  return duration_.Add({{"method", kMethodNames[method]},
+                        {"head", head_label},
+                        {"transport", kTransportNames[transport]}},
+                       DurationBuckets());
+}
+
 void HeadMetrics::ObserveRequest(Metrics::Method method, absl::string_view head,
                                  Metrics::Transport transport, double seconds) {
-  const auto index = static_cast<size_t>(method);
-  if (transport == Metrics::Transport::kTcp) {
-    Any(head).tcp_duration[index]->Observe(seconds);
-    return;
+  const auto method_index = static_cast<size_t>(method);
+  const auto transport_index = static_cast<size_t>(transport);
+  std::atomic<prometheus::Histogram*>& kept = Any(head).durations[method_index][transport_index];
+  prometheus::Histogram* series = kept.load(std::memory_order_acquire);
+  if (series == nullptr) {
+    // Who comes at the same time gets the same series.
+    const std::string label = Configured(head) == nullptr ? kUnknownHead : LabelValue(head);
+    series = &AddDuration(method_index, label, transport_index);
+    kept.store(series, std::memory_order_release);
   }
-  const std::string label = Configured(head) == nullptr ? kUnknownHead : LabelValue(head);
-  duration_
-      .Add({{"method", kMethodNames[index]},
-            {"head", label},
-            {"transport", TransportName(transport)}},
-           DurationBuckets())
-      .Observe(seconds);
+  series->Observe(seconds);
 }
 
 double HeadMetrics::QueuedBytes() const {
@@ -154,6 +155,7 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
   }
   series->weights_version->Set(static_cast<double>(info.weights_version));
   const ShardPlace last = info.layout.empty() ? ShardPlace() : info.layout.back();
+  const absl::MutexLock lock(&info_mutex_);  // before Add: what it finds must not be removed
   prometheus::Gauge& facts = info_.Add({{"head", LabelValue(info.name)},
                                         {"model_type", LabelValue(info.model_type)},
                                         {"tensor", LabelValue(info.tensor)},
@@ -169,7 +171,6 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
                                         {"replicas", absl::StrCat(last.replica + 1)},
                                         {"shards", absl::StrCat(last.shard + 1)}});
   facts.Set(1);
-  const absl::MutexLock lock(&info_mutex_);
   prometheus::Gauge*& current = info_series_[info.name];
   if (current != nullptr && current != &facts) {
     info_.Remove(current);

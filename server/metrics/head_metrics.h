@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -22,14 +23,16 @@ inline constexpr size_t kNumCodes = 17;  ///< gRPC's codes, 0 to 16.
 inline constexpr size_t kNumTransports = 3;
 inline constexpr size_t kNumSwapResults = 4;
 
-/// Label value of a transport.
-const char* TransportName(Metrics::Transport transport);
+/// Label values, in the order of Metrics::Transport.
+inline constexpr std::array<const char*, kNumTransports> kTransportNames = {"tcp", "shm",
+                                                                            "cuda_ipc"};
 
 /// The series of one head, looked up once so that recording is a few atomic additions.
 struct HeadSeries {
   std::array<std::array<prometheus::Counter*, kNumCodes>, kNumMethods> requests{};
-  /// Transports other than TCP are created when first used.
-  std::array<prometheus::Histogram*, kNumMethods> tcp_duration{};
+  /// By method and transport; null until it is first used, but for TCP's.
+  std::array<std::array<std::atomic<prometheus::Histogram*>, kNumTransports>, kNumMethods>
+      durations{};
 
   /// Null for the "unknown" head, which queues and scores nothing.
   prometheus::Counter* rows_scored = nullptr;
@@ -67,6 +70,8 @@ class HeadMetrics {
 
  private:
   void CreateSeries(const std::string& head, bool configured);
+  prometheus::Histogram& AddDuration(size_t method, const std::string& head_label,
+                                     size_t transport);
 
   prometheus::Family<prometheus::Counter>& requests_;
   prometheus::Family<prometheus::Histogram>& duration_;

@@ -53,8 +53,6 @@ class CounterSet {
   std::array<prometheus::Counter*, kCount> counters_{};
 };
 
-constexpr std::array<const char*, kNumTransports> kTransports = {"tcp", "shm", "cuda_ipc"};
-
 prometheus::MetricFamily ProcessFamily(const char* name, const char* help,
                                        prometheus::MetricType type, double value) {
   prometheus::ClientMetric metric;
@@ -95,9 +93,9 @@ struct Metrics::Impl {
                           "Requests whose deadline passed, by where they were.", "stage",
                           kLeftAtNames),
         received(registry, "logprobd_received_bytes_total", "Request messages received, in bytes.",
-                 "transport", kTransports),
+                 "transport", kTransportNames),
         sent(registry, "logprobd_sent_bytes_total", "Response messages sent, in bytes.",
-             "transport", kTransports) {
+             "transport", kTransportNames) {
     auto& stage_family = AddHistograms(registry, "logprobd_stage_duration_seconds",
                                        "Time spent in a stage, in seconds.");
     for (size_t i = 0; i < kStageNames.size(); ++i) {

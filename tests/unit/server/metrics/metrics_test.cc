@@ -359,10 +359,14 @@ TEST(MetricsTest, CountsFromManyThreadsWhileScraped) {
     thread.join();
   }
 
-  EXPECT_THAT(
-      metrics.Serialize(),
-      HasSubstr(absl::StrCat(R"(logprobd_requests_total{code="OK",head="default",method="Score"} )",
-                             kThreads * kCalls, "\n")));
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                        R"(logprobd_requests_total{code="OK",head="default",method="Score"} )",
+                        kThreads * kCalls, "\n")));
+  // The series of a transport is made by whoever comes first.
+  EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                        R"(logprobd_request_duration_seconds_count{head="default",method="Score",)",
+                        R"(transport="shm"} )", kThreads * kCalls, "\n")));
 }
 
 TEST(MetricsTest, PassesPromtool) {
