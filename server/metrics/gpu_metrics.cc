@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "server/base/device_name.h"
 
 namespace logprobd {
@@ -25,6 +26,8 @@ constexpr const char* kKindNames[] = {"weights", "workspace", "staging", "other"
 // The last counts whatever the others do not name.
 constexpr std::array kErrorNames = {"cuda", "out_of_memory", "other"};
 constexpr std::array kCollectiveErrorNames = {"nccl", "peer", "timeout", "other"};
+/// A reading takes milliseconds.
+constexpr absl::Duration kReadTimeMax = absl::Seconds(1);
 constexpr std::array kThrottleNames = {"power_cap", "thermal", "power_brake", "hw_slowdown"};
 
 template <size_t kCount>
@@ -198,11 +201,27 @@ void GpuMetrics::Series::SetReadings(const GpuReadings& readings) {
 }
 
 void GpuMetrics::Refresh() {
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (is_reading_) {
+      // One thread is enough for a driver that hangs: health is answered by the others.
+      const auto is_done = +[](bool* is_reading) { return !*is_reading; };
+      if (!mutex_.AwaitWithTimeout(absl::Condition(is_done, &is_reading_), kReadTimeMax)) {
+        for (auto& [gpu, series] : gpus_) {
+          series.SetReadings(GpuReadings());
+        }
+      }
+      return;
+    }
+    is_reading_ = true;
+  }
   for (auto& [gpu, series] : gpus_) {
     const GpuReadings readings = nvml_.Read(gpu, series.pci_bus_id);
     const absl::MutexLock lock(&mutex_);
     series.SetReadings(readings);
   }
+  const absl::MutexLock lock(&mutex_);
+  is_reading_ = false;
 }
 
 }  // namespace logprobd

@@ -29,7 +29,8 @@ class GpuMetrics {
   void RecordCollectiveError(int gpu, absl::string_view kind);
   /// Takes the entries of `plan` that lie on our GPUs, and what is pinned on the host.
   void SetMemory(const MemoryPlan& plan);
-  /// Reads the driver's figures; before each scrape.
+  /// Reads the driver's figures; before each scrape. While another thread does, waits for its
+  /// reading, but not for a driver that hangs: then there are no figures (nvml_up is 0).
   void Refresh();
 
  private:
@@ -68,6 +69,7 @@ class GpuMetrics {
 
   const Nvml nvml_;
   absl::Mutex mutex_;
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<int, Series> gpus_;  ///< By ordinal; fixed at construction but for what is guarded.
   prometheus::Gauge* pinned_used_;
   prometheus::Gauge* pinned_free_;

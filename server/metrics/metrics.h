@@ -85,7 +85,8 @@ class Metrics {
   void SetCudaIpcMappings(int64_t mappings);
 
   /// Asks the driver for its figures of the GPUs: Serialize does so too, Snapshot takes the last
-  /// ones. As slow as the driver, which may hang where a GPU is lost.
+  /// ones. As slow as the driver, which may hang where a GPU is lost: that holds up one caller, the
+  /// others a second.
   void ReadGpus();
   /// A fraction of a millisecond.
   MetricsSnapshot Snapshot() const;

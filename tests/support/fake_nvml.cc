@@ -1,6 +1,7 @@
 // A stand-in for the driver's management library (libnvidia-ml.so.1), with two GPUs that it numbers
 // otherwise than CUDA does. Found where LD_LIBRARY_PATH names its folder.
 
+#include <atomic>
 #include <cstring>
 
 namespace {
@@ -40,6 +41,9 @@ int Find(void** device, Predicate is_it) {
 }
 
 const Gpu& Of(void* device) { return *static_cast<const Gpu*>(device); }
+
+std::atomic<bool> is_hanging = false;
+std::atomic<int> num_in_hang = 0;
 
 }  // namespace
 
@@ -89,7 +93,23 @@ int nvmlDeviceGetClockInfo(void* device, int clock, unsigned int* megahertz) {
   return kSuccess;
 }
 
+/// While `hangs`, readings of memory do not return, as for a GPU that is lost.
+void FakeNvmlHang(bool hangs) {
+  is_hanging = hangs;
+  is_hanging.notify_all();
+}
+
+/// Returns once a reading hangs; how many do.
+int FakeNvmlAwaitHang() {
+  num_in_hang.wait(0);
+  return num_in_hang;
+}
+
 int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+  ++num_in_hang;
+  num_in_hang.notify_all();
+  is_hanging.wait(true);
+  --num_in_hang;
   *memory = {Of(device).used + Of(device).free, Of(device).free, Of(device).used};
   return kSuccess;
 }

@@ -1,7 +1,9 @@
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "server/metrics/metrics.h"
 #include "server/metrics/nvml.h"
@@ -94,6 +96,29 @@ TEST_F(FakeNvmlTest, CountsAnErrorOnceHoweverOftenItIsRead) {
   const MetricsSnapshot read = metrics.Snapshot();
   EXPECT_EQ(read.Sum("logprobd_gpu_ecc_errors_total", {{"kind", "corrected"}}), 5);
   EXPECT_EQ(read.Sum("logprobd_gpu_ecc_errors_total", {{"kind", "uncorrected"}}), 1);
+}
+
+// Each scrape waited for the driver: eight of them, and no thread was left to answer /healthz.
+TEST_F(FakeNvmlTest, ADriverThatHangsHoldsOneReaderAndTheOthersGoWithoutItsFigures) {
+  void* const library = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+  const auto hang = reinterpret_cast<void (*)(bool)>(dlsym(library, "FakeNvmlHang"));
+  const auto await_hang = reinterpret_cast<int (*)()>(dlsym(library, "FakeNvmlAwaitHang"));
+  Metrics metrics({.gpus = {0}, .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}}});
+  const auto is_up = [&] { return metrics.Snapshot().Sum("logprobd_gpu_nvml_up") == 1; };
+  metrics.ReadGpus();
+  EXPECT_TRUE(is_up());
+  hang(true);
+  std::thread first([&] { metrics.ReadGpus(); });
+  EXPECT_EQ(await_hang(), 1);
+
+  metrics.ReadGpus();
+
+  EXPECT_FALSE(is_up());
+  EXPECT_EQ(await_hang(), 1);
+  hang(false);
+  first.join();
+  EXPECT_TRUE(is_up());
+  dlclose(library);
 }
 
 }  // namespace
