@@ -55,7 +55,8 @@ struct WeightsClient::Impl {
   /// The status of a call, with what to do about it.
   absl::Status ToStatus(const grpc::Status& status) const {
     std::string message = status.error_message();
-    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    // With no words it is gRPC's, for a service that is not there; the service's own has some.
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && message.empty()) {
       message = absl::StrCat("no Weights service at ", options.address,
                              ": give the address of logprobd --admin");
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {

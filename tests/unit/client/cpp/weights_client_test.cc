@@ -116,6 +116,16 @@ TEST_F(WeightsClientTest, PassesOnTheServersErrors) {
   }
 }
 
+// A folder that the server cannot load was reported as a wrong address.
+TEST_F(WeightsClientTest, PassesOnThatAFolderCannotBeLoaded) {
+  server_.service().FailWith({grpc::StatusCode::UNIMPLEMENTED, "quantised head"});
+
+  const absl::Status status = Connect()->Load({.path = "/m/2"}, {}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(status.message(), "quantised head");
+}
+
 TEST_F(WeightsClientTest, SaysThatAnotherListenerIsNotTheAdmins) {
   const testing::FakeScoringServer data;
 
