@@ -142,7 +142,8 @@ std::vector<MemoryPlace> OtherMemoryOf(const MemoryPlan& plan) {
     const auto part = absl::c_find_if(
         place->parts, [&use](const MemoryPart& other) { return other.kind == use.kind; });
     if (part == place->parts.end()) {
-      place->parts.push_back({use.kind, use.bytes, 0, use.kind == "receive"});
+      const bool is_bound = use.kind == "receive" || use.kind == "shared";
+      place->parts.push_back({use.kind, use.bytes, 0, is_bound});
     } else {
       part->bytes += use.bytes;
     }

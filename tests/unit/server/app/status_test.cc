@@ -148,11 +148,9 @@ TEST_F(StatusBoardTest, ShowsTheQueueAndWhatIsRefused) {
 
 TEST_F(StatusBoardTest, JoinsHostMemoryByKindAndTakesGpusFromTheMetrics) {
   StatusFacts facts = FactsOf({"a"});
-  facts.memory = {{"host", "staging", 100},
-                  {"host", "staging", 50, true},
-                  {"host", "receive", 900},
-                  {"gpu1", "weights", 1},
-                  {"elsewhere", "weights", 20}};
+  facts.memory = {{"host", "staging", 100}, {"host", "staging", 50, true},
+                  {"host", "receive", 900}, {"host", "shared", 800},
+                  {"gpu1", "weights", 1},   {"elsewhere", "weights", 20}};
   metrics_.SetMemory({{"gpu1", "weights", 4'000}});
   metrics_.SetMemory({{"gpu1", "weights", 3'000}});
 
@@ -160,10 +158,11 @@ TEST_F(StatusBoardTest, JoinsHostMemoryByKindAndTakesGpusFromTheMetrics) {
 
   ASSERT_EQ(page.memory.size(), 4);
   EXPECT_EQ(page.memory[0].place, "host");
-  ASSERT_EQ(page.memory[0].parts.size(), 2);
+  ASSERT_EQ(page.memory[0].parts.size(), 3);
   EXPECT_EQ(page.memory[0].parts[0].bytes, 150);
   EXPECT_FALSE(page.memory[0].parts[0].is_bound);
   EXPECT_TRUE(page.memory[0].parts[1].is_bound);
+  EXPECT_TRUE(page.memory[0].parts[2].is_bound);  // was drawn as if it were reserved
   EXPECT_EQ(page.memory[1].place, "elsewhere");
   EXPECT_EQ(page.memory[2].place, "gpu0");
   EXPECT_EQ(page.memory[3].place, "gpu1");
