@@ -1,104 +1,16 @@
 #include "server/app/head_versions.h"
 
 #include <algorithm>
-#include <optional>
-#include <thread>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/app/plan.h"
-#include "server/app/stoppable_weights.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
 #include "server/weights/content_check.h"
 
 namespace logprobd {
-namespace {
-
-/// How often a caller is told of the progress, and how soon a load notices that it is to stop.
-constexpr absl::Duration kProgressPeriod = absl::Milliseconds(200);
-constexpr absl::Duration kLookPeriod = absl::Milliseconds(20);
-/// Loading takes less than this of host memory for a shard beyond what an engine then has.
-constexpr int64_t kLoadBytesOfShard = int64_t{64} << 20;
-
-constexpr absl::string_view kInPlaceHint =
-    "in_place replaces the live weights where they lie, with a pause";
-
-absl::Status ShuttingDown() { return absl::UnavailableError("the server is shutting down"); }
-
-/// Engines of other versions lie where those of `plan` do.
-EngineOptions WithLayoutOf(const EnginePlan& plan, EngineOptions options) {
-  options.device = plan.device;
-  options.shards = plan.num_shards();
-  options.replicas = plan.num_replicas();
-  options.gpus = GpusOf(plan.layout);
-  return options;
-}
-
-/// The facts of a head once its engines are planned.
-HeadInfo CompleteInfo(HeadInfo found, const EnginePlan& plan, const RequestLimits& limits) {
-  found.engine = plan.engine;
-  found.engine_reason = plan.reason;
-  found.layout = plan.layout;
-  found.limits = limits;
-  return found;
-}
-
-absl::Status CheckSha256Form(const std::string& sha256) {
-  constexpr size_t kHexDigits = 64;
-  if (sha256.empty() || (sha256.size() == kHexDigits &&
-                         std::all_of(sha256.begin(), sha256.end(), absl::ascii_isxdigit))) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("sha256: must be empty or ", kHexDigits, " hexadecimal digits"));
-}
-
-}  // namespace
-
-/// Tells a load's caller how far it is and hears whether to go on; on the caller's thread.
-class HeadVersions::Ticker {
- public:
-  Ticker(const Progress& progress, const std::atomic<bool>& is_stopped)
-      : progress_(progress), is_stopped_(is_stopped) {}
-
-  /// Not OK: the load is to end with it.
-  absl::Status Tell(absl::string_view phase, int64_t bytes_done, int64_t bytes_total) {
-    if (is_stopped_) {
-      return ShuttingDown();
-    }
-    // Of each phase the begin and the end, and between them now and then.
-    const absl::Time now = absl::Now();
-    if (phase == phase_ && now < next_ && bytes_done < bytes_total) {
-      return absl::OkStatus();
-    }
-    phase_ = std::string(phase);
-    next_ = now + kProgressPeriod;
-    if (progress_ && !progress_({phase_, bytes_done, bytes_total})) {
-      return absl::CancelledError("the load was cancelled");
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  const Progress& progress_;
-  const std::atomic<bool>& is_stopped_;
-  std::string phase_;
-  absl::Time next_ = absl::InfinitePast();
-};
-
-/// A folder's head that may become a version.
-struct HeadVersions::Candidate {
-  std::shared_ptr<const HeadWeights> weights;
-  WeightsVersion facts;
-  std::optional<EnginePlan> plan;  ///< None: what must go first takes the room.
-};
 
 /// The right to change versions; one has it at a time.
 class HeadVersions::Change {
@@ -126,30 +38,28 @@ class HeadVersions::Change {
   const bool is_ours_;
 };
 
-HeadVersions::HeadVersions(LocalHead& head, Options options, Parts parts, Metrics& metrics)
+HeadVersions::HeadVersions(LocalHead& head, VersionLoader loader, Options options, Metrics& metrics)
     : head_(head),
+      loader_(std::move(loader)),
       options_(std::move(options)),
-      engine_options_(WithLayoutOf(options_.plan, options_.engine)),
-      parts_(std::move(parts)),
       metrics_(metrics),
-      unread_(head.weights()),
-      live_plan_(options_.plan) {
+      unread_(head.weights()) {
   const std::shared_ptr<const HeadInfo> info = head.info();
   live_ = {.version = info->weights_version,
            .sha256 = "",
            .source = options_.source,
            .loaded_unix_seconds = absl::ToUnixSeconds(absl::Now()),
            .weight_bytes = info->weight_bytes};
-  unread_version_ = info->weights_version;
+  highest_version_ = info->weights_version;
 }
 
 HeadVersions::~HeadVersions() = default;
 
 absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
-                                                  const Progress& progress) {
+                                                  const LoadTicker::Progress& progress) {
   const Change change(*this);
   LOGPROBD_RETURN_IF_ERROR(change.status());
-  Ticker ticker(progress, is_stopped_);
+  LoadTicker ticker(progress, is_stopped_);
   absl::StatusOr<WeightsVersion> loaded = LoadAlone(load, ticker);
   if (!loaded.ok()) {
     const bool is_given_up = absl::IsCancelled(loaded.status()) || is_stopped_;
@@ -164,12 +74,20 @@ absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
   return loaded;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load, Ticker& ticker) {
-  LOGPROBD_ASSIGN_OR_RETURN(Candidate candidate, Check(load, ticker));
+absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load,
+                                                       LoadTicker& ticker) {
+  // All that can be known without changing anything comes first.
+  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("checking", 0, 0));
+  LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load));
+  Planned planned;
+  LOGPROBD_ASSIGN_OR_RETURN(planned.candidate, loader_.Open(load, number, *head_.info()));
+  LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
+  LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
   if (load.in_place) {
-    return ReplaceInPlace(std::move(candidate), ticker);
+    return ReplaceInPlace(std::move(planned), ticker);
   }
-  LOGPROBD_ASSIGN_OR_RETURN(WeightsVersion facts, Stage(std::move(candidate), ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(WeightsVersion facts, Stage(std::move(planned), ticker));
   if (!load.commit) {
     return facts;
   }
@@ -183,61 +101,16 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load, 
   return facts;
 }
 
-/// All that can be known of a folder without changing anything.
-absl::StatusOr<HeadVersions::Candidate> HeadVersions::Check(const WeightsLoad& load,
-                                                            Ticker& ticker) {
-  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("checking", 0, 0));
-  if (options_.model.roots == nullptr) {
-    return absl::PermissionDeniedError(
-        "loading weights is switched off: start the server with --weights-root DIR");
-  }
-  LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(load.sha256));
-  ModelFolderOptions model = options_.model;
-  LOGPROBD_ASSIGN_OR_RETURN(model.weights_version, NumberOf(load));
-  LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found, parts_.open_model(load.path, model));
-  for (const std::string& warning : found.warnings) {
-    LogWarning(warning, {{"head", name()}, {"path", load.path}});
-  }
-  Candidate candidate;
-  candidate.weights = std::move(found.weights);
-  const HeadInfo& info = candidate.weights->info();
-  LOGPROBD_RETURN_IF_ERROR(CheckShape(info));
-  LOGPROBD_RETURN_IF_ERROR(Plan(candidate, load.in_place));
-  absl::Status told;
-  const absl::StatusOr<ContentCheck> content =
-      CheckContent(*candidate.weights, [&](int64_t done_bytes, int64_t total_bytes) {
-        told = ticker.Tell("verifying", done_bytes, total_bytes);
-        return told.ok();
-      });
-  LOGPROBD_RETURN_IF_ERROR(told);
-  LOGPROBD_RETURN_IF_ERROR(content.status());
-  if (!load.sha256.empty() && absl::AsciiStrToLower(load.sha256) != content->sha256) {
-    return absl::DataLossError(absl::StrCat("sha256: the head in ", load.path, " has ",
-                                            content->sha256, ", asked for was ", load.sha256));
-  }
-  if (!content->nonfinite.empty() && !load.allow_nonfinite) {
-    return absl::InvalidArgumentError(absl::StrCat("the head in ", load.path,
-                                                   " is not finite: ", content->nonfinite,
-                                                   "; allow_nonfinite loads it all the same"));
-  }
-  candidate.facts = {.version = info.weights_version,
-                     .sha256 = content->sha256,
-                     .source = load.path,
-                     .loaded_unix_seconds = 0,
-                     .weight_bytes = info.weight_bytes};
-  return candidate;
-}
-
 absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
   const absl::MutexLock lock(&mutex_);
   if (staged_ != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("version ", staged_->facts.version, " is staged: commit or discard it first"));
   }
-  const uint64_t previous = previous_ == nullptr ? 0 : previous_->facts.version;
   if (load.version == 0) {
-    return std::max({live_.version, previous, unread_version_}) + 1;
+    return highest_version_ + 1;
   }
+  const uint64_t previous = previous_ == nullptr ? 0 : previous_->facts.version;
   if (load.version == live_.version || load.version == previous) {
     return absl::AlreadyExistsError(absl::StrCat(
         "version ", load.version, " is ", load.version == previous ? "kept" : "live", " already"));
@@ -245,136 +118,88 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
   return load.version;
 }
 
-absl::Status HeadVersions::CheckShape(const HeadInfo& found) const {
-  const std::shared_ptr<const HeadInfo> live = head_.info();
-  if (found.hidden_size != live->hidden_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hidden_size: the folder's head has ", found.hidden_size, ", the live one ",
-                     live->hidden_size, "; only a restart changes the shape"));
+absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
+  while (true) {
+    if (std::optional<LoadTurn::Holder> turn = options_.load_turn->Take(LoadTicker::kPeriod)) {
+      return *std::move(turn);
+    }
+    LOGPROBD_RETURN_IF_ERROR(ticker.Tell("checking", 0, 0));
   }
-  if (found.vocab_size != live->vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("vocab_size: the folder's head has ", found.vocab_size, ", the live one ",
-                     live->vocab_size, "; only a restart changes the shape"));
-  }
-  return absl::OkStatus();
 }
 
-absl::Status HeadVersions::Plan(Candidate& candidate, bool in_place) const {
-  const HeadInfo& info = candidate.weights->info();
-  absl::StatusOr<EnginePlan> plan = parts_.plan_engine(info, engine_options_);
-  if (plan.ok()) {
-    candidate.plan = *std::move(plan);
-    return CheckHostMemory(info, *candidate.plan, in_place);
+/// None where there is room only once what goes first is gone; RESOURCE_EXHAUSTED where there is
+/// not even then.
+absl::StatusOr<std::optional<EnginePlan>> HeadVersions::Plan(const HeadInfo& found,
+                                                             bool in_place) const {
+  const MemoryPlan freed = MemoryThatGoes(in_place);
+  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info());
+  if (absl::IsResourceExhausted(plan.status()) && !freed.empty()) {
+    return std::nullopt;
   }
-  if (!absl::IsFailedPrecondition(plan.status()) || info.dtype != head_.info()->dtype) {
-    return plan.status();
+  absl::Status status = plan.status();
+  if (status.ok()) {
+    status = loader_.CheckHostMemory(found, *plan, TotalBytes(freed, "host"));
   }
-  // With this dtype and layout it has worked before: what is missing is memory of GPUs.
+  if (absl::IsResourceExhausted(status)) {
+    return absl::ResourceExhaustedError(
+        in_place ? absl::StrCat("no room for the new version: ", status.message())
+                 : absl::StrCat("no room for a second copy: ", status.message(),
+                                "; in_place replaces the live weights where they lie, with a "
+                                "pause"));
+  }
+  LOGPROBD_RETURN_IF_ERROR(status);
+  return *std::move(plan);
+}
+
+MemoryPlan HeadVersions::MemoryThatGoes(bool in_place) const {
+  MemoryPlan freed = in_place ? head_.memory() : MemoryPlan();
   const absl::MutexLock lock(&mutex_);
-  return in_place || previous_ != nullptr
-             ? absl::OkStatus()  // looked at again when these are gone
-             : absl::ResourceExhaustedError(absl::StrCat(
-                   "no room for a second copy: ", plan.status().message(), "; ", kInPlaceHint));
+  if (previous_ != nullptr) {
+    for (const MemoryUse& use : previous_->memory()) {
+      AddMemory(freed, use);
+    }
+  }
+  return freed;
 }
 
-absl::Status HeadVersions::CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
-                                           bool in_place) const {
-  const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
-  if (!available.ok()) {
-    LogWarning("memory is not checked before weights are loaded",
-               {{"head", name()}, {"reason", available.status().message()}});
-    return absl::OkStatus();
-  }
-  const int64_t needed = TotalBytes(plan.memory, "host") +
-                         plan.num_replicas() * ScoringEngine::kBatchesInFlight *
-                             Batcher::StagingBytes(options_.batcher.batch_rows_max, found) +
-                         plan.num_replicas() * plan.num_shards() * kLoadBytesOfShard;
-  int64_t freed = in_place ? TotalBytes(head_.memory(), "host") : 0;
-  {
-    const absl::MutexLock lock(&mutex_);
-    freed += previous_ == nullptr ? 0 : TotalBytes(previous_->memory(), "host");
-  }
-  if (needed <= *available + freed) {
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(in_place ? "the new version" : "a second copy", " needs ", HumanBytes(needed),
-                   " of host memory, ", HumanBytes(*available + freed),
-                   " can be had: ", HumanBytes(needed - *available - freed), " are missing",
-                   in_place ? "" : absl::StrCat("; ", kInPlaceHint)));
-}
-
-absl::StatusOr<WeightsVersion> HeadVersions::Stage(Candidate candidate, Ticker& ticker) {
-  DropPrevious();  // never three in memory
-  if (!candidate.plan.has_value()) {
-    LOGPROBD_RETURN_IF_ERROR(Plan(candidate, /*in_place=*/false));
+/// Once what goes first is gone.
+absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(Planned planned,
+                                                                LoadTicker& ticker) const {
+  VersionLoader::Candidate& candidate = planned.candidate;
+  if (!planned.plan.has_value()) {
+    LOGPROBD_ASSIGN_OR_RETURN(planned.plan, loader_.Plan(candidate.weights->info(), *head_.info()));
   }
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made,
-                            Make(candidate.weights, *candidate.plan, ticker));
-  candidate.facts.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
-  made->facts = candidate.facts;
-  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
-  LogInfo("weights staged", {{"head", name()},
-                             {"version", candidate.facts.version},
-                             {"path", candidate.facts.source},
-                             {"sha256", candidate.facts.sha256}});
-  {
-    const absl::MutexLock lock(&mutex_);
-    staged_ = std::move(made);
-  }
-  NotifyChange();
-  return candidate.facts;
-}
-
-absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(
-    const std::shared_ptr<const HeadWeights>& weights, const EnginePlan& plan, Ticker& ticker) {
-  const absl::Time start = parts_.clock->Now();
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<ScoringEngine>> engines,
-                            CreateEngines(*weights, plan, ticker));
-  HeadInfo info = CompleteInfo(weights->info(), plan, head_.info()->limits);
-  LOGPROBD_ASSIGN_OR_RETURN(
-      std::unique_ptr<HeadVersion> made,
-      HeadVersion::Create(std::move(info), weights, std::move(engines), options_.batcher));
-  metrics_.RecordWeightsLoad(name(), absl::ToDoubleSeconds(parts_.clock->Now() - start));
+                            loader_.Make(candidate.weights, *planned.plan, ticker));
+  made->facts = std::move(candidate.facts);
+  made->facts.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
   return made;
 }
 
-/// On a thread of its own, so that the caller's hears meanwhile whether to go on.
-absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> HeadVersions::CreateEngines(
-    const HeadWeights& weights, const EnginePlan& plan, Ticker& ticker) {
-  std::atomic<bool> is_given_up = false;
-  std::atomic<int64_t> bytes_done = 0;
-  std::atomic<int64_t> bytes_total = weights.info().weight_bytes;
-  EngineOptions options = engine_options_;
-  options.progress = [&](int64_t done, int64_t total) {
-    bytes_done = done;
-    bytes_total = total;
-  };
-  absl::Notification is_made;
-  absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> engines;
-  LOGPROBD_ASSIGN_OR_RETURN(std::thread thread, StartThread("weights-load", [&] {
-                              const StoppableWeights stoppable(weights, is_given_up);
-                              engines = parts_.create_engines(stoppable, plan, options);
-                              is_made.Notify();
-                            }));
-  absl::Status told;
-  do {
-    if (told.ok()) {
-      told = ticker.Tell("loading", bytes_done, bytes_total);
-      is_given_up = !told.ok();
-    }
-  } while (!is_made.WaitForNotificationWithTimeout(kLookPeriod));
-  thread.join();
-  LOGPROBD_RETURN_IF_ERROR(told);
-  return engines;
+absl::StatusOr<WeightsVersion> HeadVersions::Stage(Planned planned, LoadTicker& ticker) {
+  DropPrevious();  // never three in memory
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(std::move(planned), ticker));
+  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
+  const WeightsVersion facts = made->facts;
+  LogInfo("weights staged", {{"head", name()},
+                             {"version", facts.version},
+                             {"path", facts.source},
+                             {"sha256", facts.sha256}});
+  {
+    const absl::MutexLock lock(&mutex_);
+    staged_ = std::move(made);
+    highest_version_ = std::max(highest_version_, facts.version);
+  }
+  NotifyChange();
+  return facts;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Candidate candidate, Ticker& ticker) {
-  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("loading", 0, candidate.facts.weight_bytes));
+absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned planned, LoadTicker& ticker) {
+  const WeightsVersion& facts = planned.candidate.facts;
+  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("loading", 0, facts.weight_bytes));
   DropPrevious();
   LogInfo("replacing weights in place: requests wait",
-          {{"head", name()}, {"version", candidate.facts.version}});
+          {{"head", name()}, {"version", facts.version}});
   std::unique_ptr<HeadVersion> old = head_.Commit(nullptr);
   WeightsVersion old_facts;
   {
@@ -385,73 +210,60 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Candidate candidate,
     old->generation.reset();
     old->engines.clear();
   }
-  absl::Status status;
-  std::unique_ptr<HeadVersion> made;
-  if (!candidate.plan.has_value()) {
-    status = Plan(candidate, /*in_place=*/false);
-  }
-  if (status.ok()) {
-    auto next = Make(candidate.weights, *candidate.plan, ticker);
-    status = next.status();
-    made = next.ok() ? *std::move(next) : nullptr;
-  }
-  if (!status.ok()) {
+  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(std::move(planned), ticker);
+  if (!made.ok()) {
     if (old != nullptr) {
       Restore(*old, old_facts);
     } else {
       head_.Fail("no version of the weights could be loaded");
     }
-    return status;
+    return made.status();
   }
-  candidate.facts.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
-  made->facts = candidate.facts;
-  MakeLive(std::move(made), /*keeps_previous=*/false);
+  WeightsVersion new_facts = (*made)->facts;
+  MakeLive(*std::move(made), /*keeps_previous=*/false);
   metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
-  return candidate.facts;
+  return new_facts;
 }
 
 /// Loads the version that had to go once more, from the files that are still open.
 void HeadVersions::Restore(const HeadVersion& old, const WeightsVersion& facts) {
   LogWarning("the new weights could not be loaded: loading those before again",
              {{"head", name()}, {"version", facts.version}});
-  EnginePlan plan;
-  {
-    const absl::MutexLock lock(&mutex_);
-    plan = live_plan_;
-  }
-  const Progress none;
-  Ticker ticker(none, is_stopped_);
-  auto again = Make(old.weights, plan, ticker);
-  if (!again.ok()) {
-    LogError("the weights before could not be loaded again either: the head is not ready",
-             {{"head", name()},
-              {"version", facts.version},
-              {"source", facts.source},
-              {"reason", again.status().message()}});
-    head_.Fail("the weights were lost when they were replaced in place: load a version or restart");
-    NotifyChange();
+  const LoadTicker::Progress none;
+  LoadTicker ticker(none, is_stopped_);
+  auto again = loader_.Make(old.weights, loader_.PlanOf(old), ticker);
+  if (again.ok()) {
+    (*again)->facts = facts;
+    MakeLive(*std::move(again), /*keeps_previous=*/false);
     return;
   }
-  (*again)->facts = facts;
-  MakeLive(*std::move(again), /*keeps_previous=*/false);
+  if (is_stopped_) {
+    head_.Fail(std::string(ShuttingDown().message()));
+    return;
+  }
+  LogError("the weights before could not be loaded again either: the head is not ready",
+           {{"head", name()},
+            {"version", facts.version},
+            {"source", facts.source},
+            {"reason", again.status().message()}});
+  head_.Fail("the weights were lost when they were replaced in place: load a version or restart");
+  NotifyChange();
 }
 
 void HeadVersions::MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previous) {
   const WeightsVersion facts = next->facts;
   const std::shared_ptr<const HeadInfo> info = next->info;
   std::unique_ptr<HeadVersion> old = head_.Commit(std::move(next));
-  std::unique_ptr<HeadVersion> dropped;
   {
     const absl::MutexLock lock(&mutex_);
-    dropped = std::move(previous_);
     if (old != nullptr && keeps_previous) {
       old->facts = live_;
-      previous_ = std::move(old);
+      std::swap(previous_, old);
     }
     live_ = facts;
-    live_plan_.engine = info->engine;
-    live_plan_.reason = info->engine_reason;
+    highest_version_ = std::max(highest_version_, facts.version);
   }
+  old = nullptr;  // its memory is gone before it is counted
   LogInfo("weights are live", {{"head", info->name},
                                {"version", facts.version},
                                {"source", facts.source},
@@ -529,22 +341,20 @@ HeadWeightsState HeadVersions::List() {
   std::shared_ptr<const HeadWeights> unread;
   {
     const absl::MutexLock lock(&mutex_);
-    unread = unread_;
+    if (live_.sha256.empty() || (previous_ != nullptr && previous_->facts.sha256.empty())) {
+      unread = unread_;
+    }
   }
   if (unread != nullptr) {
     const absl::StatusOr<ContentCheck> content =
         CheckContent(*unread, [this](int64_t, int64_t) { return !is_stopped_.load(); });
-    if (!content.ok()) {
-      LogWarning("the sha256 of the live weights is not known",
+    if (content.ok()) {
+      const absl::MutexLock lock(&mutex_);
+      first_sha256_ = content->sha256;
+      unread_ = nullptr;
+    } else {
+      LogWarning("the sha256 of the first weights is not known",
                  {{"head", name()}, {"reason", content.status().message()}});
-    }
-    const absl::MutexLock lock(&mutex_);
-    unread_ = nullptr;
-    const std::string sha256 = content.ok() ? content->sha256 : "";
-    if (live_.version == unread_version_) {
-      live_.sha256 = sha256;
-    } else if (previous_ != nullptr && previous_->facts.version == unread_version_) {
-      previous_->facts.sha256 = sha256;
     }
   }
   return State();
@@ -575,7 +385,8 @@ void HeadVersions::DropPrevious() {
   }
 }
 
-HeadWeightsState HeadVersions::StateLocked() const {
+HeadWeightsState HeadVersions::State() const {
+  const absl::MutexLock lock(&mutex_);
   HeadWeightsState state{.head = name(), .live = live_, .staged = {}, .previous = {}};
   if (staged_ != nullptr) {
     state.staged = staged_->facts;
@@ -583,12 +394,14 @@ HeadWeightsState HeadVersions::StateLocked() const {
   if (previous_ != nullptr) {
     state.previous = previous_->facts;
   }
+  // Only the first version was loaded without one.
+  if (state.live.sha256.empty()) {
+    state.live.sha256 = first_sha256_;
+  }
+  if (state.previous.has_value() && state.previous->sha256.empty()) {
+    state.previous->sha256 = first_sha256_;
+  }
   return state;
-}
-
-HeadWeightsState HeadVersions::State() const {
-  const absl::MutexLock lock(&mutex_);
-  return StateLocked();
 }
 
 void HeadVersions::NotifyChange() const {

@@ -4,18 +4,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/app/head_version.h"
+#include "server/app/load_ticker.h"
+#include "server/app/load_turn.h"
 #include "server/app/local_head.h"
-#include "server/base/clock.h"
+#include "server/app/version_loader.h"
 #include "server/base/weight_store.h"
-#include "server/engine/engines.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
 
@@ -29,42 +30,25 @@ namespace logprobd {
 /// commit leaves the live version, and what is staged, as it was.
 class HeadVersions {
  public:
-  /// What versions are made with, so that tests can put in their own.
-  struct Parts {
-    std::function<absl::StatusOr<ModelFolderHead>(const std::string& path,
-                                                  const ModelFolderOptions& options)>
-        open_model;
-    std::function<absl::StatusOr<EnginePlan>(const HeadInfo& head, const EngineOptions& options)>
-        plan_engine;
-    std::function<absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>>(
-        const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options)>
-        create_engines;
-    std::function<absl::StatusOr<int64_t>()> available_host_bytes;
-    const Clock* clock = &Clock::Steady();
-  };
-
   struct Options {
-    /// As at start; `roots` null: nothing may be loaded.
-    ModelFolderOptions model;
-    EngineOptions engine;      ///< As at start.
-    Batcher::Options batcher;  ///< As the head's.
-    EnginePlan plan;           ///< Of the version that is live at first: others lie as it does.
-    std::string source;        ///< Path that this version was loaded from.
+    std::string source;  ///< Path that the version was loaded from which is live at first.
+    /// Shared with all loads of the server. Must outlive it.
+    LoadTurn* load_turn = nullptr;
     /// Called after the versions or their memory have changed, under no lock; may be empty.
     std::function<void()> on_change;
   };
 
-  /// `head` and `metrics` must outlive it.
-  HeadVersions(LocalHead& head, Options options, Parts parts, Metrics& metrics);
+  /// `loader`: of this head. `head` and `metrics` must outlive it.
+  HeadVersions(LocalHead& head, VersionLoader loader, Options options, Metrics& metrics);
   ~HeadVersions();
-
-  using Progress = std::function<bool(const WeightsProgress&)>;
 
   // As in WeightStore, for this head; further errors:
   //   FAILED_PRECONDITION  another version is staged: commit or discard it first.
   //   UNAVAILABLE          shutting down.
 
-  absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load, const Progress& progress);
+  /// Waits ("checking") while weights of another head are loaded.
+  absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
+                                      const LoadTicker::Progress& progress);
   absl::StatusOr<HeadWeightsState> Commit(uint64_t version);
   absl::StatusOr<HeadWeightsState> Rollback();
   absl::StatusOr<HeadWeightsState> Discard(bool staged, bool previous);
@@ -80,33 +64,32 @@ class HeadVersions {
   std::string name() const { return head_.info()->name; }
 
  private:
-  class Ticker;
-  struct Candidate;
   class Change;
 
-  absl::StatusOr<WeightsVersion> LoadAlone(const WeightsLoad& load, Ticker& ticker);
-  absl::StatusOr<Candidate> Check(const WeightsLoad& load, Ticker& ticker);
+  /// What is to become a version, and its engines; none where they have room only once what goes
+  /// first is gone.
+  struct Planned {
+    VersionLoader::Candidate candidate;
+    std::optional<EnginePlan> plan;
+  };
+
+  absl::StatusOr<WeightsVersion> LoadAlone(const WeightsLoad& load, LoadTicker& ticker);
   absl::StatusOr<uint64_t> NumberOf(const WeightsLoad& load) const;
-  absl::Status CheckShape(const HeadInfo& found) const;
-  absl::Status Plan(Candidate& candidate, bool in_place) const;
-  absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan, bool in_place) const;
-  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(
-      const std::shared_ptr<const HeadWeights>& weights, const EnginePlan& plan, Ticker& ticker);
-  absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
-      const HeadWeights& weights, const EnginePlan& plan, Ticker& ticker);
-  absl::StatusOr<WeightsVersion> Stage(Candidate candidate, Ticker& ticker);
-  absl::StatusOr<WeightsVersion> ReplaceInPlace(Candidate candidate, Ticker& ticker);
+  absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
+  absl::StatusOr<std::optional<EnginePlan>> Plan(const HeadInfo& found, bool in_place) const;
+  MemoryPlan MemoryThatGoes(bool in_place) const;
+  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(Planned planned, LoadTicker& ticker) const;
+  absl::StatusOr<WeightsVersion> Stage(Planned planned, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> ReplaceInPlace(Planned planned, LoadTicker& ticker);
   void Restore(const HeadVersion& old, const WeightsVersion& facts);
   void MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previous);
   void DropPrevious();
-  HeadWeightsState StateLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HeadWeightsState State() const;
   void NotifyChange() const;
 
   LocalHead& head_;
+  const VersionLoader loader_;
   const Options options_;
-  const EngineOptions engine_options_;  // with the layout of the plan
-  const Parts parts_;
   Metrics& metrics_;
   std::atomic<bool> is_stopped_ = false;
   std::atomic<bool> is_changing_ = false;
@@ -114,12 +97,12 @@ class HeadVersions {
 
   mutable absl::Mutex mutex_;
   WeightsVersion live_ ABSL_GUARDED_BY(mutex_);  // version 0: none is
-  std::shared_ptr<const HeadWeights> unread_
-      ABSL_GUARDED_BY(mutex_);  // of the first, no sha256 yet
-  uint64_t unread_version_ ABSL_GUARDED_BY(mutex_) = 0;
-  EnginePlan live_plan_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<HeadVersion> staged_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<HeadVersion> previous_ ABSL_GUARDED_BY(mutex_);
+  uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // that it has ever had
+  /// The first version's, which was not checked when it was loaded; `unread_` until it is known.
+  std::string first_sha256_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const HeadWeights> unread_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace logprobd

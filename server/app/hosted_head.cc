@@ -38,7 +38,8 @@ HostedHead::HostedHead(ServerOptions options, ServingPlan plan,
       metrics_(metrics),
       weights_(std::move(weights)),
       roots_(std::move(roots)),
-      plan_(std::move(plan)) {}
+      plan_(std::move(plan)),
+      queue_rows_max_(options_.queue_rows) {}
 
 absl::Status HostedHead::Load(const std::atomic<bool>& stop,
                               const std::function<void(int64_t, int64_t)>& progress,
@@ -81,17 +82,12 @@ absl::Status HostedHead::Load(const std::atomic<bool>& stop,
 std::shared_ptr<HeadVersions> HostedHead::MakeVersions(LocalHead& head,
                                                        const EngineOptions& engine_options,
                                                        std::function<void()> on_change) {
-  HeadVersions::Options options;
-  options.model = ModelOptionsOf(options_);
-  options.model.roots = roots_;
-  options.engine = engine_options;
-  options.batcher = BatcherOptions(options_);
-  options.plan = plan().engine;
-  options.source = options_.model;
-  options.on_change = [this, on_change = std::move(on_change)] {
-    UpdatePlan();
-    on_change();
-  };
+  VersionLoader::Options load;
+  load.model = ModelOptionsOf(options_);
+  load.model.roots = roots_;
+  load.engine = engine_options;
+  load.batcher = BatcherOptions(options_);
+  load.plan = plan().engine;
   const auto available_bytes = [this]() -> absl::StatusOr<int64_t> {
     const HostMemorySize host = parts_.host_memory();
     if (host.available_bytes == 0) {
@@ -99,24 +95,32 @@ std::shared_ptr<HeadVersions> HostedHead::MakeVersions(LocalHead& head,
     }
     return host.available_bytes;
   };
-  return std::make_shared<HeadVersions>(head, std::move(options),
-                                        HeadVersions::Parts{.open_model = parts_.open_model,
-                                                            .plan_engine = parts_.plan_engine,
-                                                            .create_engines = parts_.create_engines,
-                                                            .available_host_bytes = available_bytes,
-                                                            .clock = parts_.clock},
-                                        metrics_);
+  VersionLoader loader(std::move(load),
+                       {.open_model = parts_.open_model,
+                        .plan_engine = parts_.plan_engine,
+                        .create_engines = parts_.create_engines,
+                        .available_host_bytes = available_bytes,
+                        .clock = parts_.clock},
+                       metrics_);
+  HeadVersions::Options options;
+  options.source = options_.model;
+  options.load_turn = turns_.load;
+  options.on_change = [this, on_change = std::move(on_change)] {
+    UpdatePlan();
+    on_change();
+  };
+  return std::make_shared<HeadVersions>(head, std::move(loader), std::move(options), metrics_);
 }
 
 /// What is live and what is really reserved, in place of the plan's figures.
 void HostedHead::UpdatePlan() {
   const std::shared_ptr<LocalHead> head = this->head();
-  const std::shared_ptr<const HeadInfo> info = head->info();
   MemoryPlan memory = head->memory();
   for (const MemoryUse& use : versions()->memory()) {
     AddMemory(memory, use);
   }
   const absl::MutexLock lock(&mutex_);
+  const std::shared_ptr<const HeadInfo> info = head->info();  // with the limits of SetLimits
   plan_.head = *info;
   plan_.engine.engine = info->engine;
   plan_.engine.reason = info->engine_reason;
@@ -125,7 +129,7 @@ void HostedHead::UpdatePlan() {
 
 Batcher::Options HostedHead::BatcherOptions(const ServerOptions& options) const {
   Batcher::Options result = BatcherOptionsOf(options);
-  result.turns = turns_.turns;
+  result.turns = turns_.devices;
   result.turns_head = turns_.head;
   if (plan().engine.device == Device::kCuda) {  // else the cores are the engine's
     result.look_for = kLookForRequest;
@@ -175,7 +179,10 @@ HeadFacts HostedHead::Facts() const {
   const std::string failure = FailureText();
   HeadFacts facts;
   facts.info = plan().head;
-  facts.queue_rows_max = options_.queue_rows;
+  {
+    const absl::MutexLock lock(&mutex_);
+    facts.queue_rows_max = queue_rows_max_;
+  }
   if (head == nullptr) {
     facts.state_text = "loading";
     return facts;
@@ -225,6 +232,7 @@ absl::Status HostedHead::SetLimits(const ServerOptions& options) {
   LOGPROBD_RETURN_IF_ERROR(head()->SetLimits(BatcherOptions(options), limits));
   const absl::MutexLock lock(&mutex_);
   plan_.head.limits = limits;
+  queue_rows_max_ = options.queue_rows;
   return absl::OkStatus();
 }
 

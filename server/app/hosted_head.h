@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "server/app/head_versions.h"
+#include "server/app/load_turn.h"
 #include "server/app/local_head.h"
 #include "server/app/plan_heads.h"
 #include "server/app/status.h"
@@ -26,20 +27,22 @@ namespace logprobd {
 /// Load and Watch from one thread; the rest from any.
 class HostedHead {
  public:
-  /// Its turns on devices that it shares; null: it shares none.
+  /// What it takes turns for with the server's other heads.
   struct Turns {
-    DeviceTurns* turns = nullptr;
-    int head = 0;
+    DeviceTurns* devices = nullptr;  ///< Null: it shares none.
+    int head = 0;                    ///< Its number there.
+    LoadTurn* load = nullptr;        ///< Not null.
   };
 
-  /// `parts`, `turns` and `metrics` must outlive it. `options`: of this head alone. `roots`: where
-  /// new weights may be loaded from; null: nowhere.
+  /// `parts`, what `turns` points to and `metrics` must outlive it. `options`: of this head alone.
+  /// `roots`: where new weights may be loaded from; null: nowhere.
   HostedHead(ServerOptions options, ServingPlan plan, std::unique_ptr<HeadWeights> weights,
              std::shared_ptr<const AllowedRoots> roots, Turns turns, const ServerParts& parts,
              Metrics& metrics);
 
-  /// Reads the weight and makes engines and queue. CANCELLED once `stop` is set. `on_change` is
-  /// called whenever plan() has changed since: another version of the weights, or its memory.
+  /// Reads the weight and makes engines and queue; the caller has the turn to load. CANCELLED once
+  /// `stop` is set. `on_change` is called whenever plan() has changed since: another version of the
+  /// weights, or its memory.
   absl::Status Load(const std::atomic<bool>& stop,
                     const std::function<void(int64_t done_bytes, int64_t total_bytes)>& progress,
                     std::function<void()> on_change);
@@ -91,6 +94,7 @@ class HostedHead {
 
   mutable absl::Mutex mutex_;
   ServingPlan plan_ ABSL_GUARDED_BY(mutex_);
+  int64_t queue_rows_max_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<LocalHead> head_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<HeadVersions> versions_ ABSL_GUARDED_BY(mutex_);  // goes before `head_`
 };

@@ -23,6 +23,8 @@ void LoadProgress::Update(int64_t done_bytes, int64_t total_bytes) {
 }
 
 void LoadProgress::Finish() {
+  done_bytes_ = 0;
+  total_bytes_ = 0;
   const absl::MutexLock lock(&mutex_);
   if (has_line_) {
     std::fputs("\r\033[K", stderr);

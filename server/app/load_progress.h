@@ -20,7 +20,7 @@ class LoadProgress {
 
   /// Bytes read so far and in all.
   void Update(int64_t done_bytes, int64_t total_bytes);
-  /// Takes the line off the terminal.
+  /// Takes the line off the terminal; the next head begins anew.
   void Finish();
 
   /// "42 % of 296.8 MiB"; empty before the first Update.

@@ -31,9 +31,9 @@ class LocalHeadRegistry final : public HeadRegistry {
  private:
   std::vector<std::string> names_;
   mutable absl::Mutex mutex_;
-  bool has_any_ ABSL_GUARDED_BY(mutex_) = false;
-  /// As `names_`; stand-ins for those that are loading.
+  /// As `names_`, with stand-ins for those that are loading; empty once they are forgotten.
   std::vector<std::shared_ptr<ServedHead>> heads_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> is_loaded_ ABSL_GUARDED_BY(mutex_);  // as `names_`
 };
 
 }  // namespace logprobd

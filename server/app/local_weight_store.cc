@@ -3,44 +3,33 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/time/time.h"
+#include "server/app/head_lookup.h"
+#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
 
 namespace logprobd {
-namespace {
 
-constexpr absl::Duration kLoadingRetry = absl::Seconds(1);
-/// Names are the client's; what is repeated to it stays short.
-constexpr size_t kNameBytesShown = 64;
-
-}  // namespace
+LocalWeightStore::LocalWeightStore(std::vector<std::string> names)
+    : names_(std::move(names)), heads_(names_.size()) {}
 
 absl::StatusOr<std::shared_ptr<HeadVersions>> LocalWeightStore::Find(absl::string_view name) const {
+  LOGPROBD_ASSIGN_OR_RETURN(const size_t index, FindHead(names_, name));
   const absl::ReaderMutexLock lock(&mutex_);
-  if (heads_.empty()) {
-    return WithRetryAfter(absl::UnavailableError("the weights are being loaded"), kLoadingRetry);
+  if (heads_[index] == nullptr) {
+    return HeadIsLoading(names_, index);
   }
-  if (name.empty() && heads_.size() == 1) {
-    return heads_.front();
-  }
+  return heads_[index];
+}
+
+std::vector<std::shared_ptr<HeadVersions>> LocalWeightStore::Heads() const {
+  std::vector<std::shared_ptr<HeadVersions>> heads;
+  const absl::ReaderMutexLock lock(&mutex_);
   for (const std::shared_ptr<HeadVersions>& versions : heads_) {
-    if (versions->name() == name) {
-      return versions;
+    if (versions != nullptr) {
+      heads.push_back(versions);
     }
   }
-  const std::string names =
-      absl::StrJoin(heads_, ", ", [](std::string* out, const std::shared_ptr<HeadVersions>& head) {
-        absl::StrAppend(out, head->name());
-      });
-  if (name.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head: must be named, since there are several: ", names));
-  }
-  return absl::NotFoundError(
-      absl::StrCat("head: no \"", CutUtf8(name, kNameBytesShown), "\" here; there is: ", names));
+  return heads;
 }
 
 absl::StatusOr<WeightsVersion> LocalWeightStore::Load(
@@ -68,13 +57,13 @@ absl::StatusOr<HeadWeightsState> LocalWeightStore::Discard(absl::string_view hea
 
 absl::StatusOr<std::vector<HeadWeightsState>> LocalWeightStore::List(absl::string_view head) const {
   std::vector<std::shared_ptr<HeadVersions>> heads;
-  {
-    const absl::ReaderMutexLock lock(&mutex_);
-    heads = heads_;
+  if (head.empty()) {
+    heads = Heads();
+  } else {
+    LOGPROBD_ASSIGN_OR_RETURN(heads.emplace_back(), Find(head));
   }
-  if (!head.empty() || heads.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<HeadVersions> versions, Find(head));
-    heads = {versions};
+  if (heads.empty()) {
+    return HeadIsLoading(names_, 0);
   }
   std::vector<HeadWeightsState> states;
   states.reserve(heads.size());
@@ -85,19 +74,20 @@ absl::StatusOr<std::vector<HeadWeightsState>> LocalWeightStore::List(absl::strin
 }
 
 void LocalWeightStore::Publish(std::shared_ptr<HeadVersions> versions) {
+  const absl::StatusOr<size_t> index = FindHead(names_, versions->name());
+  LOGPROBD_CHECK(index.ok(), index.status().message());
   const absl::MutexLock lock(&mutex_);
-  heads_.push_back(std::move(versions));
+  heads_[*index] = std::move(versions);
 }
 
 void LocalWeightStore::Stop() {
-  const absl::ReaderMutexLock lock(&mutex_);
-  for (const std::shared_ptr<HeadVersions>& versions : heads_) {
+  for (const std::shared_ptr<HeadVersions>& versions : Heads()) {
     versions->Stop();
   }
 }
 
 void LocalWeightStore::Clear() {
-  std::vector<std::shared_ptr<HeadVersions>> heads;
+  std::vector<std::shared_ptr<HeadVersions>> heads(names_.size());
   const absl::MutexLock lock(&mutex_);
   heads.swap(heads_);
 }

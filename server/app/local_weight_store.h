@@ -14,9 +14,13 @@
 
 namespace logprobd {
 
-/// The versions of the heads of this process; empty while they are being loaded.
+/// The versions of the heads of this process, each there once it is loaded.
 class LocalWeightStore final : public WeightStore {
  public:
+  /// `names`: of all heads that are to come, which differ. To ask for one before it is there is
+  /// UNAVAILABLE with a retry hint, for any other NOT_FOUND.
+  explicit LocalWeightStore(std::vector<std::string> names);
+
   absl::StatusOr<WeightsVersion> Load(
       const WeightsLoad& load,
       const std::function<bool(const WeightsProgress&)>& progress) override;
@@ -24,9 +28,10 @@ class LocalWeightStore final : public WeightStore {
   absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) override;
   absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,
                                            bool previous) override;
+  /// Without a name those that are there; UNAVAILABLE as above while none is.
   absl::StatusOr<std::vector<HeadWeightsState>> List(absl::string_view head) const override;
 
-  /// Calls find `versions` from now on. Names must differ.
+  /// Calls find `versions`, of a head that was to come, from now on.
   void Publish(std::shared_ptr<HeadVersions> versions);
   /// Ends what runs soon and refuses all from now on (UNAVAILABLE).
   void Stop();
@@ -36,7 +41,12 @@ class LocalWeightStore final : public WeightStore {
  private:
   absl::StatusOr<std::shared_ptr<HeadVersions>> Find(absl::string_view name) const;
 
+  /// Those that are there.
+  std::vector<std::shared_ptr<HeadVersions>> Heads() const;
+
+  const std::vector<std::string> names_;
   mutable absl::Mutex mutex_;
+  /// As `names_`; null while it is being loaded.
   std::vector<std::shared_ptr<HeadVersions>> heads_ ABSL_GUARDED_BY(mutex_);
 };
 

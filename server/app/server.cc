@@ -16,6 +16,7 @@
 #include "server/app/head_values.h"
 #include "server/app/hosted_head.h"
 #include "server/app/load_progress.h"
+#include "server/app/load_turn.h"
 #include "server/app/local_head_registry.h"
 #include "server/app/local_sharing.h"
 #include "server/app/local_weight_store.h"
@@ -112,6 +113,7 @@ struct Server::Impl {
   void Reload();
   void Apply(const ServerOptions& reloaded);
   bool Drain();
+  void PublishMemory();
 
   State GetState() {
     const absl::MutexLock lock(&mutex);
@@ -138,12 +140,14 @@ struct Server::Impl {
   bool reload_requested ABSL_GUARDED_BY(mutex) = false;
   State state ABSL_GUARDED_BY(mutex) = State::kLoading;
   ServerPlan plan ABSL_GUARDED_BY(mutex);  // its heads' memory: Plan()
+  absl::Mutex memory_mutex;                // of PublishMemory; before `mutex`
 
   // Destroyed from the last: no call may be running when the heads go, and their requests may hold
   // memory of clients.
   LocalSharing sharing;
   std::unique_ptr<DeviceTurns> turns;  // null where no heads share devices
   bool serves_while_loading = true;
+  LoadTurn load_turn;
   LocalHeadRegistry registry;
   std::vector<std::unique_ptr<HostedHead>> heads;
   LocalWeightStore weight_store;
@@ -165,7 +169,8 @@ Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& serve
       status(metrics, clock),
       progress(server_parts.progress_on_terminal, clock),
       plan(planned.plan),
-      registry(InfosOf(planned.plan)) {
+      registry(InfosOf(planned.plan)),
+      weight_store(NamesOf(planned.plan)) {
   if (const std::vector<DeviceTurns::Head> in_turn = TurnHeadsOf(plan); !in_turn.empty()) {
     serves_while_loading = !AnyWaitsForPeers(in_turn);
     turns = std::make_unique<DeviceTurns>(in_turn);
@@ -174,12 +179,12 @@ Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& serve
     heads.push_back(std::make_unique<HostedHead>(
         std::move(planned.options[i]), std::move(planned.plan.heads[i]),
         std::move(planned.weights[i]), std::move(planned.roots[i]),
-        HostedHead::Turns{turns.get(), static_cast<int>(i)}, parts, metrics));
+        HostedHead::Turns{turns.get(), static_cast<int>(i), &load_turn}, parts, metrics));
   }
 }
 
 absl::Status Server::Impl::Listen() {
-  metrics.SetMemory(Plan().memory());
+  PublishMemory();
   metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.http.empty()) {
     LOGPROBD_RETURN_IF_ERROR(CheckHttpAddress(options));
@@ -205,6 +210,12 @@ ServerPlan Server::Impl::Plan() {
     now.heads[i] = heads[i]->plan();
   }
   return now;
+}
+
+/// On any thread: the last to publish is the last to have looked.
+void Server::Impl::PublishMemory() {
+  const absl::MutexLock lock(&memory_mutex);
+  metrics.SetMemory(Plan().memory());
 }
 
 std::string Server::Impl::NotReadyReason() {
@@ -371,12 +382,12 @@ absl::Status Server::Impl::LoadHead(HostedHead& head) {
   const absl::Status status = head.Load(
       stop_loading,
       [this](int64_t done_bytes, int64_t total) { progress.Update(done_bytes, total); },
-      [this] { metrics.SetMemory(Plan().memory()); });
+      [this] { PublishMemory(); });
   progress.Finish();
   if (!status.ok()) {
     return IsOnly() ? status : WithContext(status, absl::StrCat("head \"", head.name(), "\""));
   }
-  metrics.SetMemory(Plan().memory());
+  PublishMemory();
   if (serves_while_loading) {
     Publish(head);
   }
@@ -419,8 +430,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& opti
 absl::Status Server::Load() {
   Impl& impl = *impl_;
   const absl::Time start = impl.clock.Now();
-  for (const std::unique_ptr<HostedHead>& head : impl.heads) {
-    LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
+  {
+    // New weights of heads that are there wait: the memory is planned for those that are not yet.
+    const auto turn = impl.load_turn.Take(absl::InfiniteDuration());
+    for (const std::unique_ptr<HostedHead>& head : impl.heads) {
+      LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
+    }
   }
   for (const std::unique_ptr<HostedHead>& head : impl.heads) {
     if (!impl.serves_while_loading) {

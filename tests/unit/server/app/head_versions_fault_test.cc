@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ TEST_F(HeadVersionsFaultTest, RefusesBadFoldersBeforeAnyEngineIsMade) {
 }
 
 TEST_F(HeadVersionsFaultTest, LoadsNothingWhereNoRootIsAllowed) {
-  options_.model.roots = nullptr;
+  load_.model.roots = nullptr;
   Make();
 
   const absl::Status status = Load({.path = "/m/2"}).status();
@@ -139,7 +140,7 @@ TEST_F(HeadVersionsFaultTest, SaysHowMuchHostMemoryIsMissing) {
 
   EXPECT_EQ(status.code(), kExhausted);
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("a second copy needs 64.0"), HasSubstr("are missing"),
+              AllOf(HasSubstr("no room for a second copy: it needs 64.0"), HasSubstr("are missing"),
                     HasSubstr("in_place")));
   EXPECT_EQ(num_created_, 0);
   ExpectUnharmed();
@@ -163,6 +164,28 @@ TEST_F(HeadVersionsFaultTest, NoRoomOnTheGpusForASecondCopyIsSaid) {
       std::string(status.message()),
       AllOf(HasSubstr("no room for a second copy: gpu0 has 1 GiB free"), HasSubstr("in_place")));
   ExpectUnharmed();
+}
+
+// Two heads were loaded at once, each into the same free memory.
+TEST_F(HeadVersionsFaultTest, WaitsWhileAnotherHeadIsLoadedAndCanBeGivenUpMeanwhile) {
+  Make();
+  std::optional<LoadTurn::Holder> other = load_turn_.Take(absl::ZeroDuration());
+  ASSERT_TRUE(other.has_value());
+  int num_told = 0;
+  progress_ = [&](const WeightsProgress& progress) {
+    EXPECT_EQ(progress.phase, "checking");
+    return ++num_told < 2;
+  };
+  EXPECT_EQ(Load({.path = "/m/2"}).status().code(), kCancelled);
+  ExpectUnharmed();
+
+  progress_ = [&](const WeightsProgress&) {
+    other.reset();  // as the other load ends
+    return true;
+  };
+
+  EXPECT_TRUE(Load({.path = "/m/2"}).ok());
+  EXPECT_TRUE(load_turn_.Take(absl::ZeroDuration()).has_value());
 }
 
 TEST_F(HeadVersionsFaultTest, CountsTheRoomThatThePreviousVersionGives) {

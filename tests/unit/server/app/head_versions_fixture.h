@@ -41,11 +41,12 @@ class HeadVersionsTest : public ::testing::Test {
   static constexpr int64_t kWeightBytes = kVocab * kHidden * 2;
 
   HeadVersionsTest() {
-    options_.model.roots = std::make_shared<const AllowedRoots>(*AllowedRoots::Create({"/"}));
-    options_.batcher.batch_rows_max = 64;
-    options_.batcher.batch_wait_max = absl::ZeroDuration();
-    options_.plan = PlanOf(1);
+    load_.model.roots = std::make_shared<const AllowedRoots>(*AllowedRoots::Create({"/"}));
+    load_.batcher.batch_rows_max = 64;
+    load_.batcher.batch_wait_max = absl::ZeroDuration();
+    load_.plan = PlanOf(1);
     options_.source = "/m/1";
+    options_.load_turn = &load_turn_;
     options_.on_change = [this] { ++num_changes_; };
     folders_["/m/2"] = {.seed = 2};
     folders_["/m/3"] = {.seed = 3};
@@ -74,9 +75,10 @@ class HeadVersionsTest : public ::testing::Test {
     replicas.push_back(MakeEngine(1));
     HeadInfo info = engines_[1]->info();
     info.weight_bytes = kWeightBytes;
-    head_ = *LocalHead::Create(info, std::move(weights), std::move(replicas), options_.batcher,
+    head_ = *LocalHead::Create(info, std::move(weights), std::move(replicas), load_.batcher,
                                Clock::Steady(), metrics_);
-    versions_ = std::make_unique<HeadVersions>(*head_, options_, parts_, metrics_);
+    versions_ = std::make_unique<HeadVersions>(*head_, VersionLoader(load_, parts_, metrics_),
+                                               options_, metrics_);
   }
 
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load) {
@@ -139,9 +141,11 @@ class HeadVersionsTest : public ::testing::Test {
             {{"host", "weights", kWeightBytes}}};
   }
 
+  VersionLoader::Options load_;
+  VersionLoader::Parts parts_;
   HeadVersions::Options options_;
-  HeadVersions::Parts parts_;
-  HeadVersions::Progress progress_;
+  LoadTurn load_turn_;
+  LoadTicker::Progress progress_;
   std::map<std::string, FakeFolder> folders_;
   /// Instead of the plan that fits.
   std::function<absl::StatusOr<EnginePlan>()> plan_;

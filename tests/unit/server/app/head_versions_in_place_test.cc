@@ -13,7 +13,9 @@
 namespace logprobd::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using HeadVersionsInPlaceTest = HeadVersionsTest;
 
@@ -86,6 +88,21 @@ TEST_F(HeadVersionsInPlaceTest, PlansAgainOnceTheOldOnesAreGone) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
+// It was advised to load in place.
+TEST_F(HeadVersionsInPlaceTest, SaysWhatIsMissingForOneCopy) {
+  Make();
+  available_ = 0;
+
+  const absl::Status status = Load({.path = "/m/2", .in_place = true}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("no room for the new version: it needs 64.0"), Not(HasSubstr("in_place"))));
+  EXPECT_EQ(num_created_, 0);
+  ExpectUnharmed();
+}
+
 TEST_F(HeadVersionsInPlaceTest, ChecksTheFolderBeforeAnythingGoes) {
   Make();
   folders_["/m/2"].has_nan = true;
@@ -155,6 +172,39 @@ TEST_F(HeadVersionsInPlaceTest, IsNotReadyWhenNeitherVersionCanBeHadUntilOneIsLo
   EXPECT_TRUE(head_->ready());
   EXPECT_EQ(head_->failure(), "");
   EXPECT_EQ(ScoredBy(), versions_->List().live.version);
+}
+
+// Requests that waited were told that the weights were lost, and so was the log.
+TEST_F(HeadVersionsInPlaceTest, StoppedMeanwhileItSaysSo) {
+  Make();
+  absl::Notification done;
+  absl::StatusOr<ScoreResult> result;
+  on_create_ = [&](const HeadWeights& weights) {
+    if (weights.info().weights_version == 1) {
+      return absl::OkStatus();
+    }
+    EXPECT_TRUE(head_
+                    ->Submit(RequestOfRows(1),
+                             [&](absl::StatusOr<ScoreResult> answer) {
+                               result = std::move(answer);
+                               done.Notify();
+                             })
+                    .ok());
+    versions_->Stop();
+    std::vector<std::byte> row(kHidden * 2);
+    absl::Status read;
+    while (read.ok()) {
+      read = weights.ReadRows(0, 1, row.data(), kHidden * 2);
+    }
+    return read;
+  };
+
+  EXPECT_EQ(Load({.path = "/m/2", .in_place = true}).status().code(),
+            absl::StatusCode::kUnavailable);
+
+  done.WaitForNotification();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("shutting down"));
 }
 
 TEST_F(HeadVersionsInPlaceTest, FailsAgainFromNothingAndStaysNotReady) {

@@ -127,6 +127,16 @@ TEST_F(HeadVersionsTest, NumbersAVersionOneAboveAllThatItHas) {
   EXPECT_EQ(Load({.path = "/m/3"})->version, 10U);
 }
 
+// Other weights got the number of a version that had answered requests.
+TEST_F(HeadVersionsTest, NumbersNoVersionLikeOneThatItHasHad) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
+  ASSERT_TRUE(versions_->Rollback().ok());
+  ASSERT_TRUE(versions_->Discard(false, true).ok());
+
+  EXPECT_EQ(Load({.path = "/m/3"})->version, 3U);
+}
+
 TEST_F(HeadVersionsTest, RefusesNumbersThatAreLiveOrKept) {
   Make();
   EXPECT_EQ(Load({.path = "/m/2", .version = 1}).status().code(), absl::StatusCode::kAlreadyExists);
@@ -176,7 +186,7 @@ TEST_F(HeadVersionsTest, RefusesVersionsWhoseEnginesHaveFailed) {
   const absl::Status refused = versions_->Rollback().status();
 
   EXPECT_EQ(refused.code(), kFailedPrecondition);
-  EXPECT_EQ(ScoredBy(), 2U);
+  EXPECT_EQ(ScoredBy(), 3U);
 }
 
 TEST_F(HeadVersionsTest, RefusesToRollBackWithoutAPreviousVersion) {
@@ -262,6 +272,19 @@ TEST_F(HeadVersionsTest, ListReadsTheFirstVersionsDigestOnceAndKeepsItThroughACo
   EXPECT_EQ(state.previous->sha256.size(), 64U);
   EXPECT_NE(state.previous->sha256, state.live.sha256);
   EXPECT_EQ(versions_->List().live.sha256, state.previous->sha256);
+}
+
+// The digest of the first weights was shown for others that had been given their number.
+TEST_F(HeadVersionsTest, ListTellsTheDigestOfTheWeightsThatHaveTheNumberNow) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
+  ASSERT_TRUE(versions_->Discard(false, true).ok());
+  const absl::StatusOr<WeightsVersion> loaded =
+      Load({.path = "/m/3", .version = 1, .commit = true});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+
+  EXPECT_EQ(versions_->List().live.version, 1U);
+  EXPECT_EQ(versions_->List().live.sha256, loaded->sha256);
 }
 
 TEST_F(HeadVersionsTest, RefusesEverythingOnceItIsStopped) {

@@ -15,6 +15,8 @@ TEST(LoadProgressTest, SaysHowFarItIs) {
   progress.Update(25 << 20, 100 << 20);
 
   EXPECT_EQ(progress.Text(), "25 % of 100.0 MiB");
+  progress.Finish();
+  EXPECT_EQ(progress.Text(), "");  // the next head began with what the one before had ended
 }
 
 TEST(LoadProgressTest, DrawsOnATerminalTenTimesASecondAtMost) {

@@ -24,7 +24,7 @@ class LocalWeightStoreTest : public HeadVersionsTest {
 
   ~LocalWeightStoreTest() override { store_.Clear(); }
 
-  LocalWeightStore store_;
+  LocalWeightStore store_{{"default"}};
 };
 
 TEST_F(LocalWeightStoreTest, SaysThatNothingIsLoadedAndWhenToAskAgain) {
@@ -57,6 +57,21 @@ TEST_F(LocalWeightStoreTest, NamesTheHeadsThatAreThere) {
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(status.message(), "head: no \"other\" here; there is: default");
   }
+}
+
+// Without a name the head that was loaded first was changed, and the other did not exist.
+TEST_F(LocalWeightStoreTest, KnowsTheHeadsThatAreYetToCome) {
+  Make();
+  LocalWeightStore store({"default", "reference"});
+  store.Publish(std::shared_ptr<HeadVersions>(std::move(versions_)));
+
+  EXPECT_EQ(store.Load({.path = "/m/2"}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status loading = store.Commit("reference", 0).status();
+  EXPECT_EQ(loading.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(loading.message(), "head \"reference\": the weights are being loaded");
+  EXPECT_EQ(RetryAfter(loading), absl::Seconds(1));
+  EXPECT_EQ(store.List("")->size(), 1U);
+  store.Clear();
 }
 
 TEST_F(LocalWeightStoreTest, RefusesChangesOnceItIsStopped) {

@@ -1,0 +1,194 @@
+#include "server/app/version_loader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "server/app/plan.h"
+#include "server/app/stoppable_weights.h"
+#include "server/base/device_name.h"
+#include "server/base/errors.h"
+#include "server/base/human_bytes.h"
+#include "server/base/log.h"
+#include "server/base/start_thread.h"
+#include "server/weights/content_check.h"
+
+namespace logprobd {
+namespace {
+
+/// Loading takes less than this of host memory for a shard beyond what an engine then has.
+constexpr int64_t kLoadBytesOfShard = int64_t{64} << 20;
+
+/// Engines of other versions lie where those of `plan` do.
+EngineOptions WithLayoutOf(const EnginePlan& plan, EngineOptions options) {
+  options.device = plan.device;
+  options.shards = plan.num_shards();
+  options.replicas = plan.num_replicas();
+  options.gpus = GpusOf(plan.layout);
+  return options;
+}
+
+absl::Status CheckSha256Form(const std::string& sha256) {
+  constexpr size_t kHexDigits = 64;
+  if (sha256.empty() || (sha256.size() == kHexDigits &&
+                         std::all_of(sha256.begin(), sha256.end(), absl::ascii_isxdigit))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("sha256: must be empty or ", kHexDigits, " hexadecimal digits"));
+}
+
+absl::Status CheckSize(absl::string_view field, int64_t found, int64_t live) {
+  return found == live ? absl::OkStatus()
+                       : absl::InvalidArgumentError(absl::StrCat(
+                             field, ": the folder's head has ", found, ", the live one ", live,
+                             "; only a restart changes the shape"));
+}
+
+}  // namespace
+
+VersionLoader::VersionLoader(Options options, Parts parts, Metrics& metrics)
+    : options_(std::move(options)),
+      engine_options_(WithLayoutOf(options_.plan, options_.engine)),
+      parts_(std::move(parts)),
+      metrics_(metrics) {}
+
+absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& load,
+                                                             uint64_t number,
+                                                             const HeadInfo& live) const {
+  if (options_.model.roots == nullptr) {
+    return absl::PermissionDeniedError(
+        "loading weights is switched off: start the server with --weights-root DIR");
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(load.sha256));
+  ModelFolderOptions model = options_.model;
+  model.weights_version = number;
+  LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found, parts_.open_model(load.path, model));
+  for (const std::string& warning : found.warnings) {
+    LogWarning(warning, {{"head", name()}, {"path", load.path}});
+  }
+  Candidate candidate;
+  candidate.weights = std::move(found.weights);
+  const HeadInfo& info = candidate.weights->info();
+  LOGPROBD_RETURN_IF_ERROR(CheckSize("hidden_size", info.hidden_size, live.hidden_size));
+  LOGPROBD_RETURN_IF_ERROR(CheckSize("vocab_size", info.vocab_size, live.vocab_size));
+  candidate.facts = {.version = number,
+                     .sha256 = "",
+                     .source = load.path,
+                     .loaded_unix_seconds = 0,
+                     .weight_bytes = info.weight_bytes};
+  return candidate;
+}
+
+absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live) const {
+  absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, engine_options_);
+  if (absl::IsFailedPrecondition(plan.status()) && found.dtype == live.dtype) {
+    // With this dtype and layout it has worked before: what is missing is memory of GPUs.
+    return absl::ResourceExhaustedError(plan.status().message());
+  }
+  return plan;
+}
+
+absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
+                                            int64_t freed_bytes) const {
+  const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
+  if (!available.ok()) {
+    LogWarning("memory is not checked before weights are loaded",
+               {{"head", name()}, {"reason", available.status().message()}});
+    return absl::OkStatus();
+  }
+  const int64_t needed = TotalBytes(plan.memory, "host") +
+                         plan.num_replicas() * ScoringEngine::kBatchesInFlight *
+                             Batcher::StagingBytes(options_.batcher.batch_rows_max, found) +
+                         plan.num_replicas() * plan.num_shards() * kLoadBytesOfShard;
+  const int64_t there = *available + freed_bytes;
+  if (needed <= there) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("it needs ", HumanBytes(needed), " of host memory, ", HumanBytes(there),
+                   " can be had: ", HumanBytes(needed - there), " are missing"));
+}
+
+absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& candidate,
+                                         LoadTicker& ticker) const {
+  absl::Status told;
+  absl::StatusOr<ContentCheck> content =
+      logprobd::CheckContent(*candidate.weights, [&](int64_t done_bytes, int64_t total_bytes) {
+        told = ticker.Tell("verifying", done_bytes, total_bytes);
+        return told.ok();
+      });
+  LOGPROBD_RETURN_IF_ERROR(told);
+  LOGPROBD_RETURN_IF_ERROR(content.status());
+  if (!load.sha256.empty() && absl::AsciiStrToLower(load.sha256) != content->sha256) {
+    return absl::DataLossError(absl::StrCat("sha256: the head in ", load.path, " has ",
+                                            content->sha256, ", asked for was ", load.sha256));
+  }
+  if (!content->nonfinite.empty() && !load.allow_nonfinite) {
+    return absl::InvalidArgumentError(absl::StrCat("the head in ", load.path,
+                                                   " is not finite: ", content->nonfinite,
+                                                   "; allow_nonfinite loads it all the same"));
+  }
+  candidate.facts.sha256 = std::move(content->sha256);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<HeadVersion>> VersionLoader::Make(
+    const std::shared_ptr<const HeadWeights>& weights, const EnginePlan& plan,
+    LoadTicker& ticker) const {
+  const absl::Time start = parts_.clock->Now();
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<ScoringEngine>> engines,
+                            CreateEngines(*weights, plan, ticker));
+  HeadInfo info = weights->info();
+  info.engine = plan.engine;
+  info.engine_reason = plan.reason;
+  info.layout = plan.layout;
+  LOGPROBD_ASSIGN_OR_RETURN(
+      std::unique_ptr<HeadVersion> made,
+      HeadVersion::Create(std::move(info), weights, std::move(engines), options_.batcher));
+  metrics_.RecordWeightsLoad(name(), absl::ToDoubleSeconds(parts_.clock->Now() - start));
+  return made;
+}
+
+EnginePlan VersionLoader::PlanOf(const HeadVersion& made) const {
+  EnginePlan plan = options_.plan;
+  plan.engine = made.info->engine;
+  plan.reason = made.info->engine_reason;
+  return plan;
+}
+
+/// On a thread of its own, so that the caller's hears meanwhile whether to go on.
+absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> VersionLoader::CreateEngines(
+    const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const {
+  std::atomic<bool> is_given_up = false;
+  std::atomic<int64_t> bytes_done = 0;
+  std::atomic<int64_t> bytes_total = weights.info().weight_bytes;
+  EngineOptions options = engine_options_;
+  options.progress = [&](int64_t done, int64_t total) {
+    bytes_done = done;
+    bytes_total = total;
+  };
+  absl::Notification is_made;
+  absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> engines;
+  LOGPROBD_ASSIGN_OR_RETURN(std::thread thread, StartThread("weights-load", [&] {
+                              const StoppableWeights stoppable(weights, is_given_up);
+                              engines = parts_.create_engines(stoppable, plan, options);
+                              is_made.Notify();
+                            }));
+  absl::Status told;
+  do {
+    if (told.ok()) {
+      told = ticker.Tell("loading", bytes_done, bytes_total);
+      is_given_up = !told.ok();
+    }
+  } while (!is_made.WaitForNotificationWithTimeout(LoadTicker::kPeriod));
+  thread.join();
+  LOGPROBD_RETURN_IF_ERROR(told);
+  return engines;
+}
+
+}  // namespace logprobd
