@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the service end to end on one machine, and what it replaces beside it, in one run.
 
-    e2e_bench.py --out service.json                     everything that 8.5 minutes allow, on a GPU
+    e2e_bench.py --out service.json                     everything that 8 minutes allow, on a GPU
     e2e_bench.py --only tcp,shm --hidden 4096           some sections, in that order
     e2e_bench.py --only baselines,swap --out more.json  those that take minutes each
     e2e_bench.py --only tcp,shm --replicas 2            two GPUs, with a whole head each
@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=8.5,
+        default=8.0,
         help="begin no round after these, and end within one more",
     )
     parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import scoring_rpc
+from google.protobuf.message import DecodeError
 
 # Children that are forked from a process in which gRPC runs would hang.
 SPAWN = multiprocessing.get_context("spawn")
@@ -64,7 +65,10 @@ def call(scoring: scoring_rpc.Scoring, message: bytes) -> Answer:
     except grpc.RpcError as error:
         return Answer(sent, time.monotonic(), error.code().value[0], 0, 0)
     ended = time.monotonic()
-    response = scoring_rpc.messages().ScoreResponse.FromString(data)
+    try:
+        response = scoring_rpc.messages().ScoreResponse.FromString(data)
+    except DecodeError:
+        return Answer(sent, ended, grpc.StatusCode.DATA_LOSS.value[0], 0, 0)
     crc = zlib.crc32(response.entropy, zlib.crc32(response.logprob))
     return Answer(sent, ended, 0, response.weights_version, crc)
 
@@ -108,12 +112,15 @@ class Clients:
         ]
 
     def __enter__(self) -> "Clients":
-        for process in self.processes:
-            process.start()
-        for _ in range(self._count):
-            if not self._ready.acquire(timeout=STARTS_WITHIN_S):
-                self.__exit__()
-                raise RuntimeError(f"clients were not ready in {STARTS_WITHIN_S} s")
+        try:
+            for process in self.processes:
+                process.start()
+            for _ in range(self._count):
+                if not self._ready.acquire(timeout=STARTS_WITHIN_S):
+                    raise RuntimeError(f"clients were not ready in {STARTS_WITHIN_S} s")
+        except BaseException:
+            self.__exit__()
+            raise
         self._go.set()
         return self
 
@@ -131,6 +138,8 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for process in self.processes:
+            if process.pid is None:  # not started
+                continue
             process.join(5)
             if process.is_alive():
                 process.kill()

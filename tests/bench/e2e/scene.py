@@ -42,7 +42,9 @@ class Scene:
         folder = self.work / f"head-{hidden}-{seed}"
         if not folder.exists():
             started = time.monotonic()
-            write_head(folder, vocab=self.vocab, hidden=hidden, seed=seed)
+            # One that was left half written would be scored as zeros, which a GPU multiplies faster.
+            part = folder.with_suffix(".part")
+            write_head(part, vocab=self.vocab, hidden=hidden, seed=seed).rename(folder)
             say(f"made {folder.name} in {time.monotonic() - started:.1f} s")
         return folder
 
