@@ -103,7 +103,8 @@ def say(text: str) -> None:
 def checked(load: Load, what: str) -> Load:
     """The load, if every request was answered."""
     if load.errors or not load.requests:
-        raise RuntimeError(f"{what}: {load.errors} of {load.requests} failed: {load.first_error}")
+        answered = f"{load.requests} requests were answered, {load.errors} failed"
+        raise RuntimeError(f"{what}: {answered}: {load.first_error}")
     return load
 
 
@@ -138,6 +139,11 @@ def in_turn(
         parts = (f"{name} {figures[name][-1]:,.4g}" for name in names)
         say(f"  round {number + 1}: {', '.join(parts)}")
     return figures
+
+
+def same_rounds(others: list[float], figures: list[float]) -> list[float]:
+    """Those of `others` that were taken beside `figures`, which may have ended earlier."""
+    return others[: len(figures)]
 
 
 def median(values: list[float]) -> float:

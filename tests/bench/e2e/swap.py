@@ -72,12 +72,12 @@ def measure(scene: Scene) -> None:
             took = swap_many(weights, heads, scene.end_of(BUDGET_S), failures)
             time.sleep(scene.seconds)
             answers = clients.finish()
-    verdict = judge(answers, crc_of, requests.rows)
-    if not verdict.rows_per_second:
-        raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed: nothing to judge")
-    add(scene, hidden, verdict, answers, took, alone)
-    if failures:
-        raise RuntimeError("; ".join(failures))
+        verdict = judge(answers, crc_of, requests.rows)
+        if not verdict.rows_per_second:
+            raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed")
+        add(scene, hidden, verdict, answers, took, alone)
+        if failures:  # here, so that the server's log is shown
+            raise RuntimeError("; ".join(failures))
 
 
 def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: list) -> list[int]:

@@ -84,6 +84,10 @@ def test_a_contender_that_fails_takes_no_further_part() -> None:
     assert failures == ["b: gone"]
 
 
+def test_a_contender_that_ended_early_is_compared_with_the_rounds_that_it_had() -> None:
+    assert scene.same_rounds([9.0, 8.0, 5.0], [1.0, 2.0]) == [9.0, 8.0]
+
+
 def test_rounds_before_the_end_of_time_are_kept() -> None:
     left = iter([1.0, 2.0])
 
@@ -118,7 +122,7 @@ def parsed(**fields: object) -> load.Load:
 
 
 def test_a_load_with_failed_requests_is_no_figure() -> None:
-    with pytest.raises(RuntimeError, match="1 of 3 failed: UNAVAILABLE: gone"):
+    with pytest.raises(RuntimeError, match="3 requests were answered, 1 failed: UNAVAILABLE: gone"):
         scene.checked(parsed(errors=1, first_error="UNAVAILABLE: gone"), "bulk")
     with pytest.raises(load.LoadError, match="no such flag"):
         load.parse("", "no such flag", "tcp")
