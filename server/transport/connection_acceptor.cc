@@ -25,6 +25,10 @@ namespace {
 /// How long it leaves waiting connections alone when there is no file for them.
 constexpr absl::Duration kNoFilePause = absl::Milliseconds(50);
 
+/// Connections that are taken before the other listeners and the wish to stop are looked at:
+/// clients could connect as fast as it takes them.
+constexpr int kAcceptsMax = 64;
+
 absl::Status CannotListen(const ConnectionAcceptor::Options& options, absl::string_view reason) {
   return absl::UnavailableError(
       absl::StrCat(options.flag, ": cannot listen on ", options.address.ToString(), ": ", reason));
@@ -58,18 +62,12 @@ int OpenFilesMax() {
 
 }  // namespace
 
-ConnectionAcceptor::File::~File() {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
-}
-
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const Options& options) {
   int port = options.address.port;
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<File> listeners, Bind(options, port));
-  File wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (wake.get() < 0) {
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<FileDescriptor> listeners, Bind(options, port));
+  FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.is_open()) {
     return absl::ResourceExhaustedError(
         absl::StrCat(options.flag, ": no file to listen with: ", std::strerror(errno)));
   }
@@ -77,8 +75,8 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
       new ConnectionAcceptor(options, port, std::move(listeners), std::move(wake)));
 }
 
-absl::StatusOr<std::vector<ConnectionAcceptor::File>> ConnectionAcceptor::Bind(
-    const Options& options, int& port) {
+absl::StatusOr<std::vector<FileDescriptor>> ConnectionAcceptor::Bind(const Options& options,
+                                                                     int& port) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -89,11 +87,12 @@ absl::StatusOr<std::vector<ConnectionAcceptor::File>> ConnectionAcceptor::Bind(
     return CannotListen(options, gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-  std::vector<File> listeners;
+  std::vector<FileDescriptor> listeners;
   std::string reason = "the name has no address";
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    File listener(socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
-    if (listener.get() < 0) {
+    FileDescriptor listener(
+        socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+    if (!listener.is_open()) {
       reason = std::strerror(errno);  // a host without IPv6, say
       continue;
     }
@@ -139,7 +138,7 @@ void ConnectionAcceptor::Stop() {
 
 void ConnectionAcceptor::Run() {
   std::vector<pollfd> polled;
-  for (const File& listener : listeners_) {
+  for (const FileDescriptor& listener : listeners_) {
     polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
   }
   polled.push_back({.fd = wake_.get(), .events = POLLIN, .revents = 0});
@@ -161,7 +160,7 @@ void ConnectionAcceptor::Run() {
 }
 
 bool ConnectionAcceptor::Accept(int listener) {
-  while (true) {
+  for (int i = 0; i < kAcceptsMax; ++i) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
       // Of the others, most are a connection's that has gone already.
@@ -177,6 +176,7 @@ bool ConnectionAcceptor::Accept(int listener) {
     SetOn(socket, IPPROTO_TCP, TCP_NODELAY);
     handler_(socket);
   }
+  return true;
 }
 
 }  // namespace logprobd

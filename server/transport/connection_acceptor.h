@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/base/listen_address.h"
+#include "server/transport/file_descriptor.h"
 
 namespace logprobd {
 
@@ -47,37 +48,22 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  /// A descriptor, closed at its end.
-  class File {
-   public:
-    explicit File(int fd = -1) : fd_(fd) {}
-    File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    File& operator=(File&& other) noexcept {
-      std::swap(fd_, other.fd_);
-      return *this;
-    }
-    ~File();
-    int get() const { return fd_; }
-
-   private:
-    int fd_;
-  };
-
-  ConnectionAcceptor(Options options, int port, std::vector<File> listeners, File wake)
+  ConnectionAcceptor(Options options, int port, std::vector<FileDescriptor> listeners,
+                     FileDescriptor wake)
       : options_(std::move(options)),
         port_(port),
         listeners_(std::move(listeners)),
         wake_(std::move(wake)) {}
 
-  static absl::StatusOr<std::vector<File>> Bind(const Options& options, int& port);
+  static absl::StatusOr<std::vector<FileDescriptor>> Bind(const Options& options, int& port);
   void Run();
-  /// False: there is no file for a connection that waits.
+  /// Takes some of the connections that wait. False: there is no file for the next.
   bool Accept(int listener);
 
   const Options options_;
   const int port_;
-  std::vector<File> listeners_;
-  const File wake_;  ///< An eventfd: readable once it is to stop.
+  std::vector<FileDescriptor> listeners_;
+  const FileDescriptor wake_;  ///< An eventfd: readable once it is to stop.
   Handler handler_;
   std::thread thread_;
 };

@@ -3,33 +3,14 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "server/transport/file_descriptor.h"
 
 namespace logprobd {
-namespace {
-
-/// Closes on the way out.
-class Socket {
- public:
-  Socket(int domain, int type) : fd_(socket(domain, type | SOCK_CLOEXEC, 0)) {}
-  ~Socket() {
-    if (fd_ >= 0) {
-      close(fd_);
-    }
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-}  // namespace
 
 absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, int type) {
   sockaddr_un address = {};
@@ -47,13 +28,17 @@ absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, in
         absl::StrCat(flag, ": ", path, " exists and is no socket; it is left alone"));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const Socket probe(AF_UNIX, type);
-  // EPROTOTYPE: a server of another type.
-  if (connect(probe.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-      errno == EPROTOTYPE) {
+  // One that does not wait: the queue of a server that hangs may be full.
+  const FileDescriptor probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
+      errno == EPROTOTYPE || errno == EAGAIN) {  // a server of another type; a full queue
     return absl::UnavailableError(absl::StrCat(flag, ": another server is listening on ", path));
   }
-  return absl::OkStatus();
+  if (errno == ECONNREFUSED || errno == ENOENT) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(absl::StrCat(flag, ": who is listening on ", path,
+                                             " cannot be told: ", std::strerror(errno)));
 }
 
 }  // namespace logprobd

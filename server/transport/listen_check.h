@@ -9,8 +9,9 @@
 
 namespace logprobd {
 
-/// INVALID_ARGUMENT when `path` cannot be a Unix socket; UNAVAILABLE when a server answers there.
-/// A socket that nobody serves is left over and may be replaced. `type` is that of the server.
+/// INVALID_ARGUMENT when `path` cannot be a Unix socket; UNAVAILABLE when a server listens there or
+/// when that cannot be told. A socket that nobody serves is left over and may be replaced. `type`
+/// is that of the server. Does not block.
 absl::Status CheckSocketPath(absl::string_view flag, const std::string& path,
                              int type = SOCK_STREAM);
 

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,10 +12,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/few_files.h"
 
-namespace logprobd {
+namespace logprobd::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -52,6 +53,11 @@ class TestClient {
   TestClient& operator=(const TestClient&) = delete;
 
   bool is_connected() const { return is_connected_; }
+  /// Its end will leave no port behind that waits.
+  void Reset() {
+    const linger at_once = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  }
   /// Waits for the other end to close.
   bool SeesTheEnd() const {
     char byte = 0;
@@ -96,25 +102,6 @@ class Taken {
   absl::Mutex mutex_;
   std::vector<int> sockets_ ABSL_GUARDED_BY(mutex_);
   size_t count_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-/// Lowers the limit of open files to `left` above the highest that is open, for a scope.
-class FewFiles {
- public:
-  explicit FewFiles(int left) {
-    getrlimit(RLIMIT_NOFILE, &before_);
-    const int next = dup(0);
-    close(next);
-    rlimit few = before_;
-    few.rlim_cur = static_cast<rlim_t>(next + left);
-    setrlimit(RLIMIT_NOFILE, &few);
-  }
-  ~FewFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
-  FewFiles(const FewFiles&) = delete;
-  FewFiles& operator=(const FewFiles&) = delete;
-
- private:
-  rlimit before_ = {};
 };
 
 TEST(ConnectionAcceptorTest, HandsOverNonBlockingConnections) {
@@ -189,6 +176,32 @@ TEST(ConnectionAcceptorTest, ConnectionsAfterItsEndAreRefused) {
   EXPECT_FALSE(TestClient(AF_INET, port).is_connected());
 }
 
+// It took connections as long as any came, and its owner waited for it.
+TEST(ConnectionAcceptorTest, EndsThoughConnectionsComeAsFastAsTheyAreTaken) {
+  constexpr int kMost = 20'000;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  const int port = (*acceptor)->port();
+  int taken = 0;
+  absl::Notification flooded;
+  const auto take = [&](int socket) {
+    close(socket);
+    if (++taken < kMost) {
+      TestClient(AF_INET, port).Reset();  // the next one waits already
+    }
+    if (taken == 100) {
+      flooded.Notify();
+    }
+  };
+  ASSERT_TRUE((*acceptor)->Start(take).ok());
+  TestClient(AF_INET, port).Reset();
+  flooded.WaitForNotification();
+
+  (*acceptor)->Stop();
+
+  EXPECT_LT(taken, kMost);
+}
+
 // A connection that came when no file was left ended the listener for good.
 TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndListensOnWhenTheyAreFreeAgain) {
   Taken taken;
@@ -233,4 +246,4 @@ TEST(ConnectionAcceptorTest, TakesWhatWaitedOnceThereAreFilesAgain) {
 }
 
 }  // namespace
-}  // namespace logprobd
+}  // namespace logprobd::testing

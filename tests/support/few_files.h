@@ -1,0 +1,27 @@
+#pragma once
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+namespace logprobd::testing {
+
+/// Lowers the limit of open files for a scope, so that `left` more can be opened.
+class FewFiles {
+ public:
+  explicit FewFiles(int left) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const int next = dup(0);
+    close(next);
+    rlimit few = before_;
+    few.rlim_cur = static_cast<rlim_t>(next + left);
+    setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+  FewFiles(const FewFiles&) = delete;
+  FewFiles& operator=(const FewFiles&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+}  // namespace logprobd::testing
