@@ -15,7 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
@@ -245,7 +245,7 @@ void Mappings::Unmap(const Mapping& mapping) {
 void Mappings::Release(Mapping& mapping) {
   const absl::MutexLock lock(&mutex_);
   if (--mapping.uses > 0) return;
-  mapping.idle_since = absl::Now();
+  mapping.idle_since = Clock::Steady().Now();
   wake_ = wake_ || mapping.idle_since + options_.idle_time_max < next_look_ || is_stopping_;
 }
 
@@ -283,10 +283,10 @@ void Mappings::Run() {
   const absl::MutexLock lock(&mutex_);
   while (!is_stopping_) {
     wake_ = false;
-    next_look_ = CloseIdleLocked(absl::Now());
-    mutex_.AwaitWithDeadline(absl::Condition(&wake_), next_look_);
+    next_look_ = CloseIdleLocked(Clock::Steady().Now());
+    Clock::Steady().AwaitUntil(mutex_, absl::Condition(&wake_), next_look_);
   }
-  CloseIdleLocked(absl::Now());
+  CloseIdleLocked(Clock::Steady().Now());
 }
 
 class CudaIpcMemory final : public DeviceMemory {

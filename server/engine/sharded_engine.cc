@@ -16,6 +16,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/check.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
@@ -31,6 +32,9 @@ constexpr absl::Duration kPause = absl::Microseconds(50);
 
 /// How often a batch that is still being enqueued is looked at.
 constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
+
+/// Of waits that go by real time, whatever the engine's clock is.
+absl::Time RealNow() { return Clock::Steady().Now(); }
 
 /// Whether the shards are as able as before after this failure of a batch.
 bool IsOfTheBatchAlone(const absl::Status& status) {
@@ -153,8 +157,8 @@ void ShardedEngine::RunSubmitThread() {
 
 /// The oldest batch that was not taken; null when the engine stops and none is left.
 ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
-  const absl::Time sleep_from = absl::Now() + options_.look_for;
-  while (num_started_.load(std::memory_order_acquire) == num_taken_ && absl::Now() < sleep_from) {
+  const absl::Time sleep_from = RealNow() + options_.look_for;
+  while (num_started_.load(std::memory_order_acquire) == num_taken_ && RealNow() < sleep_from) {
     std::this_thread::yield();
   }
   const absl::MutexLock lock(&mutex_);
@@ -229,7 +233,7 @@ absl::Status ShardedEngine::Finish(Job& job) {
 }
 
 absl::Status ShardedEngine::AwaitShards(const Job& job) {
-  const absl::Time sleep_from = absl::Now() + kLookFor;
+  const absl::Time sleep_from = RealNow() + kLookFor;
   while (true) {
     bool is_done = true;
     for (const std::unique_ptr<EngineShard>& shard : shards_) {
@@ -241,7 +245,7 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
     if (team_.size() > 1) LOGPROBD_RETURN_IF_ERROR(team_.collective().Check());
     if (is_done) return absl::OkStatus();
     if (clock_.Now() >= job.deadline) return TimedOut();
-    if (absl::Now() < sleep_from) {
+    if (RealNow() < sleep_from) {
       std::this_thread::yield();
     } else {
       absl::SleepFor(kPause);
@@ -284,7 +288,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
       "a replica of the head has failed",
       {{"head", options_.info.name}, {"replica", options_.replica}, {"error", status.message()}});
   team_.Abort(status);
-  const absl::Time until = absl::Now() + options_.rest_time_max;
+  const absl::Time until = RealNow() + options_.rest_time_max;
   const auto is_idle = [&] {
     {
       const absl::MutexLock lock(&mutex_);
@@ -296,7 +300,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
     return std::all_of(shards_.begin(), shards_.end(),
                        [](const auto& shard) { return shard->IsIdle(); });
   };
-  while (!is_idle() && absl::Now() < until) absl::SleepFor(kPause);
+  while (!is_idle() && RealNow() < until) absl::SleepFor(kPause);
   // What is stuck in a call that never returns is answered too.
   const absl::MutexLock lock(&mutex_);
   for (const JobPointer& job : jobs_) {

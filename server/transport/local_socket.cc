@@ -20,9 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "logprobd/v1/local.pb.h"
-#include "server/base/check.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
@@ -39,6 +38,8 @@ constexpr int kBacklog = 128;
 
 /// How long no connection is accepted after one could not be, for want of file descriptors.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+
+absl::Time Now() { return Clock::Steady().Now(); }
 
 absl::Status CannotListen(const std::string& path) {
   return absl::UnavailableError(
@@ -203,7 +204,7 @@ void LocalSocket::Impl::Make() {
 void LocalSocket::Impl::Run() {
   std::vector<pollfd> polled;
   while (true) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = Now();
     polled.clear();
     polled.push_back({wake.get(), POLLIN, 0});
     polled.push_back({now < accept_again ? -1 : listener.get(), POLLIN, 0});
@@ -234,7 +235,7 @@ void LocalSocket::Impl::Run() {
       }
     }
     AnswerMade();
-    EndConnections(absl::Now());
+    EndConnections(Now());
     if (polled[1].revents != 0) {
       Accept();
     }
@@ -246,7 +247,7 @@ void LocalSocket::Impl::Accept() {
   Connection connection;
   connection.socket =
       FileDescriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  connection.connected = absl::Now();
+  connection.connected = Now();
   if (!connection.socket.is_open()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
       LogWarning("local: a connection could not be accepted", {{"error", std::strerror(errno)}});

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_local_memory.h"
+#include "tests/support/few_files.h"
 #include "tests/support/local_client.h"
 
 namespace logprobd::testing {
@@ -189,6 +190,22 @@ TEST_F(LocalSocketTest, HasNoMorePlacesThanItWasGiven) {
   first.Close();
   pinning_.WaitForPinned(0);  // its place is free
   ExpectServing();
+}
+
+TEST_F(LocalSocketTest, TakesAClientThatCameWhenNoFileWasLeft) {
+  ControlClient first(path_);
+  first.Hello();
+  std::unique_ptr<ControlClient> second;
+  {
+    const FewFiles none(1);  // the client's own
+    second = std::make_unique<ControlClient>(path_);
+    for (int i = 0; i < 2; ++i) {  // the thread that waits has seen the second one
+      EXPECT_EQ(first.CloseRegion(std::string(16, 'x')).status_code(),
+                Code(absl::StatusCode::kNotFound));
+    }
+  }
+
+  EXPECT_EQ(second->Hello().status_code(), 0);
 }
 
 TEST_F(LocalSocketTest, DropsAClientThatDoesNotTakeItsAnswers) {
