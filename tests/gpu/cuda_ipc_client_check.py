@@ -34,7 +34,8 @@ def serve(binary: pathlib.Path, folder: pathlib.Path, gpus: str):
     model = folder / "model"
     model.mkdir()
     ModelFolder.write(model, vocab=VOCAB, hidden=HIDDEN)
-    options = ["--model", str(model), "--local", str(folder / "logprobd.sock"), "--gpus", gpus]
+    options = ["--model", str(model), "--local", str(folder / "logprobd.sock"), "--cuda-ipc"]
+    options += ["--gpus", gpus]
     process = ServerProcess(binary.parent, *options, device="cuda")
     process.command[0] = str(binary)
     return process.start()
