@@ -45,9 +45,8 @@ class DeviceMemory {
   /// The slice as a payload whose owner keeps the mapping. Mappings are kept for a while after
   /// their last use. Whatever the handle, the GPU's context stays good. Errors:
   ///   INVALID_ARGUMENT     no handle of living memory, or a slice beyond the allocation
-  ///   FAILED_PRECONDITION  a GPU that this server neither uses nor reaches, memory of this
-  ///   process,
-  ///                        or a host that cannot share GPU memory between processes
+  ///   FAILED_PRECONDITION  a GPU that this server neither uses nor reaches, this process's own
+  ///                        memory, or a host that does not share GPU memory between processes
   ///   RESOURCE_EXHAUSTED   too many mappings
   virtual absl::StatusOr<HiddenPayload> Open(const DeviceSlice& slice) = 0;
 

@@ -80,6 +80,7 @@ absl::Status Batcher::SetLimits(const Options& options) {
   impl_->SetLimits(options);
   return absl::OkStatus();
 }
+
 void Batcher::Commit(Generation* next) { impl_->Commit(next); }
 
 void Batcher::AwaitRetired() { impl_->AwaitRetired(); }

@@ -102,6 +102,7 @@ class Batcher {
   /// rest is fixed at creation. What is queued stays. INVALID_ARGUMENT as in Create: then nothing
   /// changes.
   absl::Status SetLimits(const Options& options);
+
   /// Makes `next`, of the same hidden_size, live; returns at once. The generation before retires:
   /// requests that have begun on it or are pinned to it go to its engines first, all others to
   /// `next`. Null: no version is live for now, and what is not the retiring one's waits. From one

@@ -87,6 +87,18 @@ TEST_F(SharedRegionsTest, SealsTheMemoryAgainstItsClient) {
   EXPECT_NE(fcntl(region.file.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
+// No seal prevents it that lets the client write.
+TEST_F(SharedRegionsTest, ReadsHolesThatItsClientPunchesAsZeros) {
+  const SharedRegions::Created region = CreateRegion(2 * kPage);
+  const HiddenPayload payload = Find(region.id, 0, 2 * kPage);
+  ASSERT_EQ(pwrite(region.file.get(), "rows", 4, kPage), 4);
+
+  ASSERT_EQ(fallocate(region.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * kPage),
+            0);
+
+  EXPECT_THAT(payload.pieces[0], Each(std::byte{0}));
+}
+
 TEST_F(SharedRegionsTest, RefusesSlicesBeyondTheRegion) {
   const SharedRegions::Created region = CreateRegion(2 * kPage);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
