@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
     )
-    parser.add_argument("--replicas", type=int, default=1, help="GPUs, with a whole head each")
+    parser.add_argument("--replicas", type=int, default=1, help="whole heads, each on a GPU of its own")
     parser.add_argument(
         "--hidden", type=sizes, help="hidden sizes; the first one for every section"
     )
@@ -120,8 +120,6 @@ def arguments() -> argparse.Namespace:
         args.device = "cpu" if gpu_memory_mib() is None else "cuda"
     if args.cut_smaller is None:
         args.cut_smaller = f"--batch-rows {max(1, args.batch_rows // 4)}"
-    if args.replicas > 1 and args.device == "cpu":
-        parser.error("--replicas needs as many GPUs: leave it out on a CPU")
     for program in PROGRAMS:
         if not (args.bin_dir / program).exists():
             parser.error(

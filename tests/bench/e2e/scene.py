@@ -49,9 +49,8 @@ class Scene:
         return folder
 
     def _engine_options(self) -> list[str]:
-        options = ["--batch-rows", f"{self.batch_rows}"]
+        options = ["--batch-rows", f"{self.batch_rows}", "--replicas", f"{self.replicas}"]
         if self.device == "cuda":
-            options += ["--replicas", f"{self.replicas}"]
             options += ["--gpus", ",".join(str(gpu) for gpu in range(self.replicas))]
         return options
 
