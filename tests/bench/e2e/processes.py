@@ -77,6 +77,7 @@ class EngineBench:
         assert self.process.stdout
         if not select.select([self.process.stdout], [], [], within_s)[0]:
             self.process.kill()
+            self.process.wait()
             raise RuntimeError(f"engine_bench said nothing for {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line:

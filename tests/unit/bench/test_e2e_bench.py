@@ -221,6 +221,16 @@ def test_sections_keep_the_order_that_was_asked() -> None:
         e2e_bench.names("tcp,udp")
 
 
+def test_an_engine_that_says_nothing_is_ended(tmp_path: pathlib.Path, monkeypatch) -> None:
+    program = tmp_path / "engine_bench"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(processes, "ENGINE_STARTS_WITHIN_S", 0.05)
+
+    with pytest.raises(RuntimeError, match="engine_bench said nothing"):
+        processes.EngineBench(tmp_path)
+
+
 def test_a_server_that_does_not_start_is_ended_and_its_log_shown(
     binaries: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
