@@ -2,6 +2,7 @@
 
 #include <grpcpp/support/stub_options.h>
 
+#include <optional>
 #include <utility>
 
 namespace logprobd::client {
@@ -21,9 +22,17 @@ void GrpcStream::Start() {
 void GrpcStream::Write(grpc::ByteBuffer message) {
   absl::MutexLock lock(&mutex_);
   if (is_over_) return;
-  queue_.emplace_back();
-  queue_.back().Swap(&message);
+  queue_.emplace_back(std::in_place).value().Swap(&message);
   Continue();
+}
+
+bool GrpcStream::Withdraw(int64_t place) {
+  std::optional<grpc::ByteBuffer> message;  // destroyed last: its memory is let go without the lock
+  absl::MutexLock lock(&mutex_);
+  const int64_t index = place - begun_;
+  if (index < 0 || index >= static_cast<int64_t>(queue_.size())) return false;
+  message.swap(queue_[static_cast<size_t>(index)]);
+  return true;
 }
 
 void GrpcStream::CloseWrites() {
@@ -36,17 +45,20 @@ void GrpcStream::Cancel() { context_.TryCancel(); }
 
 int64_t GrpcStream::written() const {
   absl::MutexLock lock(&mutex_);
-  return written_;
+  return is_writing_ ? begun_ - 1 : begun_;
 }
 
 void GrpcStream::Continue() {
-  if (is_writing_) return;
-  if (!queue_.empty()) {
-    outgoing_.Swap(&queue_.front());
+  while (!is_writing_ && !queue_.empty()) {
+    if (queue_.front().has_value()) {
+      outgoing_.Swap(&*queue_.front());
+      is_writing_ = true;
+      StartWrite(&outgoing_);
+    }
     queue_.pop_front();
-    is_writing_ = true;
-    StartWrite(&outgoing_);
-  } else if (is_closing_ && !has_closed_) {
+    ++begun_;
+  }
+  if (!is_writing_ && is_closing_ && !has_closed_) {
     has_closed_ = true;
     StartWritesDone();
   }
@@ -72,7 +84,6 @@ void GrpcStream::OnWriteDone(bool ok) {
   is_writing_ = false;
   outgoing_.Clear();
   if (!ok) is_over_ = true;
-  ++written_;
   if (!is_over_) Continue();
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -30,6 +31,7 @@ class GrpcStream final : public MessageStream,
 
   void Start() override;
   void Write(grpc::ByteBuffer message) override;
+  bool Withdraw(int64_t place) override;
   void CloseWrites() override;
   void Cancel() override;
   int64_t written() const override;
@@ -48,9 +50,9 @@ class GrpcStream final : public MessageStream,
   grpc::ByteBuffer incoming_;         ///< gRPC's while a read is under way.
 
   mutable absl::Mutex mutex_;
-  std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);  ///< Null: withdrawn.
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC's while a write is under way.
-  int64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -27,11 +27,14 @@ class MessageStream {
   virtual void Start() = 0;
   /// Queues a message. Messages leave in this order; those of a stream that has ended are dropped.
   virtual void Write(grpc::ByteBuffer message) = 0;
+  /// Takes the `place`th message given to Write, counted from 0, back before it is sent, and lets
+  /// its memory go. False: the connection has begun to take it.
+  virtual bool Withdraw(int64_t place) = 0;
   /// No more messages: the server ends the stream when it has answered what it has.
   virtual void CloseWrites() = 0;
   /// Ends the stream soon, with CANCELLED.
   virtual void Cancel() = 0;
-  /// How many of the messages given to Write the connection has taken.
+  /// How many of the messages given to Write the connection has taken, with those withdrawn.
   virtual int64_t written() const = 0;
 };
 

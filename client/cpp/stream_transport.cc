@@ -8,13 +8,12 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/rpc_methods.h"
 #include "logprobd/v1/scoring.pb.h"
 
 namespace logprobd::client {
 namespace {
 
-constexpr char kScoreMethod[] = "/logprobd.v1.Scoring/Score";
-constexpr char kStreamMethod[] = "/logprobd.v1.Scoring/ScoreStream";
 constexpr int64_t kWindowUnknown = 8;
 
 /// The request with its chunk_id before everything else: fields may come in any order, and the
@@ -42,17 +41,17 @@ struct StreamTransport::Lane {
   /// Each holds a place of the window, also when its call has ended meanwhile.
   absl::flat_hash_set<uint64_t> unanswered;
   int64_t sent = 0;
-  absl::Status broken;  ///< Why we cancelled it.
+  absl::Status broken;  ///< Why we cancelled it: what comes on it from then on is ignored.
 };
 
 struct StreamTransport::Chunk {
-  grpc::ByteBuffer request;  ///< Until it is sent.
+  grpc::ByteBuffer request;  ///< Kept, by reference, in case it is to be sent again.
   absl::Time deadline;
   std::shared_ptr<Scope> scope;
   std::shared_ptr<CancelScope> timer;  ///< Null without a deadline.
-  RpcDone done;
-  std::shared_ptr<Lane> lane;  ///< Null: waiting.
-  int64_t place = 0;           ///< Among the messages of its lane.
+  RpcDone done;                        ///< Null once the call has ended.
+  std::shared_ptr<Lane> lane;          ///< Null: waiting.
+  int64_t place = 0;                   ///< Among the messages of its lane.
 };
 
 class StreamTransport::Scope final : public CancelScope {
@@ -155,9 +154,7 @@ void StreamTransport::SendWaiting(Replies& replies) {
     chunk.lane = lane;
     chunk.place = lane->sent++;
     lane->unanswered.insert(id);
-    grpc::ByteBuffer request;
-    request.Swap(&chunk.request);
-    lane->stream->Write(request);
+    lane->stream->Write(chunk.request);
   }
 }
 
@@ -171,7 +168,7 @@ std::shared_ptr<StreamTransport::Lane> StreamTransport::LaneWithRoom() {
   if (lane != nullptr) return lane;
   auto opened = std::make_shared<Lane>();
   opened->stream = opener_.OpenStream(
-      kStreamMethod,
+      kScoreStreamMethod,
       {.received = [this, opened](const grpc::ByteBuffer& message) { Received(opened, message); },
        .ended = [this, opened](const absl::Status& status) { Ended(opened, status); }});
   if (opened->stream == nullptr) return nullptr;
@@ -185,8 +182,54 @@ void StreamTransport::End(uint64_t id, RpcReply reply, Replies& replies) {
   if (found == chunks_.end()) return;
   // Fires it: Expire finds nothing.
   if (found->second.timer != nullptr) found->second.timer->Cancel();
-  replies.emplace_back(std::move(found->second.done), std::move(reply));
+  if (found->second.done != nullptr) {
+    replies.emplace_back(std::move(found->second.done), std::move(reply));
+  }
   chunks_.erase(found);
+}
+
+bool StreamTransport::GiveUp(uint64_t id, const absl::Status& status, Replies& replies) {
+  Chunk& chunk = chunks_.at(id);
+  const std::shared_ptr<Lane> lane = chunk.lane;
+  if (lane != nullptr && lane->stream->Withdraw(chunk.place)) {
+    lane->unanswered.erase(id);  // nothing will come
+  } else if (lane != nullptr && chunk.place >= lane->stream->written()) {
+    if (chunk.done != nullptr) {
+      replies.emplace_back(std::exchange(chunk.done, nullptr), RpcReply{.status = status});
+      chunk.request.Clear();
+    }
+    return false;
+  }
+  End(id, {.status = status}, replies);
+  return true;
+}
+
+void StreamTransport::Abandon(const std::shared_ptr<Lane>& lane) {
+  lane->broken = absl::CancelledError("given up");
+  lane->stream->Cancel();
+  std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
+  // Ids rise in the order of sending, but for what was sent again.
+  std::vector<uint64_t> again(lane->unanswered.begin(), lane->unanswered.end());
+  lane->unanswered.clear();
+  std::sort(again.rbegin(), again.rend());
+  for (const uint64_t id : again) {
+    const auto found = chunks_.find(id);
+    if (found == chunks_.end()) continue;
+    if (found->second.done == nullptr) {
+      chunks_.erase(found);
+      continue;
+    }
+    found->second.lane = nullptr;
+    waiting_.push_front(id);
+  }
+}
+
+void StreamTransport::CloseIdle() {
+  for (std::shared_ptr<Lane>& lane : lanes_) {
+    if (lane == nullptr || !lane->unanswered.empty()) continue;
+    lane->stream->CloseWrites();
+    lane = nullptr;
+  }
 }
 
 void StreamTransport::Received(const std::shared_ptr<Lane>& lane, const grpc::ByteBuffer& message) {
@@ -214,20 +257,17 @@ void StreamTransport::Received(const std::shared_ptr<Lane>& lane, const grpc::By
     }
     End(response.chunk_id(), std::move(reply), replies);
     SendWaiting(replies);
-    if (lane->unanswered.empty()) {
-      std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
-      lane->stream->CloseWrites();
-    }
+    CloseIdle();
   }
   Deliver(replies);
 }
 
 void StreamTransport::Ended(const std::shared_ptr<Lane>& lane, const absl::Status& status) {
-  absl::Status reason = lane->broken.ok() ? status : lane->broken;
-  if (reason.ok()) reason = absl::UnavailableError("the server ended the stream");
   Replies replies;
   {
     absl::MutexLock lock(&mutex_);
+    absl::Status reason = lane->broken.ok() ? status : lane->broken;
+    if (reason.ok()) reason = absl::UnavailableError("the server ended the stream");
     std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
     for (const uint64_t id : lane->unanswered) End(id, {.status = reason}, replies);
     lane->unanswered.clear();
@@ -244,17 +284,14 @@ void StreamTransport::Expire(uint64_t id) {
     absl::MutexLock lock(&mutex_);
     const auto found = chunks_.find(id);
     if (found == chunks_.end()) return;
-    const Chunk& chunk = found->second;
-    // A message that the connection does not take keeps the caller's memory: give the stream up.
-    if (chunk.lane != nullptr && chunk.lane->stream != nullptr &&
-        chunk.place >= chunk.lane->stream->written()) {
-      chunk.lane->stream->Cancel();
-    }
-    End(id,
-        {.status = inner_.Now() < chunk.deadline
-                       ? absl::CancelledError("the client is shutting down")
-                       : absl::DeadlineExceededError("Deadline Exceeded")},
-        replies);
+    const std::shared_ptr<Lane> lane = found->second.lane;
+    const absl::Status status = inner_.Now() < found->second.deadline
+                                    ? absl::CancelledError("the client is shutting down")
+                                    : absl::DeadlineExceededError("Deadline Exceeded");
+    // A message that the connection does not take keeps the caller's memory.
+    if (!GiveUp(id, status, replies)) Abandon(lane);
+    SendWaiting(replies);
+    CloseIdle();
   }
   Deliver(replies);
 }
@@ -268,7 +305,9 @@ void StreamTransport::CancelChunks(Scope& scope) {
     for (const auto& [id, chunk] : chunks_) {
       if (chunk.scope.get() == &scope) ids.push_back(id);
     }
-    for (const uint64_t id : ids) End(id, {.status = absl::CancelledError("cancelled")}, replies);
+    for (const uint64_t id : ids) GiveUp(id, absl::CancelledError("cancelled"), replies);
+    SendWaiting(replies);
+    CloseIdle();
   }
   Deliver(replies);
 }

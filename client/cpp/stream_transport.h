@@ -22,6 +22,10 @@ namespace logprobd::client {
 /// it with its status. A stream is opened when there is something to send and closed when
 /// everything on it is answered, so that an idle client does not hold up a server that is shutting
 /// down.
+///
+/// A call that is cancelled, or whose deadline passes, ends alone, and its request is taken back
+/// where the connection has not begun to take it. A request that is half way when the deadline
+/// passes costs its stream: what else was unanswered there is sent again on another one.
 class StreamTransport final : public RpcTransport {
  public:
   /// At most `streams` at once, >= 1. `inner` and `opener` must outlive this, and call no event of
@@ -49,7 +53,16 @@ class StreamTransport final : public RpcTransport {
   void SendWaiting(Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// The lane with the fewest unanswered chunks, opened if need be; null when shut down.
   std::shared_ptr<Lane> LaneWithRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// The chunk needs no more: its call, if it waits still, ends with `reply`.
   void End(uint64_t id, RpcReply reply, Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// As End, before an answer came. False: the connection is taking the request, and the chunk
+  /// stays until it has been answered or its deadline passes.
+  bool GiveUp(uint64_t id, const absl::Status& status, Replies& replies)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends the stream; what is unanswered on it waits for another one.
+  void Abandon(const std::shared_ptr<Lane>& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Closes the streams on which everything is answered.
+  void CloseIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Received(const std::shared_ptr<Lane>& lane, const grpc::ByteBuffer& message);
   void Ended(const std::shared_ptr<Lane>& lane, const absl::Status& status);
   void Expire(uint64_t id);

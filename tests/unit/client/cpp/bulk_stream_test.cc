@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "client/cpp/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -82,6 +83,67 @@ TEST_F(BulkStreamTest, StopsAtItsDeadline) {
 
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("within the timeout of 50ms"));
+}
+
+/// A service that takes nothing more once it holds a request, and the stream that it holds up.
+class StuckStreamTest : public BulkStreamTest {
+ protected:
+  StuckStreamTest() {
+    v1::Limits& limits = *service().heads().mutable_heads(0)->mutable_limits();
+    limits.set_request_rows_max(40'000);
+    limits.set_stream_window(100);
+    client_ = Connect({.channels = 1, .max_inflight = 100});
+    EXPECT_TRUE(client_->Score(small_.args).ok());
+    service().Hold();
+    client_->ScoreAsync(small_.args, [this](absl::StatusOr<ScoreResult> result) {
+      first_ = result.status();
+      first_ended_.Notify();
+    });
+    service().WaitForHeld(1);
+  }
+
+  /// 40 chunks, 32 MB: twice what flow control lets pass.
+  static constexpr int64_t kStuckRows = 40 * 40'000;
+
+  const ScoreCase small_{10};
+  absl::Status first_;
+  absl::Notification first_ended_;
+  std::unique_ptr<Client> client_;  // last: its calls refer to what is above
+};
+
+// The others on its stream ended with CANCELLED.
+TEST_F(StuckStreamTest, AChunkThatExpiresBehindAStuckOneFailsAlone) {
+  const ScoreCase large(kStuckRows);
+  absl::Status stuck;
+  absl::Notification stuck_ended;
+  client_->ScoreAsync(large.args, [&](const absl::StatusOr<ScoreResult>& result) {
+    stuck = result.status();
+    stuck_ended.Notify();
+  });
+  ScoreCase late(10);
+  late.args.timeout = absl::Milliseconds(50);
+
+  const absl::Status status = client_->Score(late.args).status();
+  service().Release();
+  first_ended_.WaitForNotification();
+  stuck_ended.WaitForNotification();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(first_.ok()) << first_;
+  EXPECT_TRUE(stuck.ok()) << stuck;
+  EXPECT_EQ(service().requests().size(), 2U + 40U);  // not the late one
+}
+
+TEST_F(StuckStreamTest, AStuckChunkThatExpiresFailsAlone) {
+  ScoreCase large(kStuckRows);
+  large.args.timeout = absl::Milliseconds(50);
+
+  const absl::Status status = client_->Score(large.args).status();
+  service().Release();
+  first_ended_.WaitForNotification();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(first_.ok()) << first_;
 }
 
 TEST_F(BulkStreamTest, CancelsWhatIsInFlightWhenItIsDestroyed) {

@@ -16,6 +16,12 @@ class FakeStreams final : public StreamOpener {
   struct Stream final : MessageStream {
     void Start() override { is_started = true; }
     void Write(grpc::ByteBuffer message) override { messages.push_back(message); }
+    bool Withdraw(int64_t place) override {
+      if (place <= written()) return false;  // the first of those not taken is under way
+      messages.at(static_cast<size_t>(place)).Clear();
+      withdrawn.push_back(place);
+      return true;
+    }
     void CloseWrites() override { is_closed = true; }
     void Cancel() override { is_cancelled = true; }
     int64_t written() const override { return static_cast<int64_t>(messages.size()) - unwritten; }
@@ -30,6 +36,7 @@ class FakeStreams final : public StreamOpener {
     StreamEvents events;
     std::vector<grpc::ByteBuffer> messages;
     int64_t unwritten = 0;  ///< Messages at the end that the connection has not taken.
+    std::vector<int64_t> withdrawn;
     bool is_started = false;
     bool is_closed = false;
     bool is_cancelled = false;

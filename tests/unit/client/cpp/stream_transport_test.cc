@@ -241,6 +241,84 @@ TEST_F(StreamTransportTest, GivesUpAStreamThatDoesNotTakeAChunkInTime) {
   EXPECT_TRUE(stream().is_cancelled);
 }
 
+// Its expiry ended the stream, and the other chunks on it with CANCELLED.
+TEST_F(StreamTransportTest, TakesAChunkBackThatExpiresBeforeItIsSent) {
+  Send("under way");
+  Send("late", inner_.now + absl::Seconds(1));
+  Send("patient");
+  stream().unwritten = 3;
+
+  inner_.now += absl::Seconds(1);
+  inner_.FireTimer();
+
+  EXPECT_EQ(replies_[1]->status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(stream().withdrawn, ElementsAre(1));
+  EXPECT_FALSE(stream().is_cancelled);
+  Answer(Rows(1), 1);
+  Answer(Rows(3), 3);
+  EXPECT_TRUE(replies_[0]->status.ok());
+  EXPECT_TRUE(replies_[2]->status.ok());
+  EXPECT_TRUE(stream().is_closed);
+}
+
+TEST_F(StreamTransportTest, AChunkTakenBackGivesItsPlaceOfTheWindowAway) {
+  transport_.SetWindow(2);
+  Send("under way");
+  Send("late", inner_.now + absl::Seconds(1));
+  Send("waits");
+  stream().unwritten = 2;
+
+  inner_.now += absl::Seconds(1);
+  inner_.FireTimer();
+
+  ASSERT_EQ(stream().messages.size(), 3U);
+  EXPECT_EQ(Sent(2).request_id(), "waits");
+}
+
+// They ended with CANCELLED, which is not tried again.
+TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
+  Send("answered soon");
+  Send("stuck", inner_.now + absl::Seconds(1));
+  Send("queued");
+  stream().unwritten = 2;
+
+  inner_.now += absl::Seconds(1);
+  inner_.FireTimer();
+  ASSERT_EQ(opener_.streams.size(), 2U);
+  Answer(Rows(9), 1);  // by the stream that was given up
+  stream().End(absl::CancelledError(""));
+
+  EXPECT_EQ(replies_[1]->status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Sent(0, /*on_stream=*/1).request_id(), "answered soon");
+  EXPECT_EQ(Sent(1, /*on_stream=*/1).request_id(), "queued");
+  EXPECT_FALSE(replies_[0].has_value());
+  Answer(Rows(1), 1, /*on_stream=*/1);
+  Answer(Rows(3), 3, /*on_stream=*/1);
+  EXPECT_EQ(Parse<v1::ScoreResponse>(replies_[0]->body).rows(), 1U);
+  EXPECT_TRUE(replies_[2]->status.ok());
+}
+
+// What a failed call had not sent yet was sent all the same, and held its caller's memory.
+TEST_F(StreamTransportTest, TakesTheUnsentChunksOfACancelledScopeBack) {
+  const auto mine = scope_;
+  Send("under way", inner_.now + absl::Seconds(1));
+  Send("unsent", inner_.now + absl::Seconds(1));
+  scope_ = transport_.NewScope();
+  Send("theirs");
+  stream().unwritten = 3;
+
+  mine->Cancel();
+
+  EXPECT_EQ(replies_[0]->status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(replies_[1]->status.code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(stream().withdrawn, ElementsAre(1));
+  EXPECT_FALSE(stream().is_cancelled);
+  inner_.now += absl::Seconds(1);
+  inner_.FireTimer();  // the connection has not taken it by its deadline
+  EXPECT_TRUE(stream().is_cancelled);
+  EXPECT_EQ(Sent(0, /*on_stream=*/1).request_id(), "theirs");
+}
+
 TEST_F(StreamTransportTest, ALateAnswerStillHoldsAPlaceOfTheWindow) {
   transport_.SetWindow(1);
   Send("slow", inner_.now + absl::Seconds(1));
