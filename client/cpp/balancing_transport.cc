@@ -11,7 +11,7 @@
 #include "client/cpp/health.h"
 #include "client/cpp/retry_policy.h"
 #include "client/cpp/rpc_methods.h"
-#include "client/cpp/server_messages.h"
+#include "client/cpp/server_check.h"
 
 namespace logprobd::client {
 namespace {
@@ -23,10 +23,6 @@ std::optional<absl::Duration> Hint(const RpcReply& reply) {
     return std::nullopt;
   }
   return absl::Milliseconds(std::max<int64_t>(0, pushback_ms));
-}
-
-std::string Describe(const absl::Status& status) {
-  return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
 }
 
 }  // namespace
@@ -54,6 +50,11 @@ class BalancingTransport::Scope final : public CancelScope {
   }
 
   const std::shared_ptr<CancelScope>& timers() const { return timers_; }
+
+  bool is_cancelled() {
+    absl::MutexLock lock(&mutex_);
+    return is_cancelled_;
+  }
 
   /// The scope for requests to `transport`, which is connected.
   std::shared_ptr<CancelScope> At(const std::string& address, RpcTransport& transport) {
@@ -100,17 +101,6 @@ struct BalancingTransport::Waiter {
   absl::Time began;
   bool has_timer = false;
   absl::AnyInvocable<void() &&> then;  // null once called
-};
-
-struct BalancingTransport::Check {
-  std::string address;
-  RpcTransport* transport = nullptr;
-  absl::Time began;
-  std::shared_ptr<CancelScope> scope;
-
-  absl::Mutex mutex = {};
-  int32_t left ABSL_GUARDED_BY(mutex) = 0;
-  absl::Status status ABSL_GUARDED_BY(mutex) = absl::OkStatus();
 };
 
 BalancingTransport::BalancingTransport(Options options)
@@ -224,6 +214,11 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
 void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
                                  RpcReply reply) {
   balance_.Give(address, bytes);
+  // Nobody here gave it up: the server did, at the end of its drain for instance.
+  if (absl::IsCancelled(reply.status) && !IsGivenUp(request)) {
+    reply.status = absl::UnavailableError(
+        absl::StrCat("the server cancelled the request: ", reply.status.message()));
+  }
   if (!reply.status.ok()) TakeNoteOfFailure(request, address, reply);
   reply.server = address;
   RpcDone done = std::move(request.done);
@@ -236,7 +231,7 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
   CallVersions* const versions = request.scope->versions.get();
   switch (reply.status.code()) {
     case absl::StatusCode::kUnavailable:
-      balance_.Leave(address, Describe(reply.status));
+      balance_.Leave(address, ReasonOf(reply.status));
       break;
     case absl::StatusCode::kResourceExhausted:
       if (IsMessageTooLarge(reply.status)) return;
@@ -254,6 +249,12 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
       return;
   }
   reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.wish());
+}
+
+bool BalancingTransport::IsGivenUp(const Request& request) {
+  if (std::static_pointer_cast<Scope>(request.scope)->is_cancelled()) return true;
+  absl::MutexLock lock(&mutex_);
+  return is_shut_down_;
 }
 
 bool BalancingTransport::FailIfShutDown(Request& request) {
@@ -369,68 +370,23 @@ void BalancingTransport::Settle() {
 }
 
 void BalancingTransport::StartCheck(const std::string& address) {
-  auto check = std::make_shared<Check>();
-  check->address = address;
-  check->began = Now();
-  {
-    absl::MutexLock lock(&check->mutex);
-    check->left = options_.channels;
-  }
-  check->transport = Connect(address);
-  if (check->transport == nullptr) {
-    balance_.Checked(address, absl::CancelledError("the client is shutting down"), check->began);
+  const absl::Time began = Now();
+  RpcTransport* const transport = Connect(address);
+  if (transport == nullptr) {
+    balance_.Checked(address, absl::CancelledError("the client is shutting down"), began);
     return;
   }
-  check->scope = check->transport->NewScope();
-  for (int32_t i = 0; i < options_.channels; ++i) {
-    check->transport->Call(kHealthMethod, EncodeHealthRequest(kScoringService),
-                           check->began + kCheckTimeout, check->scope,
-                           [this, check](const RpcReply& reply) { TakeHealth(check, reply); });
-  }
-}
-
-void BalancingTransport::TakeHealth(const std::shared_ptr<Check>& check, const RpcReply& reply) {
-  absl::Status status = reply.status;
-  if (status.ok()) {
-    const absl::StatusOr<bool> serving = IsServing(reply.body);
-    status = serving.status();
-    if (serving.ok() && !*serving) {
-      status = absl::UnavailableError("health says NOT_SERVING: starting or stopping");
-    }
-  } else if (absl::IsUnimplemented(status)) {
-    status = absl::OkStatus();  // it answers, and has no health service
-  } else {
-    status = absl::UnavailableError(Describe(status));
-  }
-  {
-    absl::MutexLock lock(&check->mutex);
-    check->status.Update(status);
-    if (--check->left > 0) return;
-    status = check->status;
-  }
-  if (!status.ok()) {
-    EndCheck(*check, status);
-    return;
-  }
-  check->transport->Call(kListHeadsMethod, EncodeListHeads(), Now() + kCheckTimeout, check->scope,
-                         [this, check](const RpcReply& heads) { TakeHeads(*check, heads); });
-}
-
-void BalancingTransport::TakeHeads(const Check& check, const RpcReply& reply) {
-  absl::StatusOr<ServerInfo> info = absl::UnavailableError(Describe(reply.status));
-  if (reply.status.ok()) info = ParseListHeads(reply.body);
-  if (info.ok() && info->heads.empty()) info = absl::UnavailableError("it holds no head");
-  if (info.ok()) {
-    absl::MutexLock lock(&mutex_);
-    listed_ = reply.body;
-  }
-  EndCheck(check, info);
-}
-
-void BalancingTransport::EndCheck(const Check& check, const absl::StatusOr<ServerInfo>& info) {
-  balance_.Checked(check.address, info, check.began);
-  Disconnect(check.address);
-  Settle();
+  StartServerCheck(*transport, options_.channels,
+                   [this, address, began](const absl::StatusOr<ServerInfo>& info,
+                                          const grpc::ByteBuffer& listed) {
+                     if (info.ok()) {
+                       absl::MutexLock lock(&mutex_);
+                       listed_ = listed;
+                     }
+                     balance_.Checked(address, info, began);
+                     Disconnect(address);
+                     Settle();
+                   });
 }
 
 void BalancingTransport::StartLookUp() {

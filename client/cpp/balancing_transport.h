@@ -23,16 +23,15 @@ namespace logprobd::client {
 
 /// RpcTransport over several servers, each with a transport of its own; Balance says which is next.
 ///
-/// A server is used once a check has found it well: its health over every connection, then its
-/// heads. Checks and look-ups of names are begun by calls, when they are due; nothing runs while
-/// nobody calls. A request that finds no server ready waits until the checks then begun have ended,
-/// and fails as UNAVAILABLE, naming each server and why, when none is well.
+/// A server is used once a check has found it well (server_check.h). Checks and look-ups of names
+/// are begun by calls, when they are due; nothing runs while nobody calls. A request that finds no
+/// server ready waits until the checks then begun have ended, and fails as UNAVAILABLE, naming each
+/// server and why, when none is well.
 ///
 /// ListHeads and health checks of the caller ask all servers. With one plain address everything
 /// goes straight to that server.
 class BalancingTransport final : public RpcTransport {
  public:
-  static constexpr absl::Duration kCheckTimeout = absl::Seconds(5);
   /// Once one server is ready, how long others may still take to show that they are.
   static constexpr absl::Duration kFirstLook = absl::Seconds(1);
 
@@ -70,7 +69,6 @@ class BalancingTransport final : public RpcTransport {
   class Scope;
   struct Request;
   struct Waiter;
-  struct Check;
   /// A server's transport. Outlives the server's place in the balance while requests are in flight.
   struct Connection {
     std::unique_ptr<RpcTransport> transport;
@@ -89,6 +87,8 @@ class BalancingTransport final : public RpcTransport {
   bool ConnectAgain(const std::string& address, const RpcTransport* transport);
   void Fail(Request& request, absl::Status status);
   bool FailIfShutDown(Request& request);
+  /// Whether its caller, or Shutdown, has cancelled it.
+  bool IsGivenUp(const Request& request);
 
   /// Answers ListHeads and health checks of the caller from what all servers say.
   void AnswerForAll(Request& request);
@@ -101,9 +101,6 @@ class BalancingTransport final : public RpcTransport {
               absl::AnyInvocable<void() &&> then);
   void Settle();
   void StartCheck(const std::string& address);
-  void TakeHealth(const std::shared_ptr<Check>& check, const RpcReply& reply);
-  void TakeHeads(const Check& check, const RpcReply& reply);
-  void EndCheck(const Check& check, const absl::StatusOr<ServerInfo>& info);
   void StartLookUp();
   void LookUp();
   std::vector<std::string> LookUpErrors() const;

@@ -12,6 +12,7 @@
 #include "client/cpp/call_versions.h"
 #include "client/cpp/health.h"
 #include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -144,7 +145,7 @@ TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequ
 
   FakeTransport& a = *servers_.at("a:1");
   ASSERT_EQ(a.calls.size(), 3U);
-  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + BalancingTransport::kCheckTimeout);
+  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + kServerCheckTimeout);
   for (int i = 0; i < 2; ++i) a.Reply({.body = EncodeServing()});
   EXPECT_THAT(StatesOf(), ElementsAre(State::kUnknown, State::kUnknown));
   AnswerCheck("a:1");
@@ -189,6 +190,30 @@ TEST_F(BalancingTransportTest, SaysThatAFailedRequestCanGoElsewhere) {
   EXPECT_EQ(balancing_->CountServers(), 1);
   servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
   EXPECT_FALSE(replies_[1].can_go_elsewhere);
+}
+
+// A server at the end of its drain cancels what is left: calls failed with CANCELLED.
+TEST_F(BalancingTransportTest, SendsElsewhereWhatAServerCancelled) {
+  MakeReadyPair();
+  Send();
+
+  servers_.at("a:1")->Reply({.status = absl::CancelledError("CANCELLED")});
+
+  EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(replies_[0].status.message()), HasSubstr("the server cancelled"));
+  EXPECT_TRUE(replies_[0].can_go_elsewhere);
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kOut, State::kReady));
+}
+
+TEST_F(BalancingTransportTest, BlamesNoServerForWhatItsCallerCancelled) {
+  MakeReadyPair();
+  const std::shared_ptr<CancelScope> scope = Send();
+
+  scope->Cancel();
+  servers_.at("a:1")->Reply({.status = absl::CancelledError("CANCELLED")});
+
+  EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kReady));
 }
 
 TEST_F(BalancingTransportTest, PassesOverAServerForItsHint) {

@@ -1,0 +1,86 @@
+#include "client/cpp/server_check.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/health.h"
+#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
+
+namespace logprobd::client {
+namespace {
+
+/// What an answer of the health service says of the server.
+absl::Status Health(const RpcReply& reply) {
+  if (absl::IsUnimplemented(reply.status)) return absl::OkStatus();  // it has none, and answers
+  if (!reply.status.ok()) return absl::UnavailableError(ReasonOf(reply.status));
+  const absl::StatusOr<bool> is_serving = IsServing(reply.body);
+  if (!is_serving.ok()) return absl::UnavailableError(is_serving.status().message());
+  if (*is_serving) return absl::OkStatus();
+  return absl::UnavailableError("health says NOT_SERVING: starting or stopping");
+}
+
+absl::StatusOr<ServerInfo> Heads(const RpcReply& reply) {
+  if (!reply.status.ok()) return absl::UnavailableError(ReasonOf(reply.status));
+  absl::StatusOr<ServerInfo> info = ParseListHeads(reply.body);
+  if (!info.ok()) return absl::UnavailableError(info.status().message());
+  if (info->heads.empty()) return absl::UnavailableError("it holds no head");
+  return info;
+}
+
+class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
+ public:
+  ServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done)
+      : server_(server), scope_(server.NewScope()), done_(std::move(done)), left_(connections) {}
+
+  void Start(int32_t connections) {
+    const absl::Time deadline = server_.Now() + kServerCheckTimeout;
+    for (int32_t i = 0; i < connections; ++i) {
+      server_.Call(kHealthMethod, EncodeHealthRequest(kScoringService), deadline, scope_,
+                   [self = shared_from_this()](const RpcReply& reply) { self->TakeHealth(reply); });
+    }
+  }
+
+ private:
+  void TakeHealth(const RpcReply& reply) {
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      status_.Update(Health(reply));
+      if (--left_ > 0) return;
+      status = status_;
+    }
+    if (!status.ok()) {
+      std::move(done_)(status, {});
+      return;
+    }
+    server_.Call(kListHeadsMethod, EncodeListHeads(), server_.Now() + kServerCheckTimeout, scope_,
+                 [self = shared_from_this()](const RpcReply& reply) {
+                   const absl::StatusOr<ServerInfo> info = Heads(reply);
+                   std::move(self->done_)(info, info.ok() ? reply.body : grpc::ByteBuffer());
+                 });
+  }
+
+  RpcTransport& server_;
+  const std::shared_ptr<CancelScope> scope_;
+  ServerCheckDone done_;
+
+  absl::Mutex mutex_;
+  int32_t left_ ABSL_GUARDED_BY(mutex_);  // answers of the health service
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::string ReasonOf(const absl::Status& status) {
+  return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+}
+
+void StartServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done) {
+  std::make_shared<ServerCheck>(server, connections, std::move(done))->Start(connections);
+}
+
+}  // namespace logprobd::client
