@@ -96,13 +96,19 @@ LocalTransport::Options LocalOptions(const Client::Options& options,
                                      std::function<absl::Time()> now) {
   const std::vector<std::string> addresses = *ParseAddresses(options.address);
   const bool is_unix =
+/// Room for the requests of a call, without overflow: the server's limits cut it anyway.
+int64_t RegionBytes(const Client::Options& options) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+  return std::min(options.request_bytes, kMost / options.max_inflight) * options.max_inflight;
+}
+
       std::all_of(addresses.begin(), addresses.end(),
                   [](const std::string& address) { return absl::StartsWith(address, "unix"); });
   LocalTransport::Options local = {.choice = options.transport.value_or(TransportChoice::kAuto),
                                    .inline_transport = is_unix ? Transport::kUnix : Transport::kTcp,
                                    .address = options.address,
                                    .client_id = options.client_id,
-                                   .region_bytes = options.request_bytes * options.max_inflight,
+                                   .region_bytes = RegionBytes(options),
                                    .now = std::move(now)};
   if (!IsOneServer(options)) {
     local.choice = TransportChoice::kTcp;
@@ -349,7 +355,10 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     const CallOutcome outcome = impl_->CallAndWait(
         impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
         std::min(remaining, kProbeTimeout));
-    if (outcome.status.code() == absl::StatusCode::kUnimplemented) return outcome.status;
+    // Neither another kind of server nor servers of different heads become ready.
+    if (absl::IsUnimplemented(outcome.status) || absl::IsFailedPrecondition(outcome.status)) {
+      return outcome.status;
+    }
     if (outcome.status.ok()) {
       const absl::StatusOr<bool> serving = IsServing(outcome.body);
       if (!serving.ok()) return serving.status();

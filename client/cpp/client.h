@@ -129,7 +129,8 @@ class Client {
   /// Of several: true when one does, else UNAVAILABLE, naming each and why.
   absl::StatusOr<bool> Ready();
 
-  /// Waits until Ready() says true. DEADLINE_EXCEEDED says what it waited for.
+  /// Waits until Ready() says true. DEADLINE_EXCEEDED says what it waited for; UNIMPLEMENTED and
+  /// FAILED_PRECONDITION (heads that differ) come at once.
   absl::Status WaitReady(absl::Duration timeout);
 
  private:

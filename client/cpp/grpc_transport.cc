@@ -33,8 +33,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // A proxy of the environment is meant for the web, not for a scoring service.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS is left alone: in gRPC 1.51 it is the time that an attempt to
+  // connect may take, 20 s.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
   // A peer that vanished or stopped reading is noticed, and the caller's memory released.
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);

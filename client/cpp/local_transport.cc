@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -149,13 +150,21 @@ bool LocalTransport::Refused(const Placement& placement, const absl::Status& sta
   // Lost meanwhile: the next placement has another.
   if (!shared_.has_value() || shared_->lease != placement.lease) return true;
   if (placement.device.has_value() && !absl::StrContains(status.message(), " lease")) {
-    const bool may_pass = status.code() == absl::StatusCode::kResourceExhausted;
+    if (options_.choice != TransportChoice::kAuto) return false;
+    // Lasting where the server does not reach the GPU; else it may be about this memory alone.
+    const bool is_lasting = absl::IsFailedPrecondition(status);
     devices_off_[UuidOf(*placement.device)] = {
         .reason = std::string(status.message()),
-        .until = may_pass ? options_.now() + kRetryAfter : absl::InfiniteFuture()};
-    return options_.choice == TransportChoice::kAuto;
+        .until = is_lasting ? absl::InfiniteFuture() : options_.now() + kRetryAfter};
+    return true;
   }
   return Lose(status);
+}
+
+absl::Status LocalTransport::ErrorOf(const Placement& placement, const absl::Status& status) const {
+  const bool is_the_way =
+      placement.lease != nullptr && absl::IsFailedPrecondition(status) && IsAboutASlice(status);
+  return is_the_way ? CannotBeHad(std::string(status.message())) : status;
 }
 
 absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
@@ -179,7 +188,11 @@ absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
     if (choice == TransportChoice::kSharedMemory) return CannotBeHad(std::string(status.message()));
   }
   const auto size = static_cast<size_t>(bytes);
-  std::shared_ptr<std::byte> memory(new std::byte[size], std::default_delete<std::byte[]>());
+  std::shared_ptr<std::byte> memory(new (std::nothrow) std::byte[size],
+                                    std::default_delete<std::byte[]>());
+  if (memory == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of rows"));
+  }
   const absl::Span<std::byte> span(memory.get(), size);
   return RowBuffer(std::move(memory), span, /*is_shared=*/false);
 }

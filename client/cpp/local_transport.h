@@ -77,6 +77,10 @@ class LocalTransport {
   /// for ever.
   bool Refused(const Placement& placement, const absl::Status& status);
 
+  /// The error of a request that is not sent again: UNAVAILABLE where the way that was chosen
+  /// cannot be had.
+  absl::Status ErrorOf(const Placement& placement, const absl::Status& status) const;
+
   /// As Client::AllocateRows.
   absl::StatusOr<RowBuffer> AllocateRows(int64_t bytes);
 

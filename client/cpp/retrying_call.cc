@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/local_transport.h"
 
 namespace logprobd::client {
 namespace {
@@ -100,7 +101,9 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
       advice = "; list the heads with ListHeads (logprobctl info)";
       break;
     case absl::StatusCode::kFailedPrecondition:
-      advice = "; set weights_version to 0 to score with whichever weights are live";
+      if (!IsAboutASlice(status)) {
+        advice = "; set weights_version to 0 to score with whichever weights are live";
+      }
       break;
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:

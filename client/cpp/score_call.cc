@@ -173,9 +173,14 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
   /// Takes an answer. False: it is of another version of the weights than the call's.
-  absl::StatusOr<bool> Merge(const Chunk& chunk, int epoch, const CallOutcome& outcome)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!outcome.status.ok()) return WithPlace(outcome.status, chunk);
+  absl::StatusOr<bool> Merge(const Chunk& chunk, const Placement& placement, int epoch,
+                             const CallOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!outcome.status.ok()) {
+      return WithPlace(options_.local == nullptr
+                           ? outcome.status
+                           : options_.local->ErrorOf(placement, outcome.status),
+                       chunk);
+    }
     CallVersions* const versions = scope_->versions.get();
     if (versions == nullptr) {
       if (absl::Status status = merger_.Add(chunk, outcome.body); !status.ok()) return status;
@@ -209,7 +214,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       --inflight_;
       retries_ += outcome.attempts - 1;
       if (status_.ok()) {
-        const absl::StatusOr<bool> is_kept = Merge(chunk, epoch, outcome);
+        const absl::StatusOr<bool> is_kept = Merge(chunk, placement, epoch, outcome);
         status_ = is_kept.status();
         has_failed = !status_.ok();
         if (!has_failed && *is_kept) {

@@ -24,8 +24,10 @@ RegionPool::RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes)
 }
 
 absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t bytes) {
-  const int64_t rounded = RoundUp(bytes);
   absl::MutexLock lock(&mutex_);
+  // Before it is rounded, which could overflow.
+  if (bytes > lease_->grant().lease_bytes_max) return AboveLimits(bytes);
+  const int64_t rounded = RoundUp(bytes);
   // The first gap that is large enough: the same memory is used again and again, and stays in
   // cache.
   const auto take = [&](Books& books) -> std::shared_ptr<const SharedSpan> {
@@ -52,17 +54,13 @@ absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t b
 absl::StatusOr<RegionPool::Books*> RegionPool::Grow(int64_t bytes) {
   if (absl::Now() < refused_until_) return refusal_;
   const LocalGrant& grant = lease_->grant();
-  int64_t held = 0;
-  for (const Books& books : regions_) held += static_cast<int64_t>(books.region->bytes().size());
+  const int64_t held = HeldBytes();
   int64_t wanted = std::max(bytes, region_bytes_);
   // What is left of the lease may still do.
   if (wanted > grant.lease_bytes_max - held) wanted = bytes;
   if (wanted > grant.region_bytes_max || wanted > grant.lease_bytes_max - held ||
       static_cast<int64_t>(regions_.size()) >= grant.regions_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(bytes, " bytes more are above the server's limits on shared memory: ",
-                     grant.region_bytes_max, " a region, ", grant.lease_bytes_max, " and ",
-                     grant.regions_max, " regions a client, ", held, " in use"));
+    return AboveLimits(bytes);
   }
   absl::StatusOr<std::shared_ptr<SharedRegion>> region = lease_->CreateRegion(wanted);
   if (!region.ok()) {
@@ -75,6 +73,20 @@ absl::StatusOr<RegionPool::Books*> RegionPool::Grow(int64_t bytes) {
                       .gaps = {{.begin = 0, .end = size}},
                       .is_kept = wanted <= region_bytes_});
   return &regions_.back();
+}
+
+int64_t RegionPool::HeldBytes() const {
+  int64_t held = 0;
+  for (const Books& books : regions_) held += static_cast<int64_t>(books.region->bytes().size());
+  return held;
+}
+
+absl::Status RegionPool::AboveLimits(int64_t bytes) const {
+  const LocalGrant& grant = lease_->grant();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      bytes, " bytes more are above the server's limits on shared memory: ", grant.region_bytes_max,
+      " a region, ", grant.lease_bytes_max, " and ", grant.regions_max, " regions a client, ",
+      HeldBytes(), " in use"));
 }
 
 void RegionPool::Free(const SharedSpan& span) {

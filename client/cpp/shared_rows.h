@@ -55,6 +55,8 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   };
 
   absl::StatusOr<Books*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AboveLimits(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free(const SharedSpan& span);
 
   const std::shared_ptr<LocalLease> lease_;

@@ -201,6 +201,8 @@ TEST_F(ClientServersTest, RefusesDifferingHeadsUntilTheyAgree) {
               AllOf(HasSubstr(a_.address()), HasSubstr(b_.address()),
                     HasSubstr("vocab_size of \"fake\" is 100 and 99")));
   EXPECT_EQ(Requests(a_) + Requests(b_), 0U);
+  // It asked until its time was over.
+  EXPECT_EQ(client->WaitReady(absl::Hours(1)).code(), absl::StatusCode::kFailedPrecondition);
   b_.service().heads().mutable_heads(0)->set_vocab_size(100);
   ExpectScoresOf(c, client->Score(c.args));
 }

@@ -1,5 +1,9 @@
 #include "client/cpp/client.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -7,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -312,3 +317,23 @@ TEST(ClientArgsTest, ChecksArgumentsBeforeSending) {
 
 }  // namespace
 }  // namespace logprobd::client
+// An attempt to connect was given up after 100 ms, which is too short for a slow network.
+TEST(UnreachableTest, GivesAConnectionTime) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ASSERT_EQ(listen(listener, 16), 0);  // connects, and says nothing
+  const auto client = Client::Create(
+      {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .retries = 0});
+  ScoreCase c(1);
+  c.args.timeout = absl::Milliseconds(500);
+
+  EXPECT_EQ((*client)->Score(c.args).status().code(), absl::StatusCode::kDeadlineExceeded);
+
+  close(listener);
+}
+

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -209,6 +210,58 @@ TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappings) {
   now_ += LocalTransport::kRetryAfter;
 
   EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
+}
+
+// One bad handle switched the GPU off for as long as the lease lasted.
+TEST_F(LocalTransportTest, TriesADeviceAgainAfterMemoryThatCouldNotBeRead) {
+  ScoreCase c(kLargeRows);
+  c.args.device_rows = OnDevice(c);
+  const auto local = Make();
+  EXPECT_TRUE(local->Refused(MustPlace(*local, c),
+                             absl::InvalidArgumentError("cuda_ipc.handle: no memory")));
+  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kSharedMemory);
+
+  now_ += LocalTransport::kRetryAfter;
+
+  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
+}
+
+// Every later call was UNAVAILABLE.
+TEST_F(LocalTransportTest, ABadHandleFailsItsCallAloneWhereDevicesAreChosen) {
+  ScoreCase c(kLargeRows);
+  c.args.device_rows = OnDevice(c);
+  const auto local = Make(TransportChoice::kCudaIpc);
+
+  EXPECT_FALSE(local->Refused(MustPlace(*local, c),
+                              absl::InvalidArgumentError("cuda_ipc.handle: no memory")));
+
+  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
+}
+
+// It advised to change weights_version.
+TEST_F(LocalTransportTest, ARefusedWayThatWasChosenIsUnavailable) {
+  ScoreCase c(kLargeRows);
+  c.args.device_rows = OnDevice(c);
+  const auto local = Make(TransportChoice::kCudaIpc);
+  const Placement placement = MustPlace(*local, c);
+  const absl::Status bad_rows = absl::InvalidArgumentError("targets[0] is 9");
+
+  const absl::Status refused =
+      local->ErrorOf(placement, absl::FailedPreconditionError("cuda_ipc: a GPU of another"));
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("transport is cuda-ipc, which host:1 cannot give: cuda_ipc: a GPU"));
+  EXPECT_EQ(local->ErrorOf(placement, bad_rows), bad_rows);
+}
+
+TEST_F(LocalTransportTest, HasNoMemoryForMoreThanThereIs) {
+  for (const TransportChoice choice : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+    const absl::StatusOr<RowBuffer> buffer =
+        Make(choice)->AllocateRows(std::numeric_limits<int64_t>::max());
+
+    EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
+  }
 }
 
 TEST_F(LocalTransportTest, UsesMessagesWhereTheServerCannotBeReached) {
