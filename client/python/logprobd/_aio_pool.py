@@ -24,7 +24,8 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled
 from logprobd.settings import Settings
 
-_inherited: list[Any] = []  # channels of a parent process or of another loop: never closed here
+# Channels of a parent process, or of a loop that may still run elsewhere: never closed here.
+_inherited: list[Any] = []
 
 
 class AioPool:
@@ -46,7 +47,12 @@ class AioPool:
         self.book = addresses.AddressBook(self._settings.addresses)
         self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
         self._channels: dict[Server, list[Any]] = {}
+        self._is_looking_up = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def own(self) -> None:
         """To be called before anything else: connections belong to a process and an event loop.
@@ -55,7 +61,10 @@ class AioPool:
             raise Cancelled("the client is closed: make another one")
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._owner != owner:
-            _inherited.extend(self._channels.values())
+            pid, loop = self._owner
+            if pid != owner[0] or not loop.is_closed():
+                _inherited.extend(self._channels.values())
+            # Else they close with their last reference: nothing waits for them any more.
             self._owner = owner
             self._start()
 
@@ -81,8 +90,7 @@ class AioPool:
         """Begins the checks and look-ups that are due, and returns."""
         if self.balance.solo:
             return
-        if self.book.take_due(time.monotonic(), self.balance.left_at):
-            self._spawn(self._look_up())
+        self._look_up_if_due()
         self._check(self.balance.due_checks())
 
     async def gather(self, deadline: float, *, every: bool = False) -> None:
@@ -90,10 +98,9 @@ class AioPool:
         if self.balance.solo:
             return
         begin = time.monotonic()
-        if self.book.take_due(begin, self.balance.left_at):
-            await self._look_up()
+        self._look_up_if_due()
         self._check(self.balance.due_checks(every=every, idle=not self.balance.usable()))
-        while self.balance.num_checked and self._tasks:
+        while (self._is_looking_up or self.balance.num_checked) and self._tasks:
             is_ready = bool(self.balance.usable())
             end = min(deadline, begin + FIRST_LOOK_SECONDS) if is_ready else deadline
             left = end - time.monotonic()
@@ -119,14 +126,23 @@ class AioPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _look_up_if_due(self) -> None:
+        if not self._is_looking_up and self.book.take_due(time.monotonic(), self.balance.left_at):
+            self._is_looking_up = True
+            self._spawn(self._look_up())
+
     async def _look_up(self) -> None:
         found: dict[str, tuple[str, ...] | OSError] = {}
-        for address, (name, port) in self.book.names.items():
-            try:
-                found[address] = await self._resolve(name, port)
-            except OSError as error:
-                found[address] = error
-        self.balance.set_addresses(self.book.update(found))
+        try:
+            for address, (name, port) in self.book.names.items():
+                try:
+                    found[address] = await self._resolve(name, port)
+                except OSError as error:
+                    found[address] = error
+            self.balance.set_addresses(self.book.update(found))
+            self._check(self.balance.due_checks())
+        finally:
+            self._is_looking_up = False
         # What is still in flight at a server that went may end first.
         stay = set(self.balance.all())
         idle = [s for s in self._channels if s not in stay and not s.requests]

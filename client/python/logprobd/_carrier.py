@@ -178,10 +178,13 @@ class Carrier:
             if lease is not self._lease:
                 return True  # lost meanwhile; the next parcel has another
             if parcel._device is not None and " lease" not in str(error):
-                forever = error.code != "RESOURCE_EXHAUSTED"
-                until = float("inf") if forever else self._clock() + RETRY_SECONDS
+                if self._mode != "auto":
+                    return False
+                # Lasting where the server does not reach the GPU; else perhaps this memory's alone.
+                is_lasting = error.code == "FAILED_PRECONDITION"
+                until = float("inf") if is_lasting else self._clock() + RETRY_SECONDS
                 self._devices_off[parcel._device] = (str(error), until)
-                return self._mode == "auto"
+                return True
             return self._lose(str(error))
 
     def used(self, way: Way) -> None:

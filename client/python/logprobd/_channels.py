@@ -59,15 +59,23 @@ class Channels:
         self._channels = []
 
 
-def error_of(call: Any, address: str) -> LogprobdError:
+def error_of(call: Any, address: str, *, is_closed: bool = False) -> LogprobdError:
     """The typed error of a failed call: a grpc.RpcError, or a call that has ended."""
-    return status_error(call.code(), call.details(), call.trailing_metadata(), address)
+    return status_error(
+        call.code(), call.details(), call.trailing_metadata(), address, is_closed=is_closed
+    )
 
 
-def status_error(code: Any, details: str | None, metadata: Any, address: str) -> LogprobdError:
-    """The typed error of a status. OK stands for a stream that ended before all was answered."""
+def status_error(
+    code: Any, details: str | None, metadata: Any, address: str, *, is_closed: bool
+) -> LogprobdError:
+    """The typed error of a status. OK stands for a stream that ended before all was answered, and
+    CANCELLED, unless the client `is_closed`, for a server that gave the call up, at the end of its
+    drain for instance."""
     if code is grpc.StatusCode.OK:
         return from_status("UNAVAILABLE", "the server ended the stream early", address=address)
+    if code is grpc.StatusCode.CANCELLED and not is_closed:
+        return from_status("UNAVAILABLE", f"the server cancelled it: {details}", address=address)
     return from_status(
         code.name, details or "", address=address, retry_after=pushback_seconds(metadata)
     )

@@ -47,7 +47,12 @@ class Pool:
         self.book = addresses.AddressBook(self._settings.addresses)
         self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
         self._channels: dict[Server, Channels] = {}
+        self._is_looking_up = False
         self._changed = threading.Condition()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def method(self, server: Server, name: str) -> Any:
         """A unary method of this server, on its next connection. Cancelled after close()."""
@@ -68,9 +73,7 @@ class Pool:
         """Begins the checks and look-ups that are due, and returns."""
         if self.balance.solo:
             return
-        now = time.monotonic()
-        if self.book.take_due(now, self.balance.left_at):
-            threading.Thread(target=self._look_up, name="logprobd-dns", daemon=True).start()
+        self._look_up_if_due()
         self._check(self.balance.due_checks())
 
     def gather(self, deadline: float, *, every: bool = False) -> None:
@@ -81,11 +84,10 @@ class Pool:
         if self._closed:
             raise Cancelled("the client is closed: make another one")
         begin = time.monotonic()
-        if self.book.take_due(begin, self.balance.left_at):
-            self._look_up()
+        self._look_up_if_due()
         self._check(self.balance.due_checks(every=every, idle=not self.balance.usable()))
         with self._changed:
-            while self.balance.num_checked:
+            while self._is_looking_up or self.balance.num_checked:
                 is_ready = bool(self.balance.usable())
                 end = min(deadline, begin + FIRST_LOOK_SECONDS) if is_ready else deadline
                 left = end - time.monotonic()
@@ -109,6 +111,16 @@ class Pool:
             channels.forget_after_fork()
         self._start()
 
+    def _look_up_if_due(self) -> None:
+        """Begins it on a thread of its own: the system's resolver knows no deadline."""
+        with self._changed:
+            if self._is_looking_up or not self.book.take_due(
+                time.monotonic(), self.balance.left_at
+            ):
+                return
+            self._is_looking_up = True
+        threading.Thread(target=self._look_up, name="logprobd-dns", daemon=True).start()
+
     def _look_up(self) -> None:
         found: dict[str, tuple[str, ...] | OSError] = {}
         for address, (name, port) in self.book.names.items():
@@ -124,6 +136,10 @@ class Pool:
             closed = [self._channels.pop(server) for server in idle]
         for channels in closed:
             channels.close()
+        self._check(self.balance.due_checks())
+        with self._changed:
+            self._is_looking_up = False
+            self._changed.notify_all()
 
     def _check(self, servers: Sequence[Server]) -> None:
         for server in servers:

@@ -255,8 +255,9 @@ class StreamBook:
     def _refused(
         self, job: _Job, server: Server, response: _wire.ScoreResponse, now: float
     ) -> None:
+        code = code_name(response.status_code)
         error = from_status(
-            code_name(response.status_code),
+            "UNAVAILABLE" if code == "CANCELLED" else code,  # not by this client: it has given up
             response.status_message,
             address=server.address,
             retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,

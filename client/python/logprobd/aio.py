@@ -156,7 +156,7 @@ class AsyncClient(ClientCore):
                     if server not in streams:
                         channel = self._pool.channel(server)
                         streams[server] = _AioStream(server, channel, self._settings.metadata, wake)
-                    await streams[server].send(request.data)
+                    streams[server].send(request.data)
                 for result in book.finished():
                     if isinstance(result, STALE_FACTS):
                         self._heads = []
@@ -175,12 +175,12 @@ class AsyncClient(ClientCore):
                     with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                         await asyncio.wait_for(wake.wait(), pause)
         finally:
+            book.close()  # first: the task may be cancelled a second time while it waits below
+            ends = [stream.close() for stream in streams.values()]
             if taking is not None:
                 taking.cancel()
-                await asyncio.gather(taking, return_exceptions=True)
-            for stream in streams.values():
-                await stream.close()
-            book.close()
+                ends.append(taking)
+            await asyncio.gather(*ends, return_exceptions=True)
 
     async def _receive(
         self, stream: _AioStream, book: StreamBook, streams: dict[Server, _AioStream]
@@ -191,8 +191,17 @@ class AsyncClient(ClientCore):
                 book.receive(event, time.monotonic())
             else:
                 del streams[stream.server]
-                error = await _aio_error(event, stream.server.address)
+                await stream.close()
+                error = await self._error_of(event, stream.server)
                 book.reconnect(stream.server, error, time.monotonic())
+
+    async def _error_of(self, call: Any, server: Server) -> LogprobdError:
+        """The typed error of a stream that has ended."""
+        code, details = await call.code(), await call.details()
+        if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+            return from_status("UNAVAILABLE", "the stream broke", address=server.address)
+        metadata = await call.trailing_metadata()
+        return status_error(code, details, metadata, server.address, is_closed=self._pool.is_closed)
 
     async def _wait_for_servers(self, book: StreamBook) -> None:
         try:
@@ -258,6 +267,8 @@ class AsyncClient(ClientCore):
             except Unavailable as error:
                 reason = error.details
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise error_of(error, self.address) from error
                 reason = f"{error.code().name}: {error.details()}"
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
@@ -294,9 +305,13 @@ class AsyncClient(ClientCore):
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
             )
         except grpc.RpcError as failed:
-            return error_of(failed, server.address)
+            return error_of(failed, server.address, is_closed=self._pool.is_closed)
         except grpc.aio.UsageError as failed:  # the channel was closed meanwhile
             raise Cancelled(str(failed)) from failed
+        except asyncio.CancelledError:
+            if self._pool.is_closed:  # so gRPC says that the channel was closed
+                raise Cancelled("the client was closed") from None
+            raise
 
     async def _gather(self, deadline: float, *, every: bool = False) -> None:
         """As Client._gather."""
@@ -395,28 +410,36 @@ class AsyncClient(ClientCore):
 
 
 class _AioStream:
-    """A ScoreStream call; a task of its own reads, and sets `wake` at each event."""
+    """A ScoreStream call; tasks of its own write and read, so that a server that does not read
+    holds up no other. The reader sets `wake` at each event."""
 
     def __init__(self, server: Server, channel: Any, metadata: Any, wake: asyncio.Event) -> None:
         self.server = server
         self._wake = wake
         self._call = channel.stream_stream(_wire.SCORE_STREAM)(metadata=metadata)
         self._events: deque[Any] = deque()
-        self._reader = asyncio.ensure_future(self._read())
+        self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        self._tasks = [asyncio.ensure_future(work) for work in (self._write(), self._read())]
 
-    async def send(self, request: bytes) -> None:
-        # When the stream has ended, the reader reports it.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await self._call.write(request)
+    def send(self, request: bytes) -> None:
+        self._unsent.put_nowait(request)
 
     def next_event(self) -> Any:
         """The next message (bytes), the call itself once it has ended, or None: nothing new."""
         return self._events.popleft() if self._events else None
 
-    async def close(self) -> None:
+    def close(self) -> asyncio.Future[list[Any]]:
+        """Cancels the call at once; to be awaited."""
         self._call.cancel()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        return asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _write(self) -> None:
+        # When the stream has ended, the reader reports it.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                await self._call.write(await self._unsent.get())
 
     async def _read(self) -> None:
         try:
@@ -434,14 +457,6 @@ class _AioStream:
 
 # How grpc.aio words a write to a stream that the other side has ended; the real status is lost.
 _WRITE_FAILED = "Internal error from Core"
-
-
-async def _aio_error(call: Any, address: str) -> LogprobdError:
-    """The typed error of a stream that has ended."""
-    code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
-        return from_status("UNAVAILABLE", "the stream broke", address=address)
-    return status_error(code, details, await call.trailing_metadata(), address)
 
 
 async def _next_batch(source: AsyncIterator[_Batch]) -> Any:

@@ -270,7 +270,7 @@ class Client(ClientCore):
             return
         if streams.get(stream.server) is stream:
             del streams[stream.server]
-        error = error_of(came, stream.server.address)
+        error = error_of(came, stream.server.address, is_closed=self._pool.is_closed)
         book.reconnect(stream.server, error, time.monotonic())
 
     def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
@@ -308,7 +308,7 @@ class Client(ClientCore):
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the server, or one of several, can score. Unavailable, with the last reason,
-        when none can in time."""
+        when none can in time; NotFound for an address that is no logprobd's; HeadMismatch."""
         deadline = self._deadline(timeout)
         reason = "no answer yet"
         pause = 0.02
@@ -325,6 +325,8 @@ class Client(ClientCore):
             except Unavailable as error:
                 reason = error.details
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise error_of(error, self.address) from error
                 reason = f"{error.code().name}: {error.details()}"
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
@@ -342,8 +344,10 @@ class Client(ClientCore):
             if server is None:
                 self._gather(deadline)
                 continue
-            answer = self._attempt(server, method, request, deadline)
-            routing.give(server, 0)
+            try:
+                answer = self._attempt(server, method, request, deadline)
+            finally:
+                routing.give(server, 0)
             if isinstance(answer, bytes):
                 return answer
             delay = routing.retry_in(server, answer, attempts, anyone)
@@ -358,7 +362,7 @@ class Client(ClientCore):
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
             )
         except grpc.RpcError as failed:
-            return error_of(failed, server.address)
+            return error_of(failed, server.address, is_closed=self._pool.is_closed)
         except ValueError as failed:  # gRPC: the channel was closed meanwhile
             raise Cancelled(str(failed)) from failed
 
@@ -437,7 +441,7 @@ class Client(ClientCore):
                 except queue.Empty:
                     continue
                 assert job.server is not None
-                answer = call if blocking else _outcome(call, job.server.address)
+                answer = call if blocking else self._outcome(call, job.server)
                 if isinstance(answer, LogprobdError):
                     del inflight[job]
                     book.failed(job, answer)
@@ -466,9 +470,8 @@ class Client(ClientCore):
         except ValueError as error:  # gRPC: the channel was closed meanwhile
             raise Cancelled(str(error)) from error
 
-
-def _outcome(call: Any, address: str) -> bytes | LogprobdError:
-    """The answer of a call that has ended, or its error."""
-    if call.code() is grpc.StatusCode.OK:
-        return call.result()  # type: ignore[no-any-return]
-    return error_of(call, address)
+    def _outcome(self, call: Any, server: Server) -> bytes | LogprobdError:
+        """The answer of a call that has ended, or its error."""
+        if call.code() is grpc.StatusCode.OK:
+            return call.result()  # type: ignore[no-any-return]
+        return error_of(call, server.address, is_closed=self._pool.is_closed)

@@ -103,7 +103,8 @@ class Overloaded(LogprobdError):
 
 
 class Unavailable(LogprobdError, ConnectionError):
-    """The server cannot be reached, is starting, or is stopping."""
+    """The server cannot be reached, is starting, or is stopping; or not by the transport asked
+    for."""
 
     retry_after: float | None = None
     details: str = ""
@@ -177,6 +178,10 @@ def from_status(
             "version?",
             code=code,
         )
+    if code == "FAILED_PRECONDITION" and _names_a_slice(details):
+        return Unavailable(
+            f"{address} cannot read the rows where they lie: {details}", code=code, details=details
+        )
     if code == "FAILED_PRECONDITION":
         return WeightsVersionMismatch(
             f"{details}. Pass weights_version=0 for whichever is live, or see info()", code=code
@@ -197,7 +202,11 @@ def is_about_a_slice(error: LogprobdError) -> bool:
     another way may."""
     if error.code in ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         return False
-    return any(word in str(error) for word in _SLICE_WORDS)
+    return _names_a_slice(str(error))
+
+
+def _names_a_slice(message: str) -> bool:
+    return any(word in message for word in _SLICE_WORDS)
 
 
 def parse_place(details: str) -> tuple[str | None, int | None]:

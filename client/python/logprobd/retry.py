@@ -12,8 +12,8 @@ from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_about_a_s
 class RetryPolicy:
     """Exponential backoff with full jitter, within the call's deadline.
 
-    A server's hint (`grpc-retry-pushback-ms`) replaces the backoff; a negative hint forbids a
-    retry.
+    A server's hint (`grpc-retry-pushback-ms`) is the least wait, and the backoff comes on top:
+    clients refused together must not come back together. A negative hint forbids a retry.
     """
 
     attempts_max: int = 8
@@ -40,11 +40,11 @@ class RetryPolicy:
         if attempts >= most:
             return None
         draw = (uniform or _RANDOM).uniform
-        hint = error.retry_after
-        if hint is not None:
-            # A little more than asked, so that refused clients do not come back all at once.
-            return None if hint < 0 else hint * draw(1.0, 1.25)
-        return draw(0.0, min(self.cap_seconds, self.base_seconds * 2 ** min(attempts - 1, 30)))
+        hint = error.retry_after or 0.0
+        if hint < 0:
+            return None
+        bound = min(self.cap_seconds, self.base_seconds * 2 ** min(attempts - 1, 30))
+        return hint + draw(0.0, bound)
 
 
 # Not a seeded generator: forked workers would wait alike.

@@ -68,6 +68,9 @@ class Settings:
             ("grpc.enable_retries", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
+            # A host that vanished is noticed, and what it had is sent elsewhere.
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
         ]
         if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))
@@ -90,7 +93,7 @@ def make_settings(
     """Settings from arguments and LOGPROBD_* variables. InvalidArgument names the bad one."""
     made = Settings(
         addresses=addresses.parse_addresses(
-            address or os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS
+            (os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS) if address is None else address
         ),
         timeout=_number("timeout", timeout, "LOGPROBD_TIMEOUT_S", DEFAULT_TIMEOUT_S, float),
         max_inflight=_number(

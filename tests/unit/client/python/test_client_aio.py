@@ -1,8 +1,11 @@
 """AsyncClient does what Client does."""
 
 import asyncio
+import gc
 import inspect
+import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -16,8 +19,11 @@ from logprobd import (
     Overloaded,
     RetryPolicy,
     Unavailable,
+    _aio_pool,
+    _wire,
 )
 from logprobd.plan import OUTPUTS
+from several_servers import fake
 
 
 def run(server, body, **settings):
@@ -189,6 +195,90 @@ def test_a_client_serves_one_loop_after_another(server, rows):
     second = asyncio.run(client.score(*rows))
 
     assert np.array_equal(first.logprob, second.logprob)
+
+
+def test_connections_of_a_loop_that_ended_are_closed(server, rows):
+    # They stayed for as long as the process.
+    client = AsyncClient(server.address, timeout=20)
+    kept = len(_aio_pool._inherited)
+    asyncio.run(client.score(*rows))
+    (channels,) = client._pool._channels.values()
+    channels = [weakref.ref(channel) for channel in channels]
+
+    asyncio.run(client.score(*rows))
+    gc.collect()
+
+    assert [channel() for channel in channels] == [None] * 4
+    assert len(_aio_pool._inherited) == kept
+
+
+def test_close_cancels_what_is_in_flight(server, rows):
+    # The call ended with asyncio.CancelledError, though nobody had cancelled its task.
+    server.delay = 1.0
+
+    async def body(c):
+        await c.info()
+        calls = [asyncio.ensure_future(c.score(*rows)), asyncio.ensure_future(stream(c))]
+        while len(server.requests) < 2:
+            await asyncio.sleep(0.005)
+        await c.close()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def stream(c):
+        return [result async for result in c.score_stream([rows])]
+
+    assert [type(error) for error in run(server, body)] == [Cancelled, Cancelled]
+
+
+def test_a_server_that_reads_nothing_holds_up_no_other():
+    # The write to it was waited for, and neither results nor deadlines were looked at meanwhile.
+    batch = np.ones((4096, 512), np.float32), np.ones(4096, int)  # 8 MiB
+    released, answered = threading.Event(), []
+
+    def answer(method, data, metadata):
+        request = _wire.decode(_wire.ScoreRequest, data)
+        answered.append(request.chunk_id)
+        values = bytes(4 * request.rows)
+        return _wire.ScoreResponse(
+            chunk_id=request.chunk_id, rows=request.rows, logprob=values, entropy=values
+        )
+
+    with fake(hidden_size=512) as stuck, fake(hidden_size=512) as other:
+        stuck._answer = lambda *args: released.wait(60) and answer(*args)
+        other._answer = answer
+
+        async def main():
+            async with AsyncClient(
+                [stuck.address, other.address], chunk_rows=4096, chunk_bytes=16 << 20
+            ) as client:
+                with pytest.raises(DeadlineExceeded):
+                    async for _ in client.score_stream([batch] * 16, timeout=2):
+                        pass
+
+        asyncio.run(main())
+        assert len(answered) >= 2
+        released.set()
+
+
+def test_a_stream_cancelled_twice_leaves_no_work_behind(server, rows):
+    # The second one came while the streams were closed: their chunks stayed counted.
+    server.delay = 1.0
+
+    async def body(c):
+        async def read():
+            async for _ in c.score_stream([rows] * 3):
+                pass
+
+        reading = asyncio.ensure_future(read())
+        while not server.requests:
+            await asyncio.sleep(0.005)
+        while not reading.done():
+            reading.cancel()
+            await asyncio.sleep(0)
+        return c.servers()[0]
+
+    state = run(server, body)
+    assert (state.requests, state.bytes) == (0, 0)
 
 
 def test_a_source_may_wait_for_the_result_of_its_first_batch(server, rows):

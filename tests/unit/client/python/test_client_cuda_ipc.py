@@ -237,9 +237,18 @@ def test_a_gpu_that_the_server_does_not_reach_is_remembered(
     assert driver.events.count("share") == 1
 
 
-def test_a_server_with_too_many_mappings_is_asked_again_later(server, gpu, connect, rows, expected):
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal("RESOURCE_EXHAUSTED", "cuda_ipc: 64 mappings are open"),
+        Refusal(
+            "INVALID_ARGUMENT", "cuda_ipc.handle: no memory"
+        ),  # it switched the GPU off for good
+    ],
+)
+def test_what_may_pass_is_tried_again_later(server, gpu, connect, rows, expected, refusal):
     now = [0.0]
-    gpu.refusal = Refusal("RESOURCE_EXHAUSTED", "cuda_ipc: 64 mappings are open")
+    gpu.refusal = refusal
     client = connect()
     client._carrier._clock = lambda: now[0]
     assert torch.equal(client.score(*rows).logprob, expected)
@@ -293,6 +302,11 @@ def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, conne
     gpu.refusal = Refusal("INVALID_ARGUMENT", "cuda_ipc: no handle of living memory")
     with pytest.raises(ValueError, match="no handle of living memory"):
         client.score(*rows)
+    gpu.refusal = Refusal("FAILED_PRECONDITION", "cuda_ipc.device_uuid: another server's")
+    with pytest.raises(Unavailable, match="cannot read the rows where they lie: cuda_ipc.device"):
+        client.score(*rows)
+    gpu.refusal = None
+    assert client.score(*rows).transport == "cuda_ipc"  # the GPU was switched off for good
     assert transports(server) == {"cuda_ipc"}
 
 

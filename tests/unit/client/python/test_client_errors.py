@@ -33,6 +33,15 @@ def test_each_code_has_its_class(code, error):
     assert "some details" in str(made)
 
 
+def test_rows_that_cannot_be_read_where_they_lie_are_no_matter_of_versions():
+    # It was a WeightsVersionMismatch that advised to pass weights_version=0.
+    error = from_status("FAILED_PRECONDITION", "cuda_ipc: another GPU", address="host:1")
+
+    assert type(error) is errors.Unavailable
+    assert error.code == "FAILED_PRECONDITION"
+    assert errors.is_about_a_slice(error)
+
+
 def test_errors_extend_the_nearest_builtin():
     assert issubclass(errors.InvalidArgument, ValueError)
     assert issubclass(errors.DeadlineExceeded, TimeoutError)

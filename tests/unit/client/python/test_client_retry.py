@@ -3,7 +3,9 @@
 import random
 import threading
 import time
+from concurrent import futures
 
+import grpc
 import numpy as np
 import pytest
 from logprobd import (
@@ -12,10 +14,12 @@ from logprobd import (
     DeadlineExceeded,
     InvalidArgument,
     LogprobdError,
+    NotFound,
     Overloaded,
     RetryPolicy,
     ServerBug,
     Unavailable,
+    _wire,
 )
 from logprobd.retry import Window
 from logprobd.testing import FakeServer
@@ -45,11 +49,13 @@ def test_waits_have_full_jitter():
     assert max(waits) > 0.8
 
 
-def test_a_hint_replaces_the_wait_and_a_negative_one_forbids_it():
-    policy = RetryPolicy(base_seconds=100)
-    hinted = [policy.delay(Overloaded("x", retry_after=0.4), 1) for _ in range(100)]
+def test_a_hint_is_the_least_wait_and_a_negative_one_forbids_it():
+    # The hint took the place of the growing waits: refused clients came back together, for ever.
+    policy = RetryPolicy(base_seconds=0.1, cap_seconds=1.0)
+    error = Overloaded("x", retry_after=4.0)
 
-    assert all(0.4 <= wait <= 0.5 for wait in hinted)
+    assert [policy.delay(error, attempts, Highest()) for attempts in (1, 2, 9)] == [4.1, 4.2, 5.0]
+    assert min(policy.delay(error, 9) for _ in range(100)) >= 4.0
     assert policy.delay(Overloaded("x", retry_after=-1.0), 1) is None
 
 
@@ -160,6 +166,19 @@ def test_a_wait_beyond_the_deadline_is_not_begun(server, rows):
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_what_a_server_cancels_is_sent_again(server, rows, chunk_rows):
+    # A server at the end of its drain cancels what is left: calls failed with Cancelled.
+    with Client(server.address, chunk_rows=chunk_rows, timeout=20) as client:
+        client.info()
+        server.fail_next(1, "CANCELLED")
+
+        assert client.score(*rows).logprob.shape == (10,)
+
+        server.fail_next(1, "CANCELLED")
+        assert len(list(client.score_stream([rows]))) == 1
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100])
 def test_a_slow_server_is_a_deadline_error(server, rows, chunk_rows):
     with Client(server.address, chunk_rows=chunk_rows) as client:
         client.info()
@@ -207,6 +226,27 @@ def test_wait_ready_waits_for_a_starting_server(server, client):
 def test_wait_ready_tells_why_nothing_answers():
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
         client.wait_ready(timeout=0.2)
+
+
+def test_wait_ready_does_not_wait_for_another_kind_of_server():
+    # It asked until its time was over.
+    other = grpc.server(futures.ThreadPoolExecutor(1))
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+
+    with Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(NotFound, match="Is it a logprobd server"):
+            client.wait_ready(timeout=60)
+
+    other.stop(None).wait()
+
+
+def test_a_failed_call_leaves_no_work_behind(server, client):
+    # A server kept the request counted: its connection was never closed once its name was gone.
+    with pytest.raises(DeadlineExceeded):
+        client._unary(_wire.VERIFY, b"", time.monotonic() - 1)
+
+    assert client.servers()[0].requests == 0
 
 
 def test_internal_errors_are_server_bugs(server, client, rows):

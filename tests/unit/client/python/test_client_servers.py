@@ -1,14 +1,18 @@
 """Clients over several servers: balance, draining, failures, names."""
 
+import asyncio
 import functools
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 from logprobd import (
+    AsyncClient,
     Client,
+    DeadlineExceeded,
     InvalidArgument,
     Overloaded,
     RetryPolicy,
@@ -287,6 +291,57 @@ def test_an_unknown_name_is_an_error_that_names_it(connect, records, rows):
         pytest.raises(Unavailable, match=r"dns:///scorer\.test:1: .*not known"),
     ):
         client.score(*rows)
+
+
+@pytest.fixture
+def slow_records(monkeypatch):
+    """The name "scorer.test" has the record 127.0.0.1 once this is set."""
+    released = threading.Event()
+    genuine = socket.getaddrinfo
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        if host != "scorer.test":
+            return genuine(host, port, *args, **kwargs)
+        assert released.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    yield released
+    released.set()
+
+
+def test_a_slow_look_up_does_not_outlast_the_deadline(connect, slow_records, rows):
+    # It was made on the caller's thread, for as long as the system took.
+    with connect("dns:///scorer.test:1") as client:
+        with pytest.raises((Unavailable, DeadlineExceeded)):
+            client.score(*rows, timeout=0.1)
+        assert not slow_records.is_set()
+        slow_records.set()
+
+
+def test_calls_wait_for_the_look_up_that_another_one_began(slow_records, rows):
+    # They failed at once: no server was known.
+    once = RetryPolicy(attempts_max=1)
+    with fake() as server, ThreadPoolExecutor(3) as threads:
+        address = f"dns:///scorer.test:{server.port}"
+        with Client(address, retry=once, timeout=60) as client:
+            calls = [threads.submit(client.score, *rows) for _ in range(3)]
+            assert wait(calls, timeout=0.2).done == set()
+            slow_records.set()
+
+            assert [call.result().logprob.shape for call in calls] == [(10,)] * 3
+
+        slow_records.clear()
+
+        async def score():
+            async with AsyncClient(address, retry=once, timeout=60) as client:
+                calls = [asyncio.ensure_future(client.score(*rows)) for _ in range(3)]
+                done, _ = await asyncio.wait(calls, timeout=0.2)
+                assert done == set()
+                slow_records.set()
+                return await asyncio.gather(*calls)
+
+        assert [result.logprob.shape for result in asyncio.run(score())] == [(10,)] * 3
 
 
 def test_a_bad_argument_is_sent_once(connect, servers, rows):

@@ -105,6 +105,16 @@ def test_a_way_to_one_server_cannot_be_forced_for_several(monkeypatch, address, 
     assert settings(address=address, transport="tcp").transport == "tcp"
 
 
+@pytest.mark.parametrize("address", ["", []])
+def test_no_address_is_not_the_default_one(monkeypatch, address):
+    # An empty list of a discovery meant the server of this host.
+    with pytest.raises(InvalidArgument, match="address"):
+        Client(address)
+
+    monkeypatch.setenv("LOGPROBD_ADDRESS", "")
+    assert settings().address == "127.0.0.1:8470"
+
+
 def test_a_url_is_refused():
     with pytest.raises(InvalidArgument, match="host:port"):
         Client("http://scorer:1")
@@ -131,6 +141,13 @@ def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkey
 
     with Client(server.address, timeout=5) as client:
         assert client.score(*rows).logprob.shape == (10,)
+
+
+def test_a_host_that_vanished_is_noticed():
+    # Its requests waited for the timeout of their call.
+    options = dict(settings("scorer:1").channel_options("scorer:1", 0))
+
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 40_000
 
 
 def test_channels_differ_so_that_each_has_its_connection():
