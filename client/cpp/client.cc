@@ -91,17 +91,17 @@ bool IsOneServer(const Client::Options& options) {
   return AddressBook(*ParseAddresses(options.address)).is_plain();
 }
 
-/// `options` have been checked.
-LocalTransport::Options LocalOptions(const Client::Options& options,
-                                     std::function<absl::Time()> now) {
-  const std::vector<std::string> addresses = *ParseAddresses(options.address);
-  const bool is_unix =
 /// Room for the requests of a call, without overflow: the server's limits cut it anyway.
 int64_t RegionBytes(const Client::Options& options) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
   return std::min(options.request_bytes, kMost / options.max_inflight) * options.max_inflight;
 }
 
+/// `options` have been checked.
+LocalTransport::Options LocalOptions(const Client::Options& options,
+                                     std::function<absl::Time()> now) {
+  const std::vector<std::string> addresses = *ParseAddresses(options.address);
+  const bool is_unix =
       std::all_of(addresses.begin(), addresses.end(),
                   [](const std::string& address) { return absl::StartsWith(address, "unix"); });
   LocalTransport::Options local = {.choice = options.transport.value_or(TransportChoice::kAuto),

@@ -306,17 +306,6 @@ TEST(UnreachableTest, SaysWhereNobodyAnswered) {
               HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
 }
 
-TEST(ClientArgsTest, ChecksArgumentsBeforeSending) {
-  const auto client = Client::Create({.address = "127.0.0.1:1"});
-  ASSERT_TRUE(client.ok());
-  ScoreCase c(2);
-  c.args.rows = 3;
-
-  EXPECT_EQ((*client)->Score(c.args).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-}  // namespace
-}  // namespace logprobd::client
 // An attempt to connect was given up after 100 ms, which is too short for a slow network.
 TEST(UnreachableTest, GivesAConnectionTime) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -337,3 +326,14 @@ TEST(UnreachableTest, GivesAConnectionTime) {
   close(listener);
 }
 
+TEST(ClientArgsTest, ChecksArgumentsBeforeSending) {
+  const auto client = Client::Create({.address = "127.0.0.1:1"});
+  ASSERT_TRUE(client.ok());
+  ScoreCase c(2);
+  c.args.rows = 3;
+
+  EXPECT_EQ((*client)->Score(c.args).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace logprobd::client
