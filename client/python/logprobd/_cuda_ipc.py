@@ -61,9 +61,11 @@ class CudaDriver:
 
     def wait(self, tensor: Any) -> None:
         torch = sys.modules["torch"]
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(tensor.device))
-        event.synchronize()
+        stream = torch.cuda.current_stream(tensor.device)
+        # No event where nothing is under way: the GPU would have to leave the server's process for
+        # this one, in the middle of a batch, only to record it.
+        if not stream.query():
+            stream.synchronize()
 
     def share(self, tensor: Any) -> DeviceMemory:
         device = int(tensor.device.index)

@@ -106,22 +106,25 @@ def test_without_libcuda_nothing_is_shareable(monkeypatch):
         CudaDriver()
 
 
-def test_waiting_records_on_the_tensors_stream_and_waits_for_that(cuda, monkeypatch):
-    done = []
+@pytest.mark.parametrize("is_done", [False, True])
+def test_waiting_is_for_the_tensors_stream_and_only_while_it_works(cuda, monkeypatch, is_done):
+    calls = []
 
-    class Event:
-        def record(self, stream):
-            done.append(("record", stream))
+    class Stream:
+        def __init__(self, device):
+            calls.append(f"stream of {device}")
+
+        def query(self):
+            return is_done
 
         def synchronize(self):
-            done.append("synchronize")
+            calls.append("synchronize")
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
 
     CudaDriver().wait(FakeTensor())
 
-    assert done == [("record", "stream of cuda:3"), "synchronize"]
+    assert calls == ["stream of cuda:3", *([] if is_done else ["synchronize"])]
 
 
 def test_host_memory_is_page_locked_by_torchs_runtime(cuda, monkeypatch):
