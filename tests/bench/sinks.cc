@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <deque>
 #include <random>
 #include <utility>
 
@@ -57,56 +56,93 @@ class ServiceSink final : public Sink {
   const std::unique_ptr<client::Client> client_;
 };
 
-/// The same with rows that are copied to the message's own memory first, of two kinds in turn.
-class WritingSink final : public Sink {
+/// Memory of messages in flight, and what is written there: rows of two kinds in turn. Thread-safe.
+class FreshRows {
  public:
-  static absl::StatusOr<std::unique_ptr<WritingSink>> Create(std::unique_ptr<client::Client> client,
-                                                             int in_flight,
-                                                             const MakeMemory& memory) {
-    auto sink = std::make_unique<WritingSink>();
-    for (int i = 0; i < in_flight; ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(const absl::Span<std::byte> slot,
-                                memory ? memory(kSinkHiddenBytes) : sink->HeapMemory());
-      sink->free_.push_back(slot);
-    }
-    sink->client_ = std::move(client);
-    return sink;
+  struct Message {
+    absl::Span<std::byte> hidden;
+    const SinkRows* rows;
+  };
+
+  void AddMemory(client::RowBuffer memory) {
+    free_.push_back(memory.bytes());
+    memory_.push_back(std::move(memory));
   }
 
-  void Send(Sent sent) override {
-    absl::Span<std::byte> slot;
-    const SinkRows* rows = nullptr;
-    {
-      absl::MutexLock lock(&mutex_);
-      LOGPROBD_CHECK(!free_.empty(), "more messages are sent at once than was said");
-      slot = free_.back();
-      free_.pop_back();
-      rows = &rows_[num_sent_++ % 2];
-    }
-    std::copy(rows->hidden.begin(), rows->hidden.end(), slot.begin());
-    client_->ScoreAsync(ArgsOf(slot, *rows),
-                        [this, slot, rows, sent = std::move(sent)](
-                            const absl::StatusOr<client::ScoreResult>& result) {
-                          {
-                            absl::MutexLock lock(&mutex_);
-                            free_.push_back(slot);
-                          }
-                          sent(Check(result, *rows));
-                        });
+  /// Written by the caller's thread.
+  Message Write() {
+    Message message = Take();
+    std::copy(message.rows->hidden.begin(), message.rows->hidden.end(), message.hidden.begin());
+    return message;
+  }
+
+  void Give(const Message& message) {
+    absl::MutexLock lock(&mutex_);
+    free_.push_back(message.hidden);
   }
 
  private:
-  absl::StatusOr<absl::Span<std::byte>> HeapMemory() {
-    heap_.emplace_back(static_cast<size_t>(kSinkHiddenBytes));
-    return absl::MakeSpan(heap_.back());
+  Message Take() {
+    absl::MutexLock lock(&mutex_);
+    LOGPROBD_CHECK(!free_.empty(), "more messages are sent at once than was said");
+    const absl::Span<std::byte> hidden = free_.back();
+    free_.pop_back();
+    return {hidden, &rows_[num_taken_++ % rows_.size()]};
   }
 
   const std::array<SinkRows, 2> rows_ = {SinkRows(1), SinkRows(2)};
-  std::deque<std::vector<std::byte>> heap_;
+  std::vector<client::RowBuffer> memory_;
   absl::Mutex mutex_;
   std::vector<absl::Span<std::byte>> free_ ABSL_GUARDED_BY(mutex_);
-  int64_t num_sent_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<client::Client> client_;  // ends what is under way before the rest goes
+  size_t num_taken_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+/// The service, with rows that are written first.
+class WritingSink final : public Sink {
+ public:
+  explicit WritingSink(std::unique_ptr<client::Client> client) : client_(std::move(client)) {}
+
+  absl::Status Allocate(int in_flight) {
+    for (int i = 0; i < in_flight; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(client::RowBuffer memory, client_->AllocateRows(kSinkHiddenBytes));
+      fresh_.AddMemory(std::move(memory));
+    }
+    return absl::OkStatus();
+  }
+
+  void Send(Sent sent) override {
+    const FreshRows::Message message = fresh_.Write();
+    client_->ScoreAsync(
+        ArgsOf(message.hidden, *message.rows),
+        [this, message, sent = std::move(sent)](const absl::StatusOr<client::ScoreResult>& result) {
+          fresh_.Give(message);
+          sent(Check(result, *message.rows));
+        });
+  }
+
+ private:
+  FreshRows fresh_;
+  const std::unique_ptr<client::Client> client_;  // ends what is under way before the rest goes
+};
+
+/// Rows that are written and go nowhere.
+class CopySink final : public Sink {
+ public:
+  explicit CopySink(int in_flight) {
+    const auto size = static_cast<size_t>(kSinkHiddenBytes);
+    for (int i = 0; i < in_flight; ++i) {
+      const auto memory = std::make_shared<std::vector<std::byte>>(size);
+      fresh_.AddMemory({memory, absl::MakeSpan(*memory), /*is_shared=*/false});
+    }
+  }
+
+  void Send(Sent sent) override {
+    fresh_.Give(fresh_.Write());
+    sent(absl::OkStatus());
+  }
+
+ private:
+  FreshRows fresh_;
 };
 
 /// A bare gRPC server, called as plainly as can be.
@@ -170,11 +206,15 @@ absl::StatusOr<std::unique_ptr<Sink>> MakeServiceSink(const client::Client::Opti
 }
 
 absl::StatusOr<std::unique_ptr<Sink>> MakeWritingSink(const client::Client::Options& options,
-                                                      int in_flight, const MakeMemory& memory) {
+                                                      int in_flight) {
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<client::Client> client,
                             client::Client::Create(options));
-  return WritingSink::Create(std::move(client), in_flight, memory);
+  auto sink = std::make_unique<WritingSink>(std::move(client));
+  LOGPROBD_RETURN_IF_ERROR(sink->Allocate(in_flight));
+  return sink;
 }
+
+std::unique_ptr<Sink> MakeCopySink(int in_flight) { return std::make_unique<CopySink>(in_flight); }
 
 std::unique_ptr<Sink> MakeBareGrpcSink(const std::string& address, int channels,
                                        const SinkRows& rows) {

@@ -45,13 +45,14 @@ class Sink {
 absl::StatusOr<std::unique_ptr<Sink>> MakeServiceSink(const client::Client::Options& options,
                                                       const SinkRows& rows);
 
-/// Gives `bytes` of memory that lives as long as the sink; called for each message in flight.
-using MakeMemory = std::function<absl::StatusOr<absl::Span<std::byte>>(int64_t bytes)>;
-
 /// As MakeServiceSink, but the rows of each message are written anew, by the thread that sends it,
-/// as a trainer does. At most `in_flight` messages at once. `memory`: where to; null: the heap.
+/// as a trainer does, into memory of the client's AllocateRows. At most `in_flight` messages at
+/// once.
 absl::StatusOr<std::unique_ptr<Sink>> MakeWritingSink(const client::Client::Options& options,
-                                                      int in_flight, const MakeMemory& memory);
+                                                      int in_flight);
+
+/// Rows that are written in the same way, into memory of the heap, and go nowhere.
+std::unique_ptr<Sink> MakeCopySink(int in_flight);
 
 /// A bare gRPC server (EchoServer) over `channels` connections, called as plainly as can be. `rows`
 /// must outlive it.

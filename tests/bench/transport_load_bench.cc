@@ -2,9 +2,12 @@
 // the server: a null engine whose answer holds a checksum of every row, which the client compares.
 // The baseline is a bare gRPC server that copies each message into one piece of memory. Both run in
 // processes of their own, are fed through as many connections with messages of one size, and take
-// turns. Clients send the same rows again and again, or write them anew for each message.
+// turns. Clients send the same rows again and again, or write them anew for each message. Rows in
+// memory shared with the server stand beside the same threads' copies to ordinary memory.
 //
 //   transport_load_bench [--out FILE] [--commit ID] [--rounds 5] [--seconds 1] [--channels 4,8,16]
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -37,7 +40,9 @@ namespace {
 
 constexpr int kMessagesInFlight = 2;  // for each connection
 constexpr int kWriters = 4;
+constexpr int kSharedInFlight = 16;
 constexpr double kWantedOfSink = 0.9;
+constexpr double kWantedShared = 20;  // GB/s
 
 struct Flags {
   std::string out;
@@ -51,7 +56,7 @@ struct Flags {
 /// One way to a server, measured round by round.
 struct Contender {
   std::unique_ptr<Sink> sink;
-  const ServerChild* server = nullptr;
+  const ServerChild* server = nullptr;  ///< Whose CPU time is counted.
   SinkLoad load;
   std::vector<double> rates;  // a round each
   std::vector<double> server_cpu;
@@ -82,6 +87,15 @@ void AddRecords(const std::string& what, const Contender& service, const Contend
   records.push_back(std::move(cost));
 }
 
+/// One round of each, in an order that is turned around from round to round.
+absl::Status RunRounds(int rounds, std::vector<Contender*> contenders) {
+  for (int round = 0; round < rounds; ++round) {
+    for (Contender* contender : contenders) LOGPROBD_RETURN_IF_ERROR(contender->RunRound());
+    std::reverse(contenders.begin(), contenders.end());
+  }
+  return absl::OkStatus();
+}
+
 /// The servers of all contenders, and rows to send.
 struct Servers {
   std::unique_ptr<ServerChild> null;
@@ -107,17 +121,42 @@ absl::Status MeasureTcp(const Flags& flags, const Servers& servers, int channels
   }
   fresh.load.senders = kWriters;
   LOGPROBD_ASSIGN_OR_RETURN(same.sink, MakeServiceSink(options, servers.rows));
-  LOGPROBD_ASSIGN_OR_RETURN(fresh.sink, MakeWritingSink(options, fresh.load.in_flight, nullptr));
+  LOGPROBD_ASSIGN_OR_RETURN(fresh.sink, MakeWritingSink(options, fresh.load.in_flight));
   sink.sink = MakeBareGrpcSink(servers.sink->address(), channels, servers.rows);
-  std::vector<Contender*> order = {&same, &fresh, &sink};
-  for (int round = 0; round < flags.rounds; ++round) {
-    for (Contender* contender : order) LOGPROBD_RETURN_IF_ERROR(contender->RunRound());
-    std::reverse(order.begin(), order.end());
-  }
+  LOGPROBD_RETURN_IF_ERROR(RunRounds(flags.rounds, {&same, &fresh, &sink}));
   const std::string what =
       absl::StrCat("Null engine that reads every byte, TCP, ", channels, " connections");
   AddRecords(what, same, sink, kWantedOfSink, records);
   AddRecords(absl::StrCat(what, ", fresh rows by ", kWriters, " threads"), fresh, sink, 0, records);
+  return absl::OkStatus();
+}
+
+/// Rows that are written anew in memory shared with the server.
+absl::Status MeasureSharedMemory(const Flags& flags, const Servers& servers,
+                                 std::vector<BenchRecord>& records) {
+  client::Client::Options options;
+  options.address = servers.null->address();
+  options.transport = client::TransportChoice::kSharedMemory;
+  Contender shared;
+  Contender copy;
+  for (Contender* contender : {&shared, &copy}) {
+    contender->server = servers.null.get();
+    contender->load = {.in_flight = kSharedInFlight, .senders = kWriters, .seconds = flags.seconds};
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(shared.sink, MakeWritingSink(options, kSharedInFlight));
+  copy.sink = MakeCopySink(kSharedInFlight);
+  LOGPROBD_RETURN_IF_ERROR(RunRounds(flags.rounds, {&shared, &copy}));
+  const std::string what = absl::StrCat(
+      "Null engine that reads every byte, shared memory, fresh rows by ", kWriters, " threads");
+  BenchRecord speed = RecordOf(what, "GB/s", shared.rates);
+  speed.note = absl::StrFormat(
+      "messages of 8 MiB, %d at once; client's CPU %.3f s/GB, of the copies alone %.3f; wanted at "
+      "least %.0f",
+      kSharedInFlight, Median(shared.client_cpu), Median(copy.client_cpu), kWantedShared);
+  speed.baseline_what = absl::StrCat(kWriters, " threads that only write the rows");
+  speed.baseline_figure = Median(copy.rates);
+  records.push_back(std::move(speed));
+  records.push_back(RecordOf(what + ", server's CPU", "s/GB", shared.server_cpu));
   return absl::OkStatus();
 }
 
@@ -138,6 +177,7 @@ int Serve(const std::string& kind) {
   const OneHead heads(*head);
   GrpcServer::Options options;
   options.listen = "127.0.0.1:0";
+  options.local = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Create(options, heads, metrics, Clock::Steady());
   if (!server.ok()) {
@@ -158,12 +198,16 @@ absl::Status Run(const Flags& flags) {
   for (const int channels : flags.channels) {
     LOGPROBD_RETURN_IF_ERROR(MeasureTcp(flags, servers, channels, records));
   }
+  LOGPROBD_RETURN_IF_ERROR(MeasureSharedMemory(flags, servers, records));
   std::cout << MachineName() << "\n\n";
   for (const BenchRecord& record : records) {
-    std::cout << absl::StrFormat("%-76s %7.3f %-5s (%.3f to %.3f)  %.2f of %.3f\n", record.what,
-                                 record.figure, record.unit, record.spread.first,
-                                 record.spread.second, record.figure / *record.baseline_figure,
-                                 *record.baseline_figure);
+    std::cout << absl::StrFormat("%-86s %7.3f %-5s (%.3f to %.3f)", record.what, record.figure,
+                                 record.unit, record.spread.first, record.spread.second);
+    if (record.baseline_figure.has_value()) {
+      std::cout << absl::StrFormat("  %.2f of %.3f", record.figure / *record.baseline_figure,
+                                   *record.baseline_figure);
+    }
+    std::cout << '\n';
   }
   if (flags.out.empty()) return absl::OkStatus();
   return WriteRecords(flags.out, {.machine = MachineName(), .commit = flags.commit}, records);
