@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,10 @@ absl::Status CheckOptions(const Client::Options& options) {
   if (options.timeout <= absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError(
         absl::StrCat("timeout is ", absl::FormatDuration(options.timeout), ", must be above 0")));
+  }
+  if (options.look_for < absl::ZeroDuration()) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat("look_for is ", absl::FormatDuration(options.look_for), ", must be >= 0")));
   }
   if (options.backoff_initial < absl::ZeroDuration() ||
       options.backoff_max < options.backoff_initial) {
@@ -157,6 +162,18 @@ struct Client::Impl {
     return outcome;
   }
 
+  /// One thread at a time, so that many callers do not take the cores from whoever brings the
+  /// answers.
+  void LookFor(const absl::Notification& ended) {
+    if (options.look_for <= absl::ZeroDuration() ||
+        is_looking.exchange(true, std::memory_order_relaxed)) {
+      return;
+    }
+    const absl::Time until = transport.Now() + options.look_for;
+    while (!ended.HasBeenNotified() && transport.Now() < until) std::this_thread::yield();
+    is_looking.store(false, std::memory_order_relaxed);
+  }
+
   std::shared_ptr<const ServerInfo> CachedInfo() {
     absl::MutexLock lock(&mutex);
     return info;
@@ -194,6 +211,7 @@ struct Client::Impl {
   CallEnvironment environment;
   CallEnvironment single_try;  ///< Without retries: the caller has a loop of its own.
   LocalTransport local;
+  std::atomic<bool> is_looking = false;
 
   absl::Mutex mutex;
   std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
@@ -242,6 +260,7 @@ absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
     result = std::move(scored);
     ended.Notify();
   });
+  impl_->LookFor(ended);
   ended.WaitForNotification();
   return result;
 }

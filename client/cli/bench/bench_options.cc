@@ -193,6 +193,10 @@ void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(0, 100))
       ->capture_default_str()
       ->group(group);
+  AddDurationOption(command, "--look-for", options.look_for,
+                    "Look for an answer so long before the thread that waits for it sleeps (closed "
+                    "loop with a thread for each request); 0: it sleeps at once");
+  command.get_option("--look-for")->group(group);
 }
 
 void AddReportOptions(CLI::App& command, BenchOptions& options) {
@@ -245,6 +249,7 @@ Client::Options BenchClientOptions(const BenchOptions& options) {
   return {.channels = options.channels,
           .retries = options.retries,
           .bulk_stream = options.method == "stream",
+          .look_for = options.look_for,
           .transport = options.transport};
 }
 

@@ -101,6 +101,7 @@ class Phase {
         plan_(plan),
         end_(end),
         places_(places.size()),
+        waits_(plan.request_rate <= 0 && writers == static_cast<int64_t>(places.size())),
         start_(scene.clock.Now()),
         recorder_(plan.mix.sizes.size()) {
     if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
@@ -224,8 +225,8 @@ class Phase {
       free_.Give(&place);
       return;
     }
-    scene_.target.Send(args, [this, &place, begun, first, rows,
-                              size = ticket.size](const absl::StatusOr<ScoreResult>& result) {
+    const auto take = [this, &place, begun, first, rows,
+                       size = ticket.size](const absl::StatusOr<ScoreResult>& result) {
       if (result.ok()) {
         recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(scene_.clock.Now() - begun),
                                result->transport);
@@ -234,7 +235,12 @@ class Phase {
         recorder_.RecordFailure(size, result.status());
       }
       free_.Give(&place);
-    });
+    };
+    if (waits_) {
+      scene_.target.SendAndWait(args, take);
+    } else {
+      scene_.target.Send(args, take);
+    }
   }
 
   /// Writes the rows of a request where they are to be fresh, and names them in `args`.
@@ -287,6 +293,8 @@ class Phase {
   const LoadPlan& plan_;
   const PhaseEnd end_;
   const size_t places_;
+  /// A closed loop with a thread for each request, which then calls as most callers do: blocking.
+  const bool waits_;
   const absl::Time start_;
   LoadRecorder recorder_;
   FreePlaces free_;
@@ -425,9 +433,11 @@ absl::StatusOr<LoadMeasurement> RunLoad(const LoadScene& scene, const LoadPlan& 
   PhaseEnd end{.requests = plan.requests};
   if (plan.requests == 0 && is_bounded) end.duration = plan.duration;
   Phase phase(scene, device_pool, plan, end, absl::MakeSpan(*places), writers);
-  const WindowSeries series = MeasureWindows(scene, plan, phase);
+  WindowSeries series = MeasureWindows(scene, plan, phase);
   phase.Stop();
   scene.observer.MeasureEnds();
+  phase.AwaitAnswers();
+  series.AddLateAnswers(phase.recorder().Take());
   return LoadMeasurement{.measured = is_bounded ? series.all() : series.LastWindows(),
                          .windows = series.figures(),
                          .stable = series.stable(),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -47,6 +48,10 @@ class LoadTarget {
   virtual ~LoadTarget() = default;
   /// `done` is called once, perhaps before this returns. What `args` refers to is valid until then.
   virtual void Send(const ScoreArgs& args, ScoreCallback done) = 0;
+  /// The same from a thread that has nothing else to do until then: it may be kept waiting.
+  virtual void SendAndWait(const ScoreArgs& args, ScoreCallback done) {
+    Send(args, std::move(done));
+  }
 };
 
 class ClientTarget final : public LoadTarget {
@@ -54,6 +59,9 @@ class ClientTarget final : public LoadTarget {
   explicit ClientTarget(Client& client) : client_(client) {}
   void Send(const ScoreArgs& args, ScoreCallback done) override {
     client_.ScoreAsync(args, std::move(done));
+  }
+  void SendAndWait(const ScoreArgs& args, ScoreCallback done) override {
+    std::move(done)(client_.Score(args));
   }
 
  private:

@@ -48,6 +48,7 @@ class LoadPlan:
     warmup: int = 4
     retries: int = 0  # of a request that was refused or whose connection broke
     timeout_s: float = 30  # of a request
+    look_for_s: float = 0  # how long a caller looks for its answer before it sleeps
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
@@ -58,6 +59,7 @@ class LoadPlan:
             flags += ["--request-rate", f"{self.rate:g}"]
         else:
             flags += ["--concurrency-range", f"{self.concurrency}"]
+        flags += ["--look-for", f"{self.look_for_s:g}s"] if self.look_for_s else []
         return flags + (["--method", "stream"] if self.stream else [])
 
 

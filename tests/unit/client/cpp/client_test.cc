@@ -175,6 +175,20 @@ TEST_F(ClientTest, StopsAtItsDeadline) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("timeout of 50ms"));
 }
 
+TEST_F(ClientTest, FindsTheAnswerWhetherItStillLooksOrSleeps) {
+  const ScoreCase c(10);
+  for (const absl::Duration look_for : {absl::Hours(1), absl::Nanoseconds(1)}) {
+    const std::unique_ptr<Client> client = Connect({.look_for = look_for});
+    ASSERT_TRUE(client->Score(c.args).ok());
+    service().Hold();
+    std::thread caller([&] { EXPECT_TRUE(client->Score(c.args).ok()); });
+    service().WaitForHeld(1);
+
+    service().Release();
+    caller.join();
+  }
+}
+
 TEST_F(ClientTest, KeepsItsWindow) {
   const ScoreCase c(5'000);
   service().Hold();
@@ -286,6 +300,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
   EXPECT_THAT(message({.channels = 0}), HasSubstr("channels is 0, must be 1 to 64"));
   EXPECT_THAT(message({.timeout = absl::ZeroDuration()}), HasSubstr("timeout is 0"));
   EXPECT_THAT(message({.retries = -1}), HasSubstr("retries is -1"));
+  EXPECT_THAT(message({.look_for = -absl::Milliseconds(2)}), HasSubstr("look_for is -2ms"));
   EXPECT_THAT(message({.max_inflight = 0}), HasSubstr("max_inflight is 0"));
   EXPECT_THAT(message({.request_bytes = 10}), HasSubstr("request_bytes is 10"));
 }
