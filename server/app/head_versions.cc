@@ -85,9 +85,9 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load,
   LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
   if (load.in_place) {
-    return ReplaceInPlace(std::move(planned), ticker);
+    return ReplaceInPlace(planned, ticker);
   }
-  LOGPROBD_ASSIGN_OR_RETURN(WeightsVersion facts, Stage(std::move(planned), ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(WeightsVersion facts, Stage(planned, ticker));
   if (!load.commit) {
     return facts;
   }
@@ -127,30 +127,18 @@ absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) con
   }
 }
 
-/// None where there is room only once what goes first is gone; RESOURCE_EXHAUSTED where there is
-/// not even then.
-absl::StatusOr<std::optional<EnginePlan>> HeadVersions::Plan(const HeadInfo& found,
-                                                             bool in_place) const {
-  const MemoryPlan freed = MemoryThatGoes(in_place);
-  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info());
-  if (absl::IsResourceExhausted(plan.status()) && !freed.empty()) {
-    return std::nullopt;
+absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place) const {
+  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info(), MemoryThatGoes(in_place));
+  if (!absl::IsResourceExhausted(plan.status())) {
+    return plan;
   }
-  absl::Status status = plan.status();
-  if (status.ok()) {
-    status = loader_.CheckHostMemory(found, *plan, TotalBytes(freed, "host"));
-  }
-  if (absl::IsResourceExhausted(status)) {
-    return absl::ResourceExhaustedError(
-        in_place ? absl::StrCat("no room for the new version: ", status.message())
-                 : absl::StrCat("no room for a second copy: ", status.message(),
-                                "; in_place replaces the live weights where they lie, with a "
-                                "pause"));
-  }
-  LOGPROBD_RETURN_IF_ERROR(status);
-  return *std::move(plan);
+  return absl::ResourceExhaustedError(
+      in_place ? absl::StrCat("no room for the new version: ", plan.status().message())
+               : absl::StrCat("no room for a second copy: ", plan.status().message(),
+                              "; in_place replaces the live weights where they lie, with a pause"));
 }
 
+/// What a load gives back before it takes memory.
 MemoryPlan HeadVersions::MemoryThatGoes(bool in_place) const {
   MemoryPlan freed = in_place ? head_.memory() : MemoryPlan();
   const absl::MutexLock lock(&mutex_);
@@ -162,23 +150,18 @@ MemoryPlan HeadVersions::MemoryThatGoes(bool in_place) const {
   return freed;
 }
 
-/// Once what goes first is gone.
-absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(Planned planned,
+absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(const Planned& planned,
                                                                 LoadTicker& ticker) const {
-  VersionLoader::Candidate& candidate = planned.candidate;
-  if (!planned.plan.has_value()) {
-    LOGPROBD_ASSIGN_OR_RETURN(planned.plan, loader_.Plan(candidate.weights->info(), *head_.info()));
-  }
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made,
-                            loader_.Make(candidate.weights, *planned.plan, ticker));
-  made->facts = std::move(candidate.facts);
+                            loader_.Make(planned.candidate.weights, planned.plan, ticker));
+  made->facts = planned.candidate.facts;
   made->facts.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
   return made;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::Stage(Planned planned, LoadTicker& ticker) {
+absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
   DropPrevious();  // never three in memory
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(std::move(planned), ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(planned, ticker));
   LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
   const WeightsVersion facts = made->facts;
   LogInfo("weights staged", {{"head", name()},
@@ -194,7 +177,8 @@ absl::StatusOr<WeightsVersion> HeadVersions::Stage(Planned planned, LoadTicker& 
   return facts;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned planned, LoadTicker& ticker) {
+absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& planned,
+                                                            LoadTicker& ticker) {
   const WeightsVersion& facts = planned.candidate.facts;
   LOGPROBD_RETURN_IF_ERROR(ticker.Tell("loading", 0, facts.weight_bytes));
   DropPrevious();
@@ -209,8 +193,9 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned planned, Loa
   if (old != nullptr) {
     old->generation.reset();
     old->engines.clear();
+    NotifyChange();
   }
-  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(std::move(planned), ticker);
+  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(planned, ticker);
   if (!made.ok()) {
     if (old != nullptr) {
       Restore(*old, old_facts);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -66,21 +65,21 @@ class HeadVersions {
  private:
   class Change;
 
-  /// What is to become a version, and its engines; none where they have room only once what goes
-  /// first is gone.
+  /// What is to become a version.
   struct Planned {
     VersionLoader::Candidate candidate;
-    std::optional<EnginePlan> plan;
+    EnginePlan plan;  ///< Fits once what goes first is gone.
   };
 
   absl::StatusOr<WeightsVersion> LoadAlone(const WeightsLoad& load, LoadTicker& ticker);
   absl::StatusOr<uint64_t> NumberOf(const WeightsLoad& load) const;
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
-  absl::StatusOr<std::optional<EnginePlan>> Plan(const HeadInfo& found, bool in_place) const;
+  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
   MemoryPlan MemoryThatGoes(bool in_place) const;
-  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(Planned planned, LoadTicker& ticker) const;
-  absl::StatusOr<WeightsVersion> Stage(Planned planned, LoadTicker& ticker);
-  absl::StatusOr<WeightsVersion> ReplaceInPlace(Planned planned, LoadTicker& ticker);
+  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(const Planned& planned,
+                                                    LoadTicker& ticker) const;
+  absl::StatusOr<WeightsVersion> Stage(const Planned& planned, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> ReplaceInPlace(const Planned& planned, LoadTicker& ticker);
   void Restore(const HeadVersion& old, const WeightsVersion& facts);
   void MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previous);
   void DropPrevious();

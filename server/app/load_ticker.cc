@@ -1,6 +1,6 @@
 #include "server/app/load_ticker.h"
 
-#include "absl/time/clock.h"
+#include "server/base/clock.h"
 
 namespace logprobd {
 namespace {
@@ -16,7 +16,7 @@ absl::Status LoadTicker::Tell(absl::string_view phase, int64_t bytes_done, int64
     return ShuttingDown();
   }
   // Of each phase the begin and the end, and between them now and then.
-  const absl::Time now = absl::Now();
+  const absl::Time now = Clock::Steady().Now();
   const bool is_end = bytes_total > 0 && bytes_done >= bytes_total;
   if (phase == phase_ && now < next_ && !is_end) {
     return absl::OkStatus();

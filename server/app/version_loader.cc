@@ -84,12 +84,19 @@ absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& 
   return candidate;
 }
 
-absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live) const {
-  absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, engine_options_);
+absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live,
+                                               const MemoryPlan& freed) const {
+  EngineOptions options = engine_options_;
+  for (const MemoryUse& use : freed) {
+    options.reserved.push_back({use.place, use.kind, -use.bytes});
+  }
+  absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, options);
   if (absl::IsFailedPrecondition(plan.status()) && found.dtype == live.dtype) {
     // With this dtype and layout it has worked before: what is missing is memory of GPUs.
     return absl::ResourceExhaustedError(plan.status().message());
   }
+  LOGPROBD_RETURN_IF_ERROR(plan.status());
+  LOGPROBD_RETURN_IF_ERROR(CheckHostMemory(found, *plan, TotalBytes(freed, "host")));
   return plan;
 }
 

@@ -60,14 +60,10 @@ class VersionLoader {
   absl::StatusOr<Candidate> Open(const WeightsLoad& load, uint64_t number,
                                  const HeadInfo& live) const;
 
-  /// Its engines. RESOURCE_EXHAUSTED: GPUs have no room for them now. `live` is of a version that
-  /// has engines, or had.
-  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, const HeadInfo& live) const;
-
-  /// RESOURCE_EXHAUSTED, with the numbers, when the host will have no room for engines as planned
-  /// even with `freed_bytes` more than now.
-  absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
-                               int64_t freed_bytes) const;
+  /// Its engines. RESOURCE_EXHAUSTED, with the numbers: GPUs or the host have no room for them,
+  /// even once `freed` is given back. `live` is of a version that has engines, or had.
+  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, const HeadInfo& live,
+                                  const MemoryPlan& freed) const;
 
   /// Reads the whole weight and fills in its sha256. DATA_LOSS: another one was asked for;
   /// INVALID_ARGUMENT: it is not finite, which `load` does not allow; `ticker`'s errors.
@@ -83,6 +79,8 @@ class VersionLoader {
   EnginePlan PlanOf(const HeadVersion& made) const;
 
  private:
+  absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
+                               int64_t freed_bytes) const;
   absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
       const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const;
 

@@ -45,7 +45,7 @@ struct EngineOptions {
   /// Whole heads, each on `shards` GPUs; 0: chosen.
   int32_t replicas = 0;
   /// Memory that other heads of this server will take, of which nothing is allocated yet: what is
-  /// free on a GPU is less by it. Of PlanEngine.
+  /// free on a GPU is less by it. Negative: what is given back before. Of PlanEngine.
   MemoryPlan reserved = {};
   /// Longest time that a batch may take before its replica counts as hung; infinite: no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();

@@ -240,7 +240,7 @@ class GpuPlanner {
     const GpuFacts& gpu = Fullest(numbers);
     return absl::FailedPreconditionError(absl::StrCat(
         "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free",
-        gpu.reserved_bytes == 0
+        gpu.reserved_bytes <= 0
             ? ""
             : absl::StrCat(" beside ", HumanBytes(gpu.reserved_bytes), " for the heads before it"),
         ", ",

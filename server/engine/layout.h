@@ -21,10 +21,12 @@ struct GpuFacts {
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
   std::string pci_bus_id = {};  ///< "0000:3b:00.0"
-  int64_t reserved_bytes = 0;   ///< For other heads, no longer in `free_bytes`.
+  /// For other heads, no longer in `free_bytes`; negative: given back before, already in them.
+  int64_t reserved_bytes = 0;
 };
 
-/// Takes what other heads will need off the GPUs' free memory; never below 0.
+/// Takes what other heads will need off the GPUs' free memory; never below 0. Negative: adds what
+/// is given back.
 void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus);
 
 /// Memory of a GPU that holds one of `num_shards` shards, the largest.

@@ -155,7 +155,10 @@ TEST_F(HeadVersionsFaultTest, LoadsWithoutACheckWhereTheKernelDoesNotSayWhatIsLe
 
 TEST_F(HeadVersionsFaultTest, NoRoomOnTheGpusForASecondCopyIsSaid) {
   Make();
-  plan_ = [] { return absl::FailedPreconditionError("gpu0 has 1 GiB free, needs 2 GiB"); };
+  plan_ = [](int64_t freed_bytes) {
+    EXPECT_EQ(freed_bytes, 0);
+    return absl::FailedPreconditionError("gpu0 has 1 GiB free, needs 2 GiB");
+  };
 
   const absl::Status status = Load({.path = "/m/2"}).status();
 
@@ -191,8 +194,8 @@ TEST_F(HeadVersionsFaultTest, WaitsWhileAnotherHeadIsLoadedAndCanBeGivenUpMeanwh
 TEST_F(HeadVersionsFaultTest, CountsTheRoomThatThePreviousVersionGives) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
-  plan_ = [this]() -> absl::StatusOr<EnginePlan> {
-    if (!versions_->memory().empty()) {
+  plan_ = [](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
+    if (freed_bytes < kWeightBytes) {
       return absl::FailedPreconditionError("gpu0 is full");
     }
     return PlanOf(3);
@@ -206,7 +209,7 @@ TEST_F(HeadVersionsFaultTest, CountsTheRoomThatThePreviousVersionGives) {
 TEST_F(HeadVersionsFaultTest, AnotherDtypeThatTheEngineCannotHaveIsItsOwnError) {
   Make();
   folders_["/m/2"].dtype = Dtype::kF32;
-  plan_ = [] { return absl::FailedPreconditionError("no engine for f32"); };
+  plan_ = [](int64_t) { return absl::FailedPreconditionError("no engine for f32"); };
 
   const absl::Status status = Load({.path = "/m/2"}).status();
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/app/head_versions.h"
+#include "server/app/plan.h"
 #include "server/base/errors.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/in_memory_head.h"
@@ -53,8 +54,9 @@ class HeadVersionsTest : public ::testing::Test {
     parts_.open_model = [this](const std::string& path, const ModelFolderOptions& options) {
       return Open(path, options.weights_version);
     };
-    parts_.plan_engine = [this](const HeadInfo& info, const EngineOptions&) {
-      return plan_ ? plan_() : absl::StatusOr<EnginePlan>(PlanOf(info.weights_version));
+    parts_.plan_engine = [this](const HeadInfo& info, const EngineOptions& options) {
+      return plan_ ? plan_(-TotalBytes(options.reserved, "host"))
+                   : absl::StatusOr<EnginePlan>(PlanOf(info.weights_version));
     };
     parts_.create_engines = [this](const HeadWeights& weights, const EnginePlan&,
                                    const EngineOptions& options) {
@@ -147,8 +149,8 @@ class HeadVersionsTest : public ::testing::Test {
   LoadTurn load_turn_;
   LoadTicker::Progress progress_;
   std::map<std::string, FakeFolder> folders_;
-  /// Instead of the plan that fits.
-  std::function<absl::StatusOr<EnginePlan>()> plan_;
+  /// Instead of the plan that fits, given what will be freed before.
+  std::function<absl::StatusOr<EnginePlan>(int64_t freed_bytes)> plan_;
   /// Called with the weights on the loading thread, before engines are made.
   std::function<absl::Status(const HeadWeights&)> on_create_;
   absl::StatusOr<int64_t> available_ = int64_t{1} << 40;

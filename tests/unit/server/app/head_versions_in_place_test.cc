@@ -74,10 +74,10 @@ TEST_F(HeadVersionsInPlaceTest, NeedsRoomForOneCopyOnly) {
   EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
 }
 
-TEST_F(HeadVersionsInPlaceTest, PlansAgainOnceTheOldOnesAreGone) {
+TEST_F(HeadVersionsInPlaceTest, CountsTheRoomThatTheLiveVersionGives) {
   Make();
-  plan_ = [this]() -> absl::StatusOr<EnginePlan> {
-    if (!head_->memory().empty()) {
+  plan_ = [](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
+    if (freed_bytes < kWeightBytes) {
       return absl::FailedPreconditionError("gpu0 is full");
     }
     return PlanOf(2);
@@ -86,6 +86,19 @@ TEST_F(HeadVersionsInPlaceTest, PlansAgainOnceTheOldOnesAreGone) {
   EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
 
   EXPECT_EQ(ScoredBy(), 2U);
+}
+
+// A head that is larger than the live one was found not to fit when that one was gone already.
+TEST_F(HeadVersionsInPlaceTest, WhatHasNoRoomEvenThenIsRefusedBeforeAnythingGoes) {
+  Make();
+  plan_ = [](int64_t) { return absl::FailedPreconditionError("gpu0 has 80 GiB, needs 90 GiB"); };
+
+  const absl::Status status = Load({.path = "/m/2", .in_place = true}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "no room for the new version: gpu0 has 80 GiB, needs 90 GiB");
+  EXPECT_EQ(num_changes_, 0);
+  ExpectUnharmed();
 }
 
 // It was advised to load in place.

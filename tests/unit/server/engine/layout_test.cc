@@ -281,6 +281,16 @@ TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
                 "needs 61.0 GiB"));
 }
 
+TEST(GpuLayoutTest, CountsWhatIsGivenBackAsFree) {
+  std::vector<GpuFacts> gpus = Gpus(1);
+  gpus[0].free_bytes = 20 * kGib;
+
+  Reserve({{"gpu0", "weights", -60 * kGib}}, gpus);
+
+  EXPECT_EQ(Plan(Asked(1, 1), gpus, 60), "1x1: gpu0");
+  EXPECT_THAT(Plan(Asked(1, 1), gpus, 90), HasSubstr("GPU 0 has 80.0 GiB free, the head needs"));
+}
+
 TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
   std::vector<GpuFacts> gpus = Gpus(4);
   gpus[1].free_bytes = 30 * kGib;
