@@ -177,7 +177,8 @@ void AddLoad(CLI::App& weights, CommandState& state) {
   command.add_option("path", load.path, "Model folder or .safetensors file on the server's host")
       ->type_name("DIR")
       ->required();
-  command.add_option("--version", load.version, "Its number; 0: one above all that the head has")
+  command
+      .add_option("--version", load.version, "Its number; 0: one above all that the head has had")
       ->capture_default_str();
   command
       .add_option("--sha256", load.sha256, "Digest that the weights must have, as list shows it")

@@ -33,7 +33,7 @@ struct HeadWeights {
 struct LoadWeightsArgs {
   std::string path = {};    ///< Folder or .safetensors file on the server's host, absolute.
   std::string head = {};    ///< Empty: the only head.
-  uint64_t version = 0;     ///< New; 0: one more than the highest that the head has.
+  uint64_t version = 0;     ///< New; 0: one more than the highest that the head has had.
   std::string sha256 = {};  ///< Hex, that the weights must have; empty: not compared.
   bool commit = false;      ///< Make it live at once.
   bool in_place = false;    ///< Replace the live weights where they lie; implies `commit`.

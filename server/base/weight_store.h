@@ -34,7 +34,7 @@ struct HeadWeightsState {
 struct WeightsLoad {
   std::string head = {};    ///< Empty: the only head.
   std::string path = {};    ///< Must lie below an allowed root.
-  uint64_t version = 0;     ///< 0: one more than the highest that the head has.
+  uint64_t version = 0;     ///< 0: one more than the highest that the head has had.
   std::string sha256 = {};  ///< Hex; empty: not compared.
   bool commit = false;
   bool in_place = false;
