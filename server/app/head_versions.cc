@@ -11,6 +11,12 @@
 #include "server/weights/content_check.h"
 
 namespace logprobd {
+namespace {
+
+/// As of --weights-version: JSON and metrics hold such numbers exactly, and there is always a next.
+constexpr uint64_t kVersionMax = 9'000'000'000'000'000;
+
+}  // namespace
 
 /// The right to change versions; one has it at a time.
 class HeadVersions::Change {
@@ -109,6 +115,10 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
   }
   if (load.version == 0) {
     return highest_version_ + 1;
+  }
+  if (load.version > kVersionMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("version: ", load.version, ", must be at most ", kVersionMax));
   }
   const uint64_t previous = previous_ == nullptr ? 0 : previous_->facts.version;
   if (load.version == live_.version || load.version == previous) {

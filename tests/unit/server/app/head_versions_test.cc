@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -135,6 +137,19 @@ TEST_F(HeadVersionsTest, NumbersNoVersionLikeOneThatItHasHad) {
   ASSERT_TRUE(versions_->Discard(false, true).ok());
 
   EXPECT_EQ(Load({.path = "/m/3"})->version, 3U);
+}
+
+// After the largest number came 0, which stands for no version.
+TEST_F(HeadVersionsTest, RefusesNumbersThatLeaveNoNextOne) {
+  Make();
+
+  const absl::Status refused =
+      Load({.path = "/m/2", .version = std::numeric_limits<uint64_t>::max()}).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("version: 18446744073709551615, must be at most"));
+  EXPECT_TRUE(Load({.path = "/m/2", .version = 9'000'000'000'000'000, .commit = true}).ok());
+  EXPECT_EQ(Load({.path = "/m/3"})->version, 9'000'000'000'000'001U);
 }
 
 TEST_F(HeadVersionsTest, RefusesNumbersThatAreLiveOrKept) {
