@@ -29,6 +29,9 @@ Message = TypeVar("Message")
 # Errors after which what is known of the server's heads may be out of date.
 STALE_FACTS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMismatch)
 
+# In place of a longer timeout, math.inf too: neither gRPC nor threads take a number for "for ever".
+TIMEOUT_MAX_SECONDS = 1e9
+
 # Rounds of scoring again what a swap of the weights left behind.
 SWAP_ROUNDS_MAX = 3
 
@@ -57,8 +60,8 @@ class ClientCore:
             separated by commas or as a list. "dns:///" stands for a server at each A and AAAA
             record of the name, looked up every 30 s and after failures: a Kubernetes headless
             service, for instance. Default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
-        timeout: seconds a call may take in all, retries included. Default: LOGPROBD_TIMEOUT_S, else
-            300.
+        timeout: seconds a call may take in all, retries included; math.inf: no limit. Default:
+            LOGPROBD_TIMEOUT_S, else 300.
         max_inflight: requests of one call under way at once at each server. Default:
             LOGPROBD_MAX_INFLIGHT, else 8.
         channels: TCP connections to each server, used in turn; one connection alone limits a fast
@@ -163,9 +166,13 @@ class ClientCore:
             assembly.drop_other_versions()
         return not assembly.unanswered()
 
+    def _seconds(self, timeout: float | None) -> float:
+        """What a call, or a batch of a stream, may take."""
+        return min(self._settings.timeout if timeout is None else timeout, TIMEOUT_MAX_SECONDS)
+
     def _deadline(self, timeout: float | None) -> float:
         """On time.monotonic()."""
-        return time.monotonic() + (self._settings.timeout if timeout is None else timeout)
+        return time.monotonic() + self._seconds(timeout)
 
     def _left(self, deadline: float) -> float:
         """Seconds to the deadline. DeadlineExceeded once it has passed."""

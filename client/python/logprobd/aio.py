@@ -131,7 +131,7 @@ class AsyncClient(ClientCore):
         """
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
-        seconds = self._settings.timeout if timeout is None else timeout
+        seconds = self._seconds(timeout)
         source = _iterate(batches)
         self._pool.own()
         book = StreamBook(self._settings, self._pool.balance, self._carrier)

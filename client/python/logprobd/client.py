@@ -179,7 +179,7 @@ class Client(ClientCore):
         """
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
-        seconds = self._settings.timeout if timeout is None else timeout
+        seconds = self._seconds(timeout)
         return self._stream(iter(batches), on_error == "raise", seconds, options)
 
     def _stream(

@@ -1,5 +1,7 @@
 """When a call is sent again, when it gives up, and with which error."""
 
+import asyncio
+import math
 import random
 import threading
 import time
@@ -9,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from logprobd import (
+    AsyncClient,
     Cancelled,
     Client,
     DeadlineExceeded,
@@ -188,6 +191,19 @@ def test_a_slow_server_is_a_deadline_error(server, rows, chunk_rows):
             client.score(*rows, timeout=0.3)
     assert time.monotonic() - begin < 0.9
     assert isinstance(caught.value, TimeoutError)
+
+
+def test_a_call_may_take_for_ever(server, rows):
+    # It ended at once: gRPC took the deadline for one long past.
+    with Client(server.address, timeout=math.inf) as client:
+        assert client.score(*rows).logprob.shape == (10,)
+        assert len(list(client.score_stream([rows]))) == 1
+
+    async def score():
+        async with AsyncClient(server.address, timeout=math.inf) as client:
+            return await client.score(*rows), [r async for r in client.score_stream([rows])]
+
+    assert len(asyncio.run(score())) == 2
 
 
 def test_an_absent_server_is_named(rows):
