@@ -1,7 +1,6 @@
 #include "client/cpp/grpc_transport.h"
 
 #include <grpc/impl/codegen/grpc_types.h>
-#include <grpc/support/time.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "client/cpp/grpc_channel.h"
 #include "client/cpp/grpc_stream.h"
 
 namespace logprobd::client {
@@ -23,31 +23,17 @@ constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index) {
-  grpc::ChannelArguments args;
+  grpc::ChannelArguments args = ChannelArgumentsForServers();
   // Channels of equal arguments would share one connection, in the global or in a local pool.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt("logprobd.channel", index);
   args.SetMaxReceiveMessageSize(-1);
   args.SetMaxSendMessageSize(-1);
-  // Retries are ours: gRPC's own buffer (256 KiB) is smaller than a request.
-  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A proxy of the environment is meant for the web, not for a scoring service.
-  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS is left alone: in gRPC 1.51 it is the time that an attempt to
   // connect may take, 20 s.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
-  // A peer that vanished or stopped reading is noticed, and the caller's memory released.
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
-}
-
-/// `delay` from now, on gRPC's monotonic clock.
-gpr_timespec GprDeadline(absl::Duration delay) {
-  if (delay == absl::InfiniteDuration()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(delay), GPR_TIMESPAN));
 }
 
 std::optional<std::string> FindPushback(

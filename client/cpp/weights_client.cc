@@ -1,6 +1,5 @@
 #include "client/cpp/weights_client.h"
 
-#include <grpc/support/time.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/grpc_channel.h"
 #include "logprobd/v1/weights.grpc.pb.h"
 
 namespace logprobd::client {
@@ -30,26 +30,12 @@ HeadWeights FromProto(const v1::HeadWeightsState& state) {
   return head;
 }
 
-void SetDeadline(absl::Duration timeout, grpc::ClientContext& context) {
-  if (timeout == absl::InfiniteDuration()) return;
-  context.set_deadline(
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                   gpr_time_from_nanos(absl::ToInt64Nanoseconds(timeout), GPR_TIMESPAN)));
-}
-
 }  // namespace
 
 struct WeightsClient::Impl {
   explicit Impl(Options client_options) : options(std::move(client_options)) {
-    grpc::ChannelArguments args;
-    args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    // A proxy of the environment is meant for the web.
-    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    // A server that vanished in the middle of a load is noticed.
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-    stub = v1::Weights::NewStub(
-        grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args));
+    stub = v1::Weights::NewStub(grpc::CreateCustomChannel(
+        options.address, grpc::InsecureChannelCredentials(), ChannelArgumentsForServers()));
   }
 
   /// The status of a call, with what to do about it.
@@ -69,7 +55,7 @@ struct WeightsClient::Impl {
   template <typename Method, typename Request>
   absl::StatusOr<HeadWeights> Change(Method method, const Request& request) {
     grpc::ClientContext context;
-    SetDeadline(options.timeout, context);
+    context.set_deadline(GprDeadline(options.timeout));
     v1::WeightsResponse response;
     const grpc::Status status = ((*stub).*method)(&context, request, &response);
     if (!status.ok()) return ToStatus(status);
@@ -105,7 +91,7 @@ absl::StatusOr<WeightsVersion> WeightsClient::Load(
   request.set_in_place(args.in_place);
   request.set_allow_nonfinite(args.allow_nonfinite);
   grpc::ClientContext context;
-  SetDeadline(impl_->options.load_timeout, context);
+  context.set_deadline(GprDeadline(impl_->options.load_timeout));
   const auto reader = impl_->stub->Load(&context, request);
   std::optional<WeightsVersion> done;
   v1::LoadWeightsProgress message;
@@ -151,7 +137,7 @@ absl::StatusOr<std::vector<HeadWeights>> WeightsClient::List(const std::string& 
   v1::ListWeightsRequest request;
   request.set_head(head);
   grpc::ClientContext context;
-  SetDeadline(impl_->options.timeout, context);
+  context.set_deadline(GprDeadline(impl_->options.timeout));
   v1::ListWeightsResponse response;
   const grpc::Status status = impl_->stub->List(&context, request, &response);
   if (!status.ok()) return impl_->ToStatus(status);
