@@ -88,6 +88,8 @@ class Pool:
         self._check(self.balance.due_checks(every=every, idle=not self.balance.usable()))
         with self._changed:
             while self._is_looking_up or self.balance.num_checked:
+                if self._closed:
+                    raise Cancelled("the client was closed")
                 is_ready = bool(self.balance.usable())
                 end = min(deadline, begin + FIRST_LOOK_SECONDS) if is_ready else deadline
                 left = end - time.monotonic()
@@ -101,6 +103,7 @@ class Pool:
         """Cancels what is in flight. Idempotent."""
         with self._changed:
             self._closed = True
+            self._changed.notify_all()
             channels = list(self._channels.values())
         for each in channels:
             each.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from logprobd import (
     AsyncClient,
+    Cancelled,
     Client,
     DeadlineExceeded,
     InvalidArgument,
@@ -342,6 +343,18 @@ def test_calls_wait_for_the_look_up_that_another_one_began(slow_records, rows):
                 return await asyncio.gather(*calls)
 
         assert [result.logprob.shape for result in asyncio.run(score())] == [(10,)] * 3
+
+
+def test_close_ends_a_call_that_waits_for_a_look_up(slow_records, rows):
+    client = Client("dns:///scorer.test:1")
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(client.score, *rows)
+        assert wait([call], timeout=0.1).done == set()
+
+        client.close()
+
+        with pytest.raises(Cancelled):
+            call.result(timeout=30)
 
 
 def test_a_bad_argument_is_sent_once(connect, servers, rows):
