@@ -195,8 +195,8 @@ void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   AddDurationOption(command, "--look-for", options.look_for,
                     "Look for an answer so long before the thread that waits for it sleeps (closed "
-                    "loop with a thread for each request); 0: it sleeps at once");
-  command.get_option("--look-for")->group(group);
+                    "loop with a thread for each request)");
+  command.get_option("--look-for")->default_str("it sleeps at once")->group(group);
 }
 
 void AddReportOptions(CLI::App& command, BenchOptions& options) {
