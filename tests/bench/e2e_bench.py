@@ -88,7 +88,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
     )
-    parser.add_argument("--replicas", type=int, default=1, help="whole heads, each on a GPU of its own")
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="whole heads, each on a GPU of its own"
+    )
     parser.add_argument(
         "--hidden", type=sizes, help="hidden sizes; the first one for every section"
     )

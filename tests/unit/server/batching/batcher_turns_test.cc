@@ -185,8 +185,7 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   FakeEngine& busy = *engines[1];  // of version 1, on gpu1
   busy.Hold();
   Answer answers[4];
-  const std::unique_ptr<Batcher> batcher =
-      *Batcher::Create(options, *versions[0], clock, metrics);
+  const std::unique_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
   // The replica on gpu2 has to wait and keeps gpu0 from the second head, which has had much.
   ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
   ASSERT_TRUE(turns.Take(1, {0}).has_value());
