@@ -14,9 +14,6 @@ constexpr int64_t kWideDepthMax = 1'280;
 /// Up to here 128-row tiles are faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
 
-/// Rows that one cluster takes.
-constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
-
 /// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no
 /// more than a thirty-second: both tile counts are rounded up to whole groups of so many
 /// (clusters).

@@ -37,6 +37,9 @@ constexpr int64_t TileRows(FusedTile tile) {
 }
 constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
 
+/// Rows that one cluster takes: those beyond a multiple take as long as a whole cluster's.
+constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
+
 /// What a launch multiplies.
 struct FusedShape {
   int64_t num_rows;   ///< >= 1.

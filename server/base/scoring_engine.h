@@ -110,6 +110,10 @@ class ScoringEngine {
   /// Whether batches may have `runs`: rows in pinned host memory and in the memory of GPUs that
   /// this engine's reach. False: all rows must be staged.
   virtual bool reads_in_place() const { return false; }
+
+  /// Rows that are computed together in a batch of many, >= 1: those beyond a multiple take as long
+  /// as a whole step of them.
+  virtual int64_t row_step() const { return 1; }
 };
 
 }  // namespace logprobd

@@ -192,7 +192,8 @@ void Batcher::Impl::AnswerEndingsLocked() {
 }
 
 void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
-  std::vector<BatchPart> parts = queue.Cut(slot.generation.launch_rule.Budget(queue, now));
+  std::vector<BatchPart> parts =
+      queue.Cut(slot.generation.launch_rule.CutBudget(queue, slot.replica.in_flight, now));
   LOGPROBD_CHECK(!parts.empty(), queue.rows());
   launching_ = &slot.generation;
   turn_batches_ = std::exchange(turn_, launching_) == launching_ ? turn_batches_ + 1 : 1;

@@ -16,7 +16,7 @@ auto HeadFacts(const ScoringEngine& engine) {
   const HeadInfo& info = engine.info();
   return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
                     info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
-                    info.engine, engine.batch_rows_max());
+                    info.engine, engine.batch_rows_max(), engine.row_step());
 }
 
 absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batch_rows_max) {
@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
   LOGPROBD_RETURN_IF_ERROR(CheckEngines(engines, options.batch_rows_max));
   const HeadInfo& head = engines.front()->info();
   const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
-  auto generation = std::make_unique<Generation>(options, head);
+  auto generation = std::make_unique<Generation>(options, head, engines.front()->row_step());
   for (ScoringEngine* engine : engines) {
     const auto index = static_cast<int>(generation->replicas.size());
     generation->reads_in_place = generation->reads_in_place && engine->reads_in_place();
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
   return generation;
 }
 
-Generation::Generation(const Batcher::Options& options, const HeadInfo& head)
+Generation::Generation(const Batcher::Options& options, const HeadInfo& head, int64_t row_step)
     : weights_version(head.weights_version),
       hidden_size(head.hidden_size),
       kind(absl::StrCat(head.engine, " ", DtypeName(head.dtype))),
@@ -74,7 +74,7 @@ Generation::Generation(const Batcher::Options& options, const HeadInfo& head)
           options.batch_rows_max,
           std::min(options.batch_rows_max, Batcher::StagingBytes(options.batch_rows_max, head) /
                                                (head.hidden_size * DtypeBytes(Dtype::kF32))),
-          options.batch_wait_max) {}
+          row_step, options.batch_wait_max) {}
 
 int Generation::NumHealthy() const {
   return static_cast<int>(

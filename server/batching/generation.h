@@ -48,7 +48,7 @@ struct Generation {
   static absl::StatusOr<std::unique_ptr<Generation>> Create(
       const Batcher::Options& options, absl::Span<ScoringEngine* const> engines);
 
-  Generation(const Batcher::Options& options, const HeadInfo& head);
+  Generation(const Batcher::Options& options, const HeadInfo& head, int64_t row_step);
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 

@@ -15,12 +15,22 @@ namespace logprobd {
 /// when the oldest request has waited `wait_max`, or when an engine falls idle. While a small
 /// request waits or came within kSmallMemory, batches take at most a quarter of their budget of
 /// large requests, so that a small one never waits for a batch full of them.
+///
+/// A batch of many rows takes a multiple of `row_step` of them where more wait than it may take,
+/// and where another is in flight, so that the rest has company in the next batch: it would take as
+/// long as a whole step. Only large requests are cut for it.
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
+  /// Batches of fewer steps are left whole; fewer yet where some of their rows have to wait anyway.
+  static constexpr int64_t kStepsMin = 8;
+  static constexpr int64_t kCutStepsMin = 4;
 
-  LaunchRule(int64_t rows_max, int64_t rows_max_f32, absl::Duration wait_max)
-      : rows_max_(rows_max), rows_max_f32_(rows_max_f32), wait_max_(wait_max) {}
+  LaunchRule(int64_t rows_max, int64_t rows_max_f32, int64_t row_step, absl::Duration wait_max)
+      : rows_max_(rows_max),
+        rows_max_f32_(rows_max_f32),
+        row_step_(row_step),
+        wait_max_(wait_max) {}
 
   void set_wait_max(absl::Duration wait_max) { wait_max_ = wait_max; }
 
@@ -32,6 +42,21 @@ class LaunchRule {
         .rows_max = rows_max_,
         .rows_max_f32 = rows_max_f32_,
         .bulk_rows_max = is_shared ? std::max<int64_t>(rows_max_ / 4, 1) : rows_max_};
+  }
+
+  /// What a batch takes that leaves now. `in_flight`: batches of its replica.
+  BatchBudget CutBudget(const RowQueue& queue, int in_flight, absl::Time now) const {
+    BatchBudget budget = Budget(queue, now);
+    const int64_t bulk = std::min(queue.bulk_rows(), budget.bulk_rows_max);
+    const int64_t small = queue.rows() - queue.bulk_rows();
+    const int64_t rows = std::min(small + bulk, budget.rows_max);
+    const bool some_wait = rows < queue.rows();
+    const int64_t steps_min = some_wait ? kCutStepsMin : kStepsMin;
+    const int64_t rest = rows % row_step_;
+    if ((some_wait || in_flight > 0) && rows >= steps_min * row_step_ && rest < bulk) {
+      budget.bulk_rows_max = bulk - rest;
+    }
+    return budget;
   }
 
   /// The time from which the next batch may leave, given that a slot is free; `now` if it is full.
@@ -51,6 +76,7 @@ class LaunchRule {
  private:
   int64_t rows_max_;
   int64_t rows_max_f32_;
+  int64_t row_step_;
   absl::Duration wait_max_;
   absl::Time last_small_ = absl::InfinitePast();
 };

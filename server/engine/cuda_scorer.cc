@@ -17,6 +17,7 @@
 #include "kernels/common/terms.h"
 #include "kernels/common/tile.h"
 #include "kernels/common/truncation.h"
+#include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
 #include "server/base/errors.h"
@@ -132,6 +133,16 @@ int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool 
   return path == ScorePath::kFused
              ? plan_.FusedRows(hidden_dtype, has_entropy_scales ? 2 : 1, top_k)
              : plan_.BlockRows(hidden_dtype);
+}
+
+int64_t CudaScorer::RowStep() const {
+  if (PathOf(plan_.head_dtype) != ScorePath::kFused) return 1;
+  const int64_t rows = BlockRows(ScorePath::kFused, plan_.head_dtype,
+                                 /*has_entropy_scales=*/false, /*top_k=*/0);
+  return kernels::ClusterRows(
+      kernels::ChooseFused(
+          {.num_rows = rows, .num_tiles = plan_.num_tiles, .depth = plan_.padded_hidden})
+          .tile);
 }
 
 int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {

@@ -75,6 +75,7 @@ class FakeEngine final : public ScoringEngine {
     int64_t staging_bytes_max = int64_t{1} << 40;
     /// Whether it reads rows in place. The memory of "GPUs" is ordinary memory here.
     bool reads_in_place = false;
+    int64_t row_step = 1;
     /// Off for benchmarks: nothing is recorded.
     bool record = true;
     /// Off for benchmarks: outputs are left as they are.
@@ -92,6 +93,7 @@ class FakeEngine final : public ScoringEngine {
   void Start(ScoreBatch& batch, ScoreDone done) override;
   bool healthy() const override;
   bool reads_in_place() const override { return options_.reads_in_place; }
+  int64_t row_step() const override { return options_.row_step; }
 
   /// From now on batches wait until they are released.
   void Hold();

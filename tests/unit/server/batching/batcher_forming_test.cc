@@ -109,6 +109,46 @@ TEST_F(BatcherFormingTest, FillsABatchToTheLastRowByCuttingARequest) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 8, 2));
 }
 
+// Of a bulk load over TCP batches were not full, and a part of a step cost a 25th of the GPU.
+TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 400});
+  OccupyBothSlots();
+  SubmitRows(1'700);
+  SubmitRows(1'700);
+  SubmitRows(500);
+
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);
+  clock_.WaitUntilAsleep();
+  engine_->Release();
+
+  EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 3'600, 300));
+}
+
+// One small row beside 2,048 large ones, four steps, made the GPU compute a fifth.
+TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
+  MakeBatcher({.batch_rows_max = 4'000, .batch_wait_max = absl::ZeroDuration()}, {.row_step = 250});
+  OccupyBothSlots();
+  SubmitRows(3'000);
+  SubmitRows(5);
+
+  engine_->ReleaseOne();
+
+  EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 1'000));
+}
+
+TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 400});
+  EXPECT_TRUE(SubmitRows(3'500).Wait().ok());
+  clock_.WaitUntilAsleep();
+  OccupyBothSlots();
+  SubmitRows(3'100);
+
+  engine_->ReleaseOne();
+
+  EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(3'500, 1, 1, 3'100));
+}
+
 TEST_F(BatcherFormingTest, KeepsIgnoredRowsAwayFromTheEngine) {
   MakeBatcher();
   ScoreRequest request = MakeRequest({.rows = 6, .ignored_rows = {0, 2, 3, 5}});
