@@ -215,6 +215,21 @@ TEST(CudaEngineTest, EightThousandRowsHaveTheSameBitsOnBothPaths) {
   ExpectSameBits(scores.top_k_logprobs, truth.top_k_logprobs);
 }
 
+TEST(CudaEngineTest, TellsTheStepOfRowsOfTheFusedKernelAlone) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  if (!IsHopper()) GTEST_SKIP() << "the fused kernel is for compute capability 9.0";
+  const auto shallow = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 896});
+  const auto deep = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 4'096});
+  auto fused = CreateWith(GpuKernel::kAuto, *shallow, 8'192);
+  auto fused_deep = CreateWith(GpuKernel::kAuto, *deep, 8'192);
+  auto chunked = CreateWith(GpuKernel::kChunked, *deep, 8'192);
+  ASSERT_TRUE(fused.ok() && fused_deep.ok() && chunked.ok());
+
+  EXPECT_EQ((*fused)->row_step(), 256);
+  EXPECT_EQ((*fused_deep)->row_step(), 512);
+  EXPECT_EQ((*chunked)->row_step(), 1);
+}
+
 // A vocabulary of one tile left no room beside the keys to search: the engine failed for good.
 TEST(CudaEngineTest, ListsAsLongAsASmallVocabularyAreServed) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
