@@ -23,8 +23,8 @@ class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
   /// Batches of fewer steps are left whole; fewer yet where some of their rows have to wait anyway.
-  static constexpr int64_t kStepsMin = 8;
-  static constexpr int64_t kCutStepsMin = 4;
+  static constexpr int64_t kStepsMin = 4;
+  static constexpr int64_t kCutStepsMin = 2;
 
   LaunchRule(int64_t rows_max, int64_t rows_max_f32, int64_t row_step, absl::Duration wait_max)
       : rows_max_(rows_max),

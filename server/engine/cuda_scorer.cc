@@ -139,10 +139,10 @@ int64_t CudaScorer::RowStep() const {
   if (PathOf(plan_.head_dtype) != ScorePath::kFused) return 1;
   const int64_t rows = BlockRows(ScorePath::kFused, plan_.head_dtype,
                                  /*has_entropy_scales=*/false, /*top_k=*/0);
-  return kernels::ClusterRows(
-      kernels::ChooseFused(
-          {.num_rows = rows, .num_tiles = plan_.num_tiles, .depth = plan_.padded_hidden})
-          .tile);
+  const kernels::FusedChoice choice = kernels::ChooseFused(
+      {.num_rows = rows, .num_tiles = plan_.num_tiles, .depth = plan_.padded_hidden});
+  // An odd number of clusters leaves no swizzle: the slowest order of tiles.
+  return 2 * kernels::ClusterRows(choice.tile);
 }
 
 int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {

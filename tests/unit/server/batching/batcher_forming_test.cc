@@ -111,7 +111,7 @@ TEST_F(BatcherFormingTest, FillsABatchToTheLastRowByCuttingARequest) {
 
 // Of a bulk load over TCP batches were not full, and a part of a step cost a 25th of the GPU.
 TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
-  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 400});
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 900});
   OccupyBothSlots();
   SubmitRows(1'700);
   SubmitRows(1'700);
@@ -127,7 +127,7 @@ TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
 
 // One small row beside 2,048 large ones, four steps, made the GPU compute a fifth.
 TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
-  MakeBatcher({.batch_rows_max = 4'000, .batch_wait_max = absl::ZeroDuration()}, {.row_step = 250});
+  MakeBatcher({.batch_rows_max = 4'000, .batch_wait_max = absl::ZeroDuration()}, {.row_step = 500});
   OccupyBothSlots();
   SubmitRows(3'000);
   SubmitRows(5);
@@ -138,7 +138,7 @@ TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
 }
 
 TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
-  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 400});
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 800});
   EXPECT_TRUE(SubmitRows(3'500).Wait().ok());
   clock_.WaitUntilAsleep();
   OccupyBothSlots();

@@ -225,8 +225,8 @@ TEST(CudaEngineTest, TellsTheStepOfRowsOfTheFusedKernelAlone) {
   auto chunked = CreateWith(GpuKernel::kChunked, *deep, 8'192);
   ASSERT_TRUE(fused.ok() && fused_deep.ok() && chunked.ok());
 
-  EXPECT_EQ((*fused)->row_step(), 256);
-  EXPECT_EQ((*fused_deep)->row_step(), 512);
+  EXPECT_EQ((*fused)->row_step(), 512);
+  EXPECT_EQ((*fused_deep)->row_step(), 1'024);
   EXPECT_EQ((*chunked)->row_step(), 1);
 }
 
