@@ -1,5 +1,6 @@
 #include "server/transport/weights_service.h"
 
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -99,8 +100,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::ByteBuffer& response_;
 };
 
-/// A load and the stream of its progress. A message that the client has not taken when the next one
-/// comes delays none: what it would say is left out. A cancelled call gives the load up.
+/// A load and the stream of its progress. While a message is being written only the latest one of
+/// each phase waits: a client that does not read delays nothing. A cancelled call gives the load
+/// up.
 class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit LoadCall(WeightStore& store) : store_(store) {}
@@ -121,20 +123,33 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnCancel() override { is_cancelled_ = true; }
 
   void OnWriteDone(bool /*is_sent*/) override {
+    bool is_end = false;
     {
       const absl::MutexLock lock(&mutex_);
-      is_writing_ = false;
-      if (!end_.has_value() || has_ended_) {
+      is_writing_ = !waiting_.empty();
+      is_end = !is_writing_ && end_.has_value();
+      if (is_writing_) {
+        message_.Swap(&waiting_.front().message);
+        waiting_.pop_front();
+      } else if (!is_end || std::exchange(has_ended_, true)) {
         return;
       }
-      has_ended_ = true;
     }
-    FinishWith(*end_);
+    if (is_end) {
+      FinishWith(*end_);
+    } else {
+      StartWrite(&message_);
+    }
   }
 
   void OnDone() override { delete this; }
 
  private:
+  struct Waiting {
+    std::string phase;
+    grpc::ByteBuffer message;
+  };
+
   struct TheEnd {
     grpc::Status status;
     grpc::ByteBuffer message;
@@ -147,8 +162,15 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     message.set_bytes_total(static_cast<uint64_t>(progress.bytes_total));
     {
       const absl::MutexLock lock(&mutex_);
-      if (is_cancelled_ || is_writing_) {
-        return !is_cancelled_;
+      if (is_cancelled_) {
+        return false;
+      }
+      if (is_writing_) {
+        if (waiting_.empty() || waiting_.back().phase != progress.phase) {
+          waiting_.push_back({.phase = progress.phase, .message = {}});
+        }
+        waiting_.back().message = SerializeMessage(message);
+        return true;
       }
       is_writing_ = true;
       message_ = SerializeMessage(message);
@@ -183,6 +205,7 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   absl::Mutex mutex_;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer message_;   // being written
   std::optional<TheEnd> end_;  // set once
 };

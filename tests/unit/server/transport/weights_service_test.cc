@@ -169,6 +169,29 @@ TEST_F(WeightsServiceTest, StreamsProgressAndEndsWithTheVersion) {
   EXPECT_EQ(messages[1].done().weight_bytes(), 8'000U);
 }
 
+// A phase that was over before the message of the one before had been written was never told.
+TEST_F(WeightsServiceTest, TellsEveryPhaseHoweverShort) {
+  store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
+    for (const char* phase : {"checking", "verifying", "loading", "committing"}) {
+      for (int i = 0; i < 1'000; ++i) {
+        EXPECT_TRUE(progress({phase, i, 1'000}));
+      }
+    }
+    return SomeVersion(2);
+  };
+  std::vector<v1::LoadWeightsProgress> messages;
+
+  ASSERT_TRUE(Load(&messages).ok());
+
+  std::vector<std::string> phases;
+  for (const v1::LoadWeightsProgress& message : messages) {
+    if (phases.empty() || phases.back() != message.phase()) {
+      phases.push_back(message.phase());
+    }
+  }
+  EXPECT_THAT(phases, ElementsAre("checking", "verifying", "loading", "committing", "done"));
+}
+
 TEST_F(WeightsServiceTest, AClientThatDoesNotReadDelaysNothing) {
   absl::Notification loaded;
   store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
