@@ -242,11 +242,12 @@ def test_d68_a_stream_faster_than_the_engine_is_slowed_in_bounded_memory(
         scoring.score_raw(data)
         before = server.peak_memory_bytes()
         call = scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
-        answers = list(call((data for _ in range(60)), timeout=120))
+        answers = list(call((data for _ in range(150)), timeout=120))
     messages = [scoring_rpc.messages().ScoreResponse.FromString(answer) for answer in answers]
-    assert [message.status_code for message in messages] == [0] * 60
-    # Eight chunks, and as much again that gRPC reads ahead, twice; half of what was sent.
-    assert server.peak_memory_bytes() - before < 30 * MIB
+    assert [message.status_code for message in messages] == [0] * 150
+    # Eight chunks, what gRPC's own window reads ahead, and what the allocator's arenas keep of both: 26
+    # to 52 MiB were seen. Half of what was sent; all of it without a bound.
+    assert server.peak_memory_bytes() - before < 75 * MIB
     assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
 
 
