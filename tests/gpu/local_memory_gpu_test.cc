@@ -291,30 +291,20 @@ TEST_P(LocalMemoryGpuTest, RefusesMemoryOfItsOwnProcess) {
   EXPECT_EQ(cudaFree(own), cudaSuccess);
 }
 
-TEST_P(LocalMemoryGpuTest, RefusesMemoryThatWasFreed) {
-  MemoryExporter exporter;
-  const auto slice = Export(exporter);
-  ASSERT_TRUE(slice.has_value());
-  exporter.Free();
-  const auto memory = MakeMemory();
+TEST_P(LocalMemoryGpuTest, RefusesMemoryThatWasFreedOrWhoseProcessHasEnded) {
+  for (const auto end : {&MemoryExporter::Free, &MemoryExporter::Kill}) {
+    SCOPED_TRACE(end == &MemoryExporter::Free ? "freed" : "ended");
+    MemoryExporter exporter;
+    const auto slice = Export(exporter);
+    ASSERT_TRUE(slice.has_value());
+    (exporter.*end)();
+    const auto memory = MakeMemory();
 
-  const absl::Status status = memory->Open(*slice).status();
+    const absl::Status status = memory->Open(*slice).status();
 
-  EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status)) << status;
-  ExpectGoodContext();
-}
-
-TEST_P(LocalMemoryGpuTest, RefusesMemoryOfAProcessThatHasEnded) {
-  MemoryExporter exporter;
-  const auto slice = Export(exporter);
-  ASSERT_TRUE(slice.has_value());
-  exporter.Kill();
-  const auto memory = MakeMemory();
-
-  const absl::Status status = memory->Open(*slice).status();
-
-  EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status)) << status;
-  ExpectGoodContext();
+    EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status)) << status;
+    ExpectGoodContext();
+  }
 }
 
 TEST_P(LocalMemoryGpuTest, SurvivesAProcessThatEndsWhileItsMemoryIsMapped) {

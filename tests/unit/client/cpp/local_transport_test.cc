@@ -199,31 +199,22 @@ TEST_F(LocalTransportTest, RemembersADeviceThatTheServerDoesNotReach) {
   EXPECT_THAT(placement.reason, HasSubstr("a GPU of another"));
 }
 
-TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappings) {
-  ScoreCase c(kLargeRows);
-  c.args.device_rows = OnDevice(c);
-  const auto local = Make();
-  EXPECT_TRUE(local->Refused(MustPlace(*local, c),
-                             absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open")));
-  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kSharedMemory);
-
-  now_ += LocalTransport::kRetryAfter;
-
-  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
-}
-
 // One bad handle switched the GPU off for as long as the lease lasted.
-TEST_F(LocalTransportTest, TriesADeviceAgainAfterMemoryThatCouldNotBeRead) {
-  ScoreCase c(kLargeRows);
-  c.args.device_rows = OnDevice(c);
-  const auto local = Make();
-  EXPECT_TRUE(local->Refused(MustPlace(*local, c),
-                             absl::InvalidArgumentError("cuda_ipc.handle: no memory")));
-  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kSharedMemory);
+TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappingsOrMemoryThatCouldNotBeRead) {
+  for (const absl::Status& refusal :
+       {absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open"),
+        absl::InvalidArgumentError("cuda_ipc.handle: no memory")}) {
+    SCOPED_TRACE(refusal.message());
+    ScoreCase c(kLargeRows);
+    c.args.device_rows = OnDevice(c);
+    const auto local = Make();
+    EXPECT_TRUE(local->Refused(MustPlace(*local, c), refusal));
+    EXPECT_EQ(MustPlace(*local, c).transport, Transport::kSharedMemory);
 
-  now_ += LocalTransport::kRetryAfter;
+    now_ += LocalTransport::kRetryAfter;
 
-  EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
+    EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
+  }
 }
 
 // Every later call was UNAVAILABLE.
