@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "server/base/device_name.h"
 
 namespace logprobd {
 namespace {
@@ -13,8 +14,7 @@ namespace {
 std::vector<DeviceTurns::Lane> LanesOf(const EnginePlan& plan) {
   std::vector<DeviceTurns::Lane> lanes(static_cast<size_t>(plan.num_replicas()));
   for (DeviceTurns::Lane& lane : lanes) {
-    // Shards on a CPU are threads: the system lets all of them run.
-    lane.waits_for_peers = plan.device == Device::kCuda && plan.num_shards() > 1;
+    lane.waits_for_peers = WaitsForPeers(plan.layout);
   }
   for (const ShardPlace& place : plan.layout) {
     std::vector<std::string>& devices = lanes[static_cast<size_t>(place.replica)].devices;

@@ -33,4 +33,10 @@ std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places) {
   return gpus;
 }
 
+bool WaitsForPeers(absl::Span<const ShardPlace> places) {
+  return absl::c_any_of(places, [](const ShardPlace& place) {
+    return place.shard > 0 && GpuOrdinal(place.device).has_value();
+  });
+}
+
 }  // namespace logprobd

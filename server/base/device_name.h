@@ -20,4 +20,8 @@ std::optional<int32_t> GpuOrdinal(absl::string_view name);
 /// The ordinals of the GPUs that `places` name, each once, in order of first use.
 std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places);
 
+/// Whether kernels of one GPU wait for another's: a head in shards. Those on a CPU are threads, all
+/// of which the system lets run.
+bool WaitsForPeers(absl::Span<const ShardPlace> places);
+
 }  // namespace logprobd

@@ -37,12 +37,6 @@ absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batc
   return absl::OkStatus();
 }
 
-bool WaitsForPeers(const HeadInfo& head) {
-  return absl::c_any_of(head.layout, [](const ShardPlace& place) {
-    return place.shard > 0 && GpuOrdinal(place.device).has_value();
-  });
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
@@ -69,7 +63,7 @@ Generation::Generation(const Batcher::Options& options, const HeadInfo& head, in
     : weights_version(head.weights_version),
       hidden_size(head.hidden_size),
       kind(absl::StrCat(head.engine, " ", DtypeName(head.dtype))),
-      waits_for_peers(WaitsForPeers(head)),
+      waits_for_peers(WaitsForPeers(head.layout)),
       launch_rule(
           options.batch_rows_max,
           std::min(options.batch_rows_max, Batcher::StagingBytes(options.batch_rows_max, head) /

@@ -29,5 +29,15 @@ TEST(DeviceNameTest, FindsEachGpuOfALayoutOnce) {
   EXPECT_EQ(GpusOf(layout), (std::vector<int32_t>{2, 0}));
 }
 
+TEST(DeviceNameTest, OnlyShardsOnGpusWaitForEachOther) {
+  const std::vector<ShardPlace> replicas = {{.device = "gpu0"}, {.replica = 1, .device = "gpu1"}};
+  const std::vector<ShardPlace> shards = {{.device = "gpu0"}, {.shard = 1, .device = "gpu1"}};
+  const std::vector<ShardPlace> threads = {{.device = "cpu"}, {.shard = 1, .device = "cpu"}};
+
+  EXPECT_FALSE(WaitsForPeers(replicas));
+  EXPECT_TRUE(WaitsForPeers(shards));
+  EXPECT_FALSE(WaitsForPeers(threads));
+}
+
 }  // namespace
 }  // namespace logprobd
