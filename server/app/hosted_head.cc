@@ -12,8 +12,9 @@
 namespace logprobd {
 namespace {
 
-/// The batch thread's; see Batcher::Options::look_for.
-constexpr absl::Duration kLookForRequest = absl::Microseconds(200);
+/// The batch thread's, see Batcher::Options::look_for: longer than an answer's way to a client and
+/// its next request's way back, some 300 us, so that one who asks again at once wakes nobody.
+constexpr absl::Duration kLookForRequest = absl::Microseconds(500);
 
 /// "gpu2, gpu3"; empty where the layout is not known.
 std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {

@@ -30,8 +30,8 @@ static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
 constexpr absl::Duration kRestTime = absl::Seconds(5);
 
 /// Waking the submit thread takes some 50 us of a small batch's time, looking takes a core for as
-/// long.
-constexpr absl::Duration kLookForBatch = absl::Microseconds(200);
+/// long. As long as the batch thread looks for a request: where that is awake this one is too.
+constexpr absl::Duration kLookForBatch = absl::Microseconds(500);
 
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {

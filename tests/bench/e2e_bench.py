@@ -96,6 +96,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--batch-rows", type=int)
+    parser.add_argument(
+        "--in-flight",
+        type=int,
+        default=8,
+        help="bulk requests of a whole batch at once, for each replica; default: 8, with 4 the way "
+        "there and back keeps the GPU waiting",
+    )
     parser.add_argument("--rounds", type=int, help="most; fewer where a section's time is over")
     parser.add_argument("--seconds", type=float, help="of a load in a round")
     parser.add_argument(
@@ -224,6 +231,7 @@ def main() -> int:
         rounds=args.rounds,
         seconds=args.seconds,
         replicas=args.replicas,
+        in_flight=args.in_flight,
         cut_smaller=args.cut_smaller,
         deadline=time.monotonic() + 60 * args.minutes,
     )

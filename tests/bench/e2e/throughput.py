@@ -14,7 +14,6 @@ from e2e.scene import Scene, Skipped, checked, in_turn, same_rounds, say
 
 WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
-REQUESTS_IN_FLIGHT = 8  # for each replica: with 4 the way there and back keeps the GPU waiting
 SHARED_BYTES_PER_REPLICA = 4 << 30
 BUDGET_S = 65  # for each hidden size and all transports together
 PYTHON_ENDS_WITHIN_S = 60  # of its time: torch starts in some seconds
@@ -64,7 +63,7 @@ def measure(scene: Scene, transports: list[str], hidden: int) -> None:
         options += ["--local", str(scene.work / f"socket-{hidden}")]
         options += ["--shared-memory-bytes", f"{SHARED_BYTES_PER_REPLICA * scene.replicas}"]
     options += ["--cuda-ipc"] if "ipc" in transports else []
-    in_flight = REQUESTS_IN_FLIGHT * scene.replicas
+    in_flight = scene.in_flight * scene.replicas
     failures: list[str] = []
     with scene.engine(hidden) as engine, scene.server(hidden, *options) as server:
 
