@@ -21,28 +21,33 @@ int64_t EvenRows(int64_t rows, int64_t rows_max) {
 
 ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes) {
   const bool has_candidates = !args.candidate_offsets.empty();
-  const int64_t row_bytes = args.hidden_size * DtypeBytes(args.dtype) + 4 +  // target
-                            (args.row_temperatures.empty() ? 0 : 4) +        // temperature
-                            (has_candidates ? 4 : 0);                        // offset
-  const int64_t message_bytes =
-      std::max<int64_t>(1, std::min(request_bytes, limits.message_bytes_max) - kFixedBytes);
+  const int64_t hidden_bytes = std::max<int64_t>(1, args.hidden_size * DtypeBytes(args.dtype));
+  const int64_t row_bytes = hidden_bytes + 4 +                         // target
+                            (args.row_temperatures.empty() ? 0 : 4) +  // temperature
+                            (has_candidates ? 4 : 0);                  // offset
+  const int64_t message_bytes = std::max<int64_t>(1, limits.message_bytes_max - kFixedBytes);
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
-  const int64_t rows_max = EvenRows(
-      args.rows,
-      std::max<int64_t>(1, std::min<int64_t>(limits.request_rows_max, message_bytes / row_bytes)));
+  const int64_t rows_max =
+      EvenRows(args.rows, std::max<int64_t>(1, std::min({int64_t{limits.request_rows_max},
+                                                         request_bytes / hidden_bytes,
+                                                         message_bytes / row_bytes})));
 
   ChunkPlan plan;
   Chunk chunk;
   int64_t bytes = segments * 4;
+  int64_t wanted_bytes = bytes;
   for (int64_t row = 0; row < args.rows; ++row) {
     const auto index = static_cast<size_t>(row);
     const int64_t candidates_end = has_candidates ? args.candidate_offsets[index + 1] : 0;
     const int64_t candidates_of_row =
         candidates_end - (has_candidates ? args.candidate_offsets[index] : 0);
     const int64_t bytes_of_row = row_bytes + 4 * candidates_of_row;
+    // What is wanted is a size of rows and lists, so that it holds a round number of rows.
+    const int64_t wanted_of_row = hidden_bytes + 4 * candidates_of_row;
     const bool full = chunk.rows() >= rows_max || bytes + bytes_of_row > message_bytes ||
+                      wanted_bytes + wanted_of_row > request_bytes ||
                       candidates_end - chunk.candidate_begin > limits.candidates_max;
     if (full && chunk.rows() > 0) {
       plan.chunks.push_back(chunk);
@@ -50,11 +55,12 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
                .row_end = row,
                .candidate_begin = chunk.candidate_end,
                .candidate_end = chunk.candidate_end};
-      bytes = 0;
+      bytes = wanted_bytes = 0;
     }
     chunk.row_end = row + 1;
     chunk.candidate_end = candidates_end;
     bytes += bytes_of_row;
+    wanted_bytes += wanted_of_row;
   }
   plan.chunks.push_back(chunk);
   plan.sum_segments_locally =

@@ -25,10 +25,10 @@ struct ChunkPlan {
   bool sum_segments_locally = false;
 };
 
-/// Cuts so that every request keeps `limits` and, where possible, `request_bytes`, into chunks of
-/// about equal length. A single row
-/// beyond the limits gets a chunk of its own; the server then says what is wrong. `args` has been
-/// checked (CheckScoreArgs).
+/// Cuts so that every request keeps `limits` and, where possible, has at most `request_bytes` of
+/// hidden states, candidates and segments, into chunks of about equal length. A single row beyond
+/// the limits gets a chunk of its own; the server then says what is wrong. `args` has been checked
+/// (CheckScoreArgs).
 ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes);
 
 }  // namespace logprobd::client

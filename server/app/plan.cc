@@ -76,6 +76,9 @@ absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   return device == Device::kCuda ? kOfGpus : absl::InfiniteDuration();
 }
 
+/// Measured with requests of 16 rows from 64 clients on one GPU: tests/bench/SERVICE.md.
+constexpr int32_t kAnswerThreads = 3;
+
 Batcher::Options BatcherOptionsOf(const ServerOptions& options) {
   Batcher::Options result;
   result.batch_rows_max = options.batch_rows;
@@ -85,6 +88,7 @@ Batcher::Options BatcherOptionsOf(const ServerOptions& options) {
   result.queue_requests_max = options.queue_requests;
   result.client_share_max = options.client_share;
   result.copy_threads = static_cast<int32_t>(options.copy_threads);
+  result.answer_threads = kAnswerThreads;
   result.head = options.head_name;
   return result;
 }

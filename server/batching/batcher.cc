@@ -39,6 +39,7 @@ absl::Status CheckLimits(const Batcher::Options& options) {
 
 absl::Status CheckOptions(const Batcher::Options& options) {
   LOGPROBD_RETURN_IF_ERROR(CheckRange("copy_threads", options.copy_threads, 0, 256));
+  LOGPROBD_RETURN_IF_ERROR(CheckRange("answer_threads", options.answer_threads, 0, 256));
   return CheckLimits(options);
 }
 

@@ -62,6 +62,9 @@ class Batcher {
     absl::Duration look_for = absl::ZeroDuration();
     /// Threads that gather payloads into staging memory beside the batch thread, 0 to 256.
     int32_t copy_threads = 2;
+    /// Threads that call callbacks beside the one on which a batch ended, where it answers many
+    /// requests, 0 to 256: sending an answer takes some 25 us.
+    int32_t answer_threads = 0;
     /// Label of the metrics.
     std::string head = "default";
     /// The turns of heads that share devices, which outlive the Batcher, and the number of this

@@ -179,9 +179,27 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
       ReleaseHeldLocked(pending);
     }
   }
-  for (Ending& ending : endings) {
-    Answer(ending);
+  CallBack(endings);
+}
+
+/// Many at once with the pool's threads, unless another engine's answers have them.
+void Batcher::Impl::CallBack(std::vector<Ending>& endings) {
+  constexpr size_t kEndingsOfTask = 4;
+  const size_t num_tasks = (endings.size() + kEndingsOfTask - 1) / kEndingsOfTask;
+  if (num_tasks < 2 || is_answer_pool_taken_.exchange(true, std::memory_order_acquire)) {
+    for (Ending& ending : endings) {
+      Answer(ending);
+    }
+    return;
   }
+  answer_pool_.Run(static_cast<int64_t>(num_tasks), [&](int64_t task) {
+    const size_t begin = static_cast<size_t>(task) * kEndingsOfTask;
+    const size_t end = std::min(begin + kEndingsOfTask, endings.size());
+    for (size_t i = begin; i < end; ++i) {
+      Answer(endings[i]);
+    }
+  });
+  is_answer_pool_taken_.store(false, std::memory_order_release);
 }
 
 void Batcher::Impl::Answer(Ending& ending) {

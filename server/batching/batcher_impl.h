@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "server/batching/admission.h"
 #include "server/batching/batcher.h"
-#include "server/batching/copy_pool.h"
+#include "server/batching/task_pool.h"
 #include "server/batching/drain_rate.h"
 #include "server/batching/generation.h"
 #include "server/batching/payload_gather.h"
@@ -35,8 +35,8 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options);
 /// the next.
 ///
 /// One mutex guards all but the batches; it is never held while a callback, a batch's start, the
-/// metrics or a copy runs. Callbacks run on the batch thread or an engine's, never inside Submit
-/// or Cancel.
+/// metrics or a copy runs. Callbacks run on the batch thread, an engine's or the answer pool's,
+/// never inside Submit or Cancel.
 struct Batcher::Impl {
   Impl(const Options& options, Generation& first, const Clock& clock, Metrics& metrics);
 
@@ -125,6 +125,7 @@ struct Batcher::Impl {
   void ReleasePayloadLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseHeldLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerAll(std::vector<Ending> endings) ABSL_LOCKS_EXCLUDED(mutex_);
+  void CallBack(std::vector<Ending>& endings) ABSL_LOCKS_EXCLUDED(mutex_);
   void Answer(Ending& ending);
   bool IsIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,8 +134,10 @@ struct Batcher::Impl {
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
-  CopyPool copy_pool_;
+  TaskPool copy_pool_;
   PayloadGather gather_;  // of the batch thread
+  TaskPool answer_pool_;  // of whoever holds is_answer_pool_taken_
+  std::atomic<bool> is_answer_pool_taken_ = false;
 
   mutable absl::Mutex mutex_;
   /// Null: none is, for now (Commit) or because it failed (then `failure_` says why).

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "server/batching/copy_pool.h"
+#include "server/batching/task_pool.h"
 #include "server/batching/pending_request.h"
 
 namespace logprobd {
@@ -20,7 +20,7 @@ class PayloadGather {
   static constexpr int64_t kShareBytes = int64_t{512} << 10;
   static constexpr int64_t kTaskBytes = int64_t{256} << 10;
 
-  explicit PayloadGather(CopyPool& pool) : pool_(pool) {}
+  explicit PayloadGather(TaskPool& pool) : pool_(pool) {}
 
   /// `staging` has room for all rows of `parts` of `row_bytes` each, at their batch_row. Every
   /// part's request has its piece_offsets.
@@ -38,7 +38,7 @@ class PayloadGather {
   void AddRun(const PendingRequest& pending, int64_t payload_offset, int64_t staging_offset,
               int64_t num_bytes);
 
-  CopyPool& pool_;
+  TaskPool& pool_;
   std::vector<Run> runs_;  // kept to reuse their memory
   std::vector<int64_t> task_begins_;
   int64_t task_bytes_ = 0;

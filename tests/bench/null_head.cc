@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/base/scoring_engine.h"
 #include "server/batching/batcher.h"
-#include "server/batching/copy_pool.h"
+#include "server/batching/task_pool.h"
 #include "tests/bench/row_checksum.h"
 
 namespace logprobd::testing {
@@ -37,7 +37,7 @@ class NullEngine final : public ScoringEngine {
  public:
   explicit NullEngine(const NullHeadOptions& options)
       : reads_(options.reads),
-        pool_(options.reads ? options.reading_threads : 0),
+        pool_("read", options.reads ? options.reading_threads : 0),
         thread_([this] { Run(); }) {
     info_.name = "null";
     info_.model_type = "null";
@@ -121,7 +121,7 @@ class NullEngine final : public ScoringEngine {
   HeadInfo info_;
   const bool reads_;
   std::vector<const std::byte*> places_;  // of the rows of the batch that is read
-  CopyPool pool_;
+  TaskPool pool_;
   absl::Mutex mutex_;
   std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;

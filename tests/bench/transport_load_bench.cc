@@ -110,6 +110,7 @@ absl::Status MeasureTcp(const Flags& flags, const Servers& servers, int channels
   client::Client::Options options;
   options.address = servers.null->address();
   options.channels = channels;
+  options.transport = client::TransportChoice::kTcp;  // else shared memory, on one host
   Contender same;
   Contender fresh;
   Contender sink;

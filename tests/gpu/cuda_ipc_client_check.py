@@ -77,8 +77,8 @@ def check(address: str) -> list[dict[str, str]]:
 
     def same(result, hidden, ids=targets, **options) -> bool:
         expected = tcp.score(hidden, ids, **options)
-        return torch.equal(result.logprob, expected.logprob) and torch.equal(
-            result.entropy, expected.entropy
+        return torch.equal(result.logprob.cpu(), expected.logprob.cpu()) and torch.equal(
+            result.entropy.cpu(), expected.entropy.cpu()
         )
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):

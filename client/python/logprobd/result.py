@@ -29,8 +29,8 @@ _ASK = {
 class ScoreResult:
     """Scores of the rows of one call.
 
-    Arrays are of the caller's kind (torch on the device of `hidden`, or NumPy). "[...]" is the
-    shape of the targets: that of `hidden` without its last axis. Values are float32, in nats; ids
+    Arrays are of the caller's kind (torch on the device of `hidden`, where each is copied when it
+    is first read, or NumPy). "[...]" is the shape of the targets: that of `hidden` without its last axis. Values are float32, in nats; ids
     are int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. An
     output that was not asked for raises AttributeError.
     """
@@ -47,7 +47,8 @@ class ScoreResult:
         nonfinite_rows: int,
         transport: str = "tcp",
     ) -> None:
-        self._arrays = {name: kind.give(values) for name, values in arrays.items()}
+        self._arrays = dict(arrays)
+        self._given: dict[str, Array] = {}
         self._kind = kind
         self.shape = shape
         """Shape of the targets, "[...]" above."""
@@ -63,11 +64,16 @@ class ScoreResult:
         """How most of the hidden states travelled: as Client.transport."""
 
     def _get(self, name: str) -> Array:
+        # A copy to the GPU costs its other processes time, so only what is read goes there.
+        given = self._given.get(name)
+        if given is not None:
+            return given
         try:
-            return self._arrays[name]
+            values = self._arrays[name]
         except KeyError:
             ask = _ASK.get(name, f'outputs=("{name}", ...)')
             raise AttributeError(f"{name} was not asked for: call score with {ask}") from None
+        return self._given.setdefault(name, self._kind.give(values))
 
     @property
     def logprob(self) -> Array:
@@ -161,7 +167,8 @@ class ScoreResult:
         """
         if segments is None:
             return self.segment_logprob
-        logprob = to_numpy(self.logprob, "logprob").reshape(-1).astype(np.float64)
+        _ = self.logprob  # or it was not asked for
+        logprob = self._arrays["logprob"].reshape(-1).astype(np.float64)
         offsets = to_offsets(segments, "segments", len(logprob))
         ranges = itertools.pairwise(offsets)
         return self._kind.give(

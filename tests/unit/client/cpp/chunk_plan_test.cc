@@ -59,9 +59,30 @@ TEST(ChunkPlanTest, CutsAtTheServersMessageLimit) {
 TEST(ChunkPlanTest, CutsAtTheWantedRequestSize) {
   const ScoreCase c(300);
 
-  const ChunkPlan plan = PlanChunks(c.args, {}, 4096);
+  const ChunkPlan plan = PlanChunks(c.args, {}, 4000);
 
   EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 150), Pair(150, 300)));
+}
+
+// 8 MiB with all fields held 1,023 rows of 8 KiB: a call of 8,192 rows was nine requests, one more
+// than are in flight, so that calls side by side ended all at once and left the server idle.
+TEST(ChunkPlanTest, AWantedSizeHoldsAsManyRowsAsHaveThatSize) {
+  const ScoreCase c(1'024);
+
+  const ChunkPlan plan = PlanChunks(c.args, {}, 16 * 256);  // of 16 bytes
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768),
+                                           Pair(768, 1'024)));
+}
+
+TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
+  ScoreCase c(4);
+  c.candidate_ids = {1, 2, 3, 4};
+  c.candidate_offsets = {0, 4, 4, 4, 4};
+  c.args.candidate_ids = c.candidate_ids;
+  c.args.candidate_offsets = c.candidate_offsets;
+
+  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, 40)), ElementsAre(Pair(0, 1), Pair(1, 3), Pair(3, 4)));
 }
 
 // A last chunk of a few rows counted as a small request, and the server cut its batches to a

@@ -276,6 +276,7 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
       {"client_share_max",
        [](auto& options) { options.client_share_max = std::numeric_limits<double>::quiet_NaN(); }},
       {"copy_threads", [](auto& options) { options.copy_threads = -1; }},
+      {"answer_threads", [](auto& options) { options.answer_threads = -1; }},
   };
   for (const BadOption& bad : cases) {
     FakeEngine fake(engine);

@@ -3,6 +3,8 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/synchronization/barrier.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
@@ -62,6 +64,31 @@ TEST_F(BatcherResultsTest, ReturnsOnlyWhatWasAskedForWhenOthersInTheBatchAskForM
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 9));
   EXPECT_EQ(engine_->batches()[2].top_k, 5);
   EXPECT_EQ(engine_->batches()[2].outputs.bits(), OutputSet::kAllBits);
+}
+
+TEST_F(BatcherResultsTest, AnswersManyRequestsOfABatchOnSeveralThreads) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration(), .answer_threads = 2});
+  OccupyBothSlots();
+  auto* const barrier = new absl::Barrier(2);  // passed only by two threads together
+  absl::BlockingCounter left(5);
+  for (int i = 0; i < 5; ++i) {
+    const bool waits = i == 0 || i == 4;  // a thread takes four at a time
+    ASSERT_TRUE(batcher_
+                    ->Submit(MakeRequest({.rows = 1}),
+                             [&, waits](const absl::StatusOr<ScoreResult>& result) {
+                               EXPECT_TRUE(result.ok()) << result.status();
+                               if (waits && barrier->Block()) {
+                                 delete barrier;
+                               }
+                               left.DecrementCount();
+                             })
+                    .ok());
+  }
+
+  engine_->Release();
+
+  left.Wait();
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 5));
 }
 
 TEST_F(BatcherResultsTest, AsksTheEngineForWhatSegmentsNeedWithoutReturningIt) {

@@ -1,4 +1,4 @@
-#include "server/batching/copy_pool.h"
+#include "server/batching/task_pool.h"
 
 #include <atomic>
 #include <vector>
@@ -9,10 +9,10 @@
 namespace logprobd {
 namespace {
 
-class CopyPoolTest : public ::testing::TestWithParam<int32_t> {};
+class TaskPoolTest : public ::testing::TestWithParam<int32_t> {};
 
-TEST_P(CopyPoolTest, RunsEveryTaskOnce) {
-  CopyPool pool(GetParam());
+TEST_P(TaskPoolTest, RunsEveryTaskOnce) {
+  TaskPool pool("task", GetParam());
   for (int64_t num_tasks : {0, 1, 2, 3, 100}) {
     std::vector<std::atomic<int>> runs(static_cast<size_t>(num_tasks));
 
@@ -24,10 +24,10 @@ TEST_P(CopyPoolTest, RunsEveryTaskOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, CopyPoolTest, ::testing::Values(0, 1, 2, 7));
+INSTANTIATE_TEST_SUITE_P(Threads, TaskPoolTest, ::testing::Values(0, 1, 2, 7));
 
-TEST(CopyPoolThreadsTest, RunsTasksOnAllItsThreadsAndTheCallers) {
-  CopyPool pool(2);
+TEST(TaskPoolThreadsTest, RunsTasksOnAllItsThreadsAndTheCallers) {
+  TaskPool pool("task", 2);
   auto* const barrier = new absl::Barrier(3);  // passed only by three threads together
 
   pool.Run(3, [&](int64_t) {
@@ -37,8 +37,8 @@ TEST(CopyPoolThreadsTest, RunsTasksOnAllItsThreadsAndTheCallers) {
   });
 }
 
-TEST(CopyPoolThreadsTest, RunsJobAfterJob) {
-  CopyPool pool(3);
+TEST(TaskPoolThreadsTest, RunsJobAfterJob) {
+  TaskPool pool("task", 3);
   std::atomic<int64_t> sum = 0;
 
   for (int job = 0; job < 1'000; ++job) {

@@ -10,13 +10,14 @@
 namespace logprobd {
 
 /// Threads that share the tasks of one caller at a time; they sleep in between.
-class CopyPool {
+class TaskPool {
  public:
-  /// `num_threads` >= 0 beside the caller, who always takes part; fewer where no more can be had.
-  explicit CopyPool(int32_t num_threads);
-  ~CopyPool();
-  CopyPool(const CopyPool&) = delete;
-  CopyPool& operator=(const CopyPool&) = delete;
+  /// `num_threads` >= 0, of that name, beside the caller, who always takes part; fewer where no more
+  /// can be had.
+  TaskPool(const char* name, int32_t num_threads);
+  ~TaskPool();
+  TaskPool(const TaskPool&) = delete;
+  TaskPool& operator=(const TaskPool&) = delete;
 
   /// Calls `task(i)` for every i in [0, num_tasks), in any order and on any of the threads, and
   /// returns when all have returned. From one thread at a time.

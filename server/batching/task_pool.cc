@@ -1,4 +1,4 @@
-#include "server/batching/copy_pool.h"
+#include "server/batching/task_pool.h"
 
 #include <utility>
 
@@ -9,19 +9,21 @@
 
 namespace logprobd {
 
-CopyPool::CopyPool(int32_t num_threads) {
+TaskPool::TaskPool(const char* name, int32_t num_threads) {
   for (int32_t i = 0; i < num_threads; ++i) {
-    absl::StatusOr<std::thread> thread = StartThread("copy", [this] { Work(); });
-    if (!thread.ok()) {  // fewer copy as well, if slower
-      LogWarning("copy pool is short of threads",
-                 {{"wanted", num_threads}, {"started", i}, {"error", thread.status().message()}});
+    absl::StatusOr<std::thread> thread = StartThread(name, [this] { Work(); });
+    if (!thread.ok()) {  // fewer do as well, if slower
+      LogWarning("a pool is short of threads", {{"pool", name},
+                                                {"wanted", num_threads},
+                                                {"started", i},
+                                                {"error", thread.status().message()}});
       break;
     }
     threads_.push_back(*std::move(thread));
   }
 }
 
-CopyPool::~CopyPool() {
+TaskPool::~TaskPool() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -32,7 +34,7 @@ CopyPool::~CopyPool() {
   }
 }
 
-void CopyPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
+void TaskPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
   if (num_tasks <= 1 || threads_.empty()) {
     for (int64_t i = 0; i < num_tasks; ++i) {
       task(i);
@@ -50,7 +52,7 @@ void CopyPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
   task_ = nullptr;
 }
 
-void CopyPool::Work() {
+void TaskPool::Work() {
   absl::MutexLock lock(&mutex_);
   while (!stopping_) {
     TakeTasks();
@@ -58,7 +60,7 @@ void CopyPool::Work() {
   }
 }
 
-void CopyPool::TakeTasks() {
+void TaskPool::TakeTasks() {
   while (next_ < end_) {
     const int64_t i = next_++;
     has_work_ = next_ < end_ || stopping_;
