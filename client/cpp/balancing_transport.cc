@@ -63,7 +63,10 @@ class BalancingTransport::Scope final : public CancelScope {
     {
       absl::MutexLock lock(&mutex_);
       Part& part = parts_[address];
-      if (part.transport != &transport) part = {&transport, transport.NewScope()};
+      if (part.transport != &transport) {
+        part = {&transport, transport.NewScope()};
+        part.scope->queue = queue;
+      }
       scope = part.scope;
       is_cancelled = is_cancelled_;
     }

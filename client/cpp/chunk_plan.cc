@@ -29,10 +29,10 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
-  const int64_t rows_max =
-      EvenRows(args.rows, std::max<int64_t>(1, std::min({int64_t{limits.request_rows_max},
-                                                         request_bytes / hidden_bytes,
-                                                         message_bytes / row_bytes})));
+  const int64_t rows_max = EvenRows(
+      args.rows,
+      std::max<int64_t>(1, std::min({int64_t{limits.request_rows_max}, request_bytes / hidden_bytes,
+                                     message_bytes / row_bytes})));
 
   ChunkPlan plan;
   Chunk chunk;

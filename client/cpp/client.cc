@@ -13,11 +13,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/cpp/addresses.h"
 #include "client/cpp/balancing_transport.h"
 #include "client/cpp/bulk_transport.h"
+#include "client/cpp/caller_queue.h"
 #include "client/cpp/check_args.h"
 #include "client/cpp/grpc_transport.h"
 #include "client/cpp/health.h"
@@ -147,30 +147,32 @@ struct Client::Impl {
   CallOutcome CallAndWait(const CallEnvironment& call_environment, std::string method,
                           std::function<grpc::ByteBuffer()> request, absl::Duration timeout) {
     CallOutcome outcome;
-    absl::Notification ended;
+    const auto queue = std::make_shared<CallerQueue>();
+    const std::shared_ptr<CancelScope> scope = transport.NewScope();
+    scope->queue = queue;
     StartRetryingCall(call_environment,
                       {.method = std::move(method),
                        .request = std::move(request),
                        .deadline = DeadlineAfter(timeout),
                        .timeout = timeout,
-                       .scope = transport.NewScope()},
-                      [&](CallOutcome result) {
+                       .scope = scope},
+                      [&outcome, queue](CallOutcome result) {
                         outcome = std::move(result);
-                        ended.Notify();
+                        queue->End();
                       });
-    ended.WaitForNotification();
+    queue->Wait();
     return outcome;
   }
 
-  /// One thread at a time, so that many callers do not take the cores from whoever brings the
-  /// answers.
-  void LookFor(const absl::Notification& ended) {
+  /// Looks at the queue until `look_for` has passed, or nothing is left to wait for. One thread at
+  /// a time, so that many callers do not take the cores from whoever brings the answers.
+  void LookFor(CallerQueue& queue) {
     if (options.look_for <= absl::ZeroDuration() ||
         is_looking.exchange(true, std::memory_order_relaxed)) {
       return;
     }
     const absl::Time until = transport.Now() + options.look_for;
-    while (!ended.HasBeenNotified() && transport.Now() < until) std::this_thread::yield();
+    while (!queue.Poll() && transport.Now() < until) std::this_thread::yield();
     is_looking.store(false, std::memory_order_relaxed);
   }
 
@@ -185,9 +187,10 @@ struct Client::Impl {
     info = std::move(new_info);
   }
 
-  /// Scores with limits that are known.
+  /// Scores with limits that are known. `queue` is null when nobody waits.
   void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
-             absl::Duration timeout, ScoreCallback done) {
+             absl::Duration timeout, const std::shared_ptr<CallerQueue>& queue,
+             ScoreCallback done) {
     const Limits limits = FindLimits(server, args.head);
     stream_window->store(limits.stream_window, std::memory_order_relaxed);
     StartScoreCall(environment, args,
@@ -196,13 +199,17 @@ struct Client::Impl {
                     .max_inflight = options.max_inflight,
                     .deadline = deadline,
                     .timeout = timeout,
-                    .local = &local},
+                    .local = &local,
+                    .queue = queue},
                    [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
                      // Perhaps the server was restarted with other limits: ask again next time.
                      if (!result.ok()) SetInfo(nullptr);
                      std::move(done)(std::move(result));
                    });
   }
+
+  /// Asks for the limits where they are not known, and scores.
+  void Score(const ScoreArgs& args, const std::shared_ptr<CallerQueue>& queue, ScoreCallback done);
 
   const Options options;
   const std::shared_ptr<std::atomic<int64_t>> stream_window =
@@ -255,18 +262,23 @@ Client::~Client() {
 
 absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
   absl::StatusOr<ScoreResult> result;
-  absl::Notification ended;
-  ScoreAsync(args, [&](absl::StatusOr<ScoreResult> scored) {
+  const auto queue = std::make_shared<CallerQueue>();
+  impl_->Score(args, queue, [&result, queue](absl::StatusOr<ScoreResult> scored) {
     result = std::move(scored);
-    ended.Notify();
+    queue->End();
   });
-  impl_->LookFor(ended);
-  ended.WaitForNotification();
+  impl_->LookFor(*queue);
+  queue->Wait();
   return result;
 }
 
 void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
-  const absl::Duration timeout = args.timeout.value_or(impl_->options.timeout);
+  impl_->Score(args, nullptr, std::move(done));
+}
+
+void Client::Impl::Score(const ScoreArgs& args, const std::shared_ptr<CallerQueue>& queue,
+                         ScoreCallback done) {
+  const absl::Duration timeout = args.timeout.value_or(options.timeout);
   absl::Status status = CheckScoreArgs(args);
   if (timeout <= absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError(
@@ -276,28 +288,29 @@ void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
     std::move(done)(status);
     return;
   }
-  Impl* const impl = impl_.get();
   {
-    absl::MutexLock lock(&impl->mutex);
-    ++impl->calls;
+    absl::MutexLock lock(&mutex);
+    ++calls;
   }
-  auto counted_done = [impl, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
+  auto counted_done = [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
     std::move(done)(std::move(result));
-    absl::MutexLock lock(&impl->mutex);
-    --impl->calls;
+    absl::MutexLock lock(&mutex);
+    --calls;
   };
-  const absl::Time deadline = impl->DeadlineAfter(timeout);
-  if (const std::shared_ptr<const ServerInfo> info = impl->CachedInfo(); info != nullptr) {
-    impl->Start(args, *info, deadline, timeout, std::move(counted_done));
+  const absl::Time deadline = DeadlineAfter(timeout);
+  if (const std::shared_ptr<const ServerInfo> cached = CachedInfo(); cached != nullptr) {
+    Start(args, *cached, deadline, timeout, queue, std::move(counted_done));
     return;
   }
-  StartRetryingCall(impl->environment,
+  const std::shared_ptr<CancelScope> scope = transport.NewScope();
+  scope->queue = queue;
+  StartRetryingCall(environment,
                     {.method = kListHeadsMethod,
                      .request = EncodeListHeads,
                      .deadline = deadline,
                      .timeout = timeout,
-                     .scope = impl->transport.NewScope()},
-                    [impl, args, deadline, timeout,
+                     .scope = scope},
+                    [this, args, deadline, timeout, queue,
                      done = std::move(counted_done)](const CallOutcome& outcome) mutable {
                       if (!outcome.status.ok()) {
                         std::move(done)(outcome.status);
@@ -308,10 +321,10 @@ void Client::ScoreAsync(const ScoreArgs& args, ScoreCallback done) {
                         std::move(done)(parsed.status());
                         return;
                       }
-                      impl->transport.Tighten(*parsed);
-                      auto info = std::make_shared<const ServerInfo>(*std::move(parsed));
-                      impl->SetInfo(info);
-                      impl->Start(args, *info, deadline, timeout, std::move(done));
+                      transport.Tighten(*parsed);
+                      auto fresh = std::make_shared<const ServerInfo>(*std::move(parsed));
+                      SetInfo(fresh);
+                      Start(args, *fresh, deadline, timeout, queue, std::move(done));
                     });
 }
 

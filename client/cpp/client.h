@@ -98,7 +98,9 @@ class Client {
   /// Cancels what is in flight and returns after the last callback.
   ~Client();
 
-  /// Scores and waits. The first call for a head also asks for its limits.
+  /// Scores and waits. The first call for a head also asks for its limits. The answer of a single
+  /// request is taken up by the calling thread itself, which spares a wake-up: prefer it to
+  /// ScoreAsync and a wait.
   ///
   /// Returns only when the library no longer reads `args.hidden`: after a timeout with a peer that
   /// stopped reading this can take until the connection is given up (about 40 s).

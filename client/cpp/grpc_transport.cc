@@ -10,9 +10,11 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "client/cpp/caller_queue.h"
 #include "client/cpp/grpc_channel.h"
 #include "client/cpp/grpc_stream.h"
 
@@ -114,6 +116,10 @@ struct GrpcTransport::CallState {
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   RpcDone done;
+  /// On the caller's queue alone.
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+  grpc::Status status;
+  CallerQueue::Operation finish;
 };
 
 GrpcTransport::GrpcTransport(const Options& options)
@@ -184,6 +190,14 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
     delete state;
     std::move(callback)({.status = absl::CancelledError("cancelled before it was sent")});
     FinishOne();
+    return;
+  }
+  if (CallerQueue* const queue = state->scope->queue.get(); queue != nullptr && queue->Begin()) {
+    state->finish = [finish, state] { finish(state->status); };
+    state->reader = grpc::GenericStub(state->channel)
+                        .PrepareUnaryCall(&state->context, method, state->request, queue->cq());
+    state->reader->StartCall();
+    state->reader->Finish(&state->response, &state->status, &state->finish);
     return;
   }
   grpc::GenericStub(state->channel)

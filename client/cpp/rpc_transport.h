@@ -14,6 +14,7 @@
 namespace logprobd::client {
 
 class CallVersions;
+class CallerQueue;
 
 /// How a request ended.
 struct RpcReply {
@@ -36,6 +37,8 @@ class CancelScope {
 
   /// Which of several servers the requests may go to; null: any. Set before the first one is sent.
   std::shared_ptr<CallVersions> versions;
+  /// Where the caller takes up the answers; null: threads of the transport do. Set as `versions`.
+  std::shared_ptr<CallerQueue> queue;
 };
 
 /// Sends encoded requests and tells the time: gRPC, or a fake in tests. Thread-safe.
@@ -46,7 +49,8 @@ class RpcTransport {
   virtual std::shared_ptr<CancelScope> NewScope() = 0;
 
   /// Sends `request` to `method` ("/package.Service/Method"); `done` is called once, on a thread of
-  /// the transport or, for a cancelled scope, before this returns. `deadline` is on this
+  /// the transport or the one that waits on the scope's queue or, for a cancelled scope, before
+  /// this returns. `deadline` is on this
   /// transport's clock.
   virtual void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
                     const std::shared_ptr<CancelScope>& scope, RpcDone done) = 0;

@@ -89,7 +89,8 @@ struct ScoreArgs {
 
   /// Limit of the whole call, retries included. Absent: Client::Options::timeout.
   std::optional<absl::Duration> timeout;
-  /// Called with the rows scored so far, from the library's threads, one at a time; must be quick.
+  /// Called with the rows scored so far, one at a time, from the library's threads or, in a
+  /// blocking call, from the caller's own; must be quick.
   std::function<void(int64_t rows_done)> on_progress;
 };
 

@@ -87,6 +87,8 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                                                       .pinned = args_.weights_version,
                                                       .mix = environment.mix_weights_versions});
     }
+    // Several requests keep several threads of gRPC busy, which one caller would not match.
+    if (plan_.chunks.size() == 1) scope_->queue = options_.queue;
     for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
   }
 

@@ -6,6 +6,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/caller_queue.h"
 #include "client/cpp/client.h"
 #include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
@@ -22,7 +23,8 @@ struct ScoreCallOptions {
   int32_t max_inflight = 1;
   absl::Time deadline = absl::InfiniteFuture();  ///< On the transport's clock.
   absl::Duration timeout;                        ///< For messages.
-  LocalTransport* local = nullptr;  ///< Null: rows travel in requests. Outlives the call.
+  LocalTransport* local = nullptr;          ///< Null: rows travel in requests. Outlives the call.
+  std::shared_ptr<CallerQueue> queue = {};  ///< Of a caller that waits; else null.
 };
 
 /// Cuts `args` into requests, keeps up to `max_inflight` of them in flight, and joins the answers.

@@ -171,16 +171,22 @@ absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(const Planned& p
 
 absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
   DropPrevious();  // never three in memory
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(planned, ticker));
-  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
-  const WeightsVersion facts = made->facts;
+  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(planned, ticker);
+  // The last chance to give it up.
+  const absl::Status status = made.ok() ? ticker.Tell("committing", 0, 0) : made.status();
+  if (!status.ok()) {
+    made = status;
+    NotifyChange();  // of another dtype it has left other spares of staging
+    return status;
+  }
+  const WeightsVersion facts = (*made)->facts;
   LogInfo("weights staged", {{"head", name()},
                              {"version", facts.version},
                              {"path", facts.source},
                              {"sha256", facts.sha256}});
   {
     const absl::MutexLock lock(&mutex_);
-    staged_ = std::move(made);
+    staged_ = *std::move(made);
     highest_version_ = std::max(highest_version_, facts.version);
   }
   NotifyChange();

@@ -61,6 +61,7 @@ absl::Status HostedHead::Load(const std::atomic<bool>& stop,
   engine_options.progress = progress;
   LOGPROBD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<ScoringEngine>> engines,
                             parts_.create_engines(weights, plan.engine, engine_options));
+  LOGPROBD_RETURN_IF_ERROR(ReserveStaging(engines));
   LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<LocalHead> head,
                             LocalHead::Create(plan.head, std::move(weights_), std::move(engines),
                                               BatcherOptions(options_), *parts_.clock, metrics_));
@@ -74,9 +75,19 @@ absl::Status HostedHead::Load(const std::atomic<bool>& stop,
   std::shared_ptr<HeadVersions> versions =
       MakeVersions(*head, engine_options, std::move(on_change));
   const absl::MutexLock lock(&mutex_);
-  plan_.memory = head->memory();
+  plan_.memory = MemoryOf(*head, *versions);
   head_ = std::move(head);
   versions_ = std::move(versions);
+  return absl::OkStatus();
+}
+
+absl::Status HostedHead::ReserveStaging(
+    const std::vector<std::unique_ptr<ScoringEngine>>& engines) {
+  const int64_t bytes = Batcher::StagingBytes(options_.batch_rows, plan().head);
+  for (size_t i = 0; i < engines.size(); ++i) {
+    LOGPROBD_RETURN_IF_ERROR(
+        staging_.Reserve(static_cast<int>(i), *engines[i], bytes, NumStagingBuffers(options_)));
+  }
   return absl::OkStatus();
 }
 
@@ -113,13 +124,20 @@ std::shared_ptr<HeadVersions> HostedHead::MakeVersions(LocalHead& head,
   return std::make_shared<HeadVersions>(head, std::move(loader), std::move(options), metrics_);
 }
 
+/// What is really reserved, for no version too.
+MemoryPlan HostedHead::MemoryOf(const LocalHead& head, const HeadVersions& versions) const {
+  MemoryPlan memory = head.memory();
+  for (const MemoryUse& use : versions.memory()) {
+    AddMemory(memory, use);
+  }
+  AddMemory(memory, {.place = "host", .kind = "staging", .bytes = staging_.spare_bytes()});
+  return memory;
+}
+
 /// What is live and what is really reserved, in place of the plan's figures.
 void HostedHead::UpdatePlan() {
   const std::shared_ptr<LocalHead> head = this->head();
-  MemoryPlan memory = head->memory();
-  for (const MemoryUse& use : versions()->memory()) {
-    AddMemory(memory, use);
-  }
+  MemoryPlan memory = MemoryOf(*head, *versions());
   const absl::MutexLock lock(&mutex_);
   const std::shared_ptr<const HeadInfo> info = head->info();  // with the limits of SetLimits
   plan_.head = *info;
@@ -128,10 +146,11 @@ void HostedHead::UpdatePlan() {
   plan_.memory = std::move(memory);
 }
 
-Batcher::Options HostedHead::BatcherOptions(const ServerOptions& options) const {
+Batcher::Options HostedHead::BatcherOptions(const ServerOptions& options) {
   Batcher::Options result = BatcherOptionsOf(options);
   result.turns = turns_.devices;
   result.turns_head = turns_.head;
+  result.staging = &staging_;
   if (plan().engine.device == Device::kCuda) {  // else the cores are the engine's
     result.look_for = kLookForRequest;
   }

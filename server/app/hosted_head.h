@@ -18,6 +18,7 @@
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
 #include "server/batching/device_turns.h"
+#include "server/batching/staging_store.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
 
@@ -77,9 +78,11 @@ class HostedHead {
   bool Drain(absl::Time deadline);
 
  private:
-  Batcher::Options BatcherOptions(const ServerOptions& options) const;
+  Batcher::Options BatcherOptions(const ServerOptions& options);
   std::shared_ptr<HeadVersions> MakeVersions(LocalHead& head, const EngineOptions& engine_options,
                                              std::function<void()> on_change);
+  absl::Status ReserveStaging(const std::vector<std::unique_ptr<ScoringEngine>>& engines);
+  MemoryPlan MemoryOf(const LocalHead& head, const HeadVersions& versions) const;
   void UpdatePlan();
 
   const ServerOptions options_;
@@ -91,6 +94,7 @@ class HostedHead {
   bool is_end_logged_ = false;            // of Watch
   bool was_ready_ = true;                 // of Watch
   const std::shared_ptr<const AllowedRoots> roots_;
+  StagingStore staging_;  // of all versions, which go before it
 
   mutable absl::Mutex mutex_;
   ServingPlan plan_ ABSL_GUARDED_BY(mutex_);

@@ -68,6 +68,11 @@ absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerO
   return std::make_shared<const AllowedRoots>(*std::move(roots));
 }
 
+int NumStagingBuffers(const ServerOptions& options) {
+  const bool is_swappable = !options.admin.empty() && options.weights_root != "none";
+  return ScoringEngine::kBatchesInFlight * (is_swappable ? 2 : 1);
+}
+
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   if (options.watchdog_s > 0) {
     return absl::Seconds(options.watchdog_s);
@@ -117,7 +122,7 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
   plan.warnings = warnings;
   plan.memory = engine.memory;
   plan.memory.push_back({"host", "staging",
-                         engine.num_replicas() * ScoringEngine::kBatchesInFlight *
+                         engine.num_replicas() * NumStagingBuffers(options) *
                              Batcher::StagingBytes(options.batch_rows, head)});
   return plan;
 }

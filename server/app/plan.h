@@ -50,6 +50,10 @@ Batcher::Options BatcherOptionsOf(const ServerOptions& options);
 /// for a --weights-root that is no folder.
 absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerOptions& options);
 
+/// Staging buffers that each replica has from the start: for two versions where others may be
+/// loaded, since memory that is page-locked beside a live one stalls it.
+int NumStagingBuffers(const ServerOptions& options);
+
 /// Longest time of a batch on the device that was chosen; how long a CPU takes is known to nobody.
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
 

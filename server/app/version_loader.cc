@@ -15,6 +15,7 @@
 #include "server/base/human_bytes.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
+#include "server/batching/staging_store.h"
 #include "server/weights/content_check.h"
 
 namespace logprobd {
@@ -112,7 +113,10 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EngineP
                          plan.num_replicas() * ScoringEngine::kBatchesInFlight *
                              Batcher::StagingBytes(options_.batcher.batch_rows_max, found) +
                          plan.num_replicas() * plan.num_shards() * kLoadBytesOfShard;
-  const int64_t there = *available + freed_bytes;
+  // Spares are taken, or freed before others are allocated.
+  const StagingStore* staging = options_.batcher.staging;
+  const int64_t there =
+      *available + freed_bytes + (staging == nullptr ? 0 : staging->spare_bytes());
   if (needed <= there) {
     return absl::OkStatus();
   }

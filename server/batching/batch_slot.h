@@ -39,6 +39,8 @@ class BatchSlot {
 
   std::byte* staging() { return staging_->data(); }
   int64_t staging_bytes() const { return staging_->size_bytes(); }
+  /// The end of the slot, which has no batch in flight.
+  std::unique_ptr<StagingBuffer> TakeStaging() { return std::move(staging_); }
   const std::vector<BatchPart>& parts() const { return parts_; }
   int64_t num_rows() const { return num_rows_; }
   /// Memory that the arrays hold, staging not included.

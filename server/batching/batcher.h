@@ -19,6 +19,7 @@
 
 namespace logprobd {
 
+class StagingStore;
 struct Generation;
 
 /// Groups the rows of requests into batches for the engines of one head, its replicas.
@@ -71,6 +72,9 @@ class Batcher {
     /// head there; its lanes are the replicas. Null: the devices are this head's own.
     DeviceTurns* turns = nullptr;
     int turns_head = 0;
+    /// Where the head's generations take their staging from and leave it, for the next ones; it
+    /// outlives them. Null: each allocates and frees its own.
+    StagingStore* staging = nullptr;
   };
 
   /// `replicas`: at least one, none null, all of the same head and batch_rows_max. INVALID_ARGUMENT

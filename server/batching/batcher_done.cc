@@ -41,10 +41,11 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   std::vector<BatchPart> parts;
   {
     absl::MutexLock lock(&mutex_);
-    EndBatchLocked(slot, clock_.Now(), endings, payloads);
+    const absl::Time now = clock_.Now();
+    EndBatchLocked(slot, now, endings, payloads);
     parts = batch.TakeParts();
     slot.state = SlotState::kFree;
-    --slot.replica.in_flight;
+    slot.replica.NoteEnd(now);
     ++answering_;
     wake_ = wake_ || !IsQueueEmptyLocked();
   }

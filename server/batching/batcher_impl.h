@@ -18,12 +18,12 @@
 #include "absl/time/time.h"
 #include "server/batching/admission.h"
 #include "server/batching/batcher.h"
-#include "server/batching/task_pool.h"
 #include "server/batching/drain_rate.h"
 #include "server/batching/generation.h"
 #include "server/batching/payload_gather.h"
 #include "server/batching/pending_request.h"
 #include "server/batching/row_queue.h"
+#include "server/batching/task_pool.h"
 
 namespace logprobd {
 
@@ -66,6 +66,9 @@ struct Batcher::Impl {
   // Any thread.
   /// A free slot of the live generation, null if there is none or its turn has not come.
   Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// When the queue's next batch may leave in that slot of the live generation.
+  absl::Time LaunchTimeLocked(const Slot& slot, absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsTurnOfLocked(const Generation& generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Whose rows `generation`, live or retiring, scores.

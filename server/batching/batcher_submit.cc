@@ -100,8 +100,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   queue_.Push(pending);
   const Slot* slot = FindFreeSlotLocked();
   const bool may_launch =
-      slot != nullptr && !waits_for_turn_ &&
-      live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now) <= now;
+      slot != nullptr && !waits_for_turn_ && LaunchTimeLocked(*slot, now) <= now;
   wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
   return absl::OkStatus();
 }

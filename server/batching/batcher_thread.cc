@@ -123,8 +123,7 @@ bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
     }
   }
   Slot* slot = FindFreeSlotLocked();
-  if (slot == nullptr ||
-      live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now) > now) {
+  if (slot == nullptr || LaunchTimeLocked(*slot, now) > now) {
     return WithdrawLocked();
   }
   return LaunchFromLocked(queue_, *slot, now);
@@ -212,7 +211,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   }
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
-  ++slot.replica.in_flight;
+  slot.replica.NoteBegin(now);
 
   mutex_.Unlock();
   FillBatch(slot, std::move(parts));
@@ -287,7 +286,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> paylo
     ReleaseHeldLocked(*part.pending);
   }
   slot.state = SlotState::kFree;
-  --slot.replica.in_flight;
+  slot.replica.NoteDrop();
   mutex_.Unlock();
   payloads.clear();
   GiveTurnBack(slot);
@@ -343,9 +342,14 @@ absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
     wake = std::min(wake, published_time_ + kGaugePeriod);
   }
   if (const Slot* slot = FindFreeSlotLocked(); slot != nullptr && !waits_for_turn_) {
-    wake = std::min(wake, live_->launch_rule.LaunchTime(queue_, slot->replica.in_flight, now));
+    wake = std::min(wake, LaunchTimeLocked(*slot, now));
   }
   return wake;
+}
+
+absl::Time Batcher::Impl::LaunchTimeLocked(const Slot& slot, absl::Time now) const {
+  return slot.generation.launch_rule.LaunchTime(queue_, slot.replica.in_flight,
+                                                slot.replica.idle_time(), now);
 }
 
 absl::Time Batcher::Impl::OldestSubmittedLocked() const {

@@ -44,6 +44,10 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
   LOGPROBD_RETURN_IF_ERROR(CheckEngines(engines, options.batch_rows_max));
   const HeadInfo& head = engines.front()->info();
   const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
+  if (options.staging != nullptr) {
+    // First, so that memory holds no more than it will.
+    options.staging->FreeAllBut(static_cast<int>(engines.size()), staging_bytes);
+  }
   auto generation = std::make_unique<Generation>(options, head, engines.front()->row_step());
   for (ScoringEngine* engine : engines) {
     const auto index = static_cast<int>(generation->replicas.size());
@@ -52,7 +56,9 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
         std::make_unique<Replica>(Replica{.engine = *engine, .index = index}));
     for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
       LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<StagingBuffer> staging,
-                                engine->AllocateStaging(staging_bytes));
+                                options.staging == nullptr
+                                    ? engine->AllocateStaging(staging_bytes)
+                                    : options.staging->Take(index, *engine, staging_bytes));
       generation->slots.push_back(std::make_unique<Slot>(*generation, replica, std::move(staging)));
     }
   }
@@ -68,7 +74,16 @@ Generation::Generation(const Batcher::Options& options, const HeadInfo& head, in
           options.batch_rows_max,
           std::min(options.batch_rows_max, Batcher::StagingBytes(options.batch_rows_max, head) /
                                                (head.hidden_size * DtypeBytes(Dtype::kF32))),
-          row_step, options.batch_wait_max) {}
+          row_step, options.batch_wait_max),
+      staging_(options.staging) {}
+
+Generation::~Generation() {
+  if (staging_ != nullptr) {
+    for (const std::unique_ptr<Slot>& slot : slots) {
+      staging_->Return(slot->replica.index, slot->batch.TakeStaging());
+    }
+  }
+}
 
 int Generation::NumHealthy() const {
   return static_cast<int>(

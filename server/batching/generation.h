@@ -13,6 +13,7 @@
 #include "server/batching/batcher.h"
 #include "server/batching/launch_rule.h"
 #include "server/batching/result_scatter.h"
+#include "server/batching/staging_store.h"
 
 namespace logprobd {
 
@@ -28,7 +29,23 @@ struct Generation {
   struct Replica {
     ScoringEngine& engine;
     int index;
-    int in_flight = 0;  ///< Its slots that are not free.
+    int in_flight = 0;                                     ///< Its slots that are not free.
+    absl::Time busy_since = absl::InfiniteFuture();        ///< With the first of them.
+    absl::Duration last_batch = absl::InfiniteDuration();  ///< How long one had it; not measured.
+
+    void NoteBegin(absl::Time now) {
+      if (in_flight++ == 0) busy_since = now;
+    }
+    void NoteEnd(absl::Time now) {
+      last_batch = now - busy_since;
+      busy_since = --in_flight == 0 ? absl::InfiniteFuture() : now;
+    }
+    /// One that the engine was not given.
+    void NoteDrop() {
+      if (--in_flight == 0) busy_since = absl::InfiniteFuture();
+    }
+    /// When it ends its first batch, if that takes as long as the one before.
+    absl::Time idle_time() const { return busy_since + last_batch; }
   };
 
   /// Room for a batch of one replica, which reads its staging memory.
@@ -44,11 +61,14 @@ struct Generation {
 
   /// `engines`: at least one, all of the same head and batch_rows_max; they must outlive what is
   /// returned. INVALID_ARGUMENT names what is wrong with them or with `options.batch_rows_max`;
-  /// RESOURCE_EXHAUSTED: staging memory that is not there.
+  /// RESOURCE_EXHAUSTED: staging memory that is not there. Of the spares in `options.staging` those
+  /// that fit are taken and the others freed.
   static absl::StatusOr<std::unique_ptr<Generation>> Create(
       const Batcher::Options& options, absl::Span<ScoringEngine* const> engines);
 
   Generation(const Batcher::Options& options, const HeadInfo& head, int64_t row_step);
+  /// Its staging goes back to `options.staging`. No batch is in flight.
+  ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
@@ -71,6 +91,9 @@ struct Generation {
   LaunchRule launch_rule;
   std::vector<std::unique_ptr<Replica>> replicas;
   std::vector<std::unique_ptr<Slot>> slots;  ///< Of all replicas.
+
+ private:
+  StagingStore* const staging_;
 };
 
 }  // namespace logprobd

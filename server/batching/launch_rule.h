@@ -12,7 +12,8 @@ namespace logprobd {
 ///
 /// With a replica that has no batch in flight it leaves at once: waiting could only add latency.
 /// With one in flight at each, the engines are busy anyway, so it leaves when its budget is full,
-/// when the oldest request has waited `wait_max`, or when an engine falls idle. While a small
+/// when the oldest request has waited `wait_max`, or kPrepareTime before an engine falls idle, if
+/// its batch takes as long as the one before. While a small
 /// request waits or came within kSmallMemory, batches take at most a quarter of their budget of
 /// large requests, so that a small one never waits for a batch full of them.
 ///
@@ -22,6 +23,8 @@ namespace logprobd {
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
+  /// What gathering a small batch and copying it to a GPU takes.
+  static constexpr absl::Duration kPrepareTime = absl::Microseconds(250);
   /// Batches of fewer steps are left whole; fewer yet where some of their rows have to wait anyway.
   static constexpr int64_t kStepsMin = 4;
   static constexpr int64_t kCutStepsMin = 2;
@@ -60,8 +63,10 @@ class LaunchRule {
   }
 
   /// The time from which the next batch may leave, given that a slot is free; `now` if it is full.
-  /// `in_flight`: batches of the healthy replica that has the fewest.
-  absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time now) const {
+  /// `in_flight`: batches of the healthy replica that has the fewest; `idle_time`: when it will
+  /// probably have ended the first.
+  absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time idle_time,
+                        absl::Time now) const {
     if (queue.empty()) {
       return absl::InfiniteFuture();
     }
@@ -70,7 +75,7 @@ class LaunchRule {
         queue.bulk_rows() >= budget.bulk_rows_max) {
       return now;
     }
-    return queue.OldestSubmitted() + wait_max_;
+    return std::min(queue.OldestSubmitted() + wait_max_, idle_time - kPrepareTime);
   }
 
  private:

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "server/batching/task_pool.h"
 #include "server/batching/pending_request.h"
+#include "server/batching/task_pool.h"
 
 namespace logprobd {
 

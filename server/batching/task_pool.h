@@ -12,8 +12,8 @@ namespace logprobd {
 /// Threads that share the tasks of one caller at a time; they sleep in between.
 class TaskPool {
  public:
-  /// `num_threads` >= 0, of that name, beside the caller, who always takes part; fewer where no more
-  /// can be had.
+  /// `num_threads` >= 0, of that name, beside the caller, who always takes part; fewer where no
+  /// more can be had.
   TaskPool(const char* name, int32_t num_threads);
   ~TaskPool();
   TaskPool(const TaskPool&) = delete;

@@ -13,7 +13,7 @@ namespace logprobd {
 namespace internal {
 
 struct DeviceFree {
-  void operator()(std::byte* memory) const { (void)cudaFree(memory); }
+  void operator()(std::byte* memory) const;
 };
 struct PinnedFree {
   void operator()(std::byte* memory) const { (void)cudaFreeHost(memory); }
@@ -27,7 +27,8 @@ struct EventDestroy {
 
 }  // namespace internal
 
-/// Memory of the current device, 256-byte aligned.
+/// Memory of the current device, 256-byte aligned, out of its default pool: taking it and giving it
+/// back holds up no kernel. Nothing may use it any more when it is destroyed.
 using DeviceBuffer = std::unique_ptr<std::byte[], internal::DeviceFree>;
 
 /// Page-locked host memory that every device may copy from and to.
@@ -35,6 +36,9 @@ using PinnedBuffer = std::unique_ptr<std::byte[], internal::PinnedFree>;
 
 using CudaStream = std::unique_ptr<CUstream_st, internal::StreamDestroy>;
 using CudaEvent = std::unique_ptr<CUevent_st, internal::EventDestroy>;
+
+/// Lets kernels and copies of `gpu` read and write what is allocated on `peer`.
+absl::Status AllowPoolAccess(int32_t gpu, int32_t peer);
 
 /// `what` names the memory in the RESOURCE_EXHAUSTED message. Zero bytes give a null buffer. The
 /// content is zero.

@@ -44,6 +44,9 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
 /// A connection that has not said so much as HTTP/2's preface by then is closed.
 constexpr int kHandshakeMs = 10'000;
+/// What a client may send of a request before it hears from us. With HTTP/2's 64 KiB a small
+/// request of a few rows stands still in its middle until a window update has come back.
+constexpr int kLookaheadBytes = 1 << 20;
 
 /// gRPC's reflection plug-in joins every server of a process that links it; this takes it out of
 /// those that should not have it.
@@ -120,6 +123,7 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientPingIntervalMinMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
   // Decompression is not charged to the quota: a small message could inflate to gigabytes.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);

@@ -52,7 +52,7 @@ SECTIONS = {
     "one-row": Section(latency.one_row, 120),
     "small-beside-bulk": Section(latency.small_beside_bulk, 150),
     "baselines": Section(baselines.measure, 420),
-    "swap": Section(swap.measure, 330),
+    "swap": Section(swap.measure, 390),
 }
 THROUGHPUT_LIMIT_S = 180  # a hidden size
 QUICK = {"hidden": [64], "vocab": 2048, "batch_rows": 512, "rounds": 1, "seconds": 0.4}

@@ -11,6 +11,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstddef>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -22,8 +23,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/base/local_memory.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
 #include "tests/bench/bench_flags.h"
@@ -161,6 +164,14 @@ absl::Status MeasureSharedMemory(const Flags& flags, const Servers& servers,
   return absl::OkStatus();
 }
 
+/// The null engine reads shared memory where it lies, as a GPU does once it is pinned.
+class ReadInPlace final : public HostPinning {
+ public:
+  absl::Status Pin(absl::Span<std::byte> /*memory*/) override { return absl::OkStatus(); }
+  void Unpin(absl::Span<std::byte> /*memory*/) override {}
+  bool pins() const override { return true; }
+};
+
 /// The child's side.
 int Serve(const std::string& kind) {
   if (kind == "sink") {
@@ -169,6 +180,7 @@ int Serve(const std::string& kind) {
     return 0;
   }
   Metrics metrics({.heads = {"null"}, .version = "bench", .commit = ""});
+  ReadInPlace pinning;
   absl::StatusOr<std::shared_ptr<ServedHead>> head =
       MakeNullHead(Clock::Steady(), metrics, {.reads = true});
   if (!head.ok()) {
@@ -178,6 +190,7 @@ int Serve(const std::string& kind) {
   const OneHead heads(*head);
   GrpcServer::Options options;
   options.listen = "127.0.0.1:0";
+  options.pinning = &pinning;
   options.local = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Create(options, heads, metrics, Clock::Steady());

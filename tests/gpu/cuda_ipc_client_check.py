@@ -100,7 +100,8 @@ def check(address: str) -> list[dict[str, str]]:
     result = client.score(hidden, masked)
     table.add("ignored rows", result.transport, wanted, same(result, hidden, masked))
     result = client.score(hidden[1:2], targets[1:2])
-    table.add("one row", result.transport, wanted, same(result, hidden[1:2], targets[1:2]))
+    alone = "cuda_ipc" if wanted == "cuda_ipc" else "tcp"  # a small request travels in its message
+    table.add("one row", result.transport, alone, same(result, hidden[1:2], targets[1:2]))
     results = list(client.score_stream([(hidden, targets)] * 4))
     is_same = all(same(result, hidden) for result in results)
     table.add("a stream", results[-1].transport, wanted, is_same)

@@ -18,7 +18,7 @@ from scoring_rpc import Scoring
 
 SWAPS = 100
 SAID_EVERY = 10  # swaps
-BUDGET_S = 240  # a head of a gigabyte is read, hashed and copied in one or two seconds
+BUDGET_S = 300  # a head of a gigabyte is read, hashed and copied in one or two seconds
 STALL_BATCHES = 2
 CLIENT_PROCESSES = 4
 IN_FLIGHT = 8  # of each process: four batches in all

@@ -15,7 +15,7 @@ from e2e.scene import Scene, Skipped, checked, in_turn, same_rounds, say
 WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
 SHARED_BYTES_PER_REPLICA = 4 << 30
-BUDGET_S = 65  # for each hidden size and all transports together
+BUDGET_S = 70  # for each hidden size and all transports together
 PYTHON_ENDS_WITHIN_S = 60  # of its time: torch starts in some seconds
 
 
@@ -68,7 +68,8 @@ def measure(scene: Scene, transports: list[str], hidden: int) -> None:
     with scene.engine(hidden) as engine, scene.server(hidden, *options) as server:
 
         def engine_rate() -> float:
-            return engine.throughput(scene.batch_rows, scene.seconds / 2)["rows_per_second"]
+            # As long as the loads: in its first second a GPU does more than its power lasts for.
+            return engine.throughput(scene.batch_rows, scene.seconds)["rows_per_second"]
 
         found = ways(scene, server.grpc, transports, in_flight)
         contenders = {"engine": engine_rate} | {way.name: way.rate for way in found}

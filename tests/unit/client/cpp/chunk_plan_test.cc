@@ -71,8 +71,8 @@ TEST(ChunkPlanTest, AWantedSizeHoldsAsManyRowsAsHaveThatSize) {
 
   const ChunkPlan plan = PlanChunks(c.args, {}, 16 * 256);  // of 16 bytes
 
-  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768),
-                                           Pair(768, 1'024)));
+  EXPECT_THAT(RowRanges(plan),
+              ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768), Pair(768, 1'024)));
 }
 
 TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
@@ -82,7 +82,8 @@ TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
   c.args.candidate_ids = c.candidate_ids;
   c.args.candidate_offsets = c.candidate_offsets;
 
-  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, 40)), ElementsAre(Pair(0, 1), Pair(1, 3), Pair(3, 4)));
+  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, 40)),
+              ElementsAre(Pair(0, 1), Pair(1, 3), Pair(3, 4)));
 }
 
 // A last chunk of a few rows counted as a small request, and the server cut its batches to a

@@ -22,10 +22,12 @@ namespace logprobd::client {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class ClientTest : public ::testing::Test {
@@ -173,6 +175,89 @@ TEST_F(ClientTest, StopsAtItsDeadline) {
 
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("timeout of 50ms"));
+}
+
+/// The threads on which progress was reported.
+std::vector<std::thread::id> ThreadsOf(Client& client, ScoreCase c) {
+  std::vector<std::thread::id> threads;
+  c.args.on_progress = [&](int64_t) { threads.push_back(std::this_thread::get_id()); };
+  const absl::StatusOr<ScoreResult> result = client.Score(c.args);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return threads;
+}
+
+TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
+  const std::unique_ptr<Client> client = Connect();
+  const std::unique_ptr<Client> looking = Connect({.look_for = absl::Hours(1)});
+
+  EXPECT_THAT(ThreadsOf(*client, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
+  EXPECT_THAT(ThreadsOf(*client, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
+  EXPECT_THAT(ThreadsOf(*looking, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
+}
+
+TEST_F(ClientTest, TakesUpARetriedAnswerOnTheCallersThreadToo) {
+  const std::unique_ptr<Client> client = Connect();
+  service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}, "1");
+
+  EXPECT_THAT(ThreadsOf(*client, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
+  EXPECT_EQ(service().requests().size(), 2U);
+}
+
+TEST_F(ClientTest, LeavesSeveralRequestsToThreadsOfTheLibrary) {
+  const std::unique_ptr<Client> client = Connect();
+
+  EXPECT_THAT(ThreadsOf(*client, ScoreCase(3'000)),
+              AllOf(SizeIs(3), Not(Contains(std::this_thread::get_id()))));
+}
+
+TEST_F(ClientTest, ScoresWithinTheProgressAndTheCallbackOfAnotherCall) {
+  ScoreCase c(10);
+  const ScoreCase other(20);
+  const std::unique_ptr<Client> client = Connect();
+  c.args.on_progress = [&](int64_t) { EXPECT_TRUE(client->Score(other.args).ok()); };
+  absl::Notification ended;
+
+  EXPECT_TRUE(client->Score(c.args).ok());
+  client->ScoreAsync(other.args, [&](const absl::StatusOr<ScoreResult>& first) {
+    EXPECT_TRUE(first.ok()) << first.status();
+    EXPECT_TRUE(client->Score(other.args).ok());
+    ended.Notify();
+  });
+  ended.WaitForNotification();
+}
+
+TEST_F(ClientTest, IsNotHeldUpByACallThatItsProgressStarts) {
+  ScoreCase c(10);
+  const ScoreCase other(20);
+  const std::unique_ptr<Client> client = Connect();
+  absl::Notification ended;
+  c.args.on_progress = [&](int64_t) {
+    service().Hold();
+    client->ScoreAsync(other.args, [&](const absl::StatusOr<ScoreResult>& result) {
+      EXPECT_TRUE(result.ok()) << result.status();
+      ended.Notify();
+    });
+  };
+
+  EXPECT_TRUE(client->Score(c.args).ok());
+
+  EXPECT_FALSE(ended.HasBeenNotified());
+  service().Release();
+  ended.WaitForNotification();
+}
+
+TEST_F(ClientTest, ReturnsWhenAnotherThreadDestroysTheClient) {
+  const ScoreCase c(10);
+  service().Hold();
+  std::unique_ptr<Client> client = Connect();
+  absl::Status status;
+  std::thread caller([&, raw = client.get()] { status = raw->Score(c.args).status(); });
+  service().WaitForHeld(1);
+
+  client.reset();
+  caller.join();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(ClientTest, FindsTheAnswerWhetherItStillLooksOrSleeps) {

@@ -123,6 +123,43 @@ TEST_F(HeadVersionsFaultTest, StagingMemoryThatIsNotThereChangesNothing) {
   ExpectUnharmed();
 }
 
+TEST_F(HeadVersionsFaultTest, ALoadThatIsGivenUpLeavesItsStagingToTheNext) {
+  staging_bytes_max_ = 0;
+  MakeWithSpareStaging();
+  progress_ = [](const WeightsProgress& progress) { return progress.phase != "committing"; };
+
+  EXPECT_EQ(Load({.path = "/m/2"}).status().code(), kCancelled);
+
+  EXPECT_EQ(staging_.spare_bytes(), kStagingBytes);
+  ExpectUnharmed();
+  progress_ = {};
+  EXPECT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
+}
+
+TEST_F(HeadVersionsFaultTest, StagingOfAnotherDtypeThatIsLeftIsToldOf) {
+  MakeWithSpareStaging();
+  folders_["/m/2"].dtype = Dtype::kF32;
+  progress_ = [](const WeightsProgress& progress) { return progress.phase != "committing"; };
+
+  EXPECT_EQ(Load({.path = "/m/2"}).status().code(), kCancelled);
+
+  EXPECT_EQ(staging_.spare_bytes(), 2 * kStagingBytes);
+  EXPECT_EQ(num_changes_, 1);
+  progress_ = {};
+  EXPECT_TRUE(Load({.path = "/m/3"}).ok());
+  EXPECT_EQ(staging_.spare_bytes(), 0);
+}
+
+TEST_F(HeadVersionsFaultTest, AsksForNoHostMemoryThatSpareStagingHas) {
+  constexpr int64_t kLoadBytes = int64_t{64} << 20;
+  MakeWithSpareStaging();
+
+  available_ = kLoadBytes + kWeightBytes - 1;
+  EXPECT_EQ(Load({.path = "/m/2"}).status().code(), kExhausted);
+  available_ = kLoadBytes + kWeightBytes;
+  EXPECT_TRUE(Load({.path = "/m/2"}).ok());
+}
+
 TEST_F(HeadVersionsFaultTest, RowsThatCannotBeReadTheSecondTimeChangeNothing) {
   Make();
   on_create_ = [](const HeadWeights&) { return absl::DataLossError("the file has shrunk"); };

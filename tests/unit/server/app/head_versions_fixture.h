@@ -16,6 +16,7 @@
 #include "server/app/head_versions.h"
 #include "server/app/plan.h"
 #include "server/base/errors.h"
+#include "server/batching/staging_store.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/in_memory_head.h"
 #include "tests/support/test_requests.h"
@@ -40,6 +41,7 @@ class HeadVersionsTest : public ::testing::Test {
   static constexpr int64_t kHidden = 4;
   static constexpr int64_t kVocab = 1'000;
   static constexpr int64_t kWeightBytes = kVocab * kHidden * 2;
+  static constexpr int64_t kStagingBytes = 2 * 64 * kHidden * 2;  // of a version
 
   HeadVersionsTest() {
     load_.model.roots = std::make_shared<const AllowedRoots>(*AllowedRoots::Create({"/"}));
@@ -63,6 +65,14 @@ class HeadVersionsTest : public ::testing::Test {
       return CreateEngines(weights, options);
     };
     parts_.available_host_bytes = [this] { return available_; };
+  }
+
+  /// Hands staging on, with a spare set beside that of version 1.
+  void MakeWithSpareStaging() {
+    load_.batcher.staging = &staging_;
+    FakeEngine engine;
+    ASSERT_TRUE(staging_.Reserve(0, engine, kStagingBytes / 2, 2 * 2).ok());
+    Make();
   }
 
   ~HeadVersionsTest() override {
@@ -143,6 +153,7 @@ class HeadVersionsTest : public ::testing::Test {
             {{"host", "weights", kWeightBytes}}};
   }
 
+  StagingStore staging_;
   VersionLoader::Options load_;
   VersionLoader::Parts parts_;
   HeadVersions::Options options_;
@@ -166,9 +177,10 @@ class HeadVersionsTest : public ::testing::Test {
  private:
   static constexpr float kOffsetOfVersion = 100;
 
-  std::unique_ptr<FakeEngine> MakeEngine(uint64_t version) {
+  std::unique_ptr<FakeEngine> MakeEngine(uint64_t version, Dtype dtype = Dtype::kBf16) {
     auto engine = std::make_unique<FakeEngine>(
-        FakeEngine::Options{.weights_version = version,
+        FakeEngine::Options{.dtype = dtype,
+                            .weights_version = version,
                             .logprob_offset = kOffsetOfVersion * static_cast<float>(version),
                             .memory = {{"host", "weights", kWeightBytes}},
                             .staging_bytes_max = staging_bytes_max_});
@@ -220,7 +232,7 @@ class HeadVersionsTest : public ::testing::Test {
     std::vector<std::byte> row(kHidden * 2);
     LOGPROBD_RETURN_IF_ERROR(weights.ReadRows(0, 1, row.data(), kHidden * 2));
     std::vector<std::unique_ptr<ScoringEngine>> engines;
-    engines.push_back(MakeEngine(weights.info().weights_version));
+    engines.push_back(MakeEngine(weights.info().weights_version, weights.info().dtype));
     return engines;
   }
 };

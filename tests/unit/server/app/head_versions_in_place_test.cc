@@ -61,6 +61,22 @@ TEST_F(HeadVersionsInPlaceTest, RequestsThatComeMeanwhileWaitAndGetTheNewVersion
   EXPECT_EQ(result->weights_version, 2U);
 }
 
+TEST_F(HeadVersionsInPlaceTest, TheStagingOfTheOldVersionStays) {
+  staging_bytes_max_ = 0;
+  MakeWithSpareStaging();
+  int64_t spare_bytes = 0;
+  on_create_ = [&](const HeadWeights&) {
+    spare_bytes = staging_.spare_bytes();
+    return absl::OkStatus();
+  };
+
+  ASSERT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
+
+  EXPECT_EQ(spare_bytes, 2 * kStagingBytes);
+  EXPECT_EQ(staging_.spare_bytes(), kStagingBytes);
+  EXPECT_EQ(ScoredBy(), 2U);
+}
+
 TEST_F(HeadVersionsInPlaceTest, NeedsRoomForOneCopyOnly) {
   Make();
   int64_t live_bytes = 0;

@@ -57,6 +57,21 @@ TEST_F(HeadVersionsTest, CountsTheMemoryOfWhatIsBesideTheLiveVersion) {
   EXPECT_GT(memory[1].bytes, 0);
 }
 
+TEST_F(HeadVersionsTest, HandsStagingOnFromTheVersionThatGoes) {
+  staging_bytes_max_ = 0;
+  MakeWithSpareStaging();
+  for (const std::string path : {"/m/2", "/m/3", "/m/2"}) {
+    ASSERT_TRUE(Load({.path = path, .commit = true}).ok());
+
+    EXPECT_EQ(ScoredBy(), versions_->List().live.version);
+    EXPECT_EQ(TotalBytes(head_->memory(), "host") + TotalBytes(versions_->memory(), "host"),
+              2 * (kWeightBytes + kStagingBytes));
+    EXPECT_EQ(staging_.spare_bytes(), 0);
+  }
+  ASSERT_TRUE(versions_->Discard(/*staged=*/false, /*previous=*/true).ok());
+  EXPECT_EQ(staging_.spare_bytes(), kStagingBytes);
+}
+
 TEST_F(HeadVersionsTest, TellsThePhasesOfALoadInTheirOrder) {
   Make();
   std::vector<std::string> phases;

@@ -206,6 +206,16 @@ TEST(PlanTest, CompletesTheHeadsFacts) {
   EXPECT_EQ(plan.head.layout[0].device, "cpu");
 }
 
+TEST(PlanTest, CountsStagingForTwoVersionsWhereWeightsCanBeSwapped) {
+  ServerOptions options;
+  EXPECT_EQ(MakeServingPlan(options, Qwen(), CpuPlan(), {}).memory.back().bytes, 32 << 20);
+
+  options.admin = "127.0.0.1:1";
+  EXPECT_EQ(MakeServingPlan(options, Qwen(), CpuPlan(), {}).memory.back().bytes, 64 << 20);
+  options.weights_root = "none";
+  EXPECT_EQ(MakeServingPlan(options, Qwen(), CpuPlan(), {}).memory.back().bytes, 32 << 20);
+}
+
 TEST(PlanTest, PromisesNoMoreThanOneClientMayQueue) {
   ServerOptions options;
   EXPECT_EQ(LimitsOf(options).request_rows_max, 65'536);

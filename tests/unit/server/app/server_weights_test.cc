@@ -62,6 +62,26 @@ TEST_F(ServerWeightsTest, ShowsTheVersionThatIsLiveAndScoresWithIt) {
   EXPECT_EQ(engines_[1]->num_batches(), 1);
 }
 
+TEST_F(ServerWeightsTest, ReservesStagingForTwoVersionsAtStartAndNoneLater) {
+  options_.admin = "127.0.0.1:0";
+  options_.weights_root = "/";
+  const std::unique_ptr<Server> server = Create();
+  constexpr int64_t kBytes = 2 * 2 * 64 * kHidden * 2;
+  const std::string reserved =
+      absl::StrCat("logprobd_host_memory_bytes{kind=\"staging\"} ", kBytes, "\n");
+  EXPECT_THAT(HttpGet(server->http_port(), "/metrics"), HasSubstr(reserved));
+  ASSERT_TRUE(server->Load().ok());
+  EXPECT_EQ(engines_[0]->staging_bytes(), kBytes);
+
+  for (const bool in_place : {false, false, true, false}) {
+    ASSERT_TRUE(LoadWeights(*server, in_place).ok());
+
+    EXPECT_EQ(engines_.back()->staging_bytes(), 0);
+    EXPECT_THAT(HttpGet(server->http_port(), "/metrics"), HasSubstr(reserved));
+  }
+  EXPECT_TRUE(ScoreSoon(*server).get().ok());
+}
+
 TEST_F(ServerWeightsTest, HasNoWeightsToChangeBeforeTheyAreLoaded) {
   options_.admin = "127.0.0.1:0";
   const std::unique_ptr<Server> server = Create();

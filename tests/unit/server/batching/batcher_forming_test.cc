@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/batching/launch_rule.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -60,6 +61,29 @@ TEST_F(BatcherFormingTest, SendsWhatWaitsWhenTheEngineFallsIdle) {
   engine_->ReleaseOne();
 
   EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 2));
+}
+
+// With small batches of less than the longest wait the engine stood idle while the next one was
+// gathered and copied.
+TEST_F(BatcherFormingTest, SendsWhatWaitsShortlyBeforeTheEngineFallsIdle) {
+  MakeBatcher({.batch_wait_max = absl::Hours(1)});
+  OccupyEngine();
+  clock_.Advance(absl::Milliseconds(2));
+  engine_->ReleaseOne();
+  EXPECT_TRUE(answers_.back()->Wait().ok());  // a batch takes 2 ms
+  clock_.WaitUntilAsleep();
+  SubmitRows(1);
+  engine_->WaitForBatches(2);
+  clock_.WaitUntilAsleep();
+  SubmitRows(2);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Milliseconds(2) - LaunchRule::kPrepareTime - absl::Microseconds(1));
+  clock_.WaitUntilAsleep();
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1));
+
+  clock_.Advance(absl::Microseconds(1));
+
+  EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 2));
 }
 
 TEST_F(BatcherFormingTest, WaitsForNothingWhenTheWaitIsZero) {

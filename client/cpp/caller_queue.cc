@@ -1,0 +1,68 @@
+#include "client/cpp/caller_queue.h"
+
+#include <grpc/support/time.h>
+
+#include <utility>
+
+namespace logprobd::client {
+
+bool CallerQueue::Begin() {
+  absl::MutexLock lock(&mutex_);
+  if (is_over_) return false;
+  ++outstanding_;
+  return true;
+}
+
+void CallerQueue::End() {
+  const bool is_waiter = std::this_thread::get_id() == waiter_;
+  {
+    absl::MutexLock lock(&mutex_);
+    has_ended_ = true;
+    // It looks here before it sleeps again.
+    if (is_waiter) return;
+    ++outstanding_;
+  }
+  alarm_.emplace();
+  // Not now: gRPC would round that up to its next millisecond.
+  alarm_->Set(&cq_, gpr_time_0(GPR_CLOCK_MONOTONIC), &woken_);
+}
+
+bool CallerQueue::Poll() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (!IsOver()) {
+    if (cq_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC)) !=
+        grpc::CompletionQueue::GOT_EVENT) {
+      return false;
+    }
+    Run(tag);
+  }
+  return true;
+}
+
+void CallerQueue::Wait() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (!IsOver()) {
+    cq_.Next(&tag, &ok);
+    Run(tag);
+  }
+  cq_.Shutdown();
+  cq_.Next(&tag, &ok);  // gRPC wants to be told that nothing is left
+}
+
+bool CallerQueue::IsOver() {
+  absl::MutexLock lock(&mutex_);
+  is_over_ = has_ended_ && outstanding_ == 0;
+  return is_over_;
+}
+
+void CallerQueue::Run(void* tag) {
+  // Moved, since it may free the memory that it lies in.
+  Operation operation = std::move(*static_cast<Operation*>(tag));
+  std::move(operation)();
+  absl::MutexLock lock(&mutex_);
+  --outstanding_;
+}
+
+}  // namespace logprobd::client
