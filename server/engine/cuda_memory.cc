@@ -19,7 +19,8 @@ absl::Status OutOfMemory(int64_t bytes, absl::string_view place, absl::string_vi
 namespace internal {
 
 void DeviceFree::operator()(std::byte* memory) const {
-  // cudaFree would wait for all that the device does, and every launch of the process behind it.
+  // cudaFree would wait for all that the device does, and every launch of the process behind it;
+  // this waits for the default stream alone, which is idle.
   cudaPointerAttributes attributes = {};
   int current = 0;
   if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess ||
@@ -28,26 +29,16 @@ void DeviceFree::operator()(std::byte* memory) const {
   }
   (void)cudaSetDevice(attributes.device);
   (void)cudaFreeAsync(memory, cudaStreamLegacy);
-  (void)cudaStreamSynchronize(cudaStreamLegacy);  // the pool gives it back to the device here
+  (void)cudaStreamSynchronize(cudaStreamLegacy);
   (void)cudaSetDevice(current);
 }
 
 }  // namespace internal
 
-absl::Status AllowPoolAccess(int32_t gpu, int32_t peer) {
-  cudaMemPool_t pool = nullptr;
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceGetDefaultMemPool(&pool, peer));
-  cudaMemAccessDesc access = {};
-  access.location = {.type = cudaMemLocationTypeDevice, .id = gpu};
-  access.flags = cudaMemAccessFlagsProtReadWrite;
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemPoolSetAccess(pool, &access, 1));
-  return absl::OkStatus();
-}
-
 absl::StatusOr<DeviceBuffer> AllocateDevice(int64_t bytes, absl::string_view what) {
   if (bytes == 0) return DeviceBuffer();
   void* memory = nullptr;
-  const cudaError_t error = cudaMallocAsync(&memory, static_cast<size_t>(bytes), cudaStreamLegacy);
+  const cudaError_t error = cudaMalloc(&memory, static_cast<size_t>(bytes));
   if (error == cudaErrorMemoryAllocation) return OutOfMemory(bytes, "GPU", what);
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   DeviceBuffer buffer(static_cast<std::byte*>(memory));

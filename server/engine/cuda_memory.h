@@ -27,8 +27,8 @@ struct EventDestroy {
 
 }  // namespace internal
 
-/// Memory of the current device, 256-byte aligned, out of its default pool: taking it and giving it
-/// back holds up no kernel. Nothing may use it any more when it is destroyed.
+/// Memory of the current device, 256-byte aligned. Nothing may use it any more when it is
+/// destroyed.
 using DeviceBuffer = std::unique_ptr<std::byte[], internal::DeviceFree>;
 
 /// Page-locked host memory that every device may copy from and to.
@@ -36,9 +36,6 @@ using PinnedBuffer = std::unique_ptr<std::byte[], internal::PinnedFree>;
 
 using CudaStream = std::unique_ptr<CUstream_st, internal::StreamDestroy>;
 using CudaEvent = std::unique_ptr<CUevent_st, internal::EventDestroy>;
-
-/// Lets kernels and copies of `gpu` read and write what is allocated on `peer`.
-absl::Status AllowPoolAccess(int32_t gpu, int32_t peer);
 
 /// `what` names the memory in the RESOURCE_EXHAUSTED message. Zero bytes give a null buffer. The
 /// content is zero.

@@ -161,7 +161,6 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
     for (const int32_t peer : gpus) {
       LOGPROBD_ASSIGN_OR_RETURN(const bool reaches, Reaches(gpu, peer));
       if (gpu == peer || !reaches) continue;
-      LOGPROBD_RETURN_IF_ERROR(AllowPoolAccess(gpu, peer));
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
         (void)cudaGetLastError();  // not sticky; the next launch must not see it

@@ -97,6 +97,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--batch-rows", type=int)
     parser.add_argument(
+        "--baselines",
+        type=lambda text: tuple(text.split(",")),
+        default=tuple(baselines.NAMES),
+        help="eager or compiled, or both: how the Python baselines run torch",
+    )
+    parser.add_argument(
         "--in-flight",
         type=int,
         default=8,
@@ -125,6 +131,8 @@ def arguments() -> argparse.Namespace:
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if not set(args.baselines) <= set(baselines.NAMES):
+        parser.error(f"--baselines: of {', '.join(baselines.NAMES)}")
     if args.device is None:
         args.device = "cpu" if gpu_memory_mib() is None else "cuda"
     if args.cut_smaller is None:
@@ -232,6 +240,7 @@ def main() -> int:
         seconds=args.seconds,
         replicas=args.replicas,
         in_flight=args.in_flight,
+        baselines=args.baselines,
         cut_smaller=args.cut_smaller,
         deadline=time.monotonic() + 60 * args.minutes,
     )

@@ -33,7 +33,7 @@ def measure(scene: Scene) -> None:
         add_memory(scene, hidden, SERVICE, free)
         addresses: dict[str, str] = {}
         way = ""
-        for name in NAMES:
+        for name in scene.baselines:
             before = gpu_memory_mib()
             try:
                 baseline = servers.enter_context(start(scene, hidden, is_compiled=name != "eager"))

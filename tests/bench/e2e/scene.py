@@ -30,6 +30,7 @@ class Scene:
     rounds: int
     seconds: float  # of one load in one round
     replicas: int = 1
+    baselines: tuple[str, ...] = ("eager", "compiled")
     in_flight: int = 8  # bulk requests at once, for each replica
     deadline: float = float("inf")  # monotonic; of the whole run
     cut_smaller: str = ""  # flags of a server that cuts bulk batches smaller
