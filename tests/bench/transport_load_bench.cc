@@ -154,11 +154,10 @@ absl::Status MeasureSharedMemory(const Flags& flags, const Servers& servers,
       "Null engine that reads every byte, shared memory, fresh rows by ", kWriters, " threads");
   BenchRecord speed = RecordOf(what, "GB/s", shared.rates);
   speed.note = absl::StrFormat(
-      "messages of 8 MiB, %d at once; client's CPU %.3f s/GB, of the copies alone %.3f; wanted at "
-      "least %.0f",
-      kSharedInFlight, Median(shared.client_cpu), Median(copy.client_cpu), kWantedShared);
-  speed.baseline_what = absl::StrCat(kWriters, " threads that only write the rows");
-  speed.baseline_figure = Median(copy.rates);
+      "messages of 8 MiB, %d at once; client's CPU %.3f s/GB; %d threads that only write the rows: "
+      "%.1f GB/s, %.3f s/GB; wanted at least %.0f",
+      kSharedInFlight, Median(shared.client_cpu), kWriters, Median(copy.rates),
+      Median(copy.client_cpu), kWantedShared);
   records.push_back(std::move(speed));
   records.push_back(RecordOf(what + ", server's CPU", "s/GB", shared.server_cpu));
   return absl::OkStatus();

@@ -12,6 +12,9 @@ from server_process import ServerProcess
 
 SMALL_ROWS = 16
 SMALL_CLIENTS = 64
+SMALL_PROCESSES = (
+    4  # in one, all its connections' events pass through one thread of gRPC's at a time
+)
 BULK_IN_FLIGHT = 4
 RETRIES = 8  # a Python server may be slow to take 64 connections
 COMPILES_WITHIN_S = 150  # a request of a shape that torch.compile has not seen
@@ -19,6 +22,7 @@ BULK_WANTED = 3
 SMALL_WANTED = 20
 BUDGET_S = 35  # for each size of request
 SERVICE = "Service"
+SHARED = "Service, shared memory"  # what clients on its host use by themselves
 NAMES = {"eager": "Python gRPC and torch", "compiled": "Python gRPC and torch.compile"}
 
 
@@ -28,7 +32,9 @@ def measure(scene: Scene) -> None:
     failures: list[str] = []
     with contextlib.ExitStack() as servers:
         free = gpu_memory_mib()
-        service = servers.enter_context(scene.server(hidden))
+        service = servers.enter_context(
+            scene.server(hidden, "--local", str(scene.work / "socket-baselines"))
+        )
         bulk_rate(scene, service.grpc, hidden)
         add_memory(scene, hidden, SERVICE, free)
         addresses: dict[str, str] = {}
@@ -111,32 +117,45 @@ def compare_bulk(
 def compare_small(
     scene: Scene, hidden: int, service: str, baselines: dict, failures: list[str]
 ) -> None:
-    def rate(address: str) -> float:
+    def rate(address: str, transport: str = "tcp") -> float:
         plan = LoadPlan(
             rows=SMALL_ROWS,
             seconds=scene.seconds,
             concurrency=SMALL_CLIENTS,
             channels=SMALL_CLIENTS,
+            transport=transport,
             warmup=SMALL_CLIENTS,
             retries=RETRIES,
         )
-        return checked(scene.load.run(address, plan), "small requests").rows_per_second
+        loads = scene.load.run_parts(address, plan, SMALL_PROCESSES)
+        return sum(checked(load, "small requests").rows_per_second for load in loads)
 
     addresses = {SERVICE: service, **baselines}
     contenders = {name: functools.partial(rate, address) for name, address in addresses.items()}
+    contenders[SHARED] = functools.partial(rate, service, "shm")
     figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
     what = f"requests of {SMALL_ROWS} rows from {SMALL_CLIENTS} clients"
-    add(scene, hidden, what, figures, SMALL_WANTED, "a connection each")
+    remark = f"a connection each, in {SMALL_PROCESSES} processes"
+    for contender in (SERVICE, SHARED):
+        add(scene, hidden, what, figures, SMALL_WANTED, remark, contender)
 
 
-def add(scene: Scene, hidden: int, what: str, figures: dict, wanted: float, remark: str) -> None:
+def add(
+    scene: Scene,
+    hidden: int,
+    what: str,
+    figures: dict,
+    wanted: float,
+    remark: str,
+    contender: str = SERVICE,
+) -> None:
     for name, title in NAMES.items():
-        if not figures[SERVICE] or not figures.get(name):
+        if not figures[contender] or not figures.get(name):
             continue
-        service = same_rounds(figures[SERVICE], figures[name])
+        service = same_rounds(figures[contender], figures[name])
         scene.records.append(
             record_of_rounds(
-                f"Service, {what}, {scene.shape(hidden)}",
+                f"{contender}, {what}, {scene.shape(hidden)}",
                 "rows/s",
                 service,
                 baseline=(title, same_rounds(figures[name], service)),

@@ -71,6 +71,18 @@ class LoadTool:
         with self.running(address, plan) as finish:
             return finish()
 
+    def run_parts(self, address: str, plan: LoadPlan, processes: int) -> list[Load]:
+        """A closed loop's load by so many processes at once, each with its part of the clients."""
+        part = dataclasses.replace(
+            plan,
+            concurrency=max(1, plan.concurrency // processes),
+            channels=max(1, plan.channels // processes),
+            warmup=max(1, plan.warmup // processes),
+        )
+        with contextlib.ExitStack() as loads:
+            ends = [loads.enter_context(self.running(address, part)) for _ in range(processes)]
+            return [end() for end in ends]
+
     @contextlib.contextmanager
     def running(self, address: str, plan: LoadPlan) -> Iterator:
         """A load beside other work; the value waits for its end and gives the Load."""
