@@ -29,15 +29,18 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
+  // On average: lists of very different lengths may still leave a short last chunk.
+  const int64_t list_bytes = 4 * DivideUp(static_cast<int64_t>(args.candidate_ids.size()),
+                                          std::max<int64_t>(1, args.rows));
   const int64_t rows_max = EvenRows(
-      args.rows,
-      std::max<int64_t>(1, std::min({int64_t{limits.request_rows_max}, request_bytes / hidden_bytes,
-                                     message_bytes / row_bytes})));
+      args.rows, std::max<int64_t>(1, std::min({int64_t{limits.request_rows_max},
+                                                request_bytes / (hidden_bytes + list_bytes),
+                                                message_bytes / (row_bytes + list_bytes)})));
 
   ChunkPlan plan;
   Chunk chunk;
   int64_t bytes = segments * 4;
-  int64_t wanted_bytes = bytes;
+  int64_t wanted_bytes = 0;  // segments travel only in a call that is not cut
   for (int64_t row = 0; row < args.rows; ++row) {
     const auto index = static_cast<size_t>(row);
     const int64_t candidates_end = has_candidates ? args.candidate_offsets[index + 1] : 0;

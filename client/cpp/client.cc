@@ -176,6 +176,15 @@ struct Client::Impl {
     is_looking.store(false, std::memory_order_relaxed);
   }
 
+  void BeginCall() {
+    absl::MutexLock lock(&mutex);
+    ++calls;
+  }
+  void EndCall() {
+    absl::MutexLock lock(&mutex);
+    --calls;
+  }
+
   std::shared_ptr<const ServerInfo> CachedInfo() {
     absl::MutexLock lock(&mutex);
     return info;
@@ -222,7 +231,7 @@ struct Client::Impl {
 
   absl::Mutex mutex;
   std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
-  int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< ScoreAsync whose callback has not returned.
+  int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< Those that still need the client.
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
@@ -263,11 +272,13 @@ Client::~Client() {
 absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
   absl::StatusOr<ScoreResult> result;
   const auto queue = std::make_shared<CallerQueue>();
+  impl_->BeginCall();  // the client may be destroyed as soon as the call has ended
   impl_->Score(args, queue, [&result, queue](absl::StatusOr<ScoreResult> scored) {
     result = std::move(scored);
     queue->End();
   });
   impl_->LookFor(*queue);
+  impl_->EndCall();  // the queue is the caller's alone
   queue->Wait();
   return result;
 }
@@ -288,14 +299,10 @@ void Client::Impl::Score(const ScoreArgs& args, const std::shared_ptr<CallerQueu
     std::move(done)(status);
     return;
   }
-  {
-    absl::MutexLock lock(&mutex);
-    ++calls;
-  }
+  BeginCall();
   auto counted_done = [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
     std::move(done)(std::move(result));
-    absl::MutexLock lock(&mutex);
-    --calls;
+    EndCall();
   };
   const absl::Time deadline = DeadlineAfter(timeout);
   if (const std::shared_ptr<const ServerInfo> cached = CachedInfo(); cached != nullptr) {

@@ -69,8 +69,8 @@ class Client {
     absl::Duration backoff_max = absl::Seconds(5);
     /// Requests of one Score call that are in flight at once at each server, 1 to 1024.
     int32_t max_inflight = 8;
-    /// Most hidden states of one request, in bytes, >= 4096; the server's limits hold too. Small
-    /// enough that requests overlap, large enough that their overhead vanishes.
+    /// Most hidden states and candidates of one request, in bytes, >= 4096; the server's limits
+    /// hold too. Small enough that requests overlap, large enough that their overhead vanishes.
     int64_t request_bytes = int64_t{8} << 20;
     /// Sends the requests of Score as chunks of ScoreStream calls, at most one on each channel,
     /// instead of unary calls. For bulk work: the server slows a fast client down, where it would

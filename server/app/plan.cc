@@ -81,7 +81,8 @@ absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   return device == Device::kCuda ? kOfGpus : absl::InfiniteDuration();
 }
 
-/// Measured with requests of 16 rows from 64 clients on one GPU: tests/bench/SERVICE.md.
+/// An answer takes some 25 us to send, a batch may hold dozens, and the engine's next one waits for
+/// the thread that sends them.
 constexpr int32_t kAnswerThreads = 3;
 
 Batcher::Options BatcherOptionsOf(const ServerOptions& options) {

@@ -97,26 +97,37 @@ absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const Head
     return absl::ResourceExhaustedError(plan.status().message());
   }
   LOGPROBD_RETURN_IF_ERROR(plan.status());
-  LOGPROBD_RETURN_IF_ERROR(CheckHostMemory(found, *plan, TotalBytes(freed, "host")));
+  LOGPROBD_RETURN_IF_ERROR(CheckHostMemory(found, live, *plan, freed));
   return plan;
 }
 
-absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
-                                            int64_t freed_bytes) const {
+absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const HeadInfo& live,
+                                            const EnginePlan& plan, const MemoryPlan& freed) const {
   const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
   if (!available.ok()) {
     LogWarning("memory is not checked before weights are loaded",
                {{"head", name()}, {"reason", available.status().message()}});
     return absl::OkStatus();
   }
-  const int64_t needed = TotalBytes(plan.memory, "host") +
-                         plan.num_replicas() * ScoringEngine::kBatchesInFlight *
-                             Batcher::StagingBytes(options_.batcher.batch_rows_max, found) +
+  const int64_t rows_max = options_.batcher.batch_rows_max;
+  const int64_t buffer_bytes = Batcher::StagingBytes(rows_max, found);
+  int64_t staging = plan.num_replicas() * ScoringEngine::kBatchesInFlight * buffer_bytes;
+  int64_t staging_there =
+      options_.batcher.staging == nullptr ? 0 : options_.batcher.staging->spare_bytes();
+  int64_t freed_bytes = 0;
+  for (const MemoryUse& use : freed) {
+    if (use.place == "host") (use.kind == "staging" ? staging_there : freed_bytes) += use.bytes;
+  }
+  // Buffers of the same size are handed on and give nothing back; others are freed.
+  if (options_.batcher.staging != nullptr &&
+      buffer_bytes == Batcher::StagingBytes(rows_max, live)) {
+    staging = std::max<int64_t>(0, staging - staging_there);
+  } else {
+    freed_bytes += staging_there;
+  }
+  const int64_t needed = TotalBytes(plan.memory, "host") + staging +
                          plan.num_replicas() * plan.num_shards() * kLoadBytesOfShard;
-  // Spares are taken, or freed before others are allocated.
-  const StagingStore* staging = options_.batcher.staging;
-  const int64_t there =
-      *available + freed_bytes + (staging == nullptr ? 0 : staging->spare_bytes());
+  const int64_t there = *available + freed_bytes;
   if (needed <= there) {
     return absl::OkStatus();
   }

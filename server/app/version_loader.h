@@ -79,8 +79,8 @@ class VersionLoader {
   EnginePlan PlanOf(const HeadVersion& made) const;
 
  private:
-  absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
-                               int64_t freed_bytes) const;
+  absl::Status CheckHostMemory(const HeadInfo& found, const HeadInfo& live, const EnginePlan& plan,
+                               const MemoryPlan& freed) const;
   absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
       const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const;
 

@@ -34,8 +34,8 @@ struct Generation;
 /// (deficit round robin over rows) within a priority; lower priorities keep a share. Deadline and
 /// cancellation are checked at Submit, in the queue and before launch, also while the engine is
 /// stuck. Each request ends in exactly one way: Submit fails and `done` is dropped, or `done` is
-/// called once, on the batch thread or an engine's, never inside Submit or Cancel and under no
-/// lock.
+/// called once, on the batch thread, an engine's or the answer pool's, never inside Submit or
+/// Cancel and under no lock.
 ///
 /// The engines can be replaced while it works: Commit makes those of another version of the weights
 /// live between two cuts. No request sees two versions, and none fails or waits for it: what has

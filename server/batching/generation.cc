@@ -98,13 +98,15 @@ int Generation::NumInFlight() const {
   return in_flight;
 }
 
-/// Of equals the first: a row's scores are the same wherever it is scored, so taking turns would
-/// only add state.
+/// Of equals the one that is idle first, else the first: a row's scores are the same wherever it is
+/// scored, so taking turns would only add state.
 Generation::Slot* Generation::FindFreeSlot() const {
   Slot* best = nullptr;
   for (const std::unique_ptr<Slot>& slot : slots) {
     if (slot->state == SlotState::kFree &&
-        (best == nullptr || slot->replica.in_flight < best->replica.in_flight) &&
+        (best == nullptr || slot->replica.in_flight < best->replica.in_flight ||
+         (slot->replica.in_flight == best->replica.in_flight &&
+          slot->replica.idle_time() < best->replica.idle_time())) &&
         slot->replica.engine.healthy()) {
       best = slot.get();
     }

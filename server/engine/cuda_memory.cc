@@ -25,12 +25,18 @@ void DeviceFree::operator()(std::byte* memory) const {
   int current = 0;
   if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess ||
       cudaGetDevice(&current) != cudaSuccess) {
+    (void)cudaGetLastError();
     return;  // a context that a fault has ended
   }
-  (void)cudaSetDevice(attributes.device);
-  (void)cudaFreeAsync(memory, cudaStreamLegacy);
-  (void)cudaStreamSynchronize(cudaStreamLegacy);
-  (void)cudaSetDevice(current);
+  // Choosing a device makes a context there: not where none is needed.
+  if (current != attributes.device) (void)cudaSetDevice(attributes.device);
+  if (cudaFreeAsync(memory, cudaStreamLegacy) == cudaSuccess) {
+    (void)cudaStreamSynchronize(cudaStreamLegacy);
+  } else {
+    (void)cudaGetLastError();
+    (void)cudaFree(memory);  // a driver without memory pools
+  }
+  if (current != attributes.device) (void)cudaSetDevice(current);
 }
 
 }  // namespace internal

@@ -246,11 +246,13 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
   threads.ForEach(static_cast<int64_t>(gpus.size()), [&](int64_t index, int32_t /*thread*/) {
     const auto rank = static_cast<int32_t>(index);
     const auto i = static_cast<size_t>(index);
+    CudaStream stream;
+    DeviceBuffer memory;
     statuses[i] = [&]() -> absl::Status {
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[i]));
-      LOGPROBD_ASSIGN_OR_RETURN(const CudaStream stream, CreateStream());
+      LOGPROBD_ASSIGN_OR_RETURN(stream, CreateStream());
       const auto bytes = static_cast<int64_t>((gpus.size() + 1) * sizeof(uint64_t));
-      LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer memory, AllocateDevice(bytes, "NCCL's test"));
+      LOGPROBD_ASSIGN_OR_RETURN(memory, AllocateDevice(bytes, "NCCL's test"));
       auto* const words = reinterpret_cast<uint64_t*>(memory.get());
       for (const ReductionType type :
            {ReductionType::kMaxInt32, ReductionType::kMaxUint32, ReductionType::kMaxUint64,
@@ -270,7 +272,14 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       LOGPROBD_RETURN_IF_CUDA_ERROR(state);
       return absl::OkStatus();
     }();
-    if (!statuses[i].ok()) Abort();  // or the others would wait for this rank
+    if (statuses[i].ok()) return;
+    Abort();  // or the others would wait for this rank
+    // Its kernels leave then; the memory is theirs until they have.
+    const absl::Time until = absl::Now() + kConnectTime;
+    while (stream != nullptr && cudaStreamQuery(stream.get()) == cudaErrorNotReady &&
+           absl::Now() < until) {
+      absl::SleepFor(kConnectPause);
+    }
   });
   absl::Status first;
   for (const absl::Status& status : statuses) {

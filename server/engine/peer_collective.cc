@@ -29,6 +29,14 @@ class PeerCollective final : public Collective {
     return collective;
   }
 
+  /// Each mailbox with its own device chosen: the thread's may be one that is not used otherwise.
+  ~PeerCollective() override {
+    for (Rank& rank : ranks_) {
+      (void)cudaSetDevice(rank.gpu);
+      rank.mailbox.reset();
+    }
+  }
+
   absl::string_view name() const override { return "peer"; }
   absl::Status AllReduce(int32_t rank, absl::Span<const Reduction> items,
                          ShardStream stream) override;
@@ -48,6 +56,7 @@ class PeerCollective final : public Collective {
 
  private:
   struct Rank {
+    int32_t gpu = 0;
     DeviceBuffer mailbox;
     kernels::PeerGroup group;
     uint64_t epoch = 0;  ///< Of the rank's own thread.
@@ -67,6 +76,7 @@ absl::Status PeerCollective::Initialize(absl::Span<const int32_t> gpus) {
   group.slice_bytes = kSliceBytes;
   group.abort = reinterpret_cast<const uint32_t*>(abort_.get());
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].gpu = gpus[rank];
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[rank]));
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerExchange());
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerScores());

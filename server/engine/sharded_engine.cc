@@ -58,6 +58,7 @@ class ShardedEngine final : public ScoringEngine {
     }
     if (submit_thread_.joinable()) submit_thread_.join();
     if (finish_thread_.joinable()) finish_thread_.join();
+    AwaitRest();
   }
 
   /// Once, before the first batch.
@@ -109,6 +110,9 @@ class ShardedEngine final : public ScoringEngine {
   void RunSubmitThread();
   JobPointer NextToSubmit();
   absl::Status Enqueue(Job& job);
+
+  bool AreShardsIdle() const;
+  void AwaitRest() const;
 
   // The finish thread.
   void RunFinishThread();
@@ -298,8 +302,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
       };
       if (std::any_of(jobs_.begin(), jobs_.end(), is_enqueuing)) return false;
     }
-    return std::all_of(shards_.begin(), shards_.end(),
-                       [](const auto& shard) { return shard->IsIdle(); });
+    return AreShardsIdle();
   };
   while (!is_idle() && RealNow() < until) absl::SleepFor(kPause);
   // What is stuck in a call that never returns is answered too.
@@ -309,6 +312,20 @@ void ShardedEngine::Fail(const absl::Status& status) {
     job->is_taken = true;
     job->deadline = clock_.Now();
   }
+}
+
+bool ShardedEngine::AreShardsIdle() const {
+  return std::all_of(shards_.begin(), shards_.end(),
+                     [](const auto& shard) { return shard->IsIdle(); });
+}
+
+/// What still runs after a failure writes to memory that would be another's by then. A device that
+/// never ends it holds up whoever lets go of the engine.
+void ShardedEngine::AwaitRest() const {
+  if (AreShardsIdle()) return;
+  LogWarning("a failed replica is freed once its devices have ended what they run",
+             {{"head", options_.info.name}, {"replica", options_.replica}});
+  while (!AreShardsIdle()) absl::SleepFor(kPause);
 }
 
 /// Which shard failed is not known to all, so it counts for each.

@@ -237,7 +237,8 @@ UNITS = {"s", "ms", "us", "MiB", "GB/s", "s/GB", "nats", "rows/s", "thousand row
     "files/h",
     "threads/h",
     "batch times",
-    "requests",  # of the service and its soak
+    "requests",
+    "swaps",  # of the service and its soak
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logprobd.arrays import Array, OutputKind, to_numpy, to_offsets
+from logprobd.arrays import Array, OutputKind, to_offsets
 from logprobd.errors import InvalidArgument
 
 # How to ask for an output that is missing.
@@ -29,10 +29,10 @@ _ASK = {
 class ScoreResult:
     """Scores of the rows of one call.
 
-    Arrays are of the caller's kind (torch on the device of `hidden`, where each is copied when it
-    is first read, or NumPy). "[...]" is the shape of the targets: that of `hidden` without its last axis. Values are float32, in nats; ids
-    are int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. An
-    output that was not asked for raises AttributeError.
+    Arrays are of the caller's kind (NumPy, or torch on the device of `hidden`, where each is copied
+    when it is first read). "[...]" is the shape of the targets: that of `hidden` without its last
+    axis. Values are float32, in nats; ids are int64. Ignored rows hold zeros; rows with NaN or Inf
+    logits hold NaN, and -1 as ids. An output that was not asked for raises AttributeError.
     """
 
     def __init__(
@@ -63,17 +63,19 @@ class ScoreResult:
         self.transport = transport
         """How most of the hidden states travelled: as Client.transport."""
 
-    def _get(self, name: str) -> Array:
-        # A copy to the GPU costs its other processes time, so only what is read goes there.
-        given = self._given.get(name)
-        if given is not None:
-            return given
+    def _values(self, name: str) -> npt.NDArray[Any]:
         try:
-            values = self._arrays[name]
+            return self._arrays[name]
         except KeyError:
             ask = _ASK.get(name, f'outputs=("{name}", ...)')
             raise AttributeError(f"{name} was not asked for: call score with {ask}") from None
-        return self._given.setdefault(name, self._kind.give(values))
+
+    def _get(self, name: str) -> Array:
+        # A copy to the GPU costs its other processes time, so only what is read goes there.
+        given = self._given.get(name)
+        if given is None:
+            given = self._given.setdefault(name, self._kind.give(self._values(name)))
+        return given
 
     @property
     def logprob(self) -> Array:
@@ -167,8 +169,7 @@ class ScoreResult:
         """
         if segments is None:
             return self.segment_logprob
-        _ = self.logprob  # or it was not asked for
-        logprob = self._arrays["logprob"].reshape(-1).astype(np.float64)
+        logprob = self._values("logprob").reshape(-1).astype(np.float64)
         offsets = to_offsets(segments, "segments", len(logprob))
         ranges = itertools.pairwise(offsets)
         return self._kind.give(

@@ -75,6 +75,22 @@ TEST(ChunkPlanTest, AWantedSizeHoldsAsManyRowsAsHaveThatSize) {
               ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768), Pair(768, 1'024)));
 }
 
+// What counts beside the rows left a request of few of them at the end.
+TEST(ChunkPlanTest, SegmentsAndCandidatesLeaveNoShortLastChunk) {
+  ScoreCase c(1'024);
+  c.segment_offsets = {0, 1'024};
+  c.args.segment_offsets = c.segment_offsets;
+  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, 16 * 512)),
+              ElementsAre(Pair(0, 512), Pair(512, 1'024)));
+
+  for (uint32_t row = 0; row <= 1'024; ++row) c.candidate_offsets.push_back(4 * row);
+  c.candidate_ids.assign(4 * 1'024, 1);
+  c.args.candidate_ids = c.candidate_ids;
+  c.args.candidate_offsets = c.candidate_offsets;
+  EXPECT_THAT(RowRanges(PlanChunks(c.args, {}, 16 * 1'000)),
+              ElementsAre(Pair(0, 342), Pair(342, 684), Pair(684, 1'024)));
+}
+
 TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
   ScoreCase c(4);
   c.candidate_ids = {1, 2, 3, 4};
