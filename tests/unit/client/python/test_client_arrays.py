@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 import torch
 from logprobd import InvalidArgument
-from logprobd.arrays import bf16_from_fp32, fp32_from_bf16, hidden_rows, to_int32, to_offsets
+from logprobd.arrays import (
+    OutputKind,
+    bf16_from_fp32,
+    fp32_from_bf16,
+    hidden_rows,
+    to_int32,
+    to_offsets,
+)
+from logprobd.result import ScoreResult
 
 ALL = slice(None)
 
@@ -193,3 +201,26 @@ def test_ids_must_be_integers_that_fit():
 def test_bad_offsets_are_refused(offsets):
     with pytest.raises(InvalidArgument, match="segments"):
         to_offsets(offsets, "segments", 4)
+
+
+# Each copy to the GPU made it leave the server's process in the middle of a batch.
+def test_a_result_is_given_output_by_output_when_it_is_read_and_once():
+    class Given(OutputKind):
+        def give(self, values):
+            given.append(float(values[0]))
+            return torch.from_numpy(values)
+
+    given: list[float] = []
+    arrays = {"logprob": np.array([-1.0], np.float32), "entropy": np.array([2.0], np.float32)}
+    result = ScoreResult(
+        arrays, Given(), shape=(1,), weights_version=1, ignored_rows=0, nonfinite_rows=0
+    )
+
+    assert given == []
+    assert result.logprob is result.logprob
+    assert given == [-1.0]
+    assert result.sum_by_segment([0, 1]).tolist() == [-1.0]
+    assert result.entropy.tolist() == [2.0]
+    with pytest.raises(AttributeError, match="lse was not asked for"):
+        _ = result.lse
+    assert given == [-1.0, -1.0, 2.0]

@@ -77,6 +77,18 @@ TEST_F(HeadVersionsInPlaceTest, TheStagingOfTheOldVersionStays) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
+// It was counted as given back, and its spares once more.
+TEST_F(HeadVersionsInPlaceTest, StagingThatStaysGivesNoRoom) {
+  constexpr int64_t kLoadBytes = int64_t{64} << 20;
+  MakeWithSpareStaging();
+
+  available_ = kLoadBytes - 1;
+  EXPECT_EQ(Load({.path = "/m/2", .in_place = true}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  available_ = kLoadBytes;
+  EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
+}
+
 TEST_F(HeadVersionsInPlaceTest, NeedsRoomForOneCopyOnly) {
   Make();
   int64_t live_bytes = 0;

@@ -6,8 +6,6 @@
 #include "server/batching/staging_store.h"
 #include "tests/support/fake_engine.h"
 
-// Where a generation's staging comes from and goes to.
-
 namespace logprobd::testing {
 namespace {
 
@@ -48,6 +46,24 @@ TEST_F(GenerationTest, FreesSparesOfAnotherSizeAndAllocatesItsOwn) {
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(store_.spare_bytes(), 0);
   EXPECT_EQ(first.staging_bytes() + second.staging_bytes(), 2 * kBytes);
+}
+
+// The next batch waited for the first replica, though the second fell idle before it.
+TEST_F(GenerationTest, OfReplicasWithAsManyBatchesTakesTheOneThatIsIdleFirst) {
+  FakeEngine first, second;
+  const auto generation = Make(first, second);
+  ASSERT_TRUE(generation.ok()) << generation.status();
+  const absl::Time begin = absl::FromUnixSeconds(0);
+  const absl::Duration batches[] = {absl::Milliseconds(9), absl::Milliseconds(2)};
+  for (size_t i = 0; i < 2; ++i) {
+    Generation::Replica& replica = *(*generation)->replicas[i];
+    replica.NoteBegin(begin);
+    replica.NoteEnd(begin + batches[i]);
+    replica.NoteBegin(begin + absl::Seconds(1));
+    (*generation)->slots[2 * i]->state = Generation::SlotState::kInFlight;
+  }
+
+  EXPECT_EQ((*generation)->FindFreeSlot()->replica.index, 1);
 }
 
 TEST_F(GenerationTest, ThatCannotBeMadeGivesBackWhatItTook) {

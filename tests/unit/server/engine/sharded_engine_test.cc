@@ -30,6 +30,7 @@ struct Devices {
   absl::Status agreed;    ///< What rank 1 brings to the agreement.
   bool is_stuck = false;  ///< Rank 1\'s Enqueue does not return.
   std::atomic<bool> is_idle = true;
+  std::atomic<int> busy_looks = 0;  ///< So many more times IsIdle says no.
 };
 
 class FakeShard final : public EngineShard {
@@ -68,7 +69,7 @@ class FakeShard final : public EngineShard {
                       .d2h = 3};
   }
 
-  bool IsIdle() override { return devices_.is_idle; }
+  bool IsIdle() override { return devices_.is_idle && devices_.busy_looks.fetch_sub(1) <= 0; }
 
  private:
   const int32_t rank_;
@@ -162,6 +163,17 @@ TEST_F(ShardedEngineTest, TakesItsSlotsInTurnAndEndsBatchesInOrder) {
 
   EXPECT_THAT(devices_.enqueued, ElementsAre(0, 1, 0, 1));
   EXPECT_THAT(devices_.collected, ElementsAre(0, 1, 0, 1));
+}
+
+// Since memory is freed without waiting for the device, a late kernel could write to the memory of
+// whoever was given it next.
+TEST_F(ShardedEngineTest, EndsOnlyOnceItsShardsHaveEndedWhatTheyRun) {
+  auto engine = Create(1);
+  devices_.busy_looks = 3;
+
+  engine.reset();
+
+  EXPECT_LE(devices_.busy_looks, 0);
 }
 
 TEST_F(ShardedEngineTest, TellsTheSlowestShardsTimesAndTheFirstOnesLastSteps) {
