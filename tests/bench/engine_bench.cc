@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
 #include "server/engine/engines.h"
 #include "server/weights/head_weights.h"
@@ -210,6 +211,8 @@ int Serve(const std::string& model, const EngineOptions& options) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
+  // As in the programs: see server/main.cc.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   CLI::App app("The engine of a model's head without a server: see the head of engine_bench.cc.");
   std::string model;
   logprobd::EngineOptions options;

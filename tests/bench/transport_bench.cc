@@ -29,6 +29,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cpp/client.h"
 #include "logprobd/v1/scoring.grpc.pb.h"
 #include "server/base/check.h"
@@ -258,6 +259,8 @@ int Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
+  // As in the programs: see server/main.cc.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];

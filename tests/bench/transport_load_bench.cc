@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/base/clock.h"
@@ -230,6 +231,8 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
+  // As in the programs: see server/main.cc.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
   CLI::App app("Bytes a second to an engine that only reads them, against a bare gRPC server.");
   logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
