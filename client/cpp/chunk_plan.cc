@@ -39,31 +39,27 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
 
   ChunkPlan plan;
   Chunk chunk;
-  int64_t bytes = segments * 4;
-  int64_t wanted_bytes = 0;  // segments travel only in a call that is not cut
+  // Segments travel only in a call that is not cut, and are not wanted to make it cut.
+  int64_t segment_bytes = segments * 4;
   for (int64_t row = 0; row < args.rows; ++row) {
     const auto index = static_cast<size_t>(row);
     const int64_t candidates_end = has_candidates ? args.candidate_offsets[index + 1] : 0;
-    const int64_t candidates_of_row =
-        candidates_end - (has_candidates ? args.candidate_offsets[index] : 0);
-    const int64_t bytes_of_row = row_bytes + 4 * candidates_of_row;
-    // What is wanted is a size of rows and lists, so that it holds a round number of rows.
-    const int64_t wanted_of_row = hidden_bytes + 4 * candidates_of_row;
-    const bool full = chunk.rows() >= rows_max || bytes + bytes_of_row > message_bytes ||
-                      wanted_bytes + wanted_of_row > request_bytes ||
-                      candidates_end - chunk.candidate_begin > limits.candidates_max;
+    // Of the chunk with this row.
+    const int64_t rows = chunk.rows() + 1;
+    const int64_t candidates = candidates_end - chunk.candidate_begin;
+    const bool full =
+        rows > rows_max || segment_bytes + rows * row_bytes + 4 * candidates > message_bytes ||
+        rows * hidden_bytes + 4 * candidates > request_bytes || candidates > limits.candidates_max;
     if (full && chunk.rows() > 0) {
       plan.chunks.push_back(chunk);
       chunk = {.row_begin = row,
                .row_end = row,
                .candidate_begin = chunk.candidate_end,
                .candidate_end = chunk.candidate_end};
-      bytes = wanted_bytes = 0;
+      segment_bytes = 0;
     }
     chunk.row_end = row + 1;
     chunk.candidate_end = candidates_end;
-    bytes += bytes_of_row;
-    wanted_bytes += wanted_of_row;
   }
   plan.chunks.push_back(chunk);
   plan.sum_segments_locally =

@@ -26,8 +26,8 @@ struct ChunkPlan {
 };
 
 /// Cuts so that every request keeps `limits` and, where possible, has at most `request_bytes` of
-/// hidden states and candidates, into chunks of about equal length. A single row beyond
-/// the limits gets a chunk of its own; the server then says what is wrong. `args` has been checked
+/// hidden states and candidates, into chunks of about equal length. A single row beyond the limits
+/// gets a chunk of its own; the server then says what is wrong. `args` has been checked
 /// (CheckScoreArgs).
 ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes);
 

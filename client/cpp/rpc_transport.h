@@ -50,8 +50,7 @@ class RpcTransport {
 
   /// Sends `request` to `method` ("/package.Service/Method"); `done` is called once, on a thread of
   /// the transport or the one that waits on the scope's queue or, for a cancelled scope, before
-  /// this returns. `deadline` is on this
-  /// transport's clock.
+  /// this returns. `deadline` is on this transport's clock.
   virtual void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
                     const std::shared_ptr<CancelScope>& scope, RpcDone done) = 0;
 

@@ -93,9 +93,12 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load,
   if (load.in_place) {
     return ReplaceInPlace(planned, ticker);
   }
-  LOGPROBD_ASSIGN_OR_RETURN(WeightsVersion facts, Stage(planned, ticker));
-  if (!load.commit) {
-    return facts;
+  absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
+  if (!staged.ok()) {
+    NotifyChange();  // of another dtype it has left other spares of staging
+  }
+  if (!staged.ok() || !load.commit) {
+    return staged;
   }
   std::unique_ptr<HeadVersion> next;
   {
@@ -104,7 +107,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load,
   }
   MakeLive(std::move(next), /*keeps_previous=*/true);
   metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
-  return facts;
+  return staged;
 }
 
 absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
@@ -171,22 +174,16 @@ absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(const Planned& p
 
 absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
   DropPrevious();  // never three in memory
-  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(planned, ticker);
-  // The last chance to give it up.
-  const absl::Status status = made.ok() ? ticker.Tell("committing", 0, 0) : made.status();
-  if (!status.ok()) {
-    made = status;
-    NotifyChange();  // of another dtype it has left other spares of staging
-    return status;
-  }
-  const WeightsVersion facts = (*made)->facts;
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(planned, ticker));
+  LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
+  const WeightsVersion facts = made->facts;
   LogInfo("weights staged", {{"head", name()},
                              {"version", facts.version},
                              {"path", facts.source},
                              {"sha256", facts.sha256}});
   {
     const absl::MutexLock lock(&mutex_);
-    staged_ = *std::move(made);
+    staged_ = std::move(made);
     highest_version_ = std::max(highest_version_, facts.version);
   }
   NotifyChange();

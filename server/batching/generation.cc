@@ -101,12 +101,12 @@ int Generation::NumInFlight() const {
 /// Of equals the one that is idle first, else the first: a row's scores are the same wherever it is
 /// scored, so taking turns would only add state.
 Generation::Slot* Generation::FindFreeSlot() const {
+  const auto load = [](const Slot& slot) {
+    return std::pair(slot.replica.in_flight, slot.replica.idle_time());
+  };
   Slot* best = nullptr;
   for (const std::unique_ptr<Slot>& slot : slots) {
-    if (slot->state == SlotState::kFree &&
-        (best == nullptr || slot->replica.in_flight < best->replica.in_flight ||
-         (slot->replica.in_flight == best->replica.in_flight &&
-          slot->replica.idle_time() < best->replica.idle_time())) &&
+    if (slot->state == SlotState::kFree && (best == nullptr || load(*slot) < load(*best)) &&
         slot->replica.engine.healthy()) {
       best = slot.get();
     }

@@ -13,9 +13,9 @@ namespace logprobd {
 /// With a replica that has no batch in flight it leaves at once: waiting could only add latency.
 /// With one in flight at each, the engines are busy anyway, so it leaves when its budget is full,
 /// when the oldest request has waited `wait_max`, or kPrepareTime before an engine falls idle, if
-/// its batch takes as long as the one before. While a small
-/// request waits or came within kSmallMemory, batches take at most a quarter of their budget of
-/// large requests, so that a small one never waits for a batch full of them.
+/// its batch takes as long as the one before. While a small request waits or came within
+/// kSmallMemory, batches take at most a quarter of their budget of large requests, so that a small
+/// one never waits for a batch full of them.
 ///
 /// A batch of many rows takes a multiple of `row_step` of them where more wait than it may take,
 /// and where another is in flight, so that the rest has company in the next batch: it would take as

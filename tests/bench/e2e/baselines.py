@@ -5,18 +5,15 @@ import functools
 
 from bench_records import record, record_of_rounds
 from e2e import grpc_load
-from e2e.load import LoadPlan
+from e2e.load import RETRIES, LoadPlan
 from e2e.processes import gpu_memory_mib
 from e2e.scene import Scene, checked, in_turn, same_rounds, say
 from server_process import ServerProcess
 
 SMALL_ROWS = 16
 SMALL_CLIENTS = 64
-SMALL_PROCESSES = (
-    4  # in one, all its connections' events pass through one thread of gRPC's at a time
-)
+SMALL_PROCESSES = 4  # the events of one all pass through one thread of gRPC's at a time
 BULK_IN_FLIGHT = 4
-RETRIES = 8  # a Python server may be slow to take 64 connections
 COMPILES_WITHIN_S = 150  # a request of a shape that torch.compile has not seen
 BULK_WANTED = 3
 SMALL_WANTED = 20

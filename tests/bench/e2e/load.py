@@ -12,6 +12,7 @@ TRANSPORTS = {"tcp": ("tcp", "tcp"), "shm": ("shm", "shm"), "ipc": ("cuda-ipc", 
 WINDOWS = 12  # of a load
 # Fewer answers between the first window and the last say less than the whole run does.
 STEADY_REQUESTS_MIN = 20
+RETRIES = 8  # as the client does by itself, where how long a request takes is not the figure
 ENDS_WITHIN_S = 30  # of the time that it may take
 
 

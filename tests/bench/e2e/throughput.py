@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable
 
 from bench_records import record_of_rounds
-from e2e.load import TRANSPORTS, LoadPlan
+from e2e.load import RETRIES, TRANSPORTS, LoadPlan
 from e2e.scene import Scene, Skipped, checked, in_turn, same_rounds, say
 
 WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
-RETRIES = 8  # as the client does by itself: a connection may fail at the first try
 SHARED_BYTES_PER_REPLICA = 4 << 30
 BUDGET_S = 70  # for each hidden size and all transports together
 PYTHON_ENDS_WITHIN_S = 60  # of its time: torch starts in some seconds
