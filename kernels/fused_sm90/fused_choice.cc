@@ -45,4 +45,11 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
 }
 
+int64_t FusedRowStep(const FusedShape& shape) {
+  const int64_t cluster_rows = ClusterRows(ChooseFused(shape).tile);
+  // An odd number of clusters leaves no swizzle, the slowest order of tiles; of few clusters one
+  // more costs more than that.
+  return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
+}
+
 }  // namespace logprobd::kernels

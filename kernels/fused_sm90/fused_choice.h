@@ -50,4 +50,8 @@ struct FusedShape {
 /// What is fastest for it. Measured: README.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
+/// Rows in whose multiples a shape as large as `shape` is computed best: a cluster's, or those of
+/// two where a swizzle matters.
+int64_t FusedRowStep(const FusedShape& shape);
+
 }  // namespace logprobd::kernels

@@ -111,9 +111,9 @@ class ScoringEngine {
   /// this engine's reach. False: all rows must be staged.
   virtual bool reads_in_place() const { return false; }
 
-  /// Rows that are computed together in a batch of many, >= 1: those beyond a multiple take as long
-  /// as a whole step of them.
-  virtual int64_t row_step() const { return 1; }
+  /// Rows that are computed together in a batch of `num_rows`, >= 1: those beyond a multiple take
+  /// as long as a whole step of them.
+  virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 };
 
 }  // namespace logprobd

@@ -16,7 +16,7 @@ auto HeadFacts(const ScoringEngine& engine) {
   const HeadInfo& info = engine.info();
   return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
                     info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
-                    info.engine, engine.batch_rows_max(), engine.row_step());
+                    info.engine, engine.batch_rows_max());
 }
 
 absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batch_rows_max) {
@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
     // First, so that memory holds no more than it will.
     options.staging->FreeAllBut(static_cast<int>(engines.size()), staging_bytes);
   }
-  auto generation = std::make_unique<Generation>(options, head, engines.front()->row_step());
+  auto generation = std::make_unique<Generation>(options, *engines.front());
   for (ScoringEngine* engine : engines) {
     const auto index = static_cast<int>(generation->replicas.size());
     generation->reads_in_place = generation->reads_in_place && engine->reads_in_place();
@@ -65,16 +65,16 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Create(
   return generation;
 }
 
-Generation::Generation(const Batcher::Options& options, const HeadInfo& head, int64_t row_step)
-    : weights_version(head.weights_version),
-      hidden_size(head.hidden_size),
-      kind(absl::StrCat(head.engine, " ", DtypeName(head.dtype))),
-      waits_for_peers(WaitsForPeers(head.layout)),
-      launch_rule(
-          options.batch_rows_max,
-          std::min(options.batch_rows_max, Batcher::StagingBytes(options.batch_rows_max, head) /
-                                               (head.hidden_size * DtypeBytes(Dtype::kF32))),
-          row_step, options.batch_wait_max),
+Generation::Generation(const Batcher::Options& options, const ScoringEngine& engine)
+    : weights_version(engine.info().weights_version),
+      hidden_size(engine.info().hidden_size),
+      kind(absl::StrCat(engine.info().engine, " ", DtypeName(engine.info().dtype))),
+      waits_for_peers(WaitsForPeers(engine.info().layout)),
+      launch_rule(options.batch_rows_max,
+                  std::min(options.batch_rows_max,
+                           Batcher::StagingBytes(options.batch_rows_max, engine.info()) /
+                               (hidden_size * DtypeBytes(Dtype::kF32))),
+                  engine, options.batch_wait_max),
       staging_(options.staging) {}
 
 Generation::~Generation() {

@@ -66,7 +66,7 @@ struct Generation {
   static absl::StatusOr<std::unique_ptr<Generation>> Create(
       const Batcher::Options& options, absl::Span<ScoringEngine* const> engines);
 
-  Generation(const Batcher::Options& options, const HeadInfo& head, int64_t row_step);
+  Generation(const Batcher::Options& options, const ScoringEngine& engine);
   /// Its staging goes back to `options.staging`. No batch is in flight.
   ~Generation();
   Generation(const Generation&) = delete;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "server/base/scoring_engine.h"
 #include "server/batching/row_queue.h"
 
 namespace logprobd {
@@ -17,9 +18,10 @@ namespace logprobd {
 /// kSmallMemory, batches take at most a quarter of their budget of large requests, so that a small
 /// one never waits for a batch full of them.
 ///
-/// A batch of many rows takes a multiple of `row_step` of them where more wait than it may take,
-/// and where another is in flight, so that the rest has company in the next batch: it would take as
-/// long as a whole step. Only large requests are cut for it.
+/// Rows beyond a multiple of the engine's step take as long as a whole step of them. A batch of
+/// many leaves them to the next one, at the cost of large requests, where more wait than it may
+/// take or another is in flight, so that they have company. One of small requests alone always
+/// leaves them: its rows are answered the sooner, and the rest, which goes next, no later.
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
@@ -29,11 +31,10 @@ class LaunchRule {
   static constexpr int64_t kStepsMin = 4;
   static constexpr int64_t kCutStepsMin = 2;
 
-  LaunchRule(int64_t rows_max, int64_t rows_max_f32, int64_t row_step, absl::Duration wait_max)
-      : rows_max_(rows_max),
-        rows_max_f32_(rows_max_f32),
-        row_step_(row_step),
-        wait_max_(wait_max) {}
+  /// `engine`, whose steps they are, must outlive the rule.
+  LaunchRule(int64_t rows_max, int64_t rows_max_f32, const ScoringEngine& engine,
+             absl::Duration wait_max)
+      : rows_max_(rows_max), rows_max_f32_(rows_max_f32), engine_(engine), wait_max_(wait_max) {}
 
   void set_wait_max(absl::Duration wait_max) { wait_max_ = wait_max; }
 
@@ -55,8 +56,11 @@ class LaunchRule {
     const int64_t rows = std::min(small + bulk, budget.rows_max);
     const bool some_wait = rows < queue.rows();
     const int64_t steps_min = some_wait ? kCutStepsMin : kStepsMin;
-    const int64_t rest = rows % row_step_;
-    if ((some_wait || in_flight > 0) && rows >= steps_min * row_step_ && rest < bulk) {
+    const int64_t step = engine_.row_step(rows);
+    const int64_t rest = rows % step;
+    if (bulk == 0 && rows > step) {
+      budget.rows_max = rows - rest;
+    } else if ((some_wait || in_flight > 0) && rows >= steps_min * step && rest < bulk) {
       budget.bulk_rows_max = bulk - rest;
     }
     return budget;
@@ -81,7 +85,7 @@ class LaunchRule {
  private:
   int64_t rows_max_;
   int64_t rows_max_f32_;
-  int64_t row_step_;
+  const ScoringEngine& engine_;
   absl::Duration wait_max_;
   absl::Time last_small_ = absl::InfinitePast();
 };

@@ -135,14 +135,13 @@ int64_t CudaScorer::BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool 
              : plan_.BlockRows(hidden_dtype);
 }
 
-int64_t CudaScorer::RowStep() const {
+int64_t CudaScorer::RowStep(int64_t num_rows) const {
   if (PathOf(plan_.head_dtype) != ScorePath::kFused) return 1;
-  const int64_t rows = BlockRows(ScorePath::kFused, plan_.head_dtype,
-                                 /*has_entropy_scales=*/false, /*top_k=*/0);
-  const kernels::FusedChoice choice = kernels::ChooseFused(
-      {.num_rows = rows, .num_tiles = plan_.num_tiles, .depth = plan_.padded_hidden});
-  // An odd number of clusters leaves no swizzle: the slowest order of tiles.
-  return 2 * kernels::ClusterRows(choice.tile);
+  const int64_t block_rows = BlockRows(ScorePath::kFused, plan_.head_dtype,
+                                       /*has_entropy_scales=*/false, /*top_k=*/0);
+  return kernels::FusedRowStep({.num_rows = std::min(num_rows, block_rows),
+                                .num_tiles = plan_.num_tiles,
+                                .depth = plan_.padded_hidden});
 }
 
 int64_t CudaScorer::HiddenOffset(kernels::Dtype hidden_dtype) const {

@@ -81,8 +81,8 @@ class CudaScorer {
   int64_t BlockRows(ScorePath path, kernels::Dtype hidden_dtype, bool has_entropy_scales,
                     int32_t top_k) const;
 
-  /// See ScoringEngine::row_step: of the fused kernel, in blocks of many rows of the head's dtype.
-  int64_t RowStep() const;
+  /// See ScoringEngine::row_step: of the fused kernel, for rows of the head's dtype.
+  int64_t RowStep(int64_t num_rows) const;
 
   /// Enqueues on `stream` the way from hidden rows to tile partials and returns without waiting.
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream);

@@ -57,7 +57,7 @@ class CudaShard final : public EngineShard {
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   bool reads_in_place() const override { return true; }
-  int64_t row_step() const override { return scorer_->RowStep(); }
+  int64_t row_step(int64_t num_rows) const override { return scorer_->RowStep(num_rows); }
   absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
   absl::StatusOr<bool> IsDone(int32_t slot) override;
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) override;

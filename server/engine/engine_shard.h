@@ -33,7 +33,7 @@ class EngineShard {
 
   /// See ScoringEngine; the same for all shards of an engine.
   virtual bool reads_in_place() const { return false; }
-  virtual int64_t row_step() const { return 1; }
+  virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 
   /// Begins to score `batch`, together with the other ranks of `team`, which are called with the
   /// same batch at the same time; `slot` is 0 to kBatchesInFlight - 1, in turn. What a shard cannot

@@ -74,7 +74,7 @@ class ShardedEngine final : public ScoringEngine {
   int64_t batch_rows_max() const override { return options_.batch_rows_max; }
   MemoryPlan memory() const override { return options_.memory; }
   bool reads_in_place() const override { return shards_.front()->reads_in_place(); }
-  int64_t row_step() const override { return shards_.front()->row_step(); }
+  int64_t row_step(int64_t num_rows) const override { return shards_.front()->row_step(num_rows); }
   bool healthy() const override { return is_healthy_.load(std::memory_order_acquire); }
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override {

@@ -93,7 +93,7 @@ class FakeEngine final : public ScoringEngine {
   void Start(ScoreBatch& batch, ScoreDone done) override;
   bool healthy() const override;
   bool reads_in_place() const override { return options_.reads_in_place; }
-  int64_t row_step() const override { return options_.row_step; }
+  int64_t row_step(int64_t /*num_rows*/) const override { return options_.row_step; }
 
   /// From now on batches wait until they are released.
   void Hold();

@@ -44,6 +44,18 @@ TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
   EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
 }
 
+TEST(FusedChoiceTest, TheStepIsOfOneClusterForFewRowsAndOfTwoForMany) {
+  const auto step = [](int64_t rows, int64_t depth) {
+    return FusedRowStep({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
+  };
+  EXPECT_EQ(step(16, 4'096), 64);
+  EXPECT_EQ(step(100, 4'096), 128);
+  EXPECT_EQ(step(300, 4'096), 256);
+  EXPECT_EQ(step(1'024, 896), 256);
+  EXPECT_EQ(step(8'192, 896), 512);
+  EXPECT_EQ(step(8'192, 4'096), 1'024);
+}
+
 // Swizzles that do not divide the clusters of rows made 16 tiles of 8: twice the time. A small
 // vocabulary's few tiles were likewise rounded up.
 TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {

@@ -161,6 +161,17 @@ TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
   EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 1'000));
 }
 
+// 290 rows of 64 clients took a GPU as long as 512.
+TEST_F(BatcherFormingTest, LeavesThePartOfAStepOfSmallRequestsToTheNextBatch) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 8});
+  OccupyBothSlots();
+  for (int i = 0; i < 4; ++i) SubmitRows(5);
+
+  engine_->Release();
+
+  EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 16, 4));
+}
+
 TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 800});
   EXPECT_TRUE(SubmitRows(3'500).Wait().ok());

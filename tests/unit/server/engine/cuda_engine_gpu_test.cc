@@ -225,9 +225,10 @@ TEST(CudaEngineTest, TellsTheStepOfRowsOfTheFusedKernelAlone) {
   auto chunked = CreateWith(GpuKernel::kChunked, *deep, 8'192);
   ASSERT_TRUE(fused.ok() && fused_deep.ok() && chunked.ok());
 
-  EXPECT_EQ((*fused)->row_step(), 512);
-  EXPECT_EQ((*fused_deep)->row_step(), 1'024);
-  EXPECT_EQ((*chunked)->row_step(), 1);
+  EXPECT_EQ((*fused)->row_step(8'192), 512);
+  EXPECT_EQ((*fused_deep)->row_step(8'192), 1'024);
+  EXPECT_EQ((*fused_deep)->row_step(300), 256);
+  EXPECT_EQ((*chunked)->row_step(8'192), 1);
 }
 
 // A vocabulary of one tile left no room beside the keys to search: the engine failed for good.
