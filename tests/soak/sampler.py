@@ -1,5 +1,6 @@
 """Samples what a process holds, once a second."""
 
+import csv
 import pathlib
 import re
 import threading
@@ -65,6 +66,14 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(10)
+
+    def append_to(self, path: pathlib.Path, title: str, begin: float) -> None:
+        """Adds lines of title, seconds since `begin` (monotonic), what was sampled and its value."""
+        with path.open("a") as file:
+            lines = csv.writer(file)
+            for name, values in self.series.items():
+                for at, value in zip(self.times, values, strict=False):  # one may be under way
+                    lines.writerow([title, f"{at - begin:.1f}", name, f"{value:.3f}"])
 
     def after(self, begin: float) -> tuple[list[float], dict[str, list[float]]]:
         """Times and series of the samples from `begin` (monotonic) on."""

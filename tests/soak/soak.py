@@ -80,6 +80,7 @@ class Options:
     kill_every_s: float = KILL_EVERY_S
     swap_every_s: float = SWAP_EVERY_S
     sample_every_s: float = 1.0
+    samples: pathlib.Path | None = None  # CSV to which every sample is added
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends it early
 
 
@@ -198,6 +199,8 @@ def run(
                     + ", ".join(f"{name} {value:,.1f}" for name, value in last.items())
                 )
         lasted = time.monotonic() - begin
+        if options.samples:
+            sampler.append_to(options.samples, title, begin)
         times, series = sampler.after(begin + lasted / 3)
         surprises = load.surprises() + swapper.failures
         if server.process.poll() is not None:
@@ -273,6 +276,9 @@ def arguments() -> argparse.Namespace:
     binaries = TESTS.parent / "build" / "release" / "bin"
     parser.add_argument("--bin-dir", type=pathlib.Path, default=binaries)
     parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
+    parser.add_argument(
+        "--samples", type=pathlib.Path, help="CSV to add every sample to: what a verdict came from"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--control-minutes", type=float, default=3, help="with a leak; 0: none")
@@ -322,6 +328,7 @@ def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) ->
         kill_every_s=args.kill_every_s,
         swap_every_s=args.swap_every_s,
         sample_every_s=args.sample_every_s,
+        samples=args.samples,
         stop=stop,
     )
     where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
