@@ -20,8 +20,8 @@ namespace logprobd {
 ///
 /// Rows beyond a multiple of the engine's step take as long as a whole step of them. A batch of
 /// many leaves them to the next one, at the cost of large requests, where more wait than it may
-/// take or another is in flight, so that they have company. One of small requests alone always
-/// leaves them: its rows are answered the sooner, and the rest, which goes next, no later.
+/// take or another is in flight, so that they have company. One of small requests alone that has a
+/// whole step leaves them in any case: most of its rows are answered sooner, the rest hardly later.
 class LaunchRule {
  public:
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
@@ -58,8 +58,8 @@ class LaunchRule {
     const int64_t steps_min = some_wait ? kCutStepsMin : kStepsMin;
     const int64_t step = engine_.row_step(rows);
     const int64_t rest = rows % step;
-    if (bulk == 0 && rows > step) {
-      budget.rows_max = rows - rest;
+    if (bulk == 0 && rest > 0 && rows > step) {
+      budget.taken_rows_max = rows - rest;
     } else if ((some_wait || in_flight > 0) && rows >= steps_min * step && rest < bulk) {
       budget.bulk_rows_max = bulk - rest;
     }

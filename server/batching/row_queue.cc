@@ -86,10 +86,10 @@ void RowQueue::Remove(PendingRequest& pending) {
 std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
   Cutting cutting{.budget = budget,
                   .turn_rows = TurnRows(budget.rows_max),
-                  .rows_left = budget.rows_max,
+                  .rows_left = std::min(budget.rows_max, budget.taken_rows_max),
                   .bulk_rows_left = budget.bulk_rows_max,
                   .candidates_left = budget.candidates_max};
-  EarnCredit(budget.rows_max);
+  EarnCredit(cutting.rows_left, budget.rows_max);
   // A level owed a whole batch goes first: its rows may be of another dtype than all others.
   for (size_t i = levels_.size(); i-- > 1;) {
     if (levels_[i].credit >= static_cast<double>(budget.rows_max)) {
@@ -124,15 +124,15 @@ int64_t RowQueue::ClientRows(const std::string& client_id, Priority priority, bo
   return is_small ? found->second->small_rows : found->second->bulk_rows;
 }
 
-void RowQueue::EarnCredit(int64_t rows_max) {
+void RowQueue::EarnCredit(int64_t batch_rows, int64_t rows_max) {
   bool higher_waits = !levels_[0].flows.empty();
   for (size_t i = 1; i < levels_.size(); ++i) {
     Level& level = levels_[i];
-    const auto whole_batch = static_cast<double>(rows_max);
+    const double earned = static_cast<double>(batch_rows) * kLowerPriorityShare;
     if (level.flows.empty()) {
       level.credit = 0;
     } else if (higher_waits) {
-      level.credit = std::min(level.credit + whole_batch * kLowerPriorityShare, whole_batch);
+      level.credit = std::min(level.credit + earned, static_cast<double>(rows_max));
     }
     higher_waits = higher_waits || !level.flows.empty();
   }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <memory>
 #include <optional>
@@ -20,6 +21,8 @@ struct BatchBudget {
   int64_t rows_max = 1;       ///< Of two-byte elements.
   int64_t rows_max_f32 = 1;   ///< Fewer where the staging buffer is sized for two bytes.
   int64_t bulk_rows_max = 1;  ///< Of requests that are not small.
+  /// Of all requests, where less than fits is wanted: turns of clients stay those of rows_max.
+  int64_t taken_rows_max = std::numeric_limits<int64_t>::max();
   /// Of all rows together; a row with more goes alone. A slot holds 12 bytes for each.
   int64_t candidates_max = int64_t{1} << 20;
 
@@ -83,7 +86,7 @@ class RowQueue {
 
   static size_t Index(Priority priority) { return static_cast<size_t>(priority); }
 
-  void EarnCredit(int64_t rows_max);
+  void EarnCredit(int64_t batch_rows, int64_t rows_max);
   void TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting);
   int64_t TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting);
   int64_t TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_max, Cutting& cutting);

@@ -69,7 +69,7 @@ class Sampler:
 
     def append_to(self, path: pathlib.Path, title: str, begin: float) -> None:
         """Adds lines of title, seconds since `begin` (monotonic), what was sampled and its value."""
-        with path.open("a") as file:
+        with path.open("a", newline="") as file:
             lines = csv.writer(file)
             for name, values in self.series.items():
                 for at, value in zip(self.times, values, strict=False):  # one may be under way

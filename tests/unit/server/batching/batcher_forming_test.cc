@@ -172,6 +172,16 @@ TEST_F(BatcherFormingTest, LeavesThePartOfAStepOfSmallRequestsToTheNextBatch) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 16, 4));
 }
 
+TEST_F(BatcherFormingTest, TakesSmallRequestsWholeThatMakeOneStepOrLess) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 10});
+  OccupyBothSlots();
+  for (int i = 0; i < 2; ++i) SubmitRows(5);
+
+  engine_->ReleaseOne();
+
+  EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 10));
+}
+
 TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 800});
   EXPECT_TRUE(SubmitRows(3'500).Wait().ok());

@@ -57,6 +57,32 @@ TEST_F(RowQueueTest, GivesARequestOnePartHoweverManyTurnsItTook) {
   EXPECT_TRUE(parts[0].is_contiguous());
 }
 
+// Turns of a quarter of the rows split the requests of most clients over two batches.
+TEST_F(RowQueueTest, TurnsAreAsLongWhereABatchTakesLessThanFits) {
+  for (const char* client : {"a", "b", "c", "d", "e"}) Push({.rows = 60, .client_id = client});
+  BatchBudget budget = Budget(8'192);
+  budget.taken_rows_max = 256;
+
+  const std::vector<BatchPart> parts = queue_.Cut(budget);
+
+  ASSERT_EQ(parts.size(), 5U);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(parts[i].num_rows, 60);
+  EXPECT_EQ(parts[4].num_rows, 16);
+}
+
+TEST_F(RowQueueTest, ALowerPriorityEarnsAShareOfWhatABatchTakes) {
+  Push({.rows = 300, .priority = Priority::kHigh});
+  Push({.rows = 300, .priority = Priority::kLow});
+  BatchBudget budget = Budget(8'192);
+  budget.taken_rows_max = 256;
+
+  const std::vector<BatchPart> parts = queue_.Cut(budget);
+
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].num_rows, 240);
+  EXPECT_EQ(parts[1].num_rows, 16);
+}
+
 TEST_F(RowQueueTest, PassesOverIgnoredRowsAndDoesNotCountThem) {
   Push({.rows = 8, .ignored_rows = {0, 2, 3, 6, 7}});
   EXPECT_EQ(queue_.rows(), 3);
