@@ -33,8 +33,11 @@ python_environment() {
 
 build() {
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then bash deploy/fetch_cutlass.sh; fi
+  # The tests' Torch, against which the operator for PyTorch is built.
+  local torch
+  torch=$(build/venv-tests/bin/python -c 'import torch; print(torch.utils.cmake_prefix_path)')
   # One architecture: GPU code is slow to build, and no GPU test runs here.
-  cmake --preset release -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
+  cmake --preset release -DTorch_DIR="$torch/Torch" -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
     -DCMAKE_CUDA_ARCHITECTURES=90
   rm -f build/release/.quickstart  # quickstart.sh's note of how it configured this tree
   cmake --build build/release -j "$jobs"

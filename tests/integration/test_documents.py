@@ -119,6 +119,23 @@ def test_the_readme_example_in_python_runs(quickstarted) -> None:
     assert len(result.stdout) > 100
 
 
+def test_the_operator_s_example_in_python_runs(binaries) -> None:
+    package = ROOT / "kernels" / "torch_ops" / "python"
+    program = re.search(
+        r"^```python\n(.*?)^```", (package / "README.md").read_text(), re.DOTALL | re.M
+    )[1]
+    library = binaries.parent / "lib" / "liblogprobd_torch_ops.so"
+    result = subprocess.run(
+        [sys.executable, "-c", program + "print(hidden.grad.abs().sum(1))"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(package), "LOGPROBD_OPS_LIBRARY": str(library)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "0.0000" in result.stdout  # the ignored row's
+
+
 def test_tables_are_rendered_from_the_results() -> None:
     script = ROOT / "tests" / "bench" / "render_tables.py"
     result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace logprobd::torch_ops {
+
+/// Tensors of linear_logprob, on one device. Strides are free.
+struct LinearLogprobInputs {
+  at::Tensor hidden;  ///< [..., H]: fp32, bf16, fp16 or fp64.
+  at::Tensor
+      weight;  ///< [V, H], this rank's rows of the head: the same dtypes, mixed as one likes.
+  at::Tensor target;  ///< [...], ids in the whole vocabulary or ignore_index; any integer type.
+  std::optional<at::Tensor> bias;             ///< [V]
+  std::optional<at::Tensor> row_temperature;  ///< [...] like target, > 0; else options.temperature.
+  /// [V]: what the mean logit weighs each column by; else 1 over the valid vocabulary.
+  std::optional<at::Tensor> column_weights;
+};
+
+/// What is computed of them. With z = cap(scale * (h . w) + bias), cap(x) = softcap * tanh(x /
+/// softcap) where there is one, and x = z / temperature.
+struct LinearLogprobOptions {
+  double temperature = 1;  ///< > 0
+  double scale = 1;
+  double softcap = 0;           ///< 0: none
+  int64_t ignore_index = -100;  ///< Rows with this target give and get zeros.
+  int64_t vocab_start = 0;      ///< The whole vocabulary's id of weight's first row.
+  int64_t vocab_valid =
+      -1;             ///< Ids of the whole vocabulary that count; -1: all that the ranks have.
+  std::string group;  ///< Name of the process group with the other shards; empty: none.
+  /// Rows are split over the group: hidden holds this rank's part of target's rows.
+  bool sequence_parallel = false;
+  /// Targets outside the vocabulary: logprob 0 with the softmax's gradient instead of an error.
+  bool unowned_is_zero = false;
+  bool need_entropy = true;
+  bool need_argmax = false;
+  bool need_mean_logit = false;
+};
+
+/// Each like target, fp32 (fp64 where hidden or weight are); what is not needed has no elements.
+struct LinearLogprobOutputs {
+  at::Tensor logprob;     ///< x[target] - lse, nats, never above 0.
+  at::Tensor entropy;     ///< Of softmax(x), nats, in [0, ln V].
+  at::Tensor lse;         ///< ln of the sum of exp(x).
+  at::Tensor argmax;      ///< int64, the lowest id among equals.
+  at::Tensor mean_logit;  ///< Sum of column_weights * x.
+};
+
+/// Scores every row; logits exist for a block of rows and columns at a time. Ranks of a group call
+/// it together, with the same target; one that fails makes all raise.
+///
+/// Throws c10::ValueError for arguments that do not fit, and c10::IndexError for a target outside
+/// the vocabulary. Thread-safe.
+LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
+                             const LinearLogprobOptions& options);
+
+/// Gradients of a loss with respect to the outputs, each like target; absent: zero.
+struct UpstreamGradients {
+  std::optional<at::Tensor> logprob;
+  std::optional<at::Tensor> entropy;
+  std::optional<at::Tensor> lse;
+  std::optional<at::Tensor> mean_logit;
+};
+
+struct GradientNeeds {
+  bool hidden = true;
+  bool weight = true;
+  bool bias = true;
+};
+
+/// With respect to the inputs, in their dtypes; what is not needed has no elements.
+struct InputGradients {
+  at::Tensor hidden;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+
+/// The gradients, with logits computed again, block by block. `lse` and `entropy` are Forward's;
+/// `weight_grad`, fp32 [V, H], gets the weight's gradient added instead. Otherwise as Forward.
+InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                        const at::Tensor& lse, const at::Tensor& entropy,
+                        const LinearLogprobOptions& options, GradientNeeds needs,
+                        const std::optional<at::Tensor>& weight_grad);
+
+}  // namespace logprobd::torch_ops

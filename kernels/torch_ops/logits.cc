@@ -1,0 +1,65 @@
+#include "kernels/torch_ops/logits.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
+
+#include "kernels/common/tile.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using kernels::kTileColumns;
+
+constexpr double kLog2E = 1.44269504088896340736;
+
+bool IsSixteenBit(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+}  // namespace
+
+std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows) {
+  const int64_t tiles =
+      std::max<int64_t>(kBlockLogits / (std::max<int64_t>(block_rows, 1) * kTileColumns), 1);
+  std::vector<Columns> cut;
+  int64_t begin = 0;
+  while (begin < columns) {
+    const int64_t tile = (vocab_start + begin) / kTileColumns;
+    const int64_t end = std::min(columns, (tile + tiles) * kTileColumns - vocab_start);
+    cut.push_back({begin, end});
+    begin = end;
+  }
+  return cut;
+}
+
+at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
+  if (a.is_cuda() && a.scalar_type() == b.scalar_type() && IsSixteenBit(a.scalar_type())) {
+    return at::mm(a, b, at::kFloat);
+  }
+  const at::NoTF32Guard no_tf32;
+  return at::mm(a.to(wide), b.to(wide));
+}
+
+at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
+                       const LinearLogprobOptions& options, Columns columns, at::ScalarType wide) {
+  const at::Tensor weight = inputs.weight.narrow(0, columns.begin, columns.size());
+  at::Tensor logits = WideProduct(hidden, weight.t(), wide);
+  if (options.scale != 1) logits.mul_(options.scale);
+  if (inputs.bias.has_value()) {
+    logits.add_(inputs.bias->narrow(0, columns.begin, columns.size()).to(wide));
+  }
+  if (options.softcap > 0) logits.div_(options.softcap).tanh_().mul_(options.softcap);
+  return logits;
+}
+
+at::Tensor Log2Scales(const Rows& rows, const LinearLogprobOptions& options, at::ScalarType wide) {
+  if (!rows.temperature.defined()) {
+    return at::full({rows.size(), 1}, kLog2E / options.temperature,
+                    rows.hidden.options().dtype(wide));
+  }
+  return rows.temperature.to(at::kDouble).reciprocal().mul_(kLog2E).to(wide).unsqueeze(1);
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rows.h"
+
+namespace logprobd::torch_ops {
+
+/// Columns of this rank's weight, half-open, that are computed together. Inner borders lie on tiles
+/// of the whole vocabulary.
+struct Columns {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+};
+
+/// Most logits that are held at a time; some five arrays of as many live beside each other.
+inline constexpr int64_t kBlockLogits = int64_t{4} << 20;
+/// Most rows of a block.
+inline constexpr int64_t kBlockRows = 32'768;
+
+/// Columns [0, columns) of a shard whose first is `vocab_start`, cut so that a block with so many
+/// rows holds at most kBlockLogits, or a tile.
+std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows);
+
+/// The product a * b^T, or a * b, with sums and results in `wide`; nothing is rounded before. On a
+/// GPU two 16-bit factors of one dtype are multiplied as such.
+at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide);
+
+/// Logits [rows, columns] of a block, before temperature, in `wide`.
+at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
+                       const LinearLogprobOptions& options, Columns columns, at::ScalarType wide);
+
+/// log2(e) / temperature of each row, [n, 1] in `wide`, rounded once.
+at::Tensor Log2Scales(const Rows& rows, const LinearLogprobOptions& options, at::ScalarType wide);
+
+}  // namespace logprobd::torch_ops

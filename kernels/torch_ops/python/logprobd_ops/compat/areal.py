@@ -1,0 +1,107 @@
+"""AReaL: functions of areal/models/kernel/linear_cross_entropy.py and functional.py (pull request 1322)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from logprobd_ops.compat._ranks import reduced, shard_start
+from logprobd_ops.linear_logprob import linear_logprob
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Bounds the rows of the weight that are gathered at a time for the largest logits.
+_ROWS_AT_A_TIME = 1024
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "none",
+    dist_process_group: ProcessGroup | None = None,
+    return_max_logits: bool = False,
+) -> tuple[Tensor, ...]:
+    """(logprobs, entropy[, max_logits]), fp32, of `hidden` [..., H] flattened to T rows, each [T].
+
+    As AReaL says only reduction "none" is supported; "sum" and "mean" are of logprobs over all rows.
+    max_logits: the largest logit of each row before temperature, over the whole vocabulary, without a
+    gradient. With a group, `weight` is the rank's shard, all of one size, and the gradient of `hidden` is
+    the sum over the ranks, on each of them.
+
+    Unlike AReaL's, labels of -100 give zeros, and others outside the vocabulary an error.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    vocab_start = shard_start(weight, dist_process_group)
+    logprob, entropy, _, *argmax = linear_logprob(
+        flat,
+        weight,
+        labels.reshape(-1),
+        temperature=temperature,
+        vocab_start=vocab_start,
+        process_group=dist_process_group,
+        return_argmax=return_max_logits,
+    )
+    logprobs = reduced(logprob, reduction)
+    if not return_max_logits:
+        return logprobs, entropy
+    return logprobs, entropy, _logits_at(flat, weight, argmax[0], vocab_start, dist_process_group)
+
+
+def linear_cross_entropy_logprobs_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    tp_group: ProcessGroup | None = None,
+    return_max_logits: bool = False,
+) -> tuple[Tensor, ...]:
+    """linear_cross_entropy without a reduction, each result shaped like `labels`."""
+    scores = linear_cross_entropy(
+        hidden, weight, labels, temperature, "none", tp_group, return_max_logits
+    )
+    return tuple(score.reshape(labels.shape) for score in scores)
+
+
+def linear_cross_entropy_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    tp_group: ProcessGroup | None = None,
+) -> Tensor:
+    """The logprobs of linear_cross_entropy_logprobs_entropy alone; no entropy is computed."""
+    logprob, *_ = linear_logprob(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        temperature=temperature,
+        vocab_start=shard_start(weight, tp_group),
+        process_group=tp_group,
+        need_entropy=False,
+    )
+    return logprob.reshape(labels.shape)
+
+
+@torch.no_grad()
+def _logits_at(
+    hidden: Tensor, weight: Tensor, ids: Tensor, vocab_start: int, group: ProcessGroup | None
+) -> Tensor:
+    """The logit of one id a row, [T] fp32 (double for double inputs), from whichever rank has its row."""
+    wide = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
+    rows = ids - vocab_start
+    is_mine = (rows >= 0) & (rows < weight.shape[0])
+    rows = rows.clamp(0, weight.shape[0] - 1)
+    logits = torch.empty(rows.shape, dtype=wide, device=hidden.device)
+    for begin in range(0, rows.numel(), _ROWS_AT_A_TIME):
+        part = slice(begin, begin + _ROWS_AT_A_TIME)
+        logits[part] = (hidden[part].to(wide) * weight[rows[part]].to(wide)).sum(-1)
+    logits.masked_fill_(~is_mine, 0.0)
+    if group is not None:
+        dist.all_reduce(logits, group=group)
+    return logits

@@ -1,0 +1,41 @@
+"""verl: the function of verl/utils/kernel/linear_cross_entropy.py (verl 0.9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from logprobd_ops.compat._ranks import reduced, shard_start, with_partial_gradient
+from logprobd_ops.linear_logprob import linear_logprob
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "none",
+    dist_process_group: ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(logprobs, entropy), fp32, of `hidden` [..., H] flattened to T rows, `labels` already shifted.
+
+    entropy is [T]; so is logprobs with reduction "none", else it is the sum or the mean over all T rows.
+    With a group, `weight` is the rank's shard, all of one size, and the gradient of `hidden` is the rank's
+    part of the sum: as in verl, the caller's gather from the sequence-parallel region adds the parts up.
+
+    Unlike verl's, labels of -100 give zeros, and others outside the vocabulary an error.
+    """
+    flat = with_partial_gradient(hidden.reshape(-1, hidden.shape[-1]), dist_process_group)
+    logprob, entropy, *_ = linear_logprob(
+        flat,
+        weight,
+        labels.reshape(-1),
+        temperature=temperature,
+        vocab_start=shard_start(weight, dist_process_group),
+        process_group=dist_process_group,
+    )
+    return reduced(logprob, reduction), entropy

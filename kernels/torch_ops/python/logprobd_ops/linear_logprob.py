@@ -1,0 +1,103 @@
+"""The operator as Python calls it."""
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from logprobd_ops import _library
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_library.load()
+
+ALL_VALID = -1  # as vocab_valid: the whole vocabulary
+
+
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    vocab_start: int = 0,
+    vocab_valid: int | None = None,
+    process_group: "ProcessGroup | None" = None,
+    sequence_parallel: bool = False,
+    need_entropy: bool = True,
+    column_weights: Tensor | None = None,
+    unowned_target: Literal["error", "zero"] = "error",
+    weight_grad: Tensor | None = None,
+    return_argmax: bool = False,
+    return_mean_logit: bool = False,
+) -> tuple[Tensor, ...]:
+    """Log-probability of each target, entropy and lse of each row, without [rows, V] logits.
+
+    With z = cap(scale * (hidden . weight) + bias), cap(x) = softcap * tanh(x / softcap), and
+    x = z / temperature: logprob = x[target] - lse(x), the entropy is that of softmax(x); in nats.
+
+    Args:
+        hidden: [..., H], fp32, bf16, fp16 or fp64, of any strides; never rounded to fewer bits.
+        weight: [V, H], of the same dtypes, not necessarily the same one. Under tensor parallelism
+            this rank's rows.
+        target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` give and get
+            exact zeros and cost nothing.
+        bias: [V].
+        temperature: above 0; one number, or a tensor like target, one a row.
+        vocab_start: the id of the weight's first row, under tensor parallelism.
+        vocab_valid: ids from here on are padding and take no part. Default: all that ranks have.
+        process_group: of the ranks that hold the other rows of the weight. All call with the same
+            target; results are the same on each. The gradient of hidden is summed over the group.
+        sequence_parallel: hidden holds this rank's equal part of the rows (in the order of ranks);
+            its gradient is this rank's part of the sum.
+        need_entropy: without, entropy has no elements.
+        column_weights: [V], what return_mean_logit weighs logits by. Default: 1 / vocabulary.
+        unowned_target: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
+            logprob 0, with the gradient of -lse.
+        weight_grad: fp32 [V, H], to which the weight's gradient is added (main_grad); the weight
+            itself then gets none.
+        return_argmax: also the id of the largest logit, int64, the lowest among equals.
+        return_mean_logit: also the sum of column_weights * x.
+
+    Returns:
+        (logprob, entropy, lse[, argmax][, mean_logit]), each like target, fp32 (fp64 where hidden or
+        weight are). All but argmax are differentiable with respect to hidden, weight and bias.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or options do not fit; the message names the argument.
+        IndexError: a target outside the vocabulary.
+        RuntimeError: another rank of the group failed.
+    """
+    if unowned_target not in ("error", "zero"):
+        raise ValueError(f'unowned_target is {unowned_target!r}: it must be "error" or "zero"')
+    row_temperature = None
+    if isinstance(temperature, Tensor):
+        row_temperature, temperature = temperature.expand(target.shape), 1.0
+    logprob, entropy, lse, argmax, mean_logit = torch.ops.logprobd.linear_logprob(
+        hidden,
+        weight,
+        target,
+        bias,
+        row_temperature,
+        column_weights,
+        float(temperature),
+        float(scale),
+        0.0 if softcap is None else float(softcap),
+        ignore_index,
+        vocab_start,
+        ALL_VALID if vocab_valid is None else vocab_valid,
+        "" if process_group is None else process_group.group_name,
+        sequence_parallel,
+        unowned_target == "zero",
+        need_entropy,
+        return_argmax,
+        return_mean_logit,
+        weight_grad,
+    )
+    extras = [argmax] * return_argmax + [mean_logit] * return_mean_logit
+    return (logprob, entropy, lse, *extras)

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rank_group.h"
+
+namespace logprobd::torch_ops {
+
+/// The rows that are computed, one after another, and where they stand among all.
+struct Rows {
+  at::Tensor hidden;       ///< [n, H]
+  at::Tensor target;       ///< [n], int64
+  at::Tensor temperature;  ///< [n] or undefined: options.temperature.
+  at::Tensor index;        ///< [n], int64, places among the rows of `target`; undefined: all rows.
+  int64_t num_all = 0;     ///< Rows of `target`.
+
+  int64_t size() const { return target.size(0); }
+  /// Values of these rows in the place of all rows; 0 for the others.
+  at::Tensor Spread(const at::Tensor& values) const;
+  /// Those of these rows, of `values` of all rows, [num_all, ...].
+  at::Tensor Select(const at::Tensor& values) const;
+};
+
+/// Throws c10::ValueError, naming the argument, where shapes, dtypes or options do not fit.
+void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                    const RankGroup& group);
+
+/// The rows of `inputs` whose target is not ignored and for which `wanted`, bool [all rows] or
+/// undefined, is true. `hidden` is that of all rows of target, [num_all, H].
+Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
+                   const LinearLogprobOptions& options, const at::Tensor& wanted);
+
+/// Throws c10::IndexError, naming the first row, where a target lies outside [0, vocab_size).
+void CheckTargets(const Rows& rows, int64_t vocab_size);
+
+/// What sums and gradients are held in: double where hidden or weight are, else fp32.
+at::ScalarType WideType(const LinearLogprobInputs& inputs);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,72 @@
+#include "kernels/torch_ops/tile_sums.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/where.h>
+
+#include <limits>
+
+#include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using kernels::kFixedPointOne;
+using kernels::kTileColumns;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// A tile this far below the row's exponent is under half a quantum and adds nothing.
+constexpr double kShiftMin = -100;
+
+/// How far each tile lies below the row, [n, tiles], and 2^shift; 0 for tiles that add nothing.
+struct Moves {
+  at::Tensor shift;
+  at::Tensor factor;
+};
+
+Moves MovesOf(const TileSumsOf& tiles, const at::Tensor& exponents) {
+  const at::Tensor shift = tiles.exponent - exponents.unsqueeze(1);
+  const at::Tensor adds = shift > kShiftMin;  // false for NaN
+  return {shift.masked_fill(adds.logical_not(), 0),
+          shift.exp2().mul_(adds).masked_fill_(adds.logical_not(), 0)};
+}
+
+at::Tensor ToFixed(const at::Tensor& values) {
+  return values.mul(kFixedPointOne).round_().to(at::kLong).sum(1);
+}
+
+}  // namespace
+
+TileSumsOf SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first,
+                    bool need_weighted) {
+  const int64_t before = first % kTileColumns;
+  const int64_t after = (kTileColumns - (before + logits.size(1)) % kTileColumns) % kTileColumns;
+  // In fp64: rounding y would cost more than all that follows.
+  at::Tensor y = logits.to(at::kDouble) * log2_scales.to(at::kDouble);
+  if (before > 0 || after > 0) y = at::constant_pad_nd(y, {before, after}, -kInfinity);
+  y = y.view({y.size(0), -1, kTileColumns});
+  const at::Tensor exponent = y.amax(2, /*keepdim=*/true).ceil_();
+  const at::Tensor u = y.sub_(exponent);
+  const at::Tensor powers = u.exp2();
+  TileSumsOf tiles;
+  tiles.exponent = exponent.squeeze(2);
+  tiles.sum = powers.sum(2);
+  if (need_weighted) {
+    // -inf * 0 would be NaN.
+    tiles.weighted = at::where(powers == 0, 0, u).mul_(powers).sum(2);
+  }
+  return tiles;
+}
+
+at::Tensor FixedSums(const TileSumsOf& tiles, const at::Tensor& exponents) {
+  const Moves moves = MovesOf(tiles, exponents);
+  return ToFixed(tiles.sum.nan_to_num(0) * moves.factor);
+}
+
+at::Tensor FixedWeighted(const TileSumsOf& tiles, const at::Tensor& exponents) {
+  const Moves moves = MovesOf(tiles, exponents);
+  const at::Tensor moved = tiles.weighted + moves.shift * tiles.sum;
+  return ToFixed(moved.nan_to_num(0) * moves.factor);
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "kernels/torch_ops/logits.h"
+
+namespace logprobd::torch_ops {
+
+/// What the tiles of a shard know of each row, as kernels/common/tile.h has it, in fp64:
+/// [n, tiles].
+struct TileSumsOf {
+  at::Tensor exponent;  ///< k; -inf where all logits are -inf, NaN or +inf where one is.
+  at::Tensor sum;       ///< sum of 2^(y - k)
+  at::Tensor weighted;  ///< sum of (y - k) 2^(y - k); undefined where no entropy is needed.
+};
+
+/// The sums of a block's logits [n, columns], before temperature; `columns` may begin and end
+/// within tiles of the whole vocabulary, of which `first` is the id of the first column.
+TileSumsOf SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first,
+                    bool need_weighted);
+
+/// Rows' sums over all tiles, int64 fixed point relative to `exponents` [n], the rows' largest over
+/// all shards: adding them over shards is exact (kernels/common/row_sums.h). [n] each.
+at::Tensor FixedSums(const TileSumsOf& tiles, const at::Tensor& exponents);
+at::Tensor FixedWeighted(const TileSumsOf& tiles, const at::Tensor& exponents);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,69 @@
+// The operator as a C++ program has it: the library is loaded, the operator called by its name.
+// What it computes is tested from Python, beside this file.
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "gtest/gtest.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
+                             const MaybeTensor&, const MaybeTensor&, double, double, double,
+                             int64_t, int64_t, int64_t, std::string_view, bool, bool, bool, bool,
+                             bool, const MaybeTensor&);
+
+Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
+  const auto score = c10::Dispatcher::singleton()
+                         .findSchemaOrThrow("logprobd::linear_logprob", "")
+                         .typed<LinearLogprob>();
+  return score.call(hidden, weight, target, std::nullopt, std::nullopt, std::nullopt,
+                    /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
+                    /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
+                    /*sequence_parallel=*/false, /*unowned_is_zero=*/false, /*need_entropy=*/true,
+                    /*need_argmax=*/false, /*need_mean_logit=*/false, std::nullopt);
+}
+
+class LinearLogprobTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { ASSERT_NE(dlopen(LIBRARY, RTLD_NOW), nullptr) << dlerror(); }
+};
+
+TEST_F(LinearLogprobTest, ALoadedLibraryScoresWithGradients) {
+  at::manual_seed(1);
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const Tensor hidden = at::randn({7, 16}, options).requires_grad_();
+  const Tensor weight = at::randn({300, 16}, options).requires_grad_();
+  const Tensor target = at::randint(0, 300, {7}, at::kLong);
+  const Tensor log_p = at::log_softmax(hidden.matmul(weight.t()) / 0.5, 1);
+  const Tensor picked = log_p.gather(1, target.unsqueeze(1)).squeeze(1);
+  const Tensor truth = (picked - (log_p.exp() * log_p).sum(1)).sum();
+
+  const auto [logprob, entropy, lse, argmax, mean_logit] = Score(hidden, weight, target);
+  const Tensor loss = (logprob + entropy).sum();
+
+  EXPECT_TRUE(at::allclose(loss, truth, 1e-10, 1e-10));
+  loss.backward();
+  const Tensor d_hidden = hidden.grad().clone();
+  hidden.mutable_grad() = Tensor();
+  truth.backward();
+  EXPECT_TRUE(at::allclose(d_hidden, hidden.grad(), 1e-9, 1e-9));
+}
+
+TEST_F(LinearLogprobTest, ArgumentsThatDoNotFitAreNamed) {
+  const Tensor hidden = at::zeros({2, 8}), weight = at::zeros({5, 9});
+
+  EXPECT_THROW(Score(hidden, weight, at::zeros({2}, at::kLong)), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,210 @@
+"""linear_logprob over the ranks of a process group, each with a shard of the vocabulary (gloo)."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from logprobd_ops import linear_logprob
+from rank_pool import RankPool
+
+TILE = 192  # columns; shards that begin at multiples of it are added up exactly
+SIZE = 3
+ROWS, HIDDEN, VOCAB = 12, 24, 5 * TILE
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with RankPool(SIZE, tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
+
+
+def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
+    """A whole head with its rows; with `exact` every dot product is exact in whatever order."""
+    random = torch.Generator().manual_seed(3)
+    hidden = torch.randn(ROWS, HIDDEN, generator=random)
+    weight = torch.randn(VOCAB, HIDDEN, generator=random)
+    if exact:
+        hidden, weight = (hidden * 8).round() / 8, (weight * 4).round() / 4
+    target = torch.randint(0, VOCAB, (ROWS,), generator=random)
+    target[4] = -100
+    bias = torch.randn(VOCAB, generator=random)
+    upstream = torch.randn(4, ROWS, generator=random)
+    return {
+        "hidden": hidden,
+        "weight": weight,
+        "bias": (bias * 4).round() / 4 if exact else bias,
+        "target": target,
+        "upstream": upstream,
+    }
+
+
+def score(given: dict, **options) -> dict[str, torch.Tensor]:
+    """Scores and gradients."""
+    inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
+    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+        inputs["hidden"],
+        inputs["weight"],
+        given["target"],
+        inputs["bias"],
+        return_argmax=True,
+        return_mean_logit=True,
+        **{"temperature": 0.7, **options},
+    )
+    scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "mean_logit": mean_logit}
+    sum(u @ s for u, s in zip(given["upstream"], scores.values(), strict=True)).backward()
+    gradients = {f"d_{name}": tensor.grad for name, tensor in inputs.items()}
+    return {name: s.detach() for name, s in scores.items()} | {"argmax": argmax} | gradients
+
+
+def shard(given: dict, borders: list[int], rank: int) -> dict:
+    """The rank's part: its rows of the weight."""
+    part = slice(borders[rank], borders[rank + 1])
+    return given | {"weight": given["weight"][part], "bias": given["bias"][part]}
+
+
+def score_shard(rank: int, _size: int, given: dict, borders: list[int], options: dict) -> dict:
+    return score(
+        shard(given, borders, rank),
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        **options,
+    )
+
+
+def assert_close(parts: list[dict], whole: dict, borders: list[int]) -> None:
+    for rank, part in enumerate(parts):
+        own = slice(borders[rank], borders[rank + 1])
+        for name, value in part.items():
+            truth = whole[name][own] if name in ("d_weight", "d_bias") else whole[name]
+            torch.testing.assert_close(value, truth, rtol=1e-5, atol=1e-5, msg=f"{name} of {rank}")
+
+
+UNEVEN = {
+    "aligned": [0, 2 * TILE, 3 * TILE, VOCAB],
+    "within tiles": [0, 100, 501, VOCAB],
+    "one column": [0, 1, 2 * TILE, VOCAB],
+    "an empty shard": [0, 0, 2 * TILE, VOCAB],
+}
+
+
+@pytest.mark.parametrize("borders", UNEVEN.values(), ids=UNEVEN)
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "scale": 0.5}], ids=["plain", "capped"])
+def test_shards_of_any_size_give_what_the_whole_head_gives(ranks, borders, options) -> None:
+    given = head()
+
+    parts = ranks.results(score_shard, given, borders, options)
+
+    assert_close(parts, score(given, **options), borders)
+
+
+def test_scores_have_the_same_bits_on_every_rank(ranks) -> None:
+    first, *others = ranks.results(score_shard, head(), UNEVEN["within tiles"], {})
+
+    for other in others:
+        for name in ("logprob", "entropy", "lse", "argmax", "mean_logit", "d_hidden"):
+            assert torch.equal(other[name], first[name]), name
+
+
+def test_shards_that_begin_with_a_tile_give_the_bits_of_the_whole_head(ranks) -> None:
+    given = head(exact=True)
+
+    parts = ranks.results(score_shard, given, UNEVEN["aligned"], {})
+
+    whole = score(given)
+    for part in parts:
+        for name in ("logprob", "entropy", "lse", "argmax"):
+            assert torch.equal(part[name], whole[name]), name
+
+
+def test_padding_behind_the_vocabulary_takes_no_part_in_any_shard(ranks) -> None:
+    given = head()
+    valid = 2 * TILE + 50
+    given["target"] = given["target"].where(given["target"] < valid, 7)
+    padded = given | {"weight": given["weight"].clone()}
+    padded["weight"][valid:] = 1e4
+    borders = UNEVEN["aligned"]
+
+    parts = ranks.results(score_shard, padded, borders, {"vocab_valid": valid})
+
+    whole = score(given | {"weight": given["weight"][:valid], "bias": given["bias"][:valid]})
+    for part in parts:
+        for name in ("logprob", "entropy", "lse", "argmax"):
+            torch.testing.assert_close(part[name], whole[name], rtol=1e-5, atol=1e-5, msg=name)
+    assert not parts[2]["d_weight"].any()
+
+
+def score_split_rows(rank: int, size: int, given: dict, borders: list[int]) -> dict:
+    rows = given["hidden"].chunk(size)[rank]
+    return score(
+        shard(given | {"hidden": rows}, borders, rank),
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        sequence_parallel=True,
+    )
+
+
+def test_rows_split_over_the_ranks_are_gathered_and_their_gradient_is_scattered(ranks) -> None:
+    given, borders = head(), UNEVEN["within tiles"]
+
+    parts = ranks.results(score_split_rows, given, borders)
+
+    whole = score(given)
+    d_hidden = torch.cat([part.pop("d_hidden") for part in parts])
+    torch.testing.assert_close(d_hidden, whole["d_hidden"], rtol=1e-5, atol=1e-5)
+    assert_close(parts, whole, borders)
+
+
+def score_with_a_bad_rank(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
+    mine = shard(given, borders, rank)
+    if rank == 1:
+        mine["hidden"] = mine["hidden"][:, :-1]
+    return score(mine, vocab_start=borders[rank], process_group=dist.group.WORLD)
+
+
+# One rank that fails alone left the others in a collective for ever (AReaL's fallback).
+def test_a_rank_that_fails_makes_every_rank_raise(ranks) -> None:
+    outcomes = ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
+
+    errors = [error.splitlines()[0] for _, error in outcomes]
+    assert "hidden has the shape" in errors[1]
+    for rank in (0, 2):
+        assert "failed on another rank" in errors[rank]
+
+
+def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks) -> None:
+    given = head()
+    given["target"][3] = VOCAB
+
+    outcomes = ranks.outcomes(score_shard, given, UNEVEN["aligned"], {})
+
+    for _, error in outcomes:
+        assert error.startswith(f"IndexError: target {VOCAB} of row 3")
+
+
+def test_a_target_that_no_shard_owns_may_have_the_gradient_of_the_softmax_alone(ranks) -> None:
+    given = head()
+    given["target"][3] = VOCAB
+
+    parts = ranks.results(score_shard, given, UNEVEN["aligned"], {"unowned_target": "zero"})
+
+    whole = score(given, unowned_target="zero")
+    assert whole["logprob"][3] == 0
+    assert whole["d_hidden"][3].any()
+    assert_close(parts, whole, UNEVEN["aligned"])
+
+
+def test_the_ranks_work_on_after_an_error(ranks) -> None:
+    ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
+
+    parts = ranks.results(score_shard, head(), UNEVEN["aligned"], {})
+
+    assert_close(parts, score(head()), UNEVEN["aligned"])
+
+
+def test_an_unknown_group_is_refused() -> None:
+    given = head()
+    with pytest.raises(ValueError, match="process_group: no group is called"):
+        torch.ops.logprobd.linear_logprob(
+            *(given[name] for name in ("hidden", "weight", "target")),
+            *(None, None, None, 1.0, 1.0, 0.0, -100, 0, -1, "nobody"),
+            *(False, False, True, False, False, None),
+        )
