@@ -5,10 +5,10 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
-#include "kernels/common/row_sums.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/rank_group.h"
@@ -32,9 +32,10 @@ struct RowWeights {
 struct BackwardRows {
   Rows rows;
   RowWeights weights;
-  at::Tensor lse;
+  at::Tensor level;  ///< A logit near the largest ones: lse * temperature, rounded.
+  at::Tensor rest;   ///< level / temperature - lse
   at::Tensor entropy;
-  at::Tensor log2_scales;
+  at::Tensor scale;  ///< 1 / temperature
 };
 
 at::Tensor Flat(const std::optional<at::Tensor>& upstream) {
@@ -54,27 +55,34 @@ at::Tensor Reached(const UpstreamGradients& upstream) {
 }
 
 BackwardRows RowsOf(const at::Tensor& hidden, const UpstreamGradients& upstream,
-                    const LinearLogprobInputs& inputs, const at::Tensor& lse,
-                    const at::Tensor& entropy, const LinearLogprobOptions& options) {
+                    const LinearLogprobInputs& inputs, const SavedOutputs& saved,
+                    const LinearLogprobOptions& options) {
   const at::ScalarType wide = WideType(inputs);
   BackwardRows all;
   all.rows = RowsThatCount(hidden, inputs, options, Reached(upstream));
   const auto selected = [&](const at::Tensor& values) {
     return all.rows.Select(values.reshape({-1})).to(wide).unsqueeze(1);
   };
-  all.lse = selected(lse);
+
   if (upstream.entropy.has_value()) {
     all.weights.entropy = selected(*upstream.entropy);
-    all.entropy = selected(entropy);
+    all.entropy = selected(saved.entropy);
   }
   if (upstream.mean_logit.has_value()) all.weights.mean = selected(*upstream.mean_logit);
-  all.weights.free = at::zeros_like(all.lse);
+  all.weights.free = at::zeros({all.rows.size(), 1}, hidden.options().dtype(wide));
   if (upstream.lse.has_value()) all.weights.free = selected(*upstream.lse);
   if (upstream.logprob.has_value()) {
     all.weights.target = selected(*upstream.logprob);
     all.weights.free = all.weights.free - all.weights.target;
   }
-  all.log2_scales = Log2Scales(all.rows, options, wide);
+  all.scale = PerTemperature(1, all.rows, options, wide);
+  // Logits are taken relative to it, since where they are large lse and 1 / temperature, once
+  // rounded, would differ by more than the probabilities may.
+  const at::Tensor exact_scale = PerTemperature(1, all.rows, options, at::kDouble);
+  const at::Tensor lse = (saved.lse.to(at::kDouble) + saved.lse_rest).reshape({-1});
+  const at::Tensor exact_lse = all.rows.Select(lse).unsqueeze(1);
+  all.level = (exact_lse / exact_scale).to(wide);
+  all.rest = (all.level.to(at::kDouble) * exact_scale - exact_lse).to(wide);
   return all;
 }
 
@@ -85,8 +93,7 @@ at::Tensor DotGradient(const BackwardRows& all, const LinearLogprobInputs& input
                        at::Tensor& bias) {
   const at::ScalarType wide = WideType(inputs);
   const at::Tensor logits = BlockLogits(all.rows.hidden, inputs, options, columns, wide);
-  const at::Tensor scale = all.log2_scales * kernels::kLn2;  // 1 / temperature
-  const at::Tensor log_p = (logits * scale).sub_(all.lse);
+  const at::Tensor log_p = (logits - all.level).mul_(all.scale).add_(all.rest);
   at::Tensor factor = all.weights.free;
   if (all.weights.entropy.defined()) {
     factor = factor - all.weights.entropy * (log_p + all.entropy);
@@ -101,9 +108,9 @@ at::Tensor DotGradient(const BackwardRows& all, const LinearLogprobInputs& input
                           all.weights.target * is_here.unsqueeze(1));
   }
   if (all.weights.mean.defined()) {
-    gradient.addmm_(all.weights.mean, shard.ColumnWeights(inputs, columns).to(wide).unsqueeze(0));
+    gradient.add_(all.weights.mean * shard.ColumnWeights(inputs, columns).to(wide));
   }
-  gradient.mul_(scale);
+  gradient.mul_(all.scale);
   if (options.softcap > 0) {
     const at::Tensor t = logits / options.softcap;
     gradient.mul_(1 - t * t);  // the derivative of tanh
@@ -113,11 +120,10 @@ at::Tensor DotGradient(const BackwardRows& all, const LinearLogprobInputs& input
   return gradient;
 }
 
-/// In the dtype of what it is multiplied with, where a GPU's tensor cores can.
-at::Tensor ForProduct(const at::Tensor& gradient, const at::Tensor& other) {
-  const bool is_sixteen_bit =
-      other.scalar_type() == at::kBFloat16 || other.scalar_type() == at::kHalf;
-  return other.is_cuda() && is_sixteen_bit ? gradient.to(other.scalar_type()) : gradient;
+/// In the dtype of hidden and weight where a GPU multiplies these as they are.
+at::Tensor ForProduct(const at::Tensor& gradient, const LinearLogprobInputs& inputs) {
+  return IsMultipliedAsIs(inputs.hidden, inputs.weight) ? gradient.to(inputs.weight.scalar_type())
+                                                        : gradient;
 }
 
 /// The sums of gradients so far; undefined: not needed.
@@ -136,11 +142,10 @@ void AddBlock(const BackwardRows& all, const LinearLogprobInputs& inputs,
   const at::Tensor gradient = DotGradient(all, inputs, options, shard, columns, bias);
   if (sums.hidden.defined()) {
     const at::Tensor weight = inputs.weight.narrow(0, columns.begin, columns.size());
-    sums.hidden.add_(WideProduct(ForProduct(gradient, weight), weight, wide));
+    sums.hidden.add_(WideProduct(ForProduct(gradient, inputs), weight, wide));
   }
   if (sums.weight.defined()) {
-    const at::Tensor product =
-        WideProduct(ForProduct(gradient, all.rows.hidden).t(), all.rows.hidden, wide);
+    const at::Tensor product = WideProduct(ForProduct(gradient, inputs).t(), all.rows.hidden, wide);
     sums.weight.narrow(0, columns.begin, columns.size()).add_(product);
   }
 }
@@ -155,9 +160,10 @@ BackwardRows BlockOf(const BackwardRows& all, int64_t begin) {
   block.rows.target = part(all.rows.target);
   block.weights = {part(all.weights.free), part(all.weights.entropy), part(all.weights.target),
                    part(all.weights.mean)};
-  block.lse = part(all.lse);
+  block.level = part(all.level);
+  block.rest = part(all.rest);
   block.entropy = part(all.entropy);
-  block.log2_scales = part(all.log2_scales);
+  block.scale = part(all.scale);
   return block;
 }
 
@@ -170,12 +176,14 @@ void CheckWeightGrad(const std::optional<at::Tensor>& weight_grad, const at::Ten
 }  // namespace
 
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
-                        const at::Tensor& lse, const at::Tensor& entropy,
-                        const LinearLogprobOptions& options, GradientNeeds needs,
-                        const std::optional<at::Tensor>& weight_grad) {
+                        const SavedOutputs& saved, const LinearLogprobOptions& options,
+                        GradientNeeds needs, const std::optional<at::Tensor>& weight_grad) {
+  // Dtypes are those written here, whatever autocast would make of them.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
   const at::ScalarType wide = WideType(inputs);
+  group.CheckSame(device, {needs.hidden});
   const Shard shard(inputs, options, group);
   at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
   if (options.sequence_parallel) hidden = group.Gather(hidden);
@@ -183,8 +191,9 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   Sums sums;
   BackwardRows all;
   group.Together(device, [&] {
+    CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
-    all = RowsOf(hidden, upstream, inputs, lse, entropy, options);
+    all = RowsOf(hidden, upstream, inputs, saved, options);
     const auto sums_options = hidden.options().dtype(wide);
     if (needs.hidden) sums.hidden = at::zeros(all.rows.hidden.sizes(), sums_options);
     if (needs.weight) {

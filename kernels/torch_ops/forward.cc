@@ -8,12 +8,14 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/rank_group.h"
@@ -25,29 +27,19 @@ namespace logprobd::torch_ops {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// Most sums of tiles that are held at a time, for every row and tile of a block of rows.
+constexpr int64_t kBlockTileSums = int64_t{2} << 20;
 constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
 
 /// What this shard knows of a block of rows; [n] each, in fp64.
 struct BlockKnowledge {
-  std::vector<TileSumsOf> tiles;  ///< Of each block of columns.
-  at::Tensor target_logit;        ///< 0 where another shard has the target.
-  at::Tensor owned;               ///< bool: this one has it.
-  at::Tensor max_logit;           ///< -inf for an empty shard; undefined unless needed.
-  at::Tensor argmax;              ///< int64, lowest id with max_logit.
-  at::Tensor mean_logit;          ///< Of x; undefined unless needed.
+  TileSumsOf tiles;
+  at::Tensor target_logit;  ///< 0 where another shard has the target.
+  at::Tensor owned;         ///< bool: this one has it.
+  at::Tensor max_logit;     ///< -inf for an empty shard; undefined unless needed.
+  at::Tensor argmax;        ///< int64, lowest id with max_logit.
+  at::Tensor mean_logit;    ///< Of x; undefined unless needed.
 };
-
-/// The sums of all tiles of the shard beside each other.
-TileSumsOf Joined(const std::vector<TileSumsOf>& blocks, const Rows& rows, bool need_weighted) {
-  const auto empty = rows.target.new_empty({rows.size(), 0}, at::kDouble);
-  std::vector<at::Tensor> exponents = {empty}, sums = {empty}, weighted = {empty};
-  for (const TileSumsOf& block : blocks) {
-    exponents.push_back(block.exponent);
-    sums.push_back(block.sum);
-    if (need_weighted) weighted.push_back(block.weighted);
-  }
-  return {at::cat(exponents, 1), at::cat(sums, 1), at::cat(weighted, 1)};
-}
 
 /// The target's logit where one of `columns` is it.
 void TakeTargets(const at::Tensor& logits, const Rows& rows, int64_t first,
@@ -72,9 +64,13 @@ void TakeLargest(const at::Tensor& logits, int64_t first, BlockKnowledge& knowle
 BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
                     const LinearLogprobOptions& options, const Shard& shard) {
   const at::ScalarType wide = WideType(inputs);
-  const at::Tensor log2_scales = Log2Scales(rows, options, wide);
+  const at::Tensor log2_scales = PerTemperature(kLog2E, rows, options, at::kDouble);
   const auto zero = rows.target.new_zeros({rows.size()}, at::kDouble);
+  const int64_t first_tile = shard.begin / kernels::kTileColumns;
+  const int64_t num_tiles =
+      shard.columns == 0 ? 0 : kernels::NumTiles(shard.begin + shard.columns) - first_tile;
   BlockKnowledge knowledge;
+  knowledge.tiles = RoomForTiles(rows.target, num_tiles, options.need_entropy);
   knowledge.target_logit = zero;
   knowledge.owned = rows.target.new_zeros({rows.size()}, at::kBool);
   if (options.need_argmax) {
@@ -85,7 +81,8 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
   for (const Columns& columns : CutColumns(shard.columns, shard.begin, rows.size())) {
     const int64_t first = shard.begin + columns.begin;
     const at::Tensor logits = BlockLogits(rows.hidden, inputs, options, columns, wide);
-    knowledge.tiles.push_back(SumTiles(logits, log2_scales, first, options.need_entropy));
+    SumTiles(logits, log2_scales, first, first / kernels::kTileColumns - first_tile,
+             knowledge.tiles);
     TakeTargets(logits, rows, first, knowledge);
     if (options.need_argmax) TakeLargest(logits, first, knowledge);
     if (options.need_mean_logit) {
@@ -93,7 +90,7 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
     }
   }
   if (options.need_mean_logit) {
-    knowledge.mean_logit.mul_(log2_scales.squeeze(1).to(at::kDouble)).mul_(kernels::kLn2);
+    knowledge.mean_logit.mul_(log2_scales.squeeze(1)).mul_(kernels::kLn2);
   }
   return knowledge;
 }
@@ -102,7 +99,7 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
 LinearLogprobOutputs Score(const Rows& rows, BlockKnowledge knowledge,
                            const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                            const Shard& shard, const RankGroup& group) {
-  const TileSumsOf tiles = Joined(knowledge.tiles, rows, options.need_entropy);
+  const TileSumsOf& tiles = knowledge.tiles;
   at::Tensor exponents =
       at::cat({tiles.exponent, at::full({rows.size(), 1}, -kInfinity, tiles.exponent.options())}, 1)
           .amax(1);
@@ -123,12 +120,13 @@ LinearLogprobOutputs Score(const Rows& rows, BlockKnowledge knowledge,
   const auto where_finite = [&](const at::Tensor& values) {
     return at::where(is_finite, values, nan);
   };
-  const at::Tensor log2_scales =
-      Log2Scales(rows, options, WideType(inputs)).squeeze(1).to(at::kDouble);
+  const at::Tensor log2_scales = PerTemperature(kLog2E, rows, options, at::kDouble).squeeze(1);
   const at::Tensor y = sums[1].contiguous().view(at::kDouble) * log2_scales;
   LinearLogprobOutputs scores;
   scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
+  scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
   const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
+  CheckOwners(rows, sums[2], options, shard.vocab_size);
   scores.logprob = at::where(sums[2] > 0, where_finite(logprob), 0);
   if (options.need_entropy) {
     const at::Tensor entropy = (log2_sum - sums[3].to(at::kDouble) / sum).mul_(kernels::kLn2);
@@ -150,13 +148,15 @@ LinearLogprobOutputs Score(const Rows& rows, BlockKnowledge knowledge,
   return scores;
 }
 
-/// Blocks of rows, one after another.
-Rows BlockOf(const Rows& rows, int64_t begin) {
-  const int64_t size = std::min(kBlockRows, rows.size() - begin);
+/// The rows from `begin` on that are computed together; their places are among all rows.
+Rows BlockOf(const Rows& rows, int64_t begin, int64_t block_rows) {
+  const int64_t size = std::min(block_rows, rows.size() - begin);
   Rows block;
   block.hidden = rows.hidden.narrow(0, begin, size);
   block.target = rows.target.narrow(0, begin, size);
   if (rows.temperature.defined()) block.temperature = rows.temperature.narrow(0, begin, size);
+  block.index = rows.index.defined() ? rows.index.narrow(0, begin, size)
+                                     : at::arange(begin, begin + size, rows.target.options());
   return block;
 }
 
@@ -164,30 +164,32 @@ Rows BlockOf(const Rows& rows, int64_t begin) {
 
 LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
                              const LinearLogprobOptions& options) {
+  // Dtypes are those written here, whatever autocast would make of them.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
   group.Together(device, [&] { CheckArguments(inputs, options, group); });
+  group.CheckSame(device, CommonArguments(inputs, options));
   const Shard shard(inputs, options, group);
   at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
   if (options.sequence_parallel) hidden = group.Gather(hidden);
   Rows rows;
-  group.Together(device, [&] {
-    rows = RowsThatCount(hidden, inputs, options, /*wanted=*/{});
-    if (!options.unowned_is_zero) CheckTargets(rows, shard.vocab_size);
-  });
+  group.Together(device, [&] { rows = RowsThatCount(hidden, inputs, options, /*wanted=*/{}); });
 
   const auto scores = inputs.target.options().dtype(WideType(inputs));
-  const auto none = at::empty({0}, scores);
   std::vector<LinearLogprobOutputs> blocks;
-  for (int64_t begin = 0; begin < rows.size(); begin += kBlockRows) {
-    const Rows block = BlockOf(rows, begin);
+  // The same on every rank: a block takes as many collectives.
+  const int64_t block_rows =
+      std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(shard.vocab_size), 1, kBlockRows);
+  for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
+    const Rows block = BlockOf(rows, begin, block_rows);
     BlockKnowledge knowledge;
     group.Together(device, [&] { knowledge = Know(block, inputs, options, shard); });
     blocks.push_back(Score(block, std::move(knowledge), inputs, options, shard, group));
   }
   const auto whole = [&](at::Tensor LinearLogprobOutputs::*member, bool is_needed,
                          at::ScalarType dtype) {
-    if (!is_needed) return none.to(dtype);
+    if (!is_needed) return at::empty({0}, scores.dtype(dtype));
     std::vector<at::Tensor> parts;
     for (const LinearLogprobOutputs& block : blocks) parts.push_back(block.*member);
     if (parts.empty()) return at::zeros(inputs.target.sizes(), scores.dtype(dtype));
@@ -198,7 +200,8 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
           whole(&LinearLogprobOutputs::entropy, options.need_entropy, wide),
           whole(&LinearLogprobOutputs::lse, true, wide),
           whole(&LinearLogprobOutputs::argmax, options.need_argmax, at::kLong),
-          whole(&LinearLogprobOutputs::mean_logit, options.need_mean_logit, wide)};
+          whole(&LinearLogprobOutputs::mean_logit, options.need_mean_logit, wide),
+          whole(&LinearLogprobOutputs::lse_rest, true, wide)};
 }
 
 }  // namespace logprobd::torch_ops

@@ -47,13 +47,24 @@ struct LinearLogprobOutputs {
   at::Tensor lse;         ///< ln of the sum of exp(x).
   at::Tensor argmax;      ///< int64, the lowest id among equals.
   at::Tensor mean_logit;  ///< Sum of column_weights * x.
+  at::Tensor lse_rest;    ///< What rounding took from lse, for the gradient.
 };
+
+/// What Backward needs of Forward's outputs.
+struct SavedOutputs {
+  at::Tensor lse;
+  at::Tensor lse_rest;
+  at::Tensor entropy;
+};
+
+/// Throws c10::ValueError where they are not on the device of hidden.
+void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Tensor>& weight_grad);
 
 /// Scores every row; logits exist for a block of rows and columns at a time. Ranks of a group call
 /// it together, with the same target; one that fails makes all raise.
 ///
-/// Throws c10::ValueError for arguments that do not fit, and c10::IndexError for a target outside
-/// the vocabulary. Thread-safe.
+/// Throws c10::ValueError for arguments that do not fit, and c10::IndexError for a target that no
+/// rank has. Thread-safe.
 LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
                              const LinearLogprobOptions& options);
 
@@ -78,11 +89,10 @@ struct InputGradients {
   at::Tensor bias;
 };
 
-/// The gradients, with logits computed again, block by block. `lse` and `entropy` are Forward's;
-/// `weight_grad`, fp32 [V, H], gets the weight's gradient added instead. Otherwise as Forward.
+/// The gradients, with logits computed again, block by block. `weight_grad`, fp32 [V, H], gets the
+/// weight's gradient added instead. Otherwise as Forward.
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
-                        const at::Tensor& lse, const at::Tensor& entropy,
-                        const LinearLogprobOptions& options, GradientNeeds needs,
-                        const std::optional<at::Tensor>& weight_grad);
+                        const SavedOutputs& saved, const LinearLogprobOptions& options,
+                        GradientNeeds needs, const std::optional<at::Tensor>& weight_grad);
 
 }  // namespace logprobd::torch_ops

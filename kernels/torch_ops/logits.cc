@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/tanh.h>
 
@@ -13,10 +14,6 @@ namespace logprobd::torch_ops {
 namespace {
 
 using kernels::kTileColumns;
-
-constexpr double kLog2E = 1.44269504088896340736;
-
-bool IsSixteenBit(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 }  // namespace
 
@@ -34,10 +31,13 @@ std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t bl
   return cut;
 }
 
+bool IsMultipliedAsIs(const at::Tensor& a, const at::Tensor& b) {
+  const bool is_sixteen_bit = a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf;
+  return a.is_cuda() && is_sixteen_bit && a.scalar_type() == b.scalar_type();
+}
+
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
-  if (a.is_cuda() && a.scalar_type() == b.scalar_type() && IsSixteenBit(a.scalar_type())) {
-    return at::mm(a, b, at::kFloat);
-  }
+  if (IsMultipliedAsIs(a, b)) return at::mm(a, b, at::kFloat);
   const at::NoTF32Guard no_tf32;
   return at::mm(a.to(wide), b.to(wide));
 }
@@ -54,12 +54,14 @@ at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inpu
   return logits;
 }
 
-at::Tensor Log2Scales(const Rows& rows, const LinearLogprobOptions& options, at::ScalarType wide) {
+at::Tensor PerTemperature(double factor, const Rows& rows, const LinearLogprobOptions& options,
+                          at::ScalarType wide) {
   if (!rows.temperature.defined()) {
-    return at::full({rows.size(), 1}, kLog2E / options.temperature,
+    return at::full({rows.size(), 1}, factor / options.temperature,
                     rows.hidden.options().dtype(wide));
   }
-  return rows.temperature.to(at::kDouble).reciprocal().mul_(kLog2E).to(wide).unsqueeze(1);
+  const at::Tensor temperature = rows.temperature.to(at::kDouble).unsqueeze(1);
+  return at::full_like(temperature, factor).div_(temperature).to(wide);
 }
 
 }  // namespace logprobd::torch_ops

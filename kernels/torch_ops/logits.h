@@ -28,15 +28,21 @@ inline constexpr int64_t kBlockRows = 32'768;
 /// rows holds at most kBlockLogits, or a tile.
 std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows);
 
-/// The product a * b^T, or a * b, with sums and results in `wide`; nothing is rounded before. On a
-/// GPU two 16-bit factors of one dtype are multiplied as such.
+/// Whether two factors are multiplied without being widened: on a GPU, in one 16-bit dtype.
+bool IsMultipliedAsIs(const at::Tensor& a, const at::Tensor& b);
+
+/// The product a * b, [n, k] and [k, m], with sums and results in `wide`; nothing is rounded
+/// before.
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide);
 
 /// Logits [rows, columns] of a block, before temperature, in `wide`.
 at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
                        const LinearLogprobOptions& options, Columns columns, at::ScalarType wide);
 
-/// log2(e) / temperature of each row, [n, 1] in `wide`, rounded once.
-at::Tensor Log2Scales(const Rows& rows, const LinearLogprobOptions& options, at::ScalarType wide);
+/// `factor` / temperature of each row, [n, 1] in `wide`, rounded once.
+at::Tensor PerTemperature(double factor, const Rows& rows, const LinearLogprobOptions& options,
+                          at::ScalarType wide);
+
+inline constexpr double kLog2E = 1.44269504088896340736;
 
 }  // namespace logprobd::torch_ops

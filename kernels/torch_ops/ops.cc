@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -25,7 +26,7 @@ constexpr const char* kScore = "logprobd::linear_logprob";
 constexpr const char* kDifferentiate = "logprobd::linear_logprob_backward";
 constexpr const char* kDifferentiateInto = "logprobd::linear_logprob_backward_into";
 
-using Outputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Outputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 using GradientsBeside = std::tuple<Tensor, Tensor>;  // all but the weight's
 using Needs = std::array<bool, 3>;
@@ -33,14 +34,14 @@ using Needs = std::array<bool, 3>;
 /// What only the backward operators take.
 struct BackwardInputs {
   UpstreamGradients upstream;
-  Tensor lse;
-  Tensor entropy;
+  SavedOutputs saved;
 };
 
 // An operator's arguments are flat; these name them once, for the adapters below.
 #define LOGPROBD_UPSTREAM                                                               \
   const MaybeTensor &d_logprob, const MaybeTensor &d_entropy, const MaybeTensor &d_lse, \
-      const MaybeTensor &d_mean_logit, const Tensor &lse, const Tensor &entropy
+      const MaybeTensor &d_mean_logit, const Tensor &lse, const Tensor &lse_rest,       \
+      const Tensor &entropy
 #define LOGPROBD_INPUTS                                                                      \
   const Tensor &hidden, const Tensor &weight, const Tensor &target, const MaybeTensor &bias, \
       const MaybeTensor &row_temperature, const MaybeTensor &column_weights
@@ -49,8 +50,10 @@ struct BackwardInputs {
       int64_t vocab_valid, std::string_view group, bool sequence_parallel, bool unowned_is_zero, \
       bool need_entropy, bool need_argmax, bool need_mean_logit
 
-#define LOGPROBD_UPSTREAM_STRUCT \
-  BackwardInputs { {d_logprob, d_entropy, d_lse, d_mean_logit}, lse, entropy }
+#define LOGPROBD_UPSTREAM_STRUCT                                            \
+  BackwardInputs {                                                          \
+    {d_logprob, d_entropy, d_lse, d_mean_logit}, { lse, lse_rest, entropy } \
+  }
 #define LOGPROBD_INPUTS_STRUCT \
   LinearLogprobInputs { hidden, weight, target, bias, row_temperature, column_weights }
 #define LOGPROBD_OPTIONS_STRUCT                                                              \
@@ -102,11 +105,11 @@ auto Call(const char* name, const BackwardInputs& back, const LinearLogprobInput
       c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
   return differentiate.call(
       back.upstream.logprob, back.upstream.entropy, back.upstream.lse, back.upstream.mean_logit,
-      back.lse, back.entropy, in.hidden, in.weight, in.target, in.bias, in.row_temperature,
-      in.column_weights, options.temperature, options.scale, options.softcap, options.ignore_index,
-      options.vocab_start, options.vocab_valid, options.group, options.sequence_parallel,
-      options.unowned_is_zero, options.need_entropy, options.need_argmax, options.need_mean_logit,
-      std::forward<More>(more)...);
+      back.saved.lse, back.saved.lse_rest, back.saved.entropy, in.hidden, in.weight, in.target,
+      in.bias, in.row_temperature, in.column_weights, options.temperature, options.scale,
+      options.softcap, options.ignore_index, options.vocab_start, options.vocab_valid,
+      options.group, options.sequence_parallel, options.unowned_is_zero, options.need_entropy,
+      options.need_argmax, options.need_mean_logit, std::forward<More>(more)...);
 }
 
 // What runs.
@@ -114,12 +117,13 @@ auto Call(const char* name, const BackwardInputs& back, const LinearLogprobInput
 Outputs Score(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
               const MaybeTensor& /*weight_grad*/) {
   LinearLogprobOutputs scores = Forward(inputs, options);
-  return {scores.logprob, scores.entropy, scores.lse, scores.argmax, scores.mean_logit};
+  return {scores.logprob, scores.entropy,    scores.lse,
+          scores.argmax,  scores.mean_logit, scores.lse_rest};
 }
 
 Gradients Differentiate(const BackwardInputs& back, const LinearLogprobInputs& inputs,
                         const LinearLogprobOptions& options, Needs needs) {
-  InputGradients gradients = Backward(back.upstream, inputs, back.lse, back.entropy, options,
+  InputGradients gradients = Backward(back.upstream, inputs, back.saved, options,
                                       {needs[0], needs[1], needs[2]}, std::nullopt);
   return {gradients.hidden, gradients.weight, gradients.bias};
 }
@@ -127,7 +131,7 @@ Gradients Differentiate(const BackwardInputs& back, const LinearLogprobInputs& i
 GradientsBeside DifferentiateInto(const BackwardInputs& back, const LinearLogprobInputs& inputs,
                                   const LinearLogprobOptions& options, Needs needs,
                                   Tensor& weight_grad) {
-  InputGradients gradients = Backward(back.upstream, inputs, back.lse, back.entropy, options,
+  InputGradients gradients = Backward(back.upstream, inputs, back.saved, options,
                                       {needs[0], needs[1], needs[2]}, weight_grad);
   return {gradients.hidden, gradients.bias};
 }
@@ -135,16 +139,20 @@ GradientsBeside DifferentiateInto(const BackwardInputs& back, const LinearLogpro
 // Shapes for tracing.
 
 Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                    const MaybeTensor& /*weight_grad*/) {
+                    const MaybeTensor& weight_grad) {
+  CheckDevices(inputs, weight_grad);  // one tensor on the meta device leads here
   const bool is_double =
       inputs.hidden.scalar_type() == at::kDouble || inputs.weight.scalar_type() == at::kDouble;
   const auto scores = inputs.target.options().dtype(is_double ? at::kDouble : at::kFloat);
   const auto like_target = [&](bool is_needed, const at::TensorOptions& type) {
     return is_needed ? at::empty_symint(inputs.target.sym_sizes(), type) : at::empty({0}, type);
   };
-  return {like_target(true, scores), like_target(options.need_entropy, scores),
-          like_target(true, scores), like_target(options.need_argmax, scores.dtype(at::kLong)),
-          like_target(options.need_mean_logit, scores)};
+  return {like_target(true, scores),
+          like_target(options.need_entropy, scores),
+          like_target(true, scores),
+          like_target(options.need_argmax, scores.dtype(at::kLong)),
+          like_target(options.need_mean_logit, scores),
+          like_target(true, scores)};
 }
 
 Gradients DifferentiateShapes(const BackwardInputs& /*back*/, const LinearLogprobInputs& inputs,
@@ -195,6 +203,11 @@ LinearLogprobOptions Kept(AutogradContext& context) {
           .unowned_is_zero = kept["unowned_is_zero"].toBool()};
 }
 
+void CheckNeedsNoGradient(const MaybeTensor& tensor, const char* name) {
+  TORCH_CHECK_VALUE(!tensor.has_value() || !tensor->requires_grad(), name,
+                    " requires a gradient, and none is computed for it: detach it");
+}
+
 MaybeTensor IfDefined(const Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
@@ -205,16 +218,21 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                const LinearLogprobOptions& options,
                                const MaybeTensor& weight_grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [logprob, entropy_given, lse, argmax, mean_logit] =
+    CheckNeedsNoGradient(row_temperature, "temperature");
+    CheckNeedsNoGradient(column_weights, "column_weights");
+    const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest] =
         Call<ScoreSignature>(kScore, LOGPROBD_INPUTS_STRUCT, options, weight_grad);
     context->save_for_backward({hidden, weight, target, bias.value_or(Tensor()),
                                 row_temperature.value_or(Tensor()),
-                                column_weights.value_or(Tensor()), lse, entropy_given});
+                                column_weights.value_or(Tensor()), lse, lse_rest, entropy});
     context->saved_data["weight_grad"] = weight_grad;
     Keep(options, *context);
-    context->mark_non_differentiable({argmax});
+    variable_list constants = {argmax, lse_rest};
+    if (!options.need_entropy) constants.push_back(entropy);
+    if (!options.need_mean_logit) constants.push_back(mean_logit);
+    context->mark_non_differentiable(constants);
     context->set_materialize_grads(false);  // absent gradients stay absent: they cost nothing
-    return {logprob, entropy_given, lse, argmax, mean_logit};
+    return {logprob, entropy, lse, argmax, mean_logit, lse_rest};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
@@ -224,8 +242,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
         IfDefined(saved[5])};
     const BackwardInputs back = {{IfDefined(upstream[0]), IfDefined(upstream[1]),
                                   IfDefined(upstream[2]), IfDefined(upstream[4])},
-                                 saved[6],
-                                 saved[7]};
+                                 {saved[6], saved[7], saved[8]}};
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
     const Needs needs = {context->needs_input_grad(0), context->needs_input_grad(1),
                          inputs.bias.has_value() && context->needs_input_grad(3)};
@@ -252,7 +269,7 @@ Outputs ScoreWithGradient(const LinearLogprobInputs& in, const LinearLogprobOpti
   const variable_list scores =
       LinearLogprobFunction::apply(in.hidden, in.weight, in.target, in.bias, in.row_temperature,
                                    in.column_weights, options, weight_grad);
-  return {scores[0], scores[1], scores[2], scores[3], scores[4]};
+  return {scores[0], scores[1], scores[2], scores[3], scores[4], scores[5]};
 }
 
 void DefineOn(torch::Library& library) {
@@ -269,9 +286,9 @@ TORCH_LIBRARY(logprobd, library) {
       "bool unowned_is_zero, bool need_entropy, bool need_argmax, bool need_mean_logit, ";
   const std::string upstream =
       "Tensor? d_logprob, Tensor? d_entropy, Tensor? d_lse, Tensor? d_mean_logit, Tensor lse, "
-      "Tensor entropy, ";
+      "Tensor lse_rest, Tensor entropy, ";
   library.def(("linear_logprob(" + inputs + "Tensor? weight_grad) -> (Tensor logprob, " +
-               "Tensor entropy, Tensor lse, Tensor argmax, Tensor mean_logit)")
+               "Tensor entropy, Tensor lse, Tensor argmax, Tensor mean_logit, Tensor lse_rest)")
                   .c_str());
   library.def(("linear_logprob_backward(" + upstream + inputs +
                "bool[3] needs) -> (Tensor d_hidden, Tensor d_weight, Tensor d_bias)")
@@ -292,6 +309,9 @@ TORCH_LIBRARY_IMPL(logprobd, Meta, library) {
 
 TORCH_LIBRARY_IMPL(logprobd, Autograd, library) {
   library.impl("linear_logprob", &ScoreAs<&ScoreWithGradient>);
+  // A second derivative is an error instead of a constant.
+  library.impl("linear_logprob_backward", torch::autograd::autogradNotImplementedFallback());
+  library.impl("linear_logprob_backward_into", torch::autograd::autogradNotImplementedFallback());
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 #include <exception>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -59,6 +61,15 @@ at::Tensor RankGroup::SumScattered(const at::Tensor& rows) const {
   }
   Sum(all);  // gloo scatters no sums
   return all.narrow(0, rank() * part, part).clone();
+}
+
+void RankGroup::CheckSame(const at::Device& device, const std::vector<int64_t>& values) const {
+  if (is_alone()) return;
+  const at::Tensor mine = at::tensor(values, at::kLong).to(device);
+  at::Tensor bounds = at::stack({mine, -mine});
+  Max(bounds);
+  TORCH_CHECK_VALUE((bounds[0] + bounds[1]).eq(0).all().item<bool>(),
+                    "the ranks of the group were called with different targets, sizes or options");
 }
 
 void RankGroup::Together(const at::Device& device, const std::function<void()>& work) const {

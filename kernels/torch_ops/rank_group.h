@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
 namespace logprobd::torch_ops {
 
@@ -31,6 +32,9 @@ class RankGroup {
   at::Tensor Gather(const at::Tensor& rows) const;
   /// This rank's part, [n / size, ...], of the sum over the ranks of `rows` [n, ...].
   at::Tensor SumScattered(const at::Tensor& rows) const;
+
+  /// Throws c10::ValueError on every rank unless all give the same values, of one length.
+  void CheckSame(const at::Device& device, const std::vector<int64_t>& values) const;
 
   /// Does `work`; where it throws on any rank, throws on every one, so that none waits for ever in
   /// a collective that another does not reach. `device` is the one that the group's backend serves.

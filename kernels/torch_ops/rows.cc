@@ -1,8 +1,12 @@
 #include "kernels/torch_ops/rows.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+
+#include <cmath>
+#include <iterator>
 
 namespace logprobd::torch_ops {
 namespace {
@@ -24,9 +28,20 @@ void CheckPerColumn(const std::optional<at::Tensor>& tensor, const char* name,
       !tensor.has_value() || (tensor->dim() == 1 && tensor->size(0) == weight.size(0)), name,
       " has the shape ", tensor->sizes(), ", and weight ", weight.size(0), " rows: it must be [",
       weight.size(0), "]");
+  TORCH_CHECK_VALUE(!tensor.has_value() || tensor->is_floating_point(), name, " is ",
+                    tensor->scalar_type(), ": it must hold real numbers");
 }
 
 }  // namespace
+
+void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Tensor>& weight_grad) {
+  CheckOnDevice(weight_grad, "weight_grad", inputs.hidden);
+  CheckOnDevice(inputs.weight, "weight", inputs.hidden);
+  CheckOnDevice(inputs.target, "target", inputs.hidden);
+  CheckOnDevice(inputs.bias, "bias", inputs.hidden);
+  CheckOnDevice(inputs.row_temperature, "temperature", inputs.hidden);
+  CheckOnDevice(inputs.column_weights, "column_weights", inputs.hidden);
+}
 
 at::Tensor Rows::Spread(const at::Tensor& values) const {
   if (!index.defined()) return values;
@@ -56,31 +71,41 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
                     ": float32, bfloat16, float16 and float64 are served");
   TORCH_CHECK_VALUE(at::isIntegralType(target.scalar_type(), /*includeBool=*/false), "target is ",
                     target.scalar_type(), ": it must hold integers");
-  const int64_t hidden_rows = hidden.numel() / hidden.size(-1);
-  const int64_t ranks = options.sequence_parallel ? group.size() : 1;
-  TORCH_CHECK_VALUE(target.numel() == hidden_rows * ranks, "target has ", target.numel(),
-                    " elements and hidden ", hidden_rows, " rows",
-                    options.sequence_parallel ? " on each rank of the group" : "",
-                    ": there must be one for each");
-  CheckOnDevice(inputs.weight, "weight", hidden);
-  CheckOnDevice(inputs.target, "target", hidden);
-  CheckOnDevice(inputs.bias, "bias", hidden);
-  CheckOnDevice(inputs.row_temperature, "temperature", hidden);
-  CheckOnDevice(inputs.column_weights, "column_weights", hidden);
+  if (options.sequence_parallel) {
+    const int64_t hidden_rows = hidden.numel() / hidden.size(-1);
+    TORCH_CHECK_VALUE(target.numel() == hidden_rows * group.size(), "target has ", target.numel(),
+                      " elements and hidden ", hidden_rows, " rows on each of ", group.size(),
+                      " ranks: there must be one for each row of all of them");
+  } else {
+    TORCH_CHECK_VALUE(target.sizes() == hidden.sizes().slice(0, hidden.dim() - 1),
+                      "target has the shape ", target.sizes(), " and hidden ", hidden.sizes(),
+                      ": it must be hidden's without the last size");
+  }
+  CheckDevices(inputs, /*weight_grad=*/std::nullopt);
   CheckPerColumn(inputs.bias, "bias", weight);
   CheckPerColumn(inputs.column_weights, "column_weights", weight);
   TORCH_CHECK_VALUE(
       !inputs.row_temperature.has_value() || inputs.row_temperature->sizes() == target.sizes(),
       "temperature has the shape ", inputs.row_temperature->sizes(), " and target ", target.sizes(),
       ": it must be one number or one a row");
-  TORCH_CHECK_VALUE(options.temperature > 0, "temperature is ", options.temperature,
-                    ": it must be above 0");
-  TORCH_CHECK_VALUE(options.softcap >= 0, "softcap is ", options.softcap,
-                    ": it must be above 0, or None for none");
+  if (inputs.row_temperature.has_value()) {
+    TORCH_CHECK_VALUE(inputs.row_temperature->is_floating_point(), "temperature is ",
+                      inputs.row_temperature->scalar_type(), ": it must hold real numbers");
+    // On a GPU looking would wait for it.
+    TORCH_CHECK_VALUE(
+        !inputs.row_temperature->is_cpu() || inputs.row_temperature->gt(0).all().item<bool>(),
+        "temperature has an element that is not above 0");
+  }
+  TORCH_CHECK_VALUE(options.temperature > 0 && std::isfinite(options.temperature),
+                    "temperature is ", options.temperature, ": it must be above 0 and finite");
+  TORCH_CHECK_VALUE(options.softcap >= 0 && std::isfinite(options.softcap), "softcap is ",
+                    options.softcap, ": it must be above 0, or None for none");
   TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
                     ": it must not be negative");
   TORCH_CHECK_VALUE(options.vocab_valid == -1 || options.vocab_valid > 0, "vocab_valid is ",
                     options.vocab_valid, ": it must be above 0, or None for the whole vocabulary");
+  TORCH_CHECK_VALUE(weight.size(0) > 0 || !group.is_alone(),
+                    "weight has no rows: gather it first where it is sharded by parameters");
   TORCH_CHECK_VALUE(!options.sequence_parallel || !group.is_alone(),
                     "sequence_parallel needs a process_group to gather hidden from");
 }
@@ -104,15 +129,32 @@ Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
   return rows;
 }
 
-void CheckTargets(const Rows& rows, int64_t vocab_size) {
-  const at::Tensor outside = rows.target.lt(0).logical_or_(rows.target.ge(vocab_size));
-  const at::Tensor found = at::nonzero(outside).squeeze(1);
+std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
+                                     const LinearLogprobOptions& options) {
+  if (options.group.empty()) return {};
+  const at::Tensor target = inputs.target.reshape({-1}).to(at::kLong);
+  const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
+  const bool flags[] = {options.sequence_parallel, options.unowned_is_zero, options.need_entropy,
+                        options.need_argmax, options.need_mean_logit};
+  std::vector<int64_t> common = {target.size(0),        (target * places).sum().item<int64_t>(),
+                                 inputs.hidden.numel(), options.ignore_index,
+                                 options.vocab_valid,   static_cast<int64_t>(WideType(inputs))};
+  common.insert(common.end(), std::begin(flags), std::end(flags));
+  return common;
+}
+
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobOptions& options,
+                 int64_t vocab_size) {
+  TORCH_CHECK_VALUE(owners.le(1).all().item<bool>(),
+                    "vocab_start: several ranks have the same id; their parts must not overlap");
+  if (options.unowned_is_zero) return;
+  const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
   if (found.size(0) == 0) return;
   const auto first = found[0].item<int64_t>();
   const auto place = rows.index.defined() ? rows.index[first].item<int64_t>() : first;
   TORCH_CHECK_INDEX(false, "target ", rows.target[first].item<int64_t>(), " of row ", place,
-                    " is not in [0, ", vocab_size, "): ", found.size(0),
-                    " targets are not; ignored ones hold ignore_index");
+                    " is in no rank's part of the vocabulary, [0, ", vocab_size, "), nor are ",
+                    found.size(0) - 1, " others; ignored ones hold ignore_index");
 }
 
 at::ScalarType WideType(const LinearLogprobInputs& inputs) {

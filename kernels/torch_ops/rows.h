@@ -34,8 +34,16 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
 Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
                    const LinearLogprobOptions& options, const at::Tensor& wanted);
 
-/// Throws c10::IndexError, naming the first row, where a target lies outside [0, vocab_size).
-void CheckTargets(const Rows& rows, int64_t vocab_size);
+/// What must be the same on every rank of a group; each does as many collectives of equal sizes
+/// then.
+std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
+                                     const LinearLogprobOptions& options);
+
+/// `owners`, int64 [n], says how many ranks have each row's target. Throws c10::IndexError, naming
+/// the first row, where none has unless that is zero by the options, and c10::ValueError where
+/// several have.
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobOptions& options,
+                 int64_t vocab_size);
 
 /// What sums and gradients are held in: double where hidden or weight are, else fp32.
 at::ScalarType WideType(const LinearLogprobInputs& inputs);

@@ -6,16 +6,26 @@
 
 namespace logprobd::torch_ops {
 
+namespace {
+
+/// What sums in fixed point hold: kernels/common/row_sums.h.
+constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
+
+}  // namespace
+
 Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
              const RankGroup& group)
     : begin(options.vocab_start), vocab_size(options.vocab_start + inputs.weight.size(0)) {
-  if (options.vocab_valid > 0) {
-    vocab_size = options.vocab_valid;
-  } else if (!group.is_alone()) {
+  if (!group.is_alone()) {
     at::Tensor end = at::full({1}, vocab_size, inputs.hidden.options().dtype(at::kLong));
     group.Max(end);
     vocab_size = end.item<int64_t>();
   }
+  TORCH_CHECK_VALUE(vocab_size <= kVocabSizeMax, "the vocabulary has ", vocab_size,
+                    " ids: at most ", kVocabSizeMax, " are served");
+  TORCH_CHECK_VALUE(options.vocab_valid <= vocab_size, "vocab_valid is ", options.vocab_valid,
+                    ", and the weight ends at ", vocab_size);
+  if (options.vocab_valid > 0) vocab_size = options.vocab_valid;
   columns = std::clamp<int64_t>(vocab_size - begin, 0, inputs.weight.size(0));
 }
 

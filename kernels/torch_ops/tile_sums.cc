@@ -37,25 +37,36 @@ at::Tensor ToFixed(const at::Tensor& values) {
 
 }  // namespace
 
-TileSumsOf SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first,
-                    bool need_weighted) {
+TileSumsOf RoomForTiles(const at::Tensor& like_rows, int64_t num_tiles, bool need_weighted) {
+  const auto zeros = [&] {
+    return like_rows.new_zeros({like_rows.size(0), num_tiles}, at::kDouble);
+  };
+  TileSumsOf tiles;
+  tiles.exponent = zeros().fill_(-kInfinity);
+  tiles.sum = zeros();
+  if (need_weighted) tiles.weighted = zeros();
+  return tiles;
+}
+
+void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first, int64_t tile,
+              TileSumsOf& tiles) {
   const int64_t before = first % kTileColumns;
   const int64_t after = (kTileColumns - (before + logits.size(1)) % kTileColumns) % kTileColumns;
   // In fp64: rounding y would cost more than all that follows.
-  at::Tensor y = logits.to(at::kDouble) * log2_scales.to(at::kDouble);
+  at::Tensor y = logits.to(at::kDouble) * log2_scales;
   if (before > 0 || after > 0) y = at::constant_pad_nd(y, {before, after}, -kInfinity);
   y = y.view({y.size(0), -1, kTileColumns});
   const at::Tensor exponent = y.amax(2, /*keepdim=*/true).ceil_();
   const at::Tensor u = y.sub_(exponent);
   const at::Tensor powers = u.exp2();
-  TileSumsOf tiles;
-  tiles.exponent = exponent.squeeze(2);
-  tiles.sum = powers.sum(2);
-  if (need_weighted) {
+  const int64_t count = y.size(1);
+  tiles.exponent.narrow(1, tile, count).copy_(exponent.squeeze(2));
+  tiles.sum.narrow(1, tile, count).copy_(powers.sum(2));
+  if (tiles.weighted.defined()) {
     // -inf * 0 would be NaN.
-    tiles.weighted = at::where(powers == 0, 0, u).mul_(powers).sum(2);
+    const at::Tensor weighted = at::where(powers == 0, 0, u).mul_(powers).sum(2);
+    tiles.weighted.narrow(1, tile, count).copy_(weighted);
   }
-  return tiles;
 }
 
 at::Tensor FixedSums(const TileSumsOf& tiles, const at::Tensor& exponents) {

@@ -16,10 +16,14 @@ struct TileSumsOf {
   at::Tensor weighted;  ///< sum of (y - k) 2^(y - k); undefined where no entropy is needed.
 };
 
-/// The sums of a block's logits [n, columns], before temperature; `columns` may begin and end
-/// within tiles of the whole vocabulary, of which `first` is the id of the first column.
-TileSumsOf SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first,
-                    bool need_weighted);
+/// Room for the sums of so many tiles; empty tiles until they are written.
+TileSumsOf RoomForTiles(const at::Tensor& like_rows, int64_t num_tiles, bool need_weighted);
+
+/// Writes the sums of a block's logits [n, columns], before temperature, at log2(e) / temperature,
+/// fp64 [n, 1]; `columns` may begin and end within tiles of the whole vocabulary, of which `first`
+/// is the id of the first column. They take the places from `tile` on in `tiles`.
+void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first, int64_t tile,
+              TileSumsOf& tiles);
 
 /// Rows' sums over all tiles, int64 fixed point relative to `exponents` [n], the rows' largest over
 /// all shards: adding them over shards is exact (kernels/common/row_sums.h). [n] each.

@@ -130,7 +130,7 @@ def test_the_operator_s_example_in_python_runs(binaries) -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        env=os.environ | {"PYTHONPATH": str(package), "LOGPROBD_OPS_LIBRARY": str(library)},
+        env=os.environ | {"PYTHONPATH": str(package), "LINEAR_LOGPROB_LIBRARY": str(library)},
     )
     assert result.returncode == 0, result.stderr
     assert "0.0000" in result.stdout  # the ignored row's

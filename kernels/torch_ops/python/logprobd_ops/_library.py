@@ -6,11 +6,12 @@ import pathlib
 import torch
 
 NAME = "liblogprobd_torch_ops.so"
-VARIABLE = "LOGPROBD_OPS_LIBRARY"
+# Not LOGPROBD_...: those are settings of the server, which refuses ones that it does not know.
+VARIABLE = "LINEAR_LOGPROB_LIBRARY"
 
 
 def load() -> None:
-    """Loads the library named by LOGPROBD_OPS_LIBRARY, or the one in this package. ImportError says
+    """Loads the library named by LINEAR_LOGPROB_LIBRARY, or the one in this package. ImportError says
     how to get one."""
     path = os.environ.get(VARIABLE) or pathlib.Path(__file__).with_name(NAME)
     try:

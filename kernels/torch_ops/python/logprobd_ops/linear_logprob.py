@@ -48,7 +48,7 @@ def linear_logprob(
         target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` give and get
             exact zeros and cost nothing.
         bias: [V].
-        temperature: above 0; one number, or a tensor like target, one a row.
+        temperature: above 0; one number, or a tensor like target, one a row; it gets no gradient.
         vocab_start: the id of the weight's first row, under tensor parallelism.
         vocab_valid: ids from here on are padding and take no part. Default: all that ranks have.
         process_group: of the ranks that hold the other rows of the weight. All call with the same
@@ -60,8 +60,9 @@ def linear_logprob(
         unowned_target: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
             logprob 0, with the gradient of -lse.
         weight_grad: fp32 [V, H], to which the weight's gradient is added (main_grad); the weight
-            itself then gets none.
-        return_argmax: also the id of the largest logit, int64, the lowest among equals.
+            itself then gets none. A backward that fails may have added a part.
+        return_argmax: also the id of the largest logit, int64, the lowest among equals; -1 where a
+            logit is not finite.
         return_mean_logit: also the sum of column_weights * x.
 
     Returns:
@@ -70,15 +71,19 @@ def linear_logprob(
 
     Raises:
         ValueError: shapes, dtypes, devices or options do not fit; the message names the argument.
-        IndexError: a target outside the vocabulary.
+            On every rank where ranks differ in targets, sizes or options, or their parts overlap.
+        IndexError: a target that no rank has; the message names the row.
         RuntimeError: another rank of the group failed.
     """
     if unowned_target not in ("error", "zero"):
         raise ValueError(f'unowned_target is {unowned_target!r}: it must be "error" or "zero"')
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for none")
     row_temperature = None
     if isinstance(temperature, Tensor):
-        row_temperature, temperature = temperature.expand(target.shape), 1.0
-    logprob, entropy, lse, argmax, mean_logit = torch.ops.logprobd.linear_logprob(
+        row_temperature = temperature if temperature.dim() else temperature.expand(target.shape)
+        temperature = 1.0
+    logprob, entropy, lse, argmax, mean_logit, _ = torch.ops.logprobd.linear_logprob(
         hidden,
         weight,
         target,

@@ -114,7 +114,7 @@ def linear_cross_entropy(
     )
 
     # Ignored rows have zeros for logprob, lse and mean logit, and so for all that follows.
-    is_counted = target != ignore_index
+    is_counted = target.long() != ignore_index
     num_counted = is_counted.sum()
     loss = -logprob
     normalizer = num_counted.to(loss.dtype)

@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
 
 os.environ.setdefault(
-    "LOGPROBD_OPS_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
+    "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
 )
 sys.path[:0] = [
     str(ROOT / "kernels" / "torch_ops" / "python"),

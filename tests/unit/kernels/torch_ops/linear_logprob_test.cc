@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
-using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
                              const MaybeTensor&, const MaybeTensor&, double, double, double,
                              int64_t, int64_t, int64_t, std::string_view, bool, bool, bool, bool,
@@ -48,7 +48,7 @@ TEST_F(LinearLogprobTest, ALoadedLibraryScoresWithGradients) {
   const Tensor picked = log_p.gather(1, target.unsqueeze(1)).squeeze(1);
   const Tensor truth = (picked - (log_p.exp() * log_p).sum(1)).sum();
 
-  const auto [logprob, entropy, lse, argmax, mean_logit] = Score(hidden, weight, target);
+  const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest] = Score(hidden, weight, target);
   const Tensor loss = (logprob + entropy).sum();
 
   EXPECT_TRUE(at::allclose(loss, truth, 1e-10, 1e-10));

@@ -1,5 +1,6 @@
 """Processes that are the ranks of a gloo group and run functions together."""
 
+import contextlib
 import multiprocessing
 import pathlib
 import sys
@@ -56,7 +57,10 @@ class RankPool:
             commands.send((function, arguments))
         outcomes = []
         for rank, commands in enumerate(self._commands):
-            assert commands.poll(ANSWERS_WITHIN_S), f"rank {rank} does not answer"
+            if not commands.poll(ANSWERS_WITHIN_S):
+                for process in self._processes:  # late answers would pass for those of other calls
+                    process.kill()
+                raise AssertionError(f"rank {rank} does not answer")
             outcomes.append(commands.recv())
         return outcomes
 
@@ -72,7 +76,8 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         for commands in self._commands:
-            commands.send(None)
+            with contextlib.suppress(OSError):  # it has been killed
+                commands.send(None)
         for process in self._processes:
             process.join(10)
             if process.is_alive():

@@ -170,6 +170,78 @@ def test_a_rank_that_fails_makes_every_rank_raise(ranks) -> None:
         assert "failed on another rank" in errors[rank]
 
 
+def score_another_target(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
+    mine = shard(given, borders, rank)
+    mine["target"] = mine["target"].clone()  # what is sent lies in memory that ranks share
+    mine["target"][0] = rank
+    return score(mine, vocab_start=borders[rank], process_group=dist.group.WORLD)
+
+
+# Ranks with other rows entered collectives of other sizes, which ended the process.
+def test_ranks_with_different_targets_are_all_told_so(ranks) -> None:
+    outcomes = ranks.outcomes(score_another_target, head(), UNEVEN["aligned"])
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: the ranks of the group were called with different")
+
+
+def score_without_a_gradient(rank: int, _size: int, given: dict, borders: list[int]) -> None:
+    mine = shard(given, borders, rank)
+    logprob, _, _ = linear_logprob(
+        mine["hidden"].requires_grad_(rank != 1),
+        mine["weight"].requires_grad_(),
+        mine["target"],
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+    )
+    logprob.sum().backward()
+
+
+def test_ranks_of_which_one_needs_no_gradient_of_hidden_are_all_told_so(ranks) -> None:
+    outcomes = ranks.outcomes(score_without_a_gradient, head(), UNEVEN["aligned"])
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: the ranks of the group were called with different")
+
+
+def differentiate_with_a_bad_rank(rank: int, _size: int, given: dict, borders: list[int]) -> None:
+    mine = shard(given, borders, rank)
+    logprob, _, _ = linear_logprob(
+        mine["hidden"],
+        mine["weight"].requires_grad_(),
+        mine["target"],
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        weight_grad=torch.zeros(1, 1) if rank == 2 else None,
+    )
+    logprob.sum().backward()
+
+
+def test_a_rank_that_fails_in_the_backward_makes_every_rank_raise(ranks) -> None:
+    outcomes = ranks.outcomes(differentiate_with_a_bad_rank, head(), UNEVEN["aligned"])
+
+    assert "weight_grad must be" in outcomes[2][1]
+    for rank in (0, 1):
+        assert "failed on another rank" in outcomes[rank][1]
+
+
+def test_shards_that_overlap_are_refused(ranks) -> None:
+    given = head()
+    given["target"][0] = 2 * TILE  # both of the first two have it
+
+    outcomes = ranks.outcomes(score_overlapping, given)
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: vocab_start: several ranks have the same id")
+
+
+def score_overlapping(rank: int, _size: int, given: dict) -> dict:
+    begin = [0, TILE, 3 * TILE][rank]
+    part = slice(begin, begin + 2 * TILE)
+    mine = given | {"weight": given["weight"][part], "bias": given["bias"][part]}
+    return score(mine, vocab_start=begin, process_group=dist.group.WORLD)
+
+
 def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks) -> None:
     given = head()
     given["target"][3] = VOCAB

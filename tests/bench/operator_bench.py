@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Measures linear_logprob forward and backward against three GEMMs of the same size, in one run.
+
+    operator_bench.py --out operator.json             the heads and rows of the table, on a GPU
+    operator_bench.py --heads 4096x151936 --rows 8192  one of them
+    operator_bench.py --device cpu --quick             a dry run in seconds
+
+A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
+operator with a gradient for each token's logprob and entropy, the same in torch with logits in memory, eager
+and compiled. Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs
+and gradients. Exits 1 when a figure misses what is wanted of it; results are written in any case.
+
+Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
+"""
+
+import argparse
+import functools
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels/torch_ops/python"))
+
+import bench_records
+import torch
+from logprobd_ops import linear_logprob
+from torch import Tensor
+
+WARM_UP = 2
+IGNORED_SHARE = 0.7
+LOGIT_DEVIATION = 3.0
+EXTRA_MIB = 256  # and the fp32 sum for hidden
+GEMMS = "three GEMMs"
+
+
+class Inputs(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    target: Tensor
+    d_logprob: Tensor
+    d_entropy: Tensor
+
+
+def inputs_of(rows: int, hidden: int, vocab: int, device: str) -> Inputs:
+    """Rows whose logits have a standard deviation of LOGIT_DEVIATION."""
+    random = torch.Generator(device=device).manual_seed(1)
+    normal = functools.partial(torch.randn, device=device, generator=random)
+    weight = normal(vocab, hidden).mul_(LOGIT_DEVIATION / hidden**0.5).bfloat16()
+    return Inputs(
+        normal(rows, hidden).bfloat16().requires_grad_(),
+        weight.requires_grad_(),
+        torch.randint(0, vocab, (rows,), device=device, generator=random),
+        normal(rows),
+        normal(rows) * 0.01,
+    )
+
+
+def three_gemms(given: Inputs) -> None:
+    hidden, weight = given.hidden.detach(), given.weight.detach()
+    logits = hidden @ weight.T
+    _ = logits @ weight
+    _ = logits.T @ hidden
+
+
+def in_memory(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """What one would otherwise write."""
+    log_p = torch.log_softmax((hidden @ weight.T).float(), -1)
+    return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logprob, entropy, _ = linear_logprob(hidden, weight, target)
+    return logprob, entropy
+
+
+def trained(scores: Callable, given: Inputs) -> None:
+    """Forward and backward with a gradient for each token."""
+    given.hidden.grad = given.weight.grad = None
+    torch.autograd.backward(
+        scores(given.hidden, given.weight, given.target), [given.d_logprob, given.d_entropy]
+    )
+
+
+def seconds(call: Callable[[], None], device: str) -> float:
+    if device == "cpu":
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def extra_mib(call: Callable[[], None], given: Inputs) -> float:
+    """Most that a call holds beyond what it leaves behind: its gradients."""
+    given.hidden.grad = given.weight.grad = None
+    call()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    given.hidden.grad = given.weight.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return (torch.cuda.max_memory_allocated() - after) / 2**20
+
+
+def in_turn(
+    contenders: dict[str, Callable[[], None]], rounds: int, device: str
+) -> dict[str, list[float]]:
+    """Times of each; one that fails, for want of memory, takes no part."""
+    able = {}
+    for name, call in contenders.items():
+        try:
+            for _ in range(WARM_UP):
+                call()
+            able[name] = call
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            print(f"  {name} left out: {str(error)[:160]}", file=sys.stderr, flush=True)
+    times: dict[str, list[float]] = {name: [] for name in able}
+    for number in range(rounds):
+        for name in list(able) if number % 2 == 0 else reversed(able):
+            times[name].append(seconds(able[name], device))
+    return times
+
+
+def most_wanted(hidden: int) -> float:
+    """How many times the three GEMMs forward and backward may take."""
+    return 1.38 if hidden >= 4096 else 1.42 if hidden >= 2048 else 1.6
+
+
+def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
+    shape = f"T={rows}, H={hidden}, V={vocab}"
+    given = inputs_of(rows, hidden, vocab, args.device)
+    ignored = given._replace(target=given.target.clone())
+    ignored.target[: int(rows * IGNORED_SHARE)] = -100
+    contenders = {
+        GEMMS: functools.partial(three_gemms, given),
+        "operator": functools.partial(trained, ours, given),
+        "operator, 70 % of rows ignored": functools.partial(trained, ours, ignored),
+        "torch": functools.partial(trained, in_memory, given),
+    }
+    if not args.no_compile:
+        compiled = torch.compile(in_memory, dynamic=False)
+        contenders["torch.compile"] = functools.partial(trained, compiled, given)
+    times = in_turn(contenders, args.rounds, args.device)
+    print(
+        f"{shape}: "
+        + ", ".join(f"{name} {1e3 * statistics.median(t):.4g} ms" for name, t in times.items()),
+        file=sys.stderr,
+        flush=True,
+    )
+    milliseconds = {name: [1e3 * t for t in figures] for name, figures in times.items()}
+    records = []
+    for name, figures in milliseconds.items():
+        if name == GEMMS:
+            continue
+        beside, wanted = GEMMS, ""
+        if name == "operator" and not args.quick:
+            wanted = f"wanted at most {most_wanted(hidden)}"
+        if name.endswith("ignored"):
+            beside, wanted = "operator", "" if args.quick else "wanted at most 0.36"
+        records.append(
+            bench_records.record_of_rounds(
+                f"Forward and backward, {name}, {shape}",
+                "ms",
+                figures,
+                baseline=(beside, milliseconds[beside]),
+                note=wanted,
+            )
+        )
+    if args.device == "cuda":
+        bound = EXTRA_MIB + 4 * rows * hidden / 2**20
+        records.append(
+            bench_records.record(
+                f"Forward and backward, operator, {shape}: memory beyond the gradients",
+                extra_mib(contenders["operator"], given),
+                "MiB",
+                note=f"wanted at most {bound:.0f}",
+            )
+        )
+    return records
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--heads", default="4096x151936,2048x151936,1024x151936", help="HxV,...")
+    parser.add_argument("--rows", default="1024,4096,16384", help="tokens of a step, T,...")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--quick", action="store_true", help="a small head; nothing is wanted of it"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    args = parser.parse_args()
+    if args.quick:
+        args.heads, args.rows, args.rounds, args.no_compile = "64x2048", "128", 2, True
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    bench_records.ORIGIN.update(
+        machine=bench_records.machine(with_gpu=args.device == "cuda"),
+        commit=args.commit or bench_records.commit(),
+    )
+    records: list[dict] = []
+    for head in args.heads.split(","):
+        hidden, vocab = (int(size) for size in head.split("x"))
+        for rows in args.rows.split(","):
+            records += measure(args, int(rows), hidden, vocab)
+            if args.out:
+                bench_records.write(records, args.out)
+    is_missed = bench_records.missed(records)
+    bench_records.write(records, args.out)
+    return 1 if is_missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

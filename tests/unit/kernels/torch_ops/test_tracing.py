@@ -1,0 +1,351 @@
+"""The operator traces: its shapes are known without running it, and a compiled caller gets the eager bits."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch._dynamo.testing
+from logprobd_ops.linear_logprob import linear_logprob
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+IGNORED = -100
+
+
+class Case(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor
+    temperature: Tensor
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.hidden, self.weight, self.bias
+
+
+def make_case(rows=12, size=17, vocab=257, dtype=torch.float32, needs_grad=True, seed=0) -> Case:
+    """Logits of standard deviation 1, a flat row, to 20, a peaked one; one row is ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.linspace(1, 20, rows).unsqueeze(-1)
+    hidden = spread * torch.randn(rows, size, generator=generator)
+    weight = torch.randn(vocab, size, generator=generator) / size**0.5
+    bias = torch.randn(vocab, generator=generator)
+    target = torch.randint(vocab, (rows,), generator=generator)
+    target[rows // 2] = IGNORED
+    leaves = [each.to(dtype).requires_grad_(needs_grad) for each in (hidden, weight, bias)]
+    return Case(leaves[0], leaves[1], target, leaves[2], torch.linspace(0.3, 2, rows))
+
+
+def raw_arguments(
+    case: Case,
+    *,
+    bias=True,
+    row_temperature=False,
+    column_weights=False,
+    softcap=0.0,
+    vocab_valid=-1,
+    needs=(True, False, False),
+    weight_grad=None,
+) -> tuple:
+    """What torch.ops.logprobd.linear_logprob takes; `needs`: entropy, argmax, mean logit."""
+    vocab = case.weight.shape[0]
+    return (
+        case.hidden,
+        case.weight,
+        case.target,
+        case.bias if bias else None,
+        case.temperature if row_temperature else None,
+        torch.linspace(0, 1, vocab) if column_weights else None,
+        1.0 if row_temperature else 0.75,
+        1.5,
+        softcap,
+        IGNORED,
+        0,
+        vocab_valid,
+        "",
+        False,
+        False,
+        *needs,
+        weight_grad,
+    )
+
+
+SAMPLES = {
+    "plain": {},
+    "without bias": {"bias": False},
+    "temperature a row": {"row_temperature": True},
+    "all outputs": {"needs": (True, True, True), "column_weights": True},
+    "logprob alone": {"needs": (False, False, False)},
+    "softcap": {"softcap": 10.0},
+    "padding": {"vocab_valid": 256},
+}
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("needs_grad", (False, True))
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_the_operator_keeps_the_rules_of_torch(sample, needs_grad, check):
+    options = SAMPLES[sample]
+    case = make_case(needs_grad=needs_grad)
+    if "vocab_valid" in options:
+        case.target.clamp_(max=options["vocab_valid"] - 1)
+
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob.default,
+        raw_arguments(case, **options),
+        test_utils=check,
+    )
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
+def test_the_operator_keeps_the_rules_of_torch_in_other_dtypes(dtype):
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob.default, raw_arguments(make_case(dtype=dtype))
+    )
+
+
+@pytest.mark.parametrize("needs", [(True, True, True), (True, False, True), (False, True, False)])
+def test_the_backward_operator_keeps_the_rules_of_torch(needs):
+    case = make_case(needs_grad=False)
+    forward = raw_arguments(case)
+    logprob, entropy, lse, _, _, lse_rest = torch.ops.logprobd.linear_logprob(*forward)
+    upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
+
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob_backward.default,
+        (*upstream, lse, lse_rest, entropy, *forward[:-1], list(needs)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_the_accumulating_backward_operator_keeps_the_rules_of_torch():
+    case = make_case(needs_grad=False)
+    forward = raw_arguments(case)
+    logprob, entropy, lse, _, _, lse_rest = torch.ops.logprobd.linear_logprob(*forward)
+    upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
+
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob_backward_into.default,
+        (*upstream, lse, lse_rest, entropy, *forward[:-1], [True, True, True], torch.ones(257, 17)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+# Compiled callers.
+
+
+def loss_of(hidden, weight, target, bias, temperature):
+    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature=temperature,
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+    loss = logprob.sum() + 0.5 * entropy.sum() - 0.25 * lse.sum() + 2 * mean_logit.sum()
+    return loss, (logprob, entropy, lse, argmax, mean_logit)
+
+
+def run(function, case: Case) -> list[Tensor]:
+    """Scores and gradients."""
+    loss, scores = function(*case)
+    return [*scores, *torch.autograd.grad(loss, case.leaves)]
+
+
+def assert_same_bits(ours: list[Tensor], truth: list[Tensor]) -> None:
+    for our, same in zip(ours, truth, strict=True):
+        assert our.dtype == same.dtype
+        assert torch.equal(our, same)
+
+
+BACKENDS = ("aot_eager", "inductor")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("eager", torch.float32),
+        ("aot_eager", torch.float32),
+        ("aot_eager", torch.bfloat16),
+    ],
+)
+def test_a_compiled_caller_gets_the_bits_of_eager(backend, dtype):
+    compiled = torch.compile(loss_of, fullgraph=True, backend=backend)
+    case = make_case(dtype=dtype)
+
+    assert_same_bits(run(compiled, case), run(loss_of, case))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_caller_with_a_number_for_temperature(backend):
+    def function(hidden, weight, target):
+        return linear_logprob(
+            hidden, weight, target, temperature=0.7, softcap=10.0, vocab_valid=250
+        )
+
+    case = make_case()
+    case.target.clamp_(max=249)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+
+    assert_same_bits(compiled(*case[:3]), function(*case[:3]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_compilation_serves_all_numbers_of_rows(backend):
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(loss_of, fullgraph=True, backend=counter, dynamic=True)
+
+    run(compiled, make_case(12))
+    compilations = counter.frame_count
+
+    for rows in (7, 33, 200):
+        case = make_case(rows)
+        assert_same_bits(run(compiled, case), run(loss_of, case))
+
+    assert counter.frame_count == compilations
+
+
+def test_a_compiled_module_under_activation_checkpointing():
+    case = make_case()
+
+    def function(*arguments):
+        return torch.utils.checkpoint.checkpoint(loss_of, *arguments, use_reentrant=False)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+
+    assert_same_bits(run(compiled, case), run(loss_of, case))
+
+
+def test_a_compiled_caller_may_accumulate_into_weight_grad():
+    def function(hidden, weight, target, weight_grad):
+        return linear_logprob(hidden, weight, target, weight_grad=weight_grad)[0].sum()
+
+    case = make_case()
+    buffers = [torch.ones(257, 17), torch.ones(257, 17)]
+    compiled = torch.compile(function, backend="aot_eager")
+
+    function(case.hidden, case.weight, case.target, buffers[0]).backward()
+    hidden_grad, case.hidden.grad = case.hidden.grad, None
+    compiled(case.hidden, case.weight, case.target, buffers[1]).backward()
+
+    assert torch.equal(buffers[0], buffers[1])
+    assert torch.equal(hidden_grad, case.hidden.grad)
+    assert case.weight.grad is None
+
+
+# Fake tensors.
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.float64, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("shape", ((), (12,), (3, 4), (0,)))
+@pytest.mark.parametrize("need_entropy", (True, False))
+def test_fake_scores_have_the_shapes_and_dtypes_of_real_ones(dtypes, shape, need_entropy):
+    def scores():
+        hidden = torch.ones(*shape, 17, dtype=dtypes[0])
+        weight = torch.ones(257, 17, dtype=dtypes[1])
+        target = torch.zeros(shape, dtype=torch.int32)
+        options = {"return_argmax": True, "return_mean_logit": True, "need_entropy": need_entropy}
+        return linear_logprob(hidden, weight, target, **options)
+
+    real = scores()
+    with FakeTensorMode():
+        fake = scores()
+
+    assert [(s.shape, s.dtype, s.device, s.stride()) for s in fake] == [
+        (s.shape, s.dtype, s.device, s.stride()) for s in real
+    ]
+
+
+def test_fake_gradients_have_the_shapes_and_dtypes_of_real_ones():
+    with FakeTensorMode() as mode:
+        case = Case(*[mode.from_tensor(each) for each in make_case(dtype=torch.bfloat16)])
+        fake = run(loss_of, case)
+
+    real = run(loss_of, make_case(dtype=torch.bfloat16))
+
+    assert [(s.shape, s.dtype, s.stride()) for s in fake] == [
+        (s.shape, s.dtype, s.stride()) for s in real
+    ]
+
+
+# Modes.
+
+
+def test_autocast_rounds_nothing():
+    case = make_case()
+    truth = run(loss_of, case)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = run(loss_of, case)
+
+    assert_same_bits(ours, truth)
+
+
+def test_autocast_around_the_layers_before_leaves_fp32_scores():
+    case = make_case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = torch.nn.functional.linear(case.hidden, torch.eye(17))
+        assert hidden.dtype == torch.bfloat16
+        logprob, entropy, lse = linear_logprob(hidden, case.weight, case.target, case.bias)
+
+    logprob.sum().backward()
+
+    assert {logprob.dtype, entropy.dtype, lse.dtype} == {torch.float32}
+    assert case.hidden.grad.dtype == case.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_without_gradients_the_scores_are_the_same_and_keep_nothing(mode):
+    case = make_case()
+    _, truth = loss_of(*case)
+
+    with mode():
+        _, scores = loss_of(*case)
+
+    assert_same_bits(list(scores), list(truth))
+    assert not any(each.requires_grad for each in scores)
+    assert all(each.grad_fn is None for each in scores)
+
+
+def test_a_compiled_caller_under_no_grad():
+    case = make_case()
+    compiled = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
+    _, truth = loss_of(*case)
+
+    with torch.no_grad():
+        _, scores = compiled(*case)
+
+    assert_same_bits(list(scores), list(truth))
+
+
+def test_inference_tensors_are_scored():
+    with torch.inference_mode():
+        case = make_case(needs_grad=False)
+    _, scores = loss_of(*case)
+    _, truth = loss_of(*make_case(needs_grad=False))
+
+    assert_same_bits(list(scores), list(truth))
