@@ -96,7 +96,7 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
 }
 
 /// Scores of a block of rows, in fp64 but for argmax.
-LinearLogprobOutputs Score(const Rows& rows, BlockKnowledge knowledge,
+LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
                            const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                            const Shard& shard, const RankGroup& group) {
   const TileSumsOf& tiles = knowledge.tiles;
@@ -185,12 +185,13 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
     const Rows block = BlockOf(rows, begin, block_rows);
     BlockKnowledge knowledge;
     group.Together(device, [&] { knowledge = Know(block, inputs, options, shard); });
-    blocks.push_back(Score(block, std::move(knowledge), inputs, options, shard, group));
+    blocks.push_back(Score(block, knowledge, inputs, options, shard, group));
   }
   const auto whole = [&](at::Tensor LinearLogprobOutputs::*member, bool is_needed,
                          at::ScalarType dtype) {
     if (!is_needed) return at::empty({0}, scores.dtype(dtype));
     std::vector<at::Tensor> parts;
+    parts.reserve(blocks.size());
     for (const LinearLogprobOutputs& block : blocks) parts.push_back(block.*member);
     if (parts.empty()) return at::zeros(inputs.target.sizes(), scores.dtype(dtype));
     return rows.Spread(at::cat(parts).to(dtype)).view(inputs.target.sizes());

@@ -77,7 +77,7 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
                       " elements and hidden ", hidden_rows, " rows on each of ", group.size(),
                       " ranks: there must be one for each row of all of them");
   } else {
-    TORCH_CHECK_VALUE(target.sizes() == hidden.sizes().slice(0, hidden.dim() - 1),
+    TORCH_CHECK_VALUE(target.sizes() == hidden.sizes().slice(0, hidden.sizes().size() - 1),
                       "target has the shape ", target.sizes(), " and hidden ", hidden.sizes(),
                       ": it must be hidden's without the last size");
   }
