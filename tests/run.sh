@@ -54,11 +54,12 @@ step "building everything (Release)" build
 # Both suites run to their end whatever the first one says: a summary names all that is broken.
 export TEST_BINARIES=$PWD/build/release/bin
 ctest_log=build/tests-logs/ctest.log pytest_log=build/tests-logs/pytest.log
+operator_log=build/tests-logs/pytest_operator.log operator_tests=tests/unit/kernels/torch_ops
 ctest_options=(--test-dir build/release --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
-pytest_options=(-q tests)
+pytest_options=(-q tests --ignore "$operator_tests")
 if $quick; then
   ctest_options+=(-L unit)
-  pytest_options=(-q tests/unit)
+  pytest_options=(-q tests/unit --ignore "$operator_tests")
 fi
 set +e
 ctest "${ctest_options[@]}" 2>&1 | tee "$ctest_log" |
@@ -66,9 +67,12 @@ ctest "${ctest_options[@]}" 2>&1 | tee "$ctest_log" |
 ctest_status=${PIPESTATUS[0]}
 build/venv-tests/bin/python -m pytest "${pytest_options[@]}" 2>&1 | tee "$pytest_log"
 pytest_status=${PIPESTATUS[0]}
+# In a process of its own: after all other tests, gRPC's threads among them, torch's autograd ended it once.
+build/venv-tests/bin/python -m pytest -q "$operator_tests" 2>&1 | tee "$operator_log"
+operator_status=${PIPESTATUS[0]}
 set -e
 status=0
-[ "$ctest_status" -eq 0 ] && [ "$pytest_status" -eq 0 ] || status=1
+[ "$ctest_status" -eq 0 ] && [ "$pytest_status" -eq 0 ] && [ "$operator_status" -eq 0 ] || status=1
 
 echo
 echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
@@ -77,6 +81,7 @@ echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
 skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$ctest_log" || true)
 [ "$skipped" -eq 0 ] || echo "          $skipped skipped: see $ctest_log"
 tail -n 1 "$pytest_log" | sed 's/^/  Python  /'
+tail -n 1 "$operator_log" | sed 's/^/  Torch   /'
 echo "  GPU     not run here: see tests/gpu/README.md"
 [ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: logs in build/tests-logs."
 exit "$status"
