@@ -38,17 +38,13 @@ struct BackwardRows {
   at::Tensor scale;  ///< 1 / temperature
 };
 
-at::Tensor Flat(const std::optional<at::Tensor>& upstream) {
-  return upstream.has_value() ? upstream->reshape({-1}) : at::Tensor();
-}
-
 /// Rows that any upstream gradient reaches: the others cost nothing and get exact zeros.
 at::Tensor Reached(const UpstreamGradients& upstream) {
   at::Tensor reached;
   for (const auto* gradient :
        {&upstream.logprob, &upstream.entropy, &upstream.lse, &upstream.mean_logit}) {
     if (!gradient->has_value()) continue;
-    const at::Tensor here = Flat(*gradient) != 0;
+    const at::Tensor here = (*gradient)->reshape({-1}) != 0;
     reached = reached.defined() ? reached.logical_or(here) : here;
   }
   return reached;
@@ -63,7 +59,6 @@ BackwardRows RowsOf(const at::Tensor& hidden, const UpstreamGradients& upstream,
   const auto selected = [&](const at::Tensor& values) {
     return all.rows.Select(values.reshape({-1})).to(wide).unsqueeze(1);
   };
-
   if (upstream.entropy.has_value()) {
     all.weights.entropy = selected(*upstream.entropy);
     all.entropy = selected(saved.entropy);
@@ -102,10 +97,9 @@ at::Tensor DotGradient(const BackwardRows& all, const LinearLogprobInputs& input
   // A probability of 0 has no part, though its logarithm be infinite.
   at::Tensor gradient = at::where(p == 0, 0, p * factor);
   if (all.weights.target.defined()) {
-    const at::Tensor column = all.rows.target - (shard.begin + columns.begin);
-    const at::Tensor is_here = column.ge(0).logical_and_(column.lt(columns.size()));
-    gradient.scatter_add_(1, column.clamp(0, columns.size() - 1).unsqueeze(1),
-                          all.weights.target * is_here.unsqueeze(1));
+    const auto [column, is_here] =
+        FindTargets(all.rows, shard.begin + columns.begin, columns.size());
+    gradient.scatter_add_(1, column.unsqueeze(1), all.weights.target * is_here.unsqueeze(1));
   }
   if (all.weights.mean.defined()) {
     gradient.add_(all.weights.mean * shard.ColumnWeights(inputs, columns).to(wide));
@@ -156,8 +150,7 @@ BackwardRows BlockOf(const BackwardRows& all, int64_t begin) {
     return values.defined() ? values.narrow(0, begin, size) : values;
   };
   BackwardRows block;
-  block.rows.hidden = part(all.rows.hidden);
-  block.rows.target = part(all.rows.target);
+  block.rows = all.rows.Part(begin, size);
   block.weights = {part(all.weights.free), part(all.weights.entropy), part(all.weights.target),
                    part(all.weights.mean)};
   block.level = part(all.level);

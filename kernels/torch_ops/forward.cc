@@ -44,10 +44,8 @@ struct BlockKnowledge {
 /// The target's logit where one of `columns` is it.
 void TakeTargets(const at::Tensor& logits, const Rows& rows, int64_t first,
                  BlockKnowledge& knowledge) {
-  const at::Tensor column = rows.target - first;
-  const at::Tensor is_here = column.ge(0).logical_and_(column.lt(logits.size(1)));
-  const at::Tensor logit =
-      logits.gather(1, column.clamp(0, logits.size(1) - 1).unsqueeze(1)).squeeze(1);
+  const auto [column, is_here] = FindTargets(rows, first, logits.size(1));
+  const at::Tensor logit = logits.gather(1, column.unsqueeze(1)).squeeze(1);
   knowledge.target_logit = at::where(is_here, logit.to(at::kDouble), knowledge.target_logit);
   knowledge.owned.logical_or_(is_here);
 }
@@ -106,10 +104,10 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   // NaN counts as +inf, which every backend's maximum keeps.
   exponents.nan_to_num_(kInfinity, kInfinity, -kInfinity);
   group.Max(exponents);
-  std::vector<at::Tensor> parts = {FixedSums(tiles, exponents),
-                                   knowledge.target_logit.view(at::kLong),
+  const FixedSums fixed = SumFixed(tiles, exponents);
+  std::vector<at::Tensor> parts = {fixed.sum, knowledge.target_logit.view(at::kLong),
                                    knowledge.owned.to(at::kLong)};
-  if (options.need_entropy) parts.push_back(FixedWeighted(tiles, exponents));
+  if (options.need_entropy) parts.push_back(fixed.weighted);
   at::Tensor sums = at::stack(parts);  // integers: exact, and a logit comes from its only owner
   group.Sum(sums);
 
@@ -148,18 +146,6 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   return scores;
 }
 
-/// The rows from `begin` on that are computed together; their places are among all rows.
-Rows BlockOf(const Rows& rows, int64_t begin, int64_t block_rows) {
-  const int64_t size = std::min(block_rows, rows.size() - begin);
-  Rows block;
-  block.hidden = rows.hidden.narrow(0, begin, size);
-  block.target = rows.target.narrow(0, begin, size);
-  if (rows.temperature.defined()) block.temperature = rows.temperature.narrow(0, begin, size);
-  block.index = rows.index.defined() ? rows.index.narrow(0, begin, size)
-                                     : at::arange(begin, begin + size, rows.target.options());
-  return block;
-}
-
 }  // namespace
 
 LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
@@ -182,7 +168,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const int64_t block_rows =
       std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(shard.vocab_size), 1, kBlockRows);
   for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
-    const Rows block = BlockOf(rows, begin, block_rows);
+    const Rows block = rows.Part(begin, std::min(block_rows, rows.size() - begin));
     BlockKnowledge knowledge;
     group.Together(device, [&] { knowledge = Know(block, inputs, options, shard); });
     blocks.push_back(Score(block, knowledge, inputs, options, shard, group));

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rows.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -141,9 +142,7 @@ GradientsBeside DifferentiateInto(const BackwardInputs& back, const LinearLogpro
 Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const MaybeTensor& weight_grad) {
   CheckDevices(inputs, weight_grad);  // one tensor on the meta device leads here
-  const bool is_double =
-      inputs.hidden.scalar_type() == at::kDouble || inputs.weight.scalar_type() == at::kDouble;
-  const auto scores = inputs.target.options().dtype(is_double ? at::kDouble : at::kFloat);
+  const auto scores = inputs.target.options().dtype(WideType(inputs));
   const auto like_target = [&](bool is_needed, const at::TensorOptions& type) {
     return is_needed ? at::empty_symint(inputs.target.sym_sizes(), type) : at::empty({0}, type);
   };

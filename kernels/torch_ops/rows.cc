@@ -50,6 +50,22 @@ at::Tensor Rows::Spread(const at::Tensor& values) const {
   return at::zeros(shape, values.options()).index_copy_(0, index, values);
 }
 
+Rows Rows::Part(int64_t begin, int64_t size) const {
+  Rows part;
+  part.hidden = hidden.narrow(0, begin, size);
+  part.target = target.narrow(0, begin, size);
+  if (temperature.defined()) part.temperature = temperature.narrow(0, begin, size);
+  part.index = index.defined() ? index.narrow(0, begin, size)
+                               : at::arange(begin, begin + size, target.options());
+  part.num_all = num_all;
+  return part;
+}
+
+TargetPlaces FindTargets(const Rows& rows, int64_t first, int64_t count) {
+  const at::Tensor column = rows.target - first;
+  return {column.clamp(0, count - 1), column.ge(0).logical_and_(column.lt(count))};
+}
+
 at::Tensor Rows::Select(const at::Tensor& values) const {
   return index.defined() ? values.index_select(0, index) : values;
 }

@@ -21,9 +21,18 @@ struct Rows {
   int64_t size() const { return target.size(0); }
   /// Values of these rows in the place of all rows; 0 for the others.
   at::Tensor Spread(const at::Tensor& values) const;
+  /// `size` of these rows from `begin` on; they know their places.
+  Rows Part(int64_t begin, int64_t size) const;
   /// Those of these rows, of `values` of all rows, [num_all, ...].
   at::Tensor Select(const at::Tensor& values) const;
 };
+
+/// Where each row's target stands among ids [first, first + count).
+struct TargetPlaces {
+  at::Tensor column;   ///< [n], int64; any where it is not there.
+  at::Tensor is_here;  ///< [n], bool
+};
+TargetPlaces FindTargets(const Rows& rows, int64_t first, int64_t count);
 
 /// Throws c10::ValueError, naming the argument, where shapes, dtypes or options do not fit.
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,

@@ -18,19 +18,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// A tile this far below the row's exponent is under half a quantum and adds nothing.
 constexpr double kShiftMin = -100;
 
-/// How far each tile lies below the row, [n, tiles], and 2^shift; 0 for tiles that add nothing.
-struct Moves {
-  at::Tensor shift;
-  at::Tensor factor;
-};
-
-Moves MovesOf(const TileSumsOf& tiles, const at::Tensor& exponents) {
-  const at::Tensor shift = tiles.exponent - exponents.unsqueeze(1);
-  const at::Tensor adds = shift > kShiftMin;  // false for NaN
-  return {shift.masked_fill(adds.logical_not(), 0),
-          shift.exp2().mul_(adds).masked_fill_(adds.logical_not(), 0)};
-}
-
 at::Tensor ToFixed(const at::Tensor& values) {
   return values.mul(kFixedPointOne).round_().to(at::kLong).sum(1);
 }
@@ -69,15 +56,18 @@ void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t f
   }
 }
 
-at::Tensor FixedSums(const TileSumsOf& tiles, const at::Tensor& exponents) {
-  const Moves moves = MovesOf(tiles, exponents);
-  return ToFixed(tiles.sum.nan_to_num(0) * moves.factor);
-}
-
-at::Tensor FixedWeighted(const TileSumsOf& tiles, const at::Tensor& exponents) {
-  const Moves moves = MovesOf(tiles, exponents);
-  const at::Tensor moved = tiles.weighted + moves.shift * tiles.sum;
-  return ToFixed(moved.nan_to_num(0) * moves.factor);
+FixedSums SumFixed(const TileSumsOf& tiles, const at::Tensor& exponents) {
+  at::Tensor shift = tiles.exponent - exponents.unsqueeze(1);
+  const at::Tensor adds_nothing = shift.gt(kShiftMin).logical_not_();  // NaN too
+  shift.masked_fill_(adds_nothing, 0);
+  const at::Tensor factor = shift.exp2().masked_fill_(adds_nothing, 0);
+  FixedSums fixed;
+  fixed.sum = ToFixed(tiles.sum.nan_to_num(0) * factor);
+  if (tiles.weighted.defined()) {
+    const at::Tensor moved = tiles.weighted + shift * tiles.sum;
+    fixed.weighted = ToFixed(moved.nan_to_num(0) * factor);
+  }
+  return fixed;
 }
 
 }  // namespace logprobd::torch_ops

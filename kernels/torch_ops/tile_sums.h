@@ -25,9 +25,14 @@ TileSumsOf RoomForTiles(const at::Tensor& like_rows, int64_t num_tiles, bool nee
 void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first, int64_t tile,
               TileSumsOf& tiles);
 
-/// Rows' sums over all tiles, int64 fixed point relative to `exponents` [n], the rows' largest over
-/// all shards: adding them over shards is exact (kernels/common/row_sums.h). [n] each.
-at::Tensor FixedSums(const TileSumsOf& tiles, const at::Tensor& exponents);
-at::Tensor FixedWeighted(const TileSumsOf& tiles, const at::Tensor& exponents);
+/// Rows' sums over all tiles, int64 [n], in fixed point relative to the rows' exponents.
+struct FixedSums {
+  at::Tensor sum;
+  at::Tensor weighted;  ///< Undefined where the tiles' is.
+};
+
+/// `exponents` [n] are the rows' largest over all shards: adding the sums over shards is exact
+/// (kernels/common/row_sums.h).
+FixedSums SumFixed(const TileSumsOf& tiles, const at::Tensor& exponents);
 
 }  // namespace logprobd::torch_ops
