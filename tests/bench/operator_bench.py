@@ -16,16 +16,17 @@ Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 import argparse
 import functools
 import pathlib
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels/torch_ops/python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" / "python"))
 
 import bench_records
 import torch
+from e2e.scene import in_turn, say
 from logprobd_ops import linear_logprob
 from torch import Tensor
 
@@ -109,23 +110,17 @@ def extra_mib(call: Callable[[], None], given: Inputs) -> float:
     return (torch.cuda.max_memory_allocated() - after) / 2**20
 
 
-def in_turn(
-    contenders: dict[str, Callable[[], None]], rounds: int, device: str
-) -> dict[str, list[float]]:
-    """Times of each; one that fails, for want of memory, takes no part."""
-    able = {}
+def able(contenders: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
+    """Those that run, warmed up: one that fails, for want of memory, takes no part."""
+    found = {}
     for name, call in contenders.items():
         try:
             for _ in range(WARM_UP):
                 call()
-            able[name] = call
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            print(f"  {name} left out: {str(error)[:160]}", file=sys.stderr, flush=True)
-    times: dict[str, list[float]] = {name: [] for name in able}
-    for number in range(rounds):
-        for name in list(able) if number % 2 == 0 else reversed(able):
-            times[name].append(seconds(able[name], device))
-    return times
+            found[name] = call
+        except RuntimeError as error:
+            say(f"  {name} left out: {str(error)[:160]}")
+    return found
 
 
 def most_wanted(hidden: int) -> float:
@@ -135,6 +130,7 @@ def most_wanted(hidden: int) -> float:
 
 def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
     shape = f"T={rows}, H={hidden}, V={vocab}"
+    say(f"{shape}, ms:")
     given = inputs_of(rows, hidden, vocab, args.device)
     ignored = given._replace(target=given.target.clone())
     ignored.target[: int(rows * IGNORED_SHARE)] = -100
@@ -147,14 +143,13 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     if not args.no_compile:
         compiled = torch.compile(in_memory, dynamic=False)
         contenders["torch.compile"] = functools.partial(trained, compiled, given)
-    times = in_turn(contenders, args.rounds, args.device)
-    print(
-        f"{shape}: "
-        + ", ".join(f"{name} {1e3 * statistics.median(t):.4g} ms" for name, t in times.items()),
-        file=sys.stderr,
-        flush=True,
+    milliseconds = in_turn(
+        {
+            name: lambda call=call: 1e3 * seconds(call, args.device)
+            for name, call in able(contenders).items()
+        },
+        iter(range(args.rounds)),
     )
-    milliseconds = {name: [1e3 * t for t in figures] for name, figures in times.items()}
     records = []
     for name, figures in milliseconds.items():
         if name == GEMMS:
