@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def seeded(seed: int) -> torch.Generator:
+    """On the device that tests make their tensors on."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 class Scores(NamedTuple):
     """Each of the shape of the targets, in double; argmax in int64. Zero on ignored rows."""
 

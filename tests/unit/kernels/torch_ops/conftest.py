@@ -1,9 +1,11 @@
-"""The operator of this build, from the source tree."""
+"""The operator of this build, from the source tree; on the GPU where LINEAR_LOGPROB_DEVICE=cuda."""
 
 import os
 import pathlib
 import shutil
 import sys
+
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
@@ -11,7 +13,10 @@ BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "releas
 os.environ.setdefault(
     "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
 )
-if not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
+DEVICE = os.environ.get("LINEAR_LOGPROB_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
+elif not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
     collect_ignore_glob = ["test_*.py"]  # without CUDA the operator is not built by itself
 
 sys.path[:0] = [

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import torch
 import torch.distributed as dist
-from linear_logprob_reference import reference, reference_logits
+from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.compat import areal, liger, skyrl, verl
 from logprobd_ops.losses import linear_cross_entropy
 from torch.nn.functional import cross_entropy
@@ -19,7 +19,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 def make_case(dtype=torch.float64):
     """(hidden, weight, target): logits of standard deviation 1, a flat row, to 20, a peaked one."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     spread = torch.linspace(1, 20, ROWS, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(ROWS, SIZE, generator=generator, dtype=torch.float64)
     weight = torch.randn(VOCAB, SIZE, generator=generator, dtype=torch.float64) / SIZE**0.5
@@ -33,7 +33,7 @@ def gradients(outputs, upstream, case):
 
 def upstream_of(*outputs):
     """Gradients of any sign, the same at each call."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from linear_logprob_reference import reference, reference_logits
+from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, seed=0) -> Case:
     """Logits of standard deviation 1, a flat row, to spread_max, a peaked one."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     spread = torch.linspace(1, spread_max, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
     weight = torch.randn(vocab, size, generator=generator, dtype=torch.float64) / size**0.5
@@ -46,7 +46,7 @@ def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, 
 
 def upstream_of(shape, dtype=torch.float64, seed=1) -> list[Tensor]:
     """One for each of OUTPUTS, of any sign."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in OUTPUTS]
 
 
@@ -462,7 +462,7 @@ def test_fp32_gradients_are_about_as_accurate_as_those_of_torch(rows, size, voca
 )
 def test_fp32_gradients_of_exact_logits_are_about_as_accurate_as_those_of_torch(level, factor):
     """Only the softmax rounds. At 65,536 the lse has steps of 0.008: the differences of logits are what counts."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     hidden = factor * torch.randint(-4, 5, (64, 16), generator=generator).float()
     weight = torch.randint(-4, 5, (257, 16), generator=generator).float() / 32
     target = torch.randint(257, (64,), generator=generator)
@@ -477,7 +477,7 @@ def test_fp32_gradients_of_exact_logits_are_about_as_accurate_as_those_of_torch(
 @pytest.mark.parametrize("temperature", (0.1, 0.7, 1e-3))
 def test_large_logits_keep_the_accuracy_of_their_differences_at_any_temperature(temperature):
     """lse and 1 / temperature, each rounded to fp32, were off by 5e-3 here."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     hidden = 1000.0 * torch.randint(-4, 5, (64, 16), generator=generator)
     weight = torch.randint(-4, 5, (257, 16), generator=generator) / 32.0
     target = torch.randint(257, (64,), generator=generator)

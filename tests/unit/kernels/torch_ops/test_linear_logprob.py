@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from linear_logprob_reference import reference, reference_logits
+from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Case(NamedTuple):
 def exact_case(rows=13, size=31, vocab=193, dtype=torch.float32, seed=0) -> Case:
     """Factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit dtype:
     what differs from the reference is the operator's own. Every third target is the argmax."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
 
     def integers(*shape: int) -> Tensor:
         return torch.randint(-4, 5, shape, generator=generator).double()
@@ -45,7 +45,7 @@ def exact_case(rows=13, size=31, vocab=193, dtype=torch.float32, seed=0) -> Case
 
 
 def normal_case(rows, size, vocab, logits_std=4.0, seed=0) -> Case:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     hidden = torch.randn(rows, size, generator=generator)
     weight = torch.randn(vocab, size, generator=generator) * (logits_std / size**0.5)
     target = torch.randint(vocab, (rows,), generator=generator)
@@ -705,7 +705,7 @@ def test_rows_have_the_bits_that_they_have_without_the_ignored_ones(ignored):
 def test_sums_of_a_row_do_not_depend_on_the_rows_beside_it(rows):
     """With exact products; the CPU's products of other inputs may round differently for other numbers of rows."""
     hidden, weight, target, bias = exact_case(513, 70, 507)
-    order = torch.randperm(513, generator=torch.Generator().manual_seed(1))[:rows]
+    order = torch.randperm(513, generator=seeded(1))[:rows]
 
     whole = linear_logprob(hidden, weight, target, bias)
     part = linear_logprob(hidden[order], weight, target[order], bias)

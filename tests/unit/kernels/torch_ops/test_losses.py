@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from linear_logprob_reference import reference, reference_logits
+from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.losses import linear_cross_entropy
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 def make_case(rows=13, vocab=37, size=24, ignored=(2, 7), dtype=torch.float64, seed=0) -> Case:
     """Logits of standard deviation 1, a flat row, to 20, a peaked one; every third target is the argmax."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     spread = torch.linspace(1, 20, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
     weight = torch.randn(vocab, size, generator=generator, dtype=torch.float64) / size**0.5
@@ -55,7 +55,7 @@ def assert_same(ours: Tensor, truth: Tensor, case: Case) -> None:
     assert ours.dtype == case.hidden.dtype
     torch.testing.assert_close(ours.double(), truth.double(), **tolerance)
     leaves = (case.hidden, case.weight, case.bias)
-    upstream = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1)).double()
+    upstream = torch.randn(truth.shape, generator=seeded(1)).double()
     our_gradients = torch.autograd.grad(ours, leaves, upstream.to(ours.dtype))
     true_gradients = torch.autograd.grad(truth, leaves, upstream.to(truth.dtype))
     for name, our, true in zip(

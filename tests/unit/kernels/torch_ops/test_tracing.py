@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch._dynamo.testing
+from linear_logprob_reference import seeded
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,7 +27,7 @@ class Case(NamedTuple):
 
 def make_case(rows=12, size=17, vocab=257, dtype=torch.float32, needs_grad=True, seed=0) -> Case:
     """Logits of standard deviation 1, a flat row, to 20, a peaked one; one row is ignored."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     spread = torch.linspace(1, 20, rows).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator)
     weight = torch.randn(vocab, size, generator=generator) / size**0.5
