@@ -16,7 +16,7 @@ TORCH = {"torch", "ATen", "c10"}
 # The folders of ours that it may include stand in the table of ARCHITECTURE.md.
 THIRD_PARTIES = {
     "kernels": {"cuda", "cuda_runtime", "cublas", "cutlass", "cute"},
-    "kernels/torch_ops": TORCH,
+    "kernels/torch_ops": TORCH | {"cuda_runtime"},
     "server/base": {"absl", "spdlog"},
     "server/validation": {"absl"},
     "server/batching": {"absl"},

@@ -159,6 +159,7 @@ __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
                           : NAN;
   }
   if (params.lse != nullptr) params.lse[row] = LseOf(normalizer);
+  if (params.lse_rest != nullptr) params.lse_rest[row] = LseRestOf(normalizer);
   if (params.sum_p_squared != nullptr) {
     params.sum_p_squared[row] = SumPSquaredOf(sums, normalizer);
   }

@@ -33,6 +33,7 @@ struct RowScoresParams {
   float* logprob = nullptr;              ///< [num_rows], as all below.
   float* entropy = nullptr;
   float* lse = nullptr;
+  float* lse_rest = nullptr;     ///< What rounding took from lse.
   int32_t* argmax_id = nullptr;  ///< As the next two: needs `max_keys`.
   float* argmax_logprob = nullptr;
   float* max_logit = nullptr;

@@ -92,9 +92,17 @@ LOGPROBD_HOST_DEVICE inline float EntropyOf(const RowSums& sums, const RowNormal
 }
 
 /// ln of the sum of exp(z / temperature), in nats.
-LOGPROBD_HOST_DEVICE inline float LseOf(const RowNormalizer& row) {
+LOGPROBD_HOST_DEVICE inline double ExactLseOf(const RowNormalizer& row) {
   if (!row.finite) return NAN;
-  return static_cast<float>(kLn2 * (static_cast<double>(row.exponent) + row.log2_sum));
+  return kLn2 * (static_cast<double>(row.exponent) + row.log2_sum);
+}
+LOGPROBD_HOST_DEVICE inline float LseOf(const RowNormalizer& row) {
+  return static_cast<float>(ExactLseOf(row));
+}
+
+/// What rounding took from LseOf, for gradients.
+LOGPROBD_HOST_DEVICE inline float LseRestOf(const RowNormalizer& row) {
+  return static_cast<float>(ExactLseOf(row) - static_cast<double>(LseOf(row)));
 }
 
 /// Sum of squared probabilities, in (0, 1].

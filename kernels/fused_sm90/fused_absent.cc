@@ -1,3 +1,4 @@
+#include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
@@ -12,6 +13,10 @@ cudaError_t LaunchFusedPartials(const FusedPartialsParams& /*params*/, cudaStrea
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& /*params*/,
                                   const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
+cudaError_t LaunchFusedGradient(const FusedGradientParams& /*params*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }
 

@@ -33,16 +33,20 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   for (const FusedTile small : {FusedTile::k64PingPong, FusedTile::k64Pair}) {
     if (shape.num_rows <= ClusterRows(small)) return {small, FusedRaster::kAlongRows, 1};
   }
+  if (shape.num_rows <= kFewRowsMax || shape.depth < kCooperativeDepthMin) {
+    return ChoosePingPong(shape);
+  }
+  constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
+  return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
+}
+
+FusedChoice ChoosePingPong(const FusedShape& shape) {
   constexpr FusedTile kPingPong = FusedTile::k128PingPong;
   if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
     const int32_t swizzle = shape.depth <= kWideDepthMax ? 8 : 4;
     return {kPingPong, FusedRaster::kAlongRows, SwizzleOf(shape, kPingPong, swizzle)};
   }
-  if (shape.depth < kCooperativeDepthMin) {
-    return {kPingPong, FusedRaster::kAlongVocab, SwizzleOf(shape, kPingPong, 8)};
-  }
-  constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
-  return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
+  return {kPingPong, FusedRaster::kAlongVocab, SwizzleOf(shape, kPingPong, 8)};
 }
 
 int64_t FusedRowStep(const FusedShape& shape) {

@@ -50,6 +50,9 @@ struct FusedShape {
 /// What is fastest for it. Measured: README.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
+/// The same for tiles of 128 rows alone, which hide an epilogue that writes for every logit.
+FusedChoice ChoosePingPong(const FusedShape& shape);
+
 /// Rows in whose multiples a shape as large as `shape` is computed best: a cluster's, or those of
 /// two where a swizzle matters.
 int64_t FusedRowStep(const FusedShape& shape);

@@ -1,130 +1,53 @@
 #pragma once
 
-// What the instances are made of: a block tile, a dtype, with or without a logit transform. These
-// template arguments are all the difference there is, so that no two instances share a name: the
-// linker would keep one of them and run it for both.
+// What the instances that make partials are: a block tile, a dtype, with or without a logit
+// transform, keeping powers or not.
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "cutlass/bfloat16.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
-#include "cutlass/half.h"
-#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_instance.h"
 #include "kernels/fused_sm90/head_epilogue.cuh"
-#include "kernels/fused_sm90/head_mainloop.cuh"
+#include "kernels/fused_sm90/head_kernel.cuh"
 
 namespace logprobd::kernels::internal {
 
-template <FusedTile kTile, Dtype kDtype, bool kTransforms>
-struct FusedInstance {
-  static_assert(kDtype != Dtype::kF32);
-  using Element = cute::conditional_t<kDtype == Dtype::kBf16, cutlass::bfloat16_t, cutlass::half_t>;
-  using BlockShape =
-      cute::Shape<cute::Int<TileRows(kTile)>, cute::Int<kTileColumns>, cute::Int<kTermAlignment>>;
-  using ClusterShape = cute::Shape<cute::Int<ClusterBlocks(kTile)>, cute::_1, cute::_1>;
-  using Schedule = cute::conditional_t<kTile == FusedTile::k256Cooperative,
-                                       cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                                       cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-  static constexpr int kAlignment = 8;  // elements, 16 bytes
-  using Epilogue = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      HeadEpilogue<kTransforms>>;
-  using Collective = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
-      kAlignment, Element, cutlass::layout::ColumnMajor, kAlignment, float, BlockShape,
-      ClusterShape,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename Epilogue::SharedStorage))>,
-      Schedule>::CollectiveOp;
-  using Mainloop = HeadMainloop<Collective>;
-  using Kernel =
-      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int32_t, int32_t, int32_t, int32_t>,
-                                           Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
-};
+/// As tiles of the whole vocabulary index them.
+inline KeptPowers PowersOfWholeVocabulary(KeptPowers powers, int64_t tile_begin) {
+  powers.values = OfWholeVocabulary(powers.values, tile_begin, int64_t{kTileColumns});
+  powers.exponents = OfWholeVocabulary(powers.exponents, tile_begin, int64_t{1});
+  if (powers.exponent_stride == 0) powers.exponent_stride = powers.row_tiles;
+  return powers;
+}
 
-template <FusedTile kTile, Dtype kDtype, bool kTransforms>
+template <FusedTile kTile, Dtype kDtype, bool kTransforms, bool kKeepsPowers>
 cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedChoice& choice,
                                 cudaStream_t stream) {
-  using Instance = FusedInstance<kTile, kDtype, kTransforms>;
-  using Element = typename Instance::Element;
-  using Kernel = typename Instance::Kernel;
-  int device = 0;
-  int num_sms = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess) {
-    return error;
-  }
-  constexpr int64_t kRows = TileRows(kTile);
-  const int64_t whole_rows = (params.num_rows + kRows - 1) / kRows * kRows;
-  const auto rows =
-      static_cast<int32_t>(whole_rows <= params.readable_rows ? whole_rows : params.num_rows);
   const auto num_tiles = static_cast<int32_t>(params.tile_end - params.tile_begin);
-  const int64_t last_column = params.tile_end * kTileColumns < params.vocab_size
-                                  ? params.tile_end * kTileColumns
-                                  : params.vocab_size;
-  const auto columns = static_cast<int32_t>(last_column - params.tile_begin * kTileColumns);
-  const auto depth = static_cast<int32_t>(params.num_terms == 1
-                                              ? params.hidden_size
-                                              : params.num_terms * TermPitch(params.hidden_size));
-
   const int64_t tile_stride = params.layout.tile_stride;
-
-  typename Kernel::Arguments arguments;
-  arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  arguments.problem_shape = {rows, columns, depth, 1};
-  arguments.mainloop.ptr_A = static_cast<const Element*>(params.hidden);
-  arguments.mainloop.dA = {params.hidden_stride, cute::_1{}, 0};
-  arguments.mainloop.ptr_B = static_cast<const Element*>(params.weight);
-  arguments.mainloop.dB = {params.weight_stride, cute::_1{}, 0};
-  arguments.mainloop.weight_depth = static_cast<int32_t>(params.hidden_size);
-  arguments.mainloop.reads_weight_once = params.num_terms == 1 && whole_rows == kRows;
-  arguments.epilogue = {static_cast<int32_t>(params.num_rows),
-                        static_cast<int32_t>(params.vocab_size),
-                        static_cast<int32_t>(params.tile_begin),
-                        num_tiles,
-                        params.transform,
-                        params.bias,
-                        params.log2_scales,
-                        params.entropy_log2_scales,
-                        params.targets,
-                        params.layout,
-                        OfWholeVocabulary(params.sums, params.tile_begin, tile_stride),
-                        OfWholeVocabulary(params.entropy_sums, params.tile_begin, tile_stride),
-                        params.target_logits,
-                        params.max_keys,
-                        params.min_keys,
-                        OfWholeVocabulary(params.tile_max, params.tile_begin, 1),
-                        num_tiles,
-                        params.wants_sum_squares};
-  arguments.hw_info.device_id = device;
-  arguments.hw_info.sm_count = num_sms;
-  arguments.scheduler.max_swizzle_size = choice.swizzle;
-  using Order = decltype(arguments.scheduler.raster_order);
-  arguments.scheduler.raster_order =
-      choice.raster == FusedRaster::kAlongRows ? Order::AlongM : Order::AlongN;
-
-  const typename Kernel::Params kernel_params = Kernel::to_underlying_arguments(arguments, nullptr);
-  const auto kernel = cutlass::device_kernel<Kernel>;
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
-      error != cudaSuccess) {
-    return error;
-  }
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ClusterBlocks(kTile)), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = Kernel::get_grid_shape(kernel_params);
-  config.blockDim = Kernel::get_block_shape();
-  config.dynamicSmemBytes = Kernel::SharedStorageSize;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, kernel_params);
+  const HeadEpilogueParams epilogue = {
+      static_cast<int32_t>(params.num_rows),
+      static_cast<int32_t>(params.vocab_size),
+      static_cast<int32_t>(params.tile_begin),
+      num_tiles,
+      params.transform,
+      params.bias,
+      params.log2_scales,
+      params.entropy_log2_scales,
+      params.targets,
+      params.layout,
+      OfWholeVocabulary(params.sums, params.tile_begin, tile_stride),
+      OfWholeVocabulary(params.entropy_sums, params.tile_begin, tile_stride),
+      params.target_logits,
+      params.max_keys,
+      params.min_keys,
+      OfWholeVocabulary(params.tile_max, params.tile_begin, 1),
+      num_tiles,
+      params.wants_sum_squares,
+      PowersOfWholeVocabulary(params.powers, params.tile_begin)};
+  return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kKeepsPowers>>(params, choice,
+                                                                                  epilogue, stream);
 }
 
 }  // namespace logprobd::kernels::internal

@@ -11,25 +11,37 @@ bool HasTransform(const FusedPartialsParams& params) {
   return params.bias != nullptr || !params.transform.IsIdentity();
 }
 
+bool HasValidPowers(const FusedPartialsParams& params) {
+  const KeptPowers& powers = params.powers;
+  return powers.values == nullptr ||
+         (reinterpret_cast<uintptr_t>(powers.values) % 16 == 0 && powers.exponents != nullptr &&
+          powers.row_tiles >= params.tile_end - params.tile_begin && powers.exponent_stride >= 0);
+}
+
 bool IsValid(const FusedPartialsParams& params) {
   return internal::HasValidOperands(params) && params.readable_rows >= params.num_rows &&
          params.log2_scales != nullptr && params.targets != nullptr &&
          (params.entropy_sums == nullptr) == (params.entropy_log2_scales == nullptr) &&
          params.layout.row_stride >= 1 && params.layout.tile_stride >= 1 &&
-         params.sums != nullptr && params.target_logits != nullptr;
+         params.sums != nullptr && params.target_logits != nullptr && HasValidPowers(params);
 }
 
-template <FusedTile kTile, Dtype kDtype>
+template <FusedTile kTile, Dtype kDtype, bool kKeepsPowers = false>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
-  return HasTransform(params)
-             ? internal::LaunchFusedInstance<kTile, kDtype, true>(params, choice, stream)
-             : internal::LaunchFusedInstance<kTile, kDtype, false>(params, choice, stream);
+  return HasTransform(params) ? internal::LaunchFusedInstance<kTile, kDtype, true, kKeepsPowers>(
+                                    params, choice, stream)
+                              : internal::LaunchFusedInstance<kTile, kDtype, false, kKeepsPowers>(
+                                    params, choice, stream);
 }
 
 template <Dtype kDtype>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
+  if (params.powers.values != nullptr) {
+    if (choice.tile != FusedTile::k128PingPong) return cudaErrorInvalidValue;
+    return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
+  }
   switch (choice.tile) {
     case FusedTile::k64PingPong:
       return LaunchOf<FusedTile::k64PingPong, kDtype>(params, choice, stream);
@@ -48,10 +60,11 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
 bool HasFusedKernel() { return true; }
 
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
-  return LaunchFusedPartialsAs(params,
-                               ChooseFused({.num_rows = params.num_rows,
-                                            .num_tiles = params.tile_end - params.tile_begin,
-                                            .depth = params.hidden_size * params.num_terms}),
+  const FusedShape shape = {.num_rows = params.num_rows,
+                            .num_tiles = params.tile_end - params.tile_begin,
+                            .depth = params.hidden_size * params.num_terms};
+  const bool keeps_powers = params.powers.values != nullptr;
+  return LaunchFusedPartialsAs(params, keeps_powers ? ChoosePingPong(shape) : ChooseFused(shape),
                                stream);
 }
 

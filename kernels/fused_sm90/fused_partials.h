@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -10,6 +11,15 @@
 #include "kernels/fused_sm90/fused_choice.h"
 
 namespace logprobd::kernels {
+
+/// Every logit as 2^(y - k) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
+/// k; kernels/gradient uses them). Device memory that stays the caller's.
+struct KeptPowers {
+  __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
+  int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], k; 0 where it is not real.
+  int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
+  int64_t exponent_stride = 0;      ///< int32s from row to row; 0: row_tiles.
+};
 
 /// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
 /// an output that is null is not asked.
@@ -54,6 +64,7 @@ struct FusedPartialsParams {
   uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
   uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
   float* tile_max = nullptr;       ///< [num_rows, tile_end - tile_begin]: largest logits.
+  KeptPowers powers;               ///< Or null. Kept by the instance of 128 rows alone.
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are

@@ -16,6 +16,9 @@
 #include "cutlass/epilogue/collective/detail.hpp"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/lane_logits.cuh"
+#include "kernels/fused_sm90/tile_store.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -39,55 +42,11 @@ struct HeadEpilogueParams {
   float* tile_max;
   int64_t tile_max_stride;
   bool wants_sum_squares;
-};
-
-/// A lane's share of a row: columns 8 j + 2 lane + {0, 1} of a tile, j = 0..23. A view of the sums
-/// in place: a copy would not fit beside them. Its indices are constants once loops are unrolled.
-template <class Dots>
-struct LaneLogits {
-  static constexpr int kCount = kTileColumns / 4;
-  Dots& dots;
-  int m;
-  int half;
-
-  __device__ __forceinline__ float& z(int i) const {
-    return dots(cute::make_coord(i % 2, half, i / 2), m, 0);
-  }
-
-  /// Column of z(i), less the lane's first.
-  static constexpr __device__ int Column(int i) { return i / 2 * kTileChains + i % 2; }
-
-  template <bool kSquares, bool kHasFloor>
-  __device__ __forceinline__ ChainSums Sums(float log2_scale, float k) const {
-    ChainSums even;
-    ChainSums odd;
-#pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-      even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
-      odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
-    }
-    even.Join(odd);
-    return even;
-  }
-
-  /// The tile's sums, the same in all lanes of the quad.
-  template <bool kSquares>
-  __device__ __forceinline__ ChainSums TileSumsOf(const TileOrigin& origin, float log2_scale,
-                                                  const float* log2_scale_at) const {
-    ChainSums sums = Sums<kSquares, false>(log2_scale, origin.k);
-    if (isnan(sums.weighted)) {
-      // Read anew, or the compiler keeps all y - k of the first attempt for this one, and spills.
-      const float same_scale = *static_cast<const volatile float*>(log2_scale_at);
-      sums = Sums<kSquares, true>(same_scale, origin.k);
-    }
-    JoinLanes<kSquares>(sums, 1);
-    JoinLanes<kSquares>(sums, 2);
-    return sums;
-  }
+  KeptPowers powers;
 };
 
 /// An epilogue in the form that CUTLASS's kernels call.
-template <bool kTransforms>
+template <bool kTransforms, bool kKeepsPowers>
 class HeadEpilogue {
  public:
   using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
@@ -117,29 +76,12 @@ class HeadEpilogue {
   CUTLASS_DEVICE void operator()(const Problem&, BlockShape, const Coordinate& coordinate,
                                  cute::Tensor<Engine, Layout>& dots, const Mma& mma, const Residue&,
                                  int thread, char*) {
-    using namespace cute;
-    constexpr int kRows = size<0>(BlockShape{});
-    static_assert(size<1>(BlockShape{}) == kTileColumns);
-    static_assert(rank<0>(Layout{}) == 3 && size<0, 0>(Layout{}) == 2 &&
-                  size<0, 1>(Layout{}) == 2 && size<0, 2>(Layout{}) == kTileColumns / kTileChains &&
-                  size<2>(Layout{}) == 1);
-    const int32_t tile = get<1>(coordinate);
-    const int32_t block_row = get<0>(coordinate) * kRows;
-    if (tile >= params_.num_tiles || block_row >= params_.num_rows) return;  // beyond the problem
-    const Tensor places = mma.get_thread_slice(thread).partition_C(
-        make_identity_tensor(Shape<Int<kRows>, Int<192>>{}));
-    const int32_t lane_column = get<1>(places(0));
-#pragma unroll
-    for (int m = 0; m < size<1>(Layout{}); ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t row = block_row + get<0>(places(make_coord(0, half, 0), m, 0));
-        const int32_t warp_row = __shfl_sync(0xFFFFFFFFU, row, 0);
-        if (warp_row >= params_.num_rows) continue;  // the whole warp
-        const LaneLogits<Tensor<Engine, Layout>> logits{dots, m, half};
-        ReduceRow(logits, row, params_.tile_begin + tile, lane_column);
-      }
-    }
+    const int32_t tile = cute::get<1>(coordinate);
+    if (tile >= params_.num_tiles) return;  // beyond the problem
+    ForEachRow(BlockShape{}, coordinate, dots, mma, thread, params_.num_rows,
+               [&](const auto& logits, int32_t row, int32_t lane_column) {
+                 ReduceRow(logits, row, params_.tile_begin + tile, lane_column);
+               });
   }
 
  private:
@@ -181,6 +123,7 @@ class HeadEpilogue {
                                ? logits.template TileSumsOf<true>(origin, *scale_at, scale_at)
                                : logits.template TileSumsOf<false>(origin, *scale_at, scale_at);
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
+    if constexpr (kKeepsPowers) KeepPowers(logits, some_row, tile, lane_column, has_row, origin);
     if (writes && params_.tile_max != nullptr) {
       params_.tile_max[row * params_.tile_max_stride + tile] = max_logit;
     }
@@ -197,6 +140,21 @@ class HeadEpilogue {
       RaiseMax(logits, row, max_logit, first_column, best);
     }
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
+  }
+
+  /// 2^(y - k) of the tile, made anew: the sums' own are gone.
+  template <class Logits>
+  __device__ __forceinline__ void KeepPowers(const Logits& logits, int32_t row, int32_t tile,
+                                             int32_t lane_column, bool has_row,
+                                             const TileOrigin& origin) {
+    const int64_t place = row * params_.powers.row_tiles + tile;
+    if (has_row && lane_column == 0) {
+      params_.powers.exponents[row * params_.powers.exponent_stride + tile] =
+          static_cast<int32_t>(origin.k);
+    }
+    const float log2_scale = params_.log2_scales[row];
+    StoreTileRow(params_.powers.values + place * kTileColumns, lane_column, has_row,
+                 [&](int i) { return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k)); });
   }
 
   template <class Logits>

@@ -2,7 +2,7 @@
 
 namespace logprobd::kernels::internal {
 
-template cudaError_t LaunchFusedInstance<FusedTile::k64Pair, Dtype::kF16, true>(
+template cudaError_t LaunchFusedInstance<FusedTile::k64Pair, Dtype::kF16, true, false>(
     const FusedPartialsParams&, const FusedChoice&, cudaStream_t);
 
 }  // namespace logprobd::kernels::internal

@@ -1,152 +1,17 @@
-// Scores, a block of rows and columns at a time: logits -> sums of tiles -> sums of rows over all
-// shards, in integers -> scores.
+// Scores: checks, the rows that count, their scores (row_scores.h), and back to the place of all
+// rows.
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "kernels/common/row_sums.h"
-#include "kernels/common/tile.h"
 #include "kernels/torch_ops/linear_logprob.h"
-#include "kernels/torch_ops/logits.h"
+#include "kernels/torch_ops/logit_cache.h"
 #include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/row_scores.h"
 #include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"
-#include "kernels/torch_ops/tile_sums.h"
 
 namespace logprobd::torch_ops {
-namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Most sums of tiles that are held at a time, for every row and tile of a block of rows.
-constexpr int64_t kBlockTileSums = int64_t{2} << 20;
-constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
-
-/// What this shard knows of a block of rows; [n] each, in fp64.
-struct BlockKnowledge {
-  TileSumsOf tiles;
-  at::Tensor target_logit;  ///< 0 where another shard has the target.
-  at::Tensor owned;         ///< bool: this one has it.
-  at::Tensor max_logit;     ///< -inf for an empty shard; undefined unless needed.
-  at::Tensor argmax;        ///< int64, lowest id with max_logit.
-  at::Tensor mean_logit;    ///< Of x; undefined unless needed.
-};
-
-/// The target's logit where one of `columns` is it.
-void TakeTargets(const at::Tensor& logits, const Rows& rows, int64_t first,
-                 BlockKnowledge& knowledge) {
-  const auto [column, is_here] = FindTargets(rows, first, logits.size(1));
-  const at::Tensor logit = logits.gather(1, column.unsqueeze(1)).squeeze(1);
-  knowledge.target_logit = at::where(is_here, logit.to(at::kDouble), knowledge.target_logit);
-  knowledge.owned.logical_or_(is_here);
-}
-
-void TakeLargest(const at::Tensor& logits, int64_t first, BlockKnowledge& knowledge) {
-  const auto [largest, column] = logits.max(1);
-  const at::Tensor wide = largest.to(at::kDouble);
-  // Strictly: among equals the lowest id wins. NaN takes over and stays.
-  const at::Tensor is_larger = wide.gt(knowledge.max_logit).logical_or_(wide.isnan());
-  knowledge.max_logit = at::where(is_larger, wide, knowledge.max_logit);
-  knowledge.argmax = at::where(is_larger, column + first, knowledge.argmax);
-}
-
-BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
-                    const LinearLogprobOptions& options, const Shard& shard) {
-  const at::ScalarType wide = WideType(inputs);
-  const at::Tensor log2_scales = PerTemperature(kLog2E, rows, options, at::kDouble);
-  const auto zero = rows.target.new_zeros({rows.size()}, at::kDouble);
-  const int64_t first_tile = shard.begin / kernels::kTileColumns;
-  const int64_t num_tiles =
-      shard.columns == 0 ? 0 : kernels::NumTiles(shard.begin + shard.columns) - first_tile;
-  BlockKnowledge knowledge;
-  knowledge.tiles = RoomForTiles(rows.target, num_tiles, options.need_entropy);
-  knowledge.target_logit = zero;
-  knowledge.owned = rows.target.new_zeros({rows.size()}, at::kBool);
-  if (options.need_argmax) {
-    knowledge.max_logit = at::full_like(zero, -kInfinity);
-    knowledge.argmax = at::full_like(rows.target, kNoColumn);
-  }
-  if (options.need_mean_logit) knowledge.mean_logit = zero.clone();
-  for (const Columns& columns : CutColumns(shard.columns, shard.begin, rows.size())) {
-    const int64_t first = shard.begin + columns.begin;
-    const at::Tensor logits = BlockLogits(rows.hidden, inputs, options, columns, wide);
-    SumTiles(logits, log2_scales, first, first / kernels::kTileColumns - first_tile,
-             knowledge.tiles);
-    TakeTargets(logits, rows, first, knowledge);
-    if (options.need_argmax) TakeLargest(logits, first, knowledge);
-    if (options.need_mean_logit) {
-      knowledge.mean_logit += logits.to(at::kDouble).mv(shard.ColumnWeights(inputs, columns));
-    }
-  }
-  if (options.need_mean_logit) {
-    knowledge.mean_logit.mul_(log2_scales.squeeze(1)).mul_(kernels::kLn2);
-  }
-  return knowledge;
-}
-
-/// Scores of a block of rows, in fp64 but for argmax.
-LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
-                           const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                           const Shard& shard, const RankGroup& group) {
-  const TileSumsOf& tiles = knowledge.tiles;
-  at::Tensor exponents =
-      at::cat({tiles.exponent, at::full({rows.size(), 1}, -kInfinity, tiles.exponent.options())}, 1)
-          .amax(1);
-  // NaN counts as +inf, which every backend's maximum keeps.
-  exponents.nan_to_num_(kInfinity, kInfinity, -kInfinity);
-  group.Max(exponents);
-  const FixedSums fixed = SumFixed(tiles, exponents);
-  std::vector<at::Tensor> parts = {fixed.sum, knowledge.target_logit.view(at::kLong),
-                                   knowledge.owned.to(at::kLong)};
-  if (options.need_entropy) parts.push_back(fixed.weighted);
-  at::Tensor sums = at::stack(parts);  // integers: exact, and a logit comes from its only owner
-  group.Sum(sums);
-
-  const at::Tensor is_finite = exponents.isfinite();
-  const at::Tensor sum = sums[0].to(at::kDouble);
-  const at::Tensor log2_sum = sum.div(kernels::kFixedPointOne).log2_();
-  const auto nan = std::numeric_limits<double>::quiet_NaN();
-  const auto where_finite = [&](const at::Tensor& values) {
-    return at::where(is_finite, values, nan);
-  };
-  const at::Tensor log2_scales = PerTemperature(kLog2E, rows, options, at::kDouble).squeeze(1);
-  const at::Tensor y = sums[1].contiguous().view(at::kDouble) * log2_scales;
-  LinearLogprobOutputs scores;
-  scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
-  scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
-  const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
-  CheckOwners(rows, sums[2], options, shard.vocab_size);
-  scores.logprob = at::where(sums[2] > 0, where_finite(logprob), 0);
-  if (options.need_entropy) {
-    const at::Tensor entropy = (log2_sum - sums[3].to(at::kDouble) / sum).mul_(kernels::kLn2);
-    scores.entropy =
-        where_finite(entropy.clamp_(0, std::log(static_cast<double>(shard.vocab_size))));
-  }
-  if (options.need_mean_logit) {
-    scores.mean_logit = knowledge.mean_logit;
-    group.Sum(scores.mean_logit);
-  }
-  if (options.need_argmax) {
-    at::Tensor largest = knowledge.max_logit.nan_to_num(kInfinity, kInfinity, -kInfinity);
-    const at::Tensor mine = largest.clone();
-    group.Max(largest);
-    scores.argmax = at::where(mine == largest, knowledge.argmax, kNoColumn);
-    group.Min(scores.argmax);
-    scores.argmax.masked_fill_(is_finite.logical_not(), -1);
-  }
-  return scores;
-}
-
-}  // namespace
 
 LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
                              const LinearLogprobOptions& options) {
@@ -160,35 +25,14 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
   if (options.sequence_parallel) hidden = group.Gather(hidden);
   Rows rows;
-  group.Together(device, [&] { rows = RowsThatCount(hidden, inputs, options, /*wanted=*/{}); });
-
-  const auto scores = inputs.target.options().dtype(WideType(inputs));
-  std::vector<LinearLogprobOutputs> blocks;
-  // The same on every rank: a block takes as many collectives.
-  const int64_t block_rows =
-      std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(shard.vocab_size), 1, kBlockRows);
-  for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
-    const Rows block = rows.Part(begin, std::min(block_rows, rows.size() - begin));
-    BlockKnowledge knowledge;
-    group.Together(device, [&] { knowledge = Know(block, inputs, options, shard); });
-    blocks.push_back(Score(block, knowledge, inputs, options, shard, group));
-  }
-  const auto whole = [&](at::Tensor LinearLogprobOutputs::*member, bool is_needed,
-                         at::ScalarType dtype) {
-    if (!is_needed) return at::empty({0}, scores.dtype(dtype));
-    std::vector<at::Tensor> parts;
-    parts.reserve(blocks.size());
-    for (const LinearLogprobOutputs& block : blocks) parts.push_back(block.*member);
-    if (parts.empty()) return at::zeros(inputs.target.sizes(), scores.dtype(dtype));
-    return rows.Spread(at::cat(parts).to(dtype)).view(inputs.target.sizes());
-  };
-  const at::ScalarType wide = WideType(inputs);
-  return {whole(&LinearLogprobOutputs::logprob, true, wide),
-          whole(&LinearLogprobOutputs::entropy, options.need_entropy, wide),
-          whole(&LinearLogprobOutputs::lse, true, wide),
-          whole(&LinearLogprobOutputs::argmax, options.need_argmax, at::kLong),
-          whole(&LinearLogprobOutputs::mean_logit, options.need_mean_logit, wide),
-          whole(&LinearLogprobOutputs::lse_rest, true, wide)};
+  at::Tensor cache;
+  group.Together(device, [&] {
+    rows = CountedRows(hidden, inputs, options, shard, group);
+    cache = RoomForLogits(inputs, options);
+  });
+  LinearLogprobOutputs scores = ScoreRows(rows, inputs, options, shard, group, cache);
+  scores.cache = cache;
+  return InPlaceOfAll(scores, rows, inputs, options);
 }
 
 }  // namespace logprobd::torch_ops

@@ -20,6 +20,15 @@ struct LinearLogprobInputs {
   std::optional<at::Tensor> column_weights;
 };
 
+/// What Forward keeps of the logits for Backward; the formats are described in logit_cache.h.
+enum class KeptLogits : int64_t {
+  kNone = 0,  ///< They are computed again.
+  kWide = 1,  ///< All of them, in the wide type.
+  /// 2^(y - k) of all, in 16 bits (kernels/common/tile.h): by the fused kernels, for what they
+  /// take.
+  kPowers = 2,
+};
+
 /// What is computed of them. With z = cap(scale * (h . w) + bias), cap(x) = softcap * tanh(x /
 /// softcap) where there is one, and x = z / temperature.
 struct LinearLogprobOptions {
@@ -38,6 +47,7 @@ struct LinearLogprobOptions {
   bool need_entropy = true;
   bool need_argmax = false;
   bool need_mean_logit = false;
+  KeptLogits keep_logits = KeptLogits::kNone;  ///< Decided by each rank for itself.
 };
 
 /// Each like target, fp32 (fp64 where hidden or weight are); what is not needed has no elements.
@@ -48,6 +58,7 @@ struct LinearLogprobOutputs {
   at::Tensor argmax;      ///< int64, the lowest id among equals.
   at::Tensor mean_logit;  ///< Sum of column_weights * x.
   at::Tensor lse_rest;    ///< What rounding took from lse, for the gradient.
+  at::Tensor cache;       ///< What options.keep_logits asks for; not like target.
 };
 
 /// What Backward needs of Forward's outputs.
@@ -55,13 +66,14 @@ struct SavedOutputs {
   at::Tensor lse;
   at::Tensor lse_rest;
   at::Tensor entropy;
+  std::optional<at::Tensor> cache;  ///< Absent: logits are computed again.
 };
 
 /// Throws c10::ValueError where they are not on the device of hidden.
 void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Tensor>& weight_grad);
 
-/// Scores every row; logits exist for a block of rows and columns at a time. Ranks of a group call
-/// it together, with the same target; one that fails makes all raise.
+/// Scores every row; logits exist for a block of rows and columns at a time, unless they are kept.
+/// Ranks of a group call it together, with the same target; one that fails makes all raise.
 ///
 /// Throws c10::ValueError for arguments that do not fit, and c10::IndexError for a target that no
 /// rank has. Thread-safe.
@@ -89,8 +101,9 @@ struct InputGradients {
   at::Tensor bias;
 };
 
-/// The gradients, with logits computed again, block by block. `weight_grad`, fp32 [V, H], gets the
-/// weight's gradient added instead. Otherwise as Forward.
+/// The gradients, block by block, with logits that were kept or are computed again: the bits are
+/// those of the same products. `weight_grad`, fp32 [V, H], gets the weight's gradient added
+/// instead. Otherwise as Forward.
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                         const SavedOutputs& saved, const LinearLogprobOptions& options,
                         GradientNeeds needs, const std::optional<at::Tensor>& weight_grad);

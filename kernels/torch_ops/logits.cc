@@ -1,14 +1,13 @@
 #include "kernels/torch_ops/logits.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/tanh.h>
 
 #include <algorithm>
 
 #include "kernels/common/tile.h"
+#include "kernels/torch_ops/products.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -29,17 +28,6 @@ std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t bl
     begin = end;
   }
   return cut;
-}
-
-bool IsMultipliedAsIs(const at::Tensor& a, const at::Tensor& b) {
-  const bool is_sixteen_bit = a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf;
-  return a.is_cuda() && is_sixteen_bit && a.scalar_type() == b.scalar_type();
-}
-
-at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
-  if (IsMultipliedAsIs(a, b)) return at::mm(a, b, at::kFloat);
-  const at::NoTF32Guard no_tf32;
-  return at::mm(a.to(wide), b.to(wide));
 }
 
 at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inputs,

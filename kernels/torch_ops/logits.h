@@ -28,13 +28,6 @@ inline constexpr int64_t kBlockRows = 32'768;
 /// rows holds at most kBlockLogits, or a tile.
 std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows);
 
-/// Whether two factors are multiplied without being widened: on a GPU, in one 16-bit dtype.
-bool IsMultipliedAsIs(const at::Tensor& a, const at::Tensor& b);
-
-/// The product a * b, [n, k] and [k, m], with sums and results in `wide`; nothing is rounded
-/// before.
-at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide);
-
 /// Logits [rows, columns] of a block, before temperature, in `wide`.
 at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
                        const LinearLogprobOptions& options, Columns columns, at::ScalarType wide);

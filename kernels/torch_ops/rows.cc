@@ -8,6 +8,9 @@
 #include <cmath>
 #include <iterator>
 
+#include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/row_selection.h"
+
 namespace logprobd::torch_ops {
 namespace {
 
@@ -51,6 +54,7 @@ at::Tensor Rows::Spread(const at::Tensor& values) const {
 }
 
 Rows Rows::Part(int64_t begin, int64_t size) const {
+  if (size == this->size()) return *this;
   Rows part;
   part.hidden = hidden.narrow(0, begin, size);
   part.target = target.narrow(0, begin, size);
@@ -58,6 +62,8 @@ Rows Rows::Part(int64_t begin, int64_t size) const {
   part.index = index.defined() ? index.narrow(0, begin, size)
                                : at::arange(begin, begin + size, target.options());
   part.num_all = num_all;
+  part.num_unowned = num_unowned;
+  part.are_unseen = are_unseen;
   return part;
 }
 
@@ -127,20 +133,22 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
 }
 
 Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                   const LinearLogprobOptions& options, const at::Tensor& wanted) {
+                   const LinearLogprobOptions& options, const UpstreamGradients& upstream,
+                   IdRange owned) {
   Rows rows;
   rows.target = inputs.target.reshape({-1}).to(at::kLong);
   rows.num_all = rows.target.size(0);
   rows.hidden = hidden;
   if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
-  at::Tensor counts = rows.target != options.ignore_index;
-  if (wanted.defined()) counts.logical_and_(wanted);
-  const at::Tensor index = at::nonzero(counts).squeeze(1);
-  if (index.size(0) < rows.num_all) {
-    rows.index = index;
-    rows.target = rows.target.index_select(0, index);
-    rows.hidden = rows.hidden.index_select(0, index);
-    if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, index);
+  const RowSelection selection = SelectRows(rows.target, options.ignore_index, upstream, owned);
+  rows.num_unowned = selection.num_unowned;
+  rows.first_unowned = selection.first_unowned;
+  rows.are_unseen = selection.are_unseen;
+  if (selection.index.defined()) {
+    rows.index = selection.index;
+    rows.target = rows.target.index_select(0, rows.index);
+    rows.hidden = rows.hidden.index_select(0, rows.index);
+    if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, rows.index);
   }
   return rows;
 }
@@ -152,25 +160,40 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
   const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
   const bool flags[] = {options.sequence_parallel, options.unowned_is_zero, options.need_entropy,
                         options.need_argmax, options.need_mean_logit};
-  std::vector<int64_t> common = {target.size(0),        (target * places).sum().item<int64_t>(),
-                                 inputs.hidden.numel(), options.ignore_index,
-                                 options.vocab_valid,   static_cast<int64_t>(WideType(inputs))};
+  std::vector<int64_t> common = {target.size(0),
+                                 (target * places).sum().item<int64_t>(),
+                                 inputs.hidden.numel(),
+                                 options.ignore_index,
+                                 options.vocab_valid,
+                                 static_cast<int64_t>(WideType(inputs)),
+                                 IsForwardFused(inputs, options)};
   common.insert(common.end(), std::begin(flags), std::end(flags));
   return common;
 }
 
-void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobOptions& options,
-                 int64_t vocab_size) {
+void CheckOwned(const Rows& rows, const LinearLogprobInputs& inputs,
+                const LinearLogprobOptions& options, int64_t vocab_size) {
+  if (options.unowned_is_zero || rows.num_unowned == 0) return;
+  const at::Tensor target = inputs.target.reshape({-1});
+  TORCH_CHECK_INDEX(false, "target ", target[rows.first_unowned].item<int64_t>(), " of row ",
+                    rows.first_unowned, " is in no rank's part of the vocabulary, [0, ", vocab_size,
+                    "), nor are ", rows.num_unowned - 1, " others; ignored ones hold ignore_index");
+}
+
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, int64_t vocab_size) {
   TORCH_CHECK_VALUE(owners.le(1).all().item<bool>(),
                     "vocab_start: several ranks have the same id; their parts must not overlap");
   if (options.unowned_is_zero) return;
   const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
   if (found.size(0) == 0) return;
-  const auto first = found[0].item<int64_t>();
-  const auto place = rows.index.defined() ? rows.index[first].item<int64_t>() : first;
-  TORCH_CHECK_INDEX(false, "target ", rows.target[first].item<int64_t>(), " of row ", place,
-                    " is in no rank's part of the vocabulary, [0, ", vocab_size, "), nor are ",
-                    found.size(0) - 1, " others; ignored ones hold ignore_index");
+  Rows unowned = rows;
+  unowned.num_unowned = found.size(0);
+  unowned.first_unowned = found[0].item<int64_t>();
+  if (rows.index.defined()) {
+    unowned.first_unowned = rows.index[unowned.first_unowned].item<int64_t>();
+  }
+  CheckOwned(unowned, inputs, options, vocab_size);
 }
 
 at::ScalarType WideType(const LinearLogprobInputs& inputs) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -17,6 +18,12 @@ struct Rows {
   at::Tensor temperature;  ///< [n] or undefined: options.temperature.
   at::Tensor index;        ///< [n], int64, places among the rows of `target`; undefined: all rows.
   int64_t num_all = 0;     ///< Rows of `target`.
+  /// Of these rows, those whose target is not among the ids that were asked for, and the first
+  /// one's place among all.
+  int64_t num_unowned = 0;
+  int64_t first_unowned = 0;
+  /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.
+  bool are_unseen = false;
 
   int64_t size() const { return target.size(0); }
   /// Values of these rows in the place of all rows; 0 for the others.
@@ -38,10 +45,24 @@ TargetPlaces FindTargets(const Rows& rows, int64_t first, int64_t count);
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const RankGroup& group);
 
-/// The rows of `inputs` whose target is not ignored and for which `wanted`, bool [all rows] or
-/// undefined, is true. `hidden` is that of all rows of target, [num_all, H].
+/// Ids [begin, end) of the whole vocabulary.
+struct IdRange {
+  int64_t begin = std::numeric_limits<int64_t>::min();
+  int64_t end = std::numeric_limits<int64_t>::max();
+};
+
+/// The rows of `inputs` whose target is not ignored and that some gradient of `upstream` reaches,
+/// where there is any; targets outside of `owned` are counted. `hidden` is that of all rows of
+/// target, [num_all, H]. Waits for a GPU, but while its work is captured in a graph: all rows are
+/// taken then, and no target is looked at.
 Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                   const LinearLogprobOptions& options, const at::Tensor& wanted);
+                   const LinearLogprobOptions& options, const UpstreamGradients& upstream,
+                   IdRange owned);
+
+/// Throws c10::IndexError, naming the first row, where targets are not owned by any rank, unless
+/// that is zero by the options. For one rank: `rows` know.
+void CheckOwned(const Rows& rows, const LinearLogprobInputs& inputs,
+                const LinearLogprobOptions& options, int64_t vocab_size);
 
 /// What must be the same on every rank of a group; each does as many collectives of equal sizes
 /// then.
@@ -51,8 +72,8 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
 /// `owners`, int64 [n], says how many ranks have each row's target. Throws c10::IndexError, naming
 /// the first row, where none has unless that is zero by the options, and c10::ValueError where
 /// several have.
-void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobOptions& options,
-                 int64_t vocab_size);
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, int64_t vocab_size);
 
 /// What sums and gradients are held in: double where hidden or weight are, else fp32.
 at::ScalarType WideType(const LinearLogprobInputs& inputs);

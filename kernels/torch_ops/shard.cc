@@ -38,4 +38,13 @@ at::Tensor Shard::ColumnWeights(const LinearLogprobInputs& inputs, Columns colum
                   inputs.hidden.options().dtype(at::kDouble));
 }
 
+Rows CountedRows(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, const Shard& shard, const RankGroup& group) {
+  if (!group.is_alone()) return RowsThatCount(hidden, inputs, options, /*upstream=*/{}, {});
+  const IdRange owned = {shard.begin, shard.begin + shard.columns};
+  Rows rows = RowsThatCount(hidden, inputs, options, /*upstream=*/{}, owned);
+  CheckOwned(rows, inputs, options, shard.vocab_size);
+  return rows;
+}
+
 }  // namespace logprobd::torch_ops

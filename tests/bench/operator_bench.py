@@ -6,9 +6,11 @@
     operator_bench.py --device cpu --quick             a dry run in seconds
 
 A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
-operator with a gradient for each token's logprob and entropy, the same in torch with logits in memory, eager
-and compiled. Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs
-and gradients. Exits 1 when a figure misses what is wanted of it; results are written in any case.
+operator with a gradient for each token's logprob and entropy, with logits computed again and kept, the mean
+loss with gradients formed in the forward, the same in torch with logits in memory, eager and compiled, and the
+other packages that can be imported (operator_peers.py). Figures are medians over the rounds, extra memory is
+what a call holds at its peak beyond inputs and gradients. Exits 1 when a figure misses what is wanted of it;
+results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -27,7 +29,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 import bench_records
 import torch
 from e2e.scene import in_turn, say
-from logprobd_ops import linear_logprob
+from logprobd_ops import linear_cross_entropy, linear_logprob
+from operator_peers import importable
 from torch import Tensor
 
 WARM_UP = 2
@@ -35,6 +38,12 @@ IGNORED_SHARE = 0.7
 LOGIT_DEVIATION = 3.0
 EXTRA_MIB = 256  # and the fp32 sum for hidden
 GEMMS = "three GEMMs"
+KEPT = "operator, logits kept"
+MEAN = "operator, mean loss, gradients in the forward"
+IGNORED = "operator, 70 % of rows ignored"
+KEPT_BYTES_MAX = 4 << 30
+TORCH_LOGITS_MAX = 1 << 30  # some 30 GB of them
+SLOW_PEER_ROWS_MAX = 4096
 
 
 class Inputs(NamedTuple):
@@ -77,12 +86,26 @@ def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor
     return logprob, entropy
 
 
+def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory="cached")
+    return logprob, entropy
+
+
+def mean_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    return (linear_cross_entropy(hidden, weight, target, gradients_in_forward=True),)
+
+
 def trained(scores: Callable, given: Inputs) -> None:
-    """Forward and backward with a gradient for each token."""
+    """Forward and backward, with a gradient for each token unless the score is one loss."""
     given.hidden.grad = given.weight.grad = None
-    torch.autograd.backward(
-        scores(given.hidden, given.weight, given.target), [given.d_logprob, given.d_entropy]
-    )
+    outputs = scores(given.hidden, given.weight, given.target)
+    upstream = [given.d_logprob, given.d_entropy][: len(outputs)]
+    if outputs[0].dim() == 0:
+        outputs[0].backward()
+    else:
+        torch.autograd.backward(
+            outputs, [g.to(o.dtype) for g, o in zip(upstream, outputs, strict=True)]
+        )
 
 
 def seconds(call: Callable[[], None], device: str) -> float:
@@ -123,9 +146,14 @@ def able(contenders: dict[str, Callable[[], None]]) -> dict[str, Callable[[], No
     return found
 
 
-def most_wanted(hidden: int) -> float:
-    """How many times the three GEMMs forward and backward may take."""
-    return 1.38 if hidden >= 4096 else 1.42 if hidden >= 2048 else 1.6
+def most_wanted(name: str, hidden: int) -> float | None:
+    """How many times the three GEMMs (of none ignored, the operator) forward and backward may take."""
+    return {
+        "operator": 1.38 if hidden >= 4096 else 1.42 if hidden >= 2048 else 1.6,
+        KEPT: 1.10 if hidden >= 4096 else 1.2 if hidden <= 1024 else None,
+        MEAN: 1.06,
+        IGNORED: 0.36,
+    }.get(name)
 
 
 def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
@@ -137,12 +165,19 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     contenders = {
         GEMMS: functools.partial(three_gemms, given),
         "operator": functools.partial(trained, ours, given),
-        "operator, 70 % of rows ignored": functools.partial(trained, ours, ignored),
-        "torch": functools.partial(trained, in_memory, given),
+        IGNORED: functools.partial(trained, ours, ignored),
+        MEAN: functools.partial(trained, mean_loss, given),
     }
-    if not args.no_compile:
+    if 2.1 * rows * vocab <= KEPT_BYTES_MAX:
+        contenders[KEPT] = functools.partial(trained, kept, given)
+    if not args.no_torch and rows * vocab <= TORCH_LOGITS_MAX:
+        contenders["torch"] = functools.partial(trained, in_memory, given)
+    if not args.no_torch:
         compiled = torch.compile(in_memory, dynamic=False)
         contenders["torch.compile"] = functools.partial(trained, compiled, given)
+    for name, scores in ({} if args.no_peers else importable()).items():
+        if rows <= SLOW_PEER_ROWS_MAX:
+            contenders[name] = functools.partial(trained, scores, given)
     milliseconds = in_turn(
         {
             name: lambda call=call: 1e3 * seconds(call, args.device)
@@ -154,30 +189,30 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     for name, figures in milliseconds.items():
         if name == GEMMS:
             continue
-        beside, wanted = GEMMS, ""
-        if name == "operator" and not args.quick:
-            wanted = f"wanted at most {most_wanted(hidden)}"
-        if name.endswith("ignored"):
-            beside, wanted = "operator", "" if args.quick else "wanted at most 0.36"
+        limit = None if args.quick else most_wanted(name, hidden)
+        beside = "operator" if name == IGNORED else GEMMS
         records.append(
             bench_records.record_of_rounds(
                 f"Forward and backward, {name}, {shape}",
                 "ms",
                 figures,
                 baseline=(beside, milliseconds[beside]),
-                note=wanted,
+                note="" if limit is None else f"wanted at most {limit}",
             )
         )
     if args.device == "cuda":
         bound = EXTRA_MIB + 4 * rows * hidden / 2**20
-        records.append(
-            bench_records.record(
-                f"Forward and backward, operator, {shape}: memory beyond the gradients",
-                extra_mib(contenders["operator"], given),
-                "MiB",
-                note=f"wanted at most {bound:.0f}",
+        for name in ("operator", KEPT, MEAN):
+            if name not in milliseconds:
+                continue
+            records.append(
+                bench_records.record(
+                    f"Forward and backward, {name}, {shape}: memory beyond the gradients",
+                    extra_mib(contenders[name], given),
+                    "MiB",
+                    note=f"wanted at most {bound:.0f}" if name == "operator" else "",
+                )
             )
-        )
     return records
 
 
@@ -193,11 +228,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="a small head; nothing is wanted of it"
     )
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-torch", action="store_true", help="leave torch's own ways out")
+    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
     parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
     args = parser.parse_args()
     if args.quick:
-        args.heads, args.rows, args.rounds, args.no_compile = "64x2048", "128", 2, True
+        args.heads, args.rows, args.rounds, args.no_torch = "64x2048", "128", 2, True
     return args
 
 

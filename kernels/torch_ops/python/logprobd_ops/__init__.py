@@ -9,6 +9,7 @@ Never holds [rows, vocabulary] logits. `linear_cross_entropy` has the usual loss
 """
 
 from logprobd_ops.linear_logprob import linear_logprob
+from logprobd_ops.linear_logprob_loss import linear_logprob_loss
 from logprobd_ops.losses import linear_cross_entropy
 
-__all__ = ["linear_cross_entropy", "linear_logprob"]
+__all__ = ["linear_cross_entropy", "linear_logprob", "linear_logprob_loss"]

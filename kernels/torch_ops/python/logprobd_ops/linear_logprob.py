@@ -1,18 +1,18 @@
 """The operator as Python calls it."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from logprobd_ops import _library
+from logprobd_ops._arguments import UnownedTarget, flattened
+from logprobd_ops._memory import Memory, logits_to_keep
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _library.load()
-
-ALL_VALID = -1  # as vocab_valid: the whole vocabulary
 
 
 def linear_logprob(
@@ -31,10 +31,12 @@ def linear_logprob(
     sequence_parallel: bool = False,
     need_entropy: bool = True,
     column_weights: Tensor | None = None,
-    unowned_target: Literal["error", "zero"] = "error",
+    unowned_target: UnownedTarget = "error",
     weight_grad: Tensor | None = None,
     return_argmax: bool = False,
     return_mean_logit: bool = False,
+    memory: Memory = "recompute",
+    memory_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-probability of each target, entropy and lse of each row, without [rows, V] logits.
 
@@ -64,6 +66,13 @@ def linear_logprob(
         return_argmax: also the id of the largest logit, int64, the lowest among equals; -1 where a
             logit is not finite.
         return_mean_logit: also the sum of column_weights * x.
+        memory: what the backward has of the logits. "recompute": nothing, they are computed again.
+            "cached": all, [rows, V] in fp32 (fp64 where hidden or weight are; some 2 bytes each where
+            the fused kernels compute), ignored rows too, from the forward to the end of the
+            backward: one product less of three. "auto": cached where that fits memory_budget. Never
+            kept where no backward can follow.
+        memory_budget: bytes, for "auto". Default: an eighth of the GPU's free memory, from 1 to 4 GiB;
+            4 GiB on a CPU; 1 GiB in a function that torch.compile traces.
 
     Returns:
         (logprob, entropy, lse[, argmax][, mean_logit]), each like target, fp32 (fp64 where hidden or
@@ -75,33 +84,27 @@ def linear_logprob(
         IndexError: a target that no rank has; the message names the row.
         RuntimeError: another rank of the group failed.
     """
-    if unowned_target not in ("error", "zero"):
-        raise ValueError(f'unowned_target is {unowned_target!r}: it must be "error" or "zero"')
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for none")
-    row_temperature = None
-    if isinstance(temperature, Tensor):
-        row_temperature = temperature if temperature.dim() else temperature.expand(target.shape)
-        temperature = 1.0
-    logprob, entropy, lse, argmax, mean_logit, _ = torch.ops.logprobd.linear_logprob(
-        hidden,
-        weight,
-        target,
-        bias,
-        row_temperature,
-        column_weights,
-        float(temperature),
-        float(scale),
-        0.0 if softcap is None else float(softcap),
-        ignore_index,
-        vocab_start,
-        ALL_VALID if vocab_valid is None else vocab_valid,
-        "" if process_group is None else process_group.group_name,
-        sequence_parallel,
-        unowned_target == "zero",
-        need_entropy,
-        return_argmax,
-        return_mean_logit,
+    logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob(
+        *flattened(
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature=temperature,
+            scale=scale,
+            softcap=softcap,
+            ignore_index=ignore_index,
+            vocab_start=vocab_start,
+            vocab_valid=vocab_valid,
+            process_group=process_group,
+            sequence_parallel=sequence_parallel,
+            need_entropy=need_entropy,
+            column_weights=column_weights,
+            unowned_target=unowned_target,
+            return_argmax=return_argmax,
+            return_mean_logit=return_mean_logit,
+            keep_logits=logits_to_keep(memory, memory_budget, hidden, weight, target, bias),
+        ),
         weight_grad,
     )
     extras = [argmax] * return_argmax + [mean_logit] * return_mean_logit

@@ -9,7 +9,8 @@ classes, w their weights (1 when none are given) and e = label_smoothing, a row'
     loss   = (1 - e) * nll + smooth + z,
 
 times the predicted probability of y, as a constant, when token_scaling is set. Only w . x is more than a
-log-probability needs; linear_logprob returns it as the mean logit. No [rows, V] tensor exists.
+log-probability needs; linear_logprob returns it as the mean logit. No [rows, V] tensor exists, but for what the
+memory modes keep.
 
 Source: the label smoothing is that of torch.nn.functional.cross_entropy; z loss and token scaling are those
 of Liger's fused linear cross-entropy (lse_square_scale, use_token_scaling).
@@ -17,12 +18,15 @@ of Liger's fused linear cross-entropy (lse_square_scale, use_token_scaling).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from logprobd_ops._cross_entropy import Classes, RowWeights, row_weights
+from logprobd_ops._memory import Memory
 from logprobd_ops.linear_logprob import linear_logprob
+from logprobd_ops.linear_logprob_loss import linear_logprob_loss
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,6 +66,10 @@ def linear_cross_entropy(
     vocab_valid: int | None = None,
     process_group: ProcessGroup | None = None,
     sequence_parallel: bool = False,
+    memory: Memory = "recompute",
+    memory_budget: int | None = None,
+    weight_grad: Tensor | None = None,
+    gradients_in_forward: bool = False,
     return_z_loss: bool = False,
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
@@ -79,60 +87,72 @@ def linear_cross_entropy(
     class_weights: of the whole vocabulary, also when `weight` is a shard of it; not differentiable. Entries
       beyond `vocab_valid` are never used and may be left out.
     label_smoothing: in [0, 1]; the smoothed share is spread over the valid vocabulary.
-    softcap, scale, temperature, vocab_*, process_group, sequence_parallel: as in linear_logprob.
+    softcap, scale, temperature, vocab_*, process_group, sequence_parallel, memory, memory_budget, weight_grad: as
+      in linear_logprob.
+    gradients_in_forward: form them in this call and let the backward, of which there can be one, multiply them by
+      the loss's upstream gradient (linear_logprob_loss). For reduction "mean" and "sum" without z_loss and
+      token_scaling, whose weights are not known before the scores; without weight_grad, to which a forward would
+      add; memory is not asked then, memory_budget bounds the logits that are kept at a time.
 
-    Waits for the device no more than linear_logprob does. ValueError names an option out of range.
+    Waits for the device no more than linear_logprob does. ValueError names an option out of range, or one that
+    gradients_in_forward does not serve.
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if gradients_in_forward:
+        _check_weights_are_known(reduction, z_loss, token_scaling, weight_grad)
     is_smoothed = label_smoothing > 0.0
     needs_argmax = return_token_accuracy or return_predicted_tokens
     classes = None
     if class_weights is not None:
         shard = range(vocab_start, vocab_start + weight.shape[0])
-        classes = _Classes(class_weights, shard, vocab_valid, is_whole=process_group is None)
+        classes = Classes(class_weights, shard, vocab_valid, is_whole=process_group is None)
 
-    logprob, _, lse, *more = linear_logprob(
-        hidden,
-        weight,
-        target,
-        bias,
-        temperature=temperature,
-        scale=scale,
-        softcap=softcap,
-        ignore_index=ignore_index,
-        vocab_start=vocab_start,
-        vocab_valid=vocab_valid,
-        process_group=process_group,
-        sequence_parallel=sequence_parallel,
-        need_entropy=False,
-        column_weights=classes.of_shard() if classes is not None and is_smoothed else None,
-        return_argmax=needs_argmax,
-        return_mean_logit=is_smoothed,
-    )
-
-    # Ignored rows have zeros for logprob, lse and mean logit, and so for all that follows.
+    # Ignored rows have zeros for all scores, and so for all that follows.
     is_counted = target.long() != ignore_index
     num_counted = is_counted.sum()
-    loss = -logprob
-    normalizer = num_counted.to(loss.dtype)
-    if classes is not None:
-        target_weights = classes.of_targets(target, is_counted).to(loss.dtype)
-        loss = loss * target_weights
-        normalizer = target_weights.sum()
-    if is_smoothed:
-        mean_logit = more[-1]
-        if classes is None:
-            smooth = lse - mean_logit
-        else:
-            smooth = (classes.total().to(lse.dtype) * lse - mean_logit) / classes.num_valid
-        loss = (1.0 - label_smoothing) * loss + label_smoothing * smooth
+    is_double = torch.float64 in (hidden.dtype, weight.dtype)
+    weights = row_weights(
+        target,
+        is_counted,
+        classes,
+        label_smoothing,
+        is_mean=reduction == "mean",
+        dtype=torch.float64 if is_double else torch.float32,
+    )
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "scale": scale,
+        "softcap": softcap,
+        "ignore_index": ignore_index,
+        "vocab_start": vocab_start,
+        "vocab_valid": vocab_valid,
+        "process_group": process_group,
+        "sequence_parallel": sequence_parallel,
+        "need_entropy": False,
+        "column_weights": classes.of_shard() if classes is not None and is_smoothed else None,
+        "return_argmax": needs_argmax,
+        "memory_budget": memory_budget,
+    }
+    if gradients_in_forward:
+        loss, logprob, _, lse, *more = linear_logprob_loss(
+            hidden,
+            weight,
+            target,
+            bias,
+            logprob_weights=weights.logprob,
+            lse_weights=weights.lse,
+            mean_logit_weights=weights.mean_logit,
+            **options,
+        )
+    else:
+        options.update(memory=memory, weight_grad=weight_grad, return_mean_logit=is_smoothed)
+        logprob, _, lse, *more = linear_logprob(hidden, weight, target, bias, **options)
+        loss = _weighted(weights, logprob, lse, more)
     z = z_loss * lse.square()
-
     if reduction == "mean":
-        loss = loss / normalizer.masked_fill(num_counted == 0, 1.0)
         z = z / num_counted.clamp(min=1)
     if z_loss != 0.0:
         loss = loss + z
@@ -156,35 +176,24 @@ def linear_cross_entropy(
     )
 
 
-class _Classes:
-    """Class weights of the whole vocabulary, and what a loss needs of them."""
+def _weighted(weights: RowWeights, logprob: Tensor, lse: Tensor, more: list[Tensor]) -> Tensor:
+    """The loss of each row; the mean logit, where it is weighted, is the last of `more`."""
+    loss = weights.logprob * logprob
+    if weights.lse is not None and weights.mean_logit is not None:
+        loss = loss + (weights.lse * lse + weights.mean_logit * more[-1])
+    return loss
 
-    def __init__(
-        self, class_weights: Tensor, shard: range, vocab_valid: int | None, *, is_whole: bool
-    ) -> None:
-        """`shard`: ids of the weight's rows; `is_whole`: no other rank has further ones."""
-        num_classes = class_weights.numel()
-        needed = shard.stop if vocab_valid is None else vocab_valid
-        has_surplus = is_whole and num_classes > max(shard.stop, needed)
-        if class_weights.dim() != 1 or num_classes < needed or has_surplus:
-            raise ValueError(
-                f"class_weights must have one entry for each id of the whole vocabulary, {needed}"
-                f"{'' if is_whole else ' or more'}, got the shape {list(class_weights.shape)}"
-            )
-        self.num_valid = num_classes if vocab_valid is None else vocab_valid
-        self._shard = shard
-        self._valid = class_weights.detach()[: self.num_valid]
 
-    def of_shard(self) -> Tensor:
-        """[shard's rows] fp32, contiguous; 0 for rows beyond the valid vocabulary."""
-        mine = self._valid[self._shard.start : self._shard.stop].float()
-        return torch.nn.functional.pad(mine, (0, len(self._shard) - mine.numel())).contiguous()
-
-    def of_targets(self, target: Tensor, is_counted: Tensor) -> Tensor:
-        """The weight of each target; 0 for ignored rows. The range of ids is linear_logprob's to check."""
-        ids = target.long().clamp(0, self.num_valid - 1)
-        return self._valid[ids] * is_counted
-
-    def total(self) -> Tensor:
-        """Their sum, in double."""
-        return self._valid.sum(dtype=torch.float64)
+def _check_weights_are_known(
+    reduction: Reduction, z_loss: float, token_scaling: bool, weight_grad: Tensor | None
+) -> None:
+    """ValueError unless gradients can be formed in the forward."""
+    reasons = {
+        'reduction "none" has many losses': reduction == "none",
+        "z_loss weighs lse by itself": z_loss != 0.0,
+        "token_scaling weighs losses by the probabilities": token_scaling,
+        "weight_grad would be added to in the forward": weight_grad is not None,
+    }
+    for reason, is_given in reasons.items():
+        if is_given:
+            raise ValueError(f"gradients_in_forward: {reason}: leave one of the two out")

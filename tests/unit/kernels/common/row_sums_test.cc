@@ -146,6 +146,20 @@ TEST(RowSumsTest, LogprobIsNeverAboveZeroAndKeepsTheOrderOfLogits) {
   }
 }
 
+// 2^-24 of the lse is rounded away, and what is rounded away once more to 2^-24 of itself.
+TEST(RowSumsTest, TheRestOfAnLseGivesBackWhatRoundingTook) {
+  for (const int32_t exponent : {0, 1, -3, 100'989, -100'989, 1 << 30}) {
+    for (const double log2_sum : {-1.0, 0.1234567890123, 19.9}) {
+      const RowNormalizer row = {exponent, log2_sum, true};
+      const double lse = kLn2 * (exponent + log2_sum);
+
+      EXPECT_NEAR(static_cast<double>(LseOf(row)) + static_cast<double>(LseRestOf(row)), lse,
+                  0x1p-48 * std::fabs(lse));
+    }
+  }
+  EXPECT_TRUE(std::isnan(LseRestOf({kNonfiniteExponent, 0, false})));
+}
+
 TEST(TileTest, TheExponentIsTheCeilingOfTheLargestLogitInBaseTwo) {
   EXPECT_EQ(TileExponent(0.0F, 1.0F), 0);
   EXPECT_EQ(TileExponent(2.5F, 1.0F), 3);

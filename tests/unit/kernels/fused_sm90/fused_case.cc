@@ -52,18 +52,26 @@ std::vector<T> Poisoned(int64_t count, T value) {
 }
 
 double Logit(const FusedCase& c, int64_t row, int64_t column) {
+  return LogitOf(c, DotOf(c, row, column), column);
+}
+
+}  // namespace
+
+double DotOf(const FusedCase& c, int64_t row, int64_t column) {
   double dot = 0;
   for (int64_t k = 0; k < c.hidden_size; ++k) {
     dot += static_cast<double>(c.hidden[static_cast<size_t>(row * c.hidden_size + k)]) *
            static_cast<double>(c.weight[static_cast<size_t>(column * c.hidden_size + k)]);
   }
+  return dot;
+}
+
+double LogitOf(const FusedCase& c, double dot, int64_t column) {
   const double bias = c.bias.empty() ? 0.0 : c.bias[static_cast<size_t>(column)];
   const double z = dot * static_cast<double>(c.transform.scale) + bias;
   const double cap = c.transform.softcap;
   return cap > 0 ? cap * std::tanh(z / cap) : z;
 }
-
-}  // namespace
 
 bool HasHopper() {
   int major = 0;
@@ -252,8 +260,9 @@ std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes,
   return keys.Read();
 }
 
-ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles) {
+ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles, const kernels::KeptPowers& powers) {
   kernels::FusedPartialsParams params = Partials(tiles);
+  params.powers = powers;
   const int64_t num_rows = inputs_.num_rows;
   const int64_t num_partials = num_rows * (params.tile_end - params.tile_begin);
   const kernels::TileSums poison = {77, 7, 7, 7};

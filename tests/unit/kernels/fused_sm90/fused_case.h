@@ -55,6 +55,10 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes);
 /// The rows of `all` named by `rows`, in that order.
 FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows);
 
+/// In double precision, of the exact values.
+double DotOf(const FusedCase& inputs, int64_t row, int64_t column);
+double LogitOf(const FusedCase& inputs, double dot, int64_t column);
+
 struct FusedScores {
   std::vector<float> logprob;
   std::vector<float> entropy;
@@ -109,7 +113,7 @@ class FusedRun {
   std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
 
   /// Everything that a launch over a shard gives, in memory of its tiles alone; waits.
-  ShardPartials PartialsOf(const ShardTiles& tiles);
+  ShardPartials PartialsOf(const ShardTiles& tiles, const kernels::KeptPowers& powers = {});
 
   struct Listed {
     std::vector<int32_t> rows;

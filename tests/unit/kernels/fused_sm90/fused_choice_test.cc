@@ -44,6 +44,28 @@ TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
   EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
 }
 
+// Kept powers and gradients come from tiles of 128 rows alone, whatever partials would take.
+TEST(FusedChoiceTest, PingPongTilesAreTakenForEveryShapeInTheOrderOfTheirDepth) {
+  const auto choose = [](int64_t rows, int64_t depth) {
+    return ChoosePingPong({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
+  };
+  for (const int64_t depth : kDepths) {
+    for (const int64_t rows : {1, 64, 128, 300, 1'024, 8'192}) {
+      const FusedChoice choice = choose(rows, depth);
+      const FusedChoice fastest = Choose(rows, depth);
+      EXPECT_EQ(choice.tile, FusedTile::k128PingPong);
+      if (fastest.tile != FusedTile::k128PingPong) continue;
+      EXPECT_EQ(choice.raster, fastest.raster) << rows << " rows, depth " << depth;
+      EXPECT_EQ(choice.swizzle, fastest.swizzle) << rows << " rows, depth " << depth;
+    }
+    EXPECT_EQ(choose(1, depth).swizzle, 1);
+    EXPECT_EQ(choose(1'024, depth).raster, FusedRaster::kAlongRows);
+  }
+  EXPECT_EQ(choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
+  EXPECT_EQ(choose(8'192, 7'168).raster, FusedRaster::kAlongVocab);
+  EXPECT_EQ(choose(8'192, 7'168).swizzle, 8);
+}
+
 TEST(FusedChoiceTest, TheStepIsOfOneClusterForFewRowsAndOfTwoForMany) {
   const auto step = [](int64_t rows, int64_t depth) {
     return FusedRowStep({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
@@ -62,15 +84,17 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   for (const int64_t depth : kDepths) {
     for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {
       for (int64_t rows = 1; rows <= 8'192; rows += 61) {
-        const FusedChoice choice =
-            ChooseFused({.num_rows = rows, .num_tiles = tiles, .depth = depth});
-        const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
-        const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
-        const int64_t whole_tiles = (tiles + choice.swizzle - 1) / choice.swizzle * choice.swizzle;
-        EXPECT_EQ(clusters % choice.swizzle, 0) << rows << " rows, depth " << depth;
-        EXPECT_LE(whole_tiles - tiles, tiles / 32) << tiles << " tiles, depth " << depth;
-        EXPECT_TRUE(choice.swizzle == 1 || choice.swizzle == 2 || choice.swizzle == 4 ||
-                    choice.swizzle == 8);
+        const FusedShape shape = {.num_rows = rows, .num_tiles = tiles, .depth = depth};
+        for (const FusedChoice& choice : {ChooseFused(shape), ChoosePingPong(shape)}) {
+          const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
+          const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
+          const int64_t whole_tiles =
+              (tiles + choice.swizzle - 1) / choice.swizzle * choice.swizzle;
+          EXPECT_EQ(clusters % choice.swizzle, 0) << rows << " rows, depth " << depth;
+          EXPECT_LE(whole_tiles - tiles, tiles / 32) << tiles << " tiles, depth " << depth;
+          EXPECT_TRUE(choice.swizzle == 1 || choice.swizzle == 2 || choice.swizzle == 4 ||
+                      choice.swizzle == 8);
+        }
       }
     }
   }

@@ -16,11 +16,11 @@ namespace {
 
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
-using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
                              const MaybeTensor&, const MaybeTensor&, double, double, double,
                              int64_t, int64_t, int64_t, std::string_view, bool, bool, bool, bool,
-                             bool, const MaybeTensor&);
+                             bool, int64_t, const MaybeTensor&);
 
 Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
@@ -30,7 +30,8 @@ Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
                     /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
                     /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
                     /*sequence_parallel=*/false, /*unowned_is_zero=*/false, /*need_entropy=*/true,
-                    /*need_argmax=*/false, /*need_mean_logit=*/false, std::nullopt);
+                    /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0,
+                    std::nullopt);
 }
 
 class LinearLogprobTest : public ::testing::Test {
@@ -48,7 +49,8 @@ TEST_F(LinearLogprobTest, ALoadedLibraryScoresWithGradients) {
   const Tensor picked = log_p.gather(1, target.unsqueeze(1)).squeeze(1);
   const Tensor truth = (picked - (log_p.exp() * log_p).sum(1)).sum();
 
-  const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest] = Score(hidden, weight, target);
+  const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest, cache] =
+      Score(hidden, weight, target);
   const Tensor loss = (logprob + entropy).sum();
 
   EXPECT_TRUE(at::allclose(loss, truth, 1e-10, 1e-10));

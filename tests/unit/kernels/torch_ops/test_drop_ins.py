@@ -283,6 +283,34 @@ def test_ligers_own_loss_is_the_same(reduction, smoothing, has_class_weights, is
         near(our, true)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_verls_own_function_is_the_same(reduction, temperature):
+    if not torch.cuda.is_available():
+        pytest.skip("verl's kernels run on a GPU only")
+    pytest.importorskip("verl")
+    theirs = importlib.import_module("verl.utils.kernel.linear_cross_entropy")
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(96, 128, generator=generator, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(1000, 128, generator=generator, device="cuda") * 3 / 128**0.5
+    weight = weight.bfloat16().requires_grad_()
+    target = torch.randint(1000, (96,), generator=generator, device="cuda")
+
+    ours = verl.linear_cross_entropy(hidden, weight, target, temperature, reduction)
+    truth = theirs.linear_cross_entropy(hidden, weight, target, temperature, reduction)
+
+    near = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)  # theirs: TF32
+    for our, true in zip(ours, truth, strict=True):
+        near(our, true, check_dtype=False)
+    upstream = [torch.randn(o.shape, generator=generator, device="cuda") for o in ours]
+    for our, true in zip(
+        torch.autograd.grad(ours, (hidden, weight), upstream),
+        torch.autograd.grad(truth, (hidden, weight), upstream),
+        strict=True,
+    ):
+        assert (our.float() - true.float()).norm() <= 8e-3 * true.float().norm()
+
+
 def run_rank(rank: int, store: str) -> None:
     """One of two ranks, each with half of the vocabulary; asserts that it gets what one with all would."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

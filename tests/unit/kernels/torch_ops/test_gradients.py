@@ -2,70 +2,25 @@
 
 import math
 import threading
-from typing import NamedTuple
 
 import pytest
 import torch
-from linear_logprob_reference import reference, reference_logits, seeded
+from gradient_cases import (
+    DOUBLE_ERROR_MAX,
+    IGNORED,
+    OPTIONS,
+    OUTPUTS,
+    SIXTEEN_BIT_ERROR_MAX,
+    Case,
+    error_of,
+    gradients,
+    make_case,
+    score,
+    true_scores,
+    upstream_of,
+)
+from linear_logprob_reference import reference, reference_logits
 from logprobd_ops.linear_logprob import linear_logprob
-from torch import Tensor
-
-IGNORED = -100
-OUTPUTS = ("logprob", "entropy", "lse", "mean_logit")
-# Relative Frobenius errors.
-DOUBLE_ERROR_MAX = 1e-10
-SIXTEEN_BIT_ERROR_MAX = 4e-3
-
-
-class Case(NamedTuple):
-    hidden: Tensor
-    weight: Tensor
-    target: Tensor
-    bias: Tensor
-
-    @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.hidden, self.weight, self.bias
-
-    def to(self, dtype: torch.dtype) -> "Case":
-        leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in self.leaves]
-        return Case(leaves[0], leaves[1], self.target, leaves[2])
-
-
-def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, seed=0) -> Case:
-    """Logits of standard deviation 1, a flat row, to spread_max, a peaked one."""
-    generator = seeded(seed)
-    spread = torch.linspace(1, spread_max, rows, dtype=torch.float64).unsqueeze(-1)
-    hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
-    weight = torch.randn(vocab, size, generator=generator, dtype=torch.float64) / size**0.5
-    bias = torch.randn(vocab, generator=generator, dtype=torch.float64)
-    target = torch.randint(vocab, (rows,), generator=generator)
-    leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
-    return Case(leaves[0], leaves[1], target, leaves[2])
-
-
-def upstream_of(shape, dtype=torch.float64, seed=1) -> list[Tensor]:
-    """One for each of OUTPUTS, of any sign."""
-    generator = seeded(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for _ in OUTPUTS]
-
-
-def score(case: Case, **options) -> list[Tensor]:
-    """OUTPUTS of the operator."""
-    return list(linear_logprob(*case, return_mean_logit=True, **options))
-
-
-def true_scores(case: Case, **options) -> list[Tensor]:
-    scores = reference(*case, **options)
-    return [getattr(scores, name) for name in OUTPUTS]
-
-
-def gradients(scores, case: Case, upstream) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(scores, case.leaves, upstream)
-
-
-def error_of(ours: Tensor, truth: Tensor) -> float:
-    return ((ours.double() - truth.double()).norm() / truth.double().norm()).item()
 
 
 def assert_same_gradients(case: Case, outputs=OUTPUTS, **options) -> None:
@@ -79,24 +34,6 @@ def assert_same_gradients(case: Case, outputs=OUTPUTS, **options) -> None:
 
 
 # Against the double reference, in double.
-
-OPTIONS = {
-    "plain": {},
-    "softcap": {"softcap": 7.0},
-    "scale": {"scale": -0.5},
-    "temperature": {"temperature": 0.6},
-    "temperature a row": {"temperature": torch.linspace(0.3, 2, 11, dtype=torch.float64)},
-    "padding": {"vocab_valid": 195},
-    "padding over tiles": {"vocab_valid": 100},
-    "column_weights": {"column_weights": torch.linspace(-1, 2, 200, dtype=torch.float64)},
-    "all together": {
-        "softcap": 7.0,
-        "scale": 1.5,
-        "temperature": torch.linspace(0.3, 2, 11, dtype=torch.float64),
-        "vocab_valid": 195,
-        "column_weights": torch.linspace(-1, 2, 200, dtype=torch.float64),
-    },
-}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -340,13 +277,14 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
     _, entropy, lse = linear_logprob(hidden, weight, case.target, bias)
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False)
+    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 0)
 
     computed = torch.ops.logprobd.linear_logprob_backward(
         *upstream_of(11),
         lse,
         torch.zeros_like(lse),
         entropy,
+        None,
         hidden,
         weight,
         case.target,
@@ -392,142 +330,6 @@ def test_a_second_derivative_is_refused(leaf):
 
     with pytest.raises(RuntimeError, match="derivative .* is not implemented"):
         (gradient.square().sum() + wanted.sum()).backward()
-
-
-# Accuracy in few bits.
-
-
-def plain_gradients(case: Case, upstream, logits_dtype=None) -> tuple[Tensor, ...]:
-    """torch's own, with logits in the dtype of hidden and weight."""
-    logits = torch.nn.functional.linear(case.hidden, case.weight, case.bias)
-    logprobs = torch.log_softmax(logits.to(logits_dtype or logits.dtype), -1)
-    logprob = logprobs.gather(-1, case.target.unsqueeze(-1)).squeeze(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return gradients([logprob, entropy], case, upstream)
-
-
-def errors(case: Case, logits_dtype) -> tuple[list[float], list[float]]:
-    """Ours and torch's, of each leaf."""
-    upstream = upstream_of(case.target.shape, torch.float32)[:2]
-    ours = gradients(score(case)[:2], case, upstream)
-    plain = plain_gradients(case, upstream, logits_dtype)
-    exact = case.to(torch.float64)
-    truth = plain_gradients(exact, [each.double() for each in upstream])
-    return (
-        [error_of(our, true) for our, true in zip(ours, truth, strict=True)],
-        [error_of(their, true) for their, true in zip(plain, truth, strict=True)],
-    )
-
-
-@pytest.mark.parametrize(
-    ("rows", "size", "vocab", "dtype"),
-    [
-        (64, 123, 507, torch.bfloat16),
-        (64, 123, 507, torch.float16),
-        (200, 64, 2000, torch.bfloat16),
-        (512, 16, 500, torch.bfloat16),
-        (512, 16, 20_000, torch.bfloat16),
-    ],
-)
-def test_sixteen_bit_gradients_are_rounded_once(rows, size, vocab, dtype):
-    """Independent of how many blocks of columns the last size is cut into (kBlockLogits)."""
-    case = make_case(rows, size, vocab).to(dtype)
-
-    ours, plain = errors(case, torch.float32)
-
-    assert max(ours) <= SIXTEEN_BIT_ERROR_MAX
-    assert all(our <= their for our, their in zip(ours, plain, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("rows", "size", "vocab", "spread_max"),
-    [
-        (64, 123, 507, 1.0),
-        (64, 123, 507, 20.0),
-        (64, 896, 500, 4.0),
-        (512, 16, 500, 4.0),
-        (512, 16, 20_000, 4.0),
-    ],
-)
-def test_fp32_gradients_are_about_as_accurate_as_those_of_torch(rows, size, vocab, spread_max):
-    case = make_case(rows, size, vocab, spread_max=spread_max).to(torch.float32)
-
-    ours, plain = errors(case, torch.float32)
-
-    assert all(our <= 2 * their for our, their in zip(ours, plain, strict=True)), (ours, plain)
-
-
-@pytest.mark.parametrize(
-    ("level", "factor"), [(0, 1), (0, 8), (0, 32), (1000, 1), (1000, 8), (65_536, 1)]
-)
-def test_fp32_gradients_of_exact_logits_are_about_as_accurate_as_those_of_torch(level, factor):
-    """Only the softmax rounds. At 65,536 the lse has steps of 0.008: the differences of logits are what counts."""
-    generator = seeded(0)
-    hidden = factor * torch.randint(-4, 5, (64, 16), generator=generator).float()
-    weight = torch.randint(-4, 5, (257, 16), generator=generator).float() / 32
-    target = torch.randint(257, (64,), generator=generator)
-    bias = torch.full((257,), float(level))
-    leaves = [leaf.requires_grad_() for leaf in (hidden, weight, bias)]
-
-    ours, plain = errors(Case(leaves[0], leaves[1], target, leaves[2]), torch.float32)
-
-    assert all(our <= 2 * their for our, their in zip(ours, plain, strict=True)), (ours, plain)
-
-
-@pytest.mark.parametrize("temperature", (0.1, 0.7, 1e-3))
-def test_large_logits_keep_the_accuracy_of_their_differences_at_any_temperature(temperature):
-    """lse and 1 / temperature, each rounded to fp32, were off by 5e-3 here."""
-    generator = seeded(0)
-    hidden = 1000.0 * torch.randint(-4, 5, (64, 16), generator=generator)
-    weight = torch.randint(-4, 5, (257, 16), generator=generator) / 32.0
-    target = torch.randint(257, (64,), generator=generator)
-    truth = weight.double().requires_grad_()
-    log_p = torch.log_softmax(hidden.double() @ truth.T / temperature, -1)
-    log_p.gather(1, target[:, None]).sum().backward()
-    weight.requires_grad_()
-
-    linear_logprob(hidden, weight, target, temperature=temperature)[0].sum().backward()
-
-    assert error_of(weight.grad, truth.grad) <= 1e-6
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16))
-def test_more_rows_than_a_block_holds(dtype):
-    """kBlockRows is 32,768."""
-    few = make_case(1000, 8, 20).to(dtype)
-    times = 33
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    upstream = upstream_of(1000, wide)
-    many = Case(few.hidden.repeat(times, 1), few.weight, few.target.repeat(times), few.bias)
-
-    ours = gradients(score(many), few, [each.repeat(times) for each in upstream])
-
-    exact = few.to(torch.float64)
-    truth = gradients(true_scores(exact), exact, [each.double() * times for each in upstream])
-    bound = DOUBLE_ERROR_MAX if dtype == torch.float64 else SIXTEEN_BIT_ERROR_MAX
-    assert max(error_of(our, true) for our, true in zip(ours, truth, strict=True)) <= bound
-
-
-@pytest.mark.parametrize("hidden_dtype", (torch.float32, torch.bfloat16, torch.float16))
-@pytest.mark.parametrize("weight_dtype", (torch.float32, torch.bfloat16, torch.float16))
-def test_gradients_have_the_dtypes_of_their_inputs(hidden_dtype, weight_dtype):
-    wide = make_case(32, 33, 257)
-    leaves = [
-        leaf.detach().to(dtype).requires_grad_()
-        for leaf, dtype in zip(
-            wide.leaves, (hidden_dtype, weight_dtype, torch.float32), strict=True
-        )
-    ]
-    case = Case(leaves[0], leaves[1], wide.target, leaves[2])
-    upstream = upstream_of(32, torch.float32)
-
-    ours = gradients(score(case), case, upstream)
-
-    truth = gradients(true_scores(case), case, [each.double() for each in upstream])
-    for our, true, leaf in zip(ours, truth, leaves, strict=True):
-        assert our.dtype == leaf.dtype
-        bound = 2e-5 if leaf.dtype == torch.float32 else SIXTEEN_BIT_ERROR_MAX
-        assert error_of(our, true) <= bound
 
 
 # weight_grad.

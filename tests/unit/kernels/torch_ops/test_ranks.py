@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from logprobd_ops import linear_logprob
+from logprobd_ops import linear_logprob, linear_logprob_loss
 from rank_pool import RankPool
 
 TILE = 192  # columns; shards that begin at multiples of it are added up exactly
@@ -160,6 +160,73 @@ def score_with_a_bad_rank(rank: int, _size: int, given: dict, borders: list[int]
     return score(mine, vocab_start=borders[rank], process_group=dist.group.WORLD)
 
 
+@pytest.mark.parametrize("memory", ["cached", "auto"])
+def test_each_rank_keeps_the_logits_of_its_shard(ranks, memory) -> None:
+    given, borders = head(), UNEVEN["an empty shard"]
+
+    parts = ranks.results(score_shard, given, borders, {"memory": memory})
+
+    recomputed = ranks.results(score_shard, given, borders, {})
+    for part, truth in zip(parts, recomputed, strict=True):
+        assert all(torch.equal(part[name], truth[name]) for name in truth)
+
+
+def loss_of(given: dict, **options) -> dict[str, torch.Tensor]:
+    """A loss with its gradients formed in the forward."""
+    inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
+    upstream = given["upstream"]
+    loss, logprob, entropy, lse = linear_logprob_loss(
+        inputs["hidden"],
+        inputs["weight"],
+        given["target"],
+        inputs["bias"],
+        logprob_weights=upstream[0],
+        entropy_weights=upstream[1],
+        lse_weights=upstream[2],
+        mean_logit_weights=upstream[3],
+        temperature=0.7,
+        **options,
+    )
+    (2 * loss).backward()
+    gradients = {f"d_{name}": tensor.grad / 2 for name, tensor in inputs.items()}
+    return {"loss": loss.detach(), "logprob": logprob, "entropy": entropy, "lse": lse} | gradients
+
+
+def loss_of_shard(
+    rank: int, size: int, given: dict, borders: list[int], budgets: list[int], is_split: bool
+) -> dict:
+    mine = shard(given, borders, rank)
+    if is_split:
+        mine["hidden"] = mine["hidden"].chunk(size)[rank]
+    return loss_of(
+        mine,
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        sequence_parallel=is_split,
+        memory_budget=budgets[rank],
+    )
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["all rows", "split rows"])
+@pytest.mark.parametrize(
+    "budgets", [[1 << 30] * 3, [1 << 30, 5 * 4 * TILE, 0]], ids=["one", "many"]
+)
+def test_gradients_formed_in_the_forward_are_those_of_the_whole_head(
+    ranks, budgets, is_split
+) -> None:
+    given, borders = head(), UNEVEN["within tiles"]
+
+    parts = ranks.results(loss_of_shard, given, borders, budgets, is_split)
+
+    whole = score(given)
+    terms = ("logprob", "entropy", "lse", "mean_logit")
+    whole["loss"] = sum(u @ whole[t] for u, t in zip(given["upstream"], terms, strict=True))
+    if is_split:
+        d_hidden = torch.cat([part.pop("d_hidden") for part in parts])
+        torch.testing.assert_close(d_hidden, whole["d_hidden"], rtol=1e-5, atol=1e-5)
+    assert_close(parts, whole, borders)
+
+
 # One rank that fails alone left the others in a collective for ever (AReaL's fallback).
 def test_a_rank_that_fails_makes_every_rank_raise(ranks) -> None:
     outcomes = ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
@@ -278,5 +345,5 @@ def test_an_unknown_group_is_refused() -> None:
         torch.ops.logprobd.linear_logprob(
             *(given[name] for name in ("hidden", "weight", "target")),
             *(None, None, None, 1.0, 1.0, 0.0, -100, 0, -1, "nobody"),
-            *(False, False, True, False, False, None),
+            *(False, False, True, False, False, 0, None),
         )

@@ -47,6 +47,7 @@ def raw_arguments(
     softcap=0.0,
     vocab_valid=-1,
     needs=(True, False, False),
+    keep_logits=False,
     weight_grad=None,
 ) -> tuple:
     """What torch.ops.logprobd.linear_logprob takes; `needs`: entropy, argmax, mean logit."""
@@ -68,6 +69,7 @@ def raw_arguments(
         False,
         False,
         *needs,
+        int(keep_logits),
         weight_grad,
     )
 
@@ -80,6 +82,7 @@ SAMPLES = {
     "logprob alone": {"needs": (False, False, False)},
     "softcap": {"softcap": 10.0},
     "padding": {"vocab_valid": 256},
+    "kept logits": {"keep_logits": True},
 }
 CHECKS = (
     "test_schema",
@@ -97,6 +100,8 @@ def test_the_operator_keeps_the_rules_of_torch(sample, needs_grad, check):
     case = make_case(needs_grad=needs_grad)
     if "vocab_valid" in options:
         case.target.clamp_(max=options["vocab_valid"] - 1)
+    if "keep_logits" in options:
+        case.target.clamp_(min=0)  # an ignored row leaves a row of the cache unwritten
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
@@ -116,12 +121,12 @@ def test_the_operator_keeps_the_rules_of_torch_in_other_dtypes(dtype):
 def test_the_backward_operator_keeps_the_rules_of_torch(needs):
     case = make_case(needs_grad=False)
     forward = raw_arguments(case)
-    logprob, entropy, lse, _, _, lse_rest = torch.ops.logprobd.linear_logprob(*forward)
+    _, entropy, lse, _, _, lse_rest, _ = torch.ops.logprobd.linear_logprob(*forward)
     upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        (*upstream, lse, lse_rest, entropy, *forward[:-1], list(needs)),
+        (*upstream, lse, lse_rest, entropy, None, *forward[:-1], list(needs)),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -129,12 +134,21 @@ def test_the_backward_operator_keeps_the_rules_of_torch(needs):
 def test_the_accumulating_backward_operator_keeps_the_rules_of_torch():
     case = make_case(needs_grad=False)
     forward = raw_arguments(case)
-    logprob, entropy, lse, _, _, lse_rest = torch.ops.logprobd.linear_logprob(*forward)
+    _, entropy, lse, _, _, lse_rest, _ = torch.ops.logprobd.linear_logprob(*forward)
     upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward_into.default,
-        (*upstream, lse, lse_rest, entropy, *forward[:-1], [True, True, True], torch.ones(257, 17)),
+        (
+            *upstream,
+            lse,
+            lse_rest,
+            entropy,
+            None,
+            *forward[:-1],
+            [True, True, True],
+            torch.ones(257, 17),
+        ),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -1,0 +1,111 @@
+#pragma once
+
+// CUTLASS's kernel around our producer and an epilogue of ours. Its template arguments are all the
+// difference that there is between instances, so that no two share a name: the linker would keep
+// one of them and run it for both.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cutlass/bfloat16.h"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/half.h"
+#include "kernels/common/terms.h"
+#include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/head_mainloop.cuh"
+
+namespace logprobd::kernels::internal {
+
+template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
+struct HeadKernel {
+  static_assert(kDtype != Dtype::kF32);
+  using Element = cute::conditional_t<kDtype == Dtype::kBf16, cutlass::bfloat16_t, cutlass::half_t>;
+  using BlockShape =
+      cute::Shape<cute::Int<TileRows(kTile)>, cute::Int<kTileColumns>, cute::Int<kTermAlignment>>;
+  using ClusterShape = cute::Shape<cute::Int<ClusterBlocks(kTile)>, cute::_1, cute::_1>;
+  using Schedule = cute::conditional_t<kTile == FusedTile::k256Cooperative,
+                                       cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                                       cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
+  static constexpr int kAlignment = 8;  // elements, 16 bytes
+  using Epilogue = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<EpilogueOp>;
+  using Collective = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
+      kAlignment, Element, cutlass::layout::ColumnMajor, kAlignment, float, BlockShape,
+      ClusterShape,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename Epilogue::SharedStorage))>,
+      Schedule>::CollectiveOp;
+  using Mainloop = HeadMainloop<Collective>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int32_t, int32_t, int32_t, int32_t>,
+                                           Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
+};
+
+/// Enqueues the products of the operands in `params`, which have been checked; what becomes of them
+/// is the epilogue's.
+template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
+cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoice& choice,
+                             const typename EpilogueOp::Arguments& epilogue, cudaStream_t stream) {
+  using Instance = HeadKernel<kTile, kDtype, EpilogueOp>;
+  using Element = typename Instance::Element;
+  using Kernel = typename Instance::Kernel;
+  int device = 0;
+  int num_sms = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess) {
+    return error;
+  }
+  constexpr int64_t kRows = TileRows(kTile);
+  const int64_t whole_rows = (params.num_rows + kRows - 1) / kRows * kRows;
+  const auto rows =
+      static_cast<int32_t>(whole_rows <= params.readable_rows ? whole_rows : params.num_rows);
+  const int64_t last_column = params.tile_end * kTileColumns < params.vocab_size
+                                  ? params.tile_end * kTileColumns
+                                  : params.vocab_size;
+  const auto columns = static_cast<int32_t>(last_column - params.tile_begin * kTileColumns);
+  const auto depth = static_cast<int32_t>(params.num_terms == 1
+                                              ? params.hidden_size
+                                              : params.num_terms * TermPitch(params.hidden_size));
+
+  typename Kernel::Arguments arguments;
+  arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+  arguments.problem_shape = {rows, columns, depth, 1};
+  arguments.mainloop.ptr_A = static_cast<const Element*>(params.hidden);
+  arguments.mainloop.dA = {params.hidden_stride, cute::_1{}, 0};
+  arguments.mainloop.ptr_B = static_cast<const Element*>(params.weight);
+  arguments.mainloop.dB = {params.weight_stride, cute::_1{}, 0};
+  arguments.mainloop.weight_depth = static_cast<int32_t>(params.hidden_size);
+  arguments.mainloop.reads_weight_once = params.num_terms == 1 && whole_rows == kRows;
+  arguments.epilogue = epilogue;
+  arguments.hw_info.device_id = device;
+  arguments.hw_info.sm_count = num_sms;
+  arguments.scheduler.max_swizzle_size = choice.swizzle;
+  using Order = decltype(arguments.scheduler.raster_order);
+  arguments.scheduler.raster_order =
+      choice.raster == FusedRaster::kAlongRows ? Order::AlongM : Order::AlongN;
+
+  const typename Kernel::Params kernel_params = Kernel::to_underlying_arguments(arguments, nullptr);
+  const auto kernel = cutlass::device_kernel<Kernel>;
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+      error != cudaSuccess) {
+    return error;
+  }
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(ClusterBlocks(kTile)), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = Kernel::get_grid_shape(kernel_params);
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, kernel_params);
+}
+
+}  // namespace logprobd::kernels::internal

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/rows/row_values.h"
+
+namespace logprobd::kernels {
+
+inline constexpr int kRowGradients = 4;
+
+/// What LaunchSelectRows found.
+struct SelectedRows {
+  int64_t num_selected;
+  int64_t first_unowned;  ///< The first selected row whose target is not among the ids; or -1.
+  int64_t num_unowned;
+};
+
+/// Inputs and outputs of LaunchSelectRows. Pointers are device memory and stay the caller's.
+struct SelectRowsParams {
+  int64_t num_rows = 0;              ///< 0 to 2^31 - 1.
+  const int64_t* targets = nullptr;  ///< [num_rows]
+  int64_t ignore_index = 0;          ///< Rows with this target are not selected.
+  /// Where any is given: rows in which all are 0 are not selected.
+  RowValues gradients[kRowGradients];
+  int64_t first_id = 0;  ///< Ids [first_id, end_id) are owned.
+  int64_t end_id = 0;
+  int64_t* index = nullptr;          ///< [num_rows]; the selected rows, rising.
+  SelectedRows* selected = nullptr;  ///< One; may be pinned memory of the host.
+};
+
+/// Enqueues the search for the rows that are to be computed on `stream` and returns without
+/// waiting. Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's
+/// own error.
+[[nodiscard]] cudaError_t LaunchSelectRows(const SelectRowsParams& params, cudaStream_t stream);
+
+}  // namespace logprobd::kernels

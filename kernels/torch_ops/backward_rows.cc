@@ -1,0 +1,32 @@
+#include "kernels/torch_ops/backward_rows.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// Sets the gradients of some rows, bool [all rows], to 0.
+void Clear(UpstreamGradients& upstream, const at::Tensor& rows) {
+  for (auto* gradient :
+       {&upstream.logprob, &upstream.entropy, &upstream.lse, &upstream.mean_logit}) {
+    if (gradient->has_value()) *gradient = (*gradient)->reshape({-1}).masked_fill(rows, 0);
+  }
+}
+
+}  // namespace
+
+BackwardRows BackwardRows::Part(int64_t begin, int64_t size) const {
+  return {rows.Part(begin, size), cached.Part(begin, size), upstream, saved};
+}
+
+BackwardRows RowsReached(const at::Tensor& hidden, const UpstreamGradients& upstream,
+                         const LinearLogprobInputs& inputs, const SavedOutputs& saved,
+                         const LinearLogprobOptions& options) {
+  BackwardRows all;
+  all.rows = RowsThatCount(hidden, inputs, options, upstream, /*owned=*/{});
+  all.cached = FindCachedRows(saved.cache, all.rows, inputs, options);
+  all.upstream = upstream;
+  if (all.rows.are_unseen) Clear(all.upstream, all.rows.target == options.ignore_index);
+  all.saved = saved;
+  return all;
+}
+
+}  // namespace logprobd::torch_ops

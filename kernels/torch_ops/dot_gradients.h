@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "kernels/torch_ops/backward_rows.h"
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/logits.h"
+#include "kernels/torch_ops/shard.h"
+
+namespace logprobd::torch_ops {
+
+/// The gradient of the loss with respect to the dot products hidden . weight of a block of rows,
+/// formed a block of columns at a time.
+class DotGradients {
+ public:
+  virtual ~DotGradients() = default;
+
+  /// The shard's columns, in order, cut as `Of` is to be asked for them, once each.
+  virtual std::vector<Columns> Cut() const = 0;
+
+  /// [n, columns], in the dtype in which it is multiplied with the weight and the hidden states:
+  /// theirs where these are multiplied as they are (products.h), else the wide type. It holds until
+  /// the next call. The bias's gradient is added up on the way.
+  virtual at::Tensor Of(Columns columns) = 0;
+};
+
+/// What DotGradients are made from; all outlive them.
+struct DotGradientsArguments {
+  const BackwardRows& rows;
+  const LinearLogprobInputs& inputs;
+  const LinearLogprobOptions& options;
+  const Shard& shard;
+  at::Tensor bias_sum;  ///< [V] in the wide type, to which the bias's gradient is added; undefined:
+                        ///< not needed.
+};
+
+/// The way of forming them that fits the arguments.
+std::unique_ptr<DotGradients> MakeDotGradients(const DotGradientsArguments& arguments);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,40 @@
+// Stands in for the fused way where the build has no CUDA.
+
+#include <c10/util/Exception.h>
+
+#include "kernels/torch_ops/device_memory.h"
+#include "kernels/torch_ops/fused_dot_gradients.h"
+#include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/fused_row_selection.h"
+#include "kernels/torch_ops/fused_scale.h"
+
+namespace logprobd::torch_ops {
+
+bool HasFusedKernels() { return false; }
+
+bool IsForwardFused(const LinearLogprobInputs& /*inputs*/,
+                    const LinearLogprobOptions& /*options*/) {
+  return false;
+}
+
+LinearLogprobOutputs ScoreFused(const Rows& /*rows*/, const LinearLogprobInputs& /*inputs*/,
+                                const LinearLogprobOptions& /*options*/, const Shard& /*shard*/,
+                                const RankGroup& /*group*/, const at::Tensor& /*cache*/) {
+  TORCH_INTERNAL_ASSERT(false, "this build has no fused kernels");
+}
+
+std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments& /*arguments*/) {
+  return nullptr;
+}
+
+std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& /*target*/, int64_t /*ignore_index*/,
+                                            const UpstreamGradients& /*upstream*/,
+                                            IdRange /*owned*/) {
+  return std::nullopt;
+}
+
+int64_t FreeBytes(int64_t /*device*/, int64_t /*enough*/) { return 0; }
+
+bool ScaleOnGpu(const at::Tensor& /*gradient*/, const at::Tensor& /*factor*/) { return false; }
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,192 @@
+#include "kernels/torch_ops/fused_dot_gradients.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/row_gradient.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_gradient.h"
+#include "kernels/gradient/kept_gradients.h"
+#include "kernels/gradient/row_gradients.h"
+#include "kernels/torch_ops/device_arrays.h"
+#include "kernels/torch_ops/fused_head.h"
+#include "kernels/torch_ops/kept_row.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using kernels::kTileColumns;
+using kernels::RowGradient;
+
+/// Bytes of a block of columns' gradients, beside those that the hidden states' gradient will take
+/// in its own dtype when this is gone: as many as leave the operator's extra memory below 256 MiB.
+/// Larger blocks are added to the hidden states' sum less often.
+constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
+
+/// Blocks are whole multiples of so many tiles: of the groups that the fused kernel takes together
+/// (kernels/fused_sm90/fused_choice.h), and of what the products' own tiles divide well. Measured:
+/// 40 tiles at hidden size 2,048 cost a tenth more than 32.
+constexpr int64_t kTileGroup = 16;
+
+class FusedDotGradients : public DotGradients {
+ public:
+  explicit FusedDotGradients(const DotGradientsArguments& arguments)
+      : arguments_(arguments),
+        head_(arguments.rows.rows.hidden, arguments.inputs, arguments.options, arguments.shard) {
+    const auto& hidden = arguments_.rows.rows.hidden;
+    if (arguments_.rows.upstream.mean_logit.has_value()) {
+      const Columns all = {0, arguments_.shard.columns};
+      column_weights_ =
+          PaddedToTiles(arguments_.shard.ColumnWeights(arguments_.inputs, all), all.size());
+    }
+    rows_ = at::empty({num_rows() * static_cast<int64_t>(sizeof(RowGradient))},
+                      hidden.options().dtype(at::kByte));
+    MakeRows();
+    room_ = at::empty({num_rows() * BlockTiles() * kTileColumns}, hidden.options());
+  }
+
+  std::vector<Columns> Cut() const override {
+    const int64_t block = BlockTiles() * kTileColumns;
+    std::vector<Columns> cut;
+    for (int64_t begin = 0; begin < arguments_.shard.columns; begin += block) {
+      cut.push_back({begin, std::min(begin + block, arguments_.shard.columns)});
+    }
+    return cut;
+  }
+
+  at::Tensor Of(Columns columns) override {
+    const c10::cuda::CUDAGuard on_device(room_.device());
+    const int64_t tile_begin = columns.begin / kTileColumns;
+    const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
+    const int64_t stride = (tile_end - tile_begin) * kTileColumns;
+    if (uses_kept()) {
+      TakeKept(tile_begin, tile_end, stride);
+    } else {
+      Recompute(tile_begin, tile_end, stride);
+    }
+    const at::Tensor gradient = room_.narrow(0, 0, num_rows() * stride)
+                                    .view({num_rows(), stride})
+                                    .narrow(1, 0, columns.size());
+    AddBias(gradient, columns);
+    return gradient;
+  }
+
+ private:
+  int64_t num_rows() const { return arguments_.rows.rows.size(); }
+
+  int64_t BlockTiles() const {
+    const int64_t tile_bytes = std::max<int64_t>(num_rows(), 1) * kTileColumns * 2;
+    const auto later_bytes = static_cast<int64_t>(arguments_.rows.rows.hidden.nbytes());
+    const int64_t tiles = (kGradientBytesMax + later_bytes) / tile_bytes;
+    const int64_t groups = tiles >= kTileGroup ? tiles / kTileGroup * kTileGroup : tiles;
+    return std::clamp<int64_t>(groups, 1, head_.num_tiles());
+  }
+
+  /// What was kept has no part of columns whose probability is 0, which a mean's gradient has.
+  bool uses_kept() const {
+    return arguments_.rows.cached.cache.defined() &&
+           !arguments_.rows.upstream.mean_logit.has_value();
+  }
+
+  void Recompute(int64_t tile_begin, int64_t tile_end, int64_t stride) const {
+    kernels::FusedGradientParams params;
+    params.head = head_.Params(tile_begin, tile_end);
+    params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
+    params.column_weights = Floats(column_weights_);
+    params.gradients = room_.mutable_data_ptr();
+    params.gradient_stride = stride;
+    CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
+                "the fused gradient");
+  }
+
+  void TakeKept(int64_t tile_begin, int64_t tile_end, int64_t stride) const {
+    const KeptRow<int64_t> layout = kept_layout();
+    kernels::KeptGradientsParams params;
+    params.num_rows = num_rows();
+    params.kept_places = kept_places();
+    params.powers = reinterpret_cast<const __nv_bfloat16*>(kept());
+    params.exponents = reinterpret_cast<const int32_t*>(kept() + layout.exponents());
+    params.row_tiles = layout.row_tiles();
+    params.exponent_stride = layout.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
+    params.tile_begin = tile_begin;
+    params.tile_end = tile_end;
+    params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
+    params.softcap = static_cast<float>(arguments_.options.softcap);
+    params.dtype =
+        room_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
+    params.gradients = room_.mutable_data_ptr();
+    params.gradient_stride = stride;
+    CheckLaunch(LaunchKeptGradients(params, at::cuda::getCurrentCUDAStream()),
+                "the gradient of kept logits");
+  }
+
+  KeptRow<int64_t> kept_layout() const { return KeptRowOf(arguments_.inputs.weight.size(0)); }
+  const uint8_t* kept() const { return arguments_.rows.cached.cache.const_data_ptr<uint8_t>(); }
+  const int64_t* kept_places() const {
+    const at::Tensor& index = arguments_.rows.cached.index;
+    return index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
+  }
+
+  void MakeRows() {
+    const c10::cuda::CUDAGuard on_device(rows_.device());
+    const RowArrays arrays(arguments_.rows.rows, arguments_.inputs, arguments_.options,
+                           arguments_.shard, head_);
+    const UpstreamArrays upstream(arguments_.rows.upstream);
+    const SavedOutputs& saved = arguments_.rows.saved;
+    kernels::RowGradientsParams params;
+    params.num_rows = num_rows();
+    params.source = arrays.source();
+    params.ignore_index = arguments_.options.ignore_index;
+    params.d_logprob = upstream.logprob();
+    params.d_entropy = upstream.entropy();
+    params.d_lse = upstream.lse();
+    params.d_mean_logit = upstream.mean_logit();
+    params.lse = Floats(saved.lse);
+    params.lse_rest = Floats(saved.lse_rest);
+    if (arguments_.rows.upstream.entropy.has_value()) params.entropy = Floats(saved.entropy);
+    params.gradient_per_log2_scale = head_.gradient_per_log2_scale();
+    if (uses_kept()) {
+      const KeptRow<int64_t> layout = kept_layout();
+      params.kept_places = kept_places();
+      params.kept_row_bytes = layout.row_bytes();
+      params.max_keys = reinterpret_cast<const uint64_t*>(kept() + layout.max_key());
+      params.target_logits = reinterpret_cast<const float*>(kept() + layout.target_logit());
+    }
+    params.rows = static_cast<RowGradient*>(rows_.mutable_data_ptr());
+    CheckLaunch(LaunchRowGradients(params, at::cuda::getCurrentCUDAStream()),
+                "the rows' gradients");
+  }
+
+  /// What a bias gets is what the dot products get, before the scale.
+  void AddBias(const at::Tensor& gradient, Columns columns) const {
+    if (!arguments_.bias_sum.defined()) return;
+    at::Tensor sum = gradient.sum(0, /*keepdim=*/false, at::kFloat);
+    arguments_.bias_sum.narrow(0, columns.begin, columns.size())
+        .add_(sum, 1 / arguments_.options.scale);
+  }
+
+  const DotGradientsArguments arguments_;
+  const FusedHead head_;
+  at::Tensor column_weights_;  // fp32 [tiles * 192] or undefined
+  at::Tensor rows_;            // RowGradient [n]
+  at::Tensor room_;            // a block's gradients
+};
+
+}  // namespace
+
+std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments& arguments) {
+  const at::Tensor& cache = arguments.rows.cached.cache;
+  if (cache.defined() && cache.scalar_type() != at::kByte) return nullptr;
+  // A scale of 0 takes the bias's gradient with it.
+  if (!IsFused(arguments.inputs) || arguments.options.scale == 0 || arguments.shard.columns == 0 ||
+      !UpstreamArrays(arguments.rows.upstream).are_fp32()) {
+    return nullptr;
+  }
+  return std::make_unique<FusedDotGradients>(arguments);
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,229 @@
+// Scores by the fused kernels: partials of tiles -> scores; over ranks by the exact sums of
+// kernels/combine/shard_sums.h in between.
+
+#include "kernels/torch_ops/fused_forward.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/combine/row_scores.h"
+#include "kernels/combine/shard_sums.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/rows/row_operands.h"
+#include "kernels/torch_ops/device_arrays.h"
+#include "kernels/torch_ops/fused_head.h"
+#include "kernels/torch_ops/kept_row.h"
+#include "kernels/torch_ops/mean_logit.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+using kernels::PartialLayout;
+using kernels::RowNormalizer;
+using kernels::TileSums;
+
+/// Device memory of a block of rows.
+struct Memory {
+  at::Tensor log2_scales;     ///< fp32
+  at::Tensor target_columns;  ///< int32, -1 where another shard has the target.
+  at::Tensor target_logit;    ///< fp32; 0 where another shard has the target.
+  at::Tensor max_keys;        ///< int64, LogitKeys; undefined unless needed.
+  at::Tensor partials;        ///< TileSums, n x tiles
+  at::Tensor normalizers;     ///< RowNormalizer
+  at::Tensor nonfinite;
+  PartialLayout layout;
+};
+
+/// What WriteScores writes of a block, and the largest logit of this shard.
+struct Written {
+  LinearLogprobOutputs scores;
+  at::Tensor max_logit;
+};
+
+template <typename T>
+T* As(const at::Tensor& bytes) {
+  return static_cast<T*>(bytes.mutable_data_ptr());
+}
+
+Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& options,
+                bool need_argmax) {
+  const auto bytes = [&](int64_t size) { return at::empty({size}, options.dtype(at::kByte)); };
+  Memory memory;
+  memory.log2_scales = at::empty({num_rows}, options.dtype(at::kFloat));
+  memory.target_columns = at::empty({num_rows}, options.dtype(at::kInt));
+  memory.target_logit = at::empty({num_rows}, options.dtype(at::kFloat));
+  if (need_argmax) memory.max_keys = at::empty({num_rows}, options.dtype(at::kLong));
+  memory.partials = bytes(num_rows * num_tiles * static_cast<int64_t>(sizeof(TileSums)));
+  memory.normalizers = bytes(num_rows * static_cast<int64_t>(sizeof(RowNormalizer)));
+  memory.nonfinite = bytes(num_rows);
+  memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
+  return memory;
+}
+
+void MakeOperands(const RowArrays& arrays, const Memory& memory, cudaStream_t stream) {
+  kernels::RowOperandsParams params;
+  params.num_rows = memory.log2_scales.size(0);
+  params.source = arrays.source();
+  params.log2_scales = As<float>(memory.log2_scales);
+  params.target_columns = As<int32_t>(memory.target_columns);
+  params.target_logits = As<float>(memory.target_logit);
+  if (memory.max_keys.defined()) params.max_keys = As<uint64_t>(memory.max_keys);
+  CheckLaunch(LaunchRowOperands(params, stream), "the rows' operands");
+}
+
+void MakePartials(const FusedHead& head, const Memory& memory, const at::Tensor& cache,
+                  int64_t weight_rows, cudaStream_t stream) {
+  kernels::FusedPartialsParams params = head.Params(0, head.num_tiles());
+  params.log2_scales = As<float>(memory.log2_scales);
+  params.targets = As<int32_t>(memory.target_columns);
+  params.layout = memory.layout;
+  params.sums = As<TileSums>(memory.partials);
+  params.target_logits = As<float>(memory.target_logit);
+  if (memory.max_keys.defined()) params.max_keys = As<uint64_t>(memory.max_keys);
+  if (!cache.defined()) return CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
+  const KeptRow<int64_t> kept = KeptRowOf(weight_rows);
+  auto* const bytes = As<uint8_t>(cache);
+  params.powers.values = reinterpret_cast<__nv_bfloat16*>(bytes);
+  params.powers.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
+  params.powers.row_tiles = kept.row_tiles();
+  params.powers.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
+  CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
+  const auto keep = [&](const at::Tensor& values, int64_t place) {
+    const at::Tensor words = values.view({-1, 1}).view(at::kByte);
+    cache.narrow(1, place, words.size(1)).copy_(words);
+  };
+  keep(memory.max_keys, kept.max_key());
+  keep(memory.target_logit, kept.target_logit());
+}
+
+/// Where the scores go, all but the partials.
+kernels::RowScoresParams ScoresParams(const Memory& memory, const LinearLogprobOptions& options,
+                                      int64_t vocab_size, Written& written) {
+  const at::Tensor& log2_scales = memory.log2_scales;
+  const int64_t num_rows = log2_scales.size(0);
+  const auto floats = [&] { return at::empty({num_rows}, log2_scales.options()); };
+  kernels::RowScoresParams params;
+  params.num_rows = num_rows;
+  params.vocab_size = vocab_size;
+  params.layout = memory.layout;
+  params.log2_scales = log2_scales.const_data_ptr<float>();
+  params.target_logits = memory.target_logit.const_data_ptr<float>();
+  params.normalizers = As<RowNormalizer>(memory.normalizers);
+  params.nonfinite = As<uint8_t>(memory.nonfinite);
+  params.logprob = As<float>(written.scores.logprob = floats());
+  params.lse = As<float>(written.scores.lse = floats());
+  params.lse_rest = As<float>(written.scores.lse_rest = floats());
+  if (options.need_entropy) params.entropy = As<float>(written.scores.entropy = floats());
+  if (options.need_argmax) {
+    written.scores.argmax = at::empty({num_rows}, log2_scales.options().dtype(at::kInt));
+    params.max_keys = As<uint64_t>(memory.max_keys);
+    params.argmax_id = As<int32_t>(written.scores.argmax);
+    params.max_logit = As<float>(written.max_logit = floats());
+  }
+  return params;
+}
+
+/// Joins the shards' sums; every rank gets the same bits.
+void JoinShards(const Memory& memory, int64_t num_tiles, const kernels::RowScoresParams& scores,
+                const RankGroup& group, at::Tensor& owners, cudaStream_t stream) {
+  const auto integers = memory.target_logit.options().dtype(at::kLong);
+  const int64_t num_rows = scores.num_rows;
+  at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
+  at::Tensor sums = at::zeros({4, num_rows}, integers);
+  kernels::ShardSumsParams params;
+  params.num_rows = num_rows;
+  params.num_tiles = num_tiles;
+  params.layout = memory.layout;
+  params.sums = As<TileSums>(memory.partials);
+  params.exponents = As<int32_t>(exponents);
+  params.row_sums = As<int64_t>(sums);
+  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the exponents of a shard");
+  group.Max(exponents);
+  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the sums of a shard");
+  // The target's bits come from its only owner, so that their sum is exact as well.
+  sums[2].copy_(memory.target_logit.view(at::kInt));
+  sums[3].copy_(owners);
+  group.Sum(sums);
+  memory.target_logit.view(at::kInt).copy_(sums[2]);
+  owners = sums[3];
+  kernels::ShardScoresParams joined;
+  joined.scores = scores;
+  joined.exponents = params.exponents;
+  joined.row_sums = params.row_sums;
+  CheckLaunch(LaunchShardScores(joined, stream), "the scores");
+}
+
+/// The id of the largest logit over the ranks; this rank's are columns of its shard.
+at::Tensor ArgmaxOverRanks(const Written& written, const Shard& shard, const RankGroup& group) {
+  constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
+  const at::Tensor id = written.scores.argmax.to(at::kLong);
+  if (group.is_alone()) return at::where(id >= 0, id + shard.begin, id);
+  // NaN where the row is, on all ranks alike; an empty shard's key is NaN too.
+  const at::Tensor mine = written.max_logit.nan_to_num(-kInfinity, kInfinity, -kInfinity);
+  at::Tensor largest = mine.clone();
+  group.Max(largest);
+  at::Tensor first = at::where(mine == largest, id + shard.begin, kNoColumn);
+  if (shard.columns == 0) first.fill_(kNoColumn);
+  group.Min(first);
+  return first.masked_fill_(written.scores.lse.isnan(), -1);
+}
+
+}  // namespace
+
+bool HasFusedKernels() { return kernels::HasFusedKernel(); }
+
+bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  TORCH_CHECK_VALUE(options.keep_logits != KeptLogits::kPowers || IsFused(inputs),
+                    "keep_logits is 2: the fused kernels do not take these inputs");
+  return options.keep_logits != KeptLogits::kWide && IsFused(inputs);
+}
+
+LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
+                                const LinearLogprobOptions& options, const Shard& shard,
+                                const RankGroup& group, const at::Tensor& cache) {
+  const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  const FusedHead head(rows.hidden, inputs, options, shard);
+  const RowArrays arrays(rows, inputs, options, shard, head);
+  Memory memory;
+  group.Together(inputs.hidden.device(), [&] {
+    memory = Allocate(rows.size(), head.num_tiles(), inputs.hidden.options(),
+                      options.need_argmax || cache.defined());
+    MakeOperands(arrays, memory, stream);
+    if (shard.columns > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
+  });
+  Written written;
+  kernels::RowScoresParams params = ScoresParams(memory, options, shard.vocab_size, written);
+  LinearLogprobOutputs& scores = written.scores;
+  if (group.is_alone()) {
+    params.num_tiles = head.num_tiles();
+    params.sums = As<TileSums>(memory.partials);
+    params.follows_partials = true;
+    CheckLaunch(LaunchRowScores(params, stream), "the scores");
+    if (rows.num_unowned > 0 || rows.are_unseen) {
+      const double unowned = options.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
+      scores.logprob = at::where(memory.target_columns >= 0, scores.logprob, unowned);
+    }
+  } else {
+    at::Tensor owners = memory.target_columns >= 0;
+    JoinShards(memory, head.num_tiles(), params, group, owners, stream);
+    CheckOwners(rows, owners, inputs, options, shard.vocab_size);
+    if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+  }
+  if (options.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
+  if (options.need_mean_logit) scores.mean_logit = MeanLogit(rows, inputs, options, shard, group);
+  return scores;
+}
+
+}  // namespace logprobd::torch_ops

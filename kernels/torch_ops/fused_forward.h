@@ -1,0 +1,27 @@
+#pragma once
+
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/rows.h"
+#include "kernels/torch_ops/shard.h"
+
+namespace logprobd::torch_ops {
+
+/// Whether this build has the fused kernels.
+bool HasFusedKernels();
+
+/// Whether ScoreFused gives all that is asked of these inputs. Throws c10::ValueError where what is
+/// to be kept is what it alone gives, and it does not.
+bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
+/// Most rows that are scored at a time: their partials take 16 bytes a tile.
+inline constexpr int64_t kFusedBlockRows = 8'192;
+
+/// Scores of a block of rows by the fused kernels: logits are nowhere in memory, but for what
+/// `cache`, these rows of one (KeptLogits::kPowers) or undefined, keeps of them. fp32, argmax
+/// int64. Ranks of `group` call it together.
+LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
+                                const LinearLogprobOptions& options, const Shard& shard,
+                                const RankGroup& group, const at::Tensor& cache);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,88 @@
+#include "kernels/torch_ops/gradient_sums.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "kernels/torch_ops/dot_gradients.h"
+#include "kernels/torch_ops/logits.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// Adds those of a block of columns, given as the gradient [n, columns] of its dot products.
+void AddProducts(const at::Tensor& gradient, const Rows& rows, Columns columns,
+                 const LinearLogprobInputs& inputs, GradientSums& sums) {
+  const at::ScalarType wide = WideType(inputs);
+  if (sums.hidden.defined()) {
+    const at::Tensor weight = inputs.weight.narrow(0, columns.begin, columns.size());
+    MultiplyInto(sums.hidden, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
+                 wide);
+  }
+  if (sums.weight.defined()) {
+    MultiplyInto(sums.weight.narrow(0, columns.begin, columns.size()), sums.weight_into,
+                 gradient.t(), rows.hidden, wide);
+  }
+}
+
+}  // namespace
+
+bool AreAddedAtOnce(int64_t num_rows) { return num_rows > 0 && num_rows <= kBlockRows; }
+
+GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& shard,
+                              GradientNeeds needs, const std::optional<at::Tensor>& weight_grad,
+                              int64_t num_rows, bool is_added_at_once) {
+  const at::Tensor& weight = inputs.weight;
+  const auto wide = inputs.hidden.options().dtype(WideType(inputs));
+  GradientSums sums;
+  if (needs.hidden) sums.hidden = at::empty({num_rows, weight.size(1)}, wide);
+  if (needs.bias) sums.bias = at::zeros({weight.size(0)}, wide);
+  if (!needs.weight) return sums;
+  if (weight_grad.has_value()) {
+    sums.weight = *weight_grad;
+  } else if (is_added_at_once) {
+    sums.weight = at::empty(weight.sizes(), weight.options());
+    sums.weight.narrow(0, shard.columns, weight.size(0) - shard.columns).zero_();  // padding
+    sums.weight_into = Into::kReplace;
+  } else {
+    sums.weight = at::zeros(weight.sizes(), wide);
+  }
+  return sums;
+}
+
+void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
+                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums) {
+  for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
+    const BackwardRows block = all.Part(begin, std::min(kBlockRows, all.rows.size() - begin));
+    GradientSums block_sums = sums;
+    if (sums.hidden.defined()) block_sums.hidden = sums.hidden.narrow(0, begin, block.rows.size());
+    if (sums.hidden.defined() && shard.columns == 0) block_sums.hidden.zero_();
+    const auto gradients = MakeDotGradients({block, inputs, options, shard, sums.bias});
+    for (const Columns& columns : gradients->Cut()) {
+      AddProducts(gradients->Of(columns), block.rows, columns, inputs, block_sums);
+    }
+  }
+}
+
+InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
+                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                         const RankGroup& group) {
+  const auto none = [](const at::Tensor& like) { return at::empty({0}, like.options()); };
+  InputGradients gradients = {none(inputs.hidden), none(inputs.weight),
+                              none(inputs.bias.value_or(inputs.weight))};
+  if (sums.hidden.defined()) {
+    at::Tensor spread = rows.Spread(sums.hidden);
+    if (options.sequence_parallel) {
+      spread = group.SumScattered(spread);
+    } else {
+      group.Sum(spread);
+    }
+    gradients.hidden = spread.to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
+  }
+  if (sums.weight.defined()) gradients.weight = sums.weight.to(inputs.weight.scalar_type());
+  if (sums.bias.defined()) gradients.bias = sums.bias.to(inputs.bias->scalar_type());
+  return gradients;
+}
+
+}  // namespace logprobd::torch_ops

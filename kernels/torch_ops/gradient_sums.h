@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "kernels/torch_ops/backward_rows.h"
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/products.h"
+#include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/rows.h"
+#include "kernels/torch_ops/shard.h"
+
+namespace logprobd::torch_ops {
+
+/// The gradients so far, of this rank's columns; undefined: not needed.
+struct GradientSums {
+  at::Tensor hidden;  ///< [n, H] in the wide type; written first by a row's own block.
+  at::Tensor weight;  ///< [V, H]
+  at::Tensor bias;    ///< [V] in the wide type.
+  Into weight_into = Into::kAddTo;
+};
+
+/// Sums of nothing yet, for `num_rows` rows. The weight's is `weight_grad` where there is one;
+/// else, of rows that are added all at once, it is in its own dtype, written once.
+GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& shard,
+                              GradientNeeds needs, const std::optional<at::Tensor>& weight_grad,
+                              int64_t num_rows, bool is_added_at_once);
+
+/// Whether so many rows are added at once.
+bool AreAddedAtOnce(int64_t num_rows);
+
+/// Adds the gradients of `all` rows, for which sums.hidden has its rows.
+void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
+                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums);
+
+/// The gradients of the inputs: that of hidden, of `rows` in `sums`, is added up over the ranks and
+/// has exact zeros for other rows. What sums lack has no elements.
+InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
+                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                         const RankGroup& group);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,74 @@
+"""What the cross-entropy of losses.py weighs the scores of each row by; known before they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Classes:
+    """Class weights of the whole vocabulary, and what a loss needs of them."""
+
+    def __init__(
+        self, class_weights: Tensor, shard: range, vocab_valid: int | None, *, is_whole: bool
+    ) -> None:
+        """`shard`: ids of the weight's rows; `is_whole`: no other rank has further ones."""
+        num_classes = class_weights.numel()
+        needed = shard.stop if vocab_valid is None else vocab_valid
+        has_surplus = is_whole and num_classes > max(shard.stop, needed)
+        if class_weights.dim() != 1 or num_classes < needed or has_surplus:
+            raise ValueError(
+                f"class_weights must have one entry for each id of the whole vocabulary, {needed}"
+                f"{'' if is_whole else ' or more'}, got the shape {list(class_weights.shape)}"
+            )
+        self.num_valid = num_classes if vocab_valid is None else vocab_valid
+        self._shard = shard
+        self._valid = class_weights.detach()[: self.num_valid]
+
+    def of_shard(self) -> Tensor:
+        """[shard's rows] fp32, contiguous; 0 for rows beyond the valid vocabulary."""
+        mine = self._valid[self._shard.start : self._shard.stop].float()
+        return torch.nn.functional.pad(mine, (0, len(self._shard) - mine.numel())).contiguous()
+
+    def of_targets(self, target: Tensor, is_counted: Tensor) -> Tensor:
+        """The weight of each target; 0 for ignored rows. The range of ids is linear_logprob's to check."""
+        ids = target.long().clamp(0, self.num_valid - 1)
+        return self._valid[ids] * is_counted
+
+    def total(self) -> Tensor:
+        """Their sum, in double."""
+        return self._valid.sum(dtype=torch.float64)
+
+
+class RowWeights(NamedTuple):
+    """Each like target; the loss is the sum of the scores times them."""
+
+    logprob: Tensor
+    lse: Tensor | None
+    mean_logit: Tensor | None
+
+
+def row_weights(
+    target: Tensor,
+    is_counted: Tensor,
+    classes: Classes | None,
+    label_smoothing: float,
+    *,
+    is_mean: bool,
+    dtype: torch.dtype,
+) -> RowWeights:
+    """For the cross-entropy, summed or averaged as torch does it, without z loss and token scaling. With label
+    smoothing the mean logit must be that of classes.of_shard(), or the plain mean without classes."""
+    rows = is_counted.to(dtype)
+    nll = rows if classes is None else classes.of_targets(target, is_counted).to(dtype)
+    normalizer = nll.sum().masked_fill(~is_counted.any(), 1.0) if is_mean else rows.new_ones(())
+    logprob = -(1.0 - label_smoothing) * nll / normalizer
+    if label_smoothing == 0.0:
+        return RowWeights(logprob, None, None)
+    smooth = label_smoothing * rows / normalizer
+    if classes is None:
+        return RowWeights(logprob, smooth, -smooth)
+    smooth = smooth / classes.num_valid
+    return RowWeights(logprob, classes.total().to(dtype) * smooth, -smooth)

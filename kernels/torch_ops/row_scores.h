@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/rows.h"
+#include "kernels/torch_ops/shard.h"
+
+namespace logprobd::torch_ops {
+
+/// Scores of `rows`, [n] each, in fp64 but for argmax; what is not needed is undefined. A block of
+/// rows and columns at a time: logits -> sums of tiles -> sums of rows over all shards, in integers
+/// -> scores. The logits that options.keep_logits wants go to the front of `cache` (logit_cache.h).
+///
+/// Ranks call it together, with as many rows. Throws c10::IndexError for a target that none has.
+LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
+                               const LinearLogprobOptions& options, const Shard& shard,
+                               const RankGroup& group, const at::Tensor& cache);
+
+/// Those of blocks of rows, at least one, one after another.
+LinearLogprobOutputs JoinScores(const std::vector<LinearLogprobOutputs>& blocks);
+
+/// Scores of `rows` in the place of all rows, each like target, in the operator's dtypes; zeros for
+/// the other rows, without elements where undefined.
+LinearLogprobOutputs InPlaceOfAll(const LinearLogprobOutputs& scores, const Rows& rows,
+                                  const LinearLogprobInputs& inputs,
+                                  const LinearLogprobOptions& options);
+
+}  // namespace logprobd::torch_ops

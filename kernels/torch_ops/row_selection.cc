@@ -1,0 +1,41 @@
+#include "kernels/torch_ops/row_selection.h"
+
+#include <ATen/ops/nonzero.h>
+
+#include "kernels/torch_ops/fused_row_selection.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// bool [all rows]: any upstream gradient is not zero; undefined without one.
+at::Tensor Reached(const UpstreamGradients& upstream) {
+  at::Tensor reached;
+  for (const auto* gradient :
+       {&upstream.logprob, &upstream.entropy, &upstream.lse, &upstream.mean_logit}) {
+    if (!gradient->has_value()) continue;
+    const at::Tensor here = (*gradient)->reshape({-1}) != 0;
+    reached = reached.defined() ? reached.logical_or(here) : here;
+  }
+  return reached;
+}
+
+}  // namespace
+
+RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
+                        const UpstreamGradients& upstream, IdRange owned) {
+  if (const auto selection = SelectRowsOnGpu(target, ignore_index, upstream, owned)) {
+    return *selection;
+  }
+  at::Tensor counts = target != ignore_index;
+  if (const at::Tensor reached = Reached(upstream); reached.defined()) counts.logical_and_(reached);
+  RowSelection selection;
+  const at::Tensor index = at::nonzero(counts).squeeze(1);
+  if (index.size(0) < target.size(0)) selection.index = index;
+  const at::Tensor is_unowned = counts.logical_and(target.lt(owned.begin) + target.ge(owned.end));
+  const at::Tensor unowned = at::nonzero(is_unowned).squeeze(1);
+  selection.num_unowned = unowned.size(0);
+  if (selection.num_unowned > 0) selection.first_unowned = unowned[0].item<int64_t>();
+  return selection;
+}
+
+}  // namespace logprobd::torch_ops

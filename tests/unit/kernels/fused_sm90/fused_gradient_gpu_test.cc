@@ -1,0 +1,272 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_gradient.h"
+#include "tests/unit/kernels/fused_sm90/gradient_case.h"
+#include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
+
+namespace logprobd::testing {
+namespace {
+
+using kernels::Dtype;
+using kernels::kTileColumns;
+
+constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16};
+
+std::vector<float> Waves(int64_t count, double height) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(static_cast<float>(height * std::sin(static_cast<double>(i))));
+  }
+  return values;
+}
+
+void AddColumnWeights(GradientCase& c) {
+  c.column_weights = Waves(c.head.vocab_size, 1e-2);
+  for (size_t row = 0; row < c.upstream.size(); ++row) {
+    c.upstream[row].mean_logit = static_cast<double>(row % 3) - 1;
+  }
+}
+
+/// Bits of one row.
+std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const GradientCase& c,
+                            int64_t row) {
+  const int64_t columns = c.num_tiles() * kTileColumns;
+  const auto begin = gradients.begin() + row * columns;
+  return {begin, begin + columns};
+}
+
+class FusedGradientTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+  }
+};
+
+TEST_F(FusedGradientTest, MatchesTheTruthAtEveryCountOfRows) {
+  for (const int64_t rows : {1, 64, 127, 128, 129, 300}) {
+    for (const Dtype dtype : kDtypes) {
+      ExpectTrueGradients(
+          MakeGradientCase({.rows = rows, .hidden = 72, .vocab = 500, .dtype = dtype}));
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, MatchesTheTruthInEveryVocabularyAndHiddenSize) {
+  for (const int64_t vocab : {1, 191, 192, 193, 1'000}) {
+    for (const int64_t hidden : {8, 64, 72, 896}) {
+      for (const Dtype dtype : kDtypes) {
+        ExpectTrueGradients(
+            MakeGradientCase({.rows = 129, .hidden = hidden, .vocab = vocab, .dtype = dtype}));
+      }
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, MatchesTheTruthForFlatAndPeakedRowsAtTemperaturesOfTheirOwn) {
+  for (const double stddev : {0.5, 10.0, 20.0}) {
+    GradientCase c =
+        MakeGradientCase({.rows = 20, .hidden = 64, .vocab = 700, .logit_stddev = stddev});
+    for (size_t row = 0; row < 20; ++row) {
+      c.head.temperatures[row] = 0.1F + 0.25F * static_cast<float>(row % 8);
+    }
+    ExpectTrueGradients(c);
+  }
+}
+
+TEST_F(FusedGradientTest, MatchesTheTruthForEachUpstreamGradientAlone) {
+  for (const ScoreGradients& upstream :
+       {ScoreGradients{.lse = 1.5}, ScoreGradients{.logprob = 1}, ScoreGradients{.entropy = 1},
+        ScoreGradients{.mean_logit = 1}}) {
+    GradientCase c = MakeGradientCase({.rows = 10, .hidden = 64, .vocab = 400});
+    AddColumnWeights(c);
+    std::fill(c.upstream.begin(), c.upstream.end(), upstream);
+    ExpectTrueGradients(c);
+  }
+}
+
+TEST_F(FusedGradientTest, GoesThroughScaleBiasAndCap) {
+  for (const bool with_bias : {false, true}) {
+    for (const float scale : {1.0F, 0.0625F, -0.5F}) {
+      for (const float softcap : {0.0F, 5.0F, 30.0F}) {
+        GradientCase c =
+            MakeGradientCase({.rows = 140, .hidden = 72, .vocab = 500, .logit_stddev = 10});
+        c.head.transform = {.scale = scale, .softcap = softcap};
+        if (with_bias) c.head.bias = Waves(500, 2);
+        ExpectTrueGradients(c);
+      }
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, ColumnWeightsCarryTheMeanLogits) {
+  for (const float softcap : {0.0F, 10.0F}) {
+    GradientCase c = MakeGradientCase({.rows = 140, .hidden = 72, .vocab = 1'000});
+    c.head.transform.softcap = softcap;
+    AddColumnWeights(c);
+    ExpectTrueGradients(c);
+  }
+}
+
+TEST_F(FusedGradientTest, Fp32RowsComeAsTerms) {
+  GradientCase c = MakeGradientCase({.rows = 140, .hidden = 200, .vocab = 500, .is_f32 = true});
+  c.dot_error = 2e-5;  // two terms hold a value to 2^-17
+  ExpectTrueGradients(c);
+}
+
+TEST_F(FusedGradientTest, LargeLogitsKeepTheirDifferences) {
+  for (const float shift : {7e4F, -7e4F}) {
+    GradientCase c = MakeGradientCase({.rows = 5, .hidden = 64, .vocab = 500});
+    c.dot_error = 0;  // eighths, which fp32 holds with the shift added
+    for (float& value : c.head.hidden) value = std::round(value);
+    for (float& value : c.head.weight) value = std::round(value * 8) / 8;
+    c.head.bias.assign(500, shift);
+    ExpectTrueGradients(c);
+  }
+}
+
+TEST_F(FusedGradientTest, ATargetOfAnotherShardAddsNothing) {
+  for (const bool transforms : {false, true}) {
+    GradientCase c = MakeGradientCase({.rows = 4, .hidden = 64, .vocab = 300});
+    if (transforms) AddColumnWeights(c);
+    // Before the shard, in the padding of its last tile, behind that, far away.
+    c.head.targets = {-1, 301, 384, 1 << 20};
+    ExpectTrueGradients(c);
+  }
+}
+
+TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
+  for (const bool transforms : {false, true}) {
+    GradientCase all = MakeGradientCase({.rows = 300, .hidden = 320, .vocab = 500});
+    if (transforms) {
+      AddColumnWeights(all);
+      all.head.bias = Waves(500, 1);
+      all.head.transform = {.scale = 0.5F, .softcap = 20.0F};
+    }
+    const std::vector<uint16_t> truth = GradientRun(all).Run();
+    std::vector<int64_t> shuffled(300);
+    std::iota(shuffled.begin(), shuffled.end(), 0);
+    std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(5));
+    for (const size_t count : {1U, 64U, 127U, 129U, 300U}) {
+      const std::vector<int64_t> rows(shuffled.begin(),
+                                      shuffled.begin() + static_cast<int64_t>(count));
+
+      const GradientCase some = SelectRows(all, rows);
+      const std::vector<uint16_t> gradients = GradientRun(some).Run();
+
+      for (size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(RowOf(gradients, some, static_cast<int64_t>(i)), RowOf(truth, all, rows[i]))
+            << "row " << i << " of " << count;
+      }
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSame) {
+  for (const bool transforms : {false, true}) {
+    for (const int64_t rows : {3, 200}) {
+      GradientCase c = MakeGradientCase({.rows = rows, .hidden = 72, .vocab = 2'000});
+      if (transforms) {
+        AddColumnWeights(c);
+        c.head.bias = Waves(2'000, 1);
+      }
+      const GradientRun run(c);
+      const std::vector<uint16_t> whole = run.Run();
+      for (const TileCuts& cuts : std::vector<TileCuts>{{0, 1, 11}, {0, 4, 5, 11}, {0, 10, 11}}) {
+        EXPECT_EQ(run.Run(cuts), whole) << rows << " rows, " << cuts.size() - 1 << " launches";
+      }
+    }
+  }
+}
+
+// Whole block tiles are read where the buffer has room: with what earlier batches left there.
+TEST_F(FusedGradientTest, RowsThatStandBehindTheLastDoNotShow) {
+  for (const int64_t rows : {1, 65, 129}) {
+    const GradientCase c = MakeGradientCase({.rows = rows, .hidden = 320, .vocab = 500});
+
+    EXPECT_EQ(GradientRun(c, 512).Run(), GradientRun(c).Run()) << rows << " rows";
+  }
+}
+
+TEST_F(FusedGradientTest, ARowThatIsNotFiniteStaysAlone) {
+  for (const bool transforms : {false, true}) {
+    GradientCase c = MakeGradientCase({.rows = 70, .hidden = 64, .vocab = 600});
+    if (transforms) AddColumnWeights(c);
+    const std::vector<uint16_t> clean = GradientRun(c).Run();
+    c.head.hidden[33 * 64 + 5] = std::numeric_limits<float>::quiet_NaN();
+
+    const std::vector<uint16_t> gradients = GradientRun(c).Run();
+
+    for (int64_t row = 0; row < 70; ++row) {
+      if (row != 33) {
+        ASSERT_EQ(RowOf(gradients, c, row), RowOf(clean, c, row)) << "row " << row;
+        continue;
+      }
+      const std::vector<uint16_t> bad = RowOf(gradients, c, row);
+      for (size_t column = 0; column < bad.size(); ++column) {
+        const float gradient = FromBits(bad[column], Dtype::kBf16);
+        ASSERT_TRUE(column < 600 ? std::isnan(gradient) : gradient == 0.0F) << column;
+      }
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, MaskedColumnsHaveNone) {
+  GradientCase c = MakeGradientCase({.rows = 70, .hidden = 64, .vocab = 600});
+  c.head.bias.assign(600, 0.0F);
+  for (size_t i = 0; i < 600; i += 2) {
+    c.head.bias[i] = -std::numeric_limits<float>::infinity();
+  }
+  for (int32_t& target : c.head.targets) target |= 1;
+  const GradientRun run(c);
+
+  const std::vector<uint16_t> gradients = run.Run();
+
+  for (int64_t row = 0; row < 70; ++row) {
+    const std::vector<uint16_t> bits = RowOf(gradients, c, row);
+    for (size_t column = 0; column < 600; column += 2) {
+      ASSERT_EQ(FromBits(bits[column], Dtype::kBf16), 0.0F) << "row " << row;
+    }
+  }
+  ExpectNearTruth(c, run.truth(), gradients);
+}
+
+TEST_F(FusedGradientTest, RefusesWhatItCannotServe) {
+  const GradientCase c = MakeGradientCase({.rows = 2, .hidden = 64, .vocab = 400});
+  const GradientRun run(c);
+  const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(size_t{2} * 3 * kTileColumns + 8));
+  kernels::FusedGradientParams good = run.Params();
+  good.gradients = gradients.data();
+  good.gradient_stride = 3 * kTileColumns;
+  const auto launch_with = [&](const auto& change) {
+    kernels::FusedGradientParams params = good;
+    change(params);
+    return kernels::LaunchFusedGradient(params, run.stream());
+  };
+  using Params = kernels::FusedGradientParams;
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(kernels::LaunchFusedGradient({}, run.stream()), cudaSuccess);  // no rows
+  EXPECT_EQ(launch_with([](Params& p) { p.head.num_rows = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.head.readable_rows = 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.head.dtype = Dtype::kF32; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.head.weight = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.head.tile_end = 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.rows = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.gradients = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.gradients = static_cast<uint16_t*>(p.gradients) + 1; }),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.gradient_stride -= 8; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.gradient_stride += 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

@@ -1,0 +1,336 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/common/logit_key.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/gradient/kept_gradients.h"
+#include "tests/unit/kernels/common/gradient_truth.h"
+#include "tests/unit/kernels/fused_sm90/fused_case.h"
+#include "tests/unit/kernels/fused_sm90/gradient_case.h"
+#include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
+
+namespace logprobd::testing {
+namespace {
+
+using kernels::Dtype;
+using kernels::kTileColumns;
+
+constexpr uint16_t kPowerPoison = 0x7FB7;
+constexpr int32_t kExponentPoison = -777;
+
+/// What a launch keeps, and the partials beside.
+struct KeptRun {
+  int64_t row_tiles = 0;
+  std::vector<uint16_t> powers;    ///< [num_rows + 1, row_tiles, 192]; the last row is poison.
+  std::vector<int32_t> exponents;  ///< [num_rows + 1, row_tiles], likewise.
+  ShardPartials partials;
+
+  float Power(int64_t row, int64_t tile, int64_t column) const {
+    return FromBits(Bits(row, tile, column), Dtype::kBf16);
+  }
+  uint16_t Bits(int64_t row, int64_t tile, int64_t column) const {
+    return powers[static_cast<size_t>((row * row_tiles + tile) * kTileColumns + column)];
+  }
+  int32_t Exponent(int64_t row, int64_t tile) const {
+    return exponents[static_cast<size_t>(row * row_tiles + tile)];
+  }
+};
+
+int64_t TilesOf(const FusedCase& c, const ShardTiles& tiles) {
+  return std::min(tiles.end, kernels::NumTiles(c.vocab_size)) - tiles.begin;
+}
+
+KeptRun Keep(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
+             int64_t more_tiles = 0) {
+  KeptRun kept;
+  kept.row_tiles = TilesOf(c, tiles) + more_tiles;
+  const auto places = static_cast<size_t>((c.num_rows + 1) * kept.row_tiles);
+  const DeviceArray<uint16_t> powers(
+      std::vector<uint16_t>(places * size_t{kTileColumns}, kPowerPoison));
+  const DeviceArray<int32_t> exponents(std::vector<int32_t>(places, kExponentPoison));
+  kept.partials = run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(powers.data()),
+                                         .exponents = exponents.data(),
+                                         .row_tiles = kept.row_tiles});
+  kept.powers = powers.Read();
+  kept.exponents = exponents.Read();
+  return kept;
+}
+
+template <typename T>
+bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+void ExpectSamePartials(const ShardPartials& a, const ShardPartials& b) {
+  EXPECT_TRUE(SameBytes(a.sums, b.sums));
+  EXPECT_TRUE(SameBytes(a.entropy_sums, b.entropy_sums));
+  EXPECT_TRUE(SameBytes(a.tile_max, b.tile_max));
+  EXPECT_TRUE(SameBytes(a.target_logits, b.target_logits));
+  EXPECT_EQ(a.max_keys, b.max_keys);
+  EXPECT_EQ(a.min_keys, b.min_keys);
+}
+
+/// The kernel's own logits of a row, in fp32.
+std::vector<float> LogitsOf(FusedRun& run, const FusedCase& c, int64_t row) {
+  FusedRun::Listed listed;
+  listed.rows.assign(static_cast<size_t>(c.vocab_size), static_cast<int32_t>(row));
+  listed.ids.resize(static_cast<size_t>(c.vocab_size));
+  std::iota(listed.ids.begin(), listed.ids.end(), 0);
+  return run.ListedLogits(listed);
+}
+
+/// Half a last place of bf16 from 2^(y - k), and the two of fp32 that 2^x may be off.
+void ExpectPower(float power, float logit, float log2_scale, int32_t k) {
+  const double exact =
+      std::exp2(static_cast<double>(std::fma(logit, log2_scale, -static_cast<float>(k))));
+  const double off = 0x1p-21 * exact + 0x1p-126;  // below that 2^x is 0
+  ASSERT_NEAR(power, exact, off + HalfUlp(exact + off, Dtype::kBf16)) << "logit " << logit;
+}
+
+/// Powers and exponents of the first rows, some in the middle and the last.
+void ExpectPowersOfTheLogits(const FusedCase& c) {
+  FusedRun run(c);
+  const KeptRun kept = Keep(c, run);
+  const int64_t step = std::max<int64_t>(1, c.num_rows / 5);
+  for (int64_t i = 0; i < c.num_rows + step; i += step) {
+    const int64_t row = std::min(i, c.num_rows - 1);
+    SCOPED_TRACE(::testing::Message() << "row " << row << " of " << c.num_rows << ", hidden "
+                                      << c.hidden_size << ", vocab " << c.vocab_size);
+    const std::vector<float> logits = LogitsOf(run, c, row);
+    const float log2_scale = kernels::Log2Scale(c.temperatures[static_cast<size_t>(row)]);
+    for (int64_t tile = 0; tile < kept.row_tiles; ++tile) {
+      const int32_t exponent =
+          kept.partials.sums[static_cast<size_t>(kept.partials.layout.At(row, tile))].exponent;
+      const bool is_real =
+          exponent != kernels::kEmptyExponent && exponent != kernels::kNonfiniteExponent;
+      ASSERT_EQ(kept.Exponent(row, tile), is_real ? exponent : 0) << "tile " << tile;
+      for (int64_t column = 0; column < kTileColumns; ++column) {
+        const int64_t id = tile * kTileColumns + column;
+        if (id >= c.vocab_size) {
+          ASSERT_EQ(kept.Bits(row, tile, column), 0) << "id " << id;
+        } else {
+          ExpectPower(kept.Power(row, tile, column), logits[static_cast<size_t>(id)], log2_scale,
+                      kept.Exponent(row, tile));
+        }
+      }
+    }
+  }
+}
+
+class FusedPowersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+  }
+};
+
+TEST_F(FusedPowersTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
+  for (const int64_t rows : {1, 64, 127, 128, 129, 300, 1'100}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      ExpectPowersOfTheLogits(
+          MakeFusedCase({.rows = rows, .hidden = 72, .vocab = 500, .dtype = dtype}));
+    }
+  }
+}
+
+TEST_F(FusedPowersTest, AreThoseOfTheLogitsInEveryVocabularyAndHiddenSize) {
+  for (const int64_t vocab : {1, 191, 192, 193, 1'000}) {
+    for (const int64_t hidden : {8, 64, 72, 896}) {
+      ExpectPowersOfTheLogits(MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab}));
+    }
+  }
+}
+
+TEST_F(FusedPowersTest, AreThoseOfTransformedAndPeakedLogitsAtTemperaturesOfTheirOwn) {
+  for (const double stddev : {3.0, 50.0}) {
+    for (const float softcap : {0.0F, 20.0F}) {
+      FusedCase c =
+          MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 500, .logit_stddev = stddev});
+      c.transform = {.scale = 0.5F, .softcap = softcap};
+      c.bias.assign(500, 0.25F);
+      for (size_t row = 0; row < 140; ++row) {
+        c.temperatures[row] = 0.25F + static_cast<float>(row % 4);
+      }
+      ExpectPowersOfTheLogits(c);
+    }
+  }
+}
+
+TEST_F(FusedPowersTest, MaskedLogitsAndTilesHaveThePowerZero) {
+  FusedCase c = MakeFusedCase({.rows = 9, .hidden = 64, .vocab = 600});
+  c.bias.assign(600, 0.0F);
+  const float mask = -std::numeric_limits<float>::infinity();
+  std::fill(c.bias.begin() + kTileColumns, c.bias.begin() + 2 * kTileColumns, mask);
+  c.bias[3] = mask;
+  FusedRun run(c);
+
+  const KeptRun kept = Keep(c, run);
+
+  for (int64_t row = 0; row < 9; ++row) {
+    EXPECT_EQ(kept.Bits(row, 0, 3), 0);
+    EXPECT_EQ(kept.Exponent(row, 1), 0);
+    for (int64_t column = 0; column < kTileColumns; ++column) {
+      ASSERT_EQ(kept.Bits(row, 1, column), 0) << "row " << row << ", column " << column;
+    }
+  }
+  ExpectPowersOfTheLogits(c);
+}
+
+TEST_F(FusedPowersTest, ARowThatIsNotFiniteStaysAlone) {
+  FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 300});
+  FusedRun clean_run(c);
+  const KeptRun clean = Keep(c, clean_run);
+  FusedCase bad = c;
+  bad.hidden[33 * 64 + 5] = std::numeric_limits<float>::quiet_NaN();
+  FusedRun run(bad);
+
+  const KeptRun kept = Keep(bad, run);
+
+  for (int64_t row = 0; row < 70; ++row) {
+    for (int64_t id = 0; id < 2 * kTileColumns; ++id) {
+      const int64_t tile = id / kTileColumns;
+      const int64_t column = id % kTileColumns;
+      if (row == 33 && id < 300) {
+        ASSERT_TRUE(std::isnan(kept.Power(row, tile, column))) << id;
+      } else {
+        ASSERT_EQ(kept.Bits(row, tile, column), clean.Bits(row, tile, column)) << row;
+      }
+    }
+  }
+  EXPECT_EQ(kept.Exponent(33, 0), 0);
+}
+
+TEST_F(FusedPowersTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
+  for (const int64_t rows : {1, 64, 128, 300, 1'100}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      for (const bool transforms : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << rows << " rows, transforms " << transforms);
+        FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500, .dtype = dtype});
+        c.entropy_temperatures.assign(static_cast<size_t>(rows), 2.0F);
+        if (transforms) {
+          c.transform = {.scale = 0.5F, .softcap = 20.0F};
+          c.bias.assign(1'500, 0.25F);
+        }
+        FusedRun run(c);
+
+        const ShardPartials with = Keep(c, run).partials;
+
+        ExpectSamePartials(with, run.PartialsOf({}));
+      }
+    }
+  }
+}
+
+TEST_F(FusedPowersTest, PowersOfAShardAreThoseOfTheWholeAndNothingElseIsWritten) {
+  const FusedCase c = MakeFusedCase({.rows = 130, .hidden = 64, .vocab = 1'000});
+  FusedRun run(c);
+  const KeptRun whole = Keep(c, run);
+  for (const ShardTiles& tiles : {ShardTiles{0, 1}, ShardTiles{2, 5}, ShardTiles{5, 6}}) {
+    const int64_t num_tiles = tiles.end - tiles.begin;
+
+    const KeptRun shard = Keep(c, run, tiles, 2);
+
+    for (int64_t row = 0; row <= 130; ++row) {
+      for (int64_t tile = 0; tile < num_tiles + 2; ++tile) {
+        const bool is_written = row < 130 && tile < num_tiles;
+        ASSERT_EQ(shard.Exponent(row, tile),
+                  is_written ? whole.Exponent(row, tiles.begin + tile) : kExponentPoison)
+            << "row " << row << ", tile " << tile;
+        for (int64_t column = 0; column < kTileColumns; ++column) {
+          ASSERT_EQ(shard.Bits(row, tile, column),
+                    is_written ? whole.Bits(row, tiles.begin + tile, column) : kPowerPoison)
+              << "row " << row << ", tile " << tile << ", column " << column;
+        }
+      }
+    }
+  }
+}
+
+// What the forward pass keeps is what the backward pass reads: half a last place of bf16 apart.
+TEST_F(FusedPowersTest, KeptGradientsComeAsNearAsThePowers) {
+  GradientCase c = MakeGradientCase({.rows = 130, .hidden = 72, .vocab = 1'000});
+  const GradientRun gradient_run(c);
+  FusedRun run(c.head);
+  const KeptRun kept = Keep(c.head, run);
+  std::vector<kernels::RowGradient> rows = gradient_run.constants();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const kernels::LogitEntry largest = kernels::LogitEntryOf(kept.partials.max_keys[row]);
+    const auto exponent = [&](float logit) {
+      return std::fma(logit, rows[row].log2_scale, -rows[row].log2_sum);
+    };
+    rows[row].max_column = largest.id;
+    rows[row].max_exponent = exponent(largest.logit);
+    rows[row].target_exponent = exponent(kept.partials.target_logits[row]);
+  }
+  const DeviceArray<uint16_t> powers(kept.powers);
+  const DeviceArray<int32_t> exponents(kept.exponents);
+  const DeviceArray<kernels::RowGradient> row_array(rows);
+  const DeviceArray<uint16_t> gradients(
+      std::vector<uint16_t>(size_t{130} * 6 * kTileColumns, kGradientPoison));
+
+  ASSERT_EQ(
+      kernels::LaunchKeptGradients({.num_rows = 130,
+                                    .powers = reinterpret_cast<const __nv_bfloat16*>(powers.data()),
+                                    .exponents = exponents.data(),
+                                    .row_tiles = 6,
+                                    .tile_end = 6,
+                                    .rows = row_array.data(),
+                                    .gradients = gradients.data(),
+                                    .gradient_stride = 6 * kTileColumns},
+                                   nullptr),
+      cudaSuccess);
+
+  const std::vector<uint16_t> from_powers = gradients.Read();
+  const std::vector<uint16_t> from_logits = gradient_run.Run();
+  ASSERT_EQ(from_powers.size(), from_logits.size());
+  for (size_t i = 0; i < from_powers.size(); ++i) {
+    const size_t row = i / (6 * kTileColumns);
+    const size_t column = i % (6 * kTileColumns);
+    const double p = column < 1'000 ? gradient_run.truth()[row].softmax.p[column] : 0.0;
+    const double logits_gradient = FromBits(from_logits[i], Dtype::kBf16);
+    // Of the terms that a power's 2^-8 weighs, p's factor and the entropy's, neither is above 10.
+    ASSERT_NEAR(FromBits(from_powers[i], Dtype::kBf16), logits_gradient,
+                10 * p * 0x1p-7 + 2 * HalfUlp(1.1 * logits_gradient, Dtype::kBf16))
+        << "row " << row << ", column " << column;
+  }
+}
+
+TEST_F(FusedPowersTest, RefusesWhatItCannotServe) {
+  const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
+  const FusedRun run(c);
+  const DeviceArray<uint16_t> powers(std::vector<uint16_t>(size_t{2} * 3 * kTileColumns + 8));
+  const DeviceArray<int32_t> exponents(std::vector<int32_t>(6));
+  kernels::FusedPartialsParams good = run.Partials();
+  good.powers = {.values = reinterpret_cast<__nv_bfloat16*>(powers.data()),
+                 .exponents = exponents.data(),
+                 .row_tiles = 3};
+  const auto launch_with = [&](const auto& change) {
+    kernels::FusedPartialsParams params = good;
+    change(params);
+    return kernels::LaunchFusedPartials(params, run.stream());
+  };
+  using Params = kernels::FusedPartialsParams;
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(launch_with([](Params& p) { p.powers.exponents = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.powers.values += 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.powers.row_tiles = 2; }), cudaErrorInvalidValue);
+  for (const kernels::FusedTile tile :
+       {kernels::FusedTile::k64PingPong, kernels::FusedTile::k64Pair,
+        kernels::FusedTile::k256Cooperative}) {
+    EXPECT_EQ(kernels::LaunchFusedPartialsAs(good, {tile, kernels::FusedRaster::kAlongRows, 1},
+                                             run.stream()),
+              cudaErrorInvalidValue);
+  }
+  EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::testing

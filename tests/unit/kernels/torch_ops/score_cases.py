@@ -1,0 +1,97 @@
+"""Inputs for tests of scores, and the double reference that they are compared with."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from linear_logprob_reference import reference, reference_logits, seeded
+from logprobd_ops.linear_logprob import linear_logprob
+from torch import Tensor
+
+IGNORED = -100
+# Absolute, for logits up to LOGIT_MAX; beyond, fp32 itself is coarser in proportion.
+LOGPROB_TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
+ENTROPY_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+LOGIT_MAX = 30.0
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SPREADS = torch.tensor([1, 2, 4, 8, 16, 4, 1])  # standard deviation of a row's logits, about
+
+
+class Case(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor
+
+
+def exact_case(rows=13, size=31, vocab=193, dtype=torch.float32, seed=0) -> Case:
+    """Factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit dtype:
+    what differs from the reference is the operator's own. Every third target is the argmax."""
+    generator = seeded(seed)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=generator).double()
+
+    quantum = 2.0 ** -round(math.log2(6.67 * size**0.5))
+    spread = SPREADS.repeat(rows // len(SPREADS) + 1)[:rows].unsqueeze(1)
+    hidden = (integers(rows, size) * spread).to(dtype)
+    weight = (integers(vocab, size) * quantum).to(dtype)
+    bias = (integers(vocab) / 4).to(dtype)
+    target = torch.randint(vocab, (rows,), generator=generator)
+    target[::3] = reference(hidden, weight, target).argmax[::3]
+    return Case(hidden, weight, target, bias)
+
+
+def normal_case(rows, size, vocab, logits_std=4.0, seed=0) -> Case:
+    generator = seeded(seed)
+    hidden = torch.randn(rows, size, generator=generator)
+    weight = torch.randn(vocab, size, generator=generator) * (logits_std / size**0.5)
+    target = torch.randint(vocab, (rows,), generator=generator)
+    return Case(hidden, weight, target, torch.randn(vocab, generator=generator))
+
+
+def assert_near(ours: Tensor, truth: Tensor, tolerance: Tensor, name: str) -> None:
+    assert ours.shape == truth.shape, name
+    error = (ours.double() - truth).abs()
+    # Not "error > tolerance": NaN must not pass.
+    is_wrong = ~((error <= tolerance) | (ours.double() == truth))
+    assert not is_wrong.any(), (
+        f"{name}: row {is_wrong.flatten().nonzero()[0].item()} of {is_wrong.sum().item()} wrong ones, "
+        f"off by {error.max().item():.3g}: {ours[is_wrong][0].item()} for {truth[is_wrong][0].item()}"
+    )
+
+
+def assert_in_bounds(logprob: Tensor, entropy: Tensor, vocab: int) -> None:
+    assert (logprob <= 0).all()
+    assert (entropy >= 0).all()
+    assert (entropy <= torch.tensor(math.log(vocab), dtype=entropy.dtype)).all()
+
+
+def assert_matches_reference(hidden, weight, target, bias=None, **options) -> None:
+    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+        hidden, weight, target, bias, return_argmax=True, return_mean_logit=True, **options
+    )
+    truth = reference(hidden, weight, target, bias, **options)
+    is_double = torch.float64 in (hidden.dtype, weight.dtype)
+    dtype = torch.float64 if is_double else torch.float32
+    assert [out.dtype for out in (logprob, entropy, lse, mean_logit)] == [dtype] * 4
+
+    shaping = {k: options[k] for k in options if k in ("temperature", "scale", "softcap")}
+    vocab_valid = options.get("vocab_valid")
+    x = reference_logits(hidden, weight, bias, vocab_valid=vocab_valid, **shaping)
+    is_counted = target != options.get("ignore_index", IGNORED)
+    size = torch.where(is_counted, x.abs().amax(-1), 0.0) / LOGIT_MAX
+    factor = size.clamp(min=1)
+    assert_near(logprob, truth.logprob, LOGPROB_TOLERANCE[dtype] * factor, "logprob")
+    assert_near(lse, truth.lse, LOGPROB_TOLERANCE[dtype] * factor, "lse")
+    assert_near(entropy, truth.entropy, ENTROPY_TOLERANCE[dtype] * factor, "entropy")
+    column_weights = options.get("column_weights")
+    mass = 1.0 if column_weights is None else max(1.0, column_weights.abs().sum().item())
+    assert_near(mean_logit, truth.mean_logit, LOGPROB_TOLERANCE[dtype] * factor * mass, "mean")
+    assert argmax.dtype == torch.int64
+    if options.get("softcap") is None:
+        assert torch.equal(argmax, truth.argmax)
+    else:  # in fp32 different logits become equal near the cap
+        best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1)
+        assert_near(best, x.amax(-1), LOGPROB_TOLERANCE[dtype], "argmax")
+    assert_in_bounds(logprob, entropy, x.shape[-1])

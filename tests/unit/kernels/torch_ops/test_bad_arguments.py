@@ -1,0 +1,132 @@
+"""Arguments that do not fit are named, and values that are not finite stay in their rows."""
+
+import math
+
+import pytest
+import torch
+from logprobd_ops.linear_logprob import linear_logprob
+from score_cases import (
+    exact_case,
+)
+
+BAD_ARGUMENTS = {
+    "weight of one dimension": ({"weight": torch.ones(8)}, "weight"),
+    "weight of three dimensions": ({"weight": torch.ones(1, 20, 8)}, "weight"),
+    "weight gathered away": ({"weight": torch.ones(0)}, "weight"),
+    "weight without columns": ({"weight": torch.ones(20, 0)}, "weight"),
+    "hidden of another size": ({"hidden": torch.ones(6, 9)}, "hidden"),
+    "hidden without dimensions": ({"hidden": torch.tensor(1.0)}, "hidden"),
+    "fewer targets": ({"target": torch.zeros(5, dtype=torch.int64)}, "target"),
+    "more targets": ({"target": torch.zeros(6, 2, dtype=torch.int64)}, "target"),
+    "targets of floats": ({"target": torch.zeros(6)}, "target"),
+    "targets of truth values": ({"target": torch.zeros(6, dtype=torch.bool)}, "target"),
+    "hidden of integers": ({"hidden": torch.ones(6, 8, dtype=torch.int32)}, "hidden"),
+    "weight of bytes": ({"weight": torch.ones(20, 8, dtype=torch.int8)}, "weight"),
+    "weight of float8": ({"weight": torch.ones(20, 8).to(torch.float8_e4m3fn)}, "weight"),
+    "complex hidden": ({"hidden": torch.ones(6, 8, dtype=torch.complex64)}, "hidden"),
+    "bias of another size": ({"bias": torch.ones(19)}, "bias"),
+    "bias of two dimensions": ({"bias": torch.ones(20, 1)}, "bias"),
+    "bias of one": ({"bias": torch.ones(1)}, "bias"),
+    "complex bias": ({"bias": torch.ones(20, dtype=torch.complex64)}, "bias"),
+    "column_weights of another size": ({"column_weights": torch.ones(21)}, "column_weights"),
+    "temperature of another size": ({"temperature": torch.ones(5)}, "temperature"),
+    "temperature a column": ({"temperature": torch.ones(6, 1)}, "temperature"),
+    "temperature of zero": ({"temperature": 0}, "temperature"),
+    "temperature below zero": ({"temperature": -1.0}, "temperature"),
+    "temperature not a number": ({"temperature": math.nan}, "temperature"),
+    "softcap below zero": ({"softcap": -1.0}, "softcap"),
+    "softcap not a number": ({"softcap": math.nan}, "softcap"),
+    "vocab_start below zero": ({"vocab_start": -1}, "vocab_start"),
+    "vocab_valid of zero": ({"vocab_valid": 0}, "vocab_valid"),
+    "vocab_valid below zero": ({"vocab_valid": -2}, "vocab_valid"),
+    "unowned_target of another kind": ({"unowned_target": "nothing"}, "unowned_target"),
+    "sequence_parallel alone": ({"sequence_parallel": True}, "sequence_parallel"),
+    "weight elsewhere": ({"weight": torch.ones(20, 8, device="meta")}, "weight"),
+    "hidden elsewhere": ({"hidden": torch.ones(6, 8, device="meta")}, "hidden"),
+    "bias elsewhere": ({"bias": torch.ones(20, device="meta")}, "bias"),
+    "temperature elsewhere": ({"temperature": torch.ones(6, device="meta")}, "temperature"),
+    "column_weights elsewhere": (
+        {"column_weights": torch.ones(20, device="meta"), "return_mean_logit": True},
+        "column_weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_ARGUMENTS)
+def test_a_mistake_names_its_argument(mistake):
+    changes, name = BAD_ARGUMENTS[mistake]
+    right = {
+        "hidden": torch.ones(6, 8),
+        "weight": torch.ones(20, 8),
+        "target": torch.zeros(6, dtype=torch.int64),
+    }
+
+    with pytest.raises(ValueError, match=name):
+        linear_logprob(**(right | changes))
+
+
+@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
+@pytest.mark.parametrize("vocab", (125, 507))
+def test_a_value_that_is_not_finite_touches_its_row_only(bad, vocab):
+    hidden, weight, target, bias = exact_case(7, 31, vocab)
+    weight[-1, 3] = 1.0  # inf * 0 would be NaN: here it is an infinite logit
+    truth = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
+    hidden[3, 3] = bad
+
+    scores = linear_logprob(
+        hidden, weight, target, bias, return_argmax=True, return_mean_logit=True
+    )
+
+    others = [0, 1, 2, 4, 5, 6]
+    for ours, before in zip(scores, truth, strict=True):
+        assert torch.equal(ours[others], before[others])
+    assert all(score[3].isnan() for score in scores[:3])
+
+
+def test_a_logit_of_plus_infinity_has_no_scores():
+    hidden, weight, target, bias = exact_case(7, 31, 257)
+    bias[200] = math.inf
+
+    logprob, entropy, lse, argmax = linear_logprob(hidden, weight, target, bias, return_argmax=True)
+
+    assert logprob.isnan().all() and entropy.isnan().all() and lse.isnan().all()
+    assert (argmax == -1).all()
+
+
+def test_a_row_of_minus_infinities_has_no_scores():
+    hidden, weight, target, _ = exact_case(7, 31, 257)
+
+    logprob, entropy, lse = linear_logprob(hidden, weight, target, torch.full((257,), -math.inf))
+
+    assert logprob.isnan().all() and entropy.isnan().all() and lse.isnan().all()
+
+
+def test_what_the_padding_of_the_weight_holds_does_not_matter():
+    hidden, weight, target, bias = exact_case(vocab=257)
+    target %= 125
+    column_weights = torch.linspace(0, 1, 257).double()
+    truth = linear_logprob(
+        hidden,
+        weight[:125],
+        target,
+        bias[:125],
+        column_weights=column_weights[:125],
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+    weight[125:] = math.nan
+    bias[125:] = math.inf
+    column_weights[125:] = math.nan
+
+    scores = linear_logprob(
+        hidden,
+        weight,
+        target,
+        bias,
+        vocab_valid=125,
+        column_weights=column_weights,
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+
+    assert all(torch.equal(ours, same) for ours, same in zip(scores, truth, strict=True))

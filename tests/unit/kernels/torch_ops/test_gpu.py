@@ -1,0 +1,164 @@
+"""What only a GPU has: graphs, streams, other devices, and the memory that a call takes."""
+
+import threading
+
+import pytest
+import torch
+from linear_logprob_reference import seeded
+from logprobd_ops import linear_cross_entropy
+from logprobd_ops.linear_logprob import linear_logprob
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+IGNORED = -100
+
+
+def make_case(
+    rows=300, size=64, vocab=2000, device="cuda", seed=0
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.device(device):
+        random = seeded(seed)
+        hidden = torch.randn(rows, size, generator=random).bfloat16().requires_grad_()
+        weight = (torch.randn(vocab, size, generator=random) / size**0.5 * 3).bfloat16()
+        target = torch.randint(vocab, (rows,), generator=random)
+        target[::7] = IGNORED
+    return hidden, weight.requires_grad_(), target
+
+
+def scores_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
+    logprob, entropy, lse = linear_logprob(hidden, weight, target, **options)
+    loss = (logprob + 0.01 * entropy).sum()
+    return [logprob, entropy, lse, *torch.autograd.grad(loss, (hidden, weight))]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(memory, dtype):
+    hidden, weight, target = (tensor.detach() for tensor in make_case())
+    hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            scores_and_gradients(hidden, weight, target, memory=memory)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = scores_and_gradients(hidden, weight, target, memory=memory)
+
+    other = make_case(seed=1)
+    with torch.no_grad():
+        hidden.copy_(other[0])
+        target.copy_(other[2].roll(3))
+    graph.replay()
+    expected = scores_and_gradients(hidden, weight, target, memory=memory)
+
+    is_ignored = target == IGNORED
+    for ours in captured[:4]:
+        assert (ours[is_ignored] == 0).all()
+    for ours, eager in zip(captured, expected, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-3)
+    for ours, eager in zip(captured[:3], expected[:3], strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=1e-6)
+
+
+def test_a_target_outside_the_vocabulary_is_nan_in_a_graph_that_cannot_raise():
+    hidden, weight, target = make_case()
+    target[5] = 2000
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), pytest.raises(IndexError, match="row 5"):
+        linear_logprob(hidden, weight, target)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        logprob, _, lse = linear_logprob(hidden, weight, target)
+    graph.replay()
+
+    assert logprob[5].isnan() and logprob.isnan().sum() == 1 and lse.isfinite().all()
+
+
+def test_work_is_on_the_current_stream():
+    case = make_case()
+    expected = scores_and_gradients(*case)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        ours = scores_and_gradients(*case)
+    side.synchronize()
+
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_eight_threads_at_once_get_the_results_of_one():
+    case = make_case(1000)
+    expected = scores_and_gradients(*case)
+    wrong = []
+
+    def run() -> None:
+        for _ in range(5):
+            ours = scores_and_gradients(*case)
+            torch.cuda.synchronize()
+            wrong.extend(a for a, b in zip(ours, expected, strict=True) if not torch.equal(a, b))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_a_device_that_is_not_the_current_one(memory):
+    expected = scores_and_gradients(*make_case(), memory=memory)
+
+    ours = scores_and_gradients(*make_case(device="cuda:1"), memory=memory)
+
+    for a, b in zip(ours, expected, strict=True):
+        assert a.device.index == 1 and torch.equal(a.cpu(), b.cpu())
+
+
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_compiled_bits_are_those_of_eager(memory):
+    case = make_case()
+    expected = scores_and_gradients(*case, memory=memory)
+
+    hidden, weight, target = case
+    logprob, entropy, lse = torch.compile(linear_logprob, fullgraph=True)(
+        hidden, weight, target, memory=memory
+    )
+    gradients = torch.autograd.grad((logprob + 0.01 * entropy).sum(), (hidden, weight))
+
+    ours = [logprob, entropy, lse, *gradients]
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "size", "vocab"), [(1024, 1024, 151_936), (16_384, 512, 60_000)])
+def test_memory_beyond_the_gradients_stays_within_256_mib_and_the_sum_for_hidden(rows, size, vocab):
+    hidden, weight, target = make_case(rows, size, vocab)
+
+    def train() -> None:
+        hidden.grad = weight.grad = None
+        logprob, entropy, _ = linear_logprob(hidden, weight, target)
+        (logprob + entropy).sum().backward()
+
+    train()
+    after = torch.cuda.memory_allocated()
+    hidden.grad = weight.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    train()
+
+    extra = torch.cuda.max_memory_allocated() - after
+    assert extra <= (256 << 20) + 4 * rows * size
+
+
+def test_the_upstream_gradient_of_a_mean_loss_scales_what_the_forward_formed():
+    hidden, weight, target = make_case()
+    plain = torch.autograd.grad(linear_cross_entropy(hidden, weight, target), (hidden, weight))
+
+    loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True)
+    ours = torch.autograd.grad(loss, (hidden, weight), torch.tensor(0.5, device="cuda"))
+
+    for gradient, whole in zip(ours, plain, strict=True):
+        assert (gradient.double() - 0.5 * whole.double()).norm() <= 8e-3 * whole.double().norm()

@@ -1,0 +1,497 @@
+"""A loss whose gradients are formed in the forward has the values and gradients of the operator of each token."""
+
+import math
+
+import pytest
+import torch
+from gradient_cases import (
+    IGNORED,
+    OPTIONS,
+    SIXTEEN_BIT_ERROR_MAX,
+    Case,
+    error_of,
+    make_case,
+    score,
+    true_scores,
+    upstream_of,
+)
+from logprobd_ops import linear_cross_entropy, linear_logprob_loss
+from torch import Tensor
+
+NAMES = ("logprob_weights", "entropy_weights", "lse_weights", "mean_logit_weights")
+CACHE_ROW_BYTES = 200 * 8  # of a case in double
+
+
+def weights_of(shape, dtype=torch.float64) -> dict[str, Tensor]:
+    return dict(zip(NAMES, upstream_of(shape, dtype), strict=True))
+
+
+def grads(loss: Tensor, case: Case, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, case.leaves, upstream)
+
+
+def token_loss(case: Case, weights: dict[str, Tensor], **options) -> Tensor:
+    """By the operator of each token."""
+    scores = score(case, **options)
+    return sum((weights[name] * s).sum() for name, s in zip(NAMES, scores, strict=True))
+
+
+def true_loss(case: Case, weights: dict[str, Tensor], **options) -> Tensor:
+    scores = true_scores(case, **options)
+    return sum((weights[name] * s).sum() for name, s in zip(NAMES, scores, strict=True))
+
+
+def assert_same(ours, truth) -> None:
+    for our, true in zip(ours, truth, strict=True):
+        assert our.shape == true.shape
+        torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)
+
+
+# Values.
+
+
+@pytest.mark.parametrize("rows_at_a_time", (1, 4, 11))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_has_the_reference_loss_and_gradient(name, rows_at_a_time):
+    case = make_case()
+    case.target[:] %= OPTIONS[name].get("vocab_valid", 200)
+    case.target[[2, 7]] = IGNORED
+    weights = weights_of(11)
+    budget = rows_at_a_time * CACHE_ROW_BYTES
+
+    loss, *_ = linear_logprob_loss(*case, **weights, **OPTIONS[name], memory_budget=budget)
+
+    truth = true_loss(case, weights, **OPTIONS[name])
+    assert_same([loss], [truth])
+    assert_same(grads(loss, case), grads(truth, case))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_kind_of_weights_alone(name):
+    case = make_case()
+    weights = {other: torch.zeros(11, dtype=torch.float64) for other in NAMES}
+    weights[name] = weights_of(11)[name]
+
+    loss, *_ = linear_logprob_loss(*case, **{name: weights[name]}, memory_budget=0)
+
+    truth = true_loss(case, weights)
+    assert_same([loss], [truth])
+    assert_same(grads(loss, case), grads(truth, case))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
+def test_rows_that_fit_the_budget_have_the_gradient_bits_of_the_operator_of_each_token(dtype):
+    case = make_case(64, 33, 507).to(dtype)
+    case.target[::9] = IGNORED
+    weights = weights_of(64, torch.float64 if dtype == torch.float64 else torch.float32)
+
+    loss, *_ = linear_logprob_loss(*case, **weights)
+    ours = grads(loss, case)
+
+    truth = grads(token_loss(case, weights, memory="cached"), case)
+    assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
+
+
+def test_the_scores_beside_the_loss_are_those_of_the_operator_without_gradients():
+    case = make_case()
+    case.target[3] = IGNORED
+    weights = weights_of(11)
+
+    _, *ours = linear_logprob_loss(
+        *case, **weights, memory_budget=0, return_argmax=True, return_mean_logit=True
+    )
+
+    truth = score(case, return_argmax=True)
+    logprob, entropy, lse, argmax, mean_logit = ours
+    assert_same((logprob, entropy, lse, argmax, mean_logit), (*truth[:3], truth[3], truth[4]))
+    assert not any(each.requires_grad for each in ours)
+
+
+def test_an_entropy_that_is_weighted_counts_though_it_is_not_returned():
+    case = make_case()
+    weights = weights_of(11)
+
+    loss, _, entropy, _ = linear_logprob_loss(*case, **weights, need_entropy=False)
+
+    assert entropy.numel() == 0
+    assert_same([loss], [true_loss(case, weights)])
+
+
+@pytest.mark.parametrize("memory_budget", (None, 0))
+def test_sixteen_bit_gradients_are_rounded_once_in_one_block_or_many(memory_budget):
+    case = make_case(100, 33, 257).to(torch.bfloat16)
+    weights = weights_of(100, torch.float32)
+
+    loss, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
+
+    assert loss.dtype == torch.float32 and loss.shape == ()
+    ours = grads(loss, case)
+    exact = case.to(torch.float64)
+    truth = grads(true_loss(exact, {name: each.double() for name, each in weights.items()}), exact)
+    assert all(our.dtype == torch.bfloat16 for our in ours)
+    assert all(
+        error_of(our, true) <= SIXTEEN_BIT_ERROR_MAX for our, true in zip(ours, truth, strict=True)
+    )
+
+
+def test_more_rows_than_a_block_holds():
+    """kBlockRows is 32,768."""
+    few = make_case(1000, 8, 20)
+    many = few._replace(hidden=few.hidden.repeat(33, 1), target=few.target.repeat(33))
+    weights = weights_of(33_000)
+
+    loss, *_ = linear_logprob_loss(*many, **weights)
+
+    truth = true_loss(many, weights)
+    torch.testing.assert_close(loss, truth)
+    for our, true in zip(grads(loss, few), grads(truth, few), strict=True):
+        assert error_of(our, true) <= 1e-10
+
+
+def test_sequences_of_any_stride():
+    case = make_case(12)
+    tied = case._replace(
+        hidden=case.hidden.view(3, 4, 9).transpose(0, 1), target=case.target.view(3, 4).T
+    )
+    weights = {name: each.T for name, each in weights_of((3, 4)).items()}
+
+    loss, logprob, *_ = linear_logprob_loss(*tied, **weights, memory_budget=0)
+
+    truth = true_loss(tied, weights)
+    assert logprob.shape == (4, 3)
+    assert_same([loss, *grads(loss, case)], [truth, *grads(truth, case)])
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("memory_budget", (None, 3 * CACHE_ROW_BYTES))
+def test_ignored_rows_have_no_part_whatever_they_and_their_weights_hold(memory_budget):
+    case = make_case()
+    ignored = [0, 4, 10]
+    kept = [row for row in range(11) if row not in ignored]
+    case.target[ignored] = IGNORED
+    weights = weights_of(11)
+    rest = case._replace(hidden=case.hidden[kept], target=case.target[kept])
+    truth = true_loss(rest, {name: each[kept] for name, each in weights.items()})
+    true_grads = grads(truth, case)
+    with torch.no_grad():
+        case.hidden[ignored] = math.nan
+    for each in weights.values():
+        each[ignored] = math.nan
+
+    loss, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
+
+    assert_same([loss, *grads(loss, case)], [truth, *true_grads])
+
+
+@pytest.mark.parametrize("memory_budget", (None, 3 * CACHE_ROW_BYTES))
+def test_rows_of_weight_zero_are_scored_and_get_no_gradient(memory_budget):
+    case = make_case()
+    without = [1, 2, 9]
+    weights = weights_of(11)
+    for each in weights.values():
+        each[without] = 0
+    truth = true_loss(case, weights)
+    true_grads = grads(truth, case)
+    with torch.no_grad():
+        case.hidden[9] = math.nan
+
+    loss, logprob, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
+
+    ours = grads(loss, case)
+    assert (logprob[[1, 2]] != 0).all() and logprob[9].isnan()
+    assert (ours[0][without] == 0).all()
+    assert_same([loss, *ours], [truth, *true_grads])
+
+
+@pytest.mark.parametrize("memory_budget", (None, 0))
+def test_weights_of_zero_alone_give_exact_zeros(memory_budget):
+    case = make_case()
+
+    loss, *_ = linear_logprob_loss(
+        *case, logprob_weights=torch.zeros(11), memory_budget=memory_budget
+    )
+
+    assert loss == 0
+    assert all((each == 0).all() for each in grads(loss, case))
+
+
+def test_no_rows_and_only_ignored_rows_give_exact_zeros():
+    for case in (make_case(0), make_case()):
+        case.target[:] = IGNORED
+
+        loss, *_ = linear_logprob_loss(*case, **weights_of(case.target.shape))
+
+        assert loss == 0
+        assert all((each == 0).all() for each in grads(loss, case))
+
+
+def test_unowned_targets_have_the_gradient_of_minus_lse():
+    case = make_case()
+    case.target[5] = 2**31
+    weights = weights_of(11)
+
+    loss, *_ = linear_logprob_loss(*case, **weights, unowned_target="zero", memory_budget=0)
+
+    truth = token_loss(case, weights, unowned_target="zero")
+    assert_same([loss, *grads(loss, case)], [truth, *grads(truth, case)])
+
+
+# The backward.
+
+
+@pytest.mark.parametrize("factor", (1.0, 3.0, -0.25, 0.0))
+def test_gradients_are_multiplied_by_the_upstream_gradient(factor):
+    case = make_case()
+    weights = weights_of(11)
+    truth = grads(true_loss(case, weights) * factor, case)
+
+    loss, *_ = linear_logprob_loss(*case, **weights)
+
+    assert_same(grads(loss * factor, case), truth)
+
+
+def test_a_factor_of_one_leaves_the_gradient_s_memory_alone():
+    shared = torch.tensor([2.0], device="cpu").expand(3)  # which cannot be written to
+
+    torch.ops.logprobd.scale_gradient_(shared, torch.tensor(1.0, device="cpu"))
+
+    with pytest.raises(RuntimeError, match="written-to"):
+        torch.ops.logprobd.scale_gradient_(shared, torch.tensor(2.0, device="cpu"))
+
+
+@pytest.mark.parametrize("wanted", (0, 1, 2))
+def test_a_gradient_of_one_input_alone(wanted):
+    case = make_case()
+    weights = weights_of(11)
+    all_three = grads(linear_logprob_loss(*case, **weights)[0], case)
+    for i, leaf in enumerate(case.leaves):
+        leaf.requires_grad_(i == wanted)
+
+    linear_logprob_loss(*case, **weights)[0].backward()
+
+    for i, leaf in enumerate(case.leaves):
+        if i == wanted:
+            assert torch.equal(leaf.grad, all_three[i])
+        else:
+            assert leaf.grad is None
+
+
+def test_without_a_bias():
+    case = make_case()
+    weights = weights_of(11)
+
+    loss, *_ = linear_logprob_loss(
+        *case[:3], **weights, temperature=torch.linspace(0.5, 2, 11), memory_budget=0
+    )
+
+    no_bias = case._replace(bias=torch.zeros(200, dtype=torch.float64))
+    truth = true_loss(no_bias, weights, temperature=torch.linspace(0.5, 2, 11))
+    leaves = case.leaves[:2]
+    assert_same(torch.autograd.grad(loss, leaves), torch.autograd.grad(truth, leaves))
+
+
+def test_gradients_of_two_calls_add_up():
+    case = make_case()
+    weights = weights_of(11)
+    truth = grads(true_loss(case, weights), case)
+
+    for _ in range(2):
+        linear_logprob_loss(*case, **weights)[0].backward()
+
+    assert_same([leaf.grad for leaf in case.leaves], [2 * each for each in truth])
+
+
+@pytest.mark.parametrize("retain_graph", (False, True))
+def test_a_second_backward_is_refused_and_says_what_to_do(retain_graph):
+    case = make_case()
+    loss, *_ = linear_logprob_loss(*case, **weights_of(11))
+    loss.backward(retain_graph=retain_graph)
+
+    with pytest.raises(RuntimeError, match=r"linear_logprob_loss again .* or use linear_logprob,"):
+        loss.backward()
+
+
+def test_a_graph_of_the_gradient_is_refused():
+    case = make_case()
+    loss, *_ = linear_logprob_loss(*case, **weights_of(11))
+
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, case.leaves, create_graph=True)
+
+
+def test_no_gradients_are_formed_where_no_backward_can_follow():
+    case = make_case()
+    weights = weights_of(11)
+    truth = true_loss(case, weights)
+
+    with torch.no_grad():
+        loss, *_ = linear_logprob_loss(*case, **weights)
+
+    assert not loss.requires_grad
+    assert_same([loss], [truth.detach()])
+    detached, *_ = linear_logprob_loss(*[each.detach() for each in case], **weights)
+    assert not detached.requires_grad and torch.equal(detached, loss)
+
+
+def test_under_activation_checkpointing():
+    case = make_case()
+    weights = weights_of(11)
+
+    def function(*inputs):
+        return linear_logprob_loss(*inputs, **weights)[0]
+
+    loss = torch.utils.checkpoint.checkpoint(function, *case, use_reentrant=False)
+
+    assert_same(grads(loss, case), grads(true_loss(case, weights), case))
+
+
+# Compiled callers.
+
+
+@pytest.mark.parametrize("is_dynamic", (False, True))
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
+    torch._dynamo.reset()
+
+    def function(hidden, weight, target, bias, weights):
+        loss, logprob, *_ = linear_logprob_loss(
+            hidden, weight, target, bias, logprob_weights=weights, entropy_weights=0.5 * weights
+        )
+        return 2 * loss, logprob
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=is_dynamic)
+    for rows in (11, 30):
+        case = make_case(rows).to(torch.bfloat16)
+        weights = upstream_of(rows, torch.float32)[0]
+
+        ours, truth = compiled(*case, weights), function(*case, weights)
+
+        assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
+        assert all(
+            torch.equal(our, same)
+            for our, same in zip(grads(ours[0], case), grads(truth[0], case), strict=True)
+        )
+
+
+def raw_arguments(case: Case, needs: list[bool]) -> tuple:
+    options = (0.75, 1.5, 0.0, IGNORED, 0, -1, "", False, False, True, True, True, 1)
+    return (*case, None, None, *options, *upstream_of(11, torch.float32), needs, 3 * 200 * 4)
+
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+@pytest.mark.parametrize(
+    ("needs_grad", "check"),
+    [
+        *[(True, check) for check in CHECKS],
+        *[(False, check) for check in (*CHECKS, "test_aot_dispatch_dynamic")],
+    ],
+)
+def test_the_operator_keeps_the_rules_of_torch(needs_grad, check):
+    """But for tracing with gradients: the check returns those to its caller, and a backward changes them in
+    place. linear_logprob_loss does not return them; compiled callers are tested above."""
+    case = make_case().to(torch.float32)
+    for leaf in case.leaves:
+        leaf.requires_grad_(needs_grad)
+
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob_loss.default,
+        raw_arguments(case, [needs_grad] * 3),
+        test_utils=check,
+    )
+
+
+def test_the_scaling_operator_keeps_the_rules_of_torch():
+    torch.library.opcheck(
+        torch.ops.logprobd.scale_gradient_.default,
+        (torch.ones(3, 4), torch.tensor(2.0)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+# Mistakes.
+
+BAD_WEIGHTS = {
+    "none": {},
+    "another shape": {"lse_weights": torch.zeros(10)},
+    "one number": {"logprob_weights": torch.tensor(1.0)},
+    "integers": {"entropy_weights": torch.zeros(11, dtype=torch.int64)},
+    "another device": {"mean_logit_weights": torch.zeros(11, device="meta")},
+    "with a gradient": {"logprob_weights": torch.zeros(11, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_WEIGHTS)
+def test_wrong_weights_are_named(mistake):
+    names = "|".join(BAD_WEIGHTS[mistake]) or "logprob_weights"
+
+    with pytest.raises(ValueError, match=names):
+        linear_logprob_loss(*make_case(), **BAD_WEIGHTS[mistake])
+
+
+def test_a_budget_below_zero_is_named():
+    with pytest.raises(ValueError, match="memory_budget"):
+        linear_logprob_loss(*make_case(), logprob_weights=torch.ones(11), memory_budget=-1)
+
+
+# The cross-entropy.
+
+
+@pytest.mark.parametrize("reduction", ("sum", "mean"))
+@pytest.mark.parametrize("smoothing", (0.0, 0.2))
+@pytest.mark.parametrize("has_classes", (False, True))
+@pytest.mark.parametrize("memory_budget", (None, 0))
+def test_cross_entropy_with_gradients_in_the_forward(
+    reduction, smoothing, has_classes, memory_budget
+):
+    case = make_case()
+    case.target[[2, 7]] = IGNORED
+    classes = torch.arange(200).remainder(9).double() / 4 if has_classes else None
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    logits = torch.nn.functional.linear(case.hidden, case.weight, case.bias)
+    truth = torch.nn.functional.cross_entropy(logits, case.target, classes, **options)
+
+    loss = linear_cross_entropy(
+        *case,
+        class_weights=classes,
+        gradients_in_forward=True,
+        memory_budget=memory_budget,
+        **options,
+    )
+
+    assert_same([loss, *grads(3 * loss, case)], [truth, *grads(3 * truth, case)])
+
+
+def test_cross_entropy_returns_the_same_beside_the_loss():
+    case = make_case()
+    case.target[:4] = true_scores_argmax(case)[:4]
+    options = {"return_z_loss": True, "return_token_accuracy": True, "label_smoothing": 0.1}
+
+    ours = linear_cross_entropy(
+        *case, gradients_in_forward=True, return_predicted_tokens=True, **options
+    )
+
+    truth = linear_cross_entropy(*case, return_predicted_tokens=True, **options)
+    assert_same(ours, truth)
+
+
+def true_scores_argmax(case: Case) -> Tensor:
+    return torch.nn.functional.linear(case.hidden, case.weight, case.bias).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reduction": "none"},
+        {"z_loss": 1e-3},
+        {"token_scaling": True},
+        {"weight_grad": torch.zeros(200, 9)},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_cross_entropy_refuses_what_a_forward_cannot_form(options):
+    with pytest.raises(ValueError, match=f"gradients_in_forward: {next(iter(options))}"):
+        linear_cross_entropy(*make_case(), gradients_in_forward=True, **options)

@@ -1,0 +1,301 @@
+"""16-bit heads of whole 16-byte rows: fused kernels compute them on a Hopper GPU; others take the same tests."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from linear_logprob_reference import reference, seeded
+from logprobd_ops.linear_logprob import linear_logprob
+from torch import Tensor
+
+IGNORED = -100
+OUTPUTS = ("logprob", "entropy", "lse", "mean_logit")
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+IN_EVERY_MEMORY = pytest.mark.parametrize("memory", ("recompute", "cached"))
+# Of rows whose logits have a standard deviation up to 4: see the README's table of errors.
+SCORE_ERROR_MAX = 1e-4
+GRADIENT_ERROR_MAX = 4e-3  # relative, Frobenius
+
+
+class Case(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.hidden, self.weight, self.bias
+
+
+def make_case(rows=70, size=64, vocab=507, dtype=torch.bfloat16, spread_max=4.0, seed=0) -> Case:
+    """Logits of standard deviation 1, a flat row, to spread_max, a peaked one."""
+    random = seeded(seed)
+    spread = torch.linspace(1, spread_max, rows).unsqueeze(-1)
+    hidden = spread * torch.randn(rows, size, generator=random)
+    weight = torch.randn(vocab, size, generator=random) / size**0.5
+    bias = torch.randn(vocab, generator=random)
+    target = torch.randint(vocab, (rows,), generator=random)
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
+    return Case(leaves[0], leaves[1], target, leaves[2])
+
+
+def in_double(case: Case) -> Case:
+    leaves = [leaf.detach().double().requires_grad_() for leaf in case.leaves]
+    return Case(leaves[0], leaves[1], case.target, leaves[2])
+
+
+def error_of(ours: Tensor, truth: Tensor) -> float:
+    return ((ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)).item()
+
+
+def assert_right(case: Case, bias=True, outputs=OUTPUTS, memory="recompute", **options) -> None:
+    """Scores and gradients are those of the double reference."""
+    truth_case = in_double(case)
+    ours = dict(
+        zip(
+            OUTPUTS,
+            linear_logprob(
+                *case[: 3 + bias],
+                return_mean_logit="mean_logit" in outputs,
+                memory=memory,
+                **options,
+            ),
+            strict=False,
+        )
+    )
+    truth = reference(*truth_case[: 3 + bias], **options)
+    for name in outputs:
+        wrong = (
+            (ours[name].double() - getattr(truth, name)).abs().max().item()
+            if len(case.target)
+            else 0
+        )
+        assert wrong <= SCORE_ERROR_MAX, (name, wrong)
+    random = seeded(5)
+    upstream = [torch.randn(case.target.shape, generator=random) for _ in outputs]
+    leaves, true_leaves = case.leaves[: 2 + bias], truth_case.leaves[: 2 + bias]
+    gradients = torch.autograd.grad([ours[name] for name in outputs], leaves, upstream)
+    true_gradients = torch.autograd.grad(
+        [getattr(truth, name) for name in outputs],
+        true_leaves,
+        [gradient.double() for gradient in upstream],
+    )
+    for gradient, true, leaf in zip(gradients, true_gradients, leaves, strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.shape == leaf.shape
+        assert error_of(gradient, true) <= GRADIENT_ERROR_MAX
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize(
+    ("rows", "size", "vocab"),
+    [
+        (1, 8, 1),
+        (1, 8, 2),
+        (7, 64, 191),
+        (127, 72, 192),
+        (128, 64, 193),
+        (129, 128, 507),
+        (513, 200, 2000),
+        (300, 896, 5000),
+    ],
+)
+@IN_EVERY_MEMORY
+def test_every_size(rows, size, vocab, dtype, memory):
+    case = make_case(rows, size, vocab, dtype)
+
+    assert_right(case, bias=False, outputs=OUTPUTS[:3], memory=memory)
+
+
+OPTIONS = {
+    "plain": {},
+    "softcap": {"softcap": 7.0},
+    "scale": {"scale": -0.5},
+    "temperature": {"temperature": 0.6},
+    "temperature a row": {"temperature": lambda: torch.linspace(0.3, 2, 70)},
+    "padding": {"vocab_valid": 500},
+    "padding over tiles": {"vocab_valid": 100},
+    "column_weights": {"column_weights": lambda: torch.linspace(-1, 2, 507) / 507},
+    "all together": {
+        "softcap": 7.0,
+        "scale": 1.5,
+        "temperature": lambda: torch.linspace(0.3, 2, 70),
+        "vocab_valid": 500,
+        "column_weights": lambda: torch.linspace(-1, 2, 507) / 507,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("outputs", [OUTPUTS, *[(name,) for name in OUTPUTS]])
+@IN_EVERY_MEMORY
+def test_every_option_and_output(name, outputs, dtype, memory):
+    options = {key: value() if callable(value) else value for key, value in OPTIONS[name].items()}
+    case = make_case(dtype=dtype)
+    case.target[:] %= options.get("vocab_valid", 507)
+    case.target[[2, 7]] = IGNORED
+
+    assert_right(case, outputs=outputs, memory=memory, **options)
+
+
+@pytest.mark.parametrize("option", ({}, {"softcap": 90.0}))
+@IN_EVERY_MEMORY
+def test_peaked_rows_keep_small_gradients(option, memory):
+    case = make_case(129, 256, 1000, spread_max=20.0)
+    with torch.no_grad():
+        best = reference(*in_double(case)[:3]).argmax
+    case.target.copy_(best)  # probabilities near 1: what is left of the gradient is 1 - p
+    truth_case = in_double(case)
+    logprob, _, _ = linear_logprob(*case[:3], **option, memory=memory)
+    truth = reference(*truth_case[:3], **option)
+
+    ours = torch.autograd.grad(logprob.sum(), case.hidden)[0]
+    true = torch.autograd.grad(truth.logprob.sum(), truth_case.hidden)[0]
+
+    is_peaked = truth.logprob > math.log(0.98)
+    assert is_peaked.sum() > 5
+    assert error_of(ours[is_peaked], true[is_peaked]) <= GRADIENT_ERROR_MAX
+
+
+def test_rows_have_the_bits_that_they_have_alone():
+    case = make_case(513, 128, 2000)
+    together = linear_logprob(*case[:3])
+
+    for rows in (1, 64, 127, 200):
+        alone = linear_logprob(case.hidden[:rows], case.weight, case.target[:rows])
+
+        assert all(torch.equal(a, b[:rows]) for a, b in zip(alone, together, strict=True))
+
+
+@IN_EVERY_MEMORY
+def test_everything_has_the_same_bits_every_time(memory):
+    case = make_case(200, 128, 2000)
+
+    def once():
+        scores = linear_logprob(*case, memory=memory)
+        return [*scores, *torch.autograd.grad(scores[0].sum() + scores[1].sum(), case.leaves)]
+
+    first = once()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+
+
+def test_argmax_is_the_lowest_id_among_equals():
+    case = make_case(130, 64, 1000)
+    with torch.no_grad():
+        case.weight[700:900] = case.weight[100:300]
+    *_, argmax = linear_logprob(*case[:3], return_argmax=True)
+
+    best = reference(*in_double(case)[:3]).argmax
+    assert torch.equal(argmax, best)
+
+
+@IN_EVERY_MEMORY
+def test_ignored_rows_and_rows_without_upstream_gradient_give_exact_zeros(memory):
+    case = make_case(300, 64, 507)
+    case.target[::3] = IGNORED
+    with torch.no_grad():
+        case.hidden[::3] = math.nan
+    logprob, entropy, lse = linear_logprob(*case[:3], memory=memory)
+    upstream = torch.ones_like(logprob)
+    upstream[1::3] = 0
+    d_hidden, d_weight = torch.autograd.grad(logprob, case.leaves[:2], upstream)
+
+    for values in (logprob, entropy, lse):
+        assert (values[::3] == 0).all() and (values[1::3] != 0).all()
+    assert (d_hidden[::3] == 0).all() and (d_hidden[1::3] == 0).all()
+    assert (d_hidden[2::3] != 0).any() and d_weight.isfinite().all()
+
+
+@IN_EVERY_MEMORY
+def test_logits_of_minus_infinity_have_no_part_and_no_gradient(memory):
+    case = make_case(40, 64, 507)
+    with torch.no_grad():
+        case.bias[:200] = -math.inf
+    case.target[:] = 200 + case.target % 300
+    logprob, entropy, _ = linear_logprob(*case, memory=memory)
+    d_hidden, d_weight, d_bias = torch.autograd.grad((logprob + entropy).sum(), case.leaves)
+
+    alone = linear_logprob(case.hidden, case.weight[200:], case.target - 200, case.bias[200:])
+    torch.testing.assert_close(logprob, alone[0], rtol=0, atol=SCORE_ERROR_MAX)
+    torch.testing.assert_close(entropy, alone[1], rtol=0, atol=SCORE_ERROR_MAX)
+    assert (d_weight[:200] == 0).all() and (d_bias[:200] == 0).all()
+    assert d_hidden.isfinite().all() and d_weight.isfinite().all()
+
+
+@IN_EVERY_MEMORY
+def test_a_value_that_is_not_finite_touches_its_row_only(memory):
+    case = make_case(140, 64, 507)
+    clean = linear_logprob(*case[:3], memory=memory)
+    with torch.no_grad():
+        case.hidden[13, 5] = math.nan
+    scores = linear_logprob(*case[:3], memory=memory)
+    d_hidden = torch.autograd.grad(scores[0].sum(), case.hidden)[0]
+
+    others = torch.arange(140) != 13
+    for score, before in zip(scores, clean, strict=True):
+        assert score[13].isnan() and torch.equal(score[others], before[others])
+    assert d_hidden[13].isnan().all() and d_hidden[others].isfinite().all()
+
+
+@pytest.mark.parametrize("bad", (-1, 507, 2**31, 2**31 + 5, -(2**31)))
+def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad):
+    case = make_case()
+    case.target[7] = bad
+
+    with pytest.raises(IndexError, match=rf"target {bad} of row 7"):
+        linear_logprob(*case[:3])
+
+
+@IN_EVERY_MEMORY
+def test_more_rows_than_a_block_holds(memory):
+    case = make_case(8_192 + 300, 16, 400)
+    logprob, entropy, _ = linear_logprob(*case[:3], memory=memory)
+    truth_case = in_double(case)
+    truth = reference(*truth_case[:3])
+    ours = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
+    true = torch.autograd.grad((truth.logprob + truth.entropy).sum(), truth_case.leaves[:2])
+
+    assert (logprob - truth.logprob).abs().max() <= SCORE_ERROR_MAX
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
+
+
+@pytest.mark.parametrize("layout", ("rows apart", "transposed", "offset by one"))
+def test_any_layout_of_hidden_and_weight(layout):
+    case = make_case(70, 64, 507)
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        if layout == "transposed":
+            return tensor.detach().T.contiguous().T
+        if layout == "rows apart":
+            wide = tensor.new_zeros(tensor.shape[0], tensor.shape[1] + 5)
+            wide[:, :-5] = tensor.detach()
+            return wide[:, :-5]
+        flat = tensor.new_zeros(tensor.numel() + 1)
+        flat[1:] = tensor.detach().flatten()
+        return flat[1:].view(tensor.shape)
+
+    expected = linear_logprob(*case[:3])
+    hidden, weight = (laid_out(leaf).requires_grad_() for leaf in case.leaves[:2])
+    scores = linear_logprob(hidden, weight, case.target)
+
+    assert all(torch.equal(a, b) for a, b in zip(scores, expected, strict=True))
+    ours = torch.autograd.grad(scores[0].sum(), (hidden, weight))
+    wanted = torch.autograd.grad(expected[0].sum(), case.leaves[:2])
+    assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+
+
+@pytest.mark.parametrize("unit", (1, 3))
+def test_a_wide_vocabulary_is_cut_where_the_bits_do_not_show(unit):
+    case = make_case(unit * 64, 32, 40_000)
+    logprob, entropy, _ = linear_logprob(*case[:3])
+    d_hidden, d_weight = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
+    truth_case = in_double(case)
+    truth = reference(*truth_case[:3])
+    true = torch.autograd.grad((truth.logprob + truth.entropy).sum(), truth_case.leaves[:2])
+
+    assert error_of(d_hidden, true[0]) <= GRADIENT_ERROR_MAX
+    assert error_of(d_weight, true[1]) <= GRADIENT_ERROR_MAX

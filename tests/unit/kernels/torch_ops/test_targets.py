@@ -1,0 +1,133 @@
+"""Targets: every integer type, ignored ones, and those that nobody has."""
+
+import math
+
+import pytest
+import torch
+from linear_logprob_reference import reference
+from logprobd_ops.linear_logprob import linear_logprob
+from score_cases import (
+    IGNORED,
+    assert_matches_reference,
+    exact_case,
+)
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.int16))
+def test_targets_in_the_first_and_last_columns_of_tiles(dtype):
+    hidden, weight, _, _ = exact_case(7, 31, 507)
+    target = torch.tensor([0, 191, 192, 383, 384, 505, 506], dtype=dtype)
+
+    assert_matches_reference(hidden, weight, target)
+
+
+@pytest.mark.parametrize(
+    ("bad", "options"),
+    [
+        (-1, {}),
+        (193, {}),
+        (193 + 50, {}),
+        (2**31, {}),
+        (2**32, {}),
+        (2**63 - 1, {}),
+        (-(2**63), {}),
+        (-100, {"ignore_index": -1}),
+        (125, {"vocab_valid": 125}),
+        (192, {"vocab_valid": 125}),
+    ],
+)
+def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad, options):
+    hidden, weight, target, _ = exact_case()
+    target %= 125
+    target[[1, 4]] = options.get("ignore_index", IGNORED)
+    target[9] = bad
+
+    with pytest.raises(IndexError, match=rf"target {bad} of row 9 "):
+        linear_logprob(hidden, weight, target, **options)
+
+
+def test_a_target_behind_the_last_row_of_the_weight_is_refused_though_vocab_valid_counts_it():
+    hidden, weight, target, _ = exact_case(vocab=193)
+    target[9] = 200
+
+    with pytest.raises((IndexError, ValueError), match="target 200 of row 9 |vocab_valid"):
+        linear_logprob(hidden, weight, target, vocab_valid=256)
+
+
+def test_a_target_before_vocab_start_is_refused_where_no_group_holds_it():
+    hidden, weight, target, _ = exact_case(vocab=193)
+    target += 64
+    target[9] = 5
+
+    with pytest.raises((IndexError, ValueError), match="target 5 of row 9 |vocab_start"):
+        linear_logprob(hidden, weight, target, vocab_start=64)
+
+
+@pytest.mark.parametrize("vocab_start", (1, 64, 192, 200))
+def test_vocab_start_shifts_the_ids(vocab_start):
+    hidden, weight, target, _ = exact_case(vocab=507)
+    scores = linear_logprob(hidden, weight, target, return_argmax=True)
+
+    *shifted, argmax = linear_logprob(
+        hidden, weight, target + vocab_start, vocab_start=vocab_start, return_argmax=True
+    )
+
+    for ours, truth in zip(shifted, scores[:3], strict=True):
+        torch.testing.assert_close(ours, truth, atol=1e-6, rtol=2**-22)
+    assert torch.equal(argmax, scores[3] + vocab_start)
+
+
+def test_unowned_targets_count_as_zero_where_asked():
+    hidden, weight, target, _ = exact_case(vocab=193)
+    truth = reference(hidden, weight, target)
+    unowned = [1, 5, 8, 12]
+    target[unowned] = torch.tensor([-1, 193, 2**31, 250])
+
+    logprob, entropy, lse = linear_logprob(hidden, weight, target, unowned_target="zero")
+
+    owned = [row for row in range(13) if row not in unowned]
+    assert (logprob[unowned] == 0).all()
+    torch.testing.assert_close(logprob[owned].double(), truth.logprob[owned], atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy.double(), truth.entropy, atol=1e-5, rtol=0)
+    torch.testing.assert_close(lse.double(), truth.lse, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("ignore_index", (-100, -1, 5))
+def test_ignored_rows_give_exact_zeros_whatever_they_hold(ignore_index):
+    hidden, weight, target, _ = exact_case()
+    target[target == ignore_index] += 1
+    hidden[[0, 4, 12]] = torch.tensor([math.nan, math.inf, -math.inf]).unsqueeze(1)
+    target[[0, 4, 12]] = ignore_index
+    counted = target != ignore_index
+
+    scores = linear_logprob(
+        hidden,
+        weight,
+        target,
+        ignore_index=ignore_index,
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+
+    alone = linear_logprob(
+        hidden[counted], weight, target[counted], return_argmax=True, return_mean_logit=True
+    )
+    for ours, truth in zip(scores, alone, strict=True):
+        assert (ours[~counted] == 0).all()
+        assert torch.equal(ours[counted], truth)
+
+
+@pytest.mark.parametrize("rows", (1, 7, 129))
+def test_only_ignored_rows_give_only_zeros(rows):
+    weight = torch.full((193, 31), math.nan)
+
+    scores = linear_logprob(
+        torch.full((rows, 31), math.nan),
+        weight,
+        torch.full((rows,), IGNORED),
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+
+    assert all(torch.equal(out, torch.zeros_like(out)) for out in scores)
+    assert all(out.shape == (rows,) for out in scores)
