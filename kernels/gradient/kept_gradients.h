@@ -25,7 +25,8 @@ struct KeptGradientsParams {
   const RowGradient* rows = nullptr;
   float softcap = 0.0F;         ///< 0: none.
   Dtype dtype = Dtype::kBf16;   ///< Of the gradients, kBf16 or kF16.
-  void* gradients = nullptr;    ///< [num_rows, gradient_stride]
+  /// [num_rows, gradient_stride]; may be where the powers of the same rows and tiles lie.
+  void* gradients = nullptr;
   int64_t gradient_stride = 0;  ///< Elements, >= 192 a tile, a multiple of 8.
 };
 

@@ -42,7 +42,7 @@ class TensorDotGradients : public DotGradients {
  private:
   at::Tensor Logits(Columns columns) const {
     const BackwardRows& all = arguments_.rows;
-    if (all.cached.cache.defined()) return all.cached.Logits(columns);
+    if (all.cached.has_logits()) return all.cached.Logits(columns);
     return BlockLogits(all.rows.hidden, arguments_.inputs, arguments_.options, columns, wide_);
   }
 

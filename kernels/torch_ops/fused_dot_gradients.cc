@@ -46,10 +46,13 @@ class FusedDotGradients : public DotGradients {
     rows_ = at::empty({num_rows() * static_cast<int64_t>(sizeof(RowGradient))},
                       hidden.options().dtype(at::kByte));
     MakeRows();
-    room_ = at::empty({num_rows() * BlockTiles() * kTileColumns}, hidden.options());
+    if (!is_in_place()) {
+      room_ = at::empty({num_rows() * BlockTiles() * kTileColumns}, hidden.options());
+    }
   }
 
   std::vector<Columns> Cut() const override {
+    if (is_in_place()) return {{0, arguments_.shard.columns}};
     const int64_t block = BlockTiles() * kTileColumns;
     std::vector<Columns> cut;
     for (int64_t begin = 0; begin < arguments_.shard.columns; begin += block) {
@@ -59,18 +62,16 @@ class FusedDotGradients : public DotGradients {
   }
 
   at::Tensor Of(Columns columns) override {
-    const c10::cuda::CUDAGuard on_device(room_.device());
+    const c10::cuda::CUDAGuard on_device(rows_.device());
     const int64_t tile_begin = columns.begin / kTileColumns;
     const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
-    const int64_t stride = (tile_end - tile_begin) * kTileColumns;
+    const at::Tensor place = PlaceOf(tile_end - tile_begin);
     if (uses_kept()) {
-      TakeKept(tile_begin, tile_end, stride);
+      TakeKept(tile_begin, tile_end, place);
     } else {
-      Recompute(tile_begin, tile_end, stride);
+      Recompute(tile_begin, tile_end, place);
     }
-    const at::Tensor gradient = room_.narrow(0, 0, num_rows() * stride)
-                                    .view({num_rows(), stride})
-                                    .narrow(1, 0, columns.size());
+    const at::Tensor gradient = place.narrow(1, 0, columns.size());
     AddBias(gradient, columns);
     return gradient;
   }
@@ -92,18 +93,33 @@ class FusedDotGradients : public DotGradients {
            !arguments_.rows.upstream.mean_logit.has_value();
   }
 
-  void Recompute(int64_t tile_begin, int64_t tile_end, int64_t stride) const {
+  /// Powers make room for gradients, which are as large, where each row's are its own.
+  bool is_in_place() const {
+    return uses_kept() && arguments_.rows.saved.is_cache_spent && kept_places() == nullptr;
+  }
+
+  /// [n, 192 a tile], where a block's gradients go.
+  at::Tensor PlaceOf(int64_t tiles) const {
+    const int64_t columns = tiles * kTileColumns;
+    if (!is_in_place()) {
+      return room_.narrow(0, 0, num_rows() * columns).view({num_rows(), columns});
+    }
+    const at::ScalarType dtype = arguments_.rows.rows.hidden.scalar_type();
+    return arguments_.rows.cached.cache.narrow(0, 0, num_rows()).view(dtype).narrow(1, 0, columns);
+  }
+
+  void Recompute(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     kernels::FusedGradientParams params;
     params.head = head_.Params(tile_begin, tile_end);
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
     params.column_weights = Floats(column_weights_);
-    params.gradients = room_.mutable_data_ptr();
-    params.gradient_stride = stride;
+    params.gradients = place.mutable_data_ptr();
+    params.gradient_stride = place.stride(0);
     CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
                 "the fused gradient");
   }
 
-  void TakeKept(int64_t tile_begin, int64_t tile_end, int64_t stride) const {
+  void TakeKept(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     const KeptRow<int64_t> layout = kept_layout();
     kernels::KeptGradientsParams params;
     params.num_rows = num_rows();
@@ -117,9 +133,9 @@ class FusedDotGradients : public DotGradients {
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
     params.softcap = static_cast<float>(arguments_.options.softcap);
     params.dtype =
-        room_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
-    params.gradients = room_.mutable_data_ptr();
-    params.gradient_stride = stride;
+        place.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
+    params.gradients = place.mutable_data_ptr();
+    params.gradient_stride = place.stride(0);
     CheckLaunch(LaunchKeptGradients(params, at::cuda::getCurrentCUDAStream()),
                 "the gradient of kept logits");
   }
@@ -179,8 +195,7 @@ class FusedDotGradients : public DotGradients {
 }  // namespace
 
 std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments& arguments) {
-  const at::Tensor& cache = arguments.rows.cached.cache;
-  if (cache.defined() && cache.scalar_type() != at::kByte) return nullptr;
+  if (arguments.rows.cached.has_logits()) return nullptr;
   // A scale of 0 takes the bias's gradient with it.
   if (!IsFused(arguments.inputs) || arguments.options.scale == 0 || arguments.shard.columns == 0 ||
       !UpstreamArrays(arguments.rows.upstream).are_fp32()) {

@@ -67,6 +67,7 @@ struct SavedOutputs {
   at::Tensor lse_rest;
   at::Tensor entropy;
   std::optional<at::Tensor> cache;  ///< Absent: logits are computed again.
+  bool is_cache_spent = false;      ///< Nobody needs it afterwards: it may be overwritten.
 };
 
 /// Throws c10::ValueError where they are not on the device of hidden.

@@ -41,6 +41,8 @@ struct CachedRows {
 
   /// `size` of them from `begin` on.
   CachedRows Part(int64_t begin, int64_t size) const;
+  /// Whether the cache holds logits, not what the fused kernels keep of them.
+  bool has_logits() const { return cache.defined() && cache.scalar_type() != at::kByte; }
   /// [n, columns], as BlockLogits gives them; maybe a view of the cache.
   at::Tensor Logits(Columns columns) const;
 };

@@ -38,8 +38,10 @@ at::Tensor BlockLogits(const at::Tensor& hidden, const LinearLogprobInputs& inpu
   if (inputs.bias.has_value()) {
     logits.add_(inputs.bias->narrow(0, columns.begin, columns.size()).to(wide));
   }
-  if (options.softcap > 0) logits.div_(options.softcap).tanh_().mul_(options.softcap);
-  return logits;
+  if (options.softcap <= 0) return logits;
+  // In fp64: three roundings to fp32 would cost more than the product's.
+  const double cap = options.softcap;
+  return logits.to(at::kDouble).div_(cap).tanh_().mul_(cap).to(wide);
 }
 
 at::Tensor PerTemperature(double factor, const Rows& rows, const LinearLogprobOptions& options,

@@ -158,7 +158,10 @@ class Pass {
     const at::ScalarType wide = WideType(inputs_);
     SavedOutputs saved = {scores.lse.to(wide), scores.lse_rest.to(wide), scores.entropy, {}};
     if (saved.entropy.defined()) saved.entropy = saved.entropy.to(wide);
-    if (options_.keep_logits != KeptLogits::kNone) saved.cache = cache_.narrow(0, 0, block.size());
+    if (options_.keep_logits != KeptLogits::kNone) {
+      saved.cache = cache_.narrow(0, 0, block.size());
+      saved.is_cache_spent = true;
+    }
     const BackwardRows reached = RowsReached(block.hidden, weights, block_inputs, saved, options_);
     if (begin == 0) {
       const bool is_all = block.size() == num_rows && AreAddedAtOnce(reached.rows.size());

@@ -173,6 +173,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     if not args.no_torch and rows * vocab <= TORCH_LOGITS_MAX:
         contenders["torch"] = functools.partial(trained, in_memory, given)
     if not args.no_torch:
+        torch.compiler.reset()  # or the shapes before count as recompilations
         compiled = torch.compile(in_memory, dynamic=False)
         contenders["torch.compile"] = functools.partial(trained, compiled, given)
     for name, scores in ({} if args.no_peers else importable()).items():

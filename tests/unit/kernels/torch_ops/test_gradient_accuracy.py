@@ -168,7 +168,10 @@ def test_weight_grad_takes_the_sum_of_two_passes_unrounded(dtype, is_transposed)
     assert case.weight.grad is None
     exact = case.to(torch.float64)
     truth = gradients(true_scores(exact), exact, [each.double() for each in upstream])
-    assert error_of(buffer - start, 2 * truth[1]) <= 2e-5
+    # On a GPU the gradient of logits is rounded to 16 bits for the products; the buffer never is.
+    is_rounded = dtype == torch.bfloat16 and case.hidden.is_cuda
+    bound = SIXTEEN_BIT_ERROR_MAX if is_rounded else 2e-5
+    assert error_of(buffer - start, 2 * truth[1]) <= bound
     assert error_of(case.hidden.grad, 2 * truth[0]) <= SIXTEEN_BIT_ERROR_MAX
 
 

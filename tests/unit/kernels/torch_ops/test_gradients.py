@@ -10,7 +10,6 @@ from gradient_cases import (
     IGNORED,
     OPTIONS,
     OUTPUTS,
-    SIXTEEN_BIT_ERROR_MAX,
     Case,
     error_of,
     gradients,
@@ -333,52 +332,6 @@ def test_a_second_derivative_is_refused(leaf):
 
 
 # weight_grad.
-
-
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("is_transposed", (False, True))
-def test_weight_grad_takes_the_sum_of_two_passes_unrounded(dtype, is_transposed):
-    case = make_case(64, 33, 257).to(dtype)
-    upstream = upstream_of(64, torch.float32)
-    start = torch.linspace(-1, 1, 257 * 33).view(257, 33)
-    buffer = start.T.contiguous().T if is_transposed else start.clone()
-
-    for _ in range(2):
-        torch.autograd.backward(score(case, weight_grad=buffer), upstream)
-
-    assert case.weight.grad is None
-    exact = case.to(torch.float64)
-    truth = gradients(true_scores(exact), exact, [each.double() for each in upstream])
-    assert error_of(buffer - start, 2 * truth[1]) <= 2e-5
-    assert error_of(case.hidden.grad, 2 * truth[0]) <= SIXTEEN_BIT_ERROR_MAX
-
-
-def test_weight_grad_is_left_alone_where_the_weight_needs_no_gradient():
-    case = make_case().to(torch.float32)
-    case.weight.requires_grad_(False)
-    buffer = torch.zeros(200, 9)
-
-    score(case, weight_grad=buffer)[0].sum().backward()
-
-    assert (buffer == 0).all()
-    assert case.hidden.grad is not None
-
-
-WRONG_BUFFERS = {
-    "another shape": torch.zeros(9, 200),
-    "fewer rows": torch.zeros(199, 9),
-    "bfloat16": torch.zeros(200, 9, dtype=torch.bfloat16),
-    "float64": torch.zeros(200, 9, dtype=torch.float64),
-    "another device": torch.zeros(200, 9, device="meta"),
-}
-
-
-@pytest.mark.parametrize("buffer", WRONG_BUFFERS)
-def test_a_wrong_weight_grad_is_refused(buffer):
-    case = make_case().to(torch.float32)
-
-    with pytest.raises(ValueError, match="weight_grad"):
-        score(case, weight_grad=WRONG_BUFFERS[buffer])[0].sum().backward()
 
 
 # Threads.

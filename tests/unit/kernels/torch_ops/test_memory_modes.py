@@ -253,7 +253,7 @@ def test_nothing_is_kept_where_no_backward_can_follow(monkeypatch):
         score(case, memory="cached")
     score(Case(*[each.detach() for each in case]), memory="cached")
 
-    assert seen == [0, 0]
+    assert len(seen) >= 2 and not any(seen)
 
 
 @pytest.mark.parametrize(("free_gib", "budget_gib"), [(100, 4), (16, 2), (8, 1), (2, 1)])

@@ -314,7 +314,7 @@ def test_autocast_rounds_nothing():
     case = make_case()
     truth = run(loss_of, case)
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(case.hidden.device.type, dtype=torch.bfloat16):
         ours = run(loss_of, case)
 
     assert_same_bits(ours, truth)
@@ -322,7 +322,7 @@ def test_autocast_rounds_nothing():
 
 def test_autocast_around_the_layers_before_leaves_fp32_scores():
     case = make_case()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(case.hidden.device.type, dtype=torch.bfloat16):
         hidden = torch.nn.functional.linear(case.hidden, torch.eye(17))
         assert hidden.dtype == torch.bfloat16
         logprob, entropy, lse = linear_logprob(hidden, case.weight, case.target, case.bias)
