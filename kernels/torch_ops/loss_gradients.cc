@@ -50,9 +50,10 @@ void CheckWeight(const MaybeTensor& values, const char* name, const LinearLogpro
 /// Of `rows`, [n] each; 0 where a row is ignored and yet among them (RowsThatCount, graphs).
 UpstreamGradients OfRows(const UpstreamGradients& weights, const Rows& rows,
                          const LinearLogprobOptions& options) {
-  const at::Tensor is_ignored = rows.target == options.ignore_index;
+  const at::Tensor is_ignored = rows.are_unseen ? rows.target == options.ignore_index : at::Tensor();
   return Changed(weights, [&](const at::Tensor& all) {
-    return rows.Select(all.reshape({-1})).masked_fill(is_ignored, 0);
+    const at::Tensor selected = rows.Select(all.reshape({-1}));
+    return is_ignored.defined() ? selected.masked_fill(is_ignored, 0) : selected;
   });
 }
 

@@ -63,8 +63,13 @@ def row_weights(
     smoothing the mean logit must be that of classes.of_shard(), or the plain mean without classes."""
     rows = is_counted.to(dtype)
     nll = rows if classes is None else classes.of_targets(target, is_counted).to(dtype)
-    normalizer = nll.sum().masked_fill(~is_counted.any(), 1.0) if is_mean else rows.new_ones(())
-    logprob = -(1.0 - label_smoothing) * nll / normalizer
+    if not is_mean:
+        normalizer = rows.new_ones(())
+    elif classes is None:
+        normalizer = nll.sum().clamp(min=1.0)
+    else:
+        normalizer = nll.sum().masked_fill(~is_counted.any(), 1.0)
+    logprob = nll * (label_smoothing - 1.0) / normalizer
     if label_smoothing == 0.0:
         return RowWeights(logprob, None, None)
     smooth = label_smoothing * rows / normalizer

@@ -112,7 +112,6 @@ def linear_cross_entropy(
 
     # Ignored rows have zeros for all scores, and so for all that follows.
     is_counted = target.long() != ignore_index
-    num_counted = is_counted.sum()
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
     weights = row_weights(
         target,
@@ -151,16 +150,18 @@ def linear_cross_entropy(
         options.update(memory=memory, weight_grad=weight_grad, return_mean_logit=is_smoothed)
         logprob, _, lse, *more = linear_logprob(hidden, weight, target, bias, **options)
         loss = _weighted(weights, logprob, lse, more)
-    z = z_loss * lse.square()
-    if reduction == "mean":
-        z = z / num_counted.clamp(min=1)
-    if z_loss != 0.0:
-        loss = loss + z
+    z = None
+    if z_loss != 0.0 or return_z_loss:
+        z = z_loss * lse.square()
+        if reduction == "mean":
+            z = z / is_counted.sum().clamp(min=1)
+        if z_loss != 0.0:
+            loss = loss + z
     if token_scaling:
         probability = logprob.detach().exp()
-        loss, z = loss * probability, z * probability
+        loss, z = loss * probability, None if z is None else z * probability
     if reduction != "none":
-        loss, z = loss.sum(), z.sum()
+        loss, z = loss.sum(), None if z is None else z.sum()
     if not (return_z_loss or needs_argmax):
         return loss
 
@@ -168,11 +169,11 @@ def linear_cross_entropy(
     if return_token_accuracy:
         accuracy = (is_counted & (more[0] == target)).to(torch.float32)
         if reduction != "none":
-            accuracy = accuracy.sum() / num_counted.clamp(min=1)
+            accuracy = accuracy.sum() / is_counted.sum().clamp(min=1)
     if return_predicted_tokens:
         predicted = more[0].masked_fill(~is_counted, -1)
     return LinearCrossEntropyOutput(
-        loss, z.detach() if return_z_loss else None, accuracy, predicted
+        loss, None if z is None or not return_z_loss else z.detach(), accuracy, predicted
     )
 
 
