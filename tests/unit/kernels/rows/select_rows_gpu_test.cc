@@ -1,0 +1,114 @@
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/rows/select_rows.h"
+#include "tests/unit/kernels/chunked/device_array.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using logprobd::testing::DeviceArray;
+
+constexpr int64_t kIgnoreIndex = -100;
+constexpr int64_t kFirstId = 40;
+constexpr int64_t kEndId = 90;
+
+struct Found {
+  SelectedRows selected;
+  std::vector<int64_t> index;
+};
+
+/// `gradients`, where not empty, are those of the first and the third of the four.
+Found Select(const std::vector<int64_t>& targets, const std::vector<float>& first = {},
+             const std::vector<float>& third = {}, int64_t third_stride = 1) {
+  const DeviceArray<int64_t> target_array(targets);
+  const DeviceArray<float> first_array(first);
+  const DeviceArray<float> third_array(third);
+  const DeviceArray<int64_t> index(std::vector<int64_t>(targets.size(), -1));
+  const DeviceArray<SelectedRows> selected(std::vector<SelectedRows>(1));
+  SelectRowsParams params;
+  params.num_rows = static_cast<int64_t>(targets.size());
+  params.targets = target_array.data();
+  params.ignore_index = kIgnoreIndex;
+  if (!first.empty()) params.gradients[0] = {first_array.data(), 1};
+  if (!third.empty()) params.gradients[2] = {third_array.data(), third_stride};
+  params.first_id = kFirstId;
+  params.end_id = kEndId;
+  params.index = index.data();
+  params.selected = selected.data();
+  EXPECT_EQ(LaunchSelectRows(params, nullptr), cudaSuccess);
+  return {selected.Read().front(), index.Read()};
+}
+
+class SelectRowsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!logprobd::testing::HasGpu()) GTEST_SKIP() << "needs a GPU";
+  }
+};
+
+TEST_F(SelectRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
+  // A thread takes four rows, a step 4,096.
+  for (const size_t count : {1, 3, 4, 31, 127, 4'095, 4'096, 4'097, 20'001}) {
+    std::vector<int64_t> targets;
+    std::vector<int64_t> expected;
+    for (size_t row = 0; row < count; ++row) {
+      const bool is_ignored = row % 3 == 1 || (row > 4'000 && row < 4'200);
+      targets.push_back(is_ignored ? kIgnoreIndex : kFirstId + static_cast<int64_t>(row % 50));
+      if (!is_ignored) expected.push_back(static_cast<int64_t>(row));
+    }
+
+    const Found found = Select(targets);
+
+    ASSERT_EQ(found.selected.num_selected, static_cast<int64_t>(expected.size())) << count;
+    for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found.index[i], expected[i]) << count;
+    EXPECT_EQ(found.selected.num_unowned, 0);
+  }
+}
+
+TEST_F(SelectRowsTest, ARowThatNoGradientReachesIsLeftOut) {
+  const Found found = Select({50, 50, 50, 50, kIgnoreIndex}, {0.0F, 1e-30F, 0.0F, NAN, 1.0F},
+                             {0.0F, 0.0F, -2.0F, 0.0F, 1.0F});
+
+  ASSERT_EQ(found.selected.num_selected, 3);
+  EXPECT_EQ(found.index[0], 1);
+  EXPECT_EQ(found.index[1], 2);
+  EXPECT_EQ(found.index[2], 3) << "NaN is a gradient";
+}
+
+TEST_F(SelectRowsTest, AnExpandedGradientIsOneNumber) {
+  EXPECT_EQ(Select({50, 51, 52}, {}, {1.0F}, 0).selected.num_selected, 3);
+  EXPECT_EQ(Select({50, 51, 52}, {}, {0.0F}, 0).selected.num_selected, 0);
+}
+
+TEST_F(SelectRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
+  const int64_t far = int64_t{1} << 31;
+
+  const Found found = Select({kFirstId, kIgnoreIndex, kEndId - 1, kEndId, kFirstId - 1, far, -far});
+
+  EXPECT_EQ(found.selected.num_selected, 6);
+  EXPECT_EQ(found.selected.num_unowned, 4);
+  EXPECT_EQ(found.selected.first_unowned, 3);
+  EXPECT_EQ(Select({50, kEndId}, {1.0F, 0.0F}).selected.num_unowned, 0);
+}
+
+TEST_F(SelectRowsTest, OfNoRowsNoneIsSelected) {
+  EXPECT_EQ(Select({}).selected.num_selected, 0);
+}
+
+TEST_F(SelectRowsTest, RefusesBrokenBounds) {
+  const DeviceArray<SelectedRows> selected(std::vector<SelectedRows>(1));
+  SelectRowsParams params;
+  EXPECT_EQ(LaunchSelectRows(params, nullptr), cudaErrorInvalidValue) << "no place for the result";
+  params.selected = selected.data();
+  params.num_rows = 1;
+  EXPECT_EQ(LaunchSelectRows(params, nullptr), cudaErrorInvalidValue) << "no targets";
+  params.num_rows = -1;
+  EXPECT_EQ(LaunchSelectRows(params, nullptr), cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels
