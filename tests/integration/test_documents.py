@@ -249,7 +249,18 @@ RECORD = {
     "ratio": (int, float, type(None)),
     "note": str,
 }
-UNITS = {"s", "ms", "us", "MiB", "GB/s", "s/GB", "nats", "rows/s", "thousand rows/s"} | {
+UNITS = {
+    "s",
+    "ms",
+    "us",
+    "MiB",
+    "GB/s",
+    "s/GB",
+    "nats",
+    "rows/s",
+    "thousand rows/s",
+    "of the norm",
+} | {
     "MiB/h",
     "files/h",
     "threads/h",

@@ -1,5 +1,6 @@
 """Whether logits are kept from the forward for the backward."""
 
+import functools
 from typing import Literal, get_args
 
 import torch
@@ -26,7 +27,7 @@ def budget_bytes(memory_budget: int | None, device: torch.device) -> int:
         return memory_budget
     if torch.compiler.is_compiling():
         return BUDGET_MIN
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda":
         return BUDGET_MAX
     free = torch.ops.logprobd.free_bytes(
         torch.cuda.current_device() if device.index is None else device.index, 8 * BUDGET_MAX
@@ -77,11 +78,10 @@ def _is_fused(hidden: Tensor, weight: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache  # it is asked at every step
 def _has_fused_kernels(device: int) -> bool:
-    return torch.ops.logprobd.has_fused_kernels() and torch.cuda.get_device_capability(device) == (
-        9,
-        0,
-    )
+    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return is_hopper and torch.ops.logprobd.has_fused_kernels()
 
 
 def _cache_bytes(kept: int, hidden: Tensor, weight: Tensor, target: Tensor) -> int:

@@ -258,7 +258,6 @@ def test_nothing_is_kept_where_no_backward_can_follow(monkeypatch):
 
 @pytest.mark.parametrize(("free_gib", "budget_gib"), [(100, 4), (16, 2), (8, 1), (2, 1)])
 def test_the_default_budget_is_an_eighth_of_the_free_memory(monkeypatch, free_gib, budget_gib):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda _device, _enough: free_gib * GIB)
 
     assert budget_bytes(None, torch.device("cuda", 0)) == budget_gib * GIB
