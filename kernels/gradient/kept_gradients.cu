@@ -30,6 +30,8 @@ constexpr int kThreadTiles = 4;
 constexpr int kBlockTiles = kThreadTiles * kTilesAtOnce;
 /// 2^x is 0 here and below.
 constexpr float kExponentMin = -200.0F;
+/// Above k - K of any real tile, with what rounding may take from K; 2^x is finite here.
+constexpr float kOffsetMax = 100.0F;
 
 __device__ __forceinline__ float Log2(float x) {
   float y;
@@ -76,7 +78,9 @@ __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float po
   float gradient = __fmul_rn(p, __fmaf_rn(row.weighted, exponent, row.free));
   if (is_target) gradient = __fadd_rn(gradient, row.target);
   if (reciprocal_cap > 0.0F && gradient != 0.0F) {
-    const float logit = __fdividef(__fadd_rn(exponent, row.log2_sum), row.log2_scale);
+    // A target's without the floor, which is for the power alone.
+    const float y = __fadd_rn(is_target ? row.target_exponent : exponent, row.log2_sum);
+    const float logit = __fdividef(y, row.log2_scale);
     const float share = __fmul_rn(logit, reciprocal_cap);
     gradient = __fmul_rn(gradient, __fmaf_rn(-share, share, 1.0F));
   }
@@ -147,7 +151,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t tile = first_tile + part * kTilesAtOnce;
     if (tile >= params.tile_end) continue;
     TileOffset offset;
-    offset.exponent = static_cast<float>(tile_exponents[part]) - row.log2_sum;
+    // At most, or a tile of -inf alone in a row of small logits would be 0 * inf.
+    offset.exponent = fminf(static_cast<float>(tile_exponents[part]) - row.log2_sum, kOffsetMax);
     offset.power = Exp2(offset.exponent);
     const auto column = static_cast<int32_t>(tile * kTileColumns + in_tile);
     const int64_t place = (tile - params.tile_begin) * kTileColumns + in_tile;

@@ -23,8 +23,8 @@ struct KeptGradientsParams {
   int64_t tile_end = 0;                   ///< > tile_begin, <= row_tiles.
   /// [num_rows], with what was kept; `mean` is not used. A target of another shard is in no tile.
   const RowGradient* rows = nullptr;
-  float softcap = 0.0F;         ///< 0: none.
-  Dtype dtype = Dtype::kBf16;   ///< Of the gradients, kBf16 or kF16.
+  float softcap = 0.0F;        ///< 0: none.
+  Dtype dtype = Dtype::kBf16;  ///< Of the gradients, kBf16 or kF16.
   /// [num_rows, gradient_stride]; may be where the powers of the same rows and tiles lie.
   void* gradients = nullptr;
   int64_t gradient_stride = 0;  ///< Elements, >= 192 a tile, a multiple of 8.

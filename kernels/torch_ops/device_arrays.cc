@@ -10,8 +10,8 @@ at::Tensor InOneRow(const std::optional<at::Tensor>& values) {
   return values.has_value() ? values->reshape({-1}) : at::Tensor();
 }
 
-bool IsFp32(const at::Tensor& values) {
-  return !values.defined() || values.scalar_type() == at::kFloat;
+bool IsFp32On(const at::Tensor& values, const at::Device& device) {
+  return !values.defined() || (values.scalar_type() == at::kFloat && values.device() == device);
 }
 
 }  // namespace
@@ -31,8 +31,9 @@ UpstreamArrays::UpstreamArrays(const UpstreamGradients& upstream)
       lse_(InOneRow(upstream.lse)),
       mean_logit_(InOneRow(upstream.mean_logit)) {}
 
-bool UpstreamArrays::are_fp32() const {
-  return IsFp32(logprob_) && IsFp32(entropy_) && IsFp32(lse_) && IsFp32(mean_logit_);
+bool UpstreamArrays::AreFp32On(const at::Device& device) const {
+  return IsFp32On(logprob_, device) && IsFp32On(entropy_, device) && IsFp32On(lse_, device) &&
+         IsFp32On(mean_logit_, device);
 }
 
 kernels::RowValues UpstreamArrays::Of(const at::Tensor& values) {

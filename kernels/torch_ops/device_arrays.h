@@ -20,7 +20,8 @@ class UpstreamArrays {
  public:
   explicit UpstreamArrays(const UpstreamGradients& upstream);
 
-  bool are_fp32() const;
+  /// Whether kernels may read them there: all of them fp32, on `device`.
+  bool AreFp32On(const at::Device& device) const;
   kernels::RowValues logprob() const { return Of(logprob_); }
   kernels::RowValues entropy() const { return Of(entropy_); }
   kernels::RowValues lse() const { return Of(lse_); }

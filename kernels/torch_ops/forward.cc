@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logit_cache.h"
 #include "kernels/torch_ops/rank_group.h"
@@ -19,7 +20,11 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
-  group.Together(device, [&] { CheckArguments(inputs, options, group); });
+  group.Together(device, [&] {
+    CheckArguments(inputs, options, group);
+    FormatOfLogitCache(inputs, options);
+    IsForwardFused(inputs, options);
+  });
   group.CheckSame(device, CommonArguments(inputs, options));
   const Shard shard(inputs, options, group);
   at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});

@@ -12,8 +12,9 @@ namespace logprobd::torch_ops {
 
 bool HasFusedKernels() { return false; }
 
-bool IsForwardFused(const LinearLogprobInputs& /*inputs*/,
-                    const LinearLogprobOptions& /*options*/) {
+bool IsForwardFused(const LinearLogprobInputs& /*inputs*/, const LinearLogprobOptions& options) {
+  TORCH_CHECK_VALUE(options.keep_logits != KeptLogits::kPowers,
+                    "keep_logits is 2: this build has no fused kernels");
   return false;
 }
 

@@ -153,6 +153,9 @@ class FusedDotGradients : public DotGradients {
                            arguments_.shard, head_);
     const UpstreamArrays upstream(arguments_.rows.upstream);
     const SavedOutputs& saved = arguments_.rows.saved;
+    const at::Tensor lse = saved.lse.contiguous();
+    const at::Tensor lse_rest = saved.lse_rest.contiguous();
+    const at::Tensor entropy = saved.entropy.defined() ? saved.entropy.contiguous() : saved.entropy;
     kernels::RowGradientsParams params;
     params.num_rows = num_rows();
     params.source = arrays.source();
@@ -161,9 +164,9 @@ class FusedDotGradients : public DotGradients {
     params.d_entropy = upstream.entropy();
     params.d_lse = upstream.lse();
     params.d_mean_logit = upstream.mean_logit();
-    params.lse = Floats(saved.lse);
-    params.lse_rest = Floats(saved.lse_rest);
-    if (arguments_.rows.upstream.entropy.has_value()) params.entropy = Floats(saved.entropy);
+    params.lse = Floats(lse);
+    params.lse_rest = Floats(lse_rest);
+    if (arguments_.rows.upstream.entropy.has_value()) params.entropy = Floats(entropy);
     params.gradient_per_log2_scale = head_.gradient_per_log2_scale();
     if (uses_kept()) {
       const KeptRow<int64_t> layout = kept_layout();
@@ -198,7 +201,7 @@ std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments&
   if (arguments.rows.cached.has_logits()) return nullptr;
   // A scale of 0 takes the bias's gradient with it.
   if (!IsFused(arguments.inputs) || arguments.options.scale == 0 || arguments.shard.columns == 0 ||
-      !UpstreamArrays(arguments.rows.upstream).are_fp32()) {
+      !UpstreamArrays(arguments.rows.upstream).AreFp32On(arguments.inputs.hidden.device())) {
     return nullptr;
   }
   return std::make_unique<FusedDotGradients>(arguments);

@@ -6,7 +6,6 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -194,22 +193,23 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
                                 const RankGroup& group, const at::Tensor& cache) {
   const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  const FusedHead head(rows.hidden, inputs, options, shard);
-  const RowArrays arrays(rows, inputs, options, shard, head);
+  const int64_t num_tiles = kernels::NumTiles(shard.columns);
   Memory memory;
   group.Together(inputs.hidden.device(), [&] {
-    memory = Allocate(rows.size(), head.num_tiles(), inputs.hidden.options(),
+    const FusedHead head(rows.hidden, inputs, options, shard);
+    const RowArrays arrays(rows, inputs, options, shard, head);
+    memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(),
                       options.need_argmax || cache.defined());
     MakeOperands(arrays, memory, stream);
-    if (shard.columns > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
+    if (num_tiles > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
   });
   Written written;
   kernels::RowScoresParams params = ScoresParams(memory, options, shard.vocab_size, written);
   LinearLogprobOutputs& scores = written.scores;
-  if (group.is_alone()) {
-    params.num_tiles = head.num_tiles();
+  if (group.is_alone() && num_tiles > 0) {
+    params.num_tiles = num_tiles;
     params.sums = As<TileSums>(memory.partials);
-    params.follows_partials = true;
+    params.follows_partials = !cache.defined();
     CheckLaunch(LaunchRowScores(params, stream), "the scores");
     if (rows.num_unowned > 0 || rows.are_unseen) {
       const double unowned = options.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
@@ -217,7 +217,7 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
     }
   } else {
     at::Tensor owners = memory.target_columns >= 0;
-    JoinShards(memory, head.num_tiles(), params, group, owners, stream);
+    JoinShards(memory, num_tiles, params, group, owners, stream);
     CheckOwners(rows, owners, inputs, options, shard.vocab_size);
     if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
   }

@@ -24,7 +24,7 @@ std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& target, int64_t ig
   const c10::cuda::CUDAGuard on_device(target.device());
   if (IsCaptured()) return RowSelection{.index = {}, .are_unseen = true};
   const UpstreamArrays gradients(upstream);
-  if (!gradients.are_fp32()) return std::nullopt;
+  if (!gradients.AreFp32On(target.device())) return std::nullopt;
   const at::Tensor targets = target.contiguous();
   const at::Tensor index = at::empty_like(targets);
   // Of the host: the kernel writes it, and no copy need follow.

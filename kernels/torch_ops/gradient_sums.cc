@@ -72,7 +72,9 @@ InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
   InputGradients gradients = {none(inputs.hidden), none(inputs.weight),
                               none(inputs.bias.value_or(inputs.weight))};
   if (sums.hidden.defined()) {
-    at::Tensor spread = rows.Spread(sums.hidden);
+    // Alone it is rounded before it is spread: half the memory.
+    at::Tensor spread =
+        rows.Spread(group.is_alone() ? sums.hidden.to(inputs.hidden.scalar_type()) : sums.hidden);
     if (options.sequence_parallel) {
       spread = group.SumScattered(spread);
     } else {

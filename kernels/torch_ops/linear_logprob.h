@@ -102,9 +102,9 @@ struct InputGradients {
   at::Tensor bias;
 };
 
-/// The gradients, block by block, with logits that were kept or are computed again: the bits are
-/// those of the same products. `weight_grad`, fp32 [V, H], gets the weight's gradient added
-/// instead. Otherwise as Forward.
+/// The gradients, block by block, with logits that were kept or are computed again: of logits kept
+/// in the wide type the bits are those of computed ones. `weight_grad`, fp32 [V, H], gets the
+/// weight's gradient added instead. Otherwise as Forward.
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                         const SavedOutputs& saved, const LinearLogprobOptions& options,
                         GradientNeeds needs, const std::optional<at::Tensor>& weight_grad);

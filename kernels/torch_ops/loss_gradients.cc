@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/torch_ops/backward_rows.h"
+#include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/fused_scale.h"
 #include "kernels/torch_ops/gradient_sums.h"
 #include "kernels/torch_ops/logit_cache.h"
@@ -50,7 +51,8 @@ void CheckWeight(const MaybeTensor& values, const char* name, const LinearLogpro
 /// Of `rows`, [n] each; 0 where a row is ignored and yet among them (RowsThatCount, graphs).
 UpstreamGradients OfRows(const UpstreamGradients& weights, const Rows& rows,
                          const LinearLogprobOptions& options) {
-  const at::Tensor is_ignored = rows.are_unseen ? rows.target == options.ignore_index : at::Tensor();
+  const at::Tensor is_ignored =
+      rows.are_unseen ? rows.target == options.ignore_index : at::Tensor();
   return Changed(weights, [&](const at::Tensor& all) {
     const at::Tensor selected = rows.Select(all.reshape({-1}));
     return is_ignored.defined() ? selected.masked_fill(is_ignored, 0) : selected;
@@ -106,7 +108,7 @@ void AddReached(const BackwardRows& reached, const LinearLogprobInputs& inputs,
 
 /// [] in fp64; the scores and weights are of the same rows.
 at::Tensor LossOf(const LinearLogprobOutputs& scores, const UpstreamGradients& weights) {
-  at::Tensor loss = at::zeros({}, scores.logprob.options());
+  at::Tensor loss = at::zeros({}, scores.logprob.options().dtype(at::kDouble));
   const auto add = [&](const at::Tensor& score, const MaybeTensor& weight) {
     if (!weight.has_value()) return;
     const at::Tensor wide = weight->to(at::kDouble);
@@ -139,7 +141,7 @@ class Pass {
       group_.Together(inputs_.hidden.device(), [&] {
         if (begin == 0) cache_ = RoomForLogits(block_inputs, options_);
       });
-      blocks.push_back(ScoreRows(block, block_inputs, options_, shard_, group_, cache_));
+      blocks.push_back(ScoreRows(block, inputs_, options_, shard_, group_, cache_));
       group_.Together(inputs_.hidden.device(), [&] {
         Differentiate(block, blocks.back(), block_weights, block_inputs, begin, rows.size());
       });
@@ -206,6 +208,8 @@ LinearLogprobLoss ForwardWithGradients(const UpstreamGradients& weights,
   group.Together(device, [&] {
     CheckArguments(inputs, options, group);
     CheckWeights(weights, inputs);
+    FormatOfLogitCache(inputs, options);
+    IsForwardFused(inputs, options);
   });
   std::vector<int64_t> common = CommonArguments(inputs, options);
   for (const bool flag : {needs.hidden, weights.logprob.has_value(), weights.entropy.has_value(),

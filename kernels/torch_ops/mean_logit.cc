@@ -4,6 +4,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <limits>
+
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/products.h"
 
@@ -22,15 +24,19 @@ at::Tensor Terms(at::Tensor values, at::ScalarType like) {
   return at::stack(terms);
 }
 
+/// What values are divided by before they become terms: up to 1, in fp16 they neither flush nor
+/// overflow.
+at::Tensor Largest(const at::Tensor& values) {
+  return values.abs().amax().clamp_min_(std::numeric_limits<float>::min());
+}
+
 /// Sum of weight rows, each times its column's weight, [H] in fp32.
 at::Tensor MeanWeight(const LinearLogprobInputs& inputs, const Shard& shard) {
-  // In the weight's dtype the mean's weights are small numbers: near 1 they keep fp16 from
-  // flushing.
-  const at::Tensor weights = shard.ColumnWeights(inputs, {0, shard.columns}).to(at::kFloat) *
-                             static_cast<double>(shard.vocab_size);
-  const at::Tensor terms = Terms(weights, inputs.weight.scalar_type());
+  const at::Tensor weights = shard.ColumnWeights(inputs, {0, shard.columns}).to(at::kFloat);
+  const at::Tensor largest = Largest(weights);
+  const at::Tensor terms = Terms(weights / largest, inputs.weight.scalar_type());
   const at::Tensor products = at::mm(terms, inputs.weight.narrow(0, 0, shard.columns), at::kFloat);
-  return products.sum(0).div_(static_cast<double>(shard.vocab_size));
+  return products.sum(0).mul_(largest);
 }
 
 /// Where a cap makes it no product: block by block.
@@ -47,8 +53,10 @@ at::Tensor MeanOfCapped(const Rows& rows, const LinearLogprobInputs& inputs,
 /// Without a cap it is the product with the mean weight.
 at::Tensor MeanOfProducts(const Rows& rows, const LinearLogprobInputs& inputs,
                           const LinearLogprobOptions& options, const Shard& shard) {
-  const at::Tensor terms = Terms(MeanWeight(inputs, shard), inputs.hidden.scalar_type());
-  at::Tensor mean = at::mm(rows.hidden, terms.t(), at::kFloat).sum(1).mul_(options.scale);
+  const at::Tensor weight = MeanWeight(inputs, shard);
+  const at::Tensor largest = Largest(weight);
+  const at::Tensor terms = Terms(weight / largest, inputs.hidden.scalar_type());
+  at::Tensor mean = at::mm(rows.hidden, terms.t(), at::kFloat).sum(1).mul_(largest * options.scale);
   if (inputs.bias.has_value()) {
     const at::Tensor bias = inputs.bias->narrow(0, 0, shard.columns).to(at::kDouble);
     mean += bias.dot(shard.ColumnWeights(inputs, {0, shard.columns})).to(at::kFloat);

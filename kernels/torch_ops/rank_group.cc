@@ -52,7 +52,7 @@ at::Tensor RankGroup::SumScattered(const at::Tensor& rows) const {
   if (is_alone() || size() == 1) return rows;
   const int64_t part = rows.size(0) / size();
   at::Tensor all = rows.contiguous();
-  if (all.is_cuda()) {
+  if (group_->getBackendName() != "gloo") {
     std::vector<int64_t> shape = all.sizes().vec();
     shape.front() = part;
     at::Tensor mine = at::empty(shape, all.options());

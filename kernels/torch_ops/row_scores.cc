@@ -124,7 +124,8 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
   const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
   if (!group.is_alone()) CheckOwners(rows, sums[2], inputs, options, shard.vocab_size);
-  scores.logprob = at::where(sums[2] > 0, where_finite(logprob), 0);
+  const double unowned = rows.are_unseen && !options.unowned_is_zero ? nan : 0;
+  scores.logprob = at::where(sums[2] > 0, where_finite(logprob), unowned);
   if (options.need_entropy) {
     const at::Tensor entropy = (log2_sum - sums[3].to(at::kDouble) / sum).mul_(kernels::kLn2);
     scores.entropy =

@@ -166,7 +166,8 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
                                  options.ignore_index,
                                  options.vocab_valid,
                                  static_cast<int64_t>(WideType(inputs)),
-                                 IsForwardFused(inputs, options)};
+                                 IsForwardFused(inputs, options),
+                                 static_cast<int64_t>(inputs.hidden.scalar_type())};
   common.insert(common.end(), std::begin(flags), std::end(flags));
   return common;
 }

@@ -62,15 +62,17 @@ def linear_logprob(
         unowned_target: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
             logprob 0, with the gradient of -lse.
         weight_grad: fp32 [V, H], to which the weight's gradient is added (main_grad); the weight
-            itself then gets none. A backward that fails may have added a part.
+            itself then gets none. A backward that fails may have added a part. It is added on the
+            stream of the forward, for which a reader on another must wait.
         return_argmax: also the id of the largest logit, int64, the lowest among equals; -1 where a
             logit is not finite.
         return_mean_logit: also the sum of column_weights * x.
         memory: what the backward has of the logits. "recompute": nothing, they are computed again.
             "cached": all, [rows, V] in fp32 (fp64 where hidden or weight are; some 2 bytes each where
             the fused kernels compute), ignored rows too, from the forward to the end of the
-            backward: one product less of three. "auto": cached where that fits memory_budget. Never
-            kept where no backward can follow.
+            backward: one product less of three, but on fused kernels not where the mean logit has a
+            gradient. "auto": cached where that fits memory_budget. Never kept where no backward can
+            follow. A CUDA graph must hold both forward and backward then, or neither.
         memory_budget: bytes, for "auto". Default: an eighth of the GPU's free memory, from 1 to 4 GiB;
             4 GiB on a CPU; 1 GiB in a function that torch.compile traces.
 

@@ -95,9 +95,7 @@ TEST_F(SelectRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
   EXPECT_EQ(Select({50, kEndId}, {1.0F, 0.0F}).selected.num_unowned, 0);
 }
 
-TEST_F(SelectRowsTest, OfNoRowsNoneIsSelected) {
-  EXPECT_EQ(Select({}).selected.num_selected, 0);
-}
+TEST_F(SelectRowsTest, OfNoRowsNoneIsSelected) { EXPECT_EQ(Select({}).selected.num_selected, 0); }
 
 TEST_F(SelectRowsTest, RefusesBrokenBounds) {
   const DeviceArray<SelectedRows> selected(std::vector<SelectedRows>(1));

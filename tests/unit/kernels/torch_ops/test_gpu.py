@@ -63,8 +63,10 @@ def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(
         torch.testing.assert_close(ours, eager, rtol=0, atol=1e-6)
 
 
-def test_a_target_outside_the_vocabulary_is_nan_in_a_graph_that_cannot_raise():
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+def test_a_target_outside_the_vocabulary_is_nan_in_a_graph_that_cannot_raise(dtype):
     hidden, weight, target = make_case()
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
     target[5] = 2000
     side = torch.cuda.Stream()
     with torch.cuda.stream(side), pytest.raises(IndexError, match="row 5"):

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from linear_logprob_reference import reference, seeded
+from linear_logprob_reference import reference, reference_logits, seeded
+from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
@@ -299,3 +300,81 @@ def test_a_wide_vocabulary_is_cut_where_the_bits_do_not_show(unit):
 
     assert error_of(d_hidden, true[0]) <= GRADIENT_ERROR_MAX
     assert error_of(d_weight, true[1]) <= GRADIENT_ERROR_MAX
+
+
+@IN_EVERY_MEMORY
+def test_a_tile_without_logits_beside_very_negative_ones_has_no_gradient(memory):
+    """Regression: 2^(0 - K) of a masked tile overflowed where all other logits were below -89."""
+    case = make_case(40, 64, 507)
+    with torch.no_grad():
+        case.bias.fill_(-200.0)
+        case.bias[:192] = -math.inf
+    case.target[:] = 192 + case.target % 300
+    logprob, entropy, _ = linear_logprob(*case, memory=memory)
+    gradients = torch.autograd.grad((logprob + entropy).sum(), case.leaves)
+
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert (gradients[1][:192] == 0).all()
+
+
+@IN_EVERY_MEMORY
+def test_the_slope_of_a_cap_is_that_at_the_target_however_improbable(memory):
+    """Regression: kept logits took the slope at 2^-200."""
+    case = make_case(60, 64, 507, spread_max=20.0)
+    options = {"softcap": 15.0, "temperature": 0.05}
+    with torch.no_grad():
+        worst = reference_logits(case.hidden, case.weight).argmin(-1)
+    case.target.copy_(worst)
+    truth_case = in_double(case)
+    logprob, _, _ = linear_logprob(*case[:3], memory=memory, **options)
+    truth = reference(*truth_case[:3], **options)
+
+    ours = torch.autograd.grad(logprob.sum(), case.leaves[:2])
+    true = torch.autograd.grad(truth.logprob.sum(), truth_case.leaves[:2])
+
+    assert (truth.logprob < -250).any()
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= 2 * GRADIENT_ERROR_MAX  # the cap's own rounding
+
+
+@pytest.mark.parametrize("memory_budget", (0, 300_000, 1 << 30))
+def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
+    """Regression: blocks of rows looked their targets up among all rows, in an array of their own."""
+    case = make_case(400, 64, 507)
+    case.target[::3] = IGNORED
+    random = seeded(7)
+    temperature = 0.5 + torch.rand(400, generator=random)
+    weights = [torch.randn(400, generator=random) for _ in range(2)]
+    loss, logprob, entropy, _ = linear_logprob_loss(
+        *case[:3],
+        logprob_weights=weights[0],
+        entropy_weights=weights[1],
+        temperature=temperature,
+        memory_budget=memory_budget,
+    )
+    ours = torch.autograd.grad(loss, case.leaves[:2])
+
+    truth_case = in_double(case)
+    truth = reference(*truth_case[:3], temperature=temperature)
+    true_loss = (weights[0] * truth.logprob + weights[1] * truth.entropy).sum()
+    true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
+    assert (logprob - truth.logprob).abs().max() <= 2 * SCORE_ERROR_MAX  # of temperatures below 1
+    assert (entropy - truth.entropy).abs().max() <= 2 * SCORE_ERROR_MAX
+    assert abs(loss.item() - true_loss.item()) <= 400 * SCORE_ERROR_MAX
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_class_weights_of_a_large_vocabulary_do_not_overflow(dtype):
+    """Regression: fp16 weights of the mean logit were multiplied by the vocabulary's size."""
+    case = make_case(20, 64, 70_000, dtype)
+    class_weights = torch.linspace(0.5, 2, 70_000)
+
+    loss = linear_cross_entropy(*case[:3], class_weights=class_weights, label_smoothing=0.1)
+
+    logits = reference_logits(case.hidden, case.weight)
+    truth = torch.nn.functional.cross_entropy(
+        logits, case.target, class_weights.double(), label_smoothing=0.1
+    )
+    assert abs(loss.item() - truth.item()) <= 1e-3
