@@ -78,8 +78,12 @@ def _is_fused(hidden: Tensor, weight: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache  # it is asked at every step
 def _has_fused_kernels(device: int) -> bool:
+    return _looked_up(device)
+
+
+@functools.cache  # it is asked at every step
+def _looked_up(device: int) -> bool:
     is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
     return is_hopper and torch.ops.logprobd.has_fused_kernels()
 
