@@ -189,6 +189,7 @@ LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inpu
 }
 
 LinearLogprobOutputs JoinScores(const std::vector<LinearLogprobOutputs>& blocks) {
+  if (blocks.size() == 1) return blocks.front();
   const auto joined = [&](at::Tensor LinearLogprobOutputs::*member) -> at::Tensor {
     if (!(blocks.front().*member).defined()) return {};
     std::vector<at::Tensor> parts;
