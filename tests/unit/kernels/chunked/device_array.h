@@ -23,7 +23,8 @@ class DeviceArray {
     EXPECT_EQ(cudaMalloc(&memory, bytes()), cudaSuccess);
     data_ = static_cast<T*>(memory);
     EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
-    // A copy from pageable memory may return before it has arrived, which no other stream waits for.
+    // A copy from pageable memory may return before it has arrived, which no other stream waits
+    // for.
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   ~DeviceArray() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
