@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from linear_logprob_reference import seeded
+from linear_logprob_reference import reference, seeded
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
@@ -211,3 +211,55 @@ def test_shards_on_several_ranks_give_what_the_whole_head_gives(tmp_path, cuts):
         assert (ours[4].float() - d_hidden.float()).norm() <= 5e-3 * d_hidden.float().norm()
     d_shards = torch.cat([ours[5] for ours in ranks])
     assert (d_shards.float() - d_weight.float()).norm() <= 5e-3 * d_weight.float().norm()
+
+
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+@pytest.mark.parametrize(("rows", "size", "vocab"), [(16_384, 64, 151_936), (64, 4096, 600_000)])
+def test_more_logits_or_weights_than_a_31_bit_number_counts(rows, size, vocab, memory):
+    hidden, weight, target = make_case(rows, size, vocab)
+    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    upstream = torch.randn(rows, device="cuda")
+    d_hidden, d_weight = torch.autograd.grad(logprob + entropy, (hidden, weight), upstream)
+
+    last = slice(rows - 20, rows)
+    few = hidden.detach()[last].double().requires_grad_()
+    head = weight.detach().double()
+    truth = reference(few, head, target[last])
+    true = torch.autograd.grad(truth.logprob + truth.entropy, few, upstream[last].double())[0]
+
+    assert (logprob[last] - truth.logprob).abs().max() <= 1e-4
+    assert (entropy[last] - truth.entropy).abs().max() <= 2e-4
+    assert (d_hidden[last].double() - true).norm() <= 4e-3 * true.norm()
+    assert d_weight.isfinite().all() and (d_weight[-192:] != 0).any()
+
+
+def test_the_first_row_is_the_same_a_thousand_times():
+    hidden, weight, target = make_case()
+    target[0] = 5
+    first = linear_logprob(hidden[:1], weight, target[:1])
+    for _ in range(1000):
+        again = linear_logprob(hidden, weight, target)
+
+        assert all(torch.equal(a[:1], b) for a, b in zip(again, first, strict=True))
+
+
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_a_second_backward_through_the_fused_kernels_gives_the_same_bits(memory):
+    hidden, weight, target = make_case()
+    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    loss = (logprob + entropy).sum()
+
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_no_rows_give_no_scores_and_zero_gradients(memory):
+    hidden, weight, target = (tensor[:0] for tensor in make_case(rows=7, vocab=7))
+    weight = make_case()[1]
+    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    d_weight = torch.autograd.grad((logprob + entropy).sum(), weight)[0]
+
+    assert logprob.shape == (0,) and (d_weight == 0).all()
