@@ -1,33 +1,20 @@
 """16-bit heads of whole 16-byte rows: fused kernels compute them on a Hopper GPU; others take the same tests."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
+from gradient_cases import IGNORED, OUTPUTS, Case
+from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
 from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
-IGNORED = -100
-OUTPUTS = ("logprob", "entropy", "lse", "mean_logit")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 IN_EVERY_MEMORY = pytest.mark.parametrize("memory", ("recompute", "cached"))
 # Of rows whose logits have a standard deviation up to 4: see the README's table of errors.
 SCORE_ERROR_MAX = 1e-4
-GRADIENT_ERROR_MAX = 4e-3  # relative, Frobenius
-
-
-class Case(NamedTuple):
-    hidden: Tensor
-    weight: Tensor
-    target: Tensor
-    bias: Tensor
-
-    @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.hidden, self.weight, self.bias
 
 
 def make_case(rows=70, size=64, vocab=507, dtype=torch.bfloat16, spread_max=4.0, seed=0) -> Case:
@@ -42,18 +29,13 @@ def make_case(rows=70, size=64, vocab=507, dtype=torch.bfloat16, spread_max=4.0,
     return Case(leaves[0], leaves[1], target, leaves[2])
 
 
-def in_double(case: Case) -> Case:
-    leaves = [leaf.detach().double().requires_grad_() for leaf in case.leaves]
-    return Case(leaves[0], leaves[1], case.target, leaves[2])
-
-
 def error_of(ours: Tensor, truth: Tensor) -> float:
     return ((ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)).item()
 
 
 def assert_right(case: Case, bias=True, outputs=OUTPUTS, memory="recompute", **options) -> None:
     """Scores and gradients are those of the double reference."""
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     ours = dict(
         zip(
             OUTPUTS,
@@ -146,9 +128,9 @@ def test_every_option_and_output(name, outputs, dtype, memory):
 def test_peaked_rows_keep_small_gradients(option, memory):
     case = make_case(129, 256, 1000, spread_max=20.0)
     with torch.no_grad():
-        best = reference(*in_double(case)[:3]).argmax
+        best = reference(*case.to(torch.float64)[:3]).argmax
     case.target.copy_(best)  # probabilities near 1: what is left of the gradient is 1 - p
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     logprob, _, _ = linear_logprob(*case[:3], **option, memory=memory)
     truth = reference(*truth_case[:3], **option)
 
@@ -189,7 +171,7 @@ def test_argmax_is_the_lowest_id_among_equals():
         case.weight[700:900] = case.weight[100:300]
     *_, argmax = linear_logprob(*case[:3], return_argmax=True)
 
-    best = reference(*in_double(case)[:3]).argmax
+    best = reference(*case.to(torch.float64)[:3]).argmax
     assert torch.equal(argmax, best)
 
 
@@ -254,7 +236,7 @@ def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad):
 def test_more_rows_than_a_block_holds(memory):
     case = make_case(8_192 + 300, 16, 400)
     logprob, entropy, _ = linear_logprob(*case[:3], memory=memory)
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     truth = reference(*truth_case[:3])
     ours = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
     true = torch.autograd.grad((truth.logprob + truth.entropy).sum(), truth_case.leaves[:2])
@@ -294,7 +276,7 @@ def test_a_wide_vocabulary_is_cut_where_the_bits_do_not_show(unit):
     case = make_case(unit * 64, 32, 40_000)
     logprob, entropy, _ = linear_logprob(*case[:3])
     d_hidden, d_weight = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     truth = reference(*truth_case[:3])
     true = torch.autograd.grad((truth.logprob + truth.entropy).sum(), truth_case.leaves[:2])
 
@@ -325,7 +307,7 @@ def test_the_slope_of_a_cap_is_that_at_the_target_however_improbable(memory):
     with torch.no_grad():
         worst = reference_logits(case.hidden, case.weight).argmin(-1)
     case.target.copy_(worst)
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     logprob, _, _ = linear_logprob(*case[:3], memory=memory, **options)
     truth = reference(*truth_case[:3], **options)
 
@@ -354,7 +336,7 @@ def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
     )
     ours = torch.autograd.grad(loss, case.leaves[:2])
 
-    truth_case = in_double(case)
+    truth_case = case.to(torch.float64)
     truth = reference(*truth_case[:3], temperature=temperature)
     true_loss = (weights[0] * truth.logprob + weights[1] * truth.entropy).sum()
     true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
