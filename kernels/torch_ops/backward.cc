@@ -30,8 +30,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const at::Device device = inputs.hidden.device();
   group.CheckSame(device, {needs.hidden});
   const Shard shard(inputs, options, group);
-  at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
-  if (options.sequence_parallel) hidden = group.Gather(hidden);
+  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
 
   GradientSums sums;
   BackwardRows all;

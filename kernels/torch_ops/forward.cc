@@ -27,8 +27,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   });
   group.CheckSame(device, CommonArguments(inputs, options));
   const Shard shard(inputs, options, group);
-  at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
-  if (options.sequence_parallel) hidden = group.Gather(hidden);
+  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Rows rows;
   at::Tensor cache;
   group.Together(device, [&] {

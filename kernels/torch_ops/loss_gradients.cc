@@ -218,8 +218,7 @@ LinearLogprobLoss ForwardWithGradients(const UpstreamGradients& weights,
   }
   group.CheckSame(device, common);
   const Shard shard(inputs, options, group);
-  at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
-  if (options.sequence_parallel) hidden = group.Gather(hidden);
+  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Rows rows;
   group.Together(device, [&] { rows = CountedRows(hidden, inputs, options, shard, group); });
 

@@ -132,6 +132,12 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
                     "sequence_parallel needs a process_group to gather hidden from");
 }
 
+at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                           const RankGroup& group) {
+  const at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
+  return options.sequence_parallel ? group.Gather(hidden) : hidden;
+}
+
 Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
                    const LinearLogprobOptions& options, const UpstreamGradients& upstream,
                    IdRange owned) {

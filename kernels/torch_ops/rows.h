@@ -45,6 +45,10 @@ TargetPlaces FindTargets(const Rows& rows, int64_t first, int64_t count);
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const RankGroup& group);
 
+/// [rows of target, H]; ranks that hold parts of the rows gather them: they call it together.
+at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                           const RankGroup& group);
+
 /// Ids [begin, end) of the whole vocabulary.
 struct IdRange {
   int64_t begin = std::numeric_limits<int64_t>::min();
