@@ -4,26 +4,13 @@ import threading
 
 import pytest
 import torch
-from linear_logprob_reference import reference, seeded
+from gpu_cases import IGNORED, make_case
+from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-IGNORED = -100
-
-
-def make_case(
-    rows=300, size=64, vocab=2000, device="cuda", seed=0
-) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.device(device):
-        random = seeded(seed)
-        hidden = torch.randn(rows, size, generator=random).bfloat16().requires_grad_()
-        weight = (torch.randn(vocab, size, generator=random) / size**0.5 * 3).bfloat16()
-        target = torch.randint(vocab, (rows,), generator=random)
-        target[::7] = IGNORED
-    return hidden, weight.requires_grad_(), target
 
 
 def scores_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
@@ -164,53 +151,6 @@ def test_the_upstream_gradient_of_a_mean_loss_scales_what_the_forward_formed():
 
     for gradient, whole in zip(ours, plain, strict=True):
         assert (gradient.double() - 0.5 * whole.double()).norm() <= 8e-3 * whole.double().norm()
-
-
-def score_shard(rank: int, cuts: list[int], store: str, out: str) -> None:
-    """One of several processes on one GPU, each with a part of the vocabulary."""
-    torch.set_default_device("cuda")
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=len(cuts) - 1
-    )
-    hidden, weight, target = make_case(vocab=cuts[-1])
-    shard = weight.detach()[cuts[rank] : cuts[rank + 1]].clone().requires_grad_()
-    logprob, entropy, lse, argmax = linear_logprob(
-        hidden,
-        shard,
-        target,
-        vocab_start=cuts[rank],
-        process_group=torch.distributed.group.WORLD,
-        return_argmax=True,
-    )
-    d_hidden, d_shard = torch.autograd.grad((logprob + 0.01 * entropy).sum(), (hidden, shard))
-    torch.save([logprob, entropy, lse, argmax, d_hidden, d_shard], f"{out}{rank}")
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    "cuts", [[0, 1152, 2000], [0, 1, 701, 701, 2000]], ids=["whole tiles", "any size"]
-)
-def test_shards_on_several_ranks_give_what_the_whole_head_gives(tmp_path, cuts):
-    size = len(cuts) - 1
-    torch.multiprocessing.spawn(
-        score_shard, (cuts, str(tmp_path / "store"), str(tmp_path / "out")), nprocs=size
-    )
-    ranks = [torch.load(tmp_path / f"out{rank}") for rank in range(size)]
-    hidden, weight, target = make_case(vocab=cuts[-1])
-    scores = linear_logprob(hidden, weight, target, return_argmax=True)
-    loss = (scores[0] + 0.01 * scores[1]).sum()
-    d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
-
-    for ours in ranks:
-        for score, whole in zip(ours[:4], scores, strict=True):
-            if cuts[1] % 192 == 0:
-                assert torch.equal(score, whole.detach())
-            else:
-                torch.testing.assert_close(score, whole.detach(), rtol=0, atol=1e-5)
-        assert torch.equal(ours[4], ranks[0][4])
-        assert (ours[4].float() - d_hidden.float()).norm() <= 5e-3 * d_hidden.float().norm()
-    d_shards = torch.cat([ours[5] for ours in ranks])
-    assert (d_shards.float() - d_weight.float()).norm() <= 5e-3 * d_weight.float().norm()
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))

@@ -1,0 +1,125 @@
+"""Shards of a head on several ranks of GPUs: gloo's on one GPU, NCCL's with a GPU each."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_cases import make_case
+from logprobd_ops import linear_logprob_loss
+from logprobd_ops.linear_logprob import linear_logprob
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+BACKENDS = (pytest.param("gloo"), pytest.param("nccl", marks=needs_two))
+TILED = [0, 1152, 2000]
+UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
+MODES = ("recompute", "cached", "sequence parallel", "loss")
+
+
+def computed(
+    hidden: Tensor, weight: Tensor, target: Tensor, mode: str, **options
+) -> dict[str, Tensor]:
+    """Scores and gradients."""
+    if mode == "loss":
+        weights = torch.linspace(-1, 1, target.numel(), device=target.device)
+        loss, logprob, entropy, lse, argmax = linear_logprob_loss(
+            hidden,
+            weight,
+            target,
+            logprob_weights=weights,
+            entropy_weights=0.01 * weights,
+            return_argmax=True,
+            **options,
+        )
+    else:
+        memory = "cached" if mode == "cached" else "recompute"
+        logprob, entropy, lse, argmax = linear_logprob(
+            hidden, weight, target, memory=memory, return_argmax=True, **options
+        )
+        loss = (logprob + 0.01 * entropy).sum()
+    d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
+    scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "argmax": argmax}
+    return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
+
+
+def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> None:
+    """One of several processes, each with a part of the vocabulary."""
+    device = torch.device("cuda", rank % torch.cuda.device_count() if backend == "nccl" else 0)
+    torch.cuda.set_device(device)
+    size = len(cuts) - 1
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    hidden, weight, target = make_case(vocab=cuts[-1], device=device)
+    shard = weight.detach()[cuts[rank] : cuts[rank + 1]].clone().requires_grad_()
+    part = hidden.detach().chunk(size)[rank].clone().requires_grad_()
+    options = {"vocab_start": cuts[rank], "process_group": dist.group.WORLD}
+    results = {
+        mode: computed(part, shard, target, mode, sequence_parallel=True, **options)
+        if mode == "sequence parallel"
+        else computed(hidden, shard, target, mode, **options)
+        for mode in MODES
+    }
+    narrow = shard[:, :8] if rank == 1 else shard
+    try:
+        linear_logprob(hidden, narrow, target, **options)
+    except (RuntimeError, ValueError) as error:
+        results["failure"] = str(error)
+    torch.save(results, f"{out}{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=("whole tiles", "any size"))
+def cuts(request, backend) -> list[int]:
+    return TILED if request.param == "whole tiles" else UNEVEN[backend]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, backend, cuts) -> list[dict]:
+    """What each rank computed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    size = len(cuts) - 1
+    torch.multiprocessing.spawn(
+        serve, (backend, cuts, str(folder / "store"), str(folder / "out")), nprocs=size
+    )
+    return [torch.load(folder / f"out{rank}", map_location="cuda:0") for rank in range(size)]
+
+
+def assert_near(gradient: Tensor, truth: Tensor) -> None:
+    assert (gradient.float() - truth.float()).norm() <= 5e-3 * truth.float().norm()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shards_give_the_scores_of_the_whole_head(ranks, cuts, mode):
+    whole = computed(*make_case(vocab=cuts[-1]), mode)
+
+    for rank in ranks:
+        for name in ("logprob", "entropy", "lse", "argmax"):
+            ours = rank[mode][name]
+            if cuts == TILED:
+                assert torch.equal(ours, whole[name]), name
+            else:
+                torch.testing.assert_close(ours, whole[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(rank[mode]["loss"], whole["loss"], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
+    whole = computed(*make_case(vocab=cuts[-1]), mode)
+    of_hidden = [rank[mode]["d_hidden"] for rank in ranks]
+
+    if mode == "sequence parallel":
+        assert_near(torch.cat(of_hidden), whole["d_hidden"])
+    else:
+        assert all(torch.equal(ours, of_hidden[0]) for ours in of_hidden)
+        assert_near(of_hidden[0], whole["d_hidden"])
+    assert_near(torch.cat([rank[mode]["d_weight"] for rank in ranks]), whole["d_weight"])
+
+
+def test_a_rank_that_fails_makes_every_rank_raise(ranks):
+    for number, rank in enumerate(ranks):
+        assert ("hidden" if number == 1 else "another rank") in rank["failure"]
