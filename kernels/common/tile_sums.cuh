@@ -83,15 +83,16 @@ struct ChainSums {
   float squares = 0.0F;
 
   /// Where a logit may be -inf, kHasFloor keeps 0 * inf away; the bits are the same without, since
-  /// below the floor the power is 0 anyway.
+  /// below the floor the power is 0 anyway. Returns the power.
   template <bool kSquares, bool kHasFloor>
-  __device__ __forceinline__ void Add(float logit, float log2_scale, float k) {
+  __device__ __forceinline__ float Add(float logit, float log2_scale, float k) {
     float shifted = __fmaf_rn(logit, log2_scale, -k);
     if constexpr (kHasFloor) shifted = fmaxf(shifted, -200.0F);
     const float power = Exp2(shifted);
     sum = __fadd_rn(sum, power);
     weighted = __fmaf_rn(shifted, power, weighted);
     if constexpr (kSquares) squares = __fmaf_rn(power, power, squares);
+    return power;
   }
 
   __device__ __forceinline__ void Join(const ChainSums& other) {

@@ -15,7 +15,8 @@ bool HasValidPowers(const FusedPartialsParams& params) {
   const KeptPowers& powers = params.powers;
   return powers.values == nullptr ||
          (reinterpret_cast<uintptr_t>(powers.values) % 16 == 0 && powers.exponents != nullptr &&
-          powers.row_tiles >= params.tile_end - params.tile_begin && powers.exponent_stride >= 0);
+          !params.wants_sum_squares && powers.row_tiles >= params.tile_end - params.tile_begin &&
+          powers.exponent_stride >= 0);
 }
 
 bool IsValid(const FusedPartialsParams& params) {

@@ -12,13 +12,22 @@
 
 namespace logprobd::kernels {
 
-/// Every logit as 2^(y - k) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
-/// k; kernels/gradient uses them). Device memory that stays the caller's.
+/// How far a tile's exponent may be above its row's level for its powers to be relative to that:
+/// far enough for any but the most peaked rows, and small enough for a product's sums.
+inline constexpr int32_t kLevelReach = 40;
+
+/// Every logit as 2^(y - e) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
+/// k; kernels/gradient uses them). e is the tile's k, or, with levels, the row's level unless k is
+/// more than kLevelReach above: powers of a row that are relative to one exponent can be multiplied
+/// as they are. Device memory that stays the caller's.
 struct KeptPowers {
   __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
-  int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], k; 0 where it is not real.
+  int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], e; kEmptyExponent: k is not real.
   int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
   int64_t exponent_stride = 0;      ///< int32s from row to row; 0: row_tiles.
+  /// [num_rows], the sums of any one tile of each row: its exponent is the level, where it is real.
+  /// Null: no levels.
+  const TileSums* levels = nullptr;
 };
 
 /// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
@@ -64,7 +73,7 @@ struct FusedPartialsParams {
   uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
   uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
   float* tile_max = nullptr;       ///< [num_rows, tile_end - tile_begin]: largest logits.
-  KeptPowers powers;               ///< Or null. Kept by the instance of 128 rows alone.
+  KeptPowers powers;               ///< Or null. Kept by the instance of 128 rows; no squares then.
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are

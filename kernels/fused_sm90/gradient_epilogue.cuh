@@ -121,8 +121,12 @@ class GradientEpilogue {
         if (first_column + Logits::Column(i) >= params_.num_columns) logits.z(i) = 0.0F;
       }
     }
-    StoreTileRow(params_.gradients + some_row * params_.stride + tile_column, lane_column, has_row,
-                 [&](int i) { return logits.z(i); });
+    const TileRowStore store(params_.gradients + some_row * params_.stride + tile_column,
+                             lane_column, has_row);
+#pragma unroll
+    for (int i = 0; i < Logits::kCount; i += 4) {
+      store.Write(i, make_float4(logits.z(i), logits.z(i + 1), logits.z(i + 2), logits.z(i + 3)));
+    }
   }
 
   /// 2^x is 0 here and below.

@@ -95,6 +95,8 @@ class HeadEpilogue {
     const int32_t first_column = tile_column + lane_column;
     // What is compared last is asked for first: it comes from the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
+    int32_t level = kEmptyExponent;
+    if constexpr (kKeepsPowers && !kTransforms) level = LevelOf(some_row);
     if constexpr (kTransforms) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
@@ -119,11 +121,28 @@ class HeadEpilogue {
     const bool writes = has_row && lane_column == 0;
     const float* const scale_at = params_.log2_scales + some_row;
     const TileOrigin origin = TileOriginOf(max_logit, *scale_at);
-    const ChainSums sums = params_.wants_sum_squares
-                               ? logits.template TileSumsOf<true>(origin, *scale_at, scale_at)
-                               : logits.template TileSumsOf<false>(origin, *scale_at, scale_at);
+    const auto no_visit = [](int, const float4&) {};
+    ChainSums sums;
+    if constexpr (kKeepsPowers && !kTransforms) {
+      const PowerStore keep = PowersTo(some_row, tile, lane_column, has_row, origin, level);
+      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, keep);
+    } else if (!kKeepsPowers && params_.wants_sum_squares) {
+      sums = logits.template TileSumsOf<true>(origin, *scale_at, scale_at, no_visit);
+    } else {
+      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, no_visit);
+    }
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
-    if constexpr (kKeepsPowers) KeepPowers(logits, some_row, tile, lane_column, has_row, origin);
+    if constexpr (kKeepsPowers && kTransforms) {
+      // Powers are made anew: with what transforms take, no registers are left beside the sums.
+      level = LevelOf(some_row);
+      const PowerStore keep = PowersTo(some_row, tile, lane_column, has_row, origin, level);
+      const float log2_scale = *scale_at;
+      const auto power = [&](int i) { return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k)); };
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; i += 4) {
+        keep(i, make_float4(power(i), power(i + 1), power(i + 2), power(i + 3)));
+      }
+    }
     if (writes && params_.tile_max != nullptr) {
       params_.tile_max[row * params_.tile_max_stride + tile] = max_logit;
     }
@@ -131,7 +150,7 @@ class HeadEpilogue {
       const float* const entropy_at = params_.entropy_log2_scales + some_row;
       const TileOrigin entropy_origin = TileOriginOf(max_logit, *entropy_at);
       const ChainSums entropy_sums =
-          logits.template TileSumsOf<false>(entropy_origin, *entropy_at, entropy_at);
+          logits.template TileSumsOf<false>(entropy_origin, *entropy_at, entropy_at, no_visit);
       if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
     }
     if (!has_row) return;
@@ -142,19 +161,40 @@ class HeadEpilogue {
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
   }
 
-  /// 2^(y - k) of the tile, made anew: the sums' own are gone.
-  template <class Logits>
-  __device__ __forceinline__ void KeepPowers(const Logits& logits, int32_t row, int32_t tile,
-                                             int32_t lane_column, bool has_row,
-                                             const TileOrigin& origin) {
-    const int64_t place = row * params_.powers.row_tiles + tile;
-    if (has_row && lane_column == 0) {
-      params_.powers.exponents[row * params_.powers.exponent_stride + tile] =
-          static_cast<int32_t>(origin.k);
+  __device__ __forceinline__ int32_t LevelOf(int32_t row) const {
+    return params_.powers.levels == nullptr ? kEmptyExponent : params_.powers.levels[row].exponent;
+  }
+
+  /// Writes powers relative to a tile's k as powers relative to 2^e (KeptPowers).
+  struct PowerStore {
+    TileRowStore<__nv_bfloat16> store;
+    float factor;  // 2^(k - e)
+
+    __device__ __forceinline__ void operator()(int i, const float4& powers) const {
+      store.Write(i, make_float4(__fmul_rn(powers.x, factor), __fmul_rn(powers.y, factor),
+                                 __fmul_rn(powers.z, factor), __fmul_rn(powers.w, factor)));
     }
-    const float log2_scale = params_.log2_scales[row];
-    StoreTileRow(params_.powers.values + place * kTileColumns, lane_column, has_row,
-                 [&](int i) { return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k)); });
+  };
+
+  /// `level` is the row's, or an exponent that is not real.
+  __device__ __forceinline__ PowerStore PowersTo(int32_t row, int32_t tile, int32_t lane_column,
+                                                 bool has_row, const TileOrigin& origin,
+                                                 int32_t level) const {
+    const KeptPowers& powers = params_.powers;
+    int32_t exponent = origin.is_real ? origin.exponent : kEmptyExponent;
+    float factor = 1.0F;
+    const bool has_level = level != kEmptyExponent && level != kNonfiniteExponent;
+    if (origin.is_real && has_level && exponent <= level + kLevelReach) {
+      constexpr int kBias = 127;
+      // Exact; 0 where powers would be that small.
+      factor = __int_as_float((max(exponent - level, -kBias) + kBias) << 23);
+      exponent = level;
+    }
+    if (has_row && lane_column == 0) {
+      powers.exponents[row * powers.exponent_stride + tile] = exponent;
+    }
+    const int64_t place = row * powers.row_tiles + tile;
+    return {{powers.values + place * kTileColumns, lane_column, has_row}, factor};
   }
 
   template <class Logits>

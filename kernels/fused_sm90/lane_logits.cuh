@@ -26,28 +26,34 @@ struct LaneLogits {
   /// Column of z(i), less the lane's first.
   static constexpr __device__ int Column(int i) { return i / 2 * kTileChains + i % 2; }
 
-  template <bool kSquares, bool kHasFloor>
-  __device__ __forceinline__ ChainSums Sums(float log2_scale, float k) const {
+  /// Calls visit(i, powers) for the powers of z(i) to z(i + 3), i = 0, 4, ...
+  template <bool kSquares, bool kHasFloor, class Visit>
+  __device__ __forceinline__ ChainSums Sums(float log2_scale, float k, const Visit& visit) const {
     ChainSums even;
     ChainSums odd;
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-      even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
-      odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
+    for (int i = 0; i < kCount; i += 4) {
+      float4 powers;
+      powers.x = even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
+      powers.y = odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
+      powers.z = even.template Add<kSquares, kHasFloor>(z(i + 2), log2_scale, k);
+      powers.w = odd.template Add<kSquares, kHasFloor>(z(i + 3), log2_scale, k);
+      visit(i, powers);
     }
     even.Join(odd);
     return even;
   }
 
-  /// The tile's sums, the same in all lanes of the quad.
-  template <bool kSquares>
+  /// The tile's sums, the same in all lanes of the quad; `visit` as in Sums, once a power.
+  template <bool kSquares, class Visit>
   __device__ __forceinline__ ChainSums TileSumsOf(const TileOrigin& origin, float log2_scale,
-                                                  const float* log2_scale_at) const {
-    ChainSums sums = Sums<kSquares, false>(log2_scale, origin.k);
+                                                  const float* log2_scale_at,
+                                                  const Visit& visit) const {
+    ChainSums sums = Sums<kSquares, false>(log2_scale, origin.k, visit);
     if (isnan(sums.weighted)) {
       // Read anew, or the compiler keeps all y - k of the first attempt for this one, and spills.
       const float same_scale = *static_cast<const volatile float*>(log2_scale_at);
-      sums = Sums<kSquares, true>(same_scale, origin.k);
+      sums = Sums<kSquares, true>(same_scale, origin.k, [](int, const float4&) {});
     }
     JoinLanes<kSquares>(sums, 1);
     JoinLanes<kSquares>(sums, 2);

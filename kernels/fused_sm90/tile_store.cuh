@@ -32,23 +32,32 @@ __device__ __forceinline__ uint32_t PackPair<__half>(float low, float high) {
   return pair;
 }
 
-/// Writes value(i), i = 0..47, the lane's columns 8 (i / 2) + lane_column + i % 2, to `tile_row`,
-/// the tile's part of a row, 8-byte aligned. All lanes of the warp call it; those that do not write
-/// give their values to others.
-template <class Element, class Value>
-__device__ __forceinline__ void StoreTileRow(Element* tile_row, int32_t lane_column, bool writes,
-                                             const Value& value) {
-  constexpr int kOctet = 8;
-  const bool is_odd = (lane_column & 2) != 0;
-  Element* const place = tile_row + (lane_column & ~3) + (is_odd ? kOctet : 0);
-#pragma unroll
-  for (int octet = 0; octet < kTileColumns / kOctet; octet += 2) {
-    const uint32_t first = PackPair<Element>(value(2 * octet), value(2 * octet + 1));
-    const uint32_t second = PackPair<Element>(value(2 * octet + 2), value(2 * octet + 3));
-    const uint32_t got = __shfl_xor_sync(0xFFFFFFFFU, is_odd ? first : second, 1);
-    const uint2 four = is_odd ? make_uint2(got, second) : make_uint2(first, got);
-    if (writes) *reinterpret_cast<uint2*>(place + octet * kOctet) = four;
+/// The tile's part of a row, `tile_row`, 8-byte aligned, as a lane writes it. All lanes of the warp
+/// do the same with theirs; those that do not write give their values to others.
+template <class Element>
+class TileRowStore {
+ public:
+  __device__ __forceinline__ TileRowStore(Element* tile_row, int32_t lane_column, bool writes)
+      : place_(tile_row + (lane_column & ~3) + ((lane_column & 2) != 0 ? kOctet : 0)),
+        is_odd_((lane_column & 2) != 0),
+        writes_(writes) {}
+
+  /// The lane's values i to i + 3, i = 0, 4, ..., 44; value i is that of column
+  /// 8 (i / 2) + lane_column + i % 2.
+  __device__ __forceinline__ void Write(int i, const float4& values) const {
+    const uint32_t first = PackPair<Element>(values.x, values.y);
+    const uint32_t second = PackPair<Element>(values.z, values.w);
+    const uint32_t got = __shfl_xor_sync(0xFFFFFFFFU, is_odd_ ? first : second, 1);
+    const uint2 four = is_odd_ ? make_uint2(got, second) : make_uint2(first, got);
+    if (writes_) *reinterpret_cast<uint2*>(place_ + i / 2 * kOctet) = four;
   }
-}
+
+ private:
+  static constexpr int kOctet = 8;
+
+  Element* place_;
+  bool is_odd_;
+  bool writes_;
+};
 
 }  // namespace logprobd::kernels::internal

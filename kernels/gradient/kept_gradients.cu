@@ -30,8 +30,6 @@ constexpr int kThreadTiles = 4;
 constexpr int kBlockTiles = kThreadTiles * kTilesAtOnce;
 /// 2^x is 0 here and below.
 constexpr float kExponentMin = -200.0F;
-/// Above k - K of any real tile, with what rounding may take from K; 2^x is finite here.
-constexpr float kOffsetMax = 100.0F;
 
 __device__ __forceinline__ float Log2(float x) {
   float y;
@@ -151,8 +149,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t tile = first_tile + part * kTilesAtOnce;
     if (tile >= params.tile_end) continue;
     TileOffset offset;
-    // At most, or a tile of -inf alone in a row of small logits would be 0 * inf.
-    offset.exponent = fminf(static_cast<float>(tile_exponents[part]) - row.log2_sum, kOffsetMax);
+    offset.exponent = static_cast<float>(tile_exponents[part]) - row.log2_sum;
     offset.power = Exp2(offset.exponent);
     const auto column = static_cast<int32_t>(tile * kTileColumns + in_tile);
     const int64_t place = (tile - params.tile_begin) * kTileColumns + in_tile;

@@ -60,11 +60,13 @@ __global__ void __launch_bounds__(kBlockThreads)
   const double gradient_scale = static_cast<double>(log2_scale) * params.gradient_per_log2_scale;
   RowGradient row = RowGradientOf(upstream, lse, entropy, log2_scale, gradient_scale);
   row.target_column = params.source.TargetColumnAt(place);
-  if (params.max_keys != nullptr) {
+  if (params.target_logits != nullptr) {
     const int64_t kept = params.kept_places == nullptr ? i : params.kept_places[i];
-    const LogitEntry largest = LogitEntryOf(KeptAt(params.max_keys, kept, params.kept_row_bytes));
-    row.max_column = largest.id;
-    row.max_exponent = ExponentOf(largest.logit, row);
+    if (params.max_keys != nullptr) {
+      const LogitEntry largest = LogitEntryOf(KeptAt(params.max_keys, kept, params.kept_row_bytes));
+      row.max_column = largest.id;
+      row.max_exponent = ExponentOf(largest.logit, row);
+    }
     row.target_exponent =
         ExponentOf(KeptAt(params.target_logits, kept, params.kept_row_bytes), row);
   }
@@ -78,7 +80,7 @@ cudaError_t LaunchRowGradients(const RowGradientsParams& params, cudaStream_t st
   if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.source.targets == nullptr ||
       params.lse == nullptr || params.lse_rest == nullptr || params.rows == nullptr ||
       (params.d_entropy.values != nullptr && params.entropy == nullptr) ||
-      (params.max_keys == nullptr) != (params.target_logits == nullptr)) {
+      (params.max_keys != nullptr && params.target_logits == nullptr)) {
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.num_rows + kBlockThreads - 1) / kBlockThreads);

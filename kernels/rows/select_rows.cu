@@ -56,15 +56,30 @@ __device__ int32_t CountBefore(int32_t count, int32_t* warp_counts, int32_t& tot
   return before;
 }
 
+/// Adds every thread's `count` to `total`, in shared memory; all threads call it.
+__device__ void AddOverBlock(unsigned long long count, unsigned long long* total) {
+#pragma unroll
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    count += __shfl_xor_sync(kFullWarp, count, distance);
+  }
+  if (threadIdx.x % kWarpThreads == 0) atomicAdd(total, count);
+}
+
 __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsParams params) {
   __shared__ int32_t warp_counts[kWarps];
   __shared__ unsigned long long first_unowned;
   __shared__ unsigned long long num_unowned;
+  __shared__ unsigned long long num_counted;
+  __shared__ unsigned long long target_checksum;
   if (threadIdx.x == 0) {
     first_unowned = ~0ULL;
     num_unowned = 0;
+    num_counted = 0;
+    target_checksum = 0;
   }
   __syncthreads();
+  unsigned long long checksum = 0;
+  unsigned long long counted = 0;
   int64_t num_selected = 0;
   for (int64_t begin = 0; begin < params.num_rows; begin += kThreads * kThreadRows) {
     const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kThreadRows;
@@ -76,7 +91,10 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
       is_selected[i] = false;
       if (row >= params.num_rows) continue;
       const int64_t target = params.targets[row];
-      is_selected[i] = target != params.ignore_index && IsReached(params, row);
+      checksum += static_cast<unsigned long long>(target) * (row + 1);
+      const bool is_counted = target != params.ignore_index;
+      counted += is_counted ? 1 : 0;
+      is_selected[i] = is_counted && IsReached(params, row);
       count += is_selected[i] ? 1 : 0;
       if (is_selected[i] && (target < params.first_id || target >= params.end_id)) {
         atomicMin(&first_unowned, static_cast<unsigned long long>(row));
@@ -91,9 +109,13 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
     }
     num_selected += total;
   }
+  AddOverBlock(checksum, &target_checksum);
+  AddOverBlock(counted, &num_counted);
+  __syncthreads();
   if (threadIdx.x == 0) {
-    *params.selected = {num_selected, static_cast<int64_t>(first_unowned),
-                        static_cast<int64_t>(num_unowned)};
+    *params.selected = {num_selected, static_cast<int64_t>(num_counted),
+                        static_cast<int64_t>(first_unowned), static_cast<int64_t>(num_unowned),
+                        static_cast<int64_t>(target_checksum)};
   }
 }
 

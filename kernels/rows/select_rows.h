@@ -13,8 +13,10 @@ inline constexpr int kRowGradients = 4;
 /// What LaunchSelectRows found.
 struct SelectedRows {
   int64_t num_selected;
+  int64_t num_counted;    ///< Rows that are not ignored, whatever their gradients.
   int64_t first_unowned;  ///< The first selected row whose target is not among the ids; or -1.
   int64_t num_unowned;
+  int64_t target_checksum;  ///< The sum of (i + 1) targets[i] over all rows, modulo 2^64.
 };
 
 /// Inputs and outputs of LaunchSelectRows. Pointers are device memory and stay the caller's.

@@ -120,18 +120,19 @@ Outputs ScoreWithGradient(const LinearLogprobInputs& in, const LinearLogprobOpti
 class LossFunction : public torch::autograd::Function<LossFunction> {
  public:
   static variable_list forward(AutogradContext* context, LOGPROBD_INPUTS,
-                               const LinearLogprobOptions& options,
-                               const UpstreamGradients& weights, Needs needs, int64_t cache_bytes) {
+                               const LinearLogprobOptions& options, const LossWeights& weights,
+                               Needs needs, int64_t cache_bytes) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckNeedsNoGradient(row_temperature, "temperature");
     CheckNeedsNoGradient(column_weights, "column_weights");
-    CheckNeedsNoGradient(weights.logprob, "logprob_weights");
-    CheckNeedsNoGradient(weights.entropy, "entropy_weights");
-    CheckNeedsNoGradient(weights.lse, "lse_weights");
-    CheckNeedsNoGradient(weights.mean_logit, "mean_logit_weights");
+    CheckNeedsNoGradient(weights.rows.logprob, "logprob_weights");
+    CheckNeedsNoGradient(weights.rows.entropy, "entropy_weights");
+    CheckNeedsNoGradient(weights.rows.lse, "lse_weights");
+    CheckNeedsNoGradient(weights.rows.mean_logit, "mean_logit_weights");
     const auto [loss, logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias] =
-        Call<LoseSignature>(kLose, LOGPROBD_INPUTS_STRUCT, options, weights.logprob,
-                            weights.entropy, weights.lse, weights.mean_logit, needs, cache_bytes);
+        Call<LoseSignature>(kLose, LOGPROBD_INPUTS_STRUCT, options, weights.rows.logprob,
+                            weights.rows.entropy, weights.rows.lse, weights.rows.mean_logit,
+                            weights.factors, weights.is_mean, needs, cache_bytes);
     context->save_for_backward({d_hidden, d_weight, d_bias});
     context->saved_data["has_bias"] = bias.has_value();
     context->mark_non_differentiable(
@@ -169,7 +170,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
 };
 
 LossOutputs LoseWithGradient(const LinearLogprobInputs& in, const LinearLogprobOptions& options,
-                             const UpstreamGradients& weights, Needs needs, int64_t cache_bytes) {
+                             const LossWeights& weights, Needs needs, int64_t cache_bytes) {
   const auto is_needed = [](const Tensor& input) {
     return at::GradMode::is_enabled() && input.requires_grad();
   };

@@ -3,6 +3,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/gradient_sums.h"
 #include "kernels/torch_ops/linear_logprob.h"
@@ -28,19 +30,26 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
-  group.CheckSame(device, {needs.hidden});
-  const Shard shard(inputs, options, group);
+  // Only the mean of all logits asks for more of the whole vocabulary than this rank's part.
+  int64_t end = std::max(EndOfShard(inputs, options), options.vocab_valid);
+  if (upstream.mean_logit.has_value()) {
+    end = group.Agree(device, [&] { return RankGroup::Claim{{}, {end}}; }).front();
+  }
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
 
   GradientSums sums;
   BackwardRows all;
-  group.Together(device, [&] {
+  group.Agree(device, [&] {
+    const Shard shard(inputs, options, end);
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
-    all = RowsReached(hidden, upstream, inputs, saved, options);
+    const RowSelection reached =
+        SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{});
+    all = RowsReached(reached, hidden, upstream, inputs, saved, options);
     const int64_t num_rows = all.rows.size();
     sums = RoomForGradients(inputs, shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     AddGradients(all, inputs, options, shard, sums);
+    return RankGroup::Claim{{needs.hidden}, {}};
   });
   if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
   return OverRanks(sums, all.rows, inputs, options, group);

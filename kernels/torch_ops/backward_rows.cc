@@ -17,11 +17,11 @@ BackwardRows BackwardRows::Part(int64_t begin, int64_t size) const {
   return {rows.Part(begin, size), cached.Part(begin, size), upstream, saved};
 }
 
-BackwardRows RowsReached(const at::Tensor& hidden, const UpstreamGradients& upstream,
-                         const LinearLogprobInputs& inputs, const SavedOutputs& saved,
-                         const LinearLogprobOptions& options) {
+BackwardRows RowsReached(const RowSelection& reached, const at::Tensor& hidden,
+                         const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                         const SavedOutputs& saved, const LinearLogprobOptions& options) {
   BackwardRows all;
-  all.rows = RowsThatCount(hidden, inputs, options, upstream, /*owned=*/{});
+  all.rows = RowsOf(reached, hidden, inputs);
   all.cached = FindCachedRows(saved.cache, all.rows, inputs, options);
   all.upstream = upstream;
   if (all.rows.are_unseen) Clear(all.upstream, all.rows.target == options.ignore_index);

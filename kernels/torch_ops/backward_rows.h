@@ -21,10 +21,10 @@ struct BackwardRows {
   BackwardRows Part(int64_t begin, int64_t size) const;
 };
 
-/// The rows that count and that any upstream gradient reaches: the others cost nothing and get
-/// exact zeros. `hidden` is that of all rows of target, [num_all, H].
-BackwardRows RowsReached(const at::Tensor& hidden, const UpstreamGradients& upstream,
-                         const LinearLogprobInputs& inputs, const SavedOutputs& saved,
-                         const LinearLogprobOptions& options);
+/// The rows that count and that any upstream gradient reaches, as `reached` has them: the others
+/// cost nothing and get exact zeros. `hidden` is that of all rows of target, [num_all, H].
+BackwardRows RowsReached(const RowSelection& reached, const at::Tensor& hidden,
+                         const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                         const SavedOutputs& saved, const LinearLogprobOptions& options);
 
 }  // namespace logprobd::torch_ops

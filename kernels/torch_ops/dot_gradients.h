@@ -25,6 +25,9 @@ class DotGradients {
   /// theirs where these are multiplied as they are (products.h), else the wide type. It holds until
   /// the next call. The bias's gradient is added up on the way.
   virtual at::Tensor Of(Columns columns) = 0;
+
+  /// What a row of `Of` must yet be multiplied by, fp32 [n, 1]; undefined: by nothing.
+  virtual at::Tensor RowFactors() const { return {}; }
 };
 
 /// What DotGradients are made from; all outlive them.

@@ -20,20 +20,20 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
-  group.Together(device, [&] {
+  RowSelection selection;
+  at::Tensor cache;
+  const RankGroup::Extents extents = group.Agree(device, [&] {
     CheckArguments(inputs, options, group);
     FormatOfLogitCache(inputs, options);
     IsForwardFused(inputs, options);
-  });
-  group.CheckSame(device, CommonArguments(inputs, options));
-  const Shard shard(inputs, options, group);
-  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  Rows rows;
-  at::Tensor cache;
-  group.Together(device, [&] {
-    rows = CountedRows(hidden, inputs, options, shard, group);
+    selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
     cache = RoomForLogits(inputs, options);
+    return RankGroup::Claim{CommonArguments(inputs, options, selection),
+                            {EndOfShard(inputs, options)}};
   });
+  const Shard shard(inputs, options, extents.front());
+  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
+  const Rows rows = RowsOf(selection, hidden, inputs);
   LinearLogprobOutputs scores = ScoreRows(rows, inputs, options, shard, group, cache);
   scores.cache = cache;
   return InPlaceOfAll(scores, rows, inputs, options);

@@ -5,6 +5,7 @@
 #include "kernels/torch_ops/device_memory.h"
 #include "kernels/torch_ops/fused_dot_gradients.h"
 #include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/fused_row_loss.h"
 #include "kernels/torch_ops/fused_row_selection.h"
 #include "kernels/torch_ops/fused_scale.h"
 
@@ -31,6 +32,11 @@ std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments&
 std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& /*target*/, int64_t /*ignore_index*/,
                                             const UpstreamGradients& /*upstream*/,
                                             IdRange /*owned*/) {
+  return std::nullopt;
+}
+
+std::optional<at::Tensor> RowLossOnGpu(const LinearLogprobOutputs& /*scores*/,
+                                       const UpstreamGradients& /*weights*/) {
   return std::nullopt;
 }
 

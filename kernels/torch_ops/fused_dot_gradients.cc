@@ -11,6 +11,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/gradient/kept_gradients.h"
+#include "kernels/gradient/level_powers.h"
 #include "kernels/gradient/row_gradients.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_head.h"
@@ -46,6 +47,7 @@ class FusedDotGradients : public DotGradients {
     rows_ = at::empty({num_rows() * static_cast<int64_t>(sizeof(RowGradient))},
                       hidden.options().dtype(at::kByte));
     MakeRows();
+    if (are_powers_leveled()) LevelPowers();
     if (!is_in_place()) {
       room_ = at::empty({num_rows() * BlockTiles() * kTileColumns}, hidden.options());
     }
@@ -67,7 +69,7 @@ class FusedDotGradients : public DotGradients {
     const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
     const at::Tensor place = PlaceOf(tile_end - tile_begin);
     if (uses_kept()) {
-      TakeKept(tile_begin, tile_end, place);
+      if (!are_powers_leveled()) TakeKept(tile_begin, tile_end, place);
     } else {
       Recompute(tile_begin, tile_end, place);
     }
@@ -75,6 +77,8 @@ class FusedDotGradients : public DotGradients {
     AddBias(gradient, columns);
     return gradient;
   }
+
+  at::Tensor RowFactors() const override { return factors_; }
 
  private:
   int64_t num_rows() const { return arguments_.rows.rows.size(); }
@@ -96,6 +100,11 @@ class FusedDotGradients : public DotGradients {
   /// Powers make room for gradients, which are as large, where each row's are its own.
   bool is_in_place() const {
     return uses_kept() && arguments_.rows.saved.is_cache_spent && kept_places() == nullptr;
+  }
+
+  /// Powers become gradients, but for a factor, by next to nothing.
+  bool are_powers_leveled() const {
+    return is_in_place() && arguments_.options.keep_logits == KeptLogits::kLeveledPowers;
   }
 
   /// [n, 192 a tile], where a block's gradients go.
@@ -140,6 +149,23 @@ class FusedDotGradients : public DotGradients {
                 "the gradient of kept logits");
   }
 
+  void LevelPowers() {
+    const KeptRow<int64_t> layout = kept_layout();
+    auto* const kept = arguments_.rows.cached.cache.mutable_data_ptr<uint8_t>();
+    factors_ = at::empty({num_rows(), 1}, arguments_.rows.rows.hidden.options().dtype(at::kFloat));
+    kernels::LevelPowersParams params;
+    params.num_rows = num_rows();
+    params.powers = reinterpret_cast<__nv_bfloat16*>(kept);
+    params.exponents = reinterpret_cast<const int32_t*>(kept + layout.exponents());
+    params.row_tiles = layout.row_tiles();
+    params.exponent_stride = layout.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
+    params.num_tiles = head_.num_tiles();
+    params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
+    params.factors = factors_.mutable_data_ptr<float>();
+    CheckLaunch(LaunchLevelPowers(params, at::cuda::getCurrentCUDAStream()),
+                "the leveling of kept powers");
+  }
+
   KeptRow<int64_t> kept_layout() const { return KeptRowOf(arguments_.inputs.weight.size(0)); }
   const uint8_t* kept() const { return arguments_.rows.cached.cache.const_data_ptr<uint8_t>(); }
   const int64_t* kept_places() const {
@@ -172,7 +198,9 @@ class FusedDotGradients : public DotGradients {
       const KeptRow<int64_t> layout = kept_layout();
       params.kept_places = kept_places();
       params.kept_row_bytes = layout.row_bytes();
-      params.max_keys = reinterpret_cast<const uint64_t*>(kept() + layout.max_key());
+      if (arguments_.options.keep_logits == KeptLogits::kPowers) {
+        params.max_keys = reinterpret_cast<const uint64_t*>(kept() + layout.max_key());
+      }
       params.target_logits = reinterpret_cast<const float*>(kept() + layout.target_logit());
     }
     params.rows = static_cast<RowGradient*>(rows_.mutable_data_ptr());
@@ -193,6 +221,7 @@ class FusedDotGradients : public DotGradients {
   at::Tensor column_weights_;  // fp32 [tiles * 192] or undefined
   at::Tensor rows_;            // RowGradient [n]
   at::Tensor room_;            // a block's gradients
+  at::Tensor factors_;         // fp32 [n, 1] or undefined
 };
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include "kernels/torch_ops/fused_forward.h"
 
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -39,6 +41,7 @@ struct Memory {
   at::Tensor target_logit;    ///< fp32; 0 where another shard has the target.
   at::Tensor max_keys;        ///< int64, LogitKeys; undefined unless needed.
   at::Tensor partials;        ///< TileSums, n x tiles
+  at::Tensor levels;          ///< TileSums, [n], of the first tile; undefined unless needed.
   at::Tensor normalizers;     ///< RowNormalizer
   at::Tensor nonfinite;
   PartialLayout layout;
@@ -56,7 +59,7 @@ T* As(const at::Tensor& bytes) {
 }
 
 Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& options,
-                bool need_argmax) {
+                bool need_argmax, bool needs_levels) {
   const auto bytes = [&](int64_t size) { return at::empty({size}, options.dtype(at::kByte)); };
   Memory memory;
   memory.log2_scales = at::empty({num_rows}, options.dtype(at::kFloat));
@@ -64,6 +67,7 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& op
   memory.target_logit = at::empty({num_rows}, options.dtype(at::kFloat));
   if (need_argmax) memory.max_keys = at::empty({num_rows}, options.dtype(at::kLong));
   memory.partials = bytes(num_rows * num_tiles * static_cast<int64_t>(sizeof(TileSums)));
+  if (needs_levels) memory.levels = bytes(num_rows * static_cast<int64_t>(sizeof(TileSums)));
   memory.normalizers = bytes(num_rows * static_cast<int64_t>(sizeof(RowNormalizer)));
   memory.nonfinite = bytes(num_rows);
   memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
@@ -81,6 +85,17 @@ void MakeOperands(const RowArrays& arrays, const Memory& memory, cudaStream_t st
   CheckLaunch(LaunchRowOperands(params, stream), "the rows' operands");
 }
 
+/// The sums of the first tile, whose exponents are near those of the other tiles.
+void MakeLevels(const FusedHead& head, const Memory& memory, cudaStream_t stream) {
+  kernels::FusedPartialsParams params = head.Params(0, 1);
+  params.log2_scales = As<float>(memory.log2_scales);
+  params.targets = As<int32_t>(memory.target_columns);
+  params.layout = {.row_stride = 1, .tile_stride = params.num_rows};
+  params.sums = As<TileSums>(memory.levels);
+  params.target_logits = As<float>(memory.target_logit);
+  CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel on one tile");
+}
+
 void MakePartials(const FusedHead& head, const Memory& memory, const at::Tensor& cache,
                   int64_t weight_rows, cudaStream_t stream) {
   kernels::FusedPartialsParams params = head.Params(0, head.num_tiles());
@@ -91,18 +106,20 @@ void MakePartials(const FusedHead& head, const Memory& memory, const at::Tensor&
   params.target_logits = As<float>(memory.target_logit);
   if (memory.max_keys.defined()) params.max_keys = As<uint64_t>(memory.max_keys);
   if (!cache.defined()) return CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
+  if (memory.levels.defined()) MakeLevels(head, memory, stream);
   const KeptRow<int64_t> kept = KeptRowOf(weight_rows);
   auto* const bytes = As<uint8_t>(cache);
   params.powers.values = reinterpret_cast<__nv_bfloat16*>(bytes);
   params.powers.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
   params.powers.row_tiles = kept.row_tiles();
   params.powers.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
+  if (memory.levels.defined()) params.powers.levels = As<TileSums>(memory.levels);
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
   const auto keep = [&](const at::Tensor& values, int64_t place) {
     const at::Tensor words = values.view({-1, 1}).view(at::kByte);
     cache.narrow(1, place, words.size(1)).copy_(words);
   };
-  keep(memory.max_keys, kept.max_key());
+  if (!memory.levels.defined()) keep(memory.max_keys, kept.max_key());
   keep(memory.target_logit, kept.target_logit());
 }
 
@@ -133,34 +150,63 @@ kernels::RowScoresParams ScoresParams(const Memory& memory, const LinearLogprobO
   return params;
 }
 
-/// Joins the shards' sums; every rank gets the same bits.
-void JoinShards(const Memory& memory, int64_t num_tiles, const kernels::RowScoresParams& scores,
-                const RankGroup& group, at::Tensor& owners, cudaStream_t stream) {
-  const auto integers = memory.target_logit.options().dtype(at::kLong);
-  const int64_t num_rows = scores.num_rows;
-  at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
-  at::Tensor sums = at::zeros({4, num_rows}, integers);
+/// What ranks tell each other of a block of rows.
+struct JoinedSums {
+  at::Tensor exponents;  ///< int32 [n + 1]; behind the rows': above 0 if a rank has failed.
+  at::Tensor row_sums;   ///< int64 [4, n]: two sums, the target's logit's bits, its owners.
+};
+
+/// Adds up the shards' sums, by collectives in which a rank takes part though it has failed; every
+/// rank gets the same bits.
+JoinedSums JoinShards(const Memory& memory, int64_t num_rows, int64_t num_tiles,
+                      const RankGroup& group, const at::TensorOptions& on_device,
+                      cudaStream_t stream, Attempt& attempt) {
+  JoinedSums joined = {at::full({num_rows + 1}, kernels::kEmptyExponent, on_device.dtype(at::kInt)),
+                       at::zeros({4, num_rows}, on_device.dtype(at::kLong))};
   kernels::ShardSumsParams params;
-  params.num_rows = num_rows;
-  params.num_tiles = num_tiles;
-  params.layout = memory.layout;
-  params.sums = As<TileSums>(memory.partials);
-  params.exponents = As<int32_t>(exponents);
-  params.row_sums = As<int64_t>(sums);
-  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the exponents of a shard");
-  group.Max(exponents);
-  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the sums of a shard");
-  // The target's bits come from its only owner, so that their sum is exact as well.
-  sums[2].copy_(memory.target_logit.view(at::kInt));
-  sums[3].copy_(owners);
-  group.Sum(sums);
-  memory.target_logit.view(at::kInt).copy_(sums[2]);
-  owners = sums[3];
-  kernels::ShardScoresParams joined;
-  joined.scores = scores;
-  joined.exponents = params.exponents;
-  joined.row_sums = params.row_sums;
-  CheckLaunch(LaunchShardScores(joined, stream), "the scores");
+  attempt([&] {
+    params.num_rows = num_rows;
+    params.num_tiles = num_tiles;
+    params.layout = memory.layout;
+    params.sums = As<TileSums>(memory.partials);
+    params.exponents = As<int32_t>(joined.exponents);
+    params.row_sums = As<int64_t>(joined.row_sums);
+    if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "a shard's exponents");
+  });
+  if (attempt.has_failed()) joined.exponents.narrow(0, num_rows, 1).fill_(1);
+  group.Max(joined.exponents);
+  attempt([&] {
+    if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "a shard's sums");
+    // The target's bits come from its only owner, so that their sum is exact as well.
+    joined.row_sums[2].copy_(memory.target_logit.view(at::kInt));
+    joined.row_sums[3].copy_(memory.target_columns >= 0);
+  });
+  group.Sum(joined.row_sums);
+  return joined;
+}
+
+/// Scores of the joined sums. Waits for them: a rank that has failed makes every one throw, as
+/// targets do that none has, or several.
+void ScoreJoined(const JoinedSums& joined, const Rows& rows, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, const Shard& shard, const Memory& memory,
+                 const kernels::RowScoresParams& params, cudaStream_t stream, Attempt& attempt,
+                 LinearLogprobOutputs& scores) {
+  const at::Tensor owners = joined.row_sums[3];
+  attempt([&] {
+    memory.target_logit.view(at::kInt).copy_(joined.row_sums[2]);
+    kernels::ShardScoresParams shard_scores;
+    shard_scores.scores = params;
+    shard_scores.exponents = joined.exponents.const_data_ptr<int32_t>();
+    shard_scores.row_sums = joined.row_sums.const_data_ptr<int64_t>();
+    CheckLaunch(LaunchShardScores(shard_scores, stream), "the scores");
+    if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+  });
+  const auto [fewest, most] = owners.aminmax();
+  const at::Tensor outcome =
+      at::stack({joined.exponents[rows.size()].to(at::kLong), fewest, most}).cpu();
+  const auto* const found = outcome.const_data_ptr<int64_t>();
+  attempt.Rethrow(found[0] > 0);
+  CheckOwners(rows, owners, {found[1], found[2]}, inputs, options, shard.vocab_size);
 }
 
 /// The id of the largest logit over the ranks; this rank's are columns of its shard.
@@ -183,7 +229,9 @@ at::Tensor ArgmaxOverRanks(const Written& written, const Shard& shard, const Ran
 bool HasFusedKernels() { return kernels::HasFusedKernel(); }
 
 bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  TORCH_CHECK_VALUE(options.keep_logits != KeptLogits::kPowers || IsFused(inputs),
+  const bool keeps_powers = options.keep_logits == KeptLogits::kPowers ||
+                            options.keep_logits == KeptLogits::kLeveledPowers;
+  TORCH_CHECK_VALUE(!keeps_powers || IsFused(inputs),
                     "keep_logits is 2: the fused kernels do not take these inputs");
   return options.keep_logits != KeptLogits::kWide && IsFused(inputs);
 }
@@ -195,17 +243,22 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const int64_t num_tiles = kernels::NumTiles(shard.columns);
   Memory memory;
-  group.Together(inputs.hidden.device(), [&] {
+  Written written;
+  kernels::RowScoresParams params;
+  Attempt attempt;
+  attempt([&] {
     const FusedHead head(rows.hidden, inputs, options, shard);
     const RowArrays arrays(rows, inputs, options, shard, head);
+    // Gradients that are linear in the powers do without the largest logit in fp32.
+    const bool are_leveled = options.keep_logits == KeptLogits::kLeveledPowers;
     memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(),
-                      options.need_argmax || cache.defined());
+                      options.need_argmax || (cache.defined() && !are_leveled), are_leveled);
     MakeOperands(arrays, memory, stream);
     if (num_tiles > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
+    params = ScoresParams(memory, options, shard.vocab_size, written);
   });
-  Written written;
-  kernels::RowScoresParams params = ScoresParams(memory, options, shard.vocab_size, written);
   LinearLogprobOutputs& scores = written.scores;
+  if (group.is_alone()) attempt.Rethrow(false);
   if (group.is_alone() && num_tiles > 0) {
     params.num_tiles = num_tiles;
     params.sums = As<TileSums>(memory.partials);
@@ -216,10 +269,9 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
       scores.logprob = at::where(memory.target_columns >= 0, scores.logprob, unowned);
     }
   } else {
-    at::Tensor owners = memory.target_columns >= 0;
-    JoinShards(memory, num_tiles, params, group, owners, stream);
-    CheckOwners(rows, owners, inputs, options, shard.vocab_size);
-    if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+    const JoinedSums joined =
+        JoinShards(memory, rows.size(), num_tiles, group, inputs.hidden.options(), stream, attempt);
+    ScoreJoined(joined, rows, inputs, options, shard, memory, params, stream, attempt, scores);
   }
   if (options.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
   if (options.need_mean_logit) scores.mean_logit = MeanLogit(rows, inputs, options, shard, group);

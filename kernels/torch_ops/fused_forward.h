@@ -18,7 +18,7 @@ bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOption
 inline constexpr int64_t kFusedBlockRows = 8'192;
 
 /// Scores of a block of rows by the fused kernels: logits are nowhere in memory, but for what
-/// `cache`, these rows of one (KeptLogits::kPowers) or undefined, keeps of them. fp32, argmax
+/// `cache`, these rows of one (of powers) or undefined, keeps of them. fp32, argmax
 /// int64. Ranks of `group` call it together.
 LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options, const Shard& shard,

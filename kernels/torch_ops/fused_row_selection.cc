@@ -2,6 +2,7 @@
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
@@ -50,8 +51,10 @@ std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& target, int64_t ig
   if (found.num_selected < params.num_rows) {
     selection.index = index.narrow(0, 0, found.num_selected);
   }
+  selection.has_all_counted = found.num_selected == found.num_counted;
   selection.num_unowned = found.num_unowned;
   selection.first_unowned = found.first_unowned;
+  selection.target_checksum = found.target_checksum;
   return selection;
 }
 

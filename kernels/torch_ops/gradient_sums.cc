@@ -1,6 +1,7 @@
 #include "kernels/torch_ops/gradient_sums.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace logprobd::torch_ops {
 namespace {
 
 /// Adds those of a block of columns, given as the gradient [n, columns] of its dot products.
-void AddProducts(const at::Tensor& gradient, const Rows& rows, Columns columns,
+void AddProducts(const at::Tensor& gradient, const at::Tensor& hidden, Columns columns,
                  const LinearLogprobInputs& inputs, GradientSums& sums) {
   const at::ScalarType wide = WideType(inputs);
   if (sums.hidden.defined()) {
@@ -22,13 +23,19 @@ void AddProducts(const at::Tensor& gradient, const Rows& rows, Columns columns,
   }
   if (sums.weight.defined()) {
     MultiplyInto(sums.weight.narrow(0, columns.begin, columns.size()), sums.weight_into,
-                 gradient.t(), rows.hidden, wide);
+                 gradient.t(), hidden, wide);
   }
+}
+
+/// Each row times its factor, rounded once to the rows' dtype.
+at::Tensor ScaledRows(const at::Tensor& rows, const at::Tensor& factors) {
+  at::Tensor scaled = at::empty(rows.sizes(), rows.options());
+  return at::mul_out(scaled, rows, factors);
 }
 
 }  // namespace
 
-bool AreAddedAtOnce(int64_t num_rows) { return num_rows > 0 && num_rows <= kBlockRows; }
+bool AreAddedAtOnce(int64_t num_rows) { return num_rows <= kBlockRows; }
 
 GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& shard,
                               GradientNeeds needs, const std::optional<at::Tensor>& weight_grad,
@@ -41,13 +48,11 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
   if (!needs.weight) return sums;
   if (weight_grad.has_value()) {
     sums.weight = *weight_grad;
-  } else if (is_added_at_once) {
-    sums.weight = at::empty(weight.sizes(), weight.options());
-    sums.weight.narrow(0, shard.columns, weight.size(0) - shard.columns).zero_();  // padding
-    sums.weight_into = Into::kReplace;
-  } else {
-    sums.weight = at::zeros(weight.sizes(), wide);
+    return sums;
   }
+  sums.weight = at::empty(weight.sizes(), is_added_at_once ? weight.options() : wide);
+  sums.weight.narrow(0, shard.columns, weight.size(0) - shard.columns).zero_();  // padding
+  sums.weight_into = Into::kReplace;
   return sums;
 }
 
@@ -59,9 +64,14 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
     if (sums.hidden.defined()) block_sums.hidden = sums.hidden.narrow(0, begin, block.rows.size());
     if (sums.hidden.defined() && shard.columns == 0) block_sums.hidden.zero_();
     const auto gradients = MakeDotGradients({block, inputs, options, shard, sums.bias});
+    const at::Tensor factors = gradients->RowFactors();
+    const at::Tensor hidden =
+        factors.defined() ? ScaledRows(block.rows.hidden, factors) : block.rows.hidden;
     for (const Columns& columns : gradients->Cut()) {
-      AddProducts(gradients->Of(columns), block.rows, columns, inputs, block_sums);
+      AddProducts(gradients->Of(columns), hidden, columns, inputs, block_sums);
     }
+    if (factors.defined() && block_sums.hidden.defined()) block_sums.hidden.mul_(factors);
+    sums.weight_into = Into::kAddTo;
   }
 }
 
@@ -82,7 +92,10 @@ InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
     }
     gradients.hidden = spread.to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
   }
-  if (sums.weight.defined()) gradients.weight = sums.weight.to(inputs.weight.scalar_type());
+  if (sums.weight.defined()) {
+    if (sums.weight_into == Into::kReplace) at::Tensor(sums.weight).zero_();  // there were no rows
+    gradients.weight = sums.weight.to(inputs.weight.scalar_type());
+  }
   if (sums.bias.defined()) gradients.bias = sums.bias.to(inputs.bias->scalar_type());
   return gradients;
 }

@@ -18,6 +18,7 @@ struct GradientSums {
   at::Tensor hidden;  ///< [n, H] in the wide type; written first by a row's own block.
   at::Tensor weight;  ///< [V, H]
   at::Tensor bias;    ///< [V] in the wide type.
+  /// What the next rows do to that of the weight: kReplace while nothing is in it.
   Into weight_into = Into::kAddTo;
 };
 
@@ -30,7 +31,8 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
 /// Whether so many rows are added at once.
 bool AreAddedAtOnce(int64_t num_rows);
 
-/// Adds the gradients of `all` rows, for which sums.hidden has its rows.
+/// Adds the gradients of `all` rows, for which sums.hidden has its rows. Of no rows, nothing is
+/// written.
 void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
                   const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums);
 

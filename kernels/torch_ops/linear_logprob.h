@@ -27,6 +27,9 @@ enum class KeptLogits : int64_t {
   /// 2^(y - k) of all, in 16 bits (kernels/common/tile.h): by the fused kernels, for what they
   /// take.
   kPowers = 2,
+  /// Powers of a row relative to one exponent where they can be (kernels::KeptPowers): by
+  /// ForwardWithGradients for itself, where they are gradients but for a factor.
+  kLeveledPowers = 3,
 };
 
 /// What is computed of them. With z = cap(scale * (h . w) + bias), cap(x) = softcap * tanh(x /

@@ -29,6 +29,7 @@ LogitCacheFormat FormatOfLogitCache(const LinearLogprobInputs& inputs,
     case KeptLogits::kWide:
       return {wide, inputs.target.sym_numel(), inputs.weight.sym_size(0)};
     case KeptLogits::kPowers:
+    case KeptLogits::kLeveledPowers:
       return {at::kByte, inputs.target.sym_numel(),
               KeptRowOf(inputs.weight.sym_size(0)).row_bytes()};
   }

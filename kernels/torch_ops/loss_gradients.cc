@@ -2,18 +2,21 @@
 
 #include "kernels/torch_ops/loss_gradients.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
 #include <optional>
 #include <vector>
 
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/fused_row_loss.h"
 #include "kernels/torch_ops/fused_scale.h"
 #include "kernels/torch_ops/gradient_sums.h"
 #include "kernels/torch_ops/logit_cache.h"
@@ -48,15 +51,56 @@ void CheckWeight(const MaybeTensor& values, const char* name, const LinearLogpro
                     " and hidden on ", inputs.hidden.device());
 }
 
-/// Of `rows`, [n] each; 0 where a row is ignored and yet among them (RowsThatCount, graphs).
-UpstreamGradients OfRows(const UpstreamGradients& weights, const Rows& rows,
-                         const LinearLogprobOptions& options) {
-  const at::Tensor is_ignored =
-      rows.are_unseen ? rows.target == options.ignore_index : at::Tensor();
-  return Changed(weights, [&](const at::Tensor& all) {
-    const at::Tensor selected = rows.Select(all.reshape({-1}));
-    return is_ignored.defined() ? selected.masked_fill(is_ignored, 0) : selected;
-  });
+constexpr std::array<MaybeTensor UpstreamGradients::*, 4> kScores = {
+    &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
+    &UpstreamGradients::mean_logit};
+
+/// Those of scores that have a part; where a tensor is absent, there is none here.
+UpstreamGradients Given(const LossWeights& weights) {
+  UpstreamGradients given;
+  for (size_t i = 0; i < kScores.size(); ++i) {
+    if (weights.factors[i] != 0) given.*kScores[i] = weights.rows.*kScores[i];
+  }
+  return given;
+}
+
+/// Whether every row has a weight, whatever tensors hold.
+bool HasUniform(const LossWeights& weights) {
+  for (size_t i = 0; i < kScores.size(); ++i) {
+    if (weights.factors[i] != 0 && !(weights.rows.*kScores[i]).has_value()) return true;
+  }
+  return false;
+}
+
+/// Of `rows`, [n] each; 0 where a row is ignored and yet among them (in graphs).
+UpstreamGradients OfRows(const LossWeights& weights, const Rows& rows,
+                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  const auto wide = inputs.hidden.options().dtype(WideType(inputs));
+  const at::Tensor counts = rows.are_unseen ? rows.target != options.ignore_index : at::Tensor();
+  const double num_rows =
+      weights.is_mean ? static_cast<double>(std::max<int64_t>(rows.size(), 1)) : 1.0;
+  at::Tensor unseen_share;
+  if (weights.is_mean && rows.are_unseen) {
+    unseen_share = counts.sum().clamp_min(1).to(wide.dtype()).reciprocal();
+  }
+  UpstreamGradients result;
+  for (size_t i = 0; i < kScores.size(); ++i) {
+    if (weights.factors[i] == 0) continue;
+    const double factor =
+        unseen_share.defined() ? weights.factors[i] : weights.factors[i] / num_rows;
+    const MaybeTensor& given = weights.rows.*kScores[i];
+    at::Tensor values;
+    if (given.has_value()) {
+      values = rows.Select(given->reshape({-1}));
+      if (factor != 1) values = values * factor;
+    } else {
+      values = at::full({}, factor, wide).expand({rows.size()});
+    }
+    if (unseen_share.defined()) values = values * unseen_share;
+    if (counts.defined()) values = at::where(counts, values, 0);  // whatever ignored ones hold
+    result.*kScores[i] = values;
+  }
+  return result;
 }
 
 /// Rows as if they were all that the operator was called with; each counts.
@@ -68,29 +112,40 @@ LinearLogprobInputs InputsOf(const Rows& rows, const LinearLogprobInputs& inputs
   return part;
 }
 
+/// Whether a row's gradients are its powers times one factor, but for the target's.
+bool AreGradientsPowers(const LossWeights& weights, GradientNeeds needs,
+                        const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  const auto [logprob, entropy, lse, mean_logit] = weights.factors;
+  const bool is_logprob_alone = logprob != 0 && entropy == 0 && lse == 0 && mean_logit == 0;
+  // The bias's gradient adds up columns whose rows have their factors yet to get.
+  return is_logprob_alone && !needs.bias && options.softcap == 0 &&
+         inputs.hidden.scalar_type() == at::kBFloat16;  // fp16 has not the powers' range
+}
+
 /// What is computed for the loss, whatever is returned.
-LinearLogprobOptions OptionsOf(const UpstreamGradients& weights, GradientNeeds needs,
-                               LinearLogprobOptions options) {
-  options.need_entropy |= weights.entropy.has_value();
-  options.need_mean_logit |= weights.mean_logit.has_value();
+LinearLogprobOptions OptionsOf(const LossWeights& weights, GradientNeeds needs,
+                               const LinearLogprobInputs& inputs, LinearLogprobOptions options) {
+  options.need_entropy |= weights.factors[1] != 0;
+  options.need_mean_logit |= weights.factors[3] != 0;
   if (!needs.hidden && !needs.weight && !needs.bias) options.keep_logits = KeptLogits::kNone;
+  if (options.keep_logits == KeptLogits::kPowers &&
+      AreGradientsPowers(weights, needs, inputs, options)) {
+    options.keep_logits = KeptLogits::kLeveledPowers;
+  }
   return options;
 }
 
-/// How many of `num_rows` rows are computed at a time, on every rank as many: parts of one size
-/// whose caches fit.
-int64_t BlockSize(int64_t num_rows, const LinearLogprobInputs& inputs,
-                  const LinearLogprobOptions& options, int64_t cache_bytes,
-                  const RankGroup& group) {
+/// How many of `num_rows` rows' logits this rank can keep at a time.
+int64_t RowsThatFit(int64_t num_rows, const LinearLogprobInputs& inputs,
+                    const LinearLogprobOptions& options, int64_t cache_bytes) {
   const LogitCacheFormat format = FormatOfLogitCache(inputs, options);
   const int64_t row_bytes =
       format.pitch.expect_int() * static_cast<int64_t>(c10::elementSize(format.dtype));
-  int64_t most = row_bytes == 0 ? num_rows : std::min(num_rows, cache_bytes / row_bytes);
-  if (!group.is_alone()) {
-    at::Tensor fit = at::full({1}, most, inputs.hidden.options().dtype(at::kLong));
-    group.Min(fit);
-    most = fit.item<int64_t>();
-  }
+  return row_bytes == 0 ? num_rows : std::min(num_rows, cache_bytes / row_bytes);
+}
+
+/// Parts of one size, of `most` rows or fewer.
+int64_t BlockSize(int64_t num_rows, int64_t most) {
   most = std::max<int64_t>(most, 1);
   const int64_t num_blocks = std::max<int64_t>((num_rows + most - 1) / most, 1);
   return (num_rows + num_blocks - 1) / num_blocks;
@@ -98,7 +153,7 @@ int64_t BlockSize(int64_t num_rows, const LinearLogprobInputs& inputs,
 
 /// Adds the gradients of a block's `reached` rows; sums.hidden has all rows of the block.
 void AddReached(const BackwardRows& reached, const LinearLogprobInputs& inputs,
-                const LinearLogprobOptions& options, const Shard& shard, GradientSums sums) {
+                const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums) {
   const at::Tensor hidden = sums.hidden;
   const bool is_part = hidden.defined() && reached.rows.index.defined();
   if (is_part) sums.hidden = at::empty({reached.rows.size(), hidden.size(1)}, hidden.options());
@@ -106,8 +161,9 @@ void AddReached(const BackwardRows& reached, const LinearLogprobInputs& inputs,
   if (is_part) at::Tensor(hidden).zero_().index_copy_(0, reached.rows.index, sums.hidden);
 }
 
-/// [] in fp64; the scores and weights are of the same rows.
+/// []; the scores and weights are of the same rows.
 at::Tensor LossOf(const LinearLogprobOutputs& scores, const UpstreamGradients& weights) {
+  if (const auto loss = RowLossOnGpu(scores, weights)) return *loss;
   at::Tensor loss = at::zeros({}, scores.logprob.options().dtype(at::kDouble));
   const auto add = [&](const at::Tensor& score, const MaybeTensor& weight) {
     if (!weight.has_value()) return;
@@ -124,13 +180,20 @@ at::Tensor LossOf(const LinearLogprobOutputs& scores, const UpstreamGradients& w
 /// The pass over blocks of rows.
 class Pass {
  public:
+  /// `are_all_reached`: no weights of a row that is run are all 0.
   Pass(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, GradientNeeds needs,
-       const Shard& shard, const RankGroup& group)
-      : inputs_(inputs), options_(options), needs_(needs), shard_(shard), group_(group) {}
+       const Shard& shard, const RankGroup& group, bool are_all_reached)
+      : inputs_(inputs),
+        options_(options),
+        needs_(needs),
+        shard_(shard),
+        group_(group),
+        are_all_reached_(are_all_reached) {}
 
-  /// Scores of `rows`; `weights`, [n] each, are theirs.
+  /// Scores of `rows`; `weights`, [n] each, are theirs. A rank that fails makes every one throw.
   LinearLogprobOutputs Run(const Rows& rows, const UpstreamGradients& weights, int64_t block_rows) {
     std::vector<LinearLogprobOutputs> blocks;
+    Attempt attempt;
     int64_t begin = 0;
     do {
       const int64_t size = std::min(block_rows, rows.size() - begin);
@@ -142,11 +205,12 @@ class Pass {
         if (begin == 0) cache_ = RoomForLogits(block_inputs, options_);
       });
       blocks.push_back(ScoreRows(block, inputs_, options_, shard_, group_, cache_));
-      group_.Together(inputs_.hidden.device(), [&] {
+      attempt([&] {
         Differentiate(block, blocks.back(), block_weights, block_inputs, begin, rows.size());
       });
       begin += size;
     } while (begin < rows.size());
+    group_.Together(inputs_.hidden.device(), [&] { attempt.Rethrow(false); });
     cache_.reset();
     return JoinScores(blocks);
   }
@@ -165,7 +229,12 @@ class Pass {
       saved.cache = cache_.narrow(0, 0, block.size());
       saved.is_cache_spent = true;
     }
-    const BackwardRows reached = RowsReached(block.hidden, weights, block_inputs, saved, options_);
+    RowSelection selection = {.index = {}, .are_unseen = block.are_unseen};
+    if (!are_all_reached_) {
+      selection = SelectRows(block.target, options_.ignore_index, weights, /*owned=*/{});
+    }
+    const BackwardRows reached =
+        RowsReached(selection, block.hidden, weights, block_inputs, saved, options_);
     if (begin == 0) {
       const bool is_all = block.size() == num_rows && AreAddedAtOnce(reached.rows.size());
       sums_ = RoomForGradients(inputs_, shard_, needs_, std::nullopt, num_rows, is_all);
@@ -173,6 +242,7 @@ class Pass {
     GradientSums block_sums = sums_;
     if (needs_.hidden) block_sums.hidden = sums_.hidden.narrow(0, begin, block.size());
     AddReached(reached, block_inputs, options_, shard_, block_sums);
+    sums_.weight_into = block_sums.weight_into;
   }
 
   const LinearLogprobInputs& inputs_;
@@ -180,24 +250,29 @@ class Pass {
   const GradientNeeds needs_;
   const Shard& shard_;
   const RankGroup& group_;
+  const bool are_all_reached_;
   at::Tensor cache_;
   GradientSums sums_;
 };
 
 }  // namespace
 
-void CheckWeights(const UpstreamGradients& weights, const LinearLogprobInputs& inputs) {
-  TORCH_CHECK_VALUE(
-      weights.logprob || weights.entropy || weights.lse || weights.mean_logit,
-      "logprob_weights, entropy_weights, lse_weights, mean_logit_weights: a loss needs "
-      "one of them");
-  CheckWeight(weights.logprob, "logprob_weights", inputs);
-  CheckWeight(weights.entropy, "entropy_weights", inputs);
-  CheckWeight(weights.lse, "lse_weights", inputs);
-  CheckWeight(weights.mean_logit, "mean_logit_weights", inputs);
+void CheckWeights(const LossWeights& weights, const LinearLogprobInputs& inputs) {
+  constexpr std::array<const char*, 4> kNames = {"logprob_weights", "entropy_weights",
+                                                 "lse_weights", "mean_logit_weights"};
+  bool has_any = false;
+  for (size_t i = 0; i < kScores.size(); ++i) {
+    TORCH_CHECK_VALUE(std::isfinite(weights.factors[i]), kNames[i], " is ", weights.factors[i],
+                      ": it must be finite");
+    CheckWeight(weights.rows.*kScores[i], kNames[i], inputs);
+    has_any = has_any || weights.factors[i] != 0;
+  }
+  TORCH_CHECK_VALUE(has_any,
+                    "logprob_weights, entropy_weights, lse_weights, mean_logit_weights: a loss "
+                    "needs one of them that is not 0");
 }
 
-LinearLogprobLoss ForwardWithGradients(const UpstreamGradients& weights,
+LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
                                        const LinearLogprobInputs& inputs,
                                        const LinearLogprobOptions& options, GradientNeeds needs,
                                        int64_t cache_bytes) {
@@ -205,28 +280,35 @@ LinearLogprobLoss ForwardWithGradients(const UpstreamGradients& weights,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
-  group.Together(device, [&] {
+  const LinearLogprobOptions computed = OptionsOf(weights, needs, inputs, options);
+  RowSelection selection;
+  bool are_all_reached = false;
+  const RankGroup::Extents extents = group.Agree(device, [&] {
     CheckArguments(inputs, options, group);
     CheckWeights(weights, inputs);
     FormatOfLogitCache(inputs, options);
     IsForwardFused(inputs, options);
+    // Mostly all rows that count have a weight: looked for at once, they need not be again.
+    const UpstreamGradients reaching = HasUniform(weights) ? UpstreamGradients{} : Given(weights);
+    selection = SelectCountedRows(inputs, options, group, reaching);
+    are_all_reached = selection.has_all_counted;
+    if (!are_all_reached) selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
+    std::vector<int64_t> common = CommonArguments(inputs, options, selection);
+    common.insert(common.end(), {needs.hidden, weights.is_mean});
+    for (const double factor : weights.factors) common.push_back(std::bit_cast<int64_t>(factor));
+    const int64_t num_rows = selection.size(inputs.target.numel());
+    // The fewest rows that fit are the largest of their negatives.
+    return RankGroup::Claim{
+        common,
+        {EndOfShard(inputs, options), -RowsThatFit(num_rows, inputs, computed, cache_bytes)}};
   });
-  std::vector<int64_t> common = CommonArguments(inputs, options);
-  for (const bool flag : {needs.hidden, weights.logprob.has_value(), weights.entropy.has_value(),
-                          weights.lse.has_value(), weights.mean_logit.has_value()}) {
-    common.push_back(flag);
-  }
-  group.CheckSame(device, common);
-  const Shard shard(inputs, options, group);
+  const Shard shard(inputs, options, extents[0]);
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  Rows rows;
-  group.Together(device, [&] { rows = CountedRows(hidden, inputs, options, shard, group); });
+  const Rows rows = RowsOf(selection, hidden, inputs);
 
-  const LinearLogprobOptions computed = OptionsOf(weights, needs, options);
-  const UpstreamGradients row_weights = OfRows(weights, rows, options);
-  Pass pass(inputs, computed, needs, shard, group);
-  LinearLogprobOutputs scores =
-      pass.Run(rows, row_weights, BlockSize(rows.size(), inputs, computed, cache_bytes, group));
+  const UpstreamGradients row_weights = OfRows(weights, rows, inputs, options);
+  Pass pass(inputs, computed, needs, shard, group, are_all_reached);
+  LinearLogprobOutputs scores = pass.Run(rows, row_weights, BlockSize(rows.size(), -extents[1]));
   LinearLogprobLoss result;
   result.loss = LossOf(scores, row_weights).to(WideType(inputs));
   if (!options.need_entropy) scores.entropy.reset();

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -15,20 +16,28 @@ struct LinearLogprobLoss {
   InputGradients gradients;     ///< As Backward's.
 };
 
+/// What the rows' scores count in a loss.
+struct LossWeights {
+  UpstreamGradients rows;  ///< Each like target; absent: 1 for every row.
+  /// By which they are multiplied: of logprob, entropy, lse and mean logit. 0: that score has no
+  /// part.
+  std::array<double, 4> factors = {};
+  bool is_mean = false;  ///< Divided by the number of rows that are not ignored, at least 1.
+};
+
 /// Throws c10::ValueError, naming the argument, where weights do not fit; for symbolic sizes too.
-void CheckWeights(const UpstreamGradients& weights, const LinearLogprobInputs& inputs);
+void CheckWeights(const LossWeights& weights, const LinearLogprobInputs& inputs);
 
 /// The loss: the sum over rows of the scores, each times its weight, and the gradients formed on
-/// the way. `weights` are what Backward takes as upstream gradients; rows whose weights are all
-/// zero are scored but get no gradient, and a score with a weight of zero has no part, though it be
-/// NaN.
+/// the way. Rows whose weights are all zero are scored but get no gradient, and a score with a
+/// weight of zero has no part, though it be NaN.
 ///
 /// Logits are kept as options.keep_logits says, for as many rows at a time as fit `cache_bytes`, at
 /// least one. The weight's gradient of rows that all fit is written once, in its dtype; else it is
 /// added up in the wide type.
 ///
 /// Ranks and errors as in Forward. Thread-safe.
-LinearLogprobLoss ForwardWithGradients(const UpstreamGradients& weights,
+LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
                                        const LinearLogprobInputs& inputs,
                                        const LinearLogprobOptions& options, GradientNeeds needs,
                                        int64_t cache_bytes);

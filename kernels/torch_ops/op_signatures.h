@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/loss_gradients.h"
 
 namespace logprobd::torch_ops {
 
@@ -53,9 +54,10 @@ struct BackwardInputs {
       int64_t vocab_valid, std::string_view group, bool sequence_parallel, bool unowned_is_zero, \
       bool need_entropy, bool need_argmax, bool need_mean_logit, int64_t keep_logits
 
-#define LOGPROBD_WEIGHTS                                                  \
-  const MaybeTensor &logprob_weights, const MaybeTensor &entropy_weights, \
-      const MaybeTensor &lse_weights, const MaybeTensor &mean_logit_weights
+#define LOGPROBD_WEIGHTS                                                     \
+  const MaybeTensor &logprob_weights, const MaybeTensor &entropy_weights,    \
+      const MaybeTensor &lse_weights, const MaybeTensor &mean_logit_weights, \
+      std::array<double, 4> factors, bool is_mean
 
 #define LOGPROBD_UPSTREAM_STRUCT                                                   \
   BackwardInputs {                                                                 \
@@ -70,8 +72,10 @@ struct BackwardInputs {
         static_cast<KeptLogits>(keep_logits)                                                 \
   }
 
-#define LOGPROBD_WEIGHTS_STRUCT \
-  UpstreamGradients { logprob_weights, entropy_weights, lse_weights, mean_logit_weights }
+#define LOGPROBD_WEIGHTS_STRUCT                                                           \
+  LossWeights {                                                                           \
+    {logprob_weights, entropy_weights, lse_weights, mean_logit_weights}, factors, is_mean \
+  }
 
 using ScoreSignature = Outputs(LOGPROBD_INPUTS, LOGPROBD_OPTIONS, const MaybeTensor&);
 using DifferentiateSignature = Gradients(LOGPROBD_UPSTREAM, LOGPROBD_INPUTS, LOGPROBD_OPTIONS,

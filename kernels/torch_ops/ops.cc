@@ -46,7 +46,7 @@ GradientsBeside DifferentiateInto(const BackwardInputs& back, const LinearLogpro
 }
 
 LossOutputs Lose(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                 const UpstreamGradients& weights, Needs needs, int64_t cache_bytes) {
+                 const LossWeights& weights, Needs needs, int64_t cache_bytes) {
   const auto [loss, scores, gradients] =
       ForwardWithGradients(weights, inputs, options, NeedsOf(needs, inputs), cache_bytes);
   return {loss,          scores.logprob,    scores.entropy,   scores.lse,
@@ -92,7 +92,7 @@ GradientsBeside DifferentiateIntoShapes(const BackwardInputs& back,
 }
 
 LossOutputs LossShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                       const UpstreamGradients& weights, Needs needs, int64_t /*cache_bytes*/) {
+                       const LossWeights& weights, Needs needs, int64_t /*cache_bytes*/) {
   CheckWeights(weights, inputs);
   LinearLogprobOptions scored = options;
   scored.keep_logits = KeptLogits::kNone;
@@ -135,7 +135,8 @@ TORCH_LIBRARY(logprobd, library) {
                   .c_str());
   library.def(("linear_logprob_loss(" + inputs +
                "Tensor? logprob_weights, Tensor? entropy_weights, Tensor? lse_weights, "
-               "Tensor? mean_logit_weights, bool[3] needs, int cache_bytes) -> (Tensor loss, "
+               "Tensor? mean_logit_weights, float[4] factors, bool is_mean, bool[3] needs, "
+               "int cache_bytes) -> (Tensor loss, "
                "Tensor logprob, Tensor entropy, Tensor lse, Tensor argmax, Tensor mean_logit, "
                "Tensor d_hidden, Tensor d_weight, Tensor d_bias)")
                   .c_str());

@@ -1,10 +1,9 @@
 #include "kernels/torch_ops/rank_group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <exception>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
@@ -23,6 +22,21 @@ c10::intrusive_ptr<c10d::ProcessGroup> Resolve(const std::string& name) {
 }
 
 }  // namespace
+
+void Attempt::operator()(const std::function<void()>& step) {
+  if (has_failed()) return;
+  try {
+    step();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+void Attempt::Rethrow(bool has_any_failed) const {
+  if (error_) std::rethrow_exception(error_);
+  TORCH_CHECK(!has_any_failed,
+              "linear_logprob failed on another rank of the group; its error says why");
+}
 
 RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {}
 
@@ -63,29 +77,43 @@ at::Tensor RankGroup::SumScattered(const at::Tensor& rows) const {
   return all.narrow(0, rank() * part, part).clone();
 }
 
-void RankGroup::CheckSame(const at::Device& device, const std::vector<int64_t>& values) const {
-  if (is_alone()) return;
-  const at::Tensor mine = at::tensor(values, at::kLong).to(device);
-  at::Tensor bounds = at::stack({mine, -mine});
-  Max(bounds);
-  TORCH_CHECK_VALUE((bounds[0] + bounds[1]).eq(0).all().item<bool>(),
-                    "the ranks of the group were called with different targets, sizes or options");
+void RankGroup::Together(const at::Device& device, const std::function<void()>& work) const {
+  Agree(device, [&] {
+    work();
+    return Claim{};
+  });
 }
 
-void RankGroup::Together(const at::Device& device, const std::function<void()>& work) const {
-  if (is_alone()) return work();
-  std::exception_ptr error;
-  try {
-    work();
-  } catch (...) {
-    error = std::current_exception();
+RankGroup::Extents RankGroup::Agree(const at::Device& device,
+                                    const std::function<Claim()>& work) const {
+  if (is_alone()) return work().extents;
+  Claim mine;
+  Attempt attempt;
+  attempt([&] {
+    mine = work();
+    TORCH_INTERNAL_ASSERT(mine.common.size() <= kClaims);
+  });
+  // A number's complement is largest where it is smallest.
+  mine.common.resize(kClaims);
+  std::vector<int64_t> claims = {attempt.has_failed() ? 1 : 0};
+  claims.insert(claims.end(), mine.extents.begin(), mine.extents.end());
+  const size_t first_common = claims.size();
+  for (const int64_t number : mine.common) {
+    claims.push_back(number);
+    claims.push_back(~number);
   }
-  at::Tensor failed =
-      at::full({1}, error ? 1 : 0, at::TensorOptions().dtype(at::kInt).device(device));
-  Max(failed);
-  const bool any = failed.item<int>() != 0;
-  if (error) std::rethrow_exception(error);
-  TORCH_CHECK(!any, "linear_logprob failed on another rank of the group; its error says why");
+  at::Tensor largest = at::tensor(claims, at::kLong).to(device);
+  Max(largest);
+  const at::Tensor found = largest.cpu();
+  const auto* const numbers = found.const_data_ptr<int64_t>();
+  attempt.Rethrow(numbers[0] != 0);
+  for (size_t i = first_common; i < claims.size(); i += 2) {
+    TORCH_CHECK_VALUE(
+        numbers[i] == ~numbers[i + 1],
+        "the ranks of the group were called with different targets, sizes or options");
+  }
+  std::copy_n(numbers + 1, mine.extents.size(), mine.extents.begin());
+  return mine.extents;
 }
 
 }  // namespace logprobd::torch_ops

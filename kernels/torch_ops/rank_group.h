@@ -3,13 +3,30 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 namespace logprobd::torch_ops {
+
+/// Steps of one rank beside collectives that the others wait in: after one that throws, the next
+/// are left out and the collectives go on, until all ranks can be told.
+class Attempt {
+ public:
+  void operator()(const std::function<void()>& step);
+
+  bool has_failed() const { return error_ != nullptr; }
+  /// Throws this rank's error, or one that says that another's step threw, if `has_any_failed`.
+  void Rethrow(bool has_any_failed) const;
+
+ private:
+  std::exception_ptr error_;
+};
 
 /// The ranks that hold the shards of one head, or this process alone. Ranks call its functions
 /// together, in the same order; the work is enqueued as the group's backend does it.
@@ -33,12 +50,23 @@ class RankGroup {
   /// This rank's part, [n / size, ...], of the sum over the ranks of `rows` [n, ...].
   at::Tensor SumScattered(const at::Tensor& rows) const;
 
-  /// Throws c10::ValueError on every rank unless all give the same values, of one length.
-  void CheckSame(const at::Device& device, const std::vector<int64_t>& values) const;
-
   /// Does `work`; where it throws on any rank, throws on every one, so that none waits for ever in
   /// a collective that another does not reach. `device` is the one that the group's backend serves.
   void Together(const at::Device& device, const std::function<void()>& work) const;
+
+  using Extents = std::array<int64_t, 2>;
+
+  /// What ranks tell each other: at most kClaims numbers that must be the same on all, and some of
+  /// which the largest are wanted.
+  struct Claim {
+    std::vector<int64_t> common;
+    Extents extents = {};
+  };
+  static constexpr size_t kClaims = 32;
+
+  /// As Together, by the same collective: throws c10::ValueError on every rank unless the claims of
+  /// all have `common` in common, and returns the largest of their `extents`.
+  Extents Agree(const at::Device& device, const std::function<Claim()>& work) const;
 
  private:
   void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;

@@ -123,7 +123,11 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
   scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
   const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
-  if (!group.is_alone()) CheckOwners(rows, sums[2], inputs, options, shard.vocab_size);
+  if (!group.is_alone()) {
+    const auto [fewest, most] = sums[2].aminmax();
+    const OwnerBounds bounds = {fewest.item<int64_t>(), most.item<int64_t>()};
+    CheckOwners(rows, sums[2], bounds, inputs, options, shard.vocab_size);
+  }
   const double unowned = rows.are_unseen && !options.unowned_is_zero ? nan : 0;
   scores.logprob = at::where(sums[2] > 0, where_finite(logprob), unowned);
   if (options.need_entropy) {

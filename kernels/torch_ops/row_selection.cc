@@ -1,5 +1,7 @@
 #include "kernels/torch_ops/row_selection.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/nonzero.h>
 
 #include "kernels/torch_ops/fused_row_selection.h"
@@ -27,14 +29,19 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
     return *selection;
   }
   at::Tensor counts = target != ignore_index;
-  if (const at::Tensor reached = Reached(upstream); reached.defined()) counts.logical_and_(reached);
   RowSelection selection;
+  if (const at::Tensor reached = Reached(upstream); reached.defined()) {
+    selection.has_all_counted = reached.logical_or(counts.logical_not()).all().item<bool>();
+    counts.logical_and_(reached);
+  }
   const at::Tensor index = at::nonzero(counts).squeeze(1);
   if (index.size(0) < target.size(0)) selection.index = index;
   const at::Tensor is_unowned = counts.logical_and(target.lt(owned.begin) + target.ge(owned.end));
   const at::Tensor unowned = at::nonzero(is_unowned).squeeze(1);
   selection.num_unowned = unowned.size(0);
   if (selection.num_unowned > 0) selection.first_unowned = unowned[0].item<int64_t>();
+  const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
+  selection.target_checksum = (target * places).sum().item<int64_t>();
   return selection;
 }
 

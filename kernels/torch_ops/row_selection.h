@@ -3,21 +3,35 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/torch_ops/linear_logprob.h"
-#include "kernels/torch_ops/rows.h"
 
 namespace logprobd::torch_ops {
 
+/// Ids [begin, end) of the whole vocabulary.
+struct IdRange {
+  int64_t begin = std::numeric_limits<int64_t>::min();
+  int64_t end = std::numeric_limits<int64_t>::max();
+};
+
+/// Rows that are to be computed, found by a look at all.
 struct RowSelection {
-  at::Tensor index;           ///< int64, rising; undefined: all rows.
-  int64_t num_unowned = 0;    ///< Selected ones whose target is outside of the ids.
-  int64_t first_unowned = 0;  ///< The first of them.
-  bool are_unseen = false;    ///< Nobody looked: all rows.
+  at::Tensor index;             ///< int64, rising; undefined: all rows.
+  bool has_all_counted = true;  ///< No row is left out for want of a gradient.
+  int64_t num_unowned = 0;      ///< Selected ones whose target is outside of the ids.
+  int64_t first_unowned = 0;    ///< The first of them.
+  /// The sum of (i + 1) target[i] over all rows, modulo 2^64; 0 where nobody looked.
+  int64_t target_checksum = 0;
+  bool are_unseen = false;  ///< Nobody looked: all rows.
+
+  /// How many, of `num_all` rows.
+  int64_t size(int64_t num_all) const { return index.defined() ? index.size(0) : num_all; }
 };
 
 /// The rows whose target, [all rows] int64, is not `ignore_index` and that a gradient reaches: with
-/// no upstream gradient at all, any row. See RowsThatCount.
+/// no upstream gradient at all, any row. Waits for a GPU, but while its work is captured in a
+/// graph: all rows are selected then, and no target is looked at.
 RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
                         const UpstreamGradients& upstream, IdRange owned);
 

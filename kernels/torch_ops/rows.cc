@@ -5,11 +5,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <bit>
 #include <cmath>
-#include <iterator>
 
 #include "kernels/torch_ops/fused_forward.h"
-#include "kernels/torch_ops/row_selection.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -122,6 +121,8 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
                     "temperature is ", options.temperature, ": it must be above 0 and finite");
   TORCH_CHECK_VALUE(options.softcap >= 0 && std::isfinite(options.softcap), "softcap is ",
                     options.softcap, ": it must be above 0, or None for none");
+  TORCH_CHECK_VALUE(options.keep_logits <= KeptLogits::kPowers, "keep_logits is ",
+                    static_cast<int64_t>(options.keep_logits), ": it must be 0, 1 or 2");
   TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
                     ": it must not be negative");
   TORCH_CHECK_VALUE(options.vocab_valid == -1 || options.vocab_valid > 0, "vocab_valid is ",
@@ -138,17 +139,18 @@ at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogpro
   return options.sequence_parallel ? group.Gather(hidden) : hidden;
 }
 
-Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                   const LinearLogprobOptions& options, const UpstreamGradients& upstream,
-                   IdRange owned) {
+at::Tensor FlatTarget(const LinearLogprobInputs& inputs) {
+  return inputs.target.reshape({-1}).to(at::kLong);
+}
+
+Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
+            const LinearLogprobInputs& inputs) {
   Rows rows;
-  rows.target = inputs.target.reshape({-1}).to(at::kLong);
+  rows.target = FlatTarget(inputs);
   rows.num_all = rows.target.size(0);
   rows.hidden = hidden;
   if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
-  const RowSelection selection = SelectRows(rows.target, options.ignore_index, upstream, owned);
   rows.num_unowned = selection.num_unowned;
-  rows.first_unowned = selection.first_unowned;
   rows.are_unseen = selection.are_unseen;
   if (selection.index.defined()) {
     rows.index = selection.index;
@@ -160,47 +162,50 @@ Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
 }
 
 std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
-                                     const LinearLogprobOptions& options) {
+                                     const LinearLogprobOptions& options,
+                                     const RowSelection& selection) {
   if (options.group.empty()) return {};
-  const at::Tensor target = inputs.target.reshape({-1}).to(at::kLong);
-  const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
-  const bool flags[] = {options.sequence_parallel, options.unowned_is_zero, options.need_entropy,
-                        options.need_argmax, options.need_mean_logit};
-  std::vector<int64_t> common = {target.size(0),
-                                 (target * places).sum().item<int64_t>(),
-                                 inputs.hidden.numel(),
-                                 options.ignore_index,
-                                 options.vocab_valid,
-                                 static_cast<int64_t>(WideType(inputs)),
-                                 IsForwardFused(inputs, options),
-                                 static_cast<int64_t>(inputs.hidden.scalar_type())};
-  common.insert(common.end(), std::begin(flags), std::end(flags));
-  return common;
+  return {inputs.target.numel(),
+          selection.target_checksum,
+          inputs.hidden.numel(),
+          options.ignore_index,
+          options.vocab_valid,
+          static_cast<int64_t>(WideType(inputs)),
+          IsForwardFused(inputs, options),
+          static_cast<int64_t>(inputs.hidden.scalar_type()),
+          std::bit_cast<int64_t>(options.temperature),
+          std::bit_cast<int64_t>(options.scale),
+          std::bit_cast<int64_t>(options.softcap),
+          inputs.row_temperature.has_value(),
+          options.sequence_parallel,
+          options.unowned_is_zero,
+          options.need_entropy,
+          options.need_argmax,
+          options.need_mean_logit};
 }
 
-void CheckOwned(const Rows& rows, const LinearLogprobInputs& inputs,
+void CheckOwned(const RowSelection& selection, const at::Tensor& target,
                 const LinearLogprobOptions& options, int64_t vocab_size) {
-  if (options.unowned_is_zero || rows.num_unowned == 0) return;
-  const at::Tensor target = inputs.target.reshape({-1});
-  TORCH_CHECK_INDEX(false, "target ", target[rows.first_unowned].item<int64_t>(), " of row ",
-                    rows.first_unowned, " is in no rank's part of the vocabulary, [0, ", vocab_size,
-                    "), nor are ", rows.num_unowned - 1, " others; ignored ones hold ignore_index");
+  if (options.unowned_is_zero || selection.num_unowned == 0) return;
+  TORCH_CHECK_INDEX(false, "target ", target[selection.first_unowned].item<int64_t>(), " of row ",
+                    selection.first_unowned, " is in no rank's part of the vocabulary, [0, ",
+                    vocab_size, "), nor are ", selection.num_unowned - 1,
+                    " others; ignored ones hold ignore_index");
 }
 
-void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
-                 const LinearLogprobOptions& options, int64_t vocab_size) {
-  TORCH_CHECK_VALUE(owners.le(1).all().item<bool>(),
+void CheckOwners(const Rows& rows, const at::Tensor& owners, OwnerBounds bounds,
+                 const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                 int64_t vocab_size) {
+  TORCH_CHECK_VALUE(bounds.most <= 1,
                     "vocab_start: several ranks have the same id; their parts must not overlap");
-  if (options.unowned_is_zero) return;
+  if (options.unowned_is_zero || bounds.fewest > 0) return;
   const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
-  if (found.size(0) == 0) return;
-  Rows unowned = rows;
-  unowned.num_unowned = found.size(0);
-  unowned.first_unowned = found[0].item<int64_t>();
-  if (rows.index.defined()) {
-    unowned.first_unowned = rows.index[unowned.first_unowned].item<int64_t>();
-  }
-  CheckOwned(unowned, inputs, options, vocab_size);
+  const int64_t first = found[0].item<int64_t>();
+  const RowSelection unowned = {
+      .index = {},
+      .num_unowned = found.size(0),
+      .first_unowned = rows.index.defined() ? rows.index[first].item<int64_t>() : first};
+  CheckOwned(unowned, FlatTarget(inputs), options, vocab_size);
 }
 
 at::ScalarType WideType(const LinearLogprobInputs& inputs) {

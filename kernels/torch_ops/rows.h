@@ -3,25 +3,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/row_selection.h"
 
 namespace logprobd::torch_ops {
 
 /// The rows that are computed, one after another, and where they stand among all.
 struct Rows {
-  at::Tensor hidden;       ///< [n, H]
-  at::Tensor target;       ///< [n], int64
-  at::Tensor temperature;  ///< [n] or undefined: options.temperature.
-  at::Tensor index;        ///< [n], int64, places among the rows of `target`; undefined: all rows.
-  int64_t num_all = 0;     ///< Rows of `target`.
-  /// Of these rows, those whose target is not among the ids that were asked for, and the first
-  /// one's place among all.
-  int64_t num_unowned = 0;
-  int64_t first_unowned = 0;
+  at::Tensor hidden;        ///< [n, H]
+  at::Tensor target;        ///< [n], int64
+  at::Tensor temperature;   ///< [n] or undefined: options.temperature.
+  at::Tensor index;         ///< [n], int64, places among the rows of `target`; undefined: all rows.
+  int64_t num_all = 0;      ///< Rows of `target`.
+  int64_t num_unowned = 0;  ///< Rows whose target is not among the ids that were asked for.
   /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.
   bool are_unseen = false;
 
@@ -49,35 +46,36 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
 at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                            const RankGroup& group);
 
-/// Ids [begin, end) of the whole vocabulary.
-struct IdRange {
-  int64_t begin = std::numeric_limits<int64_t>::min();
-  int64_t end = std::numeric_limits<int64_t>::max();
-};
+/// All targets, [rows], int64.
+at::Tensor FlatTarget(const LinearLogprobInputs& inputs);
 
-/// The rows of `inputs` whose target is not ignored and that some gradient of `upstream` reaches,
-/// where there is any; targets outside of `owned` are counted. `hidden` is that of all rows of
-/// target, [num_all, H]. Waits for a GPU, but while its work is captured in a graph: all rows are
-/// taken then, and no target is looked at.
-Rows RowsThatCount(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                   const LinearLogprobOptions& options, const UpstreamGradients& upstream,
-                   IdRange owned);
+/// The selected rows of `inputs`; `hidden` is that of all rows of target, [num_all, H].
+Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
+            const LinearLogprobInputs& inputs);
 
-/// Throws c10::IndexError, naming the first row, where targets are not owned by any rank, unless
-/// that is zero by the options. For one rank: `rows` know.
-void CheckOwned(const Rows& rows, const LinearLogprobInputs& inputs,
+/// Throws c10::IndexError, naming the first row, where selected targets, of all `target` [rows],
+/// are not owned by any rank, unless that is zero by the options.
+void CheckOwned(const RowSelection& selection, const at::Tensor& target,
                 const LinearLogprobOptions& options, int64_t vocab_size);
 
 /// What must be the same on every rank of a group; each does as many collectives of equal sizes
-/// then.
+/// then. `selection` is that of a forward pass.
 std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
-                                     const LinearLogprobOptions& options);
+                                     const LinearLogprobOptions& options,
+                                     const RowSelection& selection);
 
-/// `owners`, int64 [n], says how many ranks have each row's target. Throws c10::IndexError, naming
-/// the first row, where none has unless that is zero by the options, and c10::ValueError where
-/// several have.
-void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
-                 const LinearLogprobOptions& options, int64_t vocab_size);
+/// The fewest and the most ranks that have any one of the rows' targets.
+struct OwnerBounds {
+  int64_t fewest = 1;
+  int64_t most = 1;
+};
+
+/// `owners`, int64 [n], says how many ranks have each row's target, within `bounds`. Throws
+/// c10::IndexError, naming the first row, where none has unless that is zero by the options, and
+/// c10::ValueError where several have.
+void CheckOwners(const Rows& rows, const at::Tensor& owners, OwnerBounds bounds,
+                 const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                 int64_t vocab_size);
 
 /// What sums and gradients are held in: double where hidden or weight are, else fp32.
 at::ScalarType WideType(const LinearLogprobInputs& inputs);

@@ -13,14 +13,8 @@ constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
 
 }  // namespace
 
-Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-             const RankGroup& group)
-    : begin(options.vocab_start), vocab_size(options.vocab_start + inputs.weight.size(0)) {
-  if (!group.is_alone()) {
-    at::Tensor end = at::full({1}, vocab_size, inputs.hidden.options().dtype(at::kLong));
-    group.Max(end);
-    vocab_size = end.item<int64_t>();
-  }
+Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end)
+    : begin(options.vocab_start), vocab_size(end) {
   TORCH_CHECK_VALUE(vocab_size <= kVocabSizeMax, "the vocabulary has ", vocab_size,
                     " ids: at most ", kVocabSizeMax, " are served");
   TORCH_CHECK_VALUE(options.vocab_valid <= vocab_size, "vocab_valid is ", options.vocab_valid,
@@ -38,13 +32,20 @@ at::Tensor Shard::ColumnWeights(const LinearLogprobInputs& inputs, Columns colum
                   inputs.hidden.options().dtype(at::kDouble));
 }
 
-Rows CountedRows(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                 const LinearLogprobOptions& options, const Shard& shard, const RankGroup& group) {
-  if (!group.is_alone()) return RowsThatCount(hidden, inputs, options, /*upstream=*/{}, {});
+int64_t EndOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  return options.vocab_start + inputs.weight.size(0);
+}
+
+RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
+                               const LinearLogprobOptions& options, const RankGroup& group,
+                               const UpstreamGradients& upstream) {
+  const at::Tensor target = FlatTarget(inputs);
+  if (!group.is_alone()) return SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
+  const Shard shard(inputs, options, EndOfShard(inputs, options));
   const IdRange owned = {shard.begin, shard.begin + shard.columns};
-  Rows rows = RowsThatCount(hidden, inputs, options, /*upstream=*/{}, owned);
-  CheckOwned(rows, inputs, options, shard.vocab_size);
-  return rows;
+  RowSelection selection = SelectRows(target, options.ignore_index, upstream, owned);
+  CheckOwned(selection, target, options, shard.vocab_size);
+  return selection;
 }
 
 }  // namespace logprobd::torch_ops

@@ -7,15 +7,15 @@
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/rank_group.h"
-#include "kernels/torch_ops/rows.h"
+#include "kernels/torch_ops/row_selection.h"
 
 namespace logprobd::torch_ops {
 
 /// This rank's part of the vocabulary: ids [begin, begin + columns) of vocab_size.
 struct Shard {
-  /// Ranks of `group` agree on vocab_size: call it on all of them.
-  Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-        const RankGroup& group);
+  /// `end`: of the ids that any rank has (EndOfShard). Throws c10::ValueError where vocab_valid is
+  /// beyond it, or it beyond what is served.
+  Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end);
 
   /// Weights of the mean logit for some of the columns, fp64.
   at::Tensor ColumnWeights(const LinearLogprobInputs& inputs, Columns columns_wanted) const;
@@ -25,10 +25,14 @@ struct Shard {
   int64_t vocab_size = 0;  ///< Of the whole vocabulary.
 };
 
-/// The rows of `inputs` that count in a forward pass (RowsThatCount). Throws c10::IndexError for a
-/// target that is not in the shard of a rank that is alone; a group's are known later
-/// (CheckOwners).
-Rows CountedRows(const at::Tensor& hidden, const LinearLogprobInputs& inputs,
-                 const LinearLogprobOptions& options, const Shard& shard, const RankGroup& group);
+/// Behind the ids of this rank's weight, padding too.
+int64_t EndOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
+/// The rows of `inputs` that count in a forward pass, or those of them that `upstream` reaches.
+/// Throws c10::IndexError for a target that is not in the shard of a rank that is alone; a group's
+/// are known later (CheckOwners).
+RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
+                               const LinearLogprobOptions& options, const RankGroup& group,
+                               const UpstreamGradients& upstream);
 
 }  // namespace logprobd::torch_ops

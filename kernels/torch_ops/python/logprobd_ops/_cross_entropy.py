@@ -43,11 +43,18 @@ class Classes:
 
 
 class RowWeights(NamedTuple):
-    """Each like target; the loss is the sum of the scores times them."""
+    """Each like target, or a number for every row; the loss is the sum of the scores times them."""
 
-    logprob: Tensor
-    lse: Tensor | None
-    mean_logit: Tensor | None
+    logprob: Tensor | float
+    lse: Tensor | float | None
+    mean_logit: Tensor | float | None
+
+
+def uniform_weights(label_smoothing: float) -> RowWeights:
+    """For the cross-entropy without class weights, of one row."""
+    if label_smoothing == 0.0:
+        return RowWeights(-1.0, None, None)
+    return RowWeights(label_smoothing - 1.0, label_smoothing, -label_smoothing)
 
 
 def row_weights(
@@ -61,18 +68,17 @@ def row_weights(
 ) -> RowWeights:
     """For the cross-entropy, summed or averaged as torch does it, without z loss and token scaling. With label
     smoothing the mean logit must be that of classes.of_shard(), or the plain mean without classes."""
-    rows = is_counted.to(dtype)
-    nll = rows if classes is None else classes.of_targets(target, is_counted).to(dtype)
+    nll = is_counted if classes is None else classes.of_targets(target, is_counted).to(dtype)
     if not is_mean:
-        normalizer = rows.new_ones(())
+        share = torch.ones((), dtype=dtype, device=target.device)
     elif classes is None:
-        normalizer = nll.sum().clamp(min=1.0)
+        share = 1.0 / is_counted.sum(dtype=dtype).clamp(min=1.0)
     else:
-        normalizer = nll.sum().masked_fill(~is_counted.any(), 1.0)
-    logprob = nll * (label_smoothing - 1.0) / normalizer
+        share = 1.0 / nll.sum().masked_fill(~is_counted.any(), 1.0)
+    logprob = nll * ((label_smoothing - 1.0) * share)
     if label_smoothing == 0.0:
         return RowWeights(logprob, None, None)
-    smooth = label_smoothing * rows / normalizer
+    smooth = is_counted * (label_smoothing * share)
     if classes is None:
         return RowWeights(logprob, smooth, -smooth)
     smooth = smooth / classes.num_valid

@@ -1,6 +1,6 @@
 """A loss of all rows whose gradients are formed together with it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _library.load()
 
+Reduction = Literal["sum", "mean"]
+
 
 def linear_logprob_loss(
     hidden: Tensor,
@@ -21,10 +23,11 @@ def linear_logprob_loss(
     target: Tensor,
     bias: Tensor | None = None,
     *,
-    logprob_weights: Tensor | None = None,
-    entropy_weights: Tensor | None = None,
-    lse_weights: Tensor | None = None,
-    mean_logit_weights: Tensor | None = None,
+    logprob_weights: Tensor | float | None = None,
+    entropy_weights: Tensor | float | None = None,
+    lse_weights: Tensor | float | None = None,
+    mean_logit_weights: Tensor | float | None = None,
+    reduction: Reduction = "sum",
     temperature: float | Tensor = 1.0,
     scale: float = 1.0,
     softcap: float | None = None,
@@ -51,9 +54,10 @@ def linear_logprob_loss(
     for a loss scale in fp16, put it into the weights.
 
     Args:
-        logprob_weights, entropy_weights, lse_weights, mean_logit_weights: like target, real numbers, at least
-            one of them; absent: 0. They get no gradient. What they hold for ignored rows is not used; a weight
-            of 0 takes the score out, though it be NaN.
+        logprob_weights, entropy_weights, lse_weights, mean_logit_weights: like target, real numbers, or one
+            number for every row; at least one of them; absent: 0. They get no gradient. What they hold for
+            ignored rows is not used; a weight of 0 takes the score out, though it be NaN.
+        reduction: "sum", or "mean": the sum over the number of rows that are not ignored (0 of none).
         need_entropy: return it; a weighted one is computed in any case.
         memory_budget: bytes of the logits that are kept at a time, at least one row. Default: as in
             linear_logprob.
@@ -67,7 +71,10 @@ def linear_logprob_loss(
         As linear_logprob; ValueError also for weights that do not fit or require a gradient. RuntimeError in a
         second backward.
     """
+    if reduction not in get_args(Reduction):
+        raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     needs = gradients_needed(hidden, weight, bias)
+    weights = (logprob_weights, entropy_weights, lse_weights, mean_logit_weights)
     loss, logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob_loss(
         *flattened(
             hidden,
@@ -89,12 +96,18 @@ def linear_logprob_loss(
             return_mean_logit=return_mean_logit,
             keep_logits=kept_format(hidden, weight) if any(needs) else NOT_KEPT,
         ),
-        logprob_weights,
-        entropy_weights,
-        lse_weights,
-        mean_logit_weights,
+        *(each if isinstance(each, Tensor) else None for each in weights),
+        [_factor(each) for each in weights],
+        reduction == "mean",
         needs,
         budget_bytes(memory_budget, hidden.device),
     )
     extras = [argmax] * return_argmax + [mean_logit] * return_mean_logit
     return (loss, logprob, entropy, lse, *extras)
+
+
+def _factor(weight: Tensor | float | None) -> float:
+    """What the weights are a multiple of: a tensor's elements, or 1."""
+    if weight is None:
+        return 0.0
+    return 1.0 if isinstance(weight, Tensor) else float(weight)

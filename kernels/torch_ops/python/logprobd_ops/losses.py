@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from logprobd_ops._cross_entropy import Classes, RowWeights, row_weights
+from logprobd_ops._cross_entropy import Classes, RowWeights, row_weights, uniform_weights
 from logprobd_ops._memory import Memory
 from logprobd_ops.linear_logprob import linear_logprob
 from logprobd_ops.linear_logprob_loss import linear_logprob_loss
@@ -113,13 +113,19 @@ def linear_cross_entropy(
     # Ignored rows have zeros for all scores, and so for all that follows.
     is_counted = target.long() != ignore_index
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
-    weights = row_weights(
-        target,
-        is_counted,
-        classes,
-        label_smoothing,
-        is_mean=reduction == "mean",
-        dtype=torch.float64 if is_double else torch.float32,
+    # Weights of the rows alike are better known to the operator than to a dozen kernels before it.
+    is_uniform = gradients_in_forward and classes is None
+    weights = (
+        uniform_weights(label_smoothing)
+        if is_uniform
+        else row_weights(
+            target,
+            is_counted,
+            classes,
+            label_smoothing,
+            is_mean=reduction == "mean",
+            dtype=torch.float64 if is_double else torch.float32,
+        )
     )
     options: dict[str, Any] = {
         "temperature": temperature,
@@ -144,6 +150,7 @@ def linear_cross_entropy(
             logprob_weights=weights.logprob,
             lse_weights=weights.lse,
             mean_logit_weights=weights.mean_logit,
+            reduction="mean" if is_uniform and reduction == "mean" else "sum",
             **options,
         )
     else:
@@ -161,7 +168,8 @@ def linear_cross_entropy(
         probability = logprob.detach().exp()
         loss, z = loss * probability, None if z is None else z * probability
     if reduction != "none":
-        loss, z = loss.sum(), None if z is None else z.sum()
+        loss = loss if gradients_in_forward else loss.sum()
+        z = None if z is None else z.sum()
     if not (return_z_loss or needs_argmax):
         return loss
 
@@ -179,7 +187,7 @@ def linear_cross_entropy(
 
 def _weighted(weights: RowWeights, logprob: Tensor, lse: Tensor, more: list[Tensor]) -> Tensor:
     """The loss of each row; the mean logit, where it is weighted, is the last of `more`."""
-    loss = weights.logprob * logprob
+    loss: Tensor = weights.logprob * logprob
     if weights.lse is not None and weights.mean_logit is not None:
         loss = loss + (weights.lse * lse + weights.mean_logit * more[-1])
     return loss

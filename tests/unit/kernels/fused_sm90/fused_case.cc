@@ -274,7 +274,7 @@ ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles, const kernels::KeptP
   const DeviceArray<uint32_t> min_keys(Poisoned<uint32_t>(num_rows, 0));
   params.sums = sums.data();
   if (params.entropy_sums != nullptr) params.entropy_sums = entropy_sums.data();
-  params.wants_sum_squares = true;
+  params.wants_sum_squares = powers.values == nullptr;
   params.tile_max = tile_max.data();
   params.target_logits = target_logits.data();
   params.max_keys = max_keys.data();

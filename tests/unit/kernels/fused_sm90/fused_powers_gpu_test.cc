@@ -49,16 +49,19 @@ int64_t TilesOf(const FusedCase& c, const ShardTiles& tiles) {
 }
 
 KeptRun Keep(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
-             int64_t more_tiles = 0) {
+             int64_t more_tiles = 0, const std::vector<kernels::TileSums>& levels = {}) {
   KeptRun kept;
   kept.row_tiles = TilesOf(c, tiles) + more_tiles;
   const auto places = static_cast<size_t>((c.num_rows + 1) * kept.row_tiles);
   const DeviceArray<uint16_t> powers(
       std::vector<uint16_t>(places * size_t{kTileColumns}, kPowerPoison));
   const DeviceArray<int32_t> exponents(std::vector<int32_t>(places, kExponentPoison));
+  const DeviceArray<kernels::TileSums> level_array(
+      levels.empty() ? std::vector<kernels::TileSums>(1) : levels);
   kept.partials = run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(powers.data()),
                                          .exponents = exponents.data(),
-                                         .row_tiles = kept.row_tiles});
+                                         .row_tiles = kept.row_tiles,
+                                         .levels = levels.empty() ? nullptr : level_array.data()});
   kept.powers = powers.Read();
   kept.exponents = exponents.Read();
   return kept;
@@ -76,6 +79,12 @@ void ExpectSamePartials(const ShardPartials& a, const ShardPartials& b) {
   EXPECT_TRUE(SameBytes(a.target_logits, b.target_logits));
   EXPECT_EQ(a.max_keys, b.max_keys);
   EXPECT_EQ(a.min_keys, b.min_keys);
+}
+
+/// A launch that keeps powers takes no squares.
+ShardPartials WithoutSquares(ShardPartials partials) {
+  for (kernels::TileSums& sums : partials.sums) sums.sum_squares = 0;
+  return partials;
 }
 
 /// The kernel's own logits of a row, in fp32.
@@ -111,14 +120,15 @@ void ExpectPowersOfTheLogits(const FusedCase& c) {
           kept.partials.sums[static_cast<size_t>(kept.partials.layout.At(row, tile))].exponent;
       const bool is_real =
           exponent != kernels::kEmptyExponent && exponent != kernels::kNonfiniteExponent;
-      ASSERT_EQ(kept.Exponent(row, tile), is_real ? exponent : 0) << "tile " << tile;
+      ASSERT_EQ(kept.Exponent(row, tile), is_real ? exponent : kernels::kEmptyExponent)
+          << "tile " << tile;
       for (int64_t column = 0; column < kTileColumns; ++column) {
         const int64_t id = tile * kTileColumns + column;
         if (id >= c.vocab_size) {
           ASSERT_EQ(kept.Bits(row, tile, column), 0) << "id " << id;
         } else {
           ExpectPower(kept.Power(row, tile, column), logits[static_cast<size_t>(id)], log2_scale,
-                      kept.Exponent(row, tile));
+                      is_real ? exponent : 0);
         }
       }
     }
@@ -176,7 +186,7 @@ TEST_F(FusedPowersTest, MaskedLogitsAndTilesHaveThePowerZero) {
 
   for (int64_t row = 0; row < 9; ++row) {
     EXPECT_EQ(kept.Bits(row, 0, 3), 0);
-    EXPECT_EQ(kept.Exponent(row, 1), 0);
+    EXPECT_EQ(kept.Exponent(row, 1), kernels::kEmptyExponent);
     for (int64_t column = 0; column < kTileColumns; ++column) {
       ASSERT_EQ(kept.Bits(row, 1, column), 0) << "row " << row << ", column " << column;
     }
@@ -205,7 +215,7 @@ TEST_F(FusedPowersTest, ARowThatIsNotFiniteStaysAlone) {
       }
     }
   }
-  EXPECT_EQ(kept.Exponent(33, 0), 0);
+  EXPECT_EQ(kept.Exponent(33, 0), kernels::kEmptyExponent);
 }
 
 TEST_F(FusedPowersTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
@@ -223,10 +233,68 @@ TEST_F(FusedPowersTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
 
         const ShardPartials with = Keep(c, run).partials;
 
-        ExpectSamePartials(with, run.PartialsOf({}));
+        ExpectSamePartials(with, WithoutSquares(run.PartialsOf({})));
       }
     }
   }
+}
+
+/// Powers relative to the exponents of one tile, against those relative to each tile's own.
+void ExpectPowersAtTheLevelOf(const FusedCase& c, int64_t level_tile, int64_t& num_above) {
+  FusedRun run(c);
+  const KeptRun plain = Keep(c, run);
+  std::vector<kernels::TileSums> levels;
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    const kernels::PartialLayout& layout = plain.partials.layout;
+    levels.push_back(plain.partials.sums[static_cast<size_t>(layout.At(row, level_tile))]);
+  }
+
+  const KeptRun leveled = Keep(c, run, {}, 0, levels);
+
+  ExpectSamePartials(leveled.partials, plain.partials);
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    const int32_t level = levels[static_cast<size_t>(row)].exponent;
+    for (int64_t tile = 0; tile < plain.row_tiles; ++tile) {
+      const int32_t exponent = plain.Exponent(row, tile);
+      const bool is_real = exponent != kernels::kEmptyExponent;
+      const bool is_above = level == kernels::kEmptyExponent ||
+                            int64_t{exponent} - level > int64_t{kernels::kLevelReach};
+      num_above += is_real && is_above ? 1 : 0;
+      const bool is_scaled = is_real && !is_above;
+      ASSERT_EQ(leveled.Exponent(row, tile), is_scaled ? level : exponent) << "tile " << tile;
+      for (int64_t column = 0; column < kTileColumns; ++column) {
+        const float power = plain.Power(row, tile, column);
+        const float wanted = is_scaled ? std::ldexp(power, exponent - level) : power;
+        if (std::fabs(wanted) < 0x1p-120F) continue;  // there bits are lost, or all
+        ASSERT_EQ(leveled.Power(row, tile, column), wanted)
+            << "row " << row << ", tile " << tile << ", column " << column;
+      }
+    }
+  }
+}
+
+TEST_F(FusedPowersTest, PowersAtALevelAreThoseOfTheTileTimesAPowerOfTwo) {
+  int64_t num_above = 0;
+  for (const bool transforms : {false, true}) {
+    FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 3});
+    if (transforms) c.transform = {.scale = 0.5F, .softcap = 20.0F};
+    ExpectPowersAtTheLevelOf(c, 0, num_above);
+    ExpectPowersAtTheLevelOf(c, 5, num_above);
+  }
+  EXPECT_EQ(num_above, 0);
+}
+
+TEST_F(FusedPowersTest, TilesFarAboveTheLevelOrOfRowsWithoutOneKeepTheirOwnExponent) {
+  FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 60});
+  int64_t num_above = 0;
+  ExpectPowersAtTheLevelOf(c, 3, num_above);
+  EXPECT_GT(num_above, 0);
+
+  c.bias.assign(1'000, 0.0F);
+  std::fill(c.bias.begin(), c.bias.begin() + kTileColumns, -std::numeric_limits<float>::infinity());
+  num_above = 0;
+  ExpectPowersAtTheLevelOf(c, 0, num_above);
+  EXPECT_EQ(num_above, 140 * 5);
 }
 
 TEST_F(FusedPowersTest, PowersOfAShardAreThoseOfTheWholeAndNothingElseIsWritten) {
@@ -322,6 +390,7 @@ TEST_F(FusedPowersTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with([](Params& p) { p.powers.exponents = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.powers.values += 1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.powers.row_tiles = 2; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.wants_sum_squares = true; }), cudaErrorInvalidValue);
   for (const kernels::FusedTile tile :
        {kernels::FusedTile::k64PingPong, kernels::FusedTile::k64Pair,
         kernels::FusedTile::k256Cooperative}) {

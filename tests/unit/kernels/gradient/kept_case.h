@@ -96,10 +96,10 @@ inline Kept KeepPowers(const KeptCase& c) {
       }
       const int32_t k = TileExponent(largest, ScaleOf(row));
       const bool is_real = k != kEmptyExponent && k != kNonfiniteExponent;
-      kept.exponents.push_back(is_real ? k : 0);
+      kept.exponents.push_back(is_real ? k : kEmptyExponent);
       for (const float logit : logits) {
         const float exponent =
-            std::fma(logit, ScaleOf(row), -static_cast<float>(kept.exponents.back()));
+            std::fma(logit, ScaleOf(row), is_real ? -static_cast<float>(k) : 0.0F);
         kept.powers.push_back(testing::ToBf16(exponent < -126.0F ? 0.0F : std::exp2(exponent)));
       }
     }

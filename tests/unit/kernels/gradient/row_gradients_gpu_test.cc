@@ -71,6 +71,7 @@ RowsCase MakeRows(size_t num_rows) {
 struct Ask {
   bool upstream = true;
   bool kept = true;
+  bool kept_largest = true;
   bool kept_places = true;
   bool temperatures = true;
 };
@@ -129,7 +130,7 @@ class RowGradientsRun {
     params.gradient_per_log2_scale = kGradientPerLog2Scale;
     if (ask.kept) {
       params.target_logits = target_logits_.data();
-      params.max_keys = max_keys_.data();
+      if (ask.kept_largest) params.max_keys = max_keys_.data();
       if (ask.kept_places) params.kept_places = kept_places_.data();
     }
     params.rows = rows_.data();
@@ -269,6 +270,19 @@ TEST_F(RowGradientsTest, WithoutKeptLogitsThereIsNoLargest) {
   for (size_t i = 0; i < c.size(); ++i) EXPECT_EQ(rows[i].max_column, -1);
 }
 
+TEST_F(RowGradientsTest, TheTargetIsTakenThoughNoLargestLogitWasKept) {
+  const RowsCase c = MakeRows(3);
+  const RowGradientsRun run(c);
+  const std::vector<RowGradient> both = run.Run();
+
+  const std::vector<RowGradient> rows = run.Run({.kept_largest = false});
+
+  for (size_t i = 0; i < c.size(); ++i) {
+    EXPECT_EQ(rows[i].max_column, -1);
+    EXPECT_EQ(rows[i].target_exponent, both[i].target_exponent);
+  }
+}
+
 // Its scores are zeros, not those of its logits, which may be anything: all -inf, or far above 0.
 TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
   RowsCase c = MakeRows(3);
@@ -323,7 +337,7 @@ TEST_F(RowGradientsTest, RefusesBrokenBounds) {
   EXPECT_EQ(launch_with([](Params& p) { p.lse_rest = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.entropy = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.target_logits = nullptr; }), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.max_keys = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.max_keys = nullptr; }), cudaSuccess);
   EXPECT_EQ(launch_with([](Params& p) { p.rows = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }

@@ -1,6 +1,7 @@
 """What only a GPU has: graphs, streams, other devices, and the memory that a call takes."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,20 +20,33 @@ def scores_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
     return [logprob, entropy, lse, *torch.autograd.grad(loss, (hidden, weight))]
 
 
+def mean_loss_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
+    """Gradients formed in the forward."""
+    loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True, **options)
+    return [loss, *torch.autograd.grad(loss, (hidden, weight))]
+
+
+def captured_with(graph: torch.cuda.CUDAGraph, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What the graph computes when it is replayed."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            compute()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        return compute()
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(memory, dtype):
     hidden, weight, target = (tensor.detach() for tensor in make_case())
     hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            scores_and_gradients(hidden, weight, target, memory=memory)
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = scores_and_gradients(hidden, weight, target, memory=memory)
+    captured = captured_with(
+        graph, lambda: scores_and_gradients(hidden, weight, target, memory=memory)
+    )
 
     other = make_case(seed=1)
     with torch.no_grad():
@@ -48,6 +62,26 @@ def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(
         torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-3)
     for ours, eager in zip(captured[:3], expected[:3], strict=True):
         torch.testing.assert_close(ours, eager, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_a_graph_replays_a_loss_with_its_gradients(dtype):
+    hidden, weight, target = (tensor.detach() for tensor in make_case())
+    hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
+    graph = torch.cuda.CUDAGraph()
+    captured = captured_with(graph, lambda: mean_loss_and_gradients(hidden, weight, target))
+
+    other = make_case(seed=1)
+    with torch.no_grad():
+        hidden.copy_(other[0])
+        target.copy_(other[2].roll(3))
+    graph.replay()
+    expected = mean_loss_and_gradients(hidden, weight, target)
+
+    assert (captured[1][target == IGNORED] == 0).all()
+    torch.testing.assert_close(captured[0], expected[0], rtol=0, atol=1e-6)
+    for ours, eager in zip(captured[1:], expected[1:], strict=True):
+        assert (ours.double() - eager.double()).norm() <= 4e-3 * eager.double().norm()
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
@@ -78,14 +112,15 @@ def test_work_is_on_the_current_stream():
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
-def test_eight_threads_at_once_get_the_results_of_one():
+@pytest.mark.parametrize("compute", (scores_and_gradients, mean_loss_and_gradients))
+def test_eight_threads_at_once_get_the_results_of_one(compute):
     case = make_case(1000)
-    expected = scores_and_gradients(*case)
+    expected = compute(*case)
     wrong = []
 
     def run() -> None:
         for _ in range(5):
-            ours = scores_and_gradients(*case)
+            ours = compute(*case)
             torch.cuda.synchronize()
             wrong.extend(a for a, b in zip(ours, expected, strict=True) if not torch.equal(a, b))
 
@@ -121,6 +156,32 @@ def test_compiled_bits_are_those_of_eager(memory):
 
     ours = [logprob, entropy, lse, *gradients]
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_a_compiled_loss_has_the_bits_of_eager():
+    case = make_case()
+    expected = mean_loss_and_gradients(*case)
+    hidden, weight, target = case
+    loss = torch.compile(linear_cross_entropy, fullgraph=True)(
+        hidden, weight, target, gradients_in_forward=True
+    )
+
+    ours = [loss, *torch.autograd.grad(loss, (hidden, weight))]
+
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize("keep_logits", (0, 2))
+def test_the_fused_operator_keeps_the_rules_of_torch(keep_logits):
+    hidden, weight, target = make_case()
+    torch.library.opcheck(
+        torch.ops.logprobd.linear_logprob.default,
+        (
+            *(hidden, weight, target, None, None, None, 1.0, 1.0, 0.0, IGNORED, 0, -1, ""),
+            *(False, False, True, False, False, keep_logits, None),
+        ),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
 
 
 @pytest.mark.parametrize(("rows", "size", "vocab"), [(1024, 1024, 151_936), (16_384, 512, 60_000)])

@@ -79,6 +79,36 @@ def test_one_kind_of_weights_alone(name):
     assert_same(grads(loss, case), grads(truth, case))
 
 
+@pytest.mark.parametrize("reduction", ("sum", "mean"))
+@pytest.mark.parametrize("memory_budget", (None, 0))
+def test_numbers_weigh_every_row_that_counts_alike(reduction, memory_budget):
+    case = make_case()
+    case.target[::3] = IGNORED
+    num_counted = 7
+    numbers = {"logprob_weights": -1.0, "entropy_weights": 0.25, "lse_weights": 0.0}
+    share = 1 / num_counted if reduction == "mean" else 1
+    tensors = {
+        name: torch.full(case.target.shape, number * share, dtype=torch.float64)
+        for name, number in numbers.items()
+    }
+    options = {"memory_budget": memory_budget}
+    truth = linear_logprob_loss(*case, **tensors, **options)[0]
+
+    loss = linear_logprob_loss(*case, **numbers, reduction=reduction, **options)[0]
+
+    torch.testing.assert_close(loss, truth, rtol=1e-12, atol=1e-12)
+    for ours, true in zip(grads(loss, case), grads(truth, case), strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-12, atol=1e-12)
+
+
+def test_the_mean_over_no_rows_is_zero():
+    case = make_case()
+    case.target.fill_(IGNORED)
+    loss = linear_logprob_loss(*case, logprob_weights=-1.0, reduction="mean")[0]
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in grads(loss, case))
+
+
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
 def test_rows_that_fit_the_budget_have_the_gradient_bits_of_the_operator_of_each_token(dtype):
     case = make_case(64, 33, 507).to(dtype)
@@ -377,7 +407,8 @@ def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
 
 def raw_arguments(case: Case, needs: list[bool]) -> tuple:
     options = (0.75, 1.5, 0.0, IGNORED, 0, -1, "", False, False, True, True, True, 1)
-    return (*case, None, None, *options, *upstream_of(11, torch.float32), needs, 3 * 200 * 4)
+    weights = (*upstream_of(11, torch.float32), [1.0, 0.5, 1.0, -2.0], False)
+    return (*case, None, None, *options, *weights, needs, 3 * 200 * 4)
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -417,7 +448,9 @@ def test_the_scaling_operator_keeps_the_rules_of_torch():
 BAD_WEIGHTS = {
     "none": {},
     "another shape": {"lse_weights": torch.zeros(10)},
-    "one number": {"logprob_weights": torch.tensor(1.0)},
+    "a tensor of one number": {"logprob_weights": torch.tensor(1.0)},
+    "numbers of 0": {"logprob_weights": 0.0, "entropy_weights": 0.0},
+    "an infinite number": {"lse_weights": float("inf")},
     "integers": {"entropy_weights": torch.zeros(11, dtype=torch.int64)},
     "another device": {"mean_logit_weights": torch.zeros(11, device="meta")},
     "with a gradient": {"logprob_weights": torch.zeros(11, requires_grad=True)},
@@ -430,6 +463,11 @@ def test_wrong_weights_are_named(mistake):
 
     with pytest.raises(ValueError, match=names):
         linear_logprob_loss(*make_case(), **BAD_WEIGHTS[mistake])
+
+
+def test_an_unknown_reduction_is_named():
+    with pytest.raises(ValueError, match="reduction is 'none'"):
+        linear_logprob_loss(*make_case(), logprob_weights=1.0, reduction="none")
 
 
 def test_a_budget_below_zero_is_named():

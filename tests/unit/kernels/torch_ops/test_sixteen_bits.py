@@ -348,6 +348,47 @@ def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+@pytest.mark.parametrize("spread_max", (4.0, 20.0, 150.0))
+@pytest.mark.parametrize("memory_budget", (300_000, 1 << 30))
+def test_a_policy_gradient_s_loss_is_right_for_flat_and_for_peaked_rows(
+    dtype, spread_max, memory_budget
+):
+    """Rows whose largest logits are far above those of their first columns, and targets far below."""
+    case = make_case(400, 64, 1500, dtype, spread_max=spread_max)
+    case.target[::3] = IGNORED
+    case.target[1::12] = reference_logits(case.hidden, case.weight).argmax(-1)[1::12]
+    advantages = torch.randn(400, generator=seeded(7))
+    advantages[2::9] = 1e-6 if dtype == torch.bfloat16 else 0.1  # fp16 ends at 6e-8
+    loss = linear_logprob_loss(
+        *case[:3], logprob_weights=advantages, memory_budget=memory_budget, need_entropy=False
+    )[0]
+    ours = torch.autograd.grad(loss, case.leaves[:2])
+
+    truth_case = case.to(torch.float64)
+    true_loss = (advantages * reference(*truth_case[:3]).logprob).sum()
+    true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
+    small = slice(2, None, 9)  # as exact as the large ones: each row has a factor of its own
+    assert error_of(ours[0][small], true[0][small]) <= GRADIENT_ERROR_MAX
+
+
+def test_some_rows_of_weight_zero_leave_the_gradients_of_others_alone():
+    case = make_case(300, 64, 1500)
+    weights = torch.randn(300, generator=seeded(7))
+    weights[::4] = 0
+    loss = linear_logprob_loss(*case[:3], logprob_weights=weights)[0]
+    ours = torch.autograd.grad(loss, case.leaves[:2])
+
+    truth_case = case.to(torch.float64)
+    true_loss = (weights * reference(*truth_case[:3]).logprob).sum()
+    true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
+    assert (ours[0][::4] == 0).all()
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_class_weights_of_a_large_vocabulary_do_not_overflow(dtype):
     """Regression: fp16 weights of the mean logit were multiplied by the vocabulary's size."""
     case = make_case(20, 64, 70_000, dtype)

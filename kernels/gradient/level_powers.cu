@@ -1,0 +1,114 @@
+// LevelPowersKernel: powers of a row's tiles -> operands of the products, and the row's factor.
+//
+// Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
+//           f = free 2^(e - K): with one e a row, powers need not be touched but the target's.
+// Work      A block a row. A tile with another exponent than the row's largest is scaled.
+// Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
+// Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
+//           is free times a power of two times 2^x with x in [0, 1): powers relative to another
+//           exponent give the same bits of all gradients. The target's is taken from fp32.
+// Limits    2^31 - 1 rows.
+// Source    Our own.
+
+#include <cstdint>
+
+#include "kernels/common/tile.h"
+#include "kernels/common/tile_sums.cuh"
+#include "kernels/gradient/level_powers.h"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;  // columns, 16 bytes
+constexpr int kTileVectors = kTileColumns / kVector;
+/// 2^x is 0 here and below.
+constexpr float kExponentMin = -200.0F;
+
+/// 2^exponent; 0 below the normal range, and no more than 2^127.
+__device__ __forceinline__ float PowerOfTwo(int64_t exponent) {
+  constexpr int64_t kBias = 127;
+  const int64_t bits = min(max(exponent, -kBias), kBias) + kBias;
+  return __int_as_float(static_cast<int32_t>(bits) << 23);
+}
+
+/// The row's largest exponent, kEmptyExponent if it has none; all threads call it.
+__device__ int32_t LargestExponent(const int32_t* exponents, int64_t num_tiles) {
+  __shared__ int32_t largest;
+  if (threadIdx.x == 0) largest = kEmptyExponent;
+  __syncthreads();
+  int32_t mine = kEmptyExponent;
+  for (int64_t tile = threadIdx.x; tile < num_tiles; tile += kThreads) {
+    mine = max(mine, exponents[tile]);
+  }
+  atomicMax(&largest, mine);
+  __syncthreads();
+  return largest;
+}
+
+__device__ __forceinline__ uint32_t Scaled(uint32_t pair, __nv_bfloat162 factor) {
+  const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<__nv_bfloat162*>(&pair), factor);
+  return *reinterpret_cast<const uint32_t*>(&scaled);
+}
+
+__device__ void ScaleTile(__nv_bfloat16* tile, float factor, int vector) {
+  auto* const words = reinterpret_cast<uint4*>(tile) + vector;
+  uint4 eight = make_uint4(0, 0, 0, 0);
+  if (factor != 0.0F) {
+    const __nv_bfloat162 twice = __float2bfloat162_rn(factor);
+    eight = *words;
+    eight = make_uint4(Scaled(eight.x, twice), Scaled(eight.y, twice), Scaled(eight.z, twice),
+                       Scaled(eight.w, twice));
+  }
+  *words = eight;
+}
+
+__global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersParams params) {
+  const int64_t i = blockIdx.x;
+  const int32_t* const exponents = params.exponents + i * params.exponent_stride;
+  __nv_bfloat16* const powers = params.powers + i * params.row_tiles * kTileColumns;
+  const RowGradient row = params.rows[i];
+  const int32_t level = LargestExponent(exponents, params.num_tiles);
+  const bool is_zero = row.free == 0.0F;  // the target alone has a gradient, if any
+  for (int64_t place = threadIdx.x; place < params.num_tiles * kTileVectors; place += kThreads) {
+    const int64_t tile = place / kTileVectors;
+    const int32_t exponent = exponents[tile];
+    if (!is_zero && (exponent == level || exponent == kEmptyExponent)) continue;
+    const float factor = is_zero ? 0.0F : PowerOfTwo(int64_t{exponent} - level);
+    ScaleTile(powers + tile * kTileColumns, factor, static_cast<int>(place % kTileVectors));
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float factor = 1.0F;
+  if (!is_zero) {
+    const float whole = ceilf(row.log2_sum);
+    const float part = Exp2(__fsub_rn(whole, row.log2_sum));
+    constexpr float kBound = 4e9F;  // of whole numbers that an exponent or a sum can be
+    const auto sum = static_cast<int64_t>(fminf(fmaxf(whole, -kBound), kBound));
+    factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(level - sum));
+  }
+  params.factors[i] = factor;
+  const int32_t target = row.target_column;
+  if (target < 0 || target >= params.num_tiles * kTileColumns) return;
+  const float p = Exp2(MaxOrNan(row.target_exponent, kExponentMin));
+  const float gradient = __fadd_rn(is_zero ? 0.0F : __fmul_rn(p, row.free), row.target);
+  powers[target] = __float2bfloat16_rn(__fdiv_rn(gradient, factor));
+}
+
+}  // namespace
+
+cudaError_t LaunchLevelPowers(const LevelPowersParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0) return cudaSuccess;
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.powers == nullptr ||
+      reinterpret_cast<uintptr_t>(params.powers) % 16 != 0 || params.exponents == nullptr ||
+      params.rows == nullptr || params.factors == nullptr || params.num_tiles < 1 ||
+      params.num_tiles > params.row_tiles) {
+    return cudaErrorInvalidValue;
+  }
+  LevelPowersParams strided = params;
+  if (strided.exponent_stride == 0) strided.exponent_stride = params.row_tiles;
+  LevelPowersKernel<<<static_cast<uint32_t>(params.num_rows), kThreads, 0, stream>>>(strided);
+  return cudaGetLastError();
+}
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,258 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/gradient/level_powers.h"
+#include "tests/unit/kernels/gradient/kept_case.h"
+
+namespace logprobd::kernels {
+namespace {
+
+using namespace kept_case;  // NOLINT: the words of these tests
+
+class LevelPowersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+/// Rows with a gradient for their logprob alone.
+KeptCase LogprobCase(int64_t num_rows, int64_t vocab_size, double stddev) {
+  KeptCase c = MakeKeptCase(num_rows, vocab_size, stddev);
+  for (size_t i = 0; i < c.rows.size(); ++i) {
+    c.rows[i].upstream = {.logprob = i % 2 == 0 ? -1.25 : 3e-4};
+  }
+  return c;
+}
+
+/// As the forward pass keeps them with a level: those of tiles up to `level` of each row relative
+/// to it.
+Kept KeptRelativeTo(const KeptCase& c, const std::vector<int32_t>& levels) {
+  Kept kept = KeepPowers(c);
+  for (size_t i = 0; i < kept.exponents.size(); ++i) {
+    const int32_t level = levels[i / static_cast<size_t>(c.row_tiles())];
+    int32_t& exponent = kept.exponents[i];
+    if (exponent == kEmptyExponent || exponent > level) continue;
+    for (size_t j = i * kTileColumns; j < (i + 1) * kTileColumns; ++j) {
+      const float power = testing::FromBits(kept.powers[j], Dtype::kBf16);
+      kept.powers[j] = testing::ToBf16(std::ldexp(power, exponent - level));
+    }
+    exponent = level;
+  }
+  return kept;
+}
+
+/// The largest exponent of each row, and `above`.
+std::vector<int32_t> LevelsOf(const KeptCase& c, int32_t above) {
+  const Kept kept = KeepPowers(c);
+  std::vector<int32_t> levels;
+  for (size_t i = 0; i < c.rows.size(); ++i) {
+    const auto first = kept.exponents.begin() + static_cast<int64_t>(i) * c.row_tiles();
+    levels.push_back(*std::max_element(first, first + c.row_tiles()) + above);
+  }
+  return levels;
+}
+
+struct Leveled {
+  std::vector<uint16_t> powers;  ///< [rows + 1, row_tiles, 192]; the last row is poison.
+  std::vector<float> factors;    ///< [rows + 1], likewise.
+};
+
+Leveled Level(const KeptCase& c, Kept kept, const std::vector<RowGradient>& rows) {
+  const size_t row_columns = static_cast<size_t>(c.row_tiles()) * kTileColumns;
+  kept.powers.resize(kept.powers.size() + row_columns, kPoison);
+  const DeviceArray<uint16_t> powers(kept.powers);
+  const DeviceArray<int32_t> exponents(kept.exponents);
+  const DeviceArray<RowGradient> row_array(rows);
+  const DeviceArray<float> factors(std::vector<float>(rows.size() + 1, 77.0F));
+  EXPECT_EQ(LaunchLevelPowers({.num_rows = static_cast<int64_t>(rows.size()),
+                               .powers = reinterpret_cast<__nv_bfloat16*>(powers.data()),
+                               .exponents = exponents.data(),
+                               .row_tiles = c.row_tiles(),
+                               .num_tiles = c.row_tiles(),
+                               .rows = row_array.data(),
+                               .factors = factors.data()},
+                              nullptr),
+            cudaSuccess);
+  Leveled leveled = {powers.Read(), factors.Read()};
+  for (size_t j = rows.size() * row_columns; j < leveled.powers.size(); ++j) {
+    EXPECT_EQ(leveled.powers[j], kPoison);
+  }
+  EXPECT_EQ(leveled.factors.back(), 77.0F);
+  return leveled;
+}
+
+/// Powers times factors are the gradients.
+void ExpectGradients(const KeptCase& c, const Leveled& leveled) {
+  constexpr double kPowerError = 0x1p-8;  // as in ExpectNearTruth
+  const auto stride = static_cast<size_t>(c.row_tiles()) * kTileColumns;
+  for (size_t i = 0; i < c.rows.size(); ++i) {
+    const KeptRow& row = c.rows[i];
+    const RowSoftmax truth = SoftmaxOf(row);
+    const double gradient_scale = kScale / static_cast<double>(row.temperature);
+    for (size_t j = 0; j < stride; ++j) {
+      const double power = testing::FromBits(leveled.powers[i * stride + j], Dtype::kBf16);
+      if (j >= static_cast<size_t>(c.vocab_size)) {
+        ASSERT_EQ(power, 0) << "row " << i << ", column " << j;
+        continue;
+      }
+      const testing::ColumnPart part = {.is_target = static_cast<int64_t>(j) == row.target};
+      const double log_error = part.is_target ? 0.0 : kPowerError;
+      const double wanted =
+          gradient_scale * testing::TextbookGradient(truth, j, row.upstream, part);
+      const double off =
+          gradient_scale * testing::GradientError(truth, j, row.upstream, part, log_error);
+      // What is rounded to bf16 is the power; its place in its binade is not the gradient's.
+      const double factor = std::fabs(static_cast<double>(leveled.factors[i]));
+      const double rounding =
+          factor * testing::HalfUlp((std::fabs(wanted) + off) / factor, Dtype::kBf16);
+      ASSERT_NEAR(power * leveled.factors[i], wanted, off + rounding)
+          << "row " << i << ", column " << j << ", p " << truth.p[j];
+    }
+  }
+}
+
+void ExpectGradientsOf(const KeptCase& c) {
+  const std::vector<RowGradient> rows = ConstantsOf(c);
+  ExpectGradients(c, Level(c, KeepPowers(c), rows));
+  // Of one level; of tiles near it and others above it.
+  ExpectGradients(c, Level(c, KeptRelativeTo(c, LevelsOf(c, 2)), rows));
+  ExpectGradients(c, Level(c, KeptRelativeTo(c, LevelsOf(c, -1)), rows));
+}
+
+TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsAtVocabularyEdges) {
+  for (const int64_t vocab : {1, 191, 192, 193, 1'000, 6'200}) {
+    ExpectGradientsOf(LogprobCase(5, vocab, 3));
+  }
+}
+
+TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsOfFlatAndPeakedRows) {
+  for (const double stddev : {0.0, 1.0, 20.0, 100.0}) {
+    ExpectGradientsOf(LogprobCase(9, 1'000, stddev));
+  }
+}
+
+TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsWhereTheLseIsLarge) {
+  for (const float offset : {7e4F, -7e4F}) {
+    KeptCase c = LogprobCase(4, 500, 3);
+    for (KeptRow& row : c.rows) {
+      for (float& logit : row.logits) logit += offset;
+    }
+    ExpectGradientsOf(c);
+  }
+}
+
+TEST_F(LevelPowersTest, ATargetThatIsNearlyCertainKeepsItsSmallGradient) {
+  KeptCase c = LogprobCase(1, 1'000, 0);
+  c.rows[0].temperature = 1;
+  c.rows[0].target = 333;
+  c.rows[0].logits[333] = std::log(999e4F) + 0.01F;  // not a power of two
+
+  const Leveled leveled = Level(c, KeepPowers(c), ConstantsOf(c));
+
+  const double wanted = -1.25 * kScale * (1 - SoftmaxOf(c.rows[0]).p[333]);
+  EXPECT_NEAR(testing::FromBits(leveled.powers[333], Dtype::kBf16) * leveled.factors[0], wanted,
+              -0.01 * wanted);
+}
+
+// A tile without a logit has no exponent, which must not pass for one that is large.
+TEST_F(LevelPowersTest, MaskedTilesStayZeroBesideLogitsFarBelowZero) {
+  KeptCase c = LogprobCase(3, 600, 1);
+  for (KeptRow& row : c.rows) {
+    for (float& logit : row.logits) logit -= 1e5F;
+    std::fill(row.logits.begin() + 192, row.logits.begin() + 384,
+              -std::numeric_limits<float>::infinity());
+    row.target = 5;
+  }
+  ExpectGradientsOf(c);
+}
+
+TEST_F(LevelPowersTest, ARowWithoutAGradientIsZeroWhateverWasKept) {
+  KeptCase c = LogprobCase(3, 600, 3);
+  std::vector<RowGradient> rows = ConstantsOf(c);
+  rows[1].free = rows[1].target = 0;
+  Kept kept = KeepPowers(c);
+  kept.powers[4 * kTileColumns + 7] = 0x7FC0;  // NaN, in a row that a graph cannot leave out
+
+  const Leveled leveled = Level(c, kept, rows);
+
+  for (size_t j = 4 * kTileColumns; j < 8 * kTileColumns; ++j) ASSERT_EQ(leveled.powers[j], 0);
+  EXPECT_EQ(leveled.factors[1], 1.0F);
+}
+
+TEST_F(LevelPowersTest, ATargetOfAnotherShardIsNowhere) {
+  KeptCase c = LogprobCase(2, 600, 3);
+  std::vector<RowGradient> rows = ConstantsOf(c);
+  std::vector<RowGradient> elsewhere = rows;
+  elsewhere[0].target_column = -1;
+  elsewhere[1].target_column = 1'000;
+
+  const Leveled here = Level(c, KeepPowers(c), rows);
+  const Leveled leveled = Level(c, KeepPowers(c), elsewhere);
+
+  EXPECT_EQ(leveled.factors, here.factors);
+  for (size_t j = 0; j < 8 * kTileColumns; ++j) {
+    const size_t row = j / (4 * kTileColumns);
+    const bool is_target = static_cast<int64_t>(j % (4 * kTileColumns)) == c.rows[row].target;
+    const float power = testing::FromBits(leveled.powers[j], Dtype::kBf16);
+    EXPECT_TRUE(is_target ? power >= 0 : leveled.powers[j] == here.powers[j]) << j;
+  }
+}
+
+// What is relative to another exponent is scaled by powers of two alone.
+TEST_F(LevelPowersTest, TheLevelLeavesTheBitsOfTheGradientsAlone) {
+  const KeptCase c = LogprobCase(6, 1'000, 3);
+  const std::vector<RowGradient> rows = ConstantsOf(c);
+  const Leveled plain = Level(c, KeepPowers(c), rows);
+
+  const Leveled other = Level(c, KeptRelativeTo(c, LevelsOf(c, 30)), rows);
+
+  const size_t row_columns = static_cast<size_t>(c.row_tiles()) * kTileColumns;
+  for (size_t j = 0; j < 6 * row_columns; ++j) {
+    const size_t row = j / row_columns;
+    ASSERT_EQ(testing::FromBits(plain.powers[j], Dtype::kBf16) * plain.factors[row],
+              testing::FromBits(other.powers[j], Dtype::kBf16) * other.factors[row])
+        << j;
+  }
+}
+
+TEST_F(LevelPowersTest, RefusesBrokenBounds) {
+  const KeptCase c = LogprobCase(2, 500, 3);
+  const Kept kept = KeepPowers(c);
+  const DeviceArray<uint16_t> powers(kept.powers);
+  const DeviceArray<int32_t> exponents(kept.exponents);
+  const DeviceArray<RowGradient> rows(ConstantsOf(c));
+  const DeviceArray<float> factors(std::vector<float>(2));
+  const auto launch_with = [&](const auto& change) {
+    LevelPowersParams params = {.num_rows = 2,
+                                .powers = reinterpret_cast<__nv_bfloat16*>(powers.data()),
+                                .exponents = exponents.data(),
+                                .row_tiles = 3,
+                                .num_tiles = 3,
+                                .rows = rows.data(),
+                                .factors = factors.data()};
+    change(params);
+    return LaunchLevelPowers(params, nullptr);
+  };
+  using Params = LevelPowersParams;
+  EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
+  EXPECT_EQ(LaunchLevelPowers({}, nullptr), cudaSuccess);  // no rows
+  EXPECT_EQ(launch_with([](Params& p) { p.num_rows = -1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.num_rows = int64_t{1} << 31; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.powers = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.powers += 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponents = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.rows = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.factors = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.num_tiles = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.num_tiles = 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace logprobd::kernels
