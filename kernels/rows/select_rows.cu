@@ -65,21 +65,40 @@ __device__ void AddOverBlock(unsigned long long count, unsigned long long* total
   if (threadIdx.x % kWarpThreads == 0) atomicAdd(total, count);
 }
 
+/// The least and the greatest of all threads' values, likewise.
+__device__ void BoundOverBlock(long long least, long long greatest, long long* least_of_all,
+                               long long* greatest_of_all) {
+#pragma unroll
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    least = min(least, __shfl_xor_sync(kFullWarp, least, distance));
+    greatest = max(greatest, __shfl_xor_sync(kFullWarp, greatest, distance));
+  }
+  if (threadIdx.x % kWarpThreads != 0) return;
+  atomicMin(least_of_all, least);
+  atomicMax(greatest_of_all, greatest);
+}
+
 __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsParams params) {
   __shared__ int32_t warp_counts[kWarps];
   __shared__ unsigned long long first_unowned;
   __shared__ unsigned long long num_unowned;
   __shared__ unsigned long long num_counted;
   __shared__ unsigned long long target_checksum;
+  __shared__ long long least_target;
+  __shared__ long long greatest_target;
   if (threadIdx.x == 0) {
     first_unowned = ~0ULL;
     num_unowned = 0;
     num_counted = 0;
     target_checksum = 0;
+    least_target = INT64_MAX;
+    greatest_target = INT64_MIN;
   }
   __syncthreads();
   unsigned long long checksum = 0;
   unsigned long long counted = 0;
+  long long least = INT64_MAX;
+  long long greatest = INT64_MIN;
   int64_t num_selected = 0;
   for (int64_t begin = 0; begin < params.num_rows; begin += kThreads * kThreadRows) {
     const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kThreadRows;
@@ -96,6 +115,10 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
       counted += is_counted ? 1 : 0;
       is_selected[i] = is_counted && IsReached(params, row);
       count += is_selected[i] ? 1 : 0;
+      if (is_selected[i]) {
+        least = min(least, static_cast<long long>(target));
+        greatest = max(greatest, static_cast<long long>(target));
+      }
       if (is_selected[i] && (target < params.first_id || target >= params.end_id)) {
         atomicMin(&first_unowned, static_cast<unsigned long long>(row));
         atomicAdd(&num_unowned, 1ULL);
@@ -111,10 +134,15 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
   }
   AddOverBlock(checksum, &target_checksum);
   AddOverBlock(counted, &num_counted);
+  BoundOverBlock(least, greatest, &least_target, &greatest_target);
   __syncthreads();
   if (threadIdx.x == 0) {
-    *params.selected = {num_selected, static_cast<int64_t>(num_counted),
-                        static_cast<int64_t>(first_unowned), static_cast<int64_t>(num_unowned),
+    *params.selected = {num_selected,
+                        static_cast<int64_t>(num_counted),
+                        static_cast<int64_t>(first_unowned),
+                        static_cast<int64_t>(num_unowned),
+                        least_target,
+                        greatest_target,
                         static_cast<int64_t>(target_checksum)};
   }
 }

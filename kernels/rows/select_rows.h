@@ -16,6 +16,8 @@ struct SelectedRows {
   int64_t num_counted;    ///< Rows that are not ignored, whatever their gradients.
   int64_t first_unowned;  ///< The first selected row whose target is not among the ids; or -1.
   int64_t num_unowned;
+  int64_t least_target;  ///< Of the selected rows; INT64_MAX and INT64_MIN of none.
+  int64_t greatest_target;
   int64_t target_checksum;  ///< The sum of (i + 1) targets[i] over all rows, modulo 2^64.
 };
 

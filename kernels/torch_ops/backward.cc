@@ -30,29 +30,38 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
-  // Only the mean of all logits asks for more of the whole vocabulary than this rank's part.
-  int64_t end = std::max(EndOfShard(inputs, options), options.vocab_valid);
-  if (upstream.mean_logit.has_value()) {
-    end = group.Agree(device, [&] { return RankGroup::Claim{{}, {end}}; }).front();
-  }
-  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-
+  RowSelection reached;
   GradientSums sums;
-  BackwardRows all;
-  group.Agree(device, [&] {
-    const Shard shard(inputs, options, end);
+  int64_t end = 0;
+  const auto of_ranks = group.Agree(device, [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
-    const RowSelection reached =
-        SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{});
-    all = RowsReached(reached, hidden, upstream, inputs, saved, options);
-    const int64_t num_rows = all.rows.size();
-    sums = RoomForGradients(inputs, shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
-    AddGradients(all, inputs, options, shard, sums);
-    return RankGroup::Claim{{needs.hidden}, {}};
+    reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{});
+    // The forward pass has looked at vocab_valid.
+    end = std::max(IdsOfShard(inputs, options).end, options.vocab_valid);
+    const int64_t num_rows = reached.size(inputs.target.numel());
+    sums = RoomForGradients(inputs, Shard(inputs, options, end), needs, weight_grad, num_rows,
+                            AreAddedAtOnce(num_rows));
+    return RankGroup::Claim{{needs.hidden, num_rows}, {end}};
   });
+  for (const auto& of_rank : of_ranks) end = std::max(end, of_rank.front());
+  const Shard shard(inputs, options, end);
+  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
+  Attempt attempt;
+  attempt([&] {
+    const BackwardRows all = RowsReached(reached, hidden, upstream, inputs, saved, options);
+    AddGradients(all, inputs, options, shard, sums);
+  });
+  if (group.is_alone()) attempt.Rethrow(false);
   if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
-  return OverRanks(sums, all.rows, inputs, options, group);
+  Rows places;
+  places.index = reached.index;
+  places.num_all = inputs.target.numel();
+  // The sum does not wait for the others' word that they have not failed; the caller does.
+  const at::Tensor has_failed = group.Tell(device, attempt);
+  InputGradients gradients = OverRanks(sums, places, inputs, options, group);
+  if (!group.is_alone()) attempt.Rethrow(has_failed.item<int>() != 0);
+  return gradients;
 }
 
 }  // namespace logprobd::torch_ops

@@ -1,9 +1,9 @@
 // Scores: checks, the rows that count, their scores (row_scores.h), and back to the place of all
 // rows.
 
-#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "kernels/torch_ops/agreement.h"
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logit_cache.h"
@@ -19,21 +19,20 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   // Dtypes are those written here, whatever autocast would make of them.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
-  const at::Device device = inputs.hidden.device();
-  RowSelection selection;
   at::Tensor cache;
-  const RankGroup::Extents extents = group.Agree(device, [&] {
+  const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
     CheckArguments(inputs, options, group);
     FormatOfLogitCache(inputs, options);
     IsForwardFused(inputs, options);
-    selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
+    Preparation mine = {SelectCountedRows(inputs, options, group, /*upstream=*/{}), {}, 0};
     cache = RoomForLogits(inputs, options);
-    return RankGroup::Claim{CommonArguments(inputs, options, selection),
-                            {EndOfShard(inputs, options)}};
+    if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
+    return mine;
   });
-  const Shard shard(inputs, options, extents.front());
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  const Rows rows = RowsOf(selection, hidden, inputs);
+  Rows rows = RowsOf(agreed.selection, hidden, inputs);
+  rows.are_owned = agreed.are_targets_owned;
+  const Shard& shard = agreed.shard;
   LinearLogprobOutputs scores = ScoreRows(rows, inputs, options, shard, group, cache);
   scores.cache = cache;
   return InPlaceOfAll(scores, rows, inputs, options);

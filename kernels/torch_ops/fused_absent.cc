@@ -19,6 +19,9 @@ bool IsForwardFused(const LinearLogprobInputs& /*inputs*/, const LinearLogprobOp
   return false;
 }
 
+void ReserveFusedRoom(int64_t /*num_rows*/, const LinearLogprobInputs& /*inputs*/,
+                      const LinearLogprobOptions& /*options*/) {}
+
 LinearLogprobOutputs ScoreFused(const Rows& /*rows*/, const LinearLogprobInputs& /*inputs*/,
                                 const LinearLogprobOptions& /*options*/, const Shard& /*shard*/,
                                 const RankGroup& /*group*/, const at::Tensor& /*cache*/) {

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -59,13 +60,16 @@ T* As(const at::Tensor& bytes) {
 }
 
 Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& options,
-                bool need_argmax, bool needs_levels) {
+                const LinearLogprobOptions& asked) {
+  // Gradients that are linear in the powers do without the largest logit in fp32.
+  const bool needs_levels = asked.keep_logits == KeptLogits::kLeveledPowers;
+  const bool needs_largest = asked.need_argmax || asked.keep_logits == KeptLogits::kPowers;
   const auto bytes = [&](int64_t size) { return at::empty({size}, options.dtype(at::kByte)); };
   Memory memory;
   memory.log2_scales = at::empty({num_rows}, options.dtype(at::kFloat));
   memory.target_columns = at::empty({num_rows}, options.dtype(at::kInt));
   memory.target_logit = at::empty({num_rows}, options.dtype(at::kFloat));
-  if (need_argmax) memory.max_keys = at::empty({num_rows}, options.dtype(at::kLong));
+  if (needs_largest) memory.max_keys = at::empty({num_rows}, options.dtype(at::kLong));
   memory.partials = bytes(num_rows * num_tiles * static_cast<int64_t>(sizeof(TileSums)));
   if (needs_levels) memory.levels = bytes(num_rows * static_cast<int64_t>(sizeof(TileSums)));
   memory.normalizers = bytes(num_rows * static_cast<int64_t>(sizeof(RowNormalizer)));
@@ -150,63 +154,35 @@ kernels::RowScoresParams ScoresParams(const Memory& memory, const LinearLogprobO
   return params;
 }
 
-/// What ranks tell each other of a block of rows.
-struct JoinedSums {
-  at::Tensor exponents;  ///< int32 [n + 1]; behind the rows': above 0 if a rank has failed.
-  at::Tensor row_sums;   ///< int64 [4, n]: two sums, the target's logit's bits, its owners.
-};
-
-/// Adds up the shards' sums, by collectives in which a rank takes part though it has failed; every
-/// rank gets the same bits.
-JoinedSums JoinShards(const Memory& memory, int64_t num_rows, int64_t num_tiles,
-                      const RankGroup& group, const at::TensorOptions& on_device,
-                      cudaStream_t stream, Attempt& attempt) {
-  JoinedSums joined = {at::full({num_rows + 1}, kernels::kEmptyExponent, on_device.dtype(at::kInt)),
-                       at::zeros({4, num_rows}, on_device.dtype(at::kLong))};
+/// Joins the shards' sums; every rank gets the same bits. Returns how many ranks have each target.
+at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
+                      const kernels::RowScoresParams& scores, const RankGroup& group,
+                      cudaStream_t stream) {
+  const auto integers = memory.target_logit.options().dtype(at::kLong);
+  const int64_t num_rows = scores.num_rows;
+  at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
+  at::Tensor sums = at::zeros({4, num_rows}, integers);
   kernels::ShardSumsParams params;
-  attempt([&] {
-    params.num_rows = num_rows;
-    params.num_tiles = num_tiles;
-    params.layout = memory.layout;
-    params.sums = As<TileSums>(memory.partials);
-    params.exponents = As<int32_t>(joined.exponents);
-    params.row_sums = As<int64_t>(joined.row_sums);
-    if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "a shard's exponents");
-  });
-  if (attempt.has_failed()) joined.exponents.narrow(0, num_rows, 1).fill_(1);
-  group.Max(joined.exponents);
-  attempt([&] {
-    if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "a shard's sums");
-    // The target's bits come from its only owner, so that their sum is exact as well.
-    joined.row_sums[2].copy_(memory.target_logit.view(at::kInt));
-    joined.row_sums[3].copy_(memory.target_columns >= 0);
-  });
-  group.Sum(joined.row_sums);
-  return joined;
-}
-
-/// Scores of the joined sums. Waits for them: a rank that has failed makes every one throw, as
-/// targets do that none has, or several.
-void ScoreJoined(const JoinedSums& joined, const Rows& rows, const LinearLogprobInputs& inputs,
-                 const LinearLogprobOptions& options, const Shard& shard, const Memory& memory,
-                 const kernels::RowScoresParams& params, cudaStream_t stream, Attempt& attempt,
-                 LinearLogprobOutputs& scores) {
-  const at::Tensor owners = joined.row_sums[3];
-  attempt([&] {
-    memory.target_logit.view(at::kInt).copy_(joined.row_sums[2]);
-    kernels::ShardScoresParams shard_scores;
-    shard_scores.scores = params;
-    shard_scores.exponents = joined.exponents.const_data_ptr<int32_t>();
-    shard_scores.row_sums = joined.row_sums.const_data_ptr<int64_t>();
-    CheckLaunch(LaunchShardScores(shard_scores, stream), "the scores");
-    if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
-  });
-  const auto [fewest, most] = owners.aminmax();
-  const at::Tensor outcome =
-      at::stack({joined.exponents[rows.size()].to(at::kLong), fewest, most}).cpu();
-  const auto* const found = outcome.const_data_ptr<int64_t>();
-  attempt.Rethrow(found[0] > 0);
-  CheckOwners(rows, owners, {found[1], found[2]}, inputs, options, shard.vocab_size);
+  params.num_rows = num_rows;
+  params.num_tiles = num_tiles;
+  params.layout = memory.layout;
+  params.sums = As<TileSums>(memory.partials);
+  params.exponents = As<int32_t>(exponents);
+  params.row_sums = As<int64_t>(sums);
+  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the exponents of a shard");
+  group.Max(exponents);
+  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the sums of a shard");
+  // The target's bits come from its only owner, so that their sum is exact as well.
+  sums[2].copy_(memory.target_logit.view(at::kInt));
+  sums[3].copy_(memory.target_columns >= 0);
+  group.Sum(sums);
+  memory.target_logit.view(at::kInt).copy_(sums[2]);
+  kernels::ShardScoresParams joined;
+  joined.scores = scores;
+  joined.exponents = params.exponents;
+  joined.row_sums = params.row_sums;
+  CheckLaunch(LaunchShardScores(joined, stream), "the scores");
+  return sums[3];
 }
 
 /// The id of the largest logit over the ranks; this rank's are columns of its shard.
@@ -236,29 +212,27 @@ bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOption
   return options.keep_logits != KeptLogits::kWide && IsFused(inputs);
 }
 
+void ReserveFusedRoom(int64_t num_rows, const LinearLogprobInputs& inputs,
+                      const LinearLogprobOptions& options) {
+  const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
+  Allocate(std::min(num_rows, kFusedBlockRows), kernels::NumTiles(inputs.weight.size(0)),
+           inputs.hidden.options(), options);
+}
+
 LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options, const Shard& shard,
                                 const RankGroup& group, const at::Tensor& cache) {
   const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const int64_t num_tiles = kernels::NumTiles(shard.columns);
-  Memory memory;
+  const FusedHead head(rows.hidden, inputs, options, shard);
+  const RowArrays arrays(rows, inputs, options, shard, head);
+  const Memory memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(), options);
+  MakeOperands(arrays, memory, stream);
+  if (num_tiles > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
   Written written;
-  kernels::RowScoresParams params;
-  Attempt attempt;
-  attempt([&] {
-    const FusedHead head(rows.hidden, inputs, options, shard);
-    const RowArrays arrays(rows, inputs, options, shard, head);
-    // Gradients that are linear in the powers do without the largest logit in fp32.
-    const bool are_leveled = options.keep_logits == KeptLogits::kLeveledPowers;
-    memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(),
-                      options.need_argmax || (cache.defined() && !are_leveled), are_leveled);
-    MakeOperands(arrays, memory, stream);
-    if (num_tiles > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
-    params = ScoresParams(memory, options, shard.vocab_size, written);
-  });
+  kernels::RowScoresParams params = ScoresParams(memory, options, shard.vocab_size, written);
   LinearLogprobOutputs& scores = written.scores;
-  if (group.is_alone()) attempt.Rethrow(false);
   if (group.is_alone() && num_tiles > 0) {
     params.num_tiles = num_tiles;
     params.sums = As<TileSums>(memory.partials);
@@ -269,9 +243,14 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
       scores.logprob = at::where(memory.target_columns >= 0, scores.logprob, unowned);
     }
   } else {
-    const JoinedSums joined =
-        JoinShards(memory, rows.size(), num_tiles, group, inputs.hidden.options(), stream, attempt);
-    ScoreJoined(joined, rows, inputs, options, shard, memory, params, stream, attempt, scores);
+    const at::Tensor owners = JoinShards(memory, num_tiles, params, group, stream);
+    if (!rows.are_owned) {
+      const auto [fewest, most] = owners.aminmax();
+      const at::Tensor bounds = at::stack({fewest, most}).cpu();  // one wait for both
+      const auto* const found = bounds.const_data_ptr<int64_t>();
+      CheckOwners(rows, owners, {found[0], found[1]}, inputs, options, shard.vocab_size);
+      if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+    }
   }
   if (options.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
   if (options.need_mean_logit) scores.mean_logit = MeanLogit(rows, inputs, options, shard, group);

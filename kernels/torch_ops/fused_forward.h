@@ -17,6 +17,11 @@ bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOption
 /// Most rows that are scored at a time: their partials take 16 bytes a tile.
 inline constexpr int64_t kFusedBlockRows = 8'192;
 
+/// Takes the memory of a block of so many rows and gives it back to Torch's allocator, where
+/// ScoreFused finds it: what is missing is known before ranks wait for each other.
+void ReserveFusedRoom(int64_t num_rows, const LinearLogprobInputs& inputs,
+                      const LinearLogprobOptions& options);
+
 /// Scores of a block of rows by the fused kernels: logits are nowhere in memory, but for what
 /// `cache`, these rows of one (of powers) or undefined, keeps of them. fp32, argmax
 /// int64. Ranks of `group` call it together.

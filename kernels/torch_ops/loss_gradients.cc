@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/torch_ops/agreement.h"
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/fused_row_loss.h"
@@ -279,36 +280,39 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
   // Dtypes are those written here, whatever autocast would make of them.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
-  const at::Device device = inputs.hidden.device();
   const LinearLogprobOptions computed = OptionsOf(weights, needs, inputs, options);
-  RowSelection selection;
   bool are_all_reached = false;
-  const RankGroup::Extents extents = group.Agree(device, [&] {
+  const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
     CheckArguments(inputs, options, group);
     CheckWeights(weights, inputs);
     FormatOfLogitCache(inputs, options);
     IsForwardFused(inputs, options);
+    Preparation mine;
     // Mostly all rows that count have a weight: looked for at once, they need not be again.
     const UpstreamGradients reaching = HasUniform(weights) ? UpstreamGradients{} : Given(weights);
-    selection = SelectCountedRows(inputs, options, group, reaching);
-    are_all_reached = selection.has_all_counted;
-    if (!are_all_reached) selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
-    std::vector<int64_t> common = CommonArguments(inputs, options, selection);
-    common.insert(common.end(), {needs.hidden, weights.is_mean});
-    for (const double factor : weights.factors) common.push_back(std::bit_cast<int64_t>(factor));
-    const int64_t num_rows = selection.size(inputs.target.numel());
-    // The fewest rows that fit are the largest of their negatives.
-    return RankGroup::Claim{
-        common,
-        {EndOfShard(inputs, options), -RowsThatFit(num_rows, inputs, computed, cache_bytes)}};
+    mine.selection = SelectCountedRows(inputs, options, group, reaching);
+    are_all_reached = mine.selection.has_all_counted;
+    if (!are_all_reached) {
+      mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
+    }
+    mine.common = {needs.hidden, weights.is_mean};
+    for (const double factor : weights.factors) {
+      mine.common.push_back(std::bit_cast<int64_t>(factor));
+    }
+    const int64_t num_rows = mine.selection.size(inputs.target.numel());
+    mine.rows_at_a_time = RowsThatFit(num_rows, inputs, computed, cache_bytes);
+    if (!group.is_alone()) ReserveRoom(mine.selection, inputs, computed);
+    return mine;
   });
-  const Shard shard(inputs, options, extents[0]);
+  const Shard& shard = agreed.shard;
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  const Rows rows = RowsOf(selection, hidden, inputs);
+  Rows rows = RowsOf(agreed.selection, hidden, inputs);
+  rows.are_owned = agreed.are_targets_owned;
 
   const UpstreamGradients row_weights = OfRows(weights, rows, inputs, options);
   Pass pass(inputs, computed, needs, shard, group, are_all_reached);
-  LinearLogprobOutputs scores = pass.Run(rows, row_weights, BlockSize(rows.size(), -extents[1]));
+  LinearLogprobOutputs scores =
+      pass.Run(rows, row_weights, BlockSize(rows.size(), agreed.rows_at_a_time));
   LinearLogprobLoss result;
   result.loss = LossOf(scores, row_weights).to(WideType(inputs));
   if (!options.need_entropy) scores.entropy.reset();

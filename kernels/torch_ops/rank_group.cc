@@ -1,10 +1,12 @@
 #include "kernels/torch_ops/rank_group.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
 
@@ -84,36 +86,53 @@ void RankGroup::Together(const at::Device& device, const std::function<void()>& 
   });
 }
 
-RankGroup::Extents RankGroup::Agree(const at::Device& device,
-                                    const std::function<Claim()>& work) const {
-  if (is_alone()) return work().extents;
+at::Tensor RankGroup::Tell(const at::Device& device, const Attempt& attempt) const {
+  at::Tensor failed = at::full({1}, attempt.has_failed() ? 1 : 0,
+                               at::TensorOptions().dtype(at::kInt).device(device));
+  Max(failed);
+  return failed;
+}
+
+std::vector<RankGroup::Numbers> RankGroup::Agree(const at::Device& device,
+                                                 const std::function<Claim()>& work) const {
+  if (is_alone()) return {work().own};
   Claim mine;
   Attempt attempt;
   attempt([&] {
     mine = work();
-    TORCH_INTERNAL_ASSERT(mine.common.size() <= kClaims);
+    TORCH_INTERNAL_ASSERT(mine.common.size() <= kCommon);
   });
-  // A number's complement is largest where it is smallest.
-  mine.common.resize(kClaims);
-  std::vector<int64_t> claims = {attempt.has_failed() ? 1 : 0};
-  claims.insert(claims.end(), mine.extents.begin(), mine.extents.end());
-  const size_t first_common = claims.size();
+  // Everything is told by the largest number in its place: a number's complement is largest where
+  // the number is smallest, and the place of a rank's own one is the smallest on all others.
+  std::vector<int64_t> told = {attempt.has_failed() ? 1 : 0};
+  mine.common.resize(kCommon);
   for (const int64_t number : mine.common) {
-    claims.push_back(number);
-    claims.push_back(~number);
+    told.push_back(number);
+    told.push_back(~number);
   }
-  at::Tensor largest = at::tensor(claims, at::kLong).to(device);
+  const size_t first_own = told.size();
+  told.resize(first_own + static_cast<size_t>(size()) * mine.own.size(),
+              std::numeric_limits<int64_t>::min());
+  std::copy(mine.own.begin(), mine.own.end(),
+            told.begin() +
+                static_cast<int64_t>(first_own + static_cast<size_t>(rank()) * mine.own.size()));
+  at::Tensor largest = at::tensor(told, at::kLong).to(device);
   Max(largest);
   const at::Tensor found = largest.cpu();
   const auto* const numbers = found.const_data_ptr<int64_t>();
   attempt.Rethrow(numbers[0] != 0);
-  for (size_t i = first_common; i < claims.size(); i += 2) {
+  for (size_t i = 1; i < first_own; i += 2) {
     TORCH_CHECK_VALUE(
         numbers[i] == ~numbers[i + 1],
         "the ranks of the group were called with different targets, sizes or options");
   }
-  std::copy_n(numbers + 1, mine.extents.size(), mine.extents.begin());
-  return mine.extents;
+  std::vector<Numbers> of_ranks(static_cast<size_t>(size()));
+  const int64_t* own = numbers + first_own;
+  for (Numbers& of_rank : of_ranks) {
+    std::copy_n(own, of_rank.size(), of_rank.begin());
+    own += of_rank.size();
+  }
+  return of_ranks;
 }
 
 }  // namespace logprobd::torch_ops

@@ -54,19 +54,23 @@ class RankGroup {
   /// a collective that another does not reach. `device` is the one that the group's backend serves.
   void Together(const at::Device& device, const std::function<void()>& work) const;
 
-  using Extents = std::array<int64_t, 2>;
+  /// int32 [1] on `device`: above 0 if the attempt has failed on any rank. Not waited for.
+  at::Tensor Tell(const at::Device& device, const Attempt& attempt) const;
 
-  /// What ranks tell each other: at most kClaims numbers that must be the same on all, and some of
-  /// which the largest are wanted.
+  /// Numbers of one rank.
+  using Numbers = std::array<int64_t, 3>;
+
+  /// What ranks tell each other: at most kCommon numbers that must be the same on all, and some
+  /// that are each rank's own.
   struct Claim {
     std::vector<int64_t> common;
-    Extents extents = {};
+    Numbers own = {};
   };
-  static constexpr size_t kClaims = 32;
+  static constexpr size_t kCommon = 32;
 
   /// As Together, by the same collective: throws c10::ValueError on every rank unless the claims of
-  /// all have `common` in common, and returns the largest of their `extents`.
-  Extents Agree(const at::Device& device, const std::function<Claim()>& work) const;
+  /// all have `common` in common, and returns what each rank's own numbers are.
+  std::vector<Numbers> Agree(const at::Device& device, const std::function<Claim()>& work) const;
 
  private:
   void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;

@@ -123,7 +123,7 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
   scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
   const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
-  if (!group.is_alone()) {
+  if (!group.is_alone() && !rows.are_owned) {
     const auto [fewest, most] = sums[2].aminmax();
     const OwnerBounds bounds = {fewest.item<int64_t>(), most.item<int64_t>()};
     CheckOwners(rows, sums[2], bounds, inputs, options, shard.vocab_size);
@@ -162,6 +162,23 @@ LinearLogprobOutputs NoScores(const Rows& rows, const LinearLogprobOptions& opti
 }
 
 }  // namespace
+
+void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options) {
+  const int64_t num_all = inputs.target.numel();
+  const int64_t hidden_size = inputs.weight.size(1);
+  at::Tensor gathered;
+  if (options.sequence_parallel) {
+    gathered = at::empty({num_all, hidden_size}, inputs.hidden.options());
+  }
+  if (selection.index.defined()) {
+    at::empty({selection.size(num_all), hidden_size}, inputs.hidden.options());
+  }
+  // Other ways tell the group of every block (Together).
+  if (IsForwardFused(inputs, options)) {
+    ReserveFusedRoom(selection.size(num_all), inputs, options);
+  }
+}
 
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const Shard& shard,

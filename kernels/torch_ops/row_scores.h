@@ -11,6 +11,10 @@
 
 namespace logprobd::torch_ops {
 
+/// Makes sure of the memory that a rank's ScoreRows will take and the others wait for.
+void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options);
+
 /// Scores of `rows`, [n] each, in fp64 or, by the fused kernels, fp32, but for argmax; what is not
 /// needed is undefined. A block of rows and columns at a time: logits -> sums of tiles -> sums of
 /// rows over all shards, in integers

@@ -40,6 +40,10 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
   const at::Tensor unowned = at::nonzero(is_unowned).squeeze(1);
   selection.num_unowned = unowned.size(0);
   if (selection.num_unowned > 0) selection.first_unowned = unowned[0].item<int64_t>();
+  if (index.size(0) > 0) {
+    const auto [least, greatest] = target.index_select(0, index).aminmax();
+    selection.targets = {least.item<int64_t>(), greatest.item<int64_t>() + 1};
+  }
   const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
   selection.target_checksum = (target * places).sum().item<int64_t>();
   return selection;

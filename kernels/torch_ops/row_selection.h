@@ -21,6 +21,8 @@ struct RowSelection {
   bool has_all_counted = true;  ///< No row is left out for want of a gradient.
   int64_t num_unowned = 0;      ///< Selected ones whose target is outside of the ids.
   int64_t first_unowned = 0;    ///< The first of them.
+  IdRange targets = {0,
+                     0};  ///< From the least to behind the greatest of them; empty: there are none.
   /// The sum of (i + 1) target[i] over all rows, modulo 2^64; 0 where nobody looked.
   int64_t target_checksum = 0;
   bool are_unseen = false;  ///< Nobody looked: all rows.

@@ -62,6 +62,7 @@ Rows Rows::Part(int64_t begin, int64_t size) const {
                                : at::arange(begin, begin + size, target.options());
   part.num_all = num_all;
   part.num_unowned = num_unowned;
+  part.are_owned = are_owned;
   part.are_unseen = are_unseen;
   return part;
 }

@@ -19,6 +19,8 @@ struct Rows {
   at::Tensor index;         ///< [n], int64, places among the rows of `target`; undefined: all rows.
   int64_t num_all = 0;      ///< Rows of `target`.
   int64_t num_unowned = 0;  ///< Rows whose target is not among the ids that were asked for.
+  /// Each target is known to be in one rank's shard, of several ranks.
+  bool are_owned = false;
   /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.
   bool are_unseen = false;
 

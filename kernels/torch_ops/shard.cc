@@ -32,8 +32,22 @@ at::Tensor Shard::ColumnWeights(const LinearLogprobInputs& inputs, Columns colum
                   inputs.hidden.options().dtype(at::kDouble));
 }
 
-int64_t EndOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  return options.vocab_start + inputs.weight.size(0);
+IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  return {options.vocab_start, options.vocab_start + inputs.weight.size(0)};
+}
+
+bool AreOwnedOnce(IdRange targets, std::vector<IdRange> parts) {
+  std::sort(parts.begin(), parts.end(),
+            [](const IdRange& a, const IdRange& b) { return a.begin < b.begin; });
+  int64_t reached = targets.begin;
+  for (const IdRange& part : parts) {
+    const int64_t begin = std::max(part.begin, targets.begin);
+    const int64_t end = std::min(part.end, targets.end);
+    if (begin >= end) continue;
+    if (begin != reached) return false;  // a gap, or two parts have the same id
+    reached = end;
+  }
+  return reached >= targets.end;
 }
 
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
@@ -41,7 +55,7 @@ RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const UpstreamGradients& upstream) {
   const at::Tensor target = FlatTarget(inputs);
   if (!group.is_alone()) return SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
-  const Shard shard(inputs, options, EndOfShard(inputs, options));
+  const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
   const IdRange owned = {shard.begin, shard.begin + shard.columns};
   RowSelection selection = SelectRows(target, options.ignore_index, upstream, owned);
   CheckOwned(selection, target, options, shard.vocab_size);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logits.h"
@@ -13,8 +14,8 @@ namespace logprobd::torch_ops {
 
 /// This rank's part of the vocabulary: ids [begin, begin + columns) of vocab_size.
 struct Shard {
-  /// `end`: of the ids that any rank has (EndOfShard). Throws c10::ValueError where vocab_valid is
-  /// beyond it, or it beyond what is served.
+  /// `end`: behind the ids that any rank has. Throws c10::ValueError where vocab_valid is beyond
+  /// it, or it beyond what is served.
   Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end);
 
   /// Weights of the mean logit for some of the columns, fp64.
@@ -25,12 +26,16 @@ struct Shard {
   int64_t vocab_size = 0;  ///< Of the whole vocabulary.
 };
 
-/// Behind the ids of this rank's weight, padding too.
-int64_t EndOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+/// The ids of this rank's weight, padding too.
+IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
+/// Whether each id of `targets` is known to be in one of `parts` and in no other. Without a look at
+/// the targets between the least and the greatest: false may be wrong.
+bool AreOwnedOnce(IdRange targets, std::vector<IdRange> parts);
 
 /// The rows of `inputs` that count in a forward pass, or those of them that `upstream` reaches.
 /// Throws c10::IndexError for a target that is not in the shard of a rank that is alone; a group's
-/// are known later (CheckOwners).
+/// are known later (AreOwnedOnce, CheckOwners).
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
                                const UpstreamGradients& upstream);

@@ -55,10 +55,12 @@ TEST_F(SelectRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
   for (const size_t count : {1, 3, 4, 31, 127, 4'095, 4'096, 4'097, 20'001}) {
     std::vector<int64_t> targets;
     std::vector<int64_t> expected;
+    uint64_t checksum = 0;
     for (size_t row = 0; row < count; ++row) {
       const bool is_ignored = row % 3 == 1 || (row > 4'000 && row < 4'200);
       targets.push_back(is_ignored ? kIgnoreIndex : kFirstId + static_cast<int64_t>(row % 50));
       if (!is_ignored) expected.push_back(static_cast<int64_t>(row));
+      checksum += (row + 1) * static_cast<uint64_t>(targets.back());
     }
 
     const Found found = Select(targets);
@@ -66,7 +68,26 @@ TEST_F(SelectRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
     ASSERT_EQ(found.selected.num_selected, static_cast<int64_t>(expected.size())) << count;
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found.index[i], expected[i]) << count;
     EXPECT_EQ(found.selected.num_unowned, 0);
+    EXPECT_EQ(found.selected.num_counted, found.selected.num_selected);
+    EXPECT_EQ(found.selected.target_checksum, static_cast<int64_t>(checksum)) << count;
   }
+}
+
+TEST_F(SelectRowsTest, TheLeastAndTheGreatestTargetAreThoseOfSelectedRows) {
+  std::vector<int64_t> targets(5'000, 60);
+  targets[17] = 45;
+  targets[4'321] = 88;
+  targets[1] = targets[4'999] = kIgnoreIndex;
+  EXPECT_EQ(Select(targets).selected.least_target, 45);
+  EXPECT_EQ(Select(targets).selected.greatest_target, 88);
+
+  std::vector<float> gradients(5'000, 1.0F);
+  gradients[17] = gradients[4'321] = 0;
+  const SelectedRows reached = Select(targets, gradients).selected;
+  EXPECT_EQ(reached.least_target, 60);
+  EXPECT_EQ(reached.greatest_target, 60);
+  EXPECT_EQ(reached.num_selected, 4'996);
+  EXPECT_EQ(reached.num_counted, 4'998);
 }
 
 TEST_F(SelectRowsTest, ARowThatNoGradientReachesIsLeftOut) {
@@ -95,7 +116,11 @@ TEST_F(SelectRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
   EXPECT_EQ(Select({50, kEndId}, {1.0F, 0.0F}).selected.num_unowned, 0);
 }
 
-TEST_F(SelectRowsTest, OfNoRowsNoneIsSelected) { EXPECT_EQ(Select({}).selected.num_selected, 0); }
+TEST_F(SelectRowsTest, OfNoRowsNoneIsSelected) {
+  const SelectedRows none = Select({}).selected;
+  EXPECT_EQ(none.num_selected, 0);
+  EXPECT_GT(none.least_target, none.greatest_target);
+}
 
 TEST_F(SelectRowsTest, RefusesBrokenBounds) {
   const DeviceArray<SelectedRows> selected(std::vector<SelectedRows>(1));

@@ -252,6 +252,18 @@ def test_ranks_with_different_targets_are_all_told_so(ranks) -> None:
         assert error.startswith("ValueError: the ranks of the group were called with different")
 
 
+def score_at_another_temperature(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
+    return score_shard(rank, _size, given, borders, {"temperature": 0.7 + 0.1 * rank})
+
+
+# The scores of ranks with other temperatures were joined, to those of none.
+def test_ranks_with_different_temperatures_are_all_told_so(ranks) -> None:
+    outcomes = ranks.outcomes(score_at_another_temperature, head(), UNEVEN["aligned"])
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: the ranks of the group were called with different")
+
+
 def score_without_a_gradient(rank: int, _size: int, given: dict, borders: list[int]) -> None:
     mine = shard(given, borders, rank)
     logprob, _, _ = linear_logprob(

@@ -1,0 +1,35 @@
+#include "kernels/torch_ops/agreement.h"
+
+#include <algorithm>
+
+#include "kernels/torch_ops/rows.h"
+
+namespace logprobd::torch_ops {
+
+Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
+                      const LinearLogprobOptions& options,
+                      const std::function<Preparation()>& prepare) {
+  Preparation mine;
+  const auto of_ranks = group.Agree(inputs.hidden.device(), [&] {
+    mine = prepare();
+    RankGroup::Claim claim = {CommonArguments(inputs, options, mine.selection), {}};
+    claim.common.insert(claim.common.end(), mine.common.begin(), mine.common.end());
+    const IdRange ids = IdsOfShard(inputs, options);
+    claim.own = {ids.begin, ids.end, mine.rows_at_a_time};
+    return claim;
+  });
+  int64_t end = 0;
+  int64_t rows_at_a_time = mine.rows_at_a_time;
+  std::vector<IdRange> parts;
+  for (const auto& [part_begin, part_end, part_rows] : of_ranks) {
+    const int64_t valid_end =
+        options.vocab_valid > 0 ? std::min(part_end, options.vocab_valid) : part_end;
+    parts.push_back({part_begin, valid_end});
+    end = std::max(end, part_end);
+    rows_at_a_time = std::min(rows_at_a_time, part_rows);
+  }
+  const bool are_owned = !group.is_alone() && AreOwnedOnce(mine.selection.targets, parts);
+  return {Shard(inputs, options, end), mine.selection, are_owned, rows_at_a_time};
+}
+
+}  // namespace logprobd::torch_ops

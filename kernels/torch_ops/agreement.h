@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/rank_group.h"
+#include "kernels/torch_ops/row_selection.h"
+#include "kernels/torch_ops/shard.h"
+
+namespace logprobd::torch_ops {
+
+/// What a rank brings to a pass over the rows of all.
+struct Preparation {
+  RowSelection selection;       ///< The rows that count.
+  std::vector<int64_t> common;  ///< Beside CommonArguments, what must be the same on every rank.
+  int64_t rows_at_a_time = 0;   ///< How many it can take.
+};
+
+/// What ranks found before a pass, the same on all.
+struct Agreement {
+  Shard shard;
+  RowSelection selection;
+  bool are_targets_owned;  ///< Each is known to be in one shard, of several ranks.
+  int64_t rows_at_a_time;  ///< That every rank can take.
+};
+
+/// Does `prepare` on every rank, by one collective: where it throws on any, or ranks were called
+/// with different arguments, throws on every one. Behind it ranks need not wait for each other to
+/// know that all is well; what a pass takes of memory should have been taken in `prepare`.
+Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
+                      const LinearLogprobOptions& options,
+                      const std::function<Preparation()>& prepare);
+
+}  // namespace logprobd::torch_ops
