@@ -2,7 +2,8 @@
 //
 // Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
 //           f = free 2^(e - K): with one e a row, powers need not be touched but the target's.
-// Work      A block a row. A tile with another exponent than the row's largest is scaled.
+// Work      A block a row. A tile with another exponent than the row's level is scaled: the largest,
+//           or one that is not too far below the row's sum.
 // Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
 // Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
 //           is free times a power of two times 2^x with x in [0, 1): powers relative to another
@@ -10,6 +11,7 @@
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
+#include <cfloat>
 #include <cstdint>
 
 #include "kernels/common/tile.h"
@@ -24,6 +26,10 @@ constexpr int kVector = 8;  // columns, 16 bytes
 constexpr int kTileVectors = kTileColumns / kVector;
 /// 2^x is 0 here and below.
 constexpr float kExponentMin = -200.0F;
+
+/// How far a row's sum may be above its level: other shards may have all that counts of a row, and
+/// a factor, and what is divided by it, must be in range.
+constexpr int64_t kGapMax = 60;
 
 /// 2^exponent; 0 below the normal range, and no more than 2^127.
 __device__ __forceinline__ float PowerOfTwo(int64_t exponent) {
@@ -63,36 +69,48 @@ __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int vector) {
   *words = eight;
 }
 
+/// What a row's powers become relative to, 2^level, and their factor.
+struct RowScale {
+  int64_t level;
+  float factor;
+  bool is_zero;  // powers are 0, the target's element its gradient, and the factor 1
+};
+
+__device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {
+  constexpr float kBound = 4e9F;  // of whole numbers that an exponent or a sum can be
+  const float whole = ceilf(row.log2_sum);
+  const auto sum = static_cast<int64_t>(fminf(fmaxf(whole, -kBound), kBound));
+  RowScale scale;
+  scale.level = max(int64_t{largest}, sum - kGapMax);
+  const float part = Exp2(__fsub_rn(whole, row.log2_sum));
+  scale.factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(scale.level - sum));
+  // NaN stays.
+  scale.is_zero = row.free == 0.0F || fabsf(scale.factor) < FLT_MIN;
+  if (scale.is_zero) scale.factor = 1.0F;
+  return scale;
+}
+
 __global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersParams params) {
   const int64_t i = blockIdx.x;
   const int32_t* const exponents = params.exponents + i * params.exponent_stride;
   __nv_bfloat16* const powers = params.powers + i * params.row_tiles * kTileColumns;
   const RowGradient row = params.rows[i];
-  const int32_t level = LargestExponent(exponents, params.num_tiles);
-  const bool is_zero = row.free == 0.0F;  // the target alone has a gradient, if any
+  const RowScale scale = ScaleOf(row, LargestExponent(exponents, params.num_tiles));
   for (int64_t place = threadIdx.x; place < params.num_tiles * kTileVectors; place += kThreads) {
     const int64_t tile = place / kTileVectors;
     const int32_t exponent = exponents[tile];
-    if (!is_zero && (exponent == level || exponent == kEmptyExponent)) continue;
-    const float factor = is_zero ? 0.0F : PowerOfTwo(int64_t{exponent} - level);
+    if (!scale.is_zero && (exponent == scale.level || exponent == kEmptyExponent)) continue;
+    const float factor = scale.is_zero ? 0.0F : PowerOfTwo(exponent - scale.level);
     ScaleTile(powers + tile * kTileColumns, factor, static_cast<int>(place % kTileVectors));
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  float factor = 1.0F;
-  if (!is_zero) {
-    const float whole = ceilf(row.log2_sum);
-    const float part = Exp2(__fsub_rn(whole, row.log2_sum));
-    constexpr float kBound = 4e9F;  // of whole numbers that an exponent or a sum can be
-    const auto sum = static_cast<int64_t>(fminf(fmaxf(whole, -kBound), kBound));
-    factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(level - sum));
-  }
-  params.factors[i] = factor;
+  params.factors[i] = scale.factor;
   const int32_t target = row.target_column;
   if (target < 0 || target >= params.num_tiles * kTileColumns) return;
   const float p = Exp2(MaxOrNan(row.target_exponent, kExponentMin));
-  const float gradient = __fadd_rn(is_zero ? 0.0F : __fmul_rn(p, row.free), row.target);
-  powers[target] = __float2bfloat16_rn(__fdiv_rn(gradient, factor));
+  const float gradient = __fadd_rn(row.free == 0.0F ? 0.0F : __fmul_rn(p, row.free), row.target);
+  powers[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
 }
 
 }  // namespace

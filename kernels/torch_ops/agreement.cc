@@ -28,7 +28,9 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
     end = std::max(end, part_end);
     rows_at_a_time = std::min(rows_at_a_time, part_rows);
   }
-  const bool are_owned = !group.is_alone() && AreOwnedOnce(mine.selection.targets, parts);
+  CheckParts(parts);
+  const bool are_owned =
+      !group.is_alone() && !mine.selection.are_unseen && AreOwned(mine.selection.targets, parts);
   return {Shard(inputs, options, end), mine.selection, are_owned, rows_at_a_time};
 }
 

@@ -27,8 +27,9 @@ struct Agreement {
 };
 
 /// Does `prepare` on every rank, by one collective: where it throws on any, or ranks were called
-/// with different arguments, throws on every one. Behind it ranks need not wait for each other to
-/// know that all is well; what a pass takes of memory should have been taken in `prepare`.
+/// with different arguments, throws on every one, as where parts of the vocabulary overlap. Behind
+/// it no rank tells the others that it failed: large buffers should have been asked for in
+/// `prepare`.
 Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options,
                       const std::function<Preparation()>& prepare);

@@ -1,6 +1,7 @@
 // Gradients: the rows that are reached, a block of columns at a time (gradient_sums.h), then the
 // sum over the ranks.
 
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -19,6 +20,13 @@ void CheckWeightGrad(const std::optional<at::Tensor>& weight_grad, const at::Ten
   TORCH_CHECK_VALUE(!weight_grad.has_value() || (weight_grad->sizes() == weight.sizes() &&
                                                  weight_grad->scalar_type() == at::kFloat),
                     "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
+}
+
+/// Takes the memory of the sum for all rows' hidden states and gives it back to Torch's allocator,
+/// where OverRanks finds it.
+void ReserveSum(const LinearLogprobInputs& inputs) {
+  at::empty({inputs.target.numel(), inputs.weight.size(1)},
+            inputs.hidden.options().dtype(WideType(inputs)));
 }
 
 }  // namespace
@@ -42,7 +50,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     const int64_t num_rows = reached.size(inputs.target.numel());
     sums = RoomForGradients(inputs, Shard(inputs, options, end), needs, weight_grad, num_rows,
                             AreAddedAtOnce(num_rows));
-    return RankGroup::Claim{{needs.hidden, num_rows}, {end}};
+    if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
+    return RankGroup::Claim{{needs.hidden}, {end}};
   });
   for (const auto& of_rank : of_ranks) end = std::max(end, of_rank.front());
   const Shard shard(inputs, options, end);
@@ -58,7 +67,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   places.index = reached.index;
   places.num_all = inputs.target.numel();
   // The sum does not wait for the others' word that they have not failed; the caller does.
-  const at::Tensor has_failed = group.Tell(device, attempt);
+  const at::Tensor has_failed = group.is_alone() ? at::Tensor() : group.Tell(device, attempt);
   InputGradients gradients = OverRanks(sums, places, inputs, options, group);
   if (!group.is_alone()) attempt.Rethrow(has_failed.item<int>() != 0);
   return gradients;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/rank_group.h"
 #include "kernels/torch_ops/rows.h"

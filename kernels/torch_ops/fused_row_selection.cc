@@ -54,7 +54,9 @@ std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& target, int64_t ig
   selection.has_all_counted = found.num_selected == found.num_counted;
   selection.num_unowned = found.num_unowned;
   selection.first_unowned = found.first_unowned;
-  if (found.num_selected > 0) selection.targets = {found.least_target, found.greatest_target + 1};
+  if (found.num_selected > 0) {
+    selection.targets = IdRange::From(found.least_target, found.greatest_target);
+  }
   selection.target_checksum = found.target_checksum;
   return selection;
 }

@@ -7,8 +7,8 @@
 namespace logprobd::torch_ops {
 
 /// How the fused kernels' cache holds a row of a shard: its powers and their exponents
-/// (kernels::KeptPowers), its largest logit and its target's, in bytes. Rows are whole tiles of
-/// powers apart. T: int64_t, or a symbolic one.
+/// (kernels::KeptPowers), its largest logit (of leveled powers not written) and its target's, in
+/// bytes. Rows are whole tiles of powers apart. T: int64_t, or a symbolic one.
 template <typename T>
 struct KeptRow {
   T num_tiles;

@@ -2,6 +2,8 @@
 
 #include "kernels/torch_ops/loss_gradients.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -93,6 +95,7 @@ UpstreamGradients OfRows(const LossWeights& weights, const Rows& rows,
     at::Tensor values;
     if (given.has_value()) {
       values = rows.Select(given->reshape({-1}));
+      if (values.element_size() == 2) values = values.to(wide.dtype());  // or means are rounded
       if (factor != 1) values = values * factor;
     } else {
       values = at::full({}, factor, wide).expand({rows.size()});
@@ -202,8 +205,10 @@ class Pass {
       const auto block_weights =
           Changed(weights, [&](const at::Tensor& all) { return all.narrow(0, begin, size); });
       const LinearLogprobInputs block_inputs = InputsOf(block, inputs_);
+      // Behind it a rank that fails would leave the others in the collectives of the scores.
       group_.Together(inputs_.hidden.device(), [&] {
         if (begin == 0) cache_ = RoomForLogits(block_inputs, options_);
+        if (!group_.is_alone()) ReserveRoom({}, block_inputs, options_);
       });
       blocks.push_back(ScoreRows(block, inputs_, options_, shard_, group_, cache_));
       attempt([&] {
@@ -301,7 +306,6 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     }
     const int64_t num_rows = mine.selection.size(inputs.target.numel());
     mine.rows_at_a_time = RowsThatFit(num_rows, inputs, computed, cache_bytes);
-    if (!group.is_alone()) ReserveRoom(mine.selection, inputs, computed);
     return mine;
   });
   const Shard& shard = agreed.shard;

@@ -124,9 +124,7 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   scores.lse_rest = scores.lse - scores.lse.to(WideType(inputs));
   const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
   if (!group.is_alone() && !rows.are_owned) {
-    const auto [fewest, most] = sums[2].aminmax();
-    const OwnerBounds bounds = {fewest.item<int64_t>(), most.item<int64_t>()};
-    CheckOwners(rows, sums[2], bounds, inputs, options, shard.vocab_size);
+    CheckOwners(rows, sums[2], inputs, options, shard.vocab_size);
   }
   const double unowned = rows.are_unseen && !options.unowned_is_zero ? nan : 0;
   scores.logprob = at::where(sums[2] > 0, where_finite(logprob), unowned);
@@ -168,11 +166,12 @@ void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& input
   const int64_t num_all = inputs.target.numel();
   const int64_t hidden_size = inputs.weight.size(1);
   at::Tensor gathered;
+  at::Tensor selected;  // as long as the others
   if (options.sequence_parallel) {
     gathered = at::empty({num_all, hidden_size}, inputs.hidden.options());
   }
   if (selection.index.defined()) {
-    at::empty({selection.size(num_all), hidden_size}, inputs.hidden.options());
+    selected = at::empty({selection.size(num_all), hidden_size}, inputs.hidden.options());
   }
   // Other ways tell the group of every block (Together).
   if (IsForwardFused(inputs, options)) {

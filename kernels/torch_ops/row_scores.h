@@ -17,8 +17,8 @@ void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& input
 
 /// Scores of `rows`, [n] each, in fp64 or, by the fused kernels, fp32, but for argmax; what is not
 /// needed is undefined. A block of rows and columns at a time: logits -> sums of tiles -> sums of
-/// rows over all shards, in integers
-/// -> scores. The logits that options.keep_logits wants go to the front of `cache` (logit_cache.h).
+/// rows over all shards, in integers -> scores. The logits that options.keep_logits wants go to the
+/// front of `cache` (logit_cache.h).
 ///
 /// Ranks call it together, with as many rows. Throws c10::IndexError for a target that none has.
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,

@@ -42,7 +42,7 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
   if (selection.num_unowned > 0) selection.first_unowned = unowned[0].item<int64_t>();
   if (index.size(0) > 0) {
     const auto [least, greatest] = target.index_select(0, index).aminmax();
-    selection.targets = {least.item<int64_t>(), greatest.item<int64_t>() + 1};
+    selection.targets = IdRange::From(least.item<int64_t>(), greatest.item<int64_t>());
   }
   const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
   selection.target_checksum = (target * places).sum().item<int64_t>();

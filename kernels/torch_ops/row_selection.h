@@ -13,6 +13,11 @@ namespace logprobd::torch_ops {
 struct IdRange {
   int64_t begin = std::numeric_limits<int64_t>::min();
   int64_t end = std::numeric_limits<int64_t>::max();
+
+  /// The largest number of all has none behind it; no vocabulary has it either.
+  static IdRange From(int64_t least, int64_t greatest) {
+    return {least, greatest == std::numeric_limits<int64_t>::max() ? greatest : greatest + 1};
+  }
 };
 
 /// Rows that are to be computed, found by a look at all.
@@ -21,8 +26,8 @@ struct RowSelection {
   bool has_all_counted = true;  ///< No row is left out for want of a gradient.
   int64_t num_unowned = 0;      ///< Selected ones whose target is outside of the ids.
   int64_t first_unowned = 0;    ///< The first of them.
-  IdRange targets = {0,
-                     0};  ///< From the least to behind the greatest of them; empty: there are none.
+  /// From the least to behind the greatest of their targets; empty: there are none.
+  IdRange targets = {0, 0};
   /// The sum of (i + 1) target[i] over all rows, modulo 2^64; 0 where nobody looked.
   int64_t target_checksum = 0;
   bool are_unseen = false;  ///< Nobody looked: all rows.

@@ -194,13 +194,11 @@ void CheckOwned(const RowSelection& selection, const at::Tensor& target,
                     " others; ignored ones hold ignore_index");
 }
 
-void CheckOwners(const Rows& rows, const at::Tensor& owners, OwnerBounds bounds,
-                 const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                 int64_t vocab_size) {
-  TORCH_CHECK_VALUE(bounds.most <= 1,
-                    "vocab_start: several ranks have the same id; their parts must not overlap");
-  if (options.unowned_is_zero || bounds.fewest > 0) return;
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, int64_t vocab_size) {
+  if (options.unowned_is_zero) return;
   const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
+  if (found.size(0) == 0) return;
   const int64_t first = found[0].item<int64_t>();
   const RowSelection unowned = {
       .index = {},

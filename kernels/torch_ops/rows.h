@@ -66,18 +66,10 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
                                      const LinearLogprobOptions& options,
                                      const RowSelection& selection);
 
-/// The fewest and the most ranks that have any one of the rows' targets.
-struct OwnerBounds {
-  int64_t fewest = 1;
-  int64_t most = 1;
-};
-
-/// `owners`, int64 [n], says how many ranks have each row's target, within `bounds`. Throws
-/// c10::IndexError, naming the first row, where none has unless that is zero by the options, and
-/// c10::ValueError where several have.
-void CheckOwners(const Rows& rows, const at::Tensor& owners, OwnerBounds bounds,
-                 const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                 int64_t vocab_size);
+/// `owners`, int64 [n], says how many ranks have each row's target. Throws c10::IndexError, naming
+/// the first row, where none has unless that is zero by the options. Waits for a GPU.
+void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
+                 const LinearLogprobOptions& options, int64_t vocab_size);
 
 /// What sums and gradients are held in: double where hidden or weight are, else fp32.
 at::ScalarType WideType(const LinearLogprobInputs& inputs);

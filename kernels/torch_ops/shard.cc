@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace logprobd::torch_ops {
 
@@ -10,6 +11,11 @@ namespace {
 
 /// What sums in fixed point hold: kernels/common/row_sums.h.
 constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
+
+void SortByBegin(std::vector<IdRange>& parts) {
+  std::sort(parts.begin(), parts.end(),
+            [](const IdRange& a, const IdRange& b) { return a.begin < b.begin; });
+}
 
 }  // namespace
 
@@ -36,16 +42,23 @@ IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions
   return {options.vocab_start, options.vocab_start + inputs.weight.size(0)};
 }
 
-bool AreOwnedOnce(IdRange targets, std::vector<IdRange> parts) {
-  std::sort(parts.begin(), parts.end(),
-            [](const IdRange& a, const IdRange& b) { return a.begin < b.begin; });
+void CheckParts(std::vector<IdRange> parts) {
+  SortByBegin(parts);
+  int64_t reached = std::numeric_limits<int64_t>::min();
+  for (const IdRange& part : parts) {
+    if (part.begin >= part.end) continue;
+    TORCH_CHECK_VALUE(part.begin >= reached, "vocab_start: several ranks have the same ids, from ",
+                      part.begin, " on; their parts must not overlap");
+    reached = part.end;
+  }
+}
+
+bool AreOwned(IdRange targets, std::vector<IdRange> parts) {
+  SortByBegin(parts);
   int64_t reached = targets.begin;
   for (const IdRange& part : parts) {
-    const int64_t begin = std::max(part.begin, targets.begin);
-    const int64_t end = std::min(part.end, targets.end);
-    if (begin >= end) continue;
-    if (begin != reached) return false;  // a gap, or two parts have the same id
-    reached = end;
+    if (part.begin > reached) break;  // a gap
+    reached = std::max(reached, part.end);
   }
   return reached >= targets.end;
 }

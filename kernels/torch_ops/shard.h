@@ -29,13 +29,16 @@ struct Shard {
 /// The ids of this rank's weight, padding too.
 IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
-/// Whether each id of `targets` is known to be in one of `parts` and in no other. Without a look at
-/// the targets between the least and the greatest: false may be wrong.
-bool AreOwnedOnce(IdRange targets, std::vector<IdRange> parts);
+/// Throws c10::ValueError where two parts of the vocabulary have the same id.
+void CheckParts(std::vector<IdRange> parts);
+
+/// Whether each id of `targets` is known to be in one of `parts`. Without a look at the targets
+/// between the least and the greatest: false may be wrong.
+bool AreOwned(IdRange targets, std::vector<IdRange> parts);
 
 /// The rows of `inputs` that count in a forward pass, or those of them that `upstream` reaches.
 /// Throws c10::IndexError for a target that is not in the shard of a rank that is alone; a group's
-/// are known later (AreOwnedOnce, CheckOwners).
+/// are known later (AreOwned, CheckOwners).
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
                                const UpstreamGradients& upstream);

@@ -6,8 +6,8 @@
 
 One process a GPU. A round is forward and backward of one rank with the whole head, while the others rest, then of
 all with a shard each: hidden states and per-token gradients are the same on every rank, and the gradient of hidden
-is added up over them. Also with logits kept, and with sequence parallelism, where hidden states are gathered and
-their gradient is scattered. Times are of the slowest rank, from a rest to a rest; a speedup is taken within a round.
+is added up over them. Also with logits kept, with sequence parallelism, where hidden states are gathered and
+their gradient is scattered, and the mean loss with gradients formed in the forward. Times are of the slowest rank, from a rest to a rest; a speedup is taken within a round.
 Exits 1 when a figure misses what is wanted of it; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
@@ -39,6 +39,11 @@ WAYS = {
     "operator": {},
     "operator, logits kept": {"memory": "cached"},
     "operator, sequence parallel": {"sequence_parallel": True},
+    operator_bench.MEAN: {"gradients_in_forward": True},
+}
+WHOLE = {
+    "operator, logits kept": operator_bench.kept,
+    operator_bench.MEAN: operator_bench.mean_loss,
 }
 
 
@@ -87,8 +92,10 @@ def shard_of(vocab: int, rank: int, size: int) -> range:
 
 def scores_of_shard(
     hidden: Tensor, weight: Tensor, target: Tensor, *, start: int, options: dict
-) -> tuple[Tensor, Tensor]:
-    logprob, entropy, _ = operator_bench.linear_logprob(
+) -> tuple[Tensor, ...]:
+    is_loss = "gradients_in_forward" in options
+    call = operator_bench.linear_cross_entropy if is_loss else operator_bench.linear_logprob
+    scores = call(
         hidden,
         weight,
         target,
@@ -96,7 +103,7 @@ def scores_of_shard(
         process_group=dist.group.WORLD,
         **options,
     )
-    return logprob, entropy
+    return (scores,) if is_loss else scores[:2]
 
 
 def of_rank(given: Inputs, ranks: Ranks, *, sequence_parallel: bool) -> tuple[Inputs, int]:
@@ -123,12 +130,13 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
     given = operator_bench.inputs_of(rows, hidden, vocab, args.device)
     records = []
     for way, options in WAYS.items():
-        if "memory" in options and 2.1 * rows * vocab > operator_bench.KEPT_BYTES_MAX:
-            continue
         is_scattered = "sequence_parallel" in options
+        if ("memory" in options and 2.1 * rows * vocab > operator_bench.KEPT_BYTES_MAX) or (
+            is_scattered and rows % ranks.size != 0
+        ):
+            continue
         mine, start = of_rank(given, ranks, sequence_parallel=is_scattered)
-        whole = operator_bench.kept if "memory" in options else operator_bench.ours
-        alone = functools.partial(trained, whole, given)
+        alone = functools.partial(trained, WHOLE.get(way, operator_bench.ours), given)
         scores = functools.partial(scores_of_shard, start=start, options=options)
         together = functools.partial(trained, scores, mine)
         for _ in range(WARM_UP):

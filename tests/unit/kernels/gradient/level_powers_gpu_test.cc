@@ -172,6 +172,56 @@ TEST_F(LevelPowersTest, MaskedTilesStayZeroBesideLogitsFarBelowZero) {
   ExpectGradientsOf(c);
 }
 
+/// The constants of a shard's rows of which other shards have 2^`gap` times as much.
+std::vector<RowGradient> Below(std::vector<RowGradient> rows, float gap) {
+  for (RowGradient& row : rows) {
+    row.log2_sum += gap;
+    row.target_exponent -= gap;
+  }
+  return rows;
+}
+
+// The factor was 0 there, and the target's element, divided by it, infinite.
+TEST_F(LevelPowersTest, AShardFarBelowTheOthersKeepsItsTargetAndSmallGradients) {
+  const KeptCase c = LogprobCase(6, 1'000, 3);
+  const std::vector<RowGradient> rows = ConstantsOf(c);
+  const size_t row_columns = static_cast<size_t>(c.row_tiles()) * kTileColumns;
+  for (const float gap : {30.0F, 59.0F, 70.0F, 90.0F, 130.0F, 400.0F}) {
+    const Leveled leveled = Level(c, KeepPowers(c), Below(rows, gap));
+
+    for (size_t i = 0; i < c.rows.size(); ++i) {
+      const KeptRow& row = c.rows[i];
+      const RowSoftmax truth = SoftmaxOf(row);
+      const double scale = kScale / static_cast<double>(row.temperature) * row.upstream.logprob;
+      for (size_t j = 0; j < static_cast<size_t>(c.vocab_size); ++j) {
+        const double p = std::ldexp(truth.p[j], -static_cast<int>(gap));
+        const bool is_target = static_cast<int64_t>(j) == row.target;
+        const double wanted = scale * ((is_target ? 1.0 : 0.0) - p);
+        const double power = testing::FromBits(leveled.powers[i * row_columns + j], Dtype::kBf16);
+        ASSERT_NEAR(power * leveled.factors[i], wanted, 0x1p-7 * std::fabs(wanted) + 0x1p-120)
+            << "gap " << gap << ", row " << i << ", column " << j;
+      }
+      EXPECT_GE(std::fabs(leveled.factors[i]), 0x1p-90F);
+    }
+  }
+}
+
+TEST_F(LevelPowersTest, AWeightThatVanishesBesideThePowersLeavesNoNan) {
+  const KeptCase c = LogprobCase(3, 600, 3);
+  std::vector<RowGradient> rows = ConstantsOf(c);
+  for (RowGradient& row : rows) {
+    row.free = -1e-41F;
+    row.target = 1e-41F;
+  }
+
+  const Leveled leveled = Level(c, KeepPowers(c), rows);
+
+  for (size_t j = 0; j < size_t{3} * 4 * kTileColumns; ++j) {
+    const double power = testing::FromBits(leveled.powers[j], Dtype::kBf16);
+    ASSERT_NEAR(power * leveled.factors[j / (4 * kTileColumns)], 0, 2e-41) << j;
+  }
+}
+
 TEST_F(LevelPowersTest, ARowWithoutAGradientIsZeroWhateverWasKept) {
   KeptCase c = LogprobCase(3, 600, 3);
   std::vector<RowGradient> rows = ConstantsOf(c);

@@ -304,9 +304,31 @@ def test_a_rank_that_fails_in_the_backward_makes_every_rank_raise(ranks) -> None
         assert "failed on another rank" in outcomes[rank][1]
 
 
-def test_shards_that_overlap_are_refused(ranks) -> None:
+def differentiate_another_cache(rank: int, _size: int, given: dict, borders: list[int]) -> None:
+    mine = shard(given, borders, rank)
+    inputs = (*(mine[name] for name in ("hidden", "weight", "target")), None, None, None)
+    group = dist.group.WORLD.group_name
+    options = (1.0, 1.0, 0.0, -100, borders[rank], -1, group, False, False, True, False, False, 1)
+    _, entropy, lse, _, _, rest, cache = torch.ops.logprobd.linear_logprob(*inputs, *options, None)
+    upstream = (torch.ones(ROWS), None, None, None, lse, rest, entropy)
+    torch.ops.logprobd.linear_logprob_backward(
+        *upstream, cache[:, 1:] if rank == 1 else cache, *inputs, *options, [True, True, False]
+    )
+
+
+# Behind the agreement, when the others are on their way to the sum for hidden.
+def test_a_rank_that_fails_among_the_gradients_makes_every_rank_raise(ranks) -> None:
+    outcomes = ranks.outcomes(differentiate_another_cache, head(), UNEVEN["aligned"])
+
+    assert "cache is" in outcomes[1][1]
+    for rank in (0, 2):
+        assert "failed on another rank" in outcomes[rank][1]
+
+
+@pytest.mark.parametrize("overlapping_id", [2 * TILE, 0], ids=["a target", "no target"])
+def test_shards_that_overlap_are_refused(ranks, overlapping_id) -> None:
     given = head()
-    given["target"][0] = 2 * TILE  # both of the first two have it
+    given["target"].fill_(overlapping_id)  # 2 * TILE: both of the last two have it
 
     outcomes = ranks.outcomes(score_overlapping, given)
 
@@ -321,14 +343,15 @@ def score_overlapping(rank: int, _size: int, given: dict) -> dict:
     return score(mine, vocab_start=begin, process_group=dist.group.WORLD)
 
 
-def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks) -> None:
+@pytest.mark.parametrize("target", [VOCAB, -1, 2**31, 2**63 - 1, -(2**63)])
+def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks, target) -> None:
     given = head()
-    given["target"][3] = VOCAB
+    given["target"][3] = target
 
     outcomes = ranks.outcomes(score_shard, given, UNEVEN["aligned"], {})
 
     for _, error in outcomes:
-        assert error.startswith(f"IndexError: target {VOCAB} of row 3")
+        assert error.startswith(f"IndexError: target {target} of row 3")
 
 
 def test_a_target_that_no_shard_owns_may_have_the_gradient_of_the_softmax_alone(ranks) -> None:

@@ -101,6 +101,21 @@ def test_numbers_weigh_every_row_that_counts_alike(reduction, memory_budget):
         torch.testing.assert_close(ours, true, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16))
+def test_a_mean_of_weights_a_row_is_not_rounded_to_their_dtype(dtype):
+    case = make_case()
+    case.target[::3] = IGNORED
+    weights = upstream_of(11, torch.float32)[0].to(dtype)
+    truth = linear_logprob_loss(*case, logprob_weights=weights.double() / 7)[0]
+
+    loss = linear_logprob_loss(*case, logprob_weights=weights, reduction="mean")[0]
+
+    tolerance = {"rtol": 1e-6, "atol": 1e-7}  # fp32's division
+    torch.testing.assert_close(loss, truth, **tolerance)
+    for ours, true in zip(grads(loss, case), grads(truth, case), strict=True):
+        torch.testing.assert_close(ours, true, **tolerance)
+
+
 def test_the_mean_over_no_rows_is_zero():
     case = make_case()
     case.target.fill_(IGNORED)
