@@ -6,9 +6,10 @@
 
 One process a GPU. A round is forward and backward of one rank with the whole head, while the others rest, then of
 all with a shard each: hidden states and per-token gradients are the same on every rank, and the gradient of hidden
-is added up over them. Also with logits kept, with sequence parallelism, where hidden states are gathered and
-their gradient is scattered, and the mean loss with gradients formed in the forward. Times are of the slowest rank, from a rest to a rest; a speedup is taken within a round.
-Exits 1 when a figure misses what is wanted of it; results are written in any case.
+is added up over them. Also with logits kept, with sequence parallelism, where hidden states are gathered and their
+gradient is scattered, and the mean loss with gradients formed in the forward. Times are of the slowest rank, from
+a rest to a rest; a speedup is taken within a round. Exits 1 when a figure misses what is wanted of it; results are
+written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
