@@ -8,10 +8,9 @@
 A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
 operator with a gradient for each token's logprob and entropy, with logits computed again and kept, the mean
 loss with gradients formed in the forward, the same in torch with logits in memory, eager and compiled, and the
-other packages that can be imported (operator_peers.py). Each call comes behind GEMMs that bring the GPU to its
-power limit, and starts when these have ended: otherwise who comes behind a package that leaves the GPU idle has a
-higher clock. Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs and
-gradients. Exits 1 when a figure misses what is wanted of it; results are written in any case.
+other packages that can be imported (operator_peers.py), each round in another order: behind a package that leaves
+the GPU idle its clock is higher. Figures are medians over the rounds, extra memory is what a call holds at its peak
+beyond inputs and gradients. Exits 1 when a figure misses what is wanted of it; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -19,6 +18,7 @@ Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 import argparse
 import functools
 import pathlib
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +35,6 @@ from operator_peers import importable
 from torch import Tensor
 
 WARM_UP = 2
-SETTLING_MS = 30
 IGNORED_SHARE = 0.7
 LOGIT_DEVIATION = 3.0
 EXTRA_MIB = 256  # and the fp32 sum for hidden
@@ -116,16 +115,7 @@ def trained(scores: Callable, given: Inputs) -> None:
         )
 
 
-def settled(gemms: Callable[[], None], device: str) -> None:
-    """Brings a GPU to the clock that it has under load; it is idle afterwards."""
-    begin = time.perf_counter()
-    while device == "cuda" and time.perf_counter() - begin < SETTLING_MS / 1e3:
-        gemms()
-        torch.cuda.synchronize()
-
-
-def seconds(call: Callable[[], None], device: str, settle: Callable[[], None]) -> float:
-    settle()
+def seconds(call: Callable[[], None], device: str) -> float:
     if device == "cpu":
         begin = time.perf_counter()
         call()
@@ -197,14 +187,15 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
         if rows <= SLOW_PEER_ROWS_MAX:
             contenders[name] = functools.partial(trained, scores, given)
     ready = able(contenders)
-    settle = functools.partial(settled, ready[GEMMS], args.device)
-    milliseconds = in_turn(
-        {
-            name: lambda call=call: 1e3 * seconds(call, args.device, settle)
-            for name, call in ready.items()
-        },
-        iter(range(args.rounds)),
-    )
+    milliseconds: dict[str, list[float]] = {name: [] for name in ready}
+    order = random.Random(1)
+    for number in range(args.rounds):
+        shuffled = order.sample(list(ready), len(ready))
+        calls = {
+            name: lambda name=name: 1e3 * seconds(ready[name], args.device) for name in shuffled
+        }
+        for name, figures in in_turn(calls, iter([number])).items():
+            milliseconds[name] += figures
     records = []
     for name, figures in milliseconds.items():
         if name == GEMMS:
