@@ -265,6 +265,7 @@ UNITS = {
     "files/h",
     "threads/h",
     "batch times",
+    "times",
     "requests",
     "swaps",  # of the service and its soak
 }
