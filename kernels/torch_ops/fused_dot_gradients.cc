@@ -73,7 +73,7 @@ class FusedDotGradients : public DotGradients {
     } else {
       Recompute(tile_begin, tile_end, place);
     }
-    const at::Tensor gradient = place.narrow(1, 0, columns.size());
+    at::Tensor gradient = place.narrow(1, 0, columns.size());
     AddBias(gradient, columns);
     return gradient;
   }

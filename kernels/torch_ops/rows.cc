@@ -199,7 +199,7 @@ void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprob
   if (options.unowned_is_zero) return;
   const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
   if (found.size(0) == 0) return;
-  const int64_t first = found[0].item<int64_t>();
+  const auto first = found[0].item<int64_t>();
   const RowSelection unowned = {
       .index = {},
       .num_unowned = found.size(0),
