@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/torch_ops/rows.h"
+#include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/logit_cache.h"
 
 namespace logprobd::torch_ops {
 
@@ -11,6 +12,9 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const std::function<Preparation()>& prepare) {
   Preparation mine;
   const auto of_ranks = group.Agree(inputs.hidden.device(), [&] {
+    CheckArguments(inputs, options, group);
+    FormatOfLogitCache(inputs, options);
+    IsForwardFused(inputs, options);
     mine = prepare();
     RankGroup::Claim claim = {CommonArguments(inputs, options, mine.selection), {}};
     claim.common.insert(claim.common.end(), mine.common.begin(), mine.common.end());
@@ -29,9 +33,11 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
     rows_at_a_time = std::min(rows_at_a_time, part_rows);
   }
   CheckParts(parts);
-  const bool are_owned =
+  const Shard shard(inputs, options, end);
+  Rows rows = RowsOf(mine.selection, HiddenOfAllRows(inputs, options, group), inputs);
+  rows.are_owned =
       !group.is_alone() && !mine.selection.are_unseen && AreOwned(mine.selection.targets, parts);
-  return {Shard(inputs, options, end), mine.selection, are_owned, rows_at_a_time};
+  return {shard, rows, rows_at_a_time};
 }
 
 }  // namespace logprobd::torch_ops

@@ -7,6 +7,7 @@
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/rank_group.h"
 #include "kernels/torch_ops/row_selection.h"
+#include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"
 
 namespace logprobd::torch_ops {
@@ -18,18 +19,17 @@ struct Preparation {
   int64_t rows_at_a_time = 0;   ///< How many it can take.
 };
 
-/// What ranks found before a pass, the same on all.
+/// What ranks know before a pass.
 struct Agreement {
   Shard shard;
-  RowSelection selection;
-  bool are_targets_owned;  ///< Each is known to be in one shard, of several ranks.
+  Rows rows;               ///< Those that count; hidden states of other ranks' rows too.
   int64_t rows_at_a_time;  ///< That every rank can take.
 };
 
-/// Does `prepare` on every rank, by one collective: where it throws on any, or ranks were called
-/// with different arguments, throws on every one, as where parts of the vocabulary overlap. Behind
-/// it no rank tells the others that it failed: large buffers should have been asked for in
-/// `prepare`.
+/// Checks arguments and does `prepare` on every rank, by one collective: where either throws on
+/// any, or ranks were called with different arguments, throws on every one, as where parts of the
+/// vocabulary overlap. Then gathers hidden states that are split over ranks. Behind the collective
+/// no rank tells the others that it failed: large buffers should have been asked for in `prepare`.
 Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options,
                       const std::function<Preparation()>& prepare);

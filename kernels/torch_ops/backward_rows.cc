@@ -5,9 +5,9 @@ namespace {
 
 /// Sets the gradients of some rows, bool [all rows], to 0.
 void Clear(UpstreamGradients& upstream, const at::Tensor& rows) {
-  for (auto* gradient :
-       {&upstream.logprob, &upstream.entropy, &upstream.lse, &upstream.mean_logit}) {
-    if (gradient->has_value()) *gradient = (*gradient)->reshape({-1}).masked_fill(rows, 0);
+  for (const auto score : kScores) {
+    std::optional<at::Tensor>& gradient = upstream.*score;
+    if (gradient.has_value()) gradient = gradient->reshape({-1}).masked_fill(rows, 0);
   }
 }
 

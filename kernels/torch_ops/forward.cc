@@ -4,12 +4,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "kernels/torch_ops/agreement.h"
-#include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logit_cache.h"
 #include "kernels/torch_ops/rank_group.h"
 #include "kernels/torch_ops/row_scores.h"
-#include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"
 
 namespace logprobd::torch_ops {
@@ -21,21 +19,14 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const RankGroup group(options.group);
   at::Tensor cache;
   const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
-    CheckArguments(inputs, options, group);
-    FormatOfLogitCache(inputs, options);
-    IsForwardFused(inputs, options);
     Preparation mine = {SelectCountedRows(inputs, options, group, /*upstream=*/{}), {}, 0};
     cache = RoomForLogits(inputs, options);
     if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
     return mine;
   });
-  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  Rows rows = RowsOf(agreed.selection, hidden, inputs);
-  rows.are_owned = agreed.are_targets_owned;
-  const Shard& shard = agreed.shard;
-  LinearLogprobOutputs scores = ScoreRows(rows, inputs, options, shard, group, cache);
+  LinearLogprobOutputs scores = ScoreRows(agreed.rows, inputs, options, agreed.shard, group, cache);
   scores.cache = cache;
-  return InPlaceOfAll(scores, rows, inputs, options);
+  return InPlaceOfAll(scores, agreed.rows, inputs, options);
 }
 
 }  // namespace logprobd::torch_ops

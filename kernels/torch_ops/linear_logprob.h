@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -91,6 +92,11 @@ struct UpstreamGradients {
   std::optional<at::Tensor> lse;
   std::optional<at::Tensor> mean_logit;
 };
+
+/// All of them, for loops.
+inline constexpr std::array<std::optional<at::Tensor> UpstreamGradients::*, 4> kScores = {
+    &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
+    &UpstreamGradients::mean_logit};
 
 struct GradientNeeds {
   bool hidden = true;

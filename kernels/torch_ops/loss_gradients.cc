@@ -3,16 +3,13 @@
 #include "kernels/torch_ops/loss_gradients.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -40,71 +37,6 @@ UpstreamGradients Changed(const UpstreamGradients& weights, const Change& change
   };
   return {changed(weights.logprob), changed(weights.entropy), changed(weights.lse),
           changed(weights.mean_logit)};
-}
-
-/// Sizes may be symbolic.
-void CheckWeight(const MaybeTensor& values, const char* name, const LinearLogprobInputs& inputs) {
-  if (!values.has_value()) return;
-  TORCH_CHECK_VALUE(values->sym_sizes() == inputs.target.sym_sizes(), name, " has the shape ",
-                    values->sym_sizes(), " and target ", inputs.target.sym_sizes(),
-                    ": it must be the same");
-  TORCH_CHECK_VALUE(values->is_floating_point(), name, " is ", values->scalar_type(),
-                    ": it must hold real numbers");
-  TORCH_CHECK_VALUE(values->device() == inputs.hidden.device(), name, " is on ", values->device(),
-                    " and hidden on ", inputs.hidden.device());
-}
-
-constexpr std::array<MaybeTensor UpstreamGradients::*, 4> kScores = {
-    &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
-    &UpstreamGradients::mean_logit};
-
-/// Those of scores that have a part; where a tensor is absent, there is none here.
-UpstreamGradients Given(const LossWeights& weights) {
-  UpstreamGradients given;
-  for (size_t i = 0; i < kScores.size(); ++i) {
-    if (weights.factors[i] != 0) given.*kScores[i] = weights.rows.*kScores[i];
-  }
-  return given;
-}
-
-/// Whether every row has a weight, whatever tensors hold.
-bool HasUniform(const LossWeights& weights) {
-  for (size_t i = 0; i < kScores.size(); ++i) {
-    if (weights.factors[i] != 0 && !(weights.rows.*kScores[i]).has_value()) return true;
-  }
-  return false;
-}
-
-/// Of `rows`, [n] each; 0 where a row is ignored and yet among them (in graphs).
-UpstreamGradients OfRows(const LossWeights& weights, const Rows& rows,
-                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  const auto wide = inputs.hidden.options().dtype(WideType(inputs));
-  const at::Tensor counts = rows.are_unseen ? rows.target != options.ignore_index : at::Tensor();
-  const double num_rows =
-      weights.is_mean ? static_cast<double>(std::max<int64_t>(rows.size(), 1)) : 1.0;
-  at::Tensor unseen_share;
-  if (weights.is_mean && rows.are_unseen) {
-    unseen_share = counts.sum().clamp_min(1).to(wide.dtype()).reciprocal();
-  }
-  UpstreamGradients result;
-  for (size_t i = 0; i < kScores.size(); ++i) {
-    if (weights.factors[i] == 0) continue;
-    const double factor =
-        unseen_share.defined() ? weights.factors[i] : weights.factors[i] / num_rows;
-    const MaybeTensor& given = weights.rows.*kScores[i];
-    at::Tensor values;
-    if (given.has_value()) {
-      values = rows.Select(given->reshape({-1}));
-      if (values.element_size() == 2) values = values.to(wide.dtype());  // or means are rounded
-      if (factor != 1) values = values * factor;
-    } else {
-      values = at::full({}, factor, wide).expand({rows.size()});
-    }
-    if (unseen_share.defined()) values = values * unseen_share;
-    if (counts.defined()) values = at::where(counts, values, 0);  // whatever ignored ones hold
-    result.*kScores[i] = values;
-  }
-  return result;
 }
 
 /// Rows as if they were all that the operator was called with; each counts.
@@ -263,21 +195,6 @@ class Pass {
 
 }  // namespace
 
-void CheckWeights(const LossWeights& weights, const LinearLogprobInputs& inputs) {
-  constexpr std::array<const char*, 4> kNames = {"logprob_weights", "entropy_weights",
-                                                 "lse_weights", "mean_logit_weights"};
-  bool has_any = false;
-  for (size_t i = 0; i < kScores.size(); ++i) {
-    TORCH_CHECK_VALUE(std::isfinite(weights.factors[i]), kNames[i], " is ", weights.factors[i],
-                      ": it must be finite");
-    CheckWeight(weights.rows.*kScores[i], kNames[i], inputs);
-    has_any = has_any || weights.factors[i] != 0;
-  }
-  TORCH_CHECK_VALUE(has_any,
-                    "logprob_weights, entropy_weights, lse_weights, mean_logit_weights: a loss "
-                    "needs one of them that is not 0");
-}
-
 LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
                                        const LinearLogprobInputs& inputs,
                                        const LinearLogprobOptions& options, GradientNeeds needs,
@@ -288,14 +205,10 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
   const LinearLogprobOptions computed = OptionsOf(weights, needs, inputs, options);
   bool are_all_reached = false;
   const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
-    CheckArguments(inputs, options, group);
     CheckWeights(weights, inputs);
-    FormatOfLogitCache(inputs, options);
-    IsForwardFused(inputs, options);
     Preparation mine;
     // Mostly all rows that count have a weight: looked for at once, they need not be again.
-    const UpstreamGradients reaching = HasUniform(weights) ? UpstreamGradients{} : Given(weights);
-    mine.selection = SelectCountedRows(inputs, options, group, reaching);
+    mine.selection = SelectCountedRows(inputs, options, group, DecidingWeights(weights));
     are_all_reached = mine.selection.has_all_counted;
     if (!are_all_reached) {
       mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
@@ -308,13 +221,9 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     mine.rows_at_a_time = RowsThatFit(num_rows, inputs, computed, cache_bytes);
     return mine;
   });
-  const Shard& shard = agreed.shard;
-  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  Rows rows = RowsOf(agreed.selection, hidden, inputs);
-  rows.are_owned = agreed.are_targets_owned;
-
-  const UpstreamGradients row_weights = OfRows(weights, rows, inputs, options);
-  Pass pass(inputs, computed, needs, shard, group, are_all_reached);
+  const Rows& rows = agreed.rows;
+  const UpstreamGradients row_weights = WeightsOfRows(weights, rows, inputs, options);
+  Pass pass(inputs, computed, needs, agreed.shard, group, are_all_reached);
   LinearLogprobOutputs scores =
       pass.Run(rows, row_weights, BlockSize(rows.size(), agreed.rows_at_a_time));
   LinearLogprobLoss result;

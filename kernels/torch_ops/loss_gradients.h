@@ -2,10 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 
 #include "kernels/torch_ops/linear_logprob.h"
+#include "kernels/torch_ops/loss_weights.h"
 
 namespace logprobd::torch_ops {
 
@@ -15,18 +15,6 @@ struct LinearLogprobLoss {
   LinearLogprobOutputs scores;  ///< As Forward's, without lse_rest and cache.
   InputGradients gradients;     ///< As Backward's.
 };
-
-/// What the rows' scores count in a loss.
-struct LossWeights {
-  UpstreamGradients rows;  ///< Each like target; absent: 1 for every row.
-  /// By which they are multiplied: of logprob, entropy, lse and mean logit. 0: that score has no
-  /// part.
-  std::array<double, 4> factors = {};
-  bool is_mean = false;  ///< Divided by the number of rows that are not ignored, at least 1.
-};
-
-/// Throws c10::ValueError, naming the argument, where weights do not fit; for symbolic sizes too.
-void CheckWeights(const LossWeights& weights, const LinearLogprobInputs& inputs);
 
 /// The loss: the sum over rows of the scores, each times its weight, and the gradients formed on
 /// the way. Rows whose weights are all zero are scored but get no gradient, and a score with a

@@ -12,10 +12,10 @@ namespace {
 /// bool [all rows]: any upstream gradient is not zero; undefined without one.
 at::Tensor Reached(const UpstreamGradients& upstream) {
   at::Tensor reached;
-  for (const auto* gradient :
-       {&upstream.logprob, &upstream.entropy, &upstream.lse, &upstream.mean_logit}) {
-    if (!gradient->has_value()) continue;
-    const at::Tensor here = (*gradient)->reshape({-1}) != 0;
+  for (const auto score : kScores) {
+    const std::optional<at::Tensor>& gradient = upstream.*score;
+    if (!gradient.has_value()) continue;
+    const at::Tensor here = gradient->reshape({-1}) != 0;
     reached = reached.defined() ? reached.logical_or(here) : here;
   }
   return reached;

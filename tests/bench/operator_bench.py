@@ -21,7 +21,7 @@ import pathlib
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels/torch_ops/python"))
@@ -96,6 +96,11 @@ def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor
 def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     logprob, entropy, _ = linear_logprob(hidden, weight, target, memory="cached")
     return logprob, entropy
+
+
+def fits_kept(rows: int, vocab: int) -> bool:
+    """Whether the logits are kept, some 2.1 bytes each."""
+    return 2.1 * rows * vocab <= KEPT_BYTES_MAX
 
 
 def mean_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
@@ -175,7 +180,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
         IGNORED: functools.partial(trained, ours, ignored),
         MEAN: functools.partial(trained, mean_loss, given),
     }
-    if 2.1 * rows * vocab <= KEPT_BYTES_MAX:
+    if fits_kept(rows, vocab):
         contenders[KEPT] = functools.partial(trained, kept, given)
     if not args.no_torch and rows * vocab <= TORCH_LOGITS_MAX:
         contenders["torch"] = functools.partial(trained, in_memory, given)
@@ -262,38 +267,56 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
     return records
 
 
-def arguments() -> argparse.Namespace:
+def parser_of(description: str, *, heads: str, rounds: int) -> argparse.ArgumentParser:
+    """What every benchmark of the operator takes."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--heads", default="4096x151936,2048x151936,1024x151936", help="HxV,...")
+    parser.add_argument("--heads", default=heads, help="HxV,...")
     parser.add_argument("--rows", default="1024,4096,16384", help="tokens of a step, T,...")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument(
         "--quick", action="store_true", help="a small head; nothing is wanted of it"
     )
-    parser.add_argument("--no-torch", action="store_true", help="leave torch's own ways out")
-    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
     parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
-        args.heads, args.rows, args.rounds, args.no_torch = "64x2048", "128", 2, True
+        args.heads, args.rows, args.rounds = "64x2048", "128", 2
+    return args
+
+
+def heads_and_rows(args: argparse.Namespace) -> Iterator[tuple[int, int, list[int]]]:
+    """Hidden size, vocabulary, and the rows to take; says first where and at what records are made."""
+    bench_records.ORIGIN.update(
+        machine=bench_records.machine(with_gpu=args.device == "cuda"),
+        commit=args.commit or bench_records.commit(),
+    )
+    for head in args.heads.split(","):
+        hidden, vocab = (int(size) for size in head.split("x"))
+        yield hidden, vocab, [int(rows) for rows in args.rows.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__ or "", heads="4096x151936,2048x151936,1024x151936", rounds=9)
+    parser.add_argument("--no-torch", action="store_true", help="leave torch's own ways out")
+    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
+    args = parsed(parser)
+    args.no_torch = args.no_torch or args.quick
     return args
 
 
 def main() -> int:
     args = arguments()
-    bench_records.ORIGIN.update(
-        machine=bench_records.machine(with_gpu=args.device == "cuda"),
-        commit=args.commit or bench_records.commit(),
-    )
     records: list[dict] = []
-    for head in args.heads.split(","):
-        hidden, vocab = (int(size) for size in head.split("x"))
-        for rows in args.rows.split(","):
-            records += measure(args, int(rows), hidden, vocab)
+    for hidden, vocab, all_rows in heads_and_rows(args):
+        for rows in all_rows:
+            records += measure(args, rows, hidden, vocab)
             if args.out:
                 bench_records.write(records, args.out)
         records += gradient_errors(hidden, vocab, args.device)

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import bench_records
 import operator_bench
@@ -36,15 +37,26 @@ WARM_UP = 2
 LEAST_WANTED = {2: 1.85, 4: 3.5}
 LEAST_WANTED_HIDDEN = 4096  # of smaller heads there is less work beside the same waiting
 LEAST_WANTED_ROWS = 4096
+
+
+class Way(NamedTuple):
+    """How a step is computed: with the whole head, and with what options of a shard beside."""
+
+    whole: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+    options: dict[str, Any] = {}
+    is_loss: bool = False
+    is_scattered: bool = False
+
+
 WAYS = {
-    "operator": {},
-    "operator, logits kept": {"memory": "cached"},
-    "operator, sequence parallel": {"sequence_parallel": True},
-    operator_bench.MEAN: {"gradients_in_forward": True},
-}
-WHOLE = {
-    "operator, logits kept": operator_bench.kept,
-    operator_bench.MEAN: operator_bench.mean_loss,
+    "operator": Way(operator_bench.ours),
+    operator_bench.KEPT: Way(operator_bench.kept, {"memory": "cached"}),
+    "operator, sequence parallel": Way(
+        operator_bench.ours, {"sequence_parallel": True}, is_scattered=True
+    ),
+    operator_bench.MEAN: Way(
+        operator_bench.mean_loss, {"gradients_in_forward": True}, is_loss=True
+    ),
 }
 
 
@@ -92,27 +104,26 @@ def shard_of(vocab: int, rank: int, size: int) -> range:
 
 
 def scores_of_shard(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, start: int, options: dict
+    hidden: Tensor, weight: Tensor, target: Tensor, *, start: int, way: Way
 ) -> tuple[Tensor, ...]:
-    is_loss = "gradients_in_forward" in options
-    call = operator_bench.linear_cross_entropy if is_loss else operator_bench.linear_logprob
+    call = operator_bench.linear_cross_entropy if way.is_loss else operator_bench.linear_logprob
     scores = call(
         hidden,
         weight,
         target,
         vocab_start=start,
         process_group=dist.group.WORLD,
-        **options,
+        **way.options,
     )
-    return (scores,) if is_loss else scores[:2]
+    return (scores,) if way.is_loss else scores[:2]
 
 
-def of_rank(given: Inputs, ranks: Ranks, *, sequence_parallel: bool) -> tuple[Inputs, int]:
+def of_rank(given: Inputs, ranks: Ranks, *, is_scattered: bool) -> tuple[Inputs, int]:
     """What the rank holds, and its first id."""
     ids = shard_of(given.weight.shape[0], ranks.rank, ranks.size)
     part = given.weight.detach()[ids.start : ids.stop].clone().requires_grad_()
     hidden = given.hidden.detach()
-    if sequence_parallel:
+    if is_scattered:
         hidden = hidden.chunk(ranks.size)[ranks.rank].clone()
     return given._replace(hidden=hidden.requires_grad_(), weight=part), ids.start
 
@@ -130,15 +141,14 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
         say(f"{name}:")
     given = operator_bench.inputs_of(rows, hidden, vocab, args.device)
     records = []
-    for way, options in WAYS.items():
-        is_scattered = "sequence_parallel" in options
-        if ("memory" in options and 2.1 * rows * vocab > operator_bench.KEPT_BYTES_MAX) or (
-            is_scattered and rows % ranks.size != 0
-        ):
+    for way_name, way in WAYS.items():
+        if way_name == operator_bench.KEPT and not operator_bench.fits_kept(rows, vocab):
             continue
-        mine, start = of_rank(given, ranks, sequence_parallel=is_scattered)
-        alone = functools.partial(trained, WHOLE.get(way, operator_bench.ours), given)
-        scores = functools.partial(scores_of_shard, start=start, options=options)
+        if way.is_scattered and rows % ranks.size != 0:
+            continue
+        mine, start = of_rank(given, ranks, is_scattered=way.is_scattered)
+        alone = functools.partial(trained, way.whole, given)
+        scores = functools.partial(scores_of_shard, start=start, way=way)
         together = functools.partial(trained, scores, mine)
         for _ in range(WARM_UP):
             ranks.seconds(alone, is_alone=True)
@@ -148,7 +158,7 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
             one = ranks.seconds(alone, is_alone=True)
             times.append((1e3 * one, 1e3 * ranks.seconds(together, is_alone=False)))
         ones, alls = zip(*times, strict=True)
-        what = f"{way}, {ranks.size} GPUs, {name}"
+        what = f"{way_name}, {ranks.size} GPUs, {name}"
         note = "" if args.quick else speedup_wanted(ranks.size, rows, hidden)
         records += [
             bench_records.record_of_rounds(
@@ -162,22 +172,17 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
             ),
         ]
         if ranks.rank == 0:
-            say(f"  {way}: {statistics.median(ones):.2f} -> {statistics.median(alls):.2f} ms")
+            say(f"  {way_name}: {statistics.median(ones):.2f} -> {statistics.median(alls):.2f} ms")
         given.hidden.grad = given.weight.grad = None
     return records
 
 
 def serve(rank: int, args: argparse.Namespace, store: str) -> None:
     ranks = Ranks(rank, args.ranks, args.device, store)
-    bench_records.ORIGIN.update(
-        machine=bench_records.machine(with_gpu=args.device == "cuda"),
-        commit=args.commit or bench_records.commit(),
-    )
     records: list[dict] = []
-    for head in args.heads.split(","):
-        hidden, vocab = (int(size) for size in head.split("x"))
-        for rows in args.rows.split(","):
-            records += measure(ranks, args, (int(rows), hidden, vocab))
+    for hidden, vocab, all_rows in operator_bench.heads_and_rows(args):
+        for rows in all_rows:
+            records += measure(ranks, args, (rows, hidden, vocab))
             if rank == 0 and args.out:
                 bench_records.write(records, args.out)
     dist.destroy_process_group()
@@ -188,25 +193,12 @@ def serve(rank: int, args: argparse.Namespace, store: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser = operator_bench.parser_of(__doc__ or "", heads="4096x151936,2048x151936", rounds=7)
     parser.add_argument("--ranks", type=int, help="processes; default: as many as GPUs")
-    parser.add_argument("--heads", default="4096x151936,2048x151936", help="HxV,...")
-    parser.add_argument("--rows", default="1024,4096,16384", help="tokens of a step, T,...")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--quick", action="store_true", help="a small head; nothing is wanted of it"
-    )
-    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
-    args = parser.parse_args()
+    args = operator_bench.parsed(parser)
     args.ranks = args.ranks or torch.cuda.device_count()
     if args.ranks < 2:
         parser.error("several GPUs are needed, or --device cpu --ranks 2")
-    if args.quick:
-        args.heads, args.rows, args.rounds = "64x2048", "128", 2
     return args
 
 

@@ -75,9 +75,15 @@ def true_scores(case: Case, **options) -> list[Tensor]:
     return [getattr(scores, name) for name in OUTPUTS]
 
 
-def gradients(scores, case: Case, upstream) -> tuple[Tensor, ...]:
+def gradients(scores, case: Case, upstream=None) -> tuple[Tensor, ...]:
     return torch.autograd.grad(scores, case.leaves, upstream)
 
 
 def error_of(ours: Tensor, truth: Tensor) -> float:
     return ((ours.double() - truth.double()).norm() / truth.double().norm()).item()
+
+
+def assert_same(ours, truth) -> None:
+    for our, true in zip(ours, truth, strict=True):
+        assert our.shape == true.shape
+        torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)

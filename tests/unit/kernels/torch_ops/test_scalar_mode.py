@@ -9,13 +9,15 @@ from gradient_cases import (
     OPTIONS,
     SIXTEEN_BIT_ERROR_MAX,
     Case,
+    assert_same,
     error_of,
+    gradients,
     make_case,
     score,
     true_scores,
     upstream_of,
 )
-from logprobd_ops import linear_cross_entropy, linear_logprob_loss
+from logprobd_ops import linear_logprob_loss
 from torch import Tensor
 
 NAMES = ("logprob_weights", "entropy_weights", "lse_weights", "mean_logit_weights")
@@ -24,10 +26,6 @@ CACHE_ROW_BYTES = 200 * 8  # of a case in double
 
 def weights_of(shape, dtype=torch.float64) -> dict[str, Tensor]:
     return dict(zip(NAMES, upstream_of(shape, dtype), strict=True))
-
-
-def grads(loss: Tensor, case: Case, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss, case.leaves, upstream)
 
 
 def token_loss(case: Case, weights: dict[str, Tensor], **options) -> Tensor:
@@ -39,12 +37,6 @@ def token_loss(case: Case, weights: dict[str, Tensor], **options) -> Tensor:
 def true_loss(case: Case, weights: dict[str, Tensor], **options) -> Tensor:
     scores = true_scores(case, **options)
     return sum((weights[name] * s).sum() for name, s in zip(NAMES, scores, strict=True))
-
-
-def assert_same(ours, truth) -> None:
-    for our, true in zip(ours, truth, strict=True):
-        assert our.shape == true.shape
-        torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)
 
 
 # Values.
@@ -63,7 +55,7 @@ def test_every_option_has_the_reference_loss_and_gradient(name, rows_at_a_time):
 
     truth = true_loss(case, weights, **OPTIONS[name])
     assert_same([loss], [truth])
-    assert_same(grads(loss, case), grads(truth, case))
+    assert_same(gradients(loss, case), gradients(truth, case))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +68,7 @@ def test_one_kind_of_weights_alone(name):
 
     truth = true_loss(case, weights)
     assert_same([loss], [truth])
-    assert_same(grads(loss, case), grads(truth, case))
+    assert_same(gradients(loss, case), gradients(truth, case))
 
 
 @pytest.mark.parametrize("reduction", ("sum", "mean"))
@@ -97,7 +89,7 @@ def test_numbers_weigh_every_row_that_counts_alike(reduction, memory_budget):
     loss = linear_logprob_loss(*case, **numbers, reduction=reduction, **options)[0]
 
     torch.testing.assert_close(loss, truth, rtol=1e-12, atol=1e-12)
-    for ours, true in zip(grads(loss, case), grads(truth, case), strict=True):
+    for ours, true in zip(gradients(loss, case), gradients(truth, case), strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-12, atol=1e-12)
 
 
@@ -112,7 +104,7 @@ def test_a_mean_of_weights_a_row_is_not_rounded_to_their_dtype(dtype):
 
     tolerance = {"rtol": 1e-6, "atol": 1e-7}  # fp32's division
     torch.testing.assert_close(loss, truth, **tolerance)
-    for ours, true in zip(grads(loss, case), grads(truth, case), strict=True):
+    for ours, true in zip(gradients(loss, case), gradients(truth, case), strict=True):
         torch.testing.assert_close(ours, true, **tolerance)
 
 
@@ -121,7 +113,7 @@ def test_the_mean_over_no_rows_is_zero():
     case.target.fill_(IGNORED)
     loss = linear_logprob_loss(*case, logprob_weights=-1.0, reduction="mean")[0]
     assert loss == 0
-    assert all((gradient == 0).all() for gradient in grads(loss, case))
+    assert all((gradient == 0).all() for gradient in gradients(loss, case))
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
@@ -131,9 +123,9 @@ def test_rows_that_fit_the_budget_have_the_gradient_bits_of_the_operator_of_each
     weights = weights_of(64, torch.float64 if dtype == torch.float64 else torch.float32)
 
     loss, *_ = linear_logprob_loss(*case, **weights)
-    ours = grads(loss, case)
+    ours = gradients(loss, case)
 
-    truth = grads(token_loss(case, weights, memory="cached"), case)
+    truth = gradients(token_loss(case, weights, memory="cached"), case)
     assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
 
 
@@ -170,9 +162,11 @@ def test_sixteen_bit_gradients_are_rounded_once_in_one_block_or_many(memory_budg
     loss, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
 
     assert loss.dtype == torch.float32 and loss.shape == ()
-    ours = grads(loss, case)
+    ours = gradients(loss, case)
     exact = case.to(torch.float64)
-    truth = grads(true_loss(exact, {name: each.double() for name, each in weights.items()}), exact)
+    truth = gradients(
+        true_loss(exact, {name: each.double() for name, each in weights.items()}), exact
+    )
     assert all(our.dtype == torch.bfloat16 for our in ours)
     assert all(
         error_of(our, true) <= SIXTEEN_BIT_ERROR_MAX for our, true in zip(ours, truth, strict=True)
@@ -189,7 +183,7 @@ def test_more_rows_than_a_block_holds():
 
     truth = true_loss(many, weights)
     torch.testing.assert_close(loss, truth)
-    for our, true in zip(grads(loss, few), grads(truth, few), strict=True):
+    for our, true in zip(gradients(loss, few), gradients(truth, few), strict=True):
         assert error_of(our, true) <= 1e-10
 
 
@@ -204,7 +198,7 @@ def test_sequences_of_any_stride():
 
     truth = true_loss(tied, weights)
     assert logprob.shape == (4, 3)
-    assert_same([loss, *grads(loss, case)], [truth, *grads(truth, case)])
+    assert_same([loss, *gradients(loss, case)], [truth, *gradients(truth, case)])
 
 
 # Rows.
@@ -219,7 +213,7 @@ def test_ignored_rows_have_no_part_whatever_they_and_their_weights_hold(memory_b
     weights = weights_of(11)
     rest = case._replace(hidden=case.hidden[kept], target=case.target[kept])
     truth = true_loss(rest, {name: each[kept] for name, each in weights.items()})
-    true_grads = grads(truth, case)
+    true_grads = gradients(truth, case)
     with torch.no_grad():
         case.hidden[ignored] = math.nan
     for each in weights.values():
@@ -227,7 +221,7 @@ def test_ignored_rows_have_no_part_whatever_they_and_their_weights_hold(memory_b
 
     loss, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
 
-    assert_same([loss, *grads(loss, case)], [truth, *true_grads])
+    assert_same([loss, *gradients(loss, case)], [truth, *true_grads])
 
 
 @pytest.mark.parametrize("memory_budget", (None, 3 * CACHE_ROW_BYTES))
@@ -238,13 +232,13 @@ def test_rows_of_weight_zero_are_scored_and_get_no_gradient(memory_budget):
     for each in weights.values():
         each[without] = 0
     truth = true_loss(case, weights)
-    true_grads = grads(truth, case)
+    true_grads = gradients(truth, case)
     with torch.no_grad():
         case.hidden[9] = math.nan
 
     loss, logprob, *_ = linear_logprob_loss(*case, **weights, memory_budget=memory_budget)
 
-    ours = grads(loss, case)
+    ours = gradients(loss, case)
     assert (logprob[[1, 2]] != 0).all() and logprob[9].isnan()
     assert (ours[0][without] == 0).all()
     assert_same([loss, *ours], [truth, *true_grads])
@@ -259,7 +253,7 @@ def test_weights_of_zero_alone_give_exact_zeros(memory_budget):
     )
 
     assert loss == 0
-    assert all((each == 0).all() for each in grads(loss, case))
+    assert all((each == 0).all() for each in gradients(loss, case))
 
 
 def test_no_rows_and_only_ignored_rows_give_exact_zeros():
@@ -269,7 +263,7 @@ def test_no_rows_and_only_ignored_rows_give_exact_zeros():
         loss, *_ = linear_logprob_loss(*case, **weights_of(case.target.shape))
 
         assert loss == 0
-        assert all((each == 0).all() for each in grads(loss, case))
+        assert all((each == 0).all() for each in gradients(loss, case))
 
 
 def test_unowned_targets_have_the_gradient_of_minus_lse():
@@ -280,7 +274,7 @@ def test_unowned_targets_have_the_gradient_of_minus_lse():
     loss, *_ = linear_logprob_loss(*case, **weights, unowned_target="zero", memory_budget=0)
 
     truth = token_loss(case, weights, unowned_target="zero")
-    assert_same([loss, *grads(loss, case)], [truth, *grads(truth, case)])
+    assert_same([loss, *gradients(loss, case)], [truth, *gradients(truth, case)])
 
 
 # The backward.
@@ -290,11 +284,11 @@ def test_unowned_targets_have_the_gradient_of_minus_lse():
 def test_gradients_are_multiplied_by_the_upstream_gradient(factor):
     case = make_case()
     weights = weights_of(11)
-    truth = grads(true_loss(case, weights) * factor, case)
+    truth = gradients(true_loss(case, weights) * factor, case)
 
     loss, *_ = linear_logprob_loss(*case, **weights)
 
-    assert_same(grads(loss * factor, case), truth)
+    assert_same(gradients(loss * factor, case), truth)
 
 
 def test_a_factor_of_one_leaves_the_gradient_s_memory_alone():
@@ -310,7 +304,7 @@ def test_a_factor_of_one_leaves_the_gradient_s_memory_alone():
 def test_a_gradient_of_one_input_alone(wanted):
     case = make_case()
     weights = weights_of(11)
-    all_three = grads(linear_logprob_loss(*case, **weights)[0], case)
+    all_three = gradients(linear_logprob_loss(*case, **weights)[0], case)
     for i, leaf in enumerate(case.leaves):
         leaf.requires_grad_(i == wanted)
 
@@ -340,7 +334,7 @@ def test_without_a_bias():
 def test_gradients_of_two_calls_add_up():
     case = make_case()
     weights = weights_of(11)
-    truth = grads(true_loss(case, weights), case)
+    truth = gradients(true_loss(case, weights), case)
 
     for _ in range(2):
         linear_logprob_loss(*case, **weights)[0].backward()
@@ -389,7 +383,7 @@ def test_under_activation_checkpointing():
 
     loss = torch.utils.checkpoint.checkpoint(function, *case, use_reentrant=False)
 
-    assert_same(grads(loss, case), grads(true_loss(case, weights), case))
+    assert_same(gradients(loss, case), gradients(true_loss(case, weights), case))
 
 
 # Compiled callers.
@@ -416,7 +410,7 @@ def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
         assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
         assert all(
             torch.equal(our, same)
-            for our, same in zip(grads(ours[0], case), grads(truth[0], case), strict=True)
+            for our, same in zip(gradients(ours[0], case), gradients(truth[0], case), strict=True)
         )
 
 
@@ -488,63 +482,3 @@ def test_an_unknown_reduction_is_named():
 def test_a_budget_below_zero_is_named():
     with pytest.raises(ValueError, match="memory_budget"):
         linear_logprob_loss(*make_case(), logprob_weights=torch.ones(11), memory_budget=-1)
-
-
-# The cross-entropy.
-
-
-@pytest.mark.parametrize("reduction", ("sum", "mean"))
-@pytest.mark.parametrize("smoothing", (0.0, 0.2))
-@pytest.mark.parametrize("has_classes", (False, True))
-@pytest.mark.parametrize("memory_budget", (None, 0))
-def test_cross_entropy_with_gradients_in_the_forward(
-    reduction, smoothing, has_classes, memory_budget
-):
-    case = make_case()
-    case.target[[2, 7]] = IGNORED
-    classes = torch.arange(200).remainder(9).double() / 4 if has_classes else None
-    options = {"reduction": reduction, "label_smoothing": smoothing}
-    logits = torch.nn.functional.linear(case.hidden, case.weight, case.bias)
-    truth = torch.nn.functional.cross_entropy(logits, case.target, classes, **options)
-
-    loss = linear_cross_entropy(
-        *case,
-        class_weights=classes,
-        gradients_in_forward=True,
-        memory_budget=memory_budget,
-        **options,
-    )
-
-    assert_same([loss, *grads(3 * loss, case)], [truth, *grads(3 * truth, case)])
-
-
-def test_cross_entropy_returns_the_same_beside_the_loss():
-    case = make_case()
-    case.target[:4] = true_scores_argmax(case)[:4]
-    options = {"return_z_loss": True, "return_token_accuracy": True, "label_smoothing": 0.1}
-
-    ours = linear_cross_entropy(
-        *case, gradients_in_forward=True, return_predicted_tokens=True, **options
-    )
-
-    truth = linear_cross_entropy(*case, return_predicted_tokens=True, **options)
-    assert_same(ours, truth)
-
-
-def true_scores_argmax(case: Case) -> Tensor:
-    return torch.nn.functional.linear(case.hidden, case.weight, case.bias).argmax(-1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"reduction": "none"},
-        {"z_loss": 1e-3},
-        {"token_scaling": True},
-        {"weight_grad": torch.zeros(200, 9)},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_cross_entropy_refuses_what_a_forward_cannot_form(options):
-    with pytest.raises(ValueError, match=f"gradients_in_forward: {next(iter(options))}"):
-        linear_cross_entropy(*make_case(), gradients_in_forward=True, **options)
