@@ -20,6 +20,11 @@ cudaError_t LaunchFusedGradient(const FusedGradientParams& /*params*/, cudaStrea
   return cudaErrorNotSupported;
 }
 
+cudaError_t LaunchFusedGradientAs(const FusedGradientParams& /*params*/,
+                                  const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
+  return cudaErrorNotSupported;
+}
+
 cudaError_t LaunchFusedTopK(const FusedTopKParams& /*params*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }

@@ -1,7 +1,5 @@
 #include "kernels/fused_sm90/fused_choice.h"
 
-#include <initializer_list>
-
 namespace logprobd::kernels {
 namespace {
 
@@ -13,6 +11,15 @@ constexpr int64_t kAlongVocabDepthMin = 2'560;
 constexpr int64_t kWideDepthMax = 1'280;
 /// Up to here 128-row tiles are faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
+
+constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
+
+/// Whether pairs of 64-row tiles are fastest: for one of them, or where three leave out a fourth
+/// part of what two pairs of 128-row tiles take. Measured: README.md.
+bool FitsPairs(int64_t num_rows) {
+  constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);
+  return num_rows <= kPairRows || (num_rows > 2 * kPairRows && num_rows <= 3 * kPairRows);
+}
 
 /// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no
 /// more than a thirty-second: both tile counts are rounded up to whole groups of so many
@@ -30,14 +37,19 @@ int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
 }  // namespace
 
 FusedChoice ChooseFused(const FusedShape& shape) {
-  for (const FusedTile small : {FusedTile::k64PingPong, FusedTile::k64Pair}) {
-    if (shape.num_rows <= ClusterRows(small)) return {small, FusedRaster::kAlongRows, 1};
+  if (shape.num_rows <= ClusterRows(FusedTile::k64PingPong)) {
+    return {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1};
   }
+  if (FitsPairs(shape.num_rows)) return kPair;
   if (shape.num_rows <= kFewRowsMax || shape.depth < kCooperativeDepthMin) {
     return ChoosePingPong(shape);
   }
   constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
   return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
+}
+
+FusedChoice ChooseGradient(const FusedShape& shape) {
+  return FitsPairs(shape.num_rows) ? kPair : ChoosePingPong(shape);
 }
 
 FusedChoice ChoosePingPong(const FusedShape& shape) {
@@ -50,7 +62,12 @@ FusedChoice ChoosePingPong(const FusedShape& shape) {
 }
 
 int64_t FusedRowStep(const FusedShape& shape) {
-  const int64_t cluster_rows = ClusterRows(ChooseFused(shape).tile);
+  FusedTile tile = ChooseFused(shape).tile;
+  // Three pairs are faster than four, but a row costs less in two or in four.
+  if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && tile == FusedTile::k64Pair) {
+    tile = FusedTile::k128PingPong;
+  }
+  const int64_t cluster_rows = ClusterRows(tile);
   // An odd number of clusters leaves no swizzle, the slowest order of tiles; of few clusters one
   // more costs more than that.
   return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;

@@ -7,7 +7,7 @@ namespace logprobd::kernels {
 /// The block tiles that the kernel was built for: rows x 192 columns. All give the same bits.
 enum class FusedTile : int32_t {
   k64PingPong,      ///< Up to 64 rows: as fast as the weight can be read.
-  k64Pair,          ///< Up to 128: two blocks read the weight's tile together.
+  k64Pair,          ///< Two blocks read the weight's tile together: up to 128, 257 to 384.
   k128PingPong,     ///< One tile's epilogue hides behind the next one's products.
   k256Cooperative,  ///< Least operand traffic; its epilogue stands alone.
 };
@@ -52,6 +52,9 @@ FusedChoice ChooseFused(const FusedShape& shape);
 
 /// The same for tiles of 128 rows alone, which hide an epilogue that writes for every logit.
 FusedChoice ChoosePingPong(const FusedShape& shape);
+
+/// What is fastest for gradients, which are made by tiles of 64 rows in pairs, and of 128.
+FusedChoice ChooseGradient(const FusedShape& shape);
 
 /// Rows in whose multiples a shape as large as `shape` is computed best: a cluster's, or those of
 /// two where a swizzle matters.

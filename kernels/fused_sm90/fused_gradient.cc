@@ -16,26 +16,45 @@ bool IsValid(const FusedGradientParams& params) {
          params.gradient_stride >= columns && params.gradient_stride % kAlignmentElements == 0;
 }
 
-template <Dtype kDtype>
+template <FusedTile kTile, Dtype kDtype>
 cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
   const bool transforms = params.head.bias != nullptr || !params.head.transform.IsIdentity() ||
                           params.column_weights != nullptr;
-  return transforms ? internal::LaunchGradientInstance<kDtype, true>(params, choice, stream)
-                    : internal::LaunchGradientInstance<kDtype, false>(params, choice, stream);
+  return transforms ? internal::LaunchGradientInstance<kTile, kDtype, true>(params, choice, stream)
+                    : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
+}
+
+template <FusedTile kTile>
+cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
+                     cudaStream_t stream) {
+  return params.head.dtype == Dtype::kBf16 ? LaunchOf<kTile, Dtype::kBf16>(params, choice, stream)
+                                           : LaunchOf<kTile, Dtype::kF16>(params, choice, stream);
 }
 
 }  // namespace
 
 cudaError_t LaunchFusedGradient(const FusedGradientParams& params, cudaStream_t stream) {
   const FusedPartialsParams& head = params.head;
-  if (head.num_rows == 0) return cudaSuccess;
+  return LaunchFusedGradientAs(params,
+                               ChooseGradient({.num_rows = head.num_rows,
+                                               .num_tiles = head.tile_end - head.tile_begin,
+                                               .depth = head.hidden_size * head.num_terms}),
+                               stream);
+}
+
+cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params, const FusedChoice& choice,
+                                  cudaStream_t stream) {
+  if (params.head.num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
-  const FusedChoice choice = ChoosePingPong({.num_rows = head.num_rows,
-                                             .num_tiles = head.tile_end - head.tile_begin,
-                                             .depth = head.hidden_size * head.num_terms});
-  return head.dtype == Dtype::kBf16 ? LaunchOf<Dtype::kBf16>(params, choice, stream)
-                                    : LaunchOf<Dtype::kF16>(params, choice, stream);
+  switch (choice.tile) {
+    case FusedTile::k64Pair:
+      return LaunchOf<FusedTile::k64Pair>(params, choice, stream);
+    case FusedTile::k128PingPong:
+      return LaunchOf<FusedTile::k128PingPong>(params, choice, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace logprobd::kernels

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/row_gradient.h"
+#include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 
 namespace logprobd::kernels {
@@ -31,5 +32,10 @@ struct FusedGradientParams {
 /// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchFusedGradient(const FusedGradientParams& params,
                                               cudaStream_t stream);
+
+/// The same by another instance or in another order than the fastest: same bits. For tests and
+/// measurements. Tiles of 64 rows in pairs, and of 128, are built.
+[[nodiscard]] cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params,
+                                                const FusedChoice& choice, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -36,6 +36,9 @@ struct FusedPartialsParams {
   /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: num_terms.
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
+  /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
+  /// what the others' outputs hold is not said. Their operands must be readable all the same.
+  const int64_t* row_count = nullptr;
   /// Rows of `hidden` that may be read, >= num_rows. Rows of a block that are not there are slower
   /// than rows with any content at all, so a buffer with room for 64 is worth having.
   int64_t readable_rows = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the instances that make gradients are: a dtype, with or without a logit transform.
+// What the instances that make gradients are: a block tile, a dtype, with or without a logit transform.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,7 +14,7 @@
 
 namespace logprobd::kernels::internal {
 
-template <Dtype kDtype, bool kTransforms>
+template <FusedTile kTile, Dtype kDtype, bool kTransforms>
 cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const FusedChoice& choice,
                                    cudaStream_t stream) {
   using Element = cute::conditional_t<kDtype == Dtype::kBf16, __nv_bfloat16, __half>;
@@ -34,7 +34,7 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
       params.rows,
       static_cast<Element*>(params.gradients),
       params.gradient_stride};
-  return LaunchHeadKernel<FusedTile::k128PingPong, kDtype, GradientEpilogue<Element, kTransforms>>(
+  return LaunchHeadKernel<kTile, kDtype, GradientEpilogue<Element, kTransforms>>(
       head, choice, epilogue, stream);
 }
 

@@ -10,7 +10,7 @@ namespace logprobd::kernels::internal {
 
 /// One instance of the kernel; each is defined in a gradient_*.cu of its own. `params` have been
 /// checked, and have a transform or column weights only if kTransforms.
-template <Dtype kDtype, bool kTransforms>
+template <FusedTile kTile, Dtype kDtype, bool kTransforms>
 cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const FusedChoice& choice,
                                    cudaStream_t stream);
 

@@ -15,6 +15,7 @@
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/head_mainloop.cuh"
+#include "kernels/fused_sm90/row_scheduler.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -40,7 +41,7 @@ struct HeadKernel {
   using Mainloop = HeadMainloop<Collective>;
   using Kernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int32_t, int32_t, int32_t, int32_t>,
-                                           Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
+                                           Mainloop, Epilogue, RowSchedulerTag>;
 };
 
 /// Enqueues the products of the operands in `params`, which have been checked; what becomes of them
@@ -83,6 +84,7 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   arguments.epilogue = epilogue;
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;
+  arguments.scheduler.num_rows = params.row_count;
   arguments.scheduler.max_swizzle_size = choice.swizzle;
   using Order = decltype(arguments.scheduler.raster_order);
   arguments.scheduler.raster_order =

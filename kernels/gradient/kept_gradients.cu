@@ -125,7 +125,7 @@ template <Dtype kDtype>
 __global__ void __launch_bounds__(kBlockThreads)
     KeptGradientsKernel(const KeptGradientsParams params) {
   const int64_t i = blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z;
-  if (i >= params.num_rows) return;
+  if (i >= params.num_rows || (params.row_count != nullptr && i >= *params.row_count)) return;
   const int64_t kept = params.kept_places == nullptr ? i : params.kept_places[i];
   const int32_t* const exponents = params.exponents + kept * params.exponent_stride;
   const int in_tile = static_cast<int>(threadIdx.x) % kTileVectors * kVector;

@@ -14,6 +14,9 @@ namespace logprobd::kernels {
 /// the caller's. Powers and exponents are those of KeptPowers (kernels/fused_sm90).
 struct KeptGradientsParams {
   int64_t num_rows = 0;                   ///< 0 to 2^31 - 1; 0 does nothing.
+  /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
+  /// those of others are left as they are.
+  const int64_t* row_count = nullptr;
   const int64_t* kept_places = nullptr;   ///< [num_rows]: rows of the powers; null: 0, 1, ...
   const __nv_bfloat16* powers = nullptr;  ///< [kept rows, row_tiles, 192]
   const int32_t* exponents = nullptr;     ///< [kept rows, row_tiles]

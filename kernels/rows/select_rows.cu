@@ -2,7 +2,7 @@
 //
 // Idea      One launch instead of a dozen: for few rows launches are what takes time.
 // Work      One block; a thread four rows in a row, 4,096 rows a step, with a running count.
-// Traffic   8 to 24 bytes a row in, 8 out.
+// Traffic   8 to 24 bytes a row in, 8 or 16 out.
 // Numerics  None.
 // Limits    2^31 - 1 rows; beyond a million a scan over many blocks would be faster.
 // Source    Our own.
@@ -32,6 +32,13 @@ __device__ bool IsReached(const SelectRowsParams& params, int64_t row) {
   }
   return is_reached || !has_gradient;
 }
+
+/// How many rows are selected, and how many are not ignored. As one number: a step's rows are fewer
+/// than half a number has place for.
+__device__ int32_t Packed(int32_t selected, int32_t counted) { return selected | counted << 16; }
+__device__ int32_t SelectedOf(int32_t packed) { return packed & 0xFFFF; }
+__device__ int32_t CountedOf(int32_t packed) { return packed >> 16; }
+static_assert(kThreads * kThreadRows < 1 << 15);
 
 /// The sum of `count` over the threads before this one, and over all of them in `total`.
 __device__ int32_t CountBefore(int32_t count, int32_t* warp_counts, int32_t& total) {
@@ -82,39 +89,39 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
   __shared__ int32_t warp_counts[kWarps];
   __shared__ unsigned long long first_unowned;
   __shared__ unsigned long long num_unowned;
-  __shared__ unsigned long long num_counted;
   __shared__ unsigned long long target_checksum;
   __shared__ long long least_target;
   __shared__ long long greatest_target;
   if (threadIdx.x == 0) {
     first_unowned = ~0ULL;
     num_unowned = 0;
-    num_counted = 0;
     target_checksum = 0;
     least_target = INT64_MAX;
     greatest_target = INT64_MIN;
   }
   __syncthreads();
   unsigned long long checksum = 0;
-  unsigned long long counted = 0;
   long long least = INT64_MAX;
   long long greatest = INT64_MIN;
   int64_t num_selected = 0;
+  int64_t num_counted = 0;
   for (int64_t begin = 0; begin < params.num_rows; begin += kThreads * kThreadRows) {
     const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kThreadRows;
     bool is_selected[kThreadRows];
-    int32_t count = 0;
+    bool is_counted[kThreadRows];
+    int32_t selected = 0;
+    int32_t counted = 0;
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       const int64_t row = first + i;
-      is_selected[i] = false;
+      is_selected[i] = is_counted[i] = false;
       if (row >= params.num_rows) continue;
       const int64_t target = params.targets[row];
       checksum += static_cast<unsigned long long>(target) * (row + 1);
-      const bool is_counted = target != params.ignore_index;
-      counted += is_counted ? 1 : 0;
-      is_selected[i] = is_counted && IsReached(params, row);
-      count += is_selected[i] ? 1 : 0;
+      is_counted[i] = target != params.ignore_index;
+      counted += is_counted[i] ? 1 : 0;
+      is_selected[i] = is_counted[i] && IsReached(params, row);
+      selected += is_selected[i] ? 1 : 0;
       if (is_selected[i]) {
         least = min(least, static_cast<long long>(target));
         greatest = max(greatest, static_cast<long long>(target));
@@ -125,20 +132,31 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
       }
     }
     int32_t total = 0;
-    int64_t place = num_selected + CountBefore(count, warp_counts, total);
+    const int32_t before = CountBefore(Packed(selected, counted), warp_counts, total);
+    int64_t place = num_selected + SelectedOf(before);
+    int64_t counted_place = num_counted + CountedOf(before);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
-      if (is_selected[i]) params.index[place++] = first + i;
+      if (is_selected[i]) {
+        if (params.counted_places != nullptr) params.counted_places[place] = counted_place;
+        params.index[place++] = first + i;
+      }
+      if (is_counted[i]) ++counted_place;
     }
-    num_selected += total;
+    num_selected += SelectedOf(total);
+    num_counted += CountedOf(total);
+  }
+  for (int64_t place = num_selected + threadIdx.x; place < params.num_rows; place += kThreads) {
+    params.index[place] = 0;
+    if (params.counted_places != nullptr) params.counted_places[place] = 0;
   }
   AddOverBlock(checksum, &target_checksum);
-  AddOverBlock(counted, &num_counted);
   BoundOverBlock(least, greatest, &least_target, &greatest_target);
   __syncthreads();
   if (threadIdx.x == 0) {
+    if (params.num_selected != nullptr) *params.num_selected = num_selected;
     *params.selected = {num_selected,
-                        static_cast<int64_t>(num_counted),
+                        num_counted,
                         static_cast<int64_t>(first_unowned),
                         static_cast<int64_t>(num_unowned),
                         least_target,

@@ -5,8 +5,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "kernels/torch_ops/backward_rows.h"
+#include "kernels/torch_ops/fused_dot_gradients.h"
 #include "kernels/torch_ops/gradient_sums.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/rank_group.h"
@@ -38,18 +40,26 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const at::Device device = inputs.hidden.device();
+  const int64_t num_all = inputs.target.numel();
   RowSelection reached;
+  std::shared_ptr<RowSearch> search;
   GradientSums sums;
   int64_t end = 0;
   const auto of_ranks = group.Agree(device, [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
-    reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{});
     // The forward pass has looked at vocab_valid.
     end = std::max(IdsOfShard(inputs, options).end, options.vocab_valid);
-    const int64_t num_rows = reached.size(inputs.target.numel());
-    sums = RoomForGradients(inputs, Shard(inputs, options, end), needs, weight_grad, num_rows,
-                            AreAddedAtOnce(num_rows));
+    const Shard shard(inputs, options, end);
+    const at::Tensor target = FlatTarget(inputs);
+    if (AreDifferentiatedWhileSearched(upstream, inputs, options, shard)) {
+      search = StartRowSearch(target, options.ignore_index, upstream, /*owned=*/{});
+    }
+    if (search == nullptr) {
+      reached = SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
+    }
+    const int64_t num_rows = reached.size(num_all);
+    sums = RoomForGradients(inputs, shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
     return RankGroup::Claim{{needs.hidden}, {end}};
   });
@@ -58,14 +68,20 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Attempt attempt;
   attempt([&] {
-    const BackwardRows all = RowsReached(reached, hidden, upstream, inputs, saved, options);
+    const BackwardRows all =
+        search != nullptr ? RowsReached(search, hidden, upstream, inputs, saved, options)
+                          : RowsReached(reached, hidden, upstream, inputs, saved, options);
     AddGradients(all, inputs, options, shard, sums);
   });
   if (group.is_alone()) attempt.Rethrow(false);
+  if (search != nullptr) {
+    reached = search->Result();
+    if (sums.hidden.defined()) sums.hidden = sums.hidden.narrow(0, 0, reached.size(num_all));
+  }
   if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
   Rows places;
   places.index = reached.index;
-  places.num_all = inputs.target.numel();
+  places.num_all = num_all;
   // The sum does not wait for the others' word that they have not failed; the caller does.
   const at::Tensor has_failed = group.is_alone() ? at::Tensor() : group.Tell(device, attempt);
   InputGradients gradients = OverRanks(sums, places, inputs, options, group);

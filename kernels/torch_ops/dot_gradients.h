@@ -21,7 +21,7 @@ class DotGradients {
   /// The shard's columns, in order, cut as `Of` is to be asked for them, once each.
   virtual std::vector<Columns> Cut() const = 0;
 
-  /// [n, columns], in the dtype in which it is multiplied with the weight and the hidden states:
+  /// [n, columns], of rows of a search only those that it finds, in the dtype in which it is multiplied with the weight and the hidden states:
   /// theirs where these are multiplied as they are (products.h), else the wide type. It holds until
   /// the next call. The bias's gradient is added up on the way.
   virtual at::Tensor Of(Columns columns) = 0;

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "kernels/torch_ops/agreement.h"
+#include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logit_cache.h"
 #include "kernels/torch_ops/rank_group.h"
@@ -19,14 +20,18 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const RankGroup group(options.group);
   at::Tensor cache;
   const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
-    Preparation mine = {SelectCountedRows(inputs, options, group, /*upstream=*/{}), {}, 0};
+    Preparation mine;
+    if (AreScoredWhileSearched(inputs, options)) mine.search = SearchCountedRows(inputs, options);
+    if (mine.search == nullptr) {
+      mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
+    }
     cache = RoomForLogits(inputs, options);
     if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
     return mine;
   });
   LinearLogprobOutputs scores = ScoreRows(agreed.rows, inputs, options, agreed.shard, group, cache);
   scores.cache = cache;
-  return InPlaceOfAll(scores, agreed.rows, inputs, options);
+  return InPlaceOfAll(scores, agreed.rows.Settled(), inputs, options);
 }
 
 }  // namespace logprobd::torch_ops

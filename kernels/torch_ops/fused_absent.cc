@@ -19,6 +19,11 @@ bool IsForwardFused(const LinearLogprobInputs& /*inputs*/, const LinearLogprobOp
   return false;
 }
 
+bool AreScoredWhileSearched(const LinearLogprobInputs& /*inputs*/,
+                            const LinearLogprobOptions& /*options*/) {
+  return false;
+}
+
 void ReserveFusedRoom(int64_t /*num_rows*/, const LinearLogprobInputs& /*inputs*/,
                       const LinearLogprobOptions& /*options*/) {}
 
@@ -32,10 +37,20 @@ std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments&
   return nullptr;
 }
 
-std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& /*target*/, int64_t /*ignore_index*/,
-                                            const UpstreamGradients& /*upstream*/,
-                                            IdRange /*owned*/) {
-  return std::nullopt;
+bool IsCaptured(const at::Device& /*device*/) { return false; }
+
+std::shared_ptr<RowSearch> StartRowSearchOnGpu(const at::Tensor& /*target*/,
+                                               int64_t /*ignore_index*/,
+                                               const UpstreamGradients& /*upstream*/,
+                                               IdRange /*owned*/) {
+  return nullptr;
+}
+
+bool AreDifferentiatedWhileSearched(const UpstreamGradients& /*upstream*/,
+                                    const LinearLogprobInputs& /*inputs*/,
+                                    const LinearLogprobOptions& /*options*/,
+                                    const Shard& /*shard*/) {
+  return false;
 }
 
 std::optional<at::Tensor> RowLossOnGpu(const LinearLogprobOutputs& /*scores*/,

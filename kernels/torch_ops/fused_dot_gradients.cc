@@ -14,6 +14,7 @@
 #include "kernels/gradient/level_powers.h"
 #include "kernels/gradient/row_gradients.h"
 #include "kernels/torch_ops/device_arrays.h"
+#include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/fused_head.h"
 #include "kernels/torch_ops/kept_row.h"
 
@@ -73,7 +74,12 @@ class FusedDotGradients : public DotGradients {
     } else {
       Recompute(tile_begin, tile_end, place);
     }
+    const Rows& rows = arguments_.rows.rows;
     at::Tensor gradient = place.narrow(1, 0, columns.size());
+    // Not before the kernel is enqueued: it runs while the host waits for the number of rows.
+    if (rows.search != nullptr) {
+      gradient = gradient.narrow(0, 0, rows.search->Result().size(num_rows()));
+    }
     AddBias(gradient, columns);
     return gradient;
   }
@@ -82,6 +88,10 @@ class FusedDotGradients : public DotGradients {
 
  private:
   int64_t num_rows() const { return arguments_.rows.rows.size(); }
+  const int64_t* row_count() const {
+    const auto& search = arguments_.rows.rows.search;
+    return search == nullptr ? nullptr : search->count();
+  }
 
   int64_t BlockTiles() const {
     const int64_t tile_bytes = std::max<int64_t>(num_rows(), 1) * kTileColumns * 2;
@@ -120,6 +130,7 @@ class FusedDotGradients : public DotGradients {
   void Recompute(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     kernels::FusedGradientParams params;
     params.head = head_.Params(tile_begin, tile_end);
+    params.head.row_count = row_count();
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
     params.column_weights = Floats(column_weights_);
     params.gradients = place.mutable_data_ptr();
@@ -132,6 +143,7 @@ class FusedDotGradients : public DotGradients {
     const KeptRow<int64_t> layout = kept_layout();
     kernels::KeptGradientsParams params;
     params.num_rows = num_rows();
+    params.row_count = row_count();
     params.kept_places = kept_places();
     params.powers = reinterpret_cast<const __nv_bfloat16*>(kept());
     params.exponents = reinterpret_cast<const int32_t*>(kept() + layout.exponents());
@@ -224,15 +236,26 @@ class FusedDotGradients : public DotGradients {
   at::Tensor factors_;         // fp32 [n, 1] or undefined
 };
 
+bool AreFused(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+              const LinearLogprobOptions& options, const Shard& shard) {
+  // A scale of 0 takes the bias's gradient with it.
+  return IsFused(inputs) && options.scale != 0 && shard.columns > 0 &&
+         UpstreamArrays(upstream).AreFp32On(inputs.hidden.device());
+}
+
 }  // namespace
 
+bool AreDifferentiatedWhileSearched(const UpstreamGradients& upstream,
+                                    const LinearLogprobInputs& inputs,
+                                    const LinearLogprobOptions& options, const Shard& shard) {
+  const int64_t num_rows = inputs.target.numel();
+  return options.group.empty() && num_rows > 0 && num_rows <= kSearchedRowsMax &&
+         options.keep_logits != KeptLogits::kWide && AreFused(upstream, inputs, options, shard);
+}
+
 std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments& arguments) {
-  if (arguments.rows.cached.has_logits()) return nullptr;
-  // A scale of 0 takes the bias's gradient with it.
-  if (!IsFused(arguments.inputs) || arguments.options.scale == 0 || arguments.shard.columns == 0 ||
-      !UpstreamArrays(arguments.rows.upstream).AreFp32On(arguments.inputs.hidden.device())) {
-    return nullptr;
-  }
+  const auto& [rows, inputs, options, shard, bias_sum] = arguments;
+  if (rows.cached.has_logits() || !AreFused(rows.upstream, inputs, options, shard)) return nullptr;
   return std::make_unique<FusedDotGradients>(arguments);
 }
 

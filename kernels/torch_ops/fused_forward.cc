@@ -33,17 +33,26 @@ using kernels::PartialLayout;
 using kernels::RowNormalizer;
 using kernels::TileSums;
 
-/// Device memory of a block of rows.
+/// Device memory of a block of rows, all in one piece: for few rows allocations are what takes time.
 struct Memory {
-  at::Tensor log2_scales;     ///< fp32
-  at::Tensor target_columns;  ///< int32, -1 where another shard has the target.
-  at::Tensor target_logit;    ///< fp32; 0 where another shard has the target.
-  at::Tensor max_keys;        ///< int64, LogitKeys; undefined unless needed.
-  at::Tensor partials;        ///< TileSums, n x tiles
-  at::Tensor levels;          ///< TileSums, [n], of the first tile; undefined unless needed.
-  at::Tensor normalizers;     ///< RowNormalizer
-  at::Tensor nonfinite;
+  at::Tensor bytes;
+  float* log2_scales;
+  int32_t* target_columns;  ///< -1 where another shard has the target.
+  float* target_logit;      ///< 0 where another shard has the target.
+  uint64_t* max_keys;       ///< LogitKeys; null unless needed.
+  TileSums* partials;       ///< n x tiles
+  TileSums* levels;         ///< [n], of the first tile; null unless needed.
+  RowNormalizer* normalizers;
+  uint8_t* nonfinite;
   PartialLayout layout;
+
+  /// [n] of these.
+  template <typename T>
+  at::Tensor Values(const T* begin, int64_t num_rows, at::ScalarType dtype) const {
+    const auto* const values = reinterpret_cast<const uint8_t*>(begin);
+    const int64_t place = values - bytes.const_data_ptr<uint8_t>();
+    return bytes.narrow(0, place, num_rows * static_cast<int64_t>(sizeof(T))).view(dtype);
+  }
 };
 
 /// What WriteScores writes of a block, and the largest logit of this shard.
@@ -62,90 +71,110 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& op
   // Gradients that are linear in the powers do without the largest logit in fp32.
   const bool needs_levels = asked.keep_logits == KeptLogits::kLeveledPowers;
   const bool needs_largest = asked.need_argmax || asked.keep_logits == KeptLogits::kPowers;
-  const auto bytes = [&](int64_t size) { return at::empty({size}, options.dtype(at::kByte)); };
+  constexpr int64_t kAlignment = 16;
+  int64_t size = 0;
+  const auto place = [&](size_t row_bytes) {
+    const int64_t begin = size;
+    const int64_t bytes = num_rows * static_cast<int64_t>(row_bytes);
+    size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  };
+  const int64_t log2_scales = place(sizeof(float));
+  const int64_t target_columns = place(sizeof(int32_t));
+  const int64_t target_logit = place(sizeof(float));
+  const int64_t max_keys = place(needs_largest ? sizeof(uint64_t) : 0);
+  const int64_t partials = place(static_cast<size_t>(num_tiles) * sizeof(TileSums));
+  const int64_t levels = place(needs_levels ? sizeof(TileSums) : 0);
+  const int64_t normalizers = place(sizeof(RowNormalizer));
+  const int64_t nonfinite = place(sizeof(uint8_t));
   Memory memory;
-  memory.log2_scales = at::empty({num_rows}, options.dtype(at::kFloat));
-  memory.target_columns = at::empty({num_rows}, options.dtype(at::kInt));
-  memory.target_logit = at::empty({num_rows}, options.dtype(at::kFloat));
-  if (needs_largest) memory.max_keys = at::empty({num_rows}, options.dtype(at::kLong));
-  memory.partials = bytes(num_rows * num_tiles * static_cast<int64_t>(sizeof(TileSums)));
-  if (needs_levels) memory.levels = bytes(num_rows * static_cast<int64_t>(sizeof(TileSums)));
-  memory.normalizers = bytes(num_rows * static_cast<int64_t>(sizeof(RowNormalizer)));
-  memory.nonfinite = bytes(num_rows);
+  memory.bytes = at::empty({size}, options.dtype(at::kByte));
+  auto* const begin = memory.bytes.mutable_data_ptr<uint8_t>();
+  memory.log2_scales = reinterpret_cast<float*>(begin + log2_scales);
+  memory.target_columns = reinterpret_cast<int32_t*>(begin + target_columns);
+  memory.target_logit = reinterpret_cast<float*>(begin + target_logit);
+  memory.max_keys = needs_largest ? reinterpret_cast<uint64_t*>(begin + max_keys) : nullptr;
+  memory.partials = reinterpret_cast<TileSums*>(begin + partials);
+  memory.levels = needs_levels ? reinterpret_cast<TileSums*>(begin + levels) : nullptr;
+  memory.normalizers = reinterpret_cast<RowNormalizer*>(begin + normalizers);
+  memory.nonfinite = begin + nonfinite;
   memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
   return memory;
 }
 
-void MakeOperands(const RowArrays& arrays, const Memory& memory, cudaStream_t stream) {
+void MakeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& memory,
+                  cudaStream_t stream) {
   kernels::RowOperandsParams params;
-  params.num_rows = memory.log2_scales.size(0);
+  params.num_rows = num_rows;
   params.source = arrays.source();
-  params.log2_scales = As<float>(memory.log2_scales);
-  params.target_columns = As<int32_t>(memory.target_columns);
-  params.target_logits = As<float>(memory.target_logit);
-  if (memory.max_keys.defined()) params.max_keys = As<uint64_t>(memory.max_keys);
+  params.log2_scales = memory.log2_scales;
+  params.target_columns = memory.target_columns;
+  params.target_logits = memory.target_logit;
+  params.max_keys = memory.max_keys;
   CheckLaunch(LaunchRowOperands(params, stream), "the rows' operands");
 }
 
 /// The sums of the first tile, whose exponents are near those of the other tiles.
 void MakeLevels(const FusedHead& head, const Memory& memory, cudaStream_t stream) {
   kernels::FusedPartialsParams params = head.Params(0, 1);
-  params.log2_scales = As<float>(memory.log2_scales);
-  params.targets = As<int32_t>(memory.target_columns);
+  params.log2_scales = memory.log2_scales;
+  params.targets = memory.target_columns;
   params.layout = {.row_stride = 1, .tile_stride = params.num_rows};
-  params.sums = As<TileSums>(memory.levels);
-  params.target_logits = As<float>(memory.target_logit);
+  params.sums = memory.levels;
+  params.target_logits = memory.target_logit;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel on one tile");
 }
 
-void MakePartials(const FusedHead& head, const Memory& memory, const at::Tensor& cache,
-                  int64_t weight_rows, cudaStream_t stream) {
+void MakePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
+                  const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
   kernels::FusedPartialsParams params = head.Params(0, head.num_tiles());
-  params.log2_scales = As<float>(memory.log2_scales);
-  params.targets = As<int32_t>(memory.target_columns);
+  if (rows.search != nullptr) params.row_count = rows.search->count();
+  params.log2_scales = memory.log2_scales;
+  params.targets = memory.target_columns;
   params.layout = memory.layout;
-  params.sums = As<TileSums>(memory.partials);
-  params.target_logits = As<float>(memory.target_logit);
-  if (memory.max_keys.defined()) params.max_keys = As<uint64_t>(memory.max_keys);
+  params.sums = memory.partials;
+  params.target_logits = memory.target_logit;
+  params.max_keys = memory.max_keys;
   if (!cache.defined()) return CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
-  if (memory.levels.defined()) MakeLevels(head, memory, stream);
+  if (memory.levels != nullptr) MakeLevels(head, memory, stream);
   const KeptRow<int64_t> kept = KeptRowOf(weight_rows);
   auto* const bytes = As<uint8_t>(cache);
   params.powers.values = reinterpret_cast<__nv_bfloat16*>(bytes);
   params.powers.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
   params.powers.row_tiles = kept.row_tiles();
   params.powers.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
-  if (memory.levels.defined()) params.powers.levels = As<TileSums>(memory.levels);
+  params.powers.levels = memory.levels;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
-  const auto keep = [&](const at::Tensor& values, int64_t place) {
-    const at::Tensor words = values.view({-1, 1}).view(at::kByte);
-    cache.narrow(1, place, words.size(1)).copy_(words);
+  const auto keep = [&](const auto* values, int64_t place) {
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(*values));
+    const at::Tensor words = memory.Values(values, rows.size(), at::kByte);
+    cache.narrow(1, place, kBytes).copy_(words.view({-1, kBytes}));
   };
-  if (!memory.levels.defined()) keep(memory.max_keys, kept.max_key());
+  if (memory.levels == nullptr) keep(memory.max_keys, kept.max_key());
   keep(memory.target_logit, kept.target_logit());
 }
 
-/// Where the scores go, all but the partials.
-kernels::RowScoresParams ScoresParams(const Memory& memory, const LinearLogprobOptions& options,
-                                      int64_t vocab_size, Written& written) {
-  const at::Tensor& log2_scales = memory.log2_scales;
-  const int64_t num_rows = log2_scales.size(0);
-  const auto floats = [&] { return at::empty({num_rows}, log2_scales.options()); };
+/// Where the scores of the first `num_rows` go, all but the partials.
+kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory,
+                                      const LinearLogprobOptions& options, int64_t vocab_size,
+                                      Written& written) {
+  const auto fp32 = memory.bytes.options().dtype(at::kFloat);
+  const auto floats = [&] { return at::empty({num_rows}, fp32); };
   kernels::RowScoresParams params;
   params.num_rows = num_rows;
   params.vocab_size = vocab_size;
   params.layout = memory.layout;
-  params.log2_scales = log2_scales.const_data_ptr<float>();
-  params.target_logits = memory.target_logit.const_data_ptr<float>();
-  params.normalizers = As<RowNormalizer>(memory.normalizers);
-  params.nonfinite = As<uint8_t>(memory.nonfinite);
+  params.log2_scales = memory.log2_scales;
+  params.target_logits = memory.target_logit;
+  params.normalizers = memory.normalizers;
+  params.nonfinite = memory.nonfinite;
   params.logprob = As<float>(written.scores.logprob = floats());
   params.lse = As<float>(written.scores.lse = floats());
   params.lse_rest = As<float>(written.scores.lse_rest = floats());
   if (options.need_entropy) params.entropy = As<float>(written.scores.entropy = floats());
   if (options.need_argmax) {
-    written.scores.argmax = at::empty({num_rows}, log2_scales.options().dtype(at::kInt));
-    params.max_keys = As<uint64_t>(memory.max_keys);
+    written.scores.argmax = at::empty({num_rows}, fp32.dtype(at::kInt));
+    params.max_keys = memory.max_keys;
     params.argmax_id = As<int32_t>(written.scores.argmax);
     params.max_logit = As<float>(written.max_logit = floats());
   }
@@ -156,7 +185,7 @@ kernels::RowScoresParams ScoresParams(const Memory& memory, const LinearLogprobO
 at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
                       const kernels::RowScoresParams& scores, const RankGroup& group,
                       cudaStream_t stream) {
-  const auto integers = memory.target_logit.options().dtype(at::kLong);
+  const auto integers = memory.bytes.options().dtype(at::kLong);
   const int64_t num_rows = scores.num_rows;
   at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
   at::Tensor sums = at::zeros({4, num_rows}, integers);
@@ -164,17 +193,18 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   params.num_rows = num_rows;
   params.num_tiles = num_tiles;
   params.layout = memory.layout;
-  params.sums = As<TileSums>(memory.partials);
+  params.sums = memory.partials;
   params.exponents = As<int32_t>(exponents);
   params.row_sums = As<int64_t>(sums);
   if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the exponents of a shard");
   group.Max(exponents);
   if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the sums of a shard");
   // The target's bits come from its only owner, so that their sum is exact as well.
-  sums[2].copy_(memory.target_logit.view(at::kInt));
-  sums[3].copy_(memory.target_columns >= 0);
+  at::Tensor target_logit = memory.Values(memory.target_logit, num_rows, at::kInt);
+  sums[2].copy_(target_logit);
+  sums[3].copy_(memory.Values(memory.target_columns, num_rows, at::kInt) >= 0);
   group.Sum(sums);
-  memory.target_logit.view(at::kInt).copy_(sums[2]);
+  target_logit.copy_(sums[2]);
   kernels::ShardScoresParams joined;
   joined.scores = scores;
   joined.exponents = params.exponents;
@@ -217,6 +247,13 @@ void ReserveFusedRoom(int64_t num_rows, const LinearLogprobInputs& inputs,
            inputs.hidden.options(), options);
 }
 
+bool AreScoredWhileSearched(const LinearLogprobInputs& inputs,
+                            const LinearLogprobOptions& options) {
+  const int64_t num_rows = inputs.target.numel();
+  return options.group.empty() && num_rows > 0 && num_rows <= kSearchedRowsMax &&
+         IsForwardFused(inputs, options);
+}
+
 LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options, const Shard& shard,
                                 const RankGroup& group, const at::Tensor& cache) {
@@ -226,29 +263,36 @@ LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inp
   const FusedHead head(rows.hidden, inputs, options, shard);
   const RowArrays arrays(rows, inputs, options, shard, head);
   const Memory memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(), options);
-  MakeOperands(arrays, memory, stream);
-  if (num_tiles > 0) MakePartials(head, memory, cache, inputs.weight.size(0), stream);
+  MakeOperands(rows.size(), arrays, memory, stream);
+  if (num_tiles > 0) MakePartials(rows, head, memory, cache, inputs.weight.size(0), stream);
+  // Not before the kernel is enqueued: it runs while the host waits for the number of rows.
+  const Rows found = rows.Settled();
+  if (rows.search != nullptr) {
+    CheckOwned(rows.search->Result(), rows.all_targets, options, shard.vocab_size);
+  }
   Written written;
-  kernels::RowScoresParams params = ScoresParams(memory, options, shard.vocab_size, written);
+  kernels::RowScoresParams params =
+      ScoresParams(found.size(), memory, options, shard.vocab_size, written);
   LinearLogprobOutputs& scores = written.scores;
   if (group.is_alone() && num_tiles > 0) {
     params.num_tiles = num_tiles;
-    params.sums = As<TileSums>(memory.partials);
+    params.sums = memory.partials;
     params.follows_partials = !cache.defined();
     CheckLaunch(LaunchRowScores(params, stream), "the scores");
-    if (rows.num_unowned > 0 || rows.are_unseen) {
+    if (found.num_unowned > 0 || found.are_unseen) {
       const double unowned = options.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
-      scores.logprob = at::where(memory.target_columns >= 0, scores.logprob, unowned);
+      const at::Tensor columns = memory.Values(memory.target_columns, found.size(), at::kInt);
+      scores.logprob = at::where(columns >= 0, scores.logprob, unowned);
     }
   } else {
     const at::Tensor owners = JoinShards(memory, num_tiles, params, group, stream);
-    if (!rows.are_owned) {
-      CheckOwners(rows, owners, inputs, options, shard.vocab_size);
+    if (!found.are_owned) {
+      CheckOwners(found, owners, inputs, options, shard.vocab_size);
       if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
     }
   }
   if (options.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
-  if (options.need_mean_logit) scores.mean_logit = MeanLogit(rows, inputs, options, shard, group);
+  if (options.need_mean_logit) scores.mean_logit = MeanLogit(found, inputs, options, shard, group);
   return scores;
 }
 

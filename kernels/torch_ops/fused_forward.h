@@ -16,6 +16,13 @@ bool HasFusedKernels();
 /// to be kept is what it alone gives, and it does not.
 bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
+/// Most rows that are computed while the host does not know yet which of them are to be: they are
+/// gathered even where all are, which beyond costs more than the wait.
+inline constexpr int64_t kSearchedRowsMax = 4'096;
+
+/// Whether ScoreFused takes the rows of `inputs` from a search that has not ended.
+bool AreScoredWhileSearched(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
 /// Most rows that are scored at a time: their partials take 16 bytes a tile.
 inline constexpr int64_t kFusedBlockRows = 8'192;
 
@@ -26,7 +33,8 @@ void ReserveFusedRoom(int64_t num_rows, const LinearLogprobInputs& inputs,
 
 /// Scores of a block of rows by the fused kernels: logits are nowhere in memory, but for what
 /// `cache`, these rows of one (of powers) or undefined, keeps of them. fp32, argmax
-/// int64. Ranks of `group` call it together.
+/// int64. Of rows of a search, those that it finds are scored; that their targets are owned is
+/// checked when it has ended. Ranks of `group` call it together.
 LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options, const Shard& shard,
                                 const RankGroup& group, const at::Tensor& cache);

@@ -27,6 +27,12 @@ at::Tensor Aligned(const at::Tensor& rows) {
   return is_aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
+/// Rows that may be read from the first on: memory that is there though it is another's rows.
+int64_t ReadableRows(const at::Tensor& rows) {
+  const auto elements = static_cast<int64_t>(rows.storage().nbytes() / rows.element_size());
+  return (elements - rows.storage_offset() - rows.size(1)) / rows.stride(0) + 1;
+}
+
 }  // namespace
 
 bool IsFused(const LinearLogprobInputs& inputs) {
@@ -65,7 +71,8 @@ kernels::FusedPartialsParams FusedHead::Params(int64_t tile_begin, int64_t tile_
   kernels::FusedPartialsParams params;
   params.dtype =
       hidden_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
-  params.num_rows = params.readable_rows = hidden_.size(0);
+  params.num_rows = hidden_.size(0);
+  params.readable_rows = params.num_rows == 0 ? 0 : ReadableRows(hidden_);
   params.hidden_size = hidden_.size(1);
   params.hidden = hidden_.const_data_ptr();
   params.hidden_stride = hidden_.stride(0);

@@ -1,11 +1,12 @@
 #include "kernels/torch_ops/fused_row_selection.h"
 
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <cuda_runtime_api.h>
+
+#include <optional>
 
 #include "kernels/rows/select_rows.h"
 #include "kernels/torch_ops/device_arrays.h"
@@ -13,52 +14,86 @@
 namespace logprobd::torch_ops {
 namespace {
 
-bool IsCaptured() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
+class GpuRowSearch : public RowSearch {
+ public:
+  GpuRowSearch(const at::Tensor& targets, int64_t ignore_index, const UpstreamArrays& gradients,
+               IdRange owned)
+      : num_rows_(targets.size(0)),
+        found_(at::empty({2 * num_rows_ + 1}, targets.options())),
+        // Of the host: the kernel writes it, and no copy need follow.
+        selected_(at::empty({static_cast<int64_t>(sizeof(kernels::SelectedRows))},
+                            at::TensorOptions().dtype(at::kByte).pinned_memory(true))) {
+    kernels::SelectRowsParams params;
+    params.num_rows = num_rows_;
+    params.targets = targets.const_data_ptr<int64_t>();
+    params.ignore_index = ignore_index;
+    params.gradients[0] = gradients.logprob();
+    params.gradients[1] = gradients.entropy();
+    params.gradients[2] = gradients.lse();
+    params.gradients[3] = gradients.mean_logit();
+    params.first_id = owned.begin;
+    params.end_id = owned.end;
+    params.index = found_.mutable_data_ptr<int64_t>();
+    params.counted_places = params.index + num_rows_;
+    params.num_selected = params.index + 2 * num_rows_;
+    params.selected = static_cast<kernels::SelectedRows*>(selected_.mutable_data_ptr());
+    CheckLaunch(LaunchSelectRows(params, at::cuda::getCurrentCUDAStream()),
+                "the search for rows that count");
+    end_.record();
+  }
+
+  ~GpuRowSearch() override {
+    // The kernel must not write to memory of the host that is somebody else's.
+    if (!result_.has_value()) cudaEventSynchronize(end_.event());
+  }
+
+  GpuRowSearch(const GpuRowSearch&) = delete;
+  GpuRowSearch& operator=(const GpuRowSearch&) = delete;
+
+  at::Tensor index() const override { return found_.narrow(0, 0, num_rows_); }
+  at::Tensor counted_places() const override { return found_.narrow(0, num_rows_, num_rows_); }
+  const int64_t* count() const override { return found_.const_data_ptr<int64_t>() + 2 * num_rows_; }
+
+  const RowSelection& Result() override {
+    if (result_.has_value()) return *result_;
+    end_.synchronize();
+    const auto& found = *static_cast<const kernels::SelectedRows*>(selected_.const_data_ptr());
+    RowSelection& result = result_.emplace();
+    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 0, found.num_selected);
+    result.has_all_counted = found.num_selected == found.num_counted;
+    result.num_unowned = found.num_unowned;
+    result.first_unowned = found.first_unowned;
+    if (found.num_selected > 0) {
+      result.targets = IdRange::From(found.least_target, found.greatest_target);
+    }
+    result.target_checksum = found.target_checksum;
+    return result;
+  }
+
+ private:
+  const int64_t num_rows_;
+  const at::Tensor found_;  // index, counted places and the count, one behind the other
+  const at::Tensor selected_;
+  at::cuda::CUDAEvent end_;
+  std::optional<RowSelection> result_;
+};
 
 }  // namespace
 
-std::optional<RowSelection> SelectRowsOnGpu(const at::Tensor& target, int64_t ignore_index,
-                                            const UpstreamGradients& upstream, IdRange owned) {
-  if (!target.is_cuda()) return std::nullopt;
-  const c10::cuda::CUDAGuard on_device(target.device());
-  if (IsCaptured()) return RowSelection{.index = {}, .are_unseen = true};
+bool IsCaptured(const at::Device& device) {
+  if (!device.is_cuda()) return false;
+  const c10::cuda::CUDAGuard on_device(device);
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+std::shared_ptr<RowSearch> StartRowSearchOnGpu(const at::Tensor& target, int64_t ignore_index,
+                                               const UpstreamGradients& upstream, IdRange owned) {
   const UpstreamArrays gradients(upstream);
-  if (!gradients.AreFp32On(target.device())) return std::nullopt;
-  const at::Tensor targets = target.contiguous();
-  const at::Tensor index = at::empty_like(targets);
-  // Of the host: the kernel writes it, and no copy need follow.
-  const at::Tensor selected = at::empty({static_cast<int64_t>(sizeof(kernels::SelectedRows))},
-                                        at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-  kernels::SelectRowsParams params;
-  params.num_rows = targets.size(0);
-  params.targets = targets.const_data_ptr<int64_t>();
-  params.ignore_index = ignore_index;
-  params.gradients[0] = gradients.logprob();
-  params.gradients[1] = gradients.entropy();
-  params.gradients[2] = gradients.lse();
-  params.gradients[3] = gradients.mean_logit();
-  params.first_id = owned.begin;
-  params.end_id = owned.end;
-  params.index = index.mutable_data_ptr<int64_t>();
-  params.selected = static_cast<kernels::SelectedRows*>(selected.mutable_data_ptr());
-  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  CheckLaunch(LaunchSelectRows(params, stream), "the search for rows that count");
-  CheckLaunch(cudaStreamSynchronize(stream), "the search for rows that count");
-  const kernels::SelectedRows& found = *params.selected;
-  RowSelection selection;
-  if (found.num_selected < params.num_rows) {
-    selection.index = index.narrow(0, 0, found.num_selected);
+  if (!target.is_cuda() || IsCaptured(target.device()) || !gradients.AreFp32On(target.device())) {
+    return nullptr;
   }
-  selection.has_all_counted = found.num_selected == found.num_counted;
-  selection.num_unowned = found.num_unowned;
-  selection.first_unowned = found.first_unowned;
-  if (found.num_selected > 0) {
-    selection.targets = IdRange::From(found.least_target, found.greatest_target);
-  }
-  selection.target_checksum = found.target_checksum;
-  return selection;
+  const c10::cuda::CUDAGuard on_device(target.device());
+  return std::make_shared<GpuRowSearch>(target.contiguous(), ignore_index, gradients, owned);
 }
 
 }  // namespace logprobd::torch_ops

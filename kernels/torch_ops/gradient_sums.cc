@@ -68,7 +68,13 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
     const at::Tensor hidden =
         factors.defined() ? ScaledRows(block.rows.hidden, factors) : block.rows.hidden;
     for (const Columns& columns : gradients->Cut()) {
-      AddProducts(gradients->Of(columns), hidden, columns, inputs, block_sums);
+      const at::Tensor gradient = gradients->Of(columns);
+      const int64_t num_rows = gradient.size(0);
+      if (num_rows == 0) return;  // a search has found none
+      if (block_sums.hidden.defined()) {
+        block_sums.hidden = block_sums.hidden.narrow(0, 0, num_rows);
+      }
+      AddProducts(gradient, hidden.narrow(0, 0, num_rows), columns, inputs, block_sums);
     }
     if (factors.defined() && block_sums.hidden.defined()) block_sums.hidden.mul_(factors);
     sums.weight_into = Into::kAddTo;

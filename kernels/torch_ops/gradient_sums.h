@@ -31,8 +31,8 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
 /// Whether so many rows are added at once.
 bool AreAddedAtOnce(int64_t num_rows);
 
-/// Adds the gradients of `all` rows, for which sums.hidden has its rows. Of no rows, nothing is
-/// written.
+/// Adds the gradients of `all` rows, for which sums.hidden has its rows; of rows of a search, of
+/// those that it finds. Of no rows, nothing is written.
 void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
                   const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums);
 

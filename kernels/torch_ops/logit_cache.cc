@@ -11,6 +11,7 @@ namespace {
 /// Places of `rows` among those that count; undefined: they are all of these.
 at::Tensor PlacesAmongCounted(const Rows& rows, const LinearLogprobInputs& inputs,
                               const LinearLogprobOptions& options) {
+  if (rows.search != nullptr) return rows.search->counted_places();
   if (!rows.index.defined()) return {};
   const at::Tensor counts = inputs.target.reshape({-1}) != options.ignore_index;
   const at::Tensor counted = counts.cumsum(0);

@@ -43,7 +43,7 @@ UpstreamGradients Changed(const UpstreamGradients& weights, const Change& change
 LinearLogprobInputs InputsOf(const Rows& rows, const LinearLogprobInputs& inputs) {
   LinearLogprobInputs part = inputs;
   part.hidden = rows.hidden;
-  part.target = rows.target;
+  part.target = rows.target();
   if (rows.temperature.defined()) part.row_temperature = rows.temperature;
   return part;
 }
@@ -169,7 +169,7 @@ class Pass {
     }
     RowSelection selection = {.index = {}, .are_unseen = block.are_unseen};
     if (!are_all_reached_) {
-      selection = SelectRows(block.target, options_.ignore_index, weights, /*owned=*/{});
+      selection = SelectRows(block.target(), options_.ignore_index, weights, /*owned=*/{});
     }
     const BackwardRows reached =
         RowsReached(selection, block.hidden, weights, block_inputs, saved, options_);

@@ -61,17 +61,17 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
                     const at::Tensor& cache) {
   const at::ScalarType wide = WideType(inputs);
   const at::Tensor log2_scales = PerTemperature(kLog2E, rows, options, at::kDouble);
-  const auto zero = rows.target.new_zeros({rows.size()}, at::kDouble);
+  const auto zero = rows.all_targets.new_zeros({rows.size()}, at::kDouble);
   const int64_t first_tile = shard.begin / kernels::kTileColumns;
   const int64_t num_tiles =
       shard.columns == 0 ? 0 : kernels::NumTiles(shard.begin + shard.columns) - first_tile;
   BlockKnowledge knowledge;
-  knowledge.tiles = RoomForTiles(rows.target, num_tiles, options.need_entropy);
+  knowledge.tiles = RoomForTiles(zero, num_tiles, options.need_entropy);
   knowledge.target_logit = zero;
-  knowledge.owned = rows.target.new_zeros({rows.size()}, at::kBool);
+  knowledge.owned = rows.all_targets.new_zeros({rows.size()}, at::kBool);
   if (options.need_argmax) {
     knowledge.max_logit = at::full_like(zero, -kInfinity);
-    knowledge.argmax = at::full_like(rows.target, kNoColumn);
+    knowledge.argmax = rows.all_targets.new_full({rows.size()}, kNoColumn);
   }
   if (options.need_mean_logit) knowledge.mean_logit = zero.clone();
   for (const Columns& columns : CutColumns(shard.columns, shard.begin, rows.size())) {
@@ -150,12 +150,12 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
 
 /// Of no rows.
 LinearLogprobOutputs NoScores(const Rows& rows, const LinearLogprobOptions& options) {
-  const at::Tensor none = rows.target.new_zeros({0}, at::kDouble);
+  const at::Tensor none = rows.all_targets.new_zeros({0}, at::kDouble);
   LinearLogprobOutputs scores;
   scores.logprob = scores.lse = scores.lse_rest = none;
   if (options.need_entropy) scores.entropy = none;
   if (options.need_mean_logit) scores.mean_logit = none;
-  if (options.need_argmax) scores.argmax = rows.target.new_zeros({0});
+  if (options.need_argmax) scores.argmax = rows.all_targets.new_zeros({0});
   return scores;
 }
 
@@ -232,7 +232,7 @@ LinearLogprobOutputs InPlaceOfAll(const LinearLogprobOutputs& scores, const Rows
   const auto placed = [&](const at::Tensor& values, at::ScalarType dtype) {
     if (!values.defined()) return at::empty({0}, inputs.target.options().dtype(dtype));
     const at::Tensor all = rows.Spread(values.to(dtype));
-    if (rows.are_unseen) all.masked_fill_(rows.target == options.ignore_index, 0);
+    if (rows.are_unseen) all.masked_fill_(rows.target() == options.ignore_index, 0);
     return all.view(inputs.target.sizes());
   };
   const at::ScalarType wide = WideType(inputs);

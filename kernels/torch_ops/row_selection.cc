@@ -25,8 +25,9 @@ at::Tensor Reached(const UpstreamGradients& upstream) {
 
 RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
                         const UpstreamGradients& upstream, IdRange owned) {
-  if (const auto selection = SelectRowsOnGpu(target, ignore_index, upstream, owned)) {
-    return *selection;
+  if (IsCaptured(target.device())) return {.index = {}, .are_unseen = true};
+  if (const auto search = StartRowSearch(target, ignore_index, upstream, owned)) {
+    return search->Result();
   }
   at::Tensor counts = target != ignore_index;
   RowSelection selection;
@@ -47,6 +48,11 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
   const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
   selection.target_checksum = (target * places).sum().item<int64_t>();
   return selection;
+}
+
+std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
+                                          const UpstreamGradients& upstream, IdRange owned) {
+  return StartRowSearchOnGpu(target, ignore_index, upstream, owned);
 }
 
 }  // namespace logprobd::torch_ops

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include "kernels/torch_ops/linear_logprob.h"
 
@@ -36,10 +37,30 @@ struct RowSelection {
   int64_t size(int64_t num_all) const { return index.defined() ? index.size(0) : num_all; }
 };
 
+/// A search for rows that a GPU does. What is enqueued behind it may use what it finds before the
+/// host knows it: until then there are places for all rows, and those that are found come first.
+class RowSearch {
+ public:
+  virtual ~RowSearch() = default;
+
+  /// int64 [all rows], on the GPU: the selected rows, rising; behind them 0.
+  virtual at::Tensor index() const = 0;
+  /// Likewise: how many rows that are not ignored stand before each.
+  virtual at::Tensor counted_places() const = 0;
+  /// On the GPU: how many rows are selected.
+  virtual const int64_t* count() const = 0;
+  /// Waits for the search, and not for what was enqueued behind it.
+  virtual const RowSelection& Result() = 0;
+};
+
 /// The rows whose target, [all rows] int64, is not `ignore_index` and that a gradient reaches: with
 /// no upstream gradient at all, any row. Waits for a GPU, but while its work is captured in a
 /// graph: all rows are selected then, and no target is looked at.
 RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
                         const UpstreamGradients& upstream, IdRange owned);
+
+/// Starts the same and does not wait; null where no kernel does it (fused_row_selection.h).
+std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
+                                          const UpstreamGradients& upstream, IdRange owned);
 
 }  // namespace logprobd::torch_ops

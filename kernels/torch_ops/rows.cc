@@ -1,6 +1,8 @@
 #include "kernels/torch_ops/rows.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -34,6 +36,31 @@ void CheckPerColumn(const std::optional<at::Tensor>& tensor, const char* name,
                     tensor->scalar_type(), ": it must hold real numbers");
 }
 
+/// [n, H], with memory behind it for whole tiles of rows: those of the fused kernels are slower
+/// where memory ends within one.
+at::Tensor Gathered(const at::Tensor& hidden, const at::Tensor& index) {
+  constexpr int64_t kTileRows = 256;
+  const int64_t num_rows = index.size(0);
+  if (num_rows % kTileRows == 0) return hidden.index_select(0, index);
+  const int64_t whole = (num_rows + kTileRows - 1) / kTileRows * kTileRows;
+  at::Tensor rows = at::empty({whole, hidden.size(1)}, hidden.options()).narrow(0, 0, num_rows);
+  return at::index_select_out(rows, hidden, 0, index);
+}
+
+/// Those at `index`, [n], of all rows; undefined: all.
+Rows RowsAt(const at::Tensor& index, const at::Tensor& hidden, const LinearLogprobInputs& inputs) {
+  Rows rows;
+  rows.all_targets = FlatTarget(inputs);
+  rows.num_all = rows.all_targets.size(0);
+  rows.index = index;
+  rows.hidden = hidden;
+  if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
+  if (!index.defined()) return rows;
+  rows.hidden = Gathered(hidden, index);
+  if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, index);
+  return rows;
+}
+
 }  // namespace
 
 void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Tensor>& weight_grad) {
@@ -56,10 +83,10 @@ Rows Rows::Part(int64_t begin, int64_t size) const {
   if (size == this->size()) return *this;
   Rows part;
   part.hidden = hidden.narrow(0, begin, size);
-  part.target = target.narrow(0, begin, size);
+  part.all_targets = all_targets;
   if (temperature.defined()) part.temperature = temperature.narrow(0, begin, size);
   part.index = index.defined() ? index.narrow(0, begin, size)
-                               : at::arange(begin, begin + size, target.options());
+                               : at::arange(begin, begin + size, all_targets.options());
   part.num_all = num_all;
   part.num_unowned = num_unowned;
   part.are_owned = are_owned;
@@ -67,8 +94,23 @@ Rows Rows::Part(int64_t begin, int64_t size) const {
   return part;
 }
 
+at::Tensor Rows::target() const { return Select(all_targets); }
+
+Rows Rows::Settled() const {
+  if (search == nullptr) return *this;
+  const RowSelection& found = search->Result();
+  Rows rows = *this;
+  rows.search.reset();
+  rows.num_unowned = found.num_unowned;
+  rows.index = found.index;
+  if (!found.index.defined()) return rows;
+  rows.hidden = hidden.narrow(0, 0, found.index.size(0));
+  if (temperature.defined()) rows.temperature = temperature.narrow(0, 0, found.index.size(0));
+  return rows;
+}
+
 TargetPlaces FindTargets(const Rows& rows, int64_t first, int64_t count) {
-  const at::Tensor column = rows.target - first;
+  const at::Tensor column = rows.target() - first;
   return {column.clamp(0, count - 1), column.ge(0).logical_and_(column.lt(count))};
 }
 
@@ -146,19 +188,16 @@ at::Tensor FlatTarget(const LinearLogprobInputs& inputs) {
 
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs) {
-  Rows rows;
-  rows.target = FlatTarget(inputs);
-  rows.num_all = rows.target.size(0);
-  rows.hidden = hidden;
-  if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
+  Rows rows = RowsAt(selection.index, hidden, inputs);
   rows.num_unowned = selection.num_unowned;
   rows.are_unseen = selection.are_unseen;
-  if (selection.index.defined()) {
-    rows.index = selection.index;
-    rows.target = rows.target.index_select(0, rows.index);
-    rows.hidden = rows.hidden.index_select(0, rows.index);
-    if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, rows.index);
-  }
+  return rows;
+}
+
+Rows RowsOf(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
+            const LinearLogprobInputs& inputs) {
+  Rows rows = RowsAt(search->index(), hidden, inputs);
+  rows.search = search;
   return rows;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -14,17 +15,22 @@ namespace logprobd::torch_ops {
 /// The rows that are computed, one after another, and where they stand among all.
 struct Rows {
   at::Tensor hidden;        ///< [n, H]
-  at::Tensor target;        ///< [n], int64
+  at::Tensor all_targets;   ///< [num_all], int64
   at::Tensor temperature;   ///< [n] or undefined: options.temperature.
   at::Tensor index;         ///< [n], int64, places among the rows of `target`; undefined: all rows.
-  int64_t num_all = 0;      ///< Rows of `target`.
+  int64_t num_all = 0;      ///< Rows of the operator's target.
   int64_t num_unowned = 0;  ///< Rows whose target is not among the ids that were asked for.
   /// Each target is known to be in one rank's shard, of several ranks.
   bool are_owned = false;
   /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.
   bool are_unseen = false;
+  /// Not ended, or null: these are places for all rows, and only its first ones are computed.
+  std::shared_ptr<RowSearch> search;
 
-  int64_t size() const { return target.size(0); }
+  int64_t size() const { return hidden.size(0); }
+  at::Tensor target() const;  ///< [n], int64
+  /// What the search has found, for which it waits; without one, these.
+  Rows Settled() const;
   /// Values of these rows in the place of all rows; 0 for the others.
   at::Tensor Spread(const at::Tensor& values) const;
   /// `size` of these rows from `begin` on; they know their places.
@@ -53,6 +59,10 @@ at::Tensor FlatTarget(const LinearLogprobInputs& inputs);
 
 /// The selected rows of `inputs`; `hidden` is that of all rows of target, [num_all, H].
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
+            const LinearLogprobInputs& inputs);
+
+/// Those that `search` will have found, likewise.
+Rows RowsOf(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs);
 
 /// Throws c10::IndexError, naming the first row, where selected targets, of all `target` [rows],

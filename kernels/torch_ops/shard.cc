@@ -63,14 +63,19 @@ bool AreOwned(IdRange targets, std::vector<IdRange> parts) {
   return reached >= targets.end;
 }
 
+std::shared_ptr<RowSearch> SearchCountedRows(const LinearLogprobInputs& inputs,
+                                             const LinearLogprobOptions& options) {
+  const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
+  return StartRowSearch(FlatTarget(inputs), options.ignore_index, /*upstream=*/{}, shard.ids());
+}
+
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
                                const UpstreamGradients& upstream) {
   const at::Tensor target = FlatTarget(inputs);
   if (!group.is_alone()) return SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
   const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
-  const IdRange owned = {shard.begin, shard.begin + shard.columns};
-  RowSelection selection = SelectRows(target, options.ignore_index, upstream, owned);
+  RowSelection selection = SelectRows(target, options.ignore_index, upstream, shard.ids());
   CheckOwned(selection, target, options, shard.vocab_size);
   return selection;
 }

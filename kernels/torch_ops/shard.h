@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -20,6 +21,9 @@ struct Shard {
 
   /// Weights of the mean logit for some of the columns, fp64.
   at::Tensor ColumnWeights(const LinearLogprobInputs& inputs, Columns columns_wanted) const;
+
+  /// The ids that count.
+  IdRange ids() const { return {begin, begin + columns}; }
 
   int64_t begin = 0;
   int64_t columns = 0;     ///< Rows of the weight that count: padding behind them does not.
@@ -42,5 +46,9 @@ bool AreOwned(IdRange targets, std::vector<IdRange> parts);
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
                                const UpstreamGradients& upstream);
+
+/// Starts the same for a rank that is alone, without the errors; null as StartRowSearch.
+std::shared_ptr<RowSearch> SearchCountedRows(const LinearLogprobInputs& inputs,
+                                             const LinearLogprobOptions& options);
 
 }  // namespace logprobd::torch_ops

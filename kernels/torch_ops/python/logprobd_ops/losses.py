@@ -110,8 +110,6 @@ def linear_cross_entropy(
         shard = range(vocab_start, vocab_start + weight.shape[0])
         classes = Classes(class_weights, shard, vocab_valid, is_whole=process_group is None)
 
-    # Ignored rows have zeros for all scores, and so for all that follows.
-    is_counted = target.long() != ignore_index
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
     # Weights of the rows alike are better known to the operator than to a dozen kernels before it.
     is_uniform = gradients_in_forward and classes is None
@@ -120,7 +118,7 @@ def linear_cross_entropy(
         if is_uniform
         else row_weights(
             target,
-            is_counted,
+            _is_counted(target, ignore_index),
             classes,
             label_smoothing,
             is_mean=reduction == "mean",
@@ -157,11 +155,12 @@ def linear_cross_entropy(
         options.update(memory=memory, weight_grad=weight_grad, return_mean_logit=is_smoothed)
         logprob, _, lse, *more = linear_logprob(hidden, weight, target, bias, **options)
         loss = _weighted(weights, logprob, lse, more)
+    # Ignored rows have zeros for all scores, and so for all that follows.
     z = None
     if z_loss != 0.0 or return_z_loss:
         z = z_loss * lse.square()
         if reduction == "mean":
-            z = z / is_counted.sum().clamp(min=1)
+            z = z / _is_counted(target, ignore_index).sum().clamp(min=1)
         if z_loss != 0.0:
             loss = loss + z
     if token_scaling:
@@ -174,6 +173,7 @@ def linear_cross_entropy(
         return loss
 
     accuracy = predicted = None
+    is_counted = _is_counted(target, ignore_index)
     if return_token_accuracy:
         accuracy = (is_counted & (more[0] == target)).to(torch.float32)
         if reduction != "none":
@@ -183,6 +183,10 @@ def linear_cross_entropy(
     return LinearCrossEntropyOutput(
         loss, None if z is None or not return_z_loss else z.detach(), accuracy, predicted
     )
+
+
+def _is_counted(target: Tensor, ignore_index: int) -> Tensor:
+    return target.long() != ignore_index
 
 
 def _weighted(weights: RowWeights, logprob: Tensor, lse: Tensor, more: list[Tensor]) -> Tensor:

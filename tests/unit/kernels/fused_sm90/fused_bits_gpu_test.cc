@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/fused_case.h"
 
 namespace logprobd::testing {
@@ -75,6 +76,49 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {
           for (const int32_t swizzle : {1, 8}) {
             ExpectSameBits(RunFused(c, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(FusedBitsTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
+  constexpr int64_t kRows = 2'300;
+  const FusedCase all = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
+  const FusedScores truth = RunFused(all);
+  FusedRun run(all);
+  for (const FusedTile tile : kTiles) {
+    for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
+      for (const int32_t swizzle : {1, 4}) {
+        for (const int64_t count : {1, 64, 65, 300, 513, 1'024, 1'300, 2'300}) {
+          run.Enqueue({.choice = FusedChoice{tile, raster, swizzle}, .row_count = count});
+          ExpectSameBits(Select(run.Read(), Range(0, count)), Select(truth, Range(0, count)));
+        }
+      }
+    }
+  }
+}
+
+// Tiles of rows that are not there would cost as much as others.
+TEST_F(FusedBitsTest, RowsBehindACountInDeviceMemoryAreNotComputed) {
+  constexpr int64_t kRows = 2'048;
+  const FusedCase c = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
+  FusedRun run(c);
+  for (const FusedTile tile : kTiles) {
+    for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
+      for (const int64_t count : {0, 512, 1'536}) {
+        const DeviceArray<int64_t> count_array(std::vector<int64_t>{count});
+        const DeviceArray<float> target_logits(std::vector<float>(kRows, kPoison));
+        kernels::FusedPartialsParams params = run.Partials();
+        params.row_count = count_array.data();
+        params.target_logits = target_logits.data();
+        ASSERT_EQ(kernels::LaunchFusedPartialsAs(params, {tile, raster, 4}, run.stream()),
+                  cudaSuccess);
+        ASSERT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
+        const std::vector<float> targets = target_logits.Read();
+        for (int64_t row = 0; row < kRows; ++row) {
+          ASSERT_EQ(targets[static_cast<size_t>(row)] != kPoison, row < count)
+              << "row " << row << " of " << count;
         }
       }
     }

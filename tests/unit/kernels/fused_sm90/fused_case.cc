@@ -141,6 +141,7 @@ struct FusedRun::Memory {
         scales(Scales(c.temperatures)),
         entropy_scales(
             Scales(c.entropy_temperatures.empty() ? c.temperatures : c.entropy_temperatures)),
+        row_count(std::vector<int64_t>(1)),
         targets(c.targets.empty() ? std::vector<int32_t>(1) : c.targets),
         sums(Poisoned<kernels::TileSums>(c.num_rows * kernels::NumTiles(c.vocab_size),
                                          {77, 7, 7, 7})),
@@ -182,6 +183,7 @@ struct FusedRun::Memory {
   DeviceArray<uint16_t> weight;
   DeviceArray<float> scales;
   DeviceArray<float> entropy_scales;
+  DeviceArray<int64_t> row_count;
   DeviceArray<int32_t> targets;
   DeviceArray<kernels::TileSums> sums;
   DeviceArray<kernels::TileSums> entropy_sums;
@@ -332,6 +334,12 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
     params.wants_sum_squares = true;
     params.max_keys = m.max_keys.data();
     params.min_keys = m.min_keys.data();
+  }
+  if (ask.row_count.has_value()) {
+    ASSERT_EQ(cudaMemcpyAsync(m.row_count.data(), &*ask.row_count, sizeof(int64_t),
+                              cudaMemcpyHostToDevice, stream_),
+              cudaSuccess);
+    params.row_count = m.row_count.data();
   }
   ASSERT_EQ(ask.choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *ask.choice, stream_)
                                    : kernels::LaunchFusedPartials(params, stream_),

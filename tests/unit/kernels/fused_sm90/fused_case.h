@@ -76,6 +76,8 @@ struct FusedScores {
 struct FusedAsk {
   std::optional<kernels::FusedChoice> choice = {};
   bool everything = true;
+  /// So many rows are computed, which the kernel reads in device memory; by default all.
+  std::optional<int64_t> row_count = {};
 };
 
 /// A shard's tiles, half-open; by default all.

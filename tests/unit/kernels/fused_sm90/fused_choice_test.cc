@@ -19,8 +19,11 @@ TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
     for (const int64_t rows : {1, 63, 64}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64PingPong);
     }
-    for (const int64_t rows : {65, 128}) {
+    for (const int64_t rows : {65, 128, 257, 384}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64Pair);
+    }
+    for (const int64_t rows : {129, 256, 385, 512}) {
+      EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k128PingPong);
     }
   }
 }
@@ -44,7 +47,17 @@ TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
   EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
 }
 
-// Kept powers and gradients come from tiles of 128 rows alone, whatever partials would take.
+TEST(FusedChoiceTest, GradientsAreMadeByPairsOrByTilesOf128Rows) {
+  const auto tile = [](int64_t rows) {
+    return ChooseGradient({.num_rows = rows, .num_tiles = kManyTiles, .depth = 4'096}).tile;
+  };
+  for (const int64_t rows : {1, 64, 128, 257, 384}) EXPECT_EQ(tile(rows), FusedTile::k64Pair);
+  for (const int64_t rows : {129, 256, 385, 1'024, 8'192}) {
+    EXPECT_EQ(tile(rows), FusedTile::k128PingPong);
+  }
+}
+
+// Kept powers come from tiles of 128 rows alone, whatever partials would take.
 TEST(FusedChoiceTest, PingPongTilesAreTakenForEveryShapeInTheOrderOfTheirDepth) {
   const auto choose = [](int64_t rows, int64_t depth) {
     return ChoosePingPong({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
@@ -85,7 +98,7 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
     for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {
       for (int64_t rows = 1; rows <= 8'192; rows += 61) {
         const FusedShape shape = {.num_rows = rows, .num_tiles = tiles, .depth = depth};
-        for (const FusedChoice& choice : {ChooseFused(shape), ChoosePingPong(shape)}) {
+        for (const FusedChoice& choice : {ChooseFused(shape), ChooseGradient(shape), ChoosePingPong(shape)}) {
           const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
           const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
           const int64_t whole_tiles =

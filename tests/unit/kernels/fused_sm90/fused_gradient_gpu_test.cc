@@ -17,6 +17,9 @@ namespace logprobd::testing {
 namespace {
 
 using kernels::Dtype;
+using kernels::FusedChoice;
+using kernels::FusedRaster;
+using kernels::FusedTile;
 using kernels::kTileColumns;
 
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16};
@@ -167,6 +170,46 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
             << "row " << i << " of " << count;
       }
     }
+  }
+}
+
+TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSame) {
+  for (const bool transforms : {false, true}) {
+    for (const Dtype dtype : kDtypes) {
+      GradientCase c =
+          MakeGradientCase({.rows = 300, .hidden = 320, .vocab = 1'500, .dtype = dtype});
+      if (transforms) {
+        AddColumnWeights(c);
+        c.head.bias = Waves(1'500, 1);
+      }
+      const GradientRun run(c);
+      const std::vector<uint16_t> truth = run.Run();
+      for (const FusedTile tile : {FusedTile::k64Pair, FusedTile::k128PingPong}) {
+        for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
+          for (const int32_t swizzle : {1, 8}) {
+            EXPECT_EQ(run.Run({}, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
+  const GradientCase c = MakeGradientCase({.rows = 600, .hidden = 320, .vocab = 1'500});
+  const GradientRun run(c);
+  const std::vector<uint16_t> truth = run.Run();
+  const int64_t columns = c.num_tiles() * kTileColumns;
+  for (const int64_t count : {0, 1, 128, 300, 600}) {
+    const std::vector<uint16_t> some = run.Run({}, {.row_count = count});
+
+    const auto end = some.begin() + count * columns;
+    EXPECT_TRUE(std::equal(some.begin(), end, truth.begin())) << count << " rows";
+    // Whole clusters of tiles are computed, and no others.
+    const auto computed = some.begin() + std::min<int64_t>((count + 255) / 256 * 256, 600) * columns;
+    EXPECT_TRUE(std::all_of(computed, some.end(),
+                            [](uint16_t bits) { return bits == kGradientPoison; }))
+        << count << " rows";
   }
 }
 

@@ -116,18 +116,23 @@ kernels::FusedGradientParams GradientRun::Params(const ShardTiles& tiles) const 
   return params;
 }
 
-std::vector<uint16_t> GradientRun::Run(const TileCuts& cuts) const {
+std::vector<uint16_t> GradientRun::Run(const TileCuts& cuts, const FusedAsk& ask) const {
   const int64_t columns = case_.num_tiles() * kTileColumns;
   const int64_t stride = columns + kMoreStride;
   const int64_t num_rows = case_.head.num_rows;
   const DeviceArray<uint16_t> memory(
       std::vector<uint16_t>(static_cast<size_t>(num_rows * stride + 2 * kGuard), kGradientPoison));
+  const DeviceArray<int64_t> row_count(std::vector<int64_t>{ask.row_count.value_or(0)});
   const TileCuts borders = cuts.empty() ? TileCuts{0, case_.num_tiles()} : cuts;
   for (size_t i = 0; i + 1 < borders.size(); ++i) {
     kernels::FusedGradientParams params = Params({borders[i], borders[i + 1]});
     params.gradients = memory.data() + kGuard + borders[i] * kTileColumns;
     params.gradient_stride = stride;
-    EXPECT_EQ(kernels::LaunchFusedGradient(params, stream()), cudaSuccess);
+    if (ask.row_count.has_value()) params.head.row_count = row_count.data();
+    EXPECT_EQ(ask.choice.has_value()
+                  ? kernels::LaunchFusedGradientAs(params, *ask.choice, stream())
+                  : kernels::LaunchFusedGradient(params, stream()),
+              cudaSuccess);
   }
   EXPECT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
   const std::vector<uint16_t> all = memory.Read();

@@ -56,7 +56,7 @@ class GradientRun {
   kernels::FusedGradientParams Params(const ShardTiles& tiles = {}) const;
 
   /// Gradients [num_rows, tiles * 192], as bits; the test fails where anything else is written.
-  std::vector<uint16_t> Run(const TileCuts& cuts = {}) const;
+  std::vector<uint16_t> Run(const TileCuts& cuts = {}, const FusedAsk& ask = {}) const;
 
   const std::vector<GradientRowTruth>& truth() const { return truth_; }
   const std::vector<kernels::RowGradient>& constants() const { return constants_; }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -140,6 +141,7 @@ struct KeptAsk {
   int64_t tile_end = std::numeric_limits<int64_t>::max();
   std::vector<int64_t> kept_places = {};
   int64_t more_stride = 0;
+  std::optional<int64_t> row_count = {};  ///< As the kernel reads it; by default there is none.
 };
 
 /// A case's powers in device memory.
@@ -171,7 +173,9 @@ class KeptRun {
                                                               : ask.kept_places);
     const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(
         (rows.size() + 1) * static_cast<size_t>(params.gradient_stride), kPoison));
+    const DeviceArray<int64_t> row_count(std::vector<int64_t>{ask.row_count.value_or(0)});
     params.rows = row_array.data();
+    if (ask.row_count.has_value()) params.row_count = row_count.data();
     if (!ask.kept_places.empty()) params.kept_places = places.data();
     params.gradients = gradients.data();
     EXPECT_EQ(LaunchKeptGradients(params, nullptr), cudaSuccess);

@@ -157,6 +157,22 @@ TEST_F(KeptGradientsTest, RowsAreFoundAtTheirKeptPlaces) {
   }
 }
 
+TEST_F(KeptGradientsTest, RowsBehindACountInDeviceMemoryAreNotWritten) {
+  const KeptCase c = MakeKeptCase(7, 500, 3);
+  const std::vector<RowGradient> rows = ConstantsOf(c);
+  const KeptRun run(c);
+  const std::vector<uint16_t> all = run.Run(rows);
+  constexpr int64_t kStride = 3 * kTileColumns;
+  for (const int64_t count : {0, 1, 5, 7}) {
+    const std::vector<uint16_t> some = run.Run(rows, {.row_count = count});
+
+    const auto border = some.begin() + count * kStride;
+    EXPECT_TRUE(std::equal(some.begin(), border, all.begin())) << count << " rows";
+    EXPECT_TRUE(std::all_of(border, some.end(), [](uint16_t bits) { return bits == kPoison; }))
+        << count << " rows";
+  }
+}
+
 TEST_F(KeptGradientsTest, SomeTilesHaveTheBitsOfAllAndNothingElseIsWritten) {
   const KeptCase c = MakeKeptCase(3, 20 * kTileColumns - 5, 3);
   const std::vector<RowGradient> rows = ConstantsOf(c);

@@ -19,6 +19,8 @@ constexpr int64_t kEndId = 90;
 struct Found {
   SelectedRows selected;
   std::vector<int64_t> index;
+  std::vector<int64_t> counted_places;
+  int64_t num_selected;  // as kernels find it
 };
 
 /// `gradients`, where not empty, are those of the first and the third of the four.
@@ -28,6 +30,8 @@ Found Select(const std::vector<int64_t>& targets, const std::vector<float>& firs
   const DeviceArray<float> first_array(first);
   const DeviceArray<float> third_array(third);
   const DeviceArray<int64_t> index(std::vector<int64_t>(targets.size(), -1));
+  const DeviceArray<int64_t> counted_places(std::vector<int64_t>(targets.size(), -1));
+  const DeviceArray<int64_t> num_selected(std::vector<int64_t>(1, -1));
   const DeviceArray<SelectedRows> selected(std::vector<SelectedRows>(1));
   SelectRowsParams params;
   params.num_rows = static_cast<int64_t>(targets.size());
@@ -38,9 +42,12 @@ Found Select(const std::vector<int64_t>& targets, const std::vector<float>& firs
   params.first_id = kFirstId;
   params.end_id = kEndId;
   params.index = index.data();
+  params.counted_places = counted_places.data();
+  params.num_selected = num_selected.data();
   params.selected = selected.data();
   EXPECT_EQ(LaunchSelectRows(params, nullptr), cudaSuccess);
-  return {selected.Read().front(), index.Read()};
+  return {selected.Read().front(), index.Read(), counted_places.Read(),
+          num_selected.Read().front()};
 }
 
 class SelectRowsTest : public ::testing::Test {
@@ -66,7 +73,12 @@ TEST_F(SelectRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
     const Found found = Select(targets);
 
     ASSERT_EQ(found.selected.num_selected, static_cast<int64_t>(expected.size())) << count;
-    for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found.index[i], expected[i]) << count;
+    EXPECT_EQ(found.num_selected, found.selected.num_selected);
+    for (size_t i = 0; i < count; ++i) {
+      const bool is_there = i < expected.size();
+      ASSERT_EQ(found.index[i], is_there ? expected[i] : 0) << count;
+      ASSERT_EQ(found.counted_places[i], is_there ? static_cast<int64_t>(i) : 0) << count;
+    }
     EXPECT_EQ(found.selected.num_unowned, 0);
     EXPECT_EQ(found.selected.num_counted, found.selected.num_selected);
     EXPECT_EQ(found.selected.target_checksum, static_cast<int64_t>(checksum)) << count;
@@ -98,6 +110,27 @@ TEST_F(SelectRowsTest, ARowThatNoGradientReachesIsLeftOut) {
   EXPECT_EQ(found.index[0], 1);
   EXPECT_EQ(found.index[1], 2);
   EXPECT_EQ(found.index[2], 3) << "NaN is a gradient";
+}
+
+TEST_F(SelectRowsTest, CountedPlacesCountRowsThatNoGradientReaches) {
+  // More than a step of 4,096; every fifth row is ignored, every third reached.
+  std::vector<int64_t> targets;
+  std::vector<float> gradients;
+  std::vector<int64_t> expected;
+  int64_t num_counted = 0;
+  for (int64_t row = 0; row < 9'000; ++row) {
+    targets.push_back(row % 5 == 0 ? kIgnoreIndex : 50);
+    gradients.push_back(row % 3 == 0 ? 1.0F : 0.0F);
+    if (row % 5 == 0) continue;
+    if (row % 3 == 0) expected.push_back(num_counted);
+    ++num_counted;
+  }
+
+  const Found found = Select(targets, gradients);
+
+  EXPECT_EQ(found.selected.num_counted, num_counted);
+  ASSERT_EQ(found.num_selected, static_cast<int64_t>(expected.size()));
+  for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found.counted_places[i], expected[i]);
 }
 
 TEST_F(SelectRowsTest, AnExpandedGradientIsOneNumber) {

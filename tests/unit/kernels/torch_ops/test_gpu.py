@@ -257,6 +257,28 @@ def test_a_second_backward_through_the_fused_kernels_gives_the_same_bits(memory)
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_rows_are_the_same_among_so_many_that_the_host_waits_for_their_number(memory):
+    hidden, weight, target = make_case(rows=5000)
+    d_logprob, d_entropy = torch.randn(2, 5000, device="cuda")
+    d_logprob[1::3] = d_entropy[1::3] = 0
+
+    def of_rows(rows: slice) -> list[Tensor]:
+        logprob, entropy, lse = linear_logprob(hidden[rows], weight, target[rows], memory=memory)
+        loss = (logprob * d_logprob[rows] + entropy * d_entropy[rows]).sum()
+        return [logprob, entropy, lse, *torch.autograd.grad(loss, (hidden, weight))]
+
+    waited_for = of_rows(slice(0, 5000))
+    few, rest = of_rows(slice(0, 3000)), of_rows(slice(3000, 5000))
+
+    for all_rows, first, last in zip(waited_for[:3], few[:3], rest[:3], strict=True):
+        assert torch.equal(all_rows, torch.cat((first, last)))
+    for all_rows, first, last in zip(waited_for[3:], few[3:], rest[3:], strict=True):
+        summed = first.double() + last.double()
+        assert (all_rows.double() - summed).norm() <= 6e-3 * summed.norm()
+    assert (few[3][1:3000:3] == 0).all()
+
+
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_no_rows_give_no_scores_and_zero_gradients(memory):
     hidden, weight, target = (tensor[:0] for tensor in make_case(rows=7, vocab=7))
     weight = make_case()[1]

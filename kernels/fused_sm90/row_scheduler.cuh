@@ -1,0 +1,125 @@
+#pragma once
+
+// Which block takes which tile, where the number of rows may stand in device memory.
+//
+// Idea      CUTLASS's persistent scheduler with its order, but a count of tiles that is taken when
+//           the kernel runs: the host need not wait for a number of rows that the GPU finds.
+// Work      Every warp asks for itself, once a tile.
+// Traffic   8 bytes a tile and warp, from the first-level cache.
+// Limits    2^31 - 1 tiles.
+
+#include <cstdint>
+
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "cutlass/gemm/kernel/sm90_tile_scheduler.hpp"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+
+namespace logprobd::kernels::internal {
+
+/// Clusters lie along the rows.
+template <class TileShape, class ClusterShape>
+class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
+  using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
+
+ public:
+  using typename Base::WorkTileInfo;
+  struct Arguments : Base::Arguments {
+    const int64_t* num_rows = nullptr;  ///< Device memory, at most the problem's; null: these.
+  };
+  struct Params : Base::Params {
+    const int64_t* num_rows = nullptr;
+  };
+
+  template <class Problem>
+  static Params to_underlying_arguments(const Problem& problem, TileShape tile,
+                                        ClusterShape cluster,
+                                        const cutlass::KernelHardwareInfo& hardware,
+                                        const Arguments& arguments, void* workspace = nullptr,
+                                        uint32_t epilogue_parts = 1, uint32_t step_alignment = 1) {
+    Params params;
+    static_cast<typename Base::Params&>(params) =
+        Base::to_underlying_arguments(problem, tile, cluster, hardware, arguments, workspace,
+                                      epilogue_parts, step_alignment);
+    params.num_rows = arguments.num_rows;
+    return params;
+  }
+
+  CUTLASS_DEVICE explicit RowScheduler(const Params& params) : params_(params) {
+#if defined(__CUDA_ARCH__)
+    block_ = IsAlongRows() ? blockIdx.x * gridDim.y + blockIdx.y
+                           : blockIdx.x + blockIdx.y * gridDim.x;
+    num_blocks_ = gridDim.x * gridDim.y;
+#endif
+  }
+
+  template <class Cluster>
+  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(Cluster) const {
+    return get_current_work();
+  }
+
+  CUTLASS_DEVICE WorkTileInfo get_current_work() const {
+    const uint32_t row_clusters = RowClusters();
+    const uint32_t columns = params_.problem_tiles_n_;
+    const uint32_t cluster = block_ / kClusterBlocks;
+    if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
+    uint32_t log_swizzle = params_.log_swizzle_size_;
+    if (!IsAlongRows()) {
+      // As the host would have chosen it: no group of rows has empty tiles.
+      while (row_clusters % (1U << log_swizzle) != 0) --log_swizzle;
+    }
+    const uint32_t major_size = IsAlongRows() ? row_clusters : columns;
+    const uint32_t group = cluster >> log_swizzle;
+    const uint32_t in_group = cluster - (group << log_swizzle);
+    const uint32_t minor_group = group / major_size;
+    const uint32_t major = group - minor_group * major_size;
+    const uint32_t minor = (minor_group << log_swizzle) + in_group;
+    const uint32_t row_cluster = IsAlongRows() ? major : minor;
+    const uint32_t column = IsAlongRows() ? minor : major;
+    return {static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks),
+            static_cast<int32_t>(column), 0, true};
+  }
+
+  CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { block_ += num_blocks_ * count; }
+
+  /// Kernels give a pipeline that another scheduler would need, or none.
+  template <class... Pipeline>
+  CUTLASS_DEVICE auto fetch_next_work(const WorkTileInfo&, const Pipeline&...) {
+    advance_to_next_work();
+    return cute::make_tuple(get_current_work(), true);
+  }
+
+ private:
+  static constexpr uint32_t kClusterBlocks = cute::size<0>(ClusterShape{});
+  static constexpr uint32_t kClusterRows = cute::size<0>(TileShape{}) * kClusterBlocks;
+  static_assert(cute::size<1>(ClusterShape{}) == 1);
+
+  CUTLASS_DEVICE bool IsAlongRows() const {
+    return params_.raster_order_ == Base::RasterOrder::AlongM;
+  }
+
+  CUTLASS_DEVICE uint32_t RowClusters() const {
+    if (params_.num_rows == nullptr) return params_.problem_tiles_m_;
+    const auto num_rows = static_cast<uint32_t>(*params_.num_rows);
+    return (num_rows + kClusterRows - 1) / kClusterRows;
+  }
+
+  const Params& params_;
+  uint32_t block_ = 0;
+  uint32_t num_blocks_ = 0;
+};
+
+/// Names RowScheduler among CUTLASS's.
+struct RowSchedulerTag {};
+
+}  // namespace logprobd::kernels::internal
+
+namespace cutlass::gemm::kernel::detail {
+
+template <class TileShape, class ClusterShape, uint32_t kStages>
+struct TileSchedulerSelector<logprobd::kernels::internal::RowSchedulerTag, arch::Sm90, TileShape,
+                             ClusterShape, kStages> {
+  using Scheduler = logprobd::kernels::internal::RowScheduler<TileShape, ClusterShape>;
+};
+
+}  // namespace cutlass::gemm::kernel::detail
