@@ -31,6 +31,14 @@ void ReserveSum(const LinearLogprobInputs& inputs) {
             inputs.hidden.options().dtype(WideType(inputs)));
 }
 
+/// Whether something before the rows' gradients needs the other ranks: their hidden states, or the
+/// size of the whole vocabulary, which the mean logit's gradient is divided by.
+bool IsAgreedBefore(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                    const LinearLogprobOptions& options) {
+  return options.sequence_parallel ||
+         (upstream.mean_logit.has_value() && !inputs.column_weights.has_value());
+}
+
 }  // namespace
 
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
@@ -45,7 +53,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   std::shared_ptr<RowSearch> search;
   GradientSums sums;
   int64_t end = 0;
-  const auto of_ranks = group.Agree(device, [&] {
+  RankGroup::Agreement agreement = group.StartAgreement(device, [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
     // The forward pass has looked at vocab_valid.
@@ -63,16 +71,21 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
     return RankGroup::Claim{{needs.hidden}, {end}};
   });
-  for (const auto& of_rank : of_ranks) end = std::max(end, of_rank.front());
+  if (IsAgreedBefore(upstream, inputs, options)) {
+    for (const auto& of_rank : agreement.Result()) end = std::max(end, of_rank.front());
+  }
   const Shard shard(inputs, options, end);
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Attempt attempt;
   attempt([&] {
+    if (agreement.has_failed()) return;  // as its result will say
     const BackwardRows all =
         search != nullptr ? RowsReached(search, hidden, upstream, inputs, saved, options)
                           : RowsReached(reached, hidden, upstream, inputs, saved, options);
     AddGradients(all, inputs, options, shard, sums);
   });
+  // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.
+  agreement.Result();
   if (group.is_alone()) attempt.Rethrow(false);
   if (search != nullptr) {
     reached = search->Result();

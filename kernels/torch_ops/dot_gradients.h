@@ -2,8 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/linear_logprob.h"
@@ -18,8 +18,9 @@ class DotGradients {
  public:
   virtual ~DotGradients() = default;
 
-  /// The shard's columns, in order, cut as `Of` is to be asked for them, once each.
-  virtual std::vector<Columns> Cut() const = 0;
+  /// The block of the shard's columns from `begin` on for which `Of` is to be asked next: all of
+  /// them one after another, from 0 on, each once.
+  virtual Columns Next(int64_t begin) const = 0;
 
   /// [n, columns], of rows of a search only those that it finds, in the dtype in which it is multiplied with the weight and the hidden states:
   /// theirs where these are multiplied as they are (products.h), else the wide type. It holds until

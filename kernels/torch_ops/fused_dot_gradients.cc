@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile.h"
@@ -38,30 +40,29 @@ class FusedDotGradients : public DotGradients {
  public:
   explicit FusedDotGradients(const DotGradientsArguments& arguments)
       : arguments_(arguments),
-        head_(arguments.rows.rows.hidden, arguments.inputs, arguments.options, arguments.shard) {
+        head_(arguments.rows.rows.hidden, arguments.inputs, arguments.options, arguments.shard),
+        search_(arguments.rows.rows.search),
+        num_rows_(arguments.rows.rows.size()) {
     const auto& hidden = arguments_.rows.rows.hidden;
     if (arguments_.rows.upstream.mean_logit.has_value()) {
       const Columns all = {0, arguments_.shard.columns};
       column_weights_ =
           PaddedToTiles(arguments_.shard.ColumnWeights(arguments_.inputs, all), all.size());
     }
-    rows_ = at::empty({num_rows() * static_cast<int64_t>(sizeof(RowGradient))},
+    rows_ = at::empty({num_rows_ * static_cast<int64_t>(sizeof(RowGradient))},
                       hidden.options().dtype(at::kByte));
     MakeRows();
     if (are_powers_leveled()) LevelPowers();
     if (!is_in_place()) {
-      room_ = at::empty({num_rows() * BlockTiles() * kTileColumns}, hidden.options());
+      room_ = at::empty({RoomSize()}, hidden.options());
     }
   }
 
-  std::vector<Columns> Cut() const override {
-    if (is_in_place()) return {{0, arguments_.shard.columns}};
-    const int64_t block = BlockTiles() * kTileColumns;
-    std::vector<Columns> cut;
-    for (int64_t begin = 0; begin < arguments_.shard.columns; begin += block) {
-      cut.push_back({begin, std::min(begin + block, arguments_.shard.columns)});
-    }
-    return cut;
+  Columns Next(int64_t begin) const override {
+    const int64_t columns = arguments_.shard.columns;
+    if (is_in_place()) return {begin, columns};
+    const int64_t tiles = WholeGroups(room_.size(0) / (num_rows_ * kTileColumns));
+    return {begin, std::min(begin + tiles * kTileColumns, columns)};
   }
 
   at::Tensor Of(Columns columns) override {
@@ -74,12 +75,9 @@ class FusedDotGradients : public DotGradients {
     } else {
       Recompute(tile_begin, tile_end, place);
     }
-    const Rows& rows = arguments_.rows.rows;
-    at::Tensor gradient = place.narrow(1, 0, columns.size());
     // Not before the kernel is enqueued: it runs while the host waits for the number of rows.
-    if (rows.search != nullptr) {
-      gradient = gradient.narrow(0, 0, rows.search->Result().size(num_rows()));
-    }
+    if (search_ != nullptr) num_rows_ = std::exchange(search_, nullptr)->Result().size(num_rows_);
+    at::Tensor gradient = place.narrow(0, 0, num_rows_).narrow(1, 0, columns.size());
     AddBias(gradient, columns);
     return gradient;
   }
@@ -87,18 +85,18 @@ class FusedDotGradients : public DotGradients {
   at::Tensor RowFactors() const override { return factors_; }
 
  private:
-  int64_t num_rows() const { return arguments_.rows.rows.size(); }
-  const int64_t* row_count() const {
-    const auto& search = arguments_.rows.rows.search;
-    return search == nullptr ? nullptr : search->count();
-  }
+  const int64_t* row_count() const { return search_ == nullptr ? nullptr : search_->count(); }
 
-  int64_t BlockTiles() const {
-    const int64_t tile_bytes = std::max<int64_t>(num_rows(), 1) * kTileColumns * 2;
-    const auto later_bytes = static_cast<int64_t>(arguments_.rows.rows.hidden.nbytes());
-    const int64_t tiles = (kGradientBytesMax + later_bytes) / tile_bytes;
+  int64_t WholeGroups(int64_t tiles) const {
     const int64_t groups = tiles >= kTileGroup ? tiles / kTileGroup * kTileGroup : tiles;
     return std::clamp<int64_t>(groups, 1, head_.num_tiles());
+  }
+
+  /// Elements for a block of columns.
+  int64_t RoomSize() const {
+    const int64_t tile_size = num_rows_ * kTileColumns;
+    const auto later_bytes = static_cast<int64_t>(arguments_.rows.rows.hidden.nbytes());
+    return WholeGroups((kGradientBytesMax + later_bytes) / (2 * tile_size)) * tile_size;
   }
 
   /// What was kept has no part of columns whose probability is 0, which a mean's gradient has.
@@ -121,15 +119,16 @@ class FusedDotGradients : public DotGradients {
   at::Tensor PlaceOf(int64_t tiles) const {
     const int64_t columns = tiles * kTileColumns;
     if (!is_in_place()) {
-      return room_.narrow(0, 0, num_rows() * columns).view({num_rows(), columns});
+      return room_.narrow(0, 0, num_rows_ * columns).view({num_rows_, columns});
     }
     const at::ScalarType dtype = arguments_.rows.rows.hidden.scalar_type();
-    return arguments_.rows.cached.cache.narrow(0, 0, num_rows()).view(dtype).narrow(1, 0, columns);
+    return arguments_.rows.cached.cache.narrow(0, 0, num_rows_).view(dtype).narrow(1, 0, columns);
   }
 
   void Recompute(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     kernels::FusedGradientParams params;
     params.head = head_.Params(tile_begin, tile_end);
+    params.head.num_rows = num_rows_;
     params.head.row_count = row_count();
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
     params.column_weights = Floats(column_weights_);
@@ -142,7 +141,7 @@ class FusedDotGradients : public DotGradients {
   void TakeKept(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     const KeptRow<int64_t> layout = kept_layout();
     kernels::KeptGradientsParams params;
-    params.num_rows = num_rows();
+    params.num_rows = num_rows_;
     params.row_count = row_count();
     params.kept_places = kept_places();
     params.powers = reinterpret_cast<const __nv_bfloat16*>(kept());
@@ -164,9 +163,9 @@ class FusedDotGradients : public DotGradients {
   void LevelPowers() {
     const KeptRow<int64_t> layout = kept_layout();
     auto* const kept = arguments_.rows.cached.cache.mutable_data_ptr<uint8_t>();
-    factors_ = at::empty({num_rows(), 1}, arguments_.rows.rows.hidden.options().dtype(at::kFloat));
+    factors_ = at::empty({num_rows_, 1}, arguments_.rows.rows.hidden.options().dtype(at::kFloat));
     kernels::LevelPowersParams params;
-    params.num_rows = num_rows();
+    params.num_rows = num_rows_;
     params.powers = reinterpret_cast<__nv_bfloat16*>(kept);
     params.exponents = reinterpret_cast<const int32_t*>(kept + layout.exponents());
     params.row_tiles = layout.row_tiles();
@@ -195,7 +194,7 @@ class FusedDotGradients : public DotGradients {
     const at::Tensor lse_rest = saved.lse_rest.contiguous();
     const at::Tensor entropy = saved.entropy.defined() ? saved.entropy.contiguous() : saved.entropy;
     kernels::RowGradientsParams params;
-    params.num_rows = num_rows();
+    params.num_rows = num_rows_;
     params.source = arrays.source();
     params.ignore_index = arguments_.options.ignore_index;
     params.d_logprob = upstream.logprob();
@@ -230,6 +229,8 @@ class FusedDotGradients : public DotGradients {
 
   const DotGradientsArguments arguments_;
   const FusedHead head_;
+  std::shared_ptr<RowSearch> search_;  // null where num_rows_ is known
+  int64_t num_rows_;                   // until then that of all places
   at::Tensor column_weights_;  // fp32 [tiles * 192] or undefined
   at::Tensor rows_;            // RowGradient [n]
   at::Tensor room_;            // a block's gradients
@@ -249,7 +250,7 @@ bool AreDifferentiatedWhileSearched(const UpstreamGradients& upstream,
                                     const LinearLogprobInputs& inputs,
                                     const LinearLogprobOptions& options, const Shard& shard) {
   const int64_t num_rows = inputs.target.numel();
-  return options.group.empty() && num_rows > 0 && num_rows <= kSearchedRowsMax &&
+  return num_rows > 0 && num_rows <= kSearchedRowsMax &&
          options.keep_logits != KeptLogits::kWide && AreFused(upstream, inputs, options, shard);
 }
 

@@ -67,7 +67,8 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
     const at::Tensor factors = gradients->RowFactors();
     const at::Tensor hidden =
         factors.defined() ? ScaledRows(block.rows.hidden, factors) : block.rows.hidden;
-    for (const Columns& columns : gradients->Cut()) {
+    for (Columns columns = {0, 0}; columns.end < shard.columns;) {
+      columns = gradients->Next(columns.end);
       const at::Tensor gradient = gradients->Of(columns);
       const int64_t num_rows = gradient.size(0);
       if (num_rows == 0) return;  // a search has found none

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <exception>
@@ -21,6 +21,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> Resolve(const std::string& name) {
     TORCH_CHECK_VALUE(false, "process_group: no group is called \"", name,
                       "\" in this process: pass the group itself, made by torch.distributed");
   }
+}
+
+/// Places of what ranks tell: whether one failed, common numbers and their complements, each rank's
+/// own.
+constexpr size_t kFirstOwn = 1 + 2 * RankGroup::kCommon;
+
+size_t NumbersTold(int64_t num_ranks) {
+  return kFirstOwn + static_cast<size_t>(num_ranks) * RankGroup::Numbers().size();
 }
 
 }  // namespace
@@ -93,46 +101,67 @@ at::Tensor RankGroup::Tell(const at::Device& device, const Attempt& attempt) con
   return failed;
 }
 
-std::vector<RankGroup::Numbers> RankGroup::Agree(const at::Device& device,
-                                                 const std::function<Claim()>& work) const {
-  if (is_alone()) return {work().own};
+RankGroup::Agreement RankGroup::StartAgreement(const at::Device& device,
+                                               const std::function<Claim()>& work) const {
+  Agreement agreement;
+  if (is_alone()) {
+    agreement.of_ranks_ = {work().own};
+    return agreement;
+  }
   Claim mine;
-  Attempt attempt;
-  attempt([&] {
+  agreement.attempt_([&] {
     mine = work();
     TORCH_INTERNAL_ASSERT(mine.common.size() <= kCommon);
   });
   // Everything is told by the largest number in its place: a number's complement is largest where
   // the number is smallest, and the place of a rank's own one is the smallest on all others.
-  std::vector<int64_t> told = {attempt.has_failed() ? 1 : 0};
+  std::vector<int64_t> told(NumbersTold(size()), std::numeric_limits<int64_t>::min());
+  told[0] = agreement.has_failed() ? 1 : 0;
   mine.common.resize(kCommon);
-  for (const int64_t number : mine.common) {
-    told.push_back(number);
-    told.push_back(~number);
+  for (size_t i = 0; i < kCommon; ++i) {
+    told[1 + 2 * i] = mine.common[i];
+    told[2 + 2 * i] = ~mine.common[i];
   }
-  const size_t first_own = told.size();
-  told.resize(first_own + static_cast<size_t>(size()) * mine.own.size(),
-              std::numeric_limits<int64_t>::min());
   std::copy(mine.own.begin(), mine.own.end(),
-            told.begin() +
-                static_cast<int64_t>(first_own + static_cast<size_t>(rank()) * mine.own.size()));
-  at::Tensor largest = at::tensor(told, at::kLong).to(device);
+            told.begin() + static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) *
+                                                                mine.own.size()));
+  // Pinned memory is copied without waiting.
+  agreement.largest_ = at::empty({static_cast<int64_t>(told.size())},
+                                 at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  std::copy(told.begin(), told.end(), agreement.largest_.mutable_data_ptr<int64_t>());
+  if (device.is_cpu()) {
+    Max(agreement.largest_);
+    return agreement;
+  }
+  at::Tensor largest = agreement.largest_.to(device, /*non_blocking=*/true);
   Max(largest);
-  const at::Tensor found = largest.cpu();
-  const auto* const numbers = found.const_data_ptr<int64_t>();
-  attempt.Rethrow(numbers[0] != 0);
-  for (size_t i = 1; i < first_own; i += 2) {
+  agreement.largest_.copy_(largest, /*non_blocking=*/true);
+  agreement.is_told_.emplace(device.type());
+  agreement.is_told_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return agreement;
+}
+
+std::vector<RankGroup::Numbers> RankGroup::Agreement::Result() {
+  if (!largest_.defined()) return of_ranks_;
+  if (is_told_.has_value()) is_told_->synchronize();
+  const auto* const numbers = largest_.const_data_ptr<int64_t>();
+  attempt_.Rethrow(numbers[0] != 0);
+  for (size_t i = 1; i < kFirstOwn; i += 2) {
     TORCH_CHECK_VALUE(
         numbers[i] == ~numbers[i + 1],
         "the ranks of the group were called with different targets, sizes or options");
   }
-  std::vector<Numbers> of_ranks(static_cast<size_t>(size()));
-  const int64_t* own = numbers + first_own;
-  for (Numbers& of_rank : of_ranks) {
-    std::copy_n(own, of_rank.size(), of_rank.begin());
-    own += of_rank.size();
+  std::vector<Numbers> of_ranks;
+  const auto* const end = numbers + largest_.numel();
+  for (const int64_t* own = numbers + kFirstOwn; own < end; own += Numbers().size()) {
+    std::copy_n(own, Numbers().size(), of_ranks.emplace_back().begin());
   }
   return of_ranks;
+}
+
+std::vector<RankGroup::Numbers> RankGroup::Agree(const at::Device& device,
+                                                 const std::function<Claim()>& work) const {
+  return StartAgreement(device, work).Result();
 }
 
 }  // namespace logprobd::torch_ops

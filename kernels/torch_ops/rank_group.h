@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
@@ -68,6 +70,13 @@ class RankGroup {
   };
   static constexpr size_t kCommon = 32;
 
+  /// What the ranks' claims have come to, known to this rank later than it told its own.
+  class Agreement;
+
+  /// Does `work` and starts the collective of Together, by which ranks tell their claims. Throws
+  /// itself only where the rank is alone.
+  Agreement StartAgreement(const at::Device& device, const std::function<Claim()>& work) const;
+
   /// As Together, by the same collective: throws c10::ValueError on every rank unless the claims of
   /// all have `common` in common, and returns what each rank's own numbers are.
   std::vector<Numbers> Agree(const at::Device& device, const std::function<Claim()>& work) const;
@@ -76,6 +85,23 @@ class RankGroup {
   void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+class RankGroup::Agreement {
+ public:
+  /// Whether this rank's work has thrown.
+  bool has_failed() const { return attempt_.has_failed(); }
+
+  /// Waits for the collective, and not for what was enqueued behind it; as Agree.
+  std::vector<Numbers> Result();
+
+ private:
+  friend class RankGroup;
+
+  Attempt attempt_;
+  std::vector<Numbers> of_ranks_;     // of a rank that is alone
+  at::Tensor largest_;                // of the host; undefined: alone
+  std::optional<c10::Event> is_told_;  // absent: it need not be waited for
 };
 
 }  // namespace logprobd::torch_ops
