@@ -21,8 +21,9 @@ cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choic
                      cudaStream_t stream) {
   const bool transforms = params.head.bias != nullptr || !params.head.transform.IsIdentity() ||
                           params.column_weights != nullptr;
-  return transforms ? internal::LaunchGradientInstance<kTile, kDtype, true>(params, choice, stream)
-                    : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
+  return transforms
+             ? internal::LaunchGradientInstance<kTile, kDtype, true>(params, choice, stream)
+             : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
 }
 
 template <FusedTile kTile>

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the instances that make gradients are: a block tile, a dtype, with or without a logit transform.
+// What the instances that make gradients are: a block tile, a dtype, with or without a logit
+// transform.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -34,8 +35,8 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
       params.rows,
       static_cast<Element*>(params.gradients),
       params.gradient_stride};
-  return LaunchHeadKernel<kTile, kDtype, GradientEpilogue<Element, kTransforms>>(
-      head, choice, epilogue, stream);
+  return LaunchHeadKernel<kTile, kDtype, GradientEpilogue<Element, kTransforms>>(head, choice,
+                                                                                 epilogue, stream);
 }
 
 }  // namespace logprobd::kernels::internal

@@ -38,17 +38,16 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
                                         const Arguments& arguments, void* workspace = nullptr,
                                         uint32_t epilogue_parts = 1, uint32_t step_alignment = 1) {
     Params params;
-    static_cast<typename Base::Params&>(params) =
-        Base::to_underlying_arguments(problem, tile, cluster, hardware, arguments, workspace,
-                                      epilogue_parts, step_alignment);
+    static_cast<typename Base::Params&>(params) = Base::to_underlying_arguments(
+        problem, tile, cluster, hardware, arguments, workspace, epilogue_parts, step_alignment);
     params.num_rows = arguments.num_rows;
     return params;
   }
 
   CUTLASS_DEVICE explicit RowScheduler(const Params& params) : params_(params) {
 #if defined(__CUDA_ARCH__)
-    block_ = IsAlongRows() ? blockIdx.x * gridDim.y + blockIdx.y
-                           : blockIdx.x + blockIdx.y * gridDim.x;
+    block_ =
+        IsAlongRows() ? blockIdx.x * gridDim.y + blockIdx.y : blockIdx.x + blockIdx.y * gridDim.x;
     num_blocks_ = gridDim.x * gridDim.y;
 #endif
   }

@@ -13,7 +13,7 @@ namespace logprobd::kernels {
 /// Inputs and outputs of LaunchKeptGradients. Pointers are device memory, 16-byte aligned, and stay
 /// the caller's. Powers and exponents are those of KeptPowers (kernels/fused_sm90).
 struct KeptGradientsParams {
-  int64_t num_rows = 0;                   ///< 0 to 2^31 - 1; 0 does nothing.
+  int64_t num_rows = 0;  ///< 0 to 2^31 - 1; 0 does nothing.
   /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
   /// those of others are left as they are.
   const int64_t* row_count = nullptr;

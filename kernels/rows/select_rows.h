@@ -31,7 +31,8 @@ struct SelectRowsParams {
   int64_t first_id = 0;  ///< Ids [first_id, end_id) are owned.
   int64_t end_id = 0;
   int64_t* index = nullptr;  ///< [num_rows]: the selected rows, rising; behind them 0.
-  /// [num_rows], or null: of the selected rows, how many before each are not ignored; behind them 0.
+  /// [num_rows], or null: of the selected rows, how many before each are not ignored; behind them
+  /// 0.
   int64_t* counted_places = nullptr;
   int64_t* num_selected = nullptr;   ///< Or null: SelectedRows's once more, for kernels.
   SelectedRows* selected = nullptr;  ///< One; may be pinned memory of the host.

@@ -15,7 +15,7 @@ namespace logprobd::torch_ops {
 
 /// What a rank brings to a pass over the rows of all.
 struct Preparation {
-  RowSelection selection;       ///< The rows that count.
+  RowSelection selection;  ///< The rows that count.
   /// Or null: finds them, and `selection` does not; for a rank that is alone.
   std::shared_ptr<RowSearch> search;
   std::vector<int64_t> common;  ///< Beside CommonArguments, what must be the same on every rank.

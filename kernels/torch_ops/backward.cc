@@ -79,9 +79,9 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   Attempt attempt;
   attempt([&] {
     if (agreement.has_failed()) return;  // as its result will say
-    const BackwardRows all =
-        search != nullptr ? RowsReached(search, hidden, upstream, inputs, saved, options)
-                          : RowsReached(reached, hidden, upstream, inputs, saved, options);
+    const BackwardRows all = search != nullptr
+                                 ? RowsReached(search, hidden, upstream, inputs, saved, options)
+                                 : RowsReached(reached, hidden, upstream, inputs, saved, options);
     AddGradients(all, inputs, options, shard, sums);
   });
   // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.

@@ -32,8 +32,7 @@ BackwardRows RowsReached(const std::shared_ptr<RowSearch>& search, const at::Ten
 BackwardRows RowsReached(const RowSelection& reached, const at::Tensor& hidden,
                          const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                          const SavedOutputs& saved, const LinearLogprobOptions& options) {
-  BackwardRows all =
-      Known(RowsOf(reached, hidden, inputs), upstream, inputs, saved, options);
+  BackwardRows all = Known(RowsOf(reached, hidden, inputs), upstream, inputs, saved, options);
   if (all.rows.are_unseen) Clear(all.upstream, all.rows.target() == options.ignore_index);
   return all;
 }

@@ -22,9 +22,10 @@ class DotGradients {
   /// them one after another, from 0 on, each once.
   virtual Columns Next(int64_t begin) const = 0;
 
-  /// [n, columns], of rows of a search only those that it finds, in the dtype in which it is multiplied with the weight and the hidden states:
-  /// theirs where these are multiplied as they are (products.h), else the wide type. It holds until
-  /// the next call. The bias's gradient is added up on the way.
+  /// [n, columns], of rows of a search only those that it finds, in the dtype in which it is
+  /// multiplied with the weight and the hidden states: theirs where these are multiplied as they
+  /// are (products.h), else the wide type. It holds until the next call. The bias's gradient is
+  /// added up on the way.
   virtual at::Tensor Of(Columns columns) = 0;
 
   /// What a row of `Of` must yet be multiplied by, fp32 [n, 1]; undefined: by nothing.

@@ -231,10 +231,10 @@ class FusedDotGradients : public DotGradients {
   const FusedHead head_;
   std::shared_ptr<RowSearch> search_;  // null where num_rows_ is known
   int64_t num_rows_;                   // until then that of all places
-  at::Tensor column_weights_;  // fp32 [tiles * 192] or undefined
-  at::Tensor rows_;            // RowGradient [n]
-  at::Tensor room_;            // a block's gradients
-  at::Tensor factors_;         // fp32 [n, 1] or undefined
+  at::Tensor column_weights_;          // fp32 [tiles * 192] or undefined
+  at::Tensor rows_;                    // RowGradient [n]
+  at::Tensor room_;                    // a block's gradients
+  at::Tensor factors_;                 // fp32 [n, 1] or undefined
 };
 
 bool AreFused(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
@@ -250,8 +250,8 @@ bool AreDifferentiatedWhileSearched(const UpstreamGradients& upstream,
                                     const LinearLogprobInputs& inputs,
                                     const LinearLogprobOptions& options, const Shard& shard) {
   const int64_t num_rows = inputs.target.numel();
-  return num_rows > 0 && num_rows <= kSearchedRowsMax &&
-         options.keep_logits != KeptLogits::kWide && AreFused(upstream, inputs, options, shard);
+  return num_rows > 0 && num_rows <= kSearchedRowsMax && options.keep_logits != KeptLogits::kWide &&
+         AreFused(upstream, inputs, options, shard);
 }
 
 std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments& arguments) {

@@ -33,7 +33,8 @@ using kernels::PartialLayout;
 using kernels::RowNormalizer;
 using kernels::TileSums;
 
-/// Device memory of a block of rows, all in one piece: for few rows allocations are what takes time.
+/// Device memory of a block of rows, all in one piece: for few rows allocations are what takes
+/// time.
 struct Memory {
   at::Tensor bytes;
   float* log2_scales;

@@ -123,11 +123,12 @@ RankGroup::Agreement RankGroup::StartAgreement(const at::Device& device,
     told[2 + 2 * i] = ~mine.common[i];
   }
   std::copy(mine.own.begin(), mine.own.end(),
-            told.begin() + static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) *
-                                                                mine.own.size()));
+            told.begin() +
+                static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) * mine.own.size()));
   // Pinned memory is copied without waiting.
-  agreement.largest_ = at::empty({static_cast<int64_t>(told.size())},
-                                 at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  agreement.largest_ =
+      at::empty({static_cast<int64_t>(told.size())},
+                at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
   std::copy(told.begin(), told.end(), agreement.largest_.mutable_data_ptr<int64_t>());
   if (device.is_cpu()) {
     Max(agreement.largest_);

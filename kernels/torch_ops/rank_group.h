@@ -99,8 +99,8 @@ class RankGroup::Agreement {
   friend class RankGroup;
 
   Attempt attempt_;
-  std::vector<Numbers> of_ranks_;     // of a rank that is alone
-  at::Tensor largest_;                // of the host; undefined: alone
+  std::vector<Numbers> of_ranks_;      // of a rank that is alone
+  at::Tensor largest_;                 // of the host; undefined: alone
   std::optional<c10::Event> is_told_;  // absent: it need not be waited for
 };
 

@@ -98,7 +98,8 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
     for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {
       for (int64_t rows = 1; rows <= 8'192; rows += 61) {
         const FusedShape shape = {.num_rows = rows, .num_tiles = tiles, .depth = depth};
-        for (const FusedChoice& choice : {ChooseFused(shape), ChooseGradient(shape), ChoosePingPong(shape)}) {
+        for (const FusedChoice& choice :
+             {ChooseFused(shape), ChooseGradient(shape), ChoosePingPong(shape)}) {
           const int64_t cluster_rows = TileRows(choice.tile) * ClusterBlocks(choice.tile);
           const int64_t clusters = (rows + cluster_rows - 1) / cluster_rows;
           const int64_t whole_tiles =

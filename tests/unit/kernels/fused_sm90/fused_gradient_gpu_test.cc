@@ -206,9 +206,10 @@ TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
     const auto end = some.begin() + count * columns;
     EXPECT_TRUE(std::equal(some.begin(), end, truth.begin())) << count << " rows";
     // Whole clusters of tiles are computed, and no others.
-    const auto computed = some.begin() + std::min<int64_t>((count + 255) / 256 * 256, 600) * columns;
-    EXPECT_TRUE(std::all_of(computed, some.end(),
-                            [](uint16_t bits) { return bits == kGradientPoison; }))
+    const auto computed =
+        some.begin() + std::min<int64_t>((count + 255) / 256 * 256, 600) * columns;
+    EXPECT_TRUE(
+        std::all_of(computed, some.end(), [](uint16_t bits) { return bits == kGradientPoison; }))
         << count << " rows";
   }
 }
