@@ -7,10 +7,11 @@
 
 A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
 operator with a gradient for each token's logprob and entropy, with logits computed again and kept, the mean
-loss with gradients formed in the forward, the same in torch with logits in memory, eager and compiled, and the
-other packages that can be imported (operator_peers.py), each round in another order: behind a package that leaves
-the GPU idle its clock is higher. Figures are medians over the rounds, extra memory is what a call holds at its peak
-beyond inputs and gradients. Exits 1 when a figure misses what is wanted of it; results are written in any case.
+loss with gradients formed in the forward (of few rows all three in a CUDA graph too, without the host), the same
+in torch with logits in memory, eager and compiled, and the other packages that can be imported
+(operator_peers.py), each round in another order: behind a package that leaves the GPU idle its clock is higher.
+Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs and gradients.
+Exits 1 when a figure misses what is wanted of it; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -42,9 +43,11 @@ GEMMS = "three GEMMs"
 KEPT = "operator, logits kept"
 MEAN = "operator, mean loss, gradients in the forward"
 IGNORED = "operator, 70 % of rows ignored"
+IN_GRAPH = ", in a CUDA graph"
 KEPT_BYTES_MAX = 4 << 30
 TORCH_LOGITS_MAX = 1 << 30  # some 30 GB of them
 SLOW_PEER_ROWS_MAX = 4096
+GRAPH_ROWS_MAX = 1024  # beyond, the host is ahead
 ERROR_ROWS = 256
 
 
@@ -158,6 +161,20 @@ def able(contenders: dict[str, Callable[[], None]]) -> dict[str, Callable[[], No
     return found
 
 
+def in_graph(call: Callable[[], None]) -> Callable[[], None]:
+    """The same without the host, for a call that has been warmed up."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    return graph.replay
+
+
 def most_wanted(name: str, hidden: int) -> float | None:
     """How many times the three GEMMs (of none ignored, the operator) forward and backward may take."""
     return {
@@ -165,7 +182,7 @@ def most_wanted(name: str, hidden: int) -> float | None:
         KEPT: 1.10 if hidden >= 4096 else 1.2 if hidden <= 1024 else None,
         MEAN: 1.06,
         IGNORED: 0.36,
-    }.get(name)
+    }.get(name.removesuffix(IN_GRAPH))
 
 
 def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
@@ -192,6 +209,9 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
         if rows <= SLOW_PEER_ROWS_MAX:
             contenders[name] = functools.partial(trained, scores, given)
     ready = able(contenders)
+    if args.device == "cuda" and rows <= GRAPH_ROWS_MAX:
+        for name in {"operator", KEPT, MEAN} & ready.keys():
+            ready[name + IN_GRAPH] = in_graph(ready[name])
     milliseconds: dict[str, list[float]] = {name: [] for name in ready}
     order = random.Random(1)
     for number in range(args.rounds):
