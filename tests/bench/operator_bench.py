@@ -47,7 +47,7 @@ IN_GRAPH = ", in a CUDA graph"
 KEPT_BYTES_MAX = 4 << 30
 TORCH_LOGITS_MAX = 1 << 30  # some 30 GB of them
 SLOW_PEER_ROWS_MAX = 4096
-GRAPH_ROWS_MAX = 1024  # beyond, the host is ahead
+GRAPH_ROWS_MAX = 4096  # beyond, the host is ahead by far
 ERROR_ROWS = 256
 
 
