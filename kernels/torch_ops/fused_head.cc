@@ -29,7 +29,8 @@ at::Tensor Aligned(const at::Tensor& rows) {
 
 /// Rows that may be read from the first on: memory that is there though it is another's rows.
 int64_t ReadableRows(const at::Tensor& rows) {
-  const auto elements = static_cast<int64_t>(rows.storage().nbytes() / rows.element_size());
+  const int64_t elements =
+      static_cast<int64_t>(rows.storage().nbytes()) / static_cast<int64_t>(rows.element_size());
   return (elements - rows.storage_offset() - rows.size(1)) / rows.stride(0) + 1;
 }
 
