@@ -71,14 +71,14 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
     return RankGroup::Claim{{needs.hidden}, {end}};
   });
-  if (IsAgreedBefore(upstream, inputs, options)) {
+  // Of a rank that has failed the result throws: nothing was prepared for what follows.
+  if (agreement.has_failed() || IsAgreedBefore(upstream, inputs, options)) {
     for (const auto& of_rank : agreement.Result()) end = std::max(end, of_rank.front());
   }
   const Shard shard(inputs, options, end);
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Attempt attempt;
   attempt([&] {
-    if (agreement.has_failed()) return;  // as its result will say
     const BackwardRows all = search != nullptr
                                  ? RowsReached(search, hidden, upstream, inputs, saved, options)
                                  : RowsReached(reached, hidden, upstream, inputs, saved, options);

@@ -31,6 +31,9 @@ using kernels::RowGradient;
 /// Larger blocks are added to the hidden states' sum less often.
 constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
 
+/// Bytes of a block where hidden states are gathered beside it: with the same end.
+constexpr int64_t kBesideGatheredMax = int64_t{250} << 20;
+
 /// Blocks are whole multiples of so many tiles: of the groups that the fused kernel takes together
 /// (kernels/fused_sm90/fused_choice.h), and of what the products' own tiles divide well. Measured:
 /// 40 tiles at hidden size 2,048 cost a tenth more than 32.
@@ -96,7 +99,10 @@ class FusedDotGradients : public DotGradients {
   int64_t RoomSize() const {
     const int64_t tile_size = num_rows_ * kTileColumns;
     const auto later_bytes = static_cast<int64_t>(arguments_.rows.rows.hidden.nbytes());
-    return WholeGroups((kGradientBytesMax + later_bytes) / (2 * tile_size)) * tile_size;
+    int64_t bytes = kGradientBytesMax + later_bytes;
+    // Rows of a search were gathered, into as many bytes.
+    if (search_ != nullptr) bytes = std::min(bytes, kBesideGatheredMax);
+    return WholeGroups(bytes / (2 * tile_size)) * tile_size;
   }
 
   /// What was kept has no part of columns whose probability is 0, which a mean's gradient has.

@@ -73,8 +73,8 @@ class RankGroup {
   /// What the ranks' claims have come to, known to this rank later than it told its own.
   class Agreement;
 
-  /// Does `work` and starts the collective of Together, by which ranks tell their claims. Throws
-  /// itself only where the rank is alone.
+  /// Does `work` and starts the collective of Together, by which ranks tell their claims. What
+  /// `work` throws is told, and thrown by the result; of a rank that is alone, here.
   Agreement StartAgreement(const at::Device& device, const std::function<Claim()>& work) const;
 
   /// As Together, by the same collective: throws c10::ValueError on every rank unless the claims of

@@ -47,7 +47,7 @@ at::Tensor Gathered(const at::Tensor& hidden, const at::Tensor& index) {
   return at::index_select_out(rows, hidden, 0, index);
 }
 
-/// Those at `index`, [n], of all rows; undefined: all.
+/// Those at `index`, [n], of all rows, whose hidden states are gathered already; undefined: all.
 Rows RowsAt(const at::Tensor& index, const at::Tensor& hidden, const LinearLogprobInputs& inputs) {
   Rows rows;
   rows.all_targets = FlatTarget(inputs);
@@ -55,9 +55,7 @@ Rows RowsAt(const at::Tensor& index, const at::Tensor& hidden, const LinearLogpr
   rows.index = index;
   rows.hidden = hidden;
   if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
-  if (!index.defined()) return rows;
-  rows.hidden = Gathered(hidden, index);
-  if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, index);
+  if (rows.temperature.defined()) rows.temperature = rows.Select(rows.temperature);
   return rows;
 }
 
@@ -188,7 +186,8 @@ at::Tensor FlatTarget(const LinearLogprobInputs& inputs) {
 
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs) {
-  Rows rows = RowsAt(selection.index, hidden, inputs);
+  const at::Tensor& index = selection.index;
+  Rows rows = RowsAt(index, index.defined() ? hidden.index_select(0, index) : hidden, inputs);
   rows.num_unowned = selection.num_unowned;
   rows.are_unseen = selection.are_unseen;
   return rows;
@@ -196,7 +195,8 @@ Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
 
 Rows RowsOf(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs) {
-  Rows rows = RowsAt(search->index(), hidden, inputs);
+  const at::Tensor index = search->index();
+  Rows rows = RowsAt(index, Gathered(hidden, index), inputs);
   rows.search = search;
   return rows;
 }

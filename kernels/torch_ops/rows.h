@@ -14,12 +14,13 @@ namespace logprobd::torch_ops {
 
 /// The rows that are computed, one after another, and where they stand among all.
 struct Rows {
-  at::Tensor hidden;        ///< [n, H]
-  at::Tensor all_targets;   ///< [num_all], int64
-  at::Tensor temperature;   ///< [n] or undefined: options.temperature.
-  at::Tensor index;         ///< [n], int64, places among the rows of `target`; undefined: all rows.
-  int64_t num_all = 0;      ///< Rows of the operator's target.
-  int64_t num_unowned = 0;  ///< Rows whose target is not among the ids that were asked for.
+  at::Tensor hidden;       ///< [n, H]
+  at::Tensor all_targets;  ///< [num_all], int64
+  at::Tensor temperature;  ///< [n] or undefined: options.temperature.
+  at::Tensor index;        ///< [n], int64, places in `all_targets`; undefined: all rows.
+  int64_t num_all = 0;     ///< Rows of the operator's target.
+  /// Rows whose target is not among the ids that were asked for; of a search not known yet.
+  int64_t num_unowned = 0;
   /// Each target is known to be in one rank's shard, of several ranks.
   bool are_owned = false;
   /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.

@@ -283,21 +283,26 @@ def test_ranks_of_which_one_needs_no_gradient_of_hidden_are_all_told_so(ranks) -
         assert error.startswith("ValueError: the ranks of the group were called with different")
 
 
-def differentiate_with_a_bad_rank(rank: int, _size: int, given: dict, borders: list[int]) -> None:
+def differentiate_with_a_bad_rank(
+    rank: int, _size: int, given: dict, borders: list[int], vocab_valid: int | None
+) -> None:
     mine = shard(given, borders, rank)
     logprob, _, _ = linear_logprob(
         mine["hidden"],
         mine["weight"].requires_grad_(),
         mine["target"],
         vocab_start=borders[rank],
+        vocab_valid=vocab_valid,
         process_group=dist.group.WORLD,
         weight_grad=torch.zeros(1, 1) if rank == 2 else None,
     )
     logprob.sum().backward()
 
 
-def test_a_rank_that_fails_in_the_backward_makes_every_rank_raise(ranks) -> None:
-    outcomes = ranks.outcomes(differentiate_with_a_bad_rank, head(), UNEVEN["aligned"])
+# With a given vocabulary the rank went on and said that this did not fit.
+@pytest.mark.parametrize("vocab_valid", (None, UNEVEN["aligned"][-1]))
+def test_a_rank_that_fails_in_the_backward_makes_every_rank_raise(ranks, vocab_valid) -> None:
+    outcomes = ranks.outcomes(differentiate_with_a_bad_rank, head(), UNEVEN["aligned"], vocab_valid)
 
     assert "weight_grad must be" in outcomes[2][1]
     for rank in (0, 1):

@@ -401,3 +401,26 @@ def test_class_weights_of_a_large_vocabulary_do_not_overflow(dtype):
         logits, case.target, class_weights.double(), label_smoothing=0.1
     )
     assert abs(loss.item() - truth.item()) <= 1e-3
+
+
+@IN_EVERY_MEMORY
+@pytest.mark.parametrize("is_ignored", (True, False))
+def test_rows_of_which_none_counts_or_gets_a_gradient_give_exact_zeros(memory, is_ignored):
+    case = make_case()
+    target = torch.full_like(case.target, IGNORED) if is_ignored else case.target
+    scores = linear_logprob(
+        case.hidden,
+        case.weight,
+        target,
+        case.bias,
+        memory=memory,
+        return_argmax=True,
+        return_mean_logit=True,
+    )
+    summed = sum(score.sum() for score in scores if score.is_floating_point())
+    gradients = torch.autograd.grad(
+        summed if is_ignored else summed * 0, (case.hidden, case.weight, case.bias)
+    )
+
+    assert not is_ignored or all((score == 0).all() for score in scores)
+    assert all((gradient == 0).all() for gradient in gradients)
