@@ -209,9 +209,14 @@ def test_e81_staging_memory_that_is_not_there_refuses_to_start(binaries, tmp_pat
     assert_one_clear_error(result, "memory")
 
 
-def stranger() -> dict:
-    """For subprocess.run: root may read every file, so another user runs it."""
-    return {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+def stranger() -> list[str]:
+    """What goes before a command: root may read every file, so another user runs it.
+
+    Not subprocess's user=, which forks: gRPC's client in this process then starts its pollers in
+    the child, and one wrote "error: Bad file descriptor" before the server's own line.
+    """
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    return nobody if os.geteuid() == 0 else []
 
 
 @pytest.mark.parametrize("unreadable", ["config.json", "model.safetensors"])
@@ -222,11 +227,14 @@ def test_e83_a_file_that_may_not_be_read_is_one_clear_line(binaries, unreadable)
         ModelFolder.write(path, vocab=8, hidden=8)
         (path / unreadable).chmod(0)
         result = subprocess.run(
-            [binaries / "logprobd", "--model", folder, "--listen", "127.0.0.1:0", "--http", "none"],
+            [
+                *stranger(),
+                binaries / "logprobd",
+                *("--model", folder, "--listen", "127.0.0.1:0", "--http", "none"),
+            ],
             capture_output=True,
             text=True,
             timeout=30,
-            **stranger(),
         )
     assert result.returncode == 1
     assert_one_clear_error(result, unreadable, "cannot open", "Permission denied")
@@ -252,11 +260,10 @@ def test_e83_what_is_no_file_is_one_clear_line(binaries, tmp_path, name, kind) -
 def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binaries) -> None:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         result = subprocess.run(
-            [binaries / "logprobd", "--config", file.name],
+            [*stranger(), binaries / "logprobd", "--config", file.name],
             capture_output=True,
             text=True,
             timeout=30,
-            **stranger(),
         )
     assert result.returncode == 2
     assert_one_clear_error(result, file.name, "cannot be read")
