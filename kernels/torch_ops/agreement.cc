@@ -34,9 +34,7 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
   }
   CheckParts(parts);
   const Shard shard(inputs, options, end);
-  const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
-  Rows rows = mine.search != nullptr ? RowsOf(mine.search, hidden, inputs)
-                                     : RowsOf(mine.selection, hidden, inputs);
+  Rows rows = RowsOf(mine.selection, HiddenOfAllRows(inputs, options, group), inputs);
   rows.are_owned =
       !group.is_alone() && !mine.selection.are_unseen && AreOwned(mine.selection.targets, parts);
   return {shard, rows, rows_at_a_time};

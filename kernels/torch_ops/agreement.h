@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -15,9 +14,7 @@ namespace logprobd::torch_ops {
 
 /// What a rank brings to a pass over the rows of all.
 struct Preparation {
-  RowSelection selection;  ///< The rows that count.
-  /// Or null: finds them, and `selection` does not; for a rank that is alone.
-  std::shared_ptr<RowSearch> search;
+  RowSelection selection;       ///< The rows that count; of a group, no search is under way.
   std::vector<int64_t> common;  ///< Beside CommonArguments, what must be the same on every rank.
   int64_t rows_at_a_time = 0;   ///< How many it can take.
 };

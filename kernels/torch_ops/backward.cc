@@ -5,7 +5,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/fused_dot_gradients.h"
@@ -50,7 +49,6 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const at::Device device = inputs.hidden.device();
   const int64_t num_all = inputs.target.numel();
   RowSelection reached;
-  std::shared_ptr<RowSearch> search;
   GradientSums sums;
   int64_t end = 0;
   RankGroup::Agreement agreement = group.StartAgreement(device, [&] {
@@ -59,13 +57,10 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     // The forward pass has looked at vocab_valid.
     end = std::max(IdsOfShard(inputs, options).end, options.vocab_valid);
     const Shard shard(inputs, options, end);
-    const at::Tensor target = FlatTarget(inputs);
-    if (AreDifferentiatedWhileSearched(upstream, inputs, options, shard)) {
-      search = StartRowSearch(target, options.ignore_index, upstream, /*owned=*/{});
-    }
-    if (search == nullptr) {
-      reached = SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
-    }
+    const Search search = AreDifferentiatedWhileSearched(upstream, inputs, options, shard)
+                              ? Search::kUnderWay
+                              : Search::kAwaited;
+    reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{}, search);
     const int64_t num_rows = reached.size(num_all);
     sums = RoomForGradients(inputs, shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
@@ -79,18 +74,14 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Attempt attempt;
   attempt([&] {
-    const BackwardRows all = search != nullptr
-                                 ? RowsReached(search, hidden, upstream, inputs, saved, options)
-                                 : RowsReached(reached, hidden, upstream, inputs, saved, options);
-    AddGradients(all, inputs, options, shard, sums);
+    AddGradients(RowsReached(reached, hidden, upstream, inputs, saved, options), inputs, options,
+                 shard, sums);
   });
   // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.
   agreement.Result();
   if (group.is_alone()) attempt.Rethrow(false);
-  if (search != nullptr) {
-    reached = search->Result();
-    if (sums.hidden.defined()) sums.hidden = sums.hidden.narrow(0, 0, reached.size(num_all));
-  }
+  reached = reached.Settled();
+  if (sums.hidden.defined()) sums.hidden = sums.hidden.narrow(0, 0, reached.size(num_all));
   if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
   Rows places;
   places.index = reached.index;

@@ -11,28 +11,17 @@ void Clear(UpstreamGradients& upstream, const at::Tensor& rows) {
   }
 }
 
-BackwardRows Known(const Rows& rows, const UpstreamGradients& upstream,
-                   const LinearLogprobInputs& inputs, const SavedOutputs& saved,
-                   const LinearLogprobOptions& options) {
-  return {rows, FindCachedRows(saved.cache, rows, inputs, options), upstream, saved};
-}
-
 }  // namespace
 
 BackwardRows BackwardRows::Part(int64_t begin, int64_t size) const {
   return {rows.Part(begin, size), cached.Part(begin, size), upstream, saved};
 }
 
-BackwardRows RowsReached(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
-                         const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
-                         const SavedOutputs& saved, const LinearLogprobOptions& options) {
-  return Known(RowsOf(search, hidden, inputs), upstream, inputs, saved, options);
-}
-
 BackwardRows RowsReached(const RowSelection& reached, const at::Tensor& hidden,
                          const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                          const SavedOutputs& saved, const LinearLogprobOptions& options) {
-  BackwardRows all = Known(RowsOf(reached, hidden, inputs), upstream, inputs, saved, options);
+  const Rows rows = RowsOf(reached, hidden, inputs);
+  BackwardRows all = {rows, FindCachedRows(saved.cache, rows, inputs, options), upstream, saved};
   if (all.rows.are_unseen) Clear(all.upstream, all.rows.target() == options.ignore_index);
   return all;
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/logit_cache.h"
@@ -21,11 +20,6 @@ struct BackwardRows {
   /// `size` of them from `begin` on.
   BackwardRows Part(int64_t begin, int64_t size) const;
 };
-
-/// Those that `search`, not ended, will have found.
-BackwardRows RowsReached(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
-                         const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
-                         const SavedOutputs& saved, const LinearLogprobOptions& options);
 
 /// The rows that count and that any upstream gradient reaches, as `reached` has them: the others
 /// cost nothing and get exact zeros. `hidden` is that of all rows of target, [num_all, H].

@@ -2,9 +2,6 @@
 
 #include <ATen/ops/where.h>
 
-#include <algorithm>
-#include <vector>
-
 #include "kernels/torch_ops/fused_dot_gradients.h"
 #include "kernels/torch_ops/products.h"
 #include "kernels/torch_ops/row_terms.h"
@@ -18,13 +15,11 @@ class TensorDotGradients : public DotGradients {
   explicit TensorDotGradients(const DotGradientsArguments& arguments)
       : arguments_(arguments),
         terms_(TermsOf(arguments.rows, arguments.inputs, arguments.options)),
-        wide_(WideType(arguments.inputs)),
-        cut_(CutColumns(arguments.shard.columns, arguments.shard.begin,
-                        arguments.rows.rows.size())) {}
+        wide_(WideType(arguments.inputs)) {}
 
   Columns Next(int64_t begin) const override {
-    return *std::find_if(cut_.begin(), cut_.end(),
-                         [&](const Columns& columns) { return columns.begin == begin; });
+    const Shard& shard = arguments_.shard;
+    return BlockOfColumns(begin, shard.columns, shard.begin, arguments_.rows.rows.size());
   }
 
   at::Tensor Of(Columns columns) override {
@@ -76,7 +71,6 @@ class TensorDotGradients : public DotGradients {
   const DotGradientsArguments arguments_;
   const RowTerms terms_;
   const at::ScalarType wide_;
-  const std::vector<Columns> cut_;
 };
 
 }  // namespace

@@ -21,10 +21,9 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   at::Tensor cache;
   const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
     Preparation mine;
-    if (AreScoredWhileSearched(inputs, options)) mine.search = SearchCountedRows(inputs, options);
-    if (mine.search == nullptr) {
-      mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
-    }
+    mine.selection = SelectCountedRows(
+        inputs, options, group, /*upstream=*/{},
+        AreScoredWhileSearched(inputs, options) ? Search::kUnderWay : Search::kAwaited);
     cache = RoomForLogits(inputs, options);
     if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
     return mine;

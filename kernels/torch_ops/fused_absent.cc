@@ -39,10 +39,9 @@ std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments&
 
 bool IsCaptured(const at::Device& /*device*/) { return false; }
 
-std::shared_ptr<RowSearch> StartRowSearchOnGpu(const at::Tensor& /*target*/,
-                                               int64_t /*ignore_index*/,
-                                               const UpstreamGradients& /*upstream*/,
-                                               IdRange /*owned*/) {
+std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& /*target*/, int64_t /*ignore_index*/,
+                                          const UpstreamGradients& /*upstream*/, IdRange /*owned*/,
+                                          Search /*search*/) {
   return nullptr;
 }
 

@@ -25,6 +25,7 @@ bool AreScoredWhileSearched(const LinearLogprobInputs& inputs, const LinearLogpr
 
 /// Most rows that are scored at a time: their partials take 16 bytes a tile.
 inline constexpr int64_t kFusedBlockRows = 8'192;
+static_assert(kSearchedRowsMax <= kFusedBlockRows, "rows of a search are one block");
 
 /// Takes the memory of a block of so many rows and gives it back to Torch's allocator, where
 /// ScoreFused finds it: what is missing is known before ranks wait for each other.

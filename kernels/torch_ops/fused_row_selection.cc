@@ -3,8 +3,10 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
 
 #include <optional>
 
@@ -17,9 +19,10 @@ namespace {
 class GpuRowSearch : public RowSearch {
  public:
   GpuRowSearch(const at::Tensor& targets, int64_t ignore_index, const UpstreamArrays& gradients,
-               IdRange owned)
+               IdRange owned, Search search)
       : num_rows_(targets.size(0)),
-        found_(at::empty({2 * num_rows_ + 1}, targets.options())),
+        has_places_(search == Search::kUnderWay),
+        found_(at::empty({(has_places_ ? 2 : 1) * num_rows_ + 1}, targets.options())),
         // Of the host: the kernel writes it, and no copy need follow.
         selected_(at::empty({static_cast<int64_t>(sizeof(kernels::SelectedRows))},
                             at::TensorOptions().dtype(at::kByte).pinned_memory(true))) {
@@ -33,9 +36,9 @@ class GpuRowSearch : public RowSearch {
     params.gradients[3] = gradients.mean_logit();
     params.first_id = owned.begin;
     params.end_id = owned.end;
-    params.index = found_.mutable_data_ptr<int64_t>();
-    params.counted_places = params.index + num_rows_;
-    params.num_selected = params.index + 2 * num_rows_;
+    params.num_selected = found_.mutable_data_ptr<int64_t>();
+    params.index = params.num_selected + 1;
+    if (has_places_) params.counted_places = params.index + num_rows_;
     params.selected = static_cast<kernels::SelectedRows*>(selected_.mutable_data_ptr());
     CheckLaunch(LaunchSelectRows(params, at::cuda::getCurrentCUDAStream()),
                 "the search for rows that count");
@@ -44,22 +47,25 @@ class GpuRowSearch : public RowSearch {
 
   ~GpuRowSearch() override {
     // The kernel must not write to memory of the host that is somebody else's.
-    if (!result_.has_value()) cudaEventSynchronize(end_.event());
+    if (!result_.has_value()) C10_CUDA_CHECK_WARN(cudaEventSynchronize(end_.event()));
   }
 
   GpuRowSearch(const GpuRowSearch&) = delete;
   GpuRowSearch& operator=(const GpuRowSearch&) = delete;
 
-  at::Tensor index() const override { return found_.narrow(0, 0, num_rows_); }
-  at::Tensor counted_places() const override { return found_.narrow(0, num_rows_, num_rows_); }
-  const int64_t* count() const override { return found_.const_data_ptr<int64_t>() + 2 * num_rows_; }
+  at::Tensor index() const override { return found_.narrow(0, 1, num_rows_); }
+  at::Tensor counted_places() const override {
+    TORCH_INTERNAL_ASSERT(has_places_);
+    return found_.narrow(0, 1 + num_rows_, num_rows_);
+  }
+  const int64_t* count() const override { return found_.const_data_ptr<int64_t>(); }
 
   const RowSelection& Result() override {
     if (result_.has_value()) return *result_;
     end_.synchronize();
     const auto& found = *static_cast<const kernels::SelectedRows*>(selected_.const_data_ptr());
     RowSelection& result = result_.emplace();
-    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 0, found.num_selected);
+    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 1, found.num_selected);
     result.has_all_counted = found.num_selected == found.num_counted;
     result.num_unowned = found.num_unowned;
     result.first_unowned = found.first_unowned;
@@ -72,7 +78,8 @@ class GpuRowSearch : public RowSearch {
 
  private:
   const int64_t num_rows_;
-  const at::Tensor found_;  // index, counted places and the count, one behind the other
+  const bool has_places_;
+  const at::Tensor found_;  // the count, index and counted places, one behind the other
   const at::Tensor selected_;
   at::cuda::CUDAEvent end_;
   std::optional<RowSelection> result_;
@@ -86,14 +93,16 @@ bool IsCaptured(const at::Device& device) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-std::shared_ptr<RowSearch> StartRowSearchOnGpu(const at::Tensor& target, int64_t ignore_index,
-                                               const UpstreamGradients& upstream, IdRange owned) {
+std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
+                                          const UpstreamGradients& upstream, IdRange owned,
+                                          Search search) {
   const UpstreamArrays gradients(upstream);
   if (!target.is_cuda() || IsCaptured(target.device()) || !gradients.AreFp32On(target.device())) {
     return nullptr;
   }
   const c10::cuda::CUDAGuard on_device(target.device());
-  return std::make_shared<GpuRowSearch>(target.contiguous(), ignore_index, gradients, owned);
+  return std::make_shared<GpuRowSearch>(target.contiguous(), ignore_index, gradients, owned,
+                                        search);
 }
 
 }  // namespace logprobd::torch_ops

@@ -16,16 +16,17 @@ using kernels::kTileColumns;
 
 }  // namespace
 
-std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows) {
+Columns BlockOfColumns(int64_t begin, int64_t columns, int64_t vocab_start, int64_t block_rows) {
   const int64_t tiles =
       std::max<int64_t>(kBlockLogits / (std::max<int64_t>(block_rows, 1) * kTileColumns), 1);
+  const int64_t tile = (vocab_start + begin) / kTileColumns;
+  return {begin, std::min(columns, (tile + tiles) * kTileColumns - vocab_start)};
+}
+
+std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows) {
   std::vector<Columns> cut;
-  int64_t begin = 0;
-  while (begin < columns) {
-    const int64_t tile = (vocab_start + begin) / kTileColumns;
-    const int64_t end = std::min(columns, (tile + tiles) * kTileColumns - vocab_start);
-    cut.push_back({begin, end});
-    begin = end;
+  for (int64_t begin = 0; begin < columns; begin = cut.back().end) {
+    cut.push_back(BlockOfColumns(begin, columns, vocab_start, block_rows));
   }
   return cut;
 }

@@ -24,8 +24,11 @@ inline constexpr int64_t kBlockLogits = int64_t{4} << 20;
 /// Most rows of a block.
 inline constexpr int64_t kBlockRows = 32'768;
 
-/// Columns [0, columns) of a shard whose first is `vocab_start`, cut so that a block with so many
-/// rows holds at most kBlockLogits, or a tile.
+/// The block from `begin` on of columns [0, columns) of a shard whose first is `vocab_start`: with
+/// so many rows it holds at most kBlockLogits, or a tile.
+Columns BlockOfColumns(int64_t begin, int64_t columns, int64_t vocab_start, int64_t block_rows);
+
+/// All such blocks, from 0 on.
 std::vector<Columns> CutColumns(int64_t columns, int64_t vocab_start, int64_t block_rows);
 
 /// Logits [rows, columns] of a block, before temperature, in `wide`.

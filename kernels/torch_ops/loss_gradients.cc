@@ -167,7 +167,7 @@ class Pass {
       saved.cache = cache_.narrow(0, 0, block.size());
       saved.is_cache_spent = true;
     }
-    RowSelection selection = {.index = {}, .are_unseen = block.are_unseen};
+    RowSelection selection = {.are_unseen = block.are_unseen};
     if (!are_all_reached_) {
       selection = SelectRows(block.target(), options_.ignore_index, weights, /*owned=*/{});
     }

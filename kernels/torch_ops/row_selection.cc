@@ -23,11 +23,13 @@ at::Tensor Reached(const UpstreamGradients& upstream) {
 
 }  // namespace
 
+RowSelection RowSelection::Settled() const { return search == nullptr ? *this : search->Result(); }
+
 RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
-                        const UpstreamGradients& upstream, IdRange owned) {
-  if (IsCaptured(target.device())) return {.index = {}, .are_unseen = true};
-  if (const auto search = StartRowSearch(target, ignore_index, upstream, owned)) {
-    return search->Result();
+                        const UpstreamGradients& upstream, IdRange owned, Search search) {
+  if (IsCaptured(target.device())) return {.are_unseen = true};
+  if (const auto started = StartRowSearch(target, ignore_index, upstream, owned, search)) {
+    return search == Search::kUnderWay ? RowSelection{.search = started} : started->Result();
   }
   at::Tensor counts = target != ignore_index;
   RowSelection selection;
@@ -48,11 +50,6 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
   const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
   selection.target_checksum = (target * places).sum().item<int64_t>();
   return selection;
-}
-
-std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
-                                          const UpstreamGradients& upstream, IdRange owned) {
-  return StartRowSearchOnGpu(target, ignore_index, upstream, owned);
 }
 
 }  // namespace logprobd::torch_ops

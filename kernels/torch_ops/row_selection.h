@@ -21,9 +21,13 @@ struct IdRange {
   }
 };
 
+class RowSearch;
+
 /// Rows that are to be computed, found by a look at all.
 struct RowSelection {
-  at::Tensor index;             ///< int64, rising; undefined: all rows.
+  /// Under way: it will find them, and the rest is not known yet. Or null.
+  std::shared_ptr<RowSearch> search = nullptr;
+  at::Tensor index = {};        ///< int64, rising; undefined: all rows.
   bool has_all_counted = true;  ///< No row is left out for want of a gradient.
   int64_t num_unowned = 0;      ///< Selected ones whose target is outside of the ids.
   int64_t first_unowned = 0;    ///< The first of them.
@@ -33,8 +37,10 @@ struct RowSelection {
   int64_t target_checksum = 0;
   bool are_unseen = false;  ///< Nobody looked: all rows.
 
-  /// How many, of `num_all` rows.
+  /// How many, of `num_all` rows; of a search under way, how many there may be.
   int64_t size(int64_t num_all) const { return index.defined() ? index.size(0) : num_all; }
+  /// What the search has found, for which it waits; without one, these.
+  RowSelection Settled() const;
 };
 
 /// A search for rows that a GPU does. What is enqueued behind it may use what it finds before the
@@ -45,7 +51,7 @@ class RowSearch {
 
   /// int64 [all rows], on the GPU: the selected rows, rising; behind them 0.
   virtual at::Tensor index() const = 0;
-  /// Likewise: how many rows that are not ignored stand before each.
+  /// Likewise, of a search under way: how many rows that are not ignored stand before each.
   virtual at::Tensor counted_places() const = 0;
   /// On the GPU: how many rows are selected.
   virtual const int64_t* count() const = 0;
@@ -53,14 +59,18 @@ class RowSearch {
   virtual const RowSelection& Result() = 0;
 };
 
-/// The rows whose target, [all rows] int64, is not `ignore_index` and that a gradient reaches: with
-/// no upstream gradient at all, any row. Waits for a GPU, but while its work is captured in a
-/// graph: all rows are selected then, and no target is looked at.
-RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
-                        const UpstreamGradients& upstream, IdRange owned);
+/// When a search that one kernel does ends for its caller.
+enum class Search {
+  kAwaited,   ///< Before it goes on.
+  kUnderWay,  ///< When it asks: until then kernels take the rows from RowSelection::search.
+};
 
-/// Starts the same and does not wait; null where no kernel does it (fused_row_selection.h).
-std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
-                                          const UpstreamGradients& upstream, IdRange owned);
+/// The rows whose target, [all rows] int64, is not `ignore_index` and that a gradient reaches: with
+/// no upstream gradient at all, any row. Waits for a GPU, but with kUnderWay where one kernel
+/// searches (fused_row_selection.h), and while its work is captured in a graph: all rows are
+/// selected then, and no target is looked at.
+RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
+                        const UpstreamGradients& upstream, IdRange owned,
+                        Search search = Search::kAwaited);
 
 }  // namespace logprobd::torch_ops

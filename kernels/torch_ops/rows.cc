@@ -47,18 +47,6 @@ at::Tensor Gathered(const at::Tensor& hidden, const at::Tensor& index) {
   return at::index_select_out(rows, hidden, 0, index);
 }
 
-/// Those at `index`, [n], of all rows, whose hidden states are gathered already; undefined: all.
-Rows RowsAt(const at::Tensor& index, const at::Tensor& hidden, const LinearLogprobInputs& inputs) {
-  Rows rows;
-  rows.all_targets = FlatTarget(inputs);
-  rows.num_all = rows.all_targets.size(0);
-  rows.index = index;
-  rows.hidden = hidden;
-  if (inputs.row_temperature.has_value()) rows.temperature = inputs.row_temperature->reshape({-1});
-  if (rows.temperature.defined()) rows.temperature = rows.Select(rows.temperature);
-  return rows;
-}
-
 }  // namespace
 
 void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Tensor>& weight_grad) {
@@ -79,6 +67,8 @@ at::Tensor Rows::Spread(const at::Tensor& values) const {
 
 Rows Rows::Part(int64_t begin, int64_t size) const {
   if (size == this->size()) return *this;
+  // Which rows a part has is known when the search has ended.
+  TORCH_INTERNAL_ASSERT(search == nullptr);
   Rows part;
   part.hidden = hidden.narrow(0, begin, size);
   part.all_targets = all_targets;
@@ -186,18 +176,17 @@ at::Tensor FlatTarget(const LinearLogprobInputs& inputs) {
 
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs) {
-  const at::Tensor& index = selection.index;
-  Rows rows = RowsAt(index, index.defined() ? hidden.index_select(0, index) : hidden, inputs);
+  Rows rows;
+  rows.all_targets = FlatTarget(inputs);
+  rows.num_all = rows.all_targets.size(0);
   rows.num_unowned = selection.num_unowned;
   rows.are_unseen = selection.are_unseen;
-  return rows;
-}
-
-Rows RowsOf(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
-            const LinearLogprobInputs& inputs) {
-  const at::Tensor index = search->index();
-  Rows rows = RowsAt(index, Gathered(hidden, index), inputs);
-  rows.search = search;
+  rows.search = selection.search;
+  rows.index = rows.search != nullptr ? rows.search->index() : selection.index;
+  rows.hidden = rows.search != nullptr ? Gathered(hidden, rows.index) : rows.Select(hidden);
+  if (inputs.row_temperature.has_value()) {
+    rows.temperature = rows.Select(inputs.row_temperature->reshape({-1}));
+  }
   return rows;
 }
 
@@ -240,7 +229,6 @@ void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprob
   if (found.size(0) == 0) return;
   const auto first = found[0].item<int64_t>();
   const RowSelection unowned = {
-      .index = {},
       .num_unowned = found.size(0),
       .first_unowned = rows.index.defined() ? rows.index[first].item<int64_t>() : first};
   CheckOwned(unowned, FlatTarget(inputs), options, vocab_size);

@@ -34,7 +34,8 @@ struct Rows {
   Rows Settled() const;
   /// Values of these rows in the place of all rows; 0 for the others.
   at::Tensor Spread(const at::Tensor& values) const;
-  /// `size` of these rows from `begin` on; they know their places.
+  /// `size` of these rows from `begin` on; they know their places. All, while a search is under
+  /// way.
   Rows Part(int64_t begin, int64_t size) const;
   /// Those of these rows, of `values` of all rows, [num_all, ...].
   at::Tensor Select(const at::Tensor& values) const;
@@ -58,12 +59,9 @@ at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogpro
 /// All targets, [rows], int64.
 at::Tensor FlatTarget(const LinearLogprobInputs& inputs);
 
-/// The selected rows of `inputs`; `hidden` is that of all rows of target, [num_all, H].
+/// The selected rows of `inputs`, or those that a search will have found; `hidden` is that of all
+/// rows of target, [num_all, H].
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
-            const LinearLogprobInputs& inputs);
-
-/// Those that `search` will have found, likewise.
-Rows RowsOf(const std::shared_ptr<RowSearch>& search, const at::Tensor& hidden,
             const LinearLogprobInputs& inputs);
 
 /// Throws c10::IndexError, naming the first row, where selected targets, of all `target` [rows],

@@ -63,19 +63,15 @@ bool AreOwned(IdRange targets, std::vector<IdRange> parts) {
   return reached >= targets.end;
 }
 
-std::shared_ptr<RowSearch> SearchCountedRows(const LinearLogprobInputs& inputs,
-                                             const LinearLogprobOptions& options) {
-  const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
-  return StartRowSearch(FlatTarget(inputs), options.ignore_index, /*upstream=*/{}, shard.ids());
-}
-
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
-                               const UpstreamGradients& upstream) {
+                               const UpstreamGradients& upstream, Search search) {
   const at::Tensor target = FlatTarget(inputs);
-  if (!group.is_alone()) return SelectRows(target, options.ignore_index, upstream, /*owned=*/{});
+  if (!group.is_alone()) {
+    return SelectRows(target, options.ignore_index, upstream, /*owned=*/{}, search);
+  }
   const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
-  RowSelection selection = SelectRows(target, options.ignore_index, upstream, shard.ids());
+  RowSelection selection = SelectRows(target, options.ignore_index, upstream, shard.ids(), search);
   CheckOwned(selection, target, options, shard.vocab_size);
   return selection;
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -41,14 +40,10 @@ void CheckParts(std::vector<IdRange> parts);
 bool AreOwned(IdRange targets, std::vector<IdRange> parts);
 
 /// The rows of `inputs` that count in a forward pass, or those of them that `upstream` reaches.
-/// Throws c10::IndexError for a target that is not in the shard of a rank that is alone; a group's
-/// are known later (AreOwned, CheckOwners).
+/// Throws c10::IndexError for a target that is not in the shard of a rank that is alone, unless the
+/// search is under way: CheckOwned does then. A group's are known later (AreOwned, CheckOwners).
 RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const RankGroup& group,
-                               const UpstreamGradients& upstream);
-
-/// Starts the same for a rank that is alone, without the errors; null as StartRowSearch.
-std::shared_ptr<RowSearch> SearchCountedRows(const LinearLogprobInputs& inputs,
-                                             const LinearLogprobOptions& options);
+                               const UpstreamGradients& upstream, Search search = Search::kAwaited);
 
 }  // namespace logprobd::torch_ops
