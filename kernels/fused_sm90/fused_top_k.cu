@@ -99,8 +99,9 @@ int64_t RowsAtOnce(const FusedTopKParams& params, int64_t num_tiles) {
 
 bool IsValid(const FusedTopKParams& params) {
   const FusedPartialsParams& partials = params.partials;
-  return internal::HasValidOperands(partials) && params.top_k >= 1 && params.top_k <= kTopKMax &&
-         params.keys != nullptr && params.workspace != nullptr &&
+  return internal::HasValidOperands(partials) && partials.row_count == nullptr &&
+         params.top_k >= 1 && params.top_k <= kTopKMax && params.keys != nullptr &&
+         params.workspace != nullptr &&
          reinterpret_cast<uintptr_t>(params.workspace) % kAlignment == 0 &&
          params.workspace_bytes >=
              TopKScratchOf(1, params.top_k, NumShardTiles(partials)).size_bytes &&

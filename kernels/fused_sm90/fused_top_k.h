@@ -13,7 +13,7 @@ namespace logprobd::kernels {
 /// Inputs and outputs of LaunchFusedTopK. Pointers are device memory and stay the caller's.
 struct FusedTopKParams {
   /// What LaunchFusedPartials was given; `tile_max` must have been asked. The search is among these
-  /// tiles.
+  /// tiles, and the rows are known: no row_count.
   FusedPartialsParams partials;
   int32_t top_k = 0;  ///< 1 to kTopKMax.
   /// [num_rows, top_k], LogitKeys with ids of the whole vocabulary, best first; 0 marks a free

@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
 cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream) {
   if (params.count < 0 || params.count > INT32_MAX) return cudaErrorInvalidValue;
   if (params.count == 0 || params.partials.num_rows == 0) return cudaSuccess;
-  if (!internal::HasValidOperands(params.partials) || params.rows == nullptr ||
-      params.ids == nullptr || params.logits == nullptr) {
+  if (!internal::HasValidOperands(params.partials) || params.partials.row_count != nullptr ||
+      params.rows == nullptr || params.ids == nullptr || params.logits == nullptr) {
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.count + kBlockPairs - 1) / kBlockPairs);

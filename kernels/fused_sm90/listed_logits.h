@@ -10,7 +10,8 @@ namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchListedLogits. Pointers are device memory and stay the caller's.
 struct ListedLogitsParams {
-  /// As LaunchFusedPartials takes it: rows, weight, vocabulary, bias and transform are used.
+  /// As LaunchFusedPartials takes it: rows, weight, vocabulary, bias and transform are used. The
+  /// rows are known: no row_count.
   FusedPartialsParams partials;
   const int32_t* rows = nullptr;  ///< [count]; row `row_begin` of the batch is the first of these.
   const int32_t* ids = nullptr;   ///< [count], ids in the whole vocabulary.

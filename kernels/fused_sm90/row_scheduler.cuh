@@ -4,9 +4,11 @@
 //
 // Idea      CUTLASS's persistent scheduler with its order, but a count of tiles that is taken when
 //           the kernel runs: the host need not wait for a number of rows that the GPU finds.
-// Work      Every warp asks for itself, once a tile.
-// Traffic   8 bytes a tile and warp, from the first-level cache.
+// Work      Every thread asks for itself, once a tile.
+// Traffic   8 bytes a tile and thread, from the first-level cache.
+// Numerics  None: the order of tiles moves no bits.
 // Limits    2^31 - 1 tiles.
+// Source    The order is that of CUTLASS's static persistent scheduler; the rest our own.
 
 #include <cstdint>
 
@@ -78,6 +80,9 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     return {static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks),
             static_cast<int32_t>(column), 0, true};
   }
+
+  /// The base's would read the base's members, which only its own constructor sets.
+  CUTLASS_DEVICE bool is_last_tile(const WorkTileInfo&, uint32_t count = 1) const = delete;
 
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { block_ += num_blocks_ * count; }
 

@@ -51,7 +51,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   RowSelection reached;
   GradientSums sums;
   int64_t end = 0;
-  RankGroup::Agreement agreement = group.StartAgreement(device, [&] {
+  RankGroup::PendingClaims claims = group.StartAgreement(device, [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
     // The forward pass has looked at vocab_valid.
@@ -67,8 +67,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     return RankGroup::Claim{{needs.hidden}, {end}};
   });
   // Of a rank that has failed the result throws: nothing was prepared for what follows.
-  if (agreement.has_failed() || IsAgreedBefore(upstream, inputs, options)) {
-    for (const auto& of_rank : agreement.Result()) end = std::max(end, of_rank.front());
+  if (claims.has_failed() || IsAgreedBefore(upstream, inputs, options)) {
+    for (const auto& of_rank : claims.Result()) end = std::max(end, of_rank.front());
   }
   const Shard shard(inputs, options, end);
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
@@ -78,7 +78,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
                  shard, sums);
   });
   // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.
-  agreement.Result();
+  claims.Result();
   if (group.is_alone()) attempt.Rethrow(false);
   reached = reached.Settled();
   if (sums.hidden.defined()) sums.hidden = sums.hidden.narrow(0, 0, reached.size(num_all));

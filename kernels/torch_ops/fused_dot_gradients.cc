@@ -31,7 +31,8 @@ using kernels::RowGradient;
 /// Larger blocks are added to the hidden states' sum less often.
 constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
 
-/// Bytes of a block where hidden states are gathered beside it: with the same end.
+/// Bytes of a block where hidden states are gathered beside it: these take what their gradient
+/// will, so that the block is the extra memory, with up to 6 MiB of what is kept for each row.
 constexpr int64_t kBesideGatheredMax = int64_t{250} << 20;
 
 /// Blocks are whole multiples of so many tiles: of the groups that the fused kernel takes together

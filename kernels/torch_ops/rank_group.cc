@@ -101,22 +101,22 @@ at::Tensor RankGroup::Tell(const at::Device& device, const Attempt& attempt) con
   return failed;
 }
 
-RankGroup::Agreement RankGroup::StartAgreement(const at::Device& device,
-                                               const std::function<Claim()>& work) const {
-  Agreement agreement;
+RankGroup::PendingClaims RankGroup::StartAgreement(const at::Device& device,
+                                                   const std::function<Claim()>& work) const {
+  PendingClaims pending;
   if (is_alone()) {
-    agreement.of_ranks_ = {work().own};
-    return agreement;
+    pending.of_ranks_ = {work().own};
+    return pending;
   }
   Claim mine;
-  agreement.attempt_([&] {
+  pending.attempt_([&] {
     mine = work();
     TORCH_INTERNAL_ASSERT(mine.common.size() <= kCommon);
   });
   // Everything is told by the largest number in its place: a number's complement is largest where
   // the number is smallest, and the place of a rank's own one is the smallest on all others.
   std::vector<int64_t> told(NumbersTold(size()), std::numeric_limits<int64_t>::min());
-  told[0] = agreement.has_failed() ? 1 : 0;
+  told[0] = pending.has_failed() ? 1 : 0;
   mine.common.resize(kCommon);
   for (size_t i = 0; i < kCommon; ++i) {
     told[1 + 2 * i] = mine.common[i];
@@ -126,23 +126,23 @@ RankGroup::Agreement RankGroup::StartAgreement(const at::Device& device,
             told.begin() +
                 static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) * mine.own.size()));
   // Pinned memory is copied without waiting.
-  agreement.largest_ =
+  pending.largest_ =
       at::empty({static_cast<int64_t>(told.size())},
                 at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
-  std::copy(told.begin(), told.end(), agreement.largest_.mutable_data_ptr<int64_t>());
+  std::copy(told.begin(), told.end(), pending.largest_.mutable_data_ptr<int64_t>());
   if (device.is_cpu()) {
-    Max(agreement.largest_);
-    return agreement;
+    Max(pending.largest_);
+    return pending;
   }
-  at::Tensor largest = agreement.largest_.to(device, /*non_blocking=*/true);
+  at::Tensor largest = pending.largest_.to(device, /*non_blocking=*/true);
   Max(largest);
-  agreement.largest_.copy_(largest, /*non_blocking=*/true);
-  agreement.is_told_.emplace(device.type());
-  agreement.is_told_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-  return agreement;
+  pending.largest_.copy_(largest, /*non_blocking=*/true);
+  pending.is_told_.emplace(device.type());
+  pending.is_told_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return pending;
 }
 
-std::vector<RankGroup::Numbers> RankGroup::Agreement::Result() {
+std::vector<RankGroup::Numbers> RankGroup::PendingClaims::Result() {
   if (!largest_.defined()) return of_ranks_;
   if (is_told_.has_value()) is_told_->synchronize();
   const auto* const numbers = largest_.const_data_ptr<int64_t>();

@@ -71,11 +71,11 @@ class RankGroup {
   static constexpr size_t kCommon = 32;
 
   /// What the ranks' claims have come to, known to this rank later than it told its own.
-  class Agreement;
+  class PendingClaims;
 
   /// Does `work` and starts the collective of Together, by which ranks tell their claims. What
   /// `work` throws is told, and thrown by the result; of a rank that is alone, here.
-  Agreement StartAgreement(const at::Device& device, const std::function<Claim()>& work) const;
+  PendingClaims StartAgreement(const at::Device& device, const std::function<Claim()>& work) const;
 
   /// As Together, by the same collective: throws c10::ValueError on every rank unless the claims of
   /// all have `common` in common, and returns what each rank's own numbers are.
@@ -87,7 +87,7 @@ class RankGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-class RankGroup::Agreement {
+class RankGroup::PendingClaims {
  public:
   /// Whether this rank's work has thrown.
   bool has_failed() const { return attempt_.has_failed(); }

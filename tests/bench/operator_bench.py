@@ -148,17 +148,24 @@ def extra_mib(call: Callable[[], None], given: Inputs) -> float:
     return (torch.cuda.max_memory_allocated() - after) / 2**20
 
 
-def able(contenders: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
-    """Those that run, warmed up: one that fails, for want of memory, takes no part."""
+def able(
+    contenders: dict[str, Callable[[], None]],
+    prepared: Callable[[Callable[[], None]], Callable[[], None]],
+) -> dict[str, Callable[[], None]]:
+    """Those that run, each prepared: one that fails, for want of memory, takes no part."""
     found = {}
     for name, call in contenders.items():
         try:
-            for _ in range(WARM_UP):
-                call()
-            found[name] = call
+            found[name] = prepared(call)
         except RuntimeError as error:
             say(f"  {name} left out: {str(error)[:160]}")
     return found
+
+
+def warmed_up(call: Callable[[], None]) -> Callable[[], None]:
+    for _ in range(WARM_UP):
+        call()
+    return call
 
 
 def in_graph(call: Callable[[], None]) -> Callable[[], None]:
@@ -208,10 +215,10 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     for name, scores in ({} if args.no_peers else importable()).items():
         if rows <= SLOW_PEER_ROWS_MAX:
             contenders[name] = functools.partial(trained, scores, given)
-    ready = able(contenders)
+    ready = able(contenders, warmed_up)
     if args.device == "cuda" and rows <= GRAPH_ROWS_MAX:
-        for name in {"operator", KEPT, MEAN} & ready.keys():
-            ready[name + IN_GRAPH] = in_graph(ready[name])
+        captured = [name for name in ("operator", KEPT, MEAN) if name in ready]
+        ready |= able({name + IN_GRAPH: ready[name] for name in captured}, in_graph)
     milliseconds: dict[str, list[float]] = {name: [] for name in ready}
     order = random.Random(1)
     for number in range(args.rounds):

@@ -89,7 +89,7 @@ TEST_F(FusedBitsTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
   FusedRun run(all);
   for (const FusedTile tile : kTiles) {
     for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
-      for (const int32_t swizzle : {1, 4}) {
+      for (const int32_t swizzle : {1, 4, 8}) {
         for (const int64_t count : {1, 64, 65, 300, 513, 1'024, 1'300, 2'300}) {
           run.Enqueue({.choice = FusedChoice{tile, raster, swizzle}, .row_count = count});
           ExpectSameBits(Select(run.Read(), Range(0, count)), Select(truth, Range(0, count)));

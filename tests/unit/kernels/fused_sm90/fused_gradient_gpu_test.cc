@@ -196,21 +196,30 @@ TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSame) {
 }
 
 TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
-  const GradientCase c = MakeGradientCase({.rows = 600, .hidden = 320, .vocab = 1'500});
+  constexpr int64_t kRows = 1'200;
+  const GradientCase c = MakeGradientCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   const GradientRun run(c);
   const std::vector<uint16_t> truth = run.Run();
   const int64_t columns = c.num_tiles() * kTileColumns;
-  for (const int64_t count : {0, 1, 128, 300, 600}) {
-    const std::vector<uint16_t> some = run.Run({}, {.row_count = count});
-
+  const auto expect_first = [&](int64_t count, const FusedChoice& choice) {
+    const std::vector<uint16_t> some = run.Run({}, {.choice = choice, .row_count = count});
     const auto end = some.begin() + count * columns;
     EXPECT_TRUE(std::equal(some.begin(), end, truth.begin())) << count << " rows";
     // Whole clusters of tiles are computed, and no others.
-    const auto computed =
-        some.begin() + std::min<int64_t>((count + 255) / 256 * 256, 600) * columns;
-    EXPECT_TRUE(
-        std::all_of(computed, some.end(), [](uint16_t bits) { return bits == kGradientPoison; }))
+    const int64_t cluster_rows = kernels::ClusterRows(choice.tile);
+    const int64_t computed = (count + cluster_rows - 1) / cluster_rows * cluster_rows;
+    EXPECT_TRUE(std::all_of(some.begin() + std::min(computed, kRows) * columns, some.end(),
+                            [](uint16_t bits) { return bits == kGradientPoison; }))
         << count << " rows";
+  };
+  for (const FusedTile tile : {FusedTile::k64Pair, FusedTile::k128PingPong}) {
+    for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
+      for (const int32_t swizzle : {1, 8}) {
+        for (const int64_t count : {0, 1, 128, 300, 600, 1'100, 1'200}) {
+          expect_first(count, {tile, raster, swizzle});
+        }
+      }
+    }
   }
 }
 

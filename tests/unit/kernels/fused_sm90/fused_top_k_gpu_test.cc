@@ -185,6 +185,10 @@ TEST_F(FusedTopKTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with([](Params& p) { p.partials.dtype = kernels::Dtype::kF32; }),
             cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.partials.weight = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) {
+              p.partials.row_count = reinterpret_cast<const int64_t*>(p.workspace);
+            }),
+            cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.top_k = 0; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.top_k = 129; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.keys = nullptr; }), cudaErrorInvalidValue);

@@ -100,6 +100,9 @@ TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with([](Params& p) { p.count = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.ids = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.partials.hidden_stride = 63; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with(
+                [](Params& p) { p.partials.row_count = reinterpret_cast<const int64_t*>(p.ids); }),
+            cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.partials.num_terms = 4; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.partials.dtype = kernels::Dtype::kF32; }),
             cudaErrorInvalidValue);

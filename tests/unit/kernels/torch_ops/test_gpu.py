@@ -278,6 +278,43 @@ def test_rows_are_the_same_among_so_many_that_the_host_waits_for_their_number(me
     assert (few[3][1:3000:3] == 0).all()
 
 
+@pytest.mark.parametrize("ignored_tenths", (0, 7))
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_rows_found_late_are_right_in_every_block_of_columns(memory, ignored_tenths):
+    """The first block is made before the host knows how many rows there are, the next ones for as many."""
+    hidden, weight, target = make_case(4096, 64, 60_000)
+    target.clamp_min_(0)
+    target[torch.arange(4096, device="cuda") * 7 % 10 < ignored_tenths] = IGNORED
+    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    ours = torch.autograd.grad((logprob + entropy).sum(), (hidden, weight))
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
+    truth = reference(*exact, target)
+    true = torch.autograd.grad((truth.logprob + truth.entropy).sum(), exact)
+    assert (logprob - truth.logprob).abs().max() <= 1e-4
+    assert (entropy - truth.entropy).abs().max() <= 2e-4
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert (gradient - true_gradient).norm() <= 4e-3 * true_gradient.norm()
+
+
+@pytest.mark.parametrize("elements_between", (0, 8))
+def test_what_stands_behind_the_rows_in_memory_does_not_show(elements_between):
+    """A view at the front of a larger tensor: whole tiles of rows are read."""
+    hidden, weight, target = make_case(300)
+    target.clamp_min_(0)  # or rows would be gathered
+    room = torch.full((512, 64 + elements_between), torch.nan, device="cuda").bfloat16()
+    with torch.no_grad():
+        room[:300, :64] = hidden
+    expected = mean_loss_and_gradients(hidden, weight, target)
+
+    room.requires_grad_()
+    loss, d_room, d_weight = mean_loss_and_gradients(room[:300, :64], weight, target)
+
+    assert torch.equal(loss, expected[0]) and torch.equal(d_room, expected[1])
+    # cuBLAS may take another way for another pitch.
+    torch.testing.assert_close(d_weight, expected[2], rtol=2e-2, atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_no_rows_give_no_scores_and_zero_gradients(memory):
     hidden, weight, target = (tensor[:0] for tensor in make_case(rows=7, vocab=7))

@@ -16,7 +16,10 @@ TILED = [0, 1152, 2000]
 UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
 # Losses form gradients in the forward, those of logprobs alone of powers as they are kept. At a low temperature
 # shards lie far below others that have all that counts of a row, and have its target.
-MODES = ("recompute", "cached", "sequence parallel", "loss", "loss with entropy", "peaked loss")
+MODES = (
+    *("recompute", "cached", "sequence parallel", "mean logit"),
+    *("loss", "loss with entropy", "peaked loss"),
+)
 
 
 def computed(
@@ -36,11 +39,16 @@ def computed(
             **options,
         )
     else:
-        memory = "cached" if mode == "cached" else "recompute"
-        logprob, entropy, lse, argmax = linear_logprob(
-            hidden, weight, target, memory=memory, return_argmax=True, **options
+        logprob, entropy, lse, argmax, *mean_logit = linear_logprob(
+            hidden,
+            weight,
+            target,
+            memory="cached" if mode == "cached" else "recompute",
+            return_argmax=True,
+            return_mean_logit=mode == "mean logit",
+            **options,
         )
-        loss = (logprob + 0.01 * entropy).sum()
+        loss = (logprob + 0.01 * entropy).sum() + sum(score.sum() for score in mean_logit)
     d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
     scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "argmax": argmax}
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
@@ -66,7 +74,13 @@ def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> Non
     try:
         linear_logprob(hidden, narrow, target, **options)
     except (RuntimeError, ValueError) as error:
-        results["failure"] = str(error)
+        results["failure in the forward"] = str(error)
+    sum_for_weight = torch.zeros(8 if rank == 1 else len(shard), 64, device=device)
+    scores = linear_logprob(hidden, shard, target, weight_grad=sum_for_weight, **options)
+    try:
+        scores[0].sum().backward()
+    except (RuntimeError, ValueError) as error:
+        results["failure in the backward"] = str(error)
     torch.save(results, f"{out}{rank}")
     dist.destroy_process_group()
 
@@ -123,6 +137,8 @@ def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
     assert_near(torch.cat([rank[mode]["d_weight"] for rank in ranks]), whole["d_weight"])
 
 
-def test_a_rank_that_fails_makes_every_rank_raise(ranks):
+@pytest.mark.parametrize(("where", "what"), (("forward", "hidden"), ("backward", "weight_grad")))
+def test_a_rank_that_fails_makes_every_rank_raise(ranks, where, what):
     for number, rank in enumerate(ranks):
-        assert ("hidden" if number == 1 else "another rank") in rank["failure"]
+        failure = rank[f"failure in the {where}"]
+        assert (what if number == 1 else "another rank") in failure
