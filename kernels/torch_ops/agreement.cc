@@ -1,6 +1,7 @@
 #include "kernels/torch_ops/agreement.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/logit_cache.h"
@@ -9,9 +10,11 @@ namespace logprobd::torch_ops {
 
 Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options,
-                      const std::function<Preparation()>& prepare) {
+                      const std::function<Preparation()>& prepare,
+                      const std::function<void(const Rows&, const Shard&)>& meanwhile) {
   Preparation mine;
-  const auto of_ranks = group.Agree(inputs.hidden.device(), [&] {
+  std::optional<Shard> own;
+  auto claims = group.StartAgreement(inputs.hidden.device(), [&] {
     CheckArguments(inputs, options, group);
     FormatOfLogitCache(inputs, options);
     IsForwardFused(inputs, options);
@@ -20,8 +23,18 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
     claim.common.insert(claim.common.end(), mine.common.begin(), mine.common.end());
     const IdRange ids = IdsOfShard(inputs, options);
     claim.own = {ids.begin, ids.end, mine.rows_at_a_time};
+    own = ShardSoFar(inputs, options);
     return claim;
   });
+  const auto find_rows = [&] {
+    return RowsOf(mine.selection, HiddenOfAllRows(inputs, options, group), inputs);
+  };
+  Rows rows;
+  if (!claims.has_failed() && !options.sequence_parallel) {
+    rows = find_rows();
+    if (meanwhile) meanwhile(rows, *own);
+  }
+  const auto of_ranks = claims.Result();
   int64_t end = 0;
   int64_t rows_at_a_time = mine.rows_at_a_time;
   std::vector<IdRange> parts;
@@ -34,7 +47,7 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
   }
   CheckParts(parts);
   const Shard shard(inputs, options, end);
-  Rows rows = RowsOf(mine.selection, HiddenOfAllRows(inputs, options, group), inputs);
+  if (options.sequence_parallel) rows = find_rows();
   rows.are_owned =
       !group.is_alone() && !mine.selection.are_unseen && AreOwned(mine.selection.targets, parts);
   return {shard, rows, rows_at_a_time};

@@ -30,8 +30,12 @@ struct Agreement {
 /// any, or ranks were called with different arguments, throws on every one, as where parts of the
 /// vocabulary overlap. Then gathers hidden states that are split over ranks. Behind the collective
 /// no rank tells the others that it failed: large buffers should have been asked for in `prepare`.
+///
+/// `meanwhile`, if any, is done before the others are waited for, with a shard whose vocab_size is
+/// not known yet; not where hidden states are split over ranks.
 Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options,
-                      const std::function<Preparation()>& prepare);
+                      const std::function<Preparation()>& prepare,
+                      const std::function<void(const Rows&, const Shard&)>& meanwhile = {});
 
 }  // namespace logprobd::torch_ops

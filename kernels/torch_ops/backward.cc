@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/torch_ops/backward_rows.h"
 #include "kernels/torch_ops/fused_dot_gradients.h"
@@ -50,32 +51,31 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const int64_t num_all = inputs.target.numel();
   RowSelection reached;
   GradientSums sums;
-  int64_t end = 0;
+  std::optional<Shard> shard;
   RankGroup::PendingClaims claims = group.StartAgreement(device, [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
-    // The forward pass has looked at vocab_valid.
-    end = std::max(IdsOfShard(inputs, options).end, options.vocab_valid);
-    const Shard shard(inputs, options, end);
-    const Search search = AreDifferentiatedWhileSearched(upstream, inputs, options, shard)
+    shard = ShardSoFar(inputs, options);
+    const Search search = AreDifferentiatedWhileSearched(upstream, inputs, options, *shard)
                               ? Search::kUnderWay
                               : Search::kAwaited;
     reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{}, search);
     const int64_t num_rows = reached.size(num_all);
-    sums = RoomForGradients(inputs, shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
+    sums = RoomForGradients(inputs, *shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
-    return RankGroup::Claim{{needs.hidden}, {end}};
+    return RankGroup::Claim{{needs.hidden}, {IdsOfShard(inputs, options).end}};
   });
   // Of a rank that has failed the result throws: nothing was prepared for what follows.
   if (claims.has_failed() || IsAgreedBefore(upstream, inputs, options)) {
+    int64_t end = 0;
     for (const auto& of_rank : claims.Result()) end = std::max(end, of_rank.front());
+    shard = Shard(inputs, options, end);
   }
-  const Shard shard(inputs, options, end);
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
   Attempt attempt;
   attempt([&] {
     AddGradients(RowsReached(reached, hidden, upstream, inputs, saved, options), inputs, options,
-                 shard, sums);
+                 *shard, sums);
   });
   // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.
   claims.Result();

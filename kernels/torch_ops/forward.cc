@@ -3,6 +3,9 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <memory>
+#include <utility>
+
 #include "kernels/torch_ops/agreement.h"
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/linear_logprob.h"
@@ -19,7 +22,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   at::Tensor cache;
-  const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
+  const auto prepare = [&] {
     Preparation mine;
     mine.selection = SelectCountedRows(
         inputs, options, group, /*upstream=*/{},
@@ -27,8 +30,14 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
     cache = RoomForLogits(inputs, options);
     if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
     return mine;
-  });
-  LinearLogprobOutputs scores = ScoreRows(agreed.rows, inputs, options, agreed.shard, group, cache);
+  };
+  std::unique_ptr<BegunScores> begun;
+  const Agreement agreed =
+      AgreeOnRows(group, inputs, options, prepare, [&](const Rows& rows, const Shard& shard) {
+        begun = BeginScores(rows, inputs, options, shard, cache);
+      });
+  LinearLogprobOutputs scores =
+      ScoreRows(agreed.rows, inputs, options, agreed.shard, group, cache, std::move(begun));
   scores.cache = cache;
   return InPlaceOfAll(scores, agreed.rows.Settled(), inputs, options);
 }

@@ -27,9 +27,10 @@ bool AreScoredWhileSearched(const LinearLogprobInputs& /*inputs*/,
 void ReserveFusedRoom(int64_t /*num_rows*/, const LinearLogprobInputs& /*inputs*/,
                       const LinearLogprobOptions& /*options*/) {}
 
-LinearLogprobOutputs ScoreFused(const Rows& /*rows*/, const LinearLogprobInputs& /*inputs*/,
-                                const LinearLogprobOptions& /*options*/, const Shard& /*shard*/,
-                                const RankGroup& /*group*/, const at::Tensor& /*cache*/) {
+std::unique_ptr<BegunScores> BeginFusedScores(const Rows& /*rows*/,
+                                              const LinearLogprobInputs& /*inputs*/,
+                                              const LinearLogprobOptions& /*options*/,
+                                              const Shard& /*shard*/, const at::Tensor& /*cache*/) {
   TORCH_INTERNAL_ASSERT(false, "this build has no fused kernels");
 }
 

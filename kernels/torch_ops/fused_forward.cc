@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include "kernels/combine/row_scores.h"
 #include "kernels/combine/shard_sums.h"
@@ -229,6 +230,67 @@ at::Tensor ArgmaxOverRanks(const Written& written, const Shard& shard, const Ran
   return first.masked_fill_(written.scores.lse.isnan(), -1);
 }
 
+class FusedScores : public BegunScores {
+ public:
+  FusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
+              const LinearLogprobOptions& options, const Shard& shard, const at::Tensor& cache)
+      : inputs_(inputs),
+        options_(options),
+        num_tiles_(kernels::NumTiles(shard.columns)),
+        are_logits_kept_(cache.defined()),
+        memory_(Allocate(rows.size(), num_tiles_, inputs.hidden.options(), options)) {
+    const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+    const FusedHead head(rows.hidden, inputs, options, shard);
+    const RowArrays arrays(rows, inputs, options, shard, head);
+    MakeOperands(rows.size(), arrays, memory_, stream);
+    if (num_tiles_ > 0) MakePartials(rows, head, memory_, cache, inputs.weight.size(0), stream);
+  }
+
+  LinearLogprobOutputs Join(const Rows& rows, const Shard& shard, const RankGroup& group) override {
+    const c10::cuda::CUDAGuard on_device(inputs_.hidden.device());
+    const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+    // Not before the partials are enqueued: they run while the host waits for the number of rows.
+    const Rows found = rows.Settled();
+    if (rows.search != nullptr) {
+      CheckOwned(rows.search->Result(), rows.all_targets, options_, shard.vocab_size);
+    }
+    Written written;
+    kernels::RowScoresParams params =
+        ScoresParams(found.size(), memory_, options_, shard.vocab_size, written);
+    LinearLogprobOutputs& scores = written.scores;
+    if (group.is_alone() && num_tiles_ > 0) {
+      params.num_tiles = num_tiles_;
+      params.sums = memory_.partials;
+      params.follows_partials = !are_logits_kept_;
+      CheckLaunch(LaunchRowScores(params, stream), "the scores");
+      if (found.num_unowned > 0 || found.are_unseen) {
+        const double unowned =
+            options_.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
+        const at::Tensor columns = memory_.Values(memory_.target_columns, found.size(), at::kInt);
+        scores.logprob = at::where(columns >= 0, scores.logprob, unowned);
+      }
+    } else {
+      const at::Tensor owners = JoinShards(memory_, num_tiles_, params, group, stream);
+      if (!found.are_owned) {
+        CheckOwners(found, owners, inputs_, options_, shard.vocab_size);
+        if (options_.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+      }
+    }
+    if (options_.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
+    if (options_.need_mean_logit) {
+      scores.mean_logit = MeanLogit(found, inputs_, options_, shard, group);
+    }
+    return scores;
+  }
+
+ private:
+  const LinearLogprobInputs& inputs_;
+  const LinearLogprobOptions& options_;
+  const int64_t num_tiles_;
+  const bool are_logits_kept_;
+  const Memory memory_;
+};
+
 }  // namespace
 
 bool HasFusedKernels() { return kernels::HasFusedKernel(); }
@@ -255,46 +317,11 @@ bool AreScoredWhileSearched(const LinearLogprobInputs& inputs,
          IsForwardFused(inputs, options);
 }
 
-LinearLogprobOutputs ScoreFused(const Rows& rows, const LinearLogprobInputs& inputs,
-                                const LinearLogprobOptions& options, const Shard& shard,
-                                const RankGroup& group, const at::Tensor& cache) {
+std::unique_ptr<BegunScores> BeginFusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                              const LinearLogprobOptions& options,
+                                              const Shard& shard, const at::Tensor& cache) {
   const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
-  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  const int64_t num_tiles = kernels::NumTiles(shard.columns);
-  const FusedHead head(rows.hidden, inputs, options, shard);
-  const RowArrays arrays(rows, inputs, options, shard, head);
-  const Memory memory = Allocate(rows.size(), num_tiles, inputs.hidden.options(), options);
-  MakeOperands(rows.size(), arrays, memory, stream);
-  if (num_tiles > 0) MakePartials(rows, head, memory, cache, inputs.weight.size(0), stream);
-  // Not before the kernel is enqueued: it runs while the host waits for the number of rows.
-  const Rows found = rows.Settled();
-  if (rows.search != nullptr) {
-    CheckOwned(rows.search->Result(), rows.all_targets, options, shard.vocab_size);
-  }
-  Written written;
-  kernels::RowScoresParams params =
-      ScoresParams(found.size(), memory, options, shard.vocab_size, written);
-  LinearLogprobOutputs& scores = written.scores;
-  if (group.is_alone() && num_tiles > 0) {
-    params.num_tiles = num_tiles;
-    params.sums = memory.partials;
-    params.follows_partials = !cache.defined();
-    CheckLaunch(LaunchRowScores(params, stream), "the scores");
-    if (found.num_unowned > 0 || found.are_unseen) {
-      const double unowned = options.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
-      const at::Tensor columns = memory.Values(memory.target_columns, found.size(), at::kInt);
-      scores.logprob = at::where(columns >= 0, scores.logprob, unowned);
-    }
-  } else {
-    const at::Tensor owners = JoinShards(memory, num_tiles, params, group, stream);
-    if (!found.are_owned) {
-      CheckOwners(found, owners, inputs, options, shard.vocab_size);
-      if (options.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
-    }
-  }
-  if (options.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
-  if (options.need_mean_logit) scores.mean_logit = MeanLogit(found, inputs, options, shard, group);
-  return scores;
+  return std::make_unique<FusedScores>(rows, inputs, options, shard, cache);
 }
 
 }  // namespace logprobd::torch_ops

@@ -159,6 +159,13 @@ LinearLogprobOutputs NoScores(const Rows& rows, const LinearLogprobOptions& opti
   return scores;
 }
 
+/// What a block of rows, from `begin` of all that are scored on, has of the cache; or undefined.
+at::Tensor CacheOf(const Rows& block, int64_t begin, const LinearLogprobOptions& options,
+                   const at::Tensor& cache) {
+  if (options.keep_logits == KeptLogits::kNone) return {};
+  return cache.narrow(0, begin, block.size());
+}
+
 }  // namespace
 
 void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& inputs,
@@ -179,9 +186,18 @@ void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& input
   }
 }
 
+std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                         const LinearLogprobOptions& options, const Shard& shard,
+                                         const at::Tensor& cache) {
+  if (rows.size() == 0 || !IsForwardFused(inputs, options)) return nullptr;
+  const Rows block = rows.Part(0, std::min(kFusedBlockRows, rows.size()));
+  return BeginFusedScores(block, inputs, options, shard, CacheOf(block, 0, options, cache));
+}
+
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const Shard& shard,
-                               const RankGroup& group, const at::Tensor& cache) {
+                               const RankGroup& group, const at::Tensor& cache,
+                               std::unique_ptr<BegunScores> begun) {
   if (rows.size() == 0) return NoScores(rows, options);
   const bool is_fused = IsForwardFused(inputs, options);
   std::vector<LinearLogprobOutputs> blocks;
@@ -192,12 +208,11 @@ LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inpu
                                      kBlockRows);
   for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
     const Rows block = rows.Part(begin, std::min(block_rows, rows.size() - begin));
-    at::Tensor block_cache;
-    if (options.keep_logits != KeptLogits::kNone) {
-      block_cache = cache.narrow(0, begin, block.size());
-    }
+    const at::Tensor block_cache = CacheOf(block, begin, options, cache);
     if (is_fused) {
-      blocks.push_back(ScoreFused(block, inputs, options, shard, group, block_cache));
+      if (begun == nullptr) begun = BeginFusedScores(block, inputs, options, shard, block_cache);
+      blocks.push_back(begun->Join(block, shard, group));
+      begun.reset();  // its memory is the next one's
       continue;
     }
     BlockKnowledge knowledge;

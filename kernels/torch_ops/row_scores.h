@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/linear_logprob.h"
@@ -15,15 +16,33 @@ namespace logprobd::torch_ops {
 void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& inputs,
                  const LinearLogprobOptions& options);
 
+/// Scores of a block of rows that are on their way: what one rank does of them for itself.
+class BegunScores {
+ public:
+  virtual ~BegunScores() = default;
+
+  /// The scores of the same rows, with all that is known by now; of rows of a search, for which it
+  /// waits, those that were found. Ranks of `group` call it together. Throws as ScoreRows.
+  virtual LinearLogprobOutputs Join(const Rows& rows, const Shard& shard,
+                                    const RankGroup& group) = 0;
+};
+
+/// Begins the scores of the first of `rows` where that is enqueuing kernels; null elsewhere. Of
+/// `shard` the vocabulary's size is not looked at. The arguments outlive what is begun.
+std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                         const LinearLogprobOptions& options, const Shard& shard,
+                                         const at::Tensor& cache);
+
 /// Scores of `rows`, [n] each, in fp64 or, by the fused kernels, fp32, but for argmax; what is not
 /// needed is undefined. A block of rows and columns at a time: logits -> sums of tiles -> sums of
 /// rows over all shards, in integers -> scores. The logits that options.keep_logits wants go to the
-/// front of `cache` (logit_cache.h).
+/// front of `cache` (logit_cache.h). `begun`: by BeginScores with the same arguments, or null.
 ///
 /// Ranks call it together, with as many rows. Throws c10::IndexError for a target that none has.
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const Shard& shard,
-                               const RankGroup& group, const at::Tensor& cache);
+                               const RankGroup& group, const at::Tensor& cache,
+                               std::unique_ptr<BegunScores> begun = nullptr);
 
 /// Those of blocks of rows, at least one, one after another.
 LinearLogprobOutputs JoinScores(const std::vector<LinearLogprobOutputs>& blocks);

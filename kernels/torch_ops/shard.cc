@@ -42,6 +42,10 @@ IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions
   return {options.vocab_start, options.vocab_start + inputs.weight.size(0)};
 }
 
+Shard ShardSoFar(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  return {inputs, options, std::max(IdsOfShard(inputs, options).end, options.vocab_valid)};
+}
+
 void CheckParts(std::vector<IdRange> parts) {
   SortByBegin(parts);
   int64_t reached = std::numeric_limits<int64_t>::min();

@@ -32,6 +32,9 @@ struct Shard {
 /// The ids of this rank's weight, padding too.
 IdRange IdsOfShard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
+/// This rank's part, before it knows the others': with the vocabulary's size as far as it can tell.
+Shard ShardSoFar(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
 /// Throws c10::ValueError where two parts of the vocabulary have the same id.
 void CheckParts(std::vector<IdRange> parts);
 
