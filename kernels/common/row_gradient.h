@@ -29,6 +29,9 @@ struct alignas(16) RowGradient {
   float max_exponent;     ///< u of max_column.
 };
 
+/// u_j from which down 2^u_j is 0, and finite, so that its product with 0 is.
+inline constexpr float kGradientExponentMin = -200.0F;
+
 /// A row's gradients of the loss, as they weigh the terms of the gradient below.
 struct RowUpstream {
   double free = 0;     ///< d_lse - d_logprob

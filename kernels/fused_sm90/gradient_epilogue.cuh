@@ -5,18 +5,14 @@
 // Idea      A probability is one 2^x of the logit once the row's sum is known, and the gradient two
 //           fused multiply-adds of it; the row's constants come ready
 //           (kernels/common/row_gradient.h).
-// Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
 // Traffic   32 bytes a row in a row of constants, 2 bytes a column out, by whole sectors.
 // Numerics  fp32, rounded once to the element. Logits of -inf have the gradient 0, NaN stays NaN.
 
 #include <cstdint>
 
-#include "cute/tensor.hpp"
-#include "cutlass/cutlass.h"
-#include "cutlass/epilogue/collective/detail.hpp"
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile_sums.cuh"
-#include "kernels/fused_sm90/lane_logits.cuh"
+#include "kernels/fused_sm90/tile_epilogue.cuh"
 #include "kernels/fused_sm90/tile_store.cuh"
 
 namespace logprobd::kernels::internal {
@@ -37,47 +33,19 @@ struct GradientEpilogueParams {
 };
 
 template <class Element, bool kTransforms>
-class GradientEpilogue {
+class GradientEpilogue
+    : public TileEpilogue<GradientEpilogue<Element, kTransforms>, GradientEpilogueParams<Element>> {
+  using Base =
+      TileEpilogue<GradientEpilogue<Element, kTransforms>, GradientEpilogueParams<Element>>;
+  using Base::params_;
+
  public:
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ElementC = float;
-  using ElementD = float;
-  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-  using StrideD = StrideC;
-  using Arguments = GradientEpilogueParams<Element>;
-  using Params = GradientEpilogueParams<Element>;
-  struct SharedStorage {};
+  using Base::Base;
 
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& arguments,
-                                                  void*) {
-    return arguments;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(const Problem&, const Arguments&) {
-    return 0;
-  }
-
-  CUTLASS_HOST_DEVICE explicit GradientEpilogue(const Params& params) : params_(params) {}
-
-  template <class Problem, class BlockShape, class Coordinate, class Engine, class Layout,
-            class Mma, class Residue>
-  CUTLASS_DEVICE void operator()(const Problem&, BlockShape, const Coordinate& coordinate,
-                                 cute::Tensor<Engine, Layout>& dots, const Mma& mma, const Residue&,
-                                 int thread, char*) {
-    const int32_t tile = cute::get<1>(coordinate);
-    if (tile >= params_.num_tiles) return;  // beyond the problem
-    ForEachRow(BlockShape{}, coordinate, dots, mma, thread, params_.num_rows,
-               [&](const auto& logits, int32_t row, int32_t lane_column) {
-                 Differentiate(logits, row, tile * kTileColumns, lane_column);
-               });
-  }
-
- private:
   template <class Logits>
-  __device__ __forceinline__ void Differentiate(const Logits& logits, int32_t row,
-                                                int32_t tile_column, int32_t lane_column) {
+  __device__ __forceinline__ void TakeRow(const Logits& logits, int32_t row, int32_t tile,
+                                          int32_t lane_column) {
+    const int32_t tile_column = tile * kTileColumns;
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const RowGradient& constants = params_.rows[some_row];
@@ -97,7 +65,7 @@ class GradientEpilogue {
           slope = __fmaf_rn(-share, share, 1.0F);
         }
       }
-      const float exponent = MaxOrNan(__fmaf_rn(z, sums.x, -sums.y), kExponentMin);
+      const float exponent = MaxOrNan(__fmaf_rn(z, sums.x, -sums.y), kGradientExponentMin);
       float gradient = __fmul_rn(Exp2(exponent), __fmaf_rn(sums.w, exponent, sums.z));
       if constexpr (kTransforms) {
         if (params_.column_weights != nullptr) {
@@ -128,11 +96,6 @@ class GradientEpilogue {
       store.Write(i, make_float4(logits.z(i), logits.z(i + 1), logits.z(i + 2), logits.z(i + 3)));
     }
   }
-
-  /// 2^x is 0 here and below.
-  static constexpr float kExponentMin = -200.0F;
-
-  const Params& params_;
 };
 
 }  // namespace logprobd::kernels::internal

@@ -4,20 +4,16 @@
 //
 // Idea      A quad of lanes holds a row's 192 sums of a tile, 48 a lane: maximum, exponent and sums
 //           need two butterfly steps each and no shared memory.
-// Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
 // Traffic   16 bytes a row and tile; a warp writes eight rows at once.
 // Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) make 0 * inf: sums
 //           are then taken again with a floor, which leaves the bits of others alone.
 
 #include <cstdint>
 
-#include "cute/tensor.hpp"
-#include "cutlass/cutlass.h"
-#include "cutlass/epilogue/collective/detail.hpp"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/fused_sm90/lane_logits.cuh"
+#include "kernels/fused_sm90/tile_epilogue.cuh"
 #include "kernels/fused_sm90/tile_store.cuh"
 
 namespace logprobd::kernels::internal {
@@ -45,49 +41,19 @@ struct HeadEpilogueParams {
   KeptPowers powers;
 };
 
-/// An epilogue in the form that CUTLASS's kernels call.
 template <bool kTransforms, bool kKeepsPowers>
-class HeadEpilogue {
+class HeadEpilogue
+    : public TileEpilogue<HeadEpilogue<kTransforms, kKeepsPowers>, HeadEpilogueParams> {
+  using Base = TileEpilogue<HeadEpilogue<kTransforms, kKeepsPowers>, HeadEpilogueParams>;
+  using Base::params_;
+
  public:
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ElementC = float;
-  using ElementD = float;
-  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-  using StrideD = StrideC;
-  using Arguments = HeadEpilogueParams;
-  using Params = HeadEpilogueParams;
-  struct SharedStorage {};
+  using Base::Base;
 
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& arguments,
-                                                  void*) {
-    return arguments;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(const Problem&, const Arguments&) {
-    return 0;
-  }
-
-  CUTLASS_HOST_DEVICE explicit HeadEpilogue(const Params& params) : params_(params) {}
-
-  template <class Problem, class BlockShape, class Coordinate, class Engine, class Layout,
-            class Mma, class Residue>
-  CUTLASS_DEVICE void operator()(const Problem&, BlockShape, const Coordinate& coordinate,
-                                 cute::Tensor<Engine, Layout>& dots, const Mma& mma, const Residue&,
-                                 int thread, char*) {
-    const int32_t tile = cute::get<1>(coordinate);
-    if (tile >= params_.num_tiles) return;  // beyond the problem
-    ForEachRow(BlockShape{}, coordinate, dots, mma, thread, params_.num_rows,
-               [&](const auto& logits, int32_t row, int32_t lane_column) {
-                 ReduceRow(logits, row, params_.tile_begin + tile, lane_column);
-               });
-  }
-
- private:
   template <class Logits>
-  __device__ __forceinline__ void ReduceRow(const Logits& logits, int32_t row, int32_t tile,
-                                            int32_t lane_column) {
+  __device__ __forceinline__ void TakeRow(const Logits& logits, int32_t row, int32_t tile_of_launch,
+                                          int32_t lane_column) {
+    const int32_t tile = params_.tile_begin + tile_of_launch;
     constexpr unsigned kFullWarp = 0xFFFFFFFFU;
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
@@ -161,6 +127,7 @@ class HeadEpilogue {
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
   }
 
+ private:
   __device__ __forceinline__ int32_t LevelOf(int32_t row) const {
     return params_.powers.levels == nullptr ? kEmptyExponent : params_.powers.levels[row].exponent;
   }
@@ -248,8 +215,6 @@ class HeadEpilogue {
       atomicMax(params_.min_keys + row, key);
     }
   }
-
-  const Params& params_;
 };
 
 }  // namespace logprobd::kernels::internal

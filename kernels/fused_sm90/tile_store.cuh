@@ -5,32 +5,12 @@
 // Idea      A lane has two columns of every eight. It gives one pair away and gets another, so that
 //           it holds four neighbours, and a quad writes 32 bytes, whole sectors, at once.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "kernels/common/pack_pair.cuh"
 #include "kernels/common/tile.h"
 
 namespace logprobd::kernels::internal {
-
-/// Two values as 16-bit elements of a word, low half first, rounded to nearest even.
-template <class Element>
-__device__ __forceinline__ uint32_t PackPair(float low, float high);
-
-template <>
-__device__ __forceinline__ uint32_t PackPair<__nv_bfloat16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-template <>
-__device__ __forceinline__ uint32_t PackPair<__half>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 
 /// The tile's part of a row, `tile_row`, 8-byte aligned, as a lane writes it. All lanes of the warp
 /// do the same with theirs; those that do not write give their values to others.

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/pack_pair.cuh"
 #include "kernels/common/tile.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/gradient/kept_gradients.h"
@@ -28,24 +29,11 @@ constexpr int kTilesAtOnce = 8;
 constexpr int kBlockThreads = kTilesAtOnce * kTileVectors;
 constexpr int kThreadTiles = 4;
 constexpr int kBlockTiles = kThreadTiles * kTilesAtOnce;
-/// 2^x is 0 here and below.
-constexpr float kExponentMin = -200.0F;
 
 __device__ __forceinline__ float Log2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-template <Dtype kDtype>
-__device__ __forceinline__ uint32_t Pack(float low, float high) {
-  uint32_t pair;
-  if constexpr (kDtype == Dtype::kBf16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
 }
 
 /// A tile's powers, relative to the row's sum.
@@ -57,7 +45,7 @@ struct TileOffset {
 /// The gradient of a logit whose power was kept, before its target's part.
 __device__ __forceinline__ float GradientOf(const RowGradient& row, float power,
                                             const TileOffset& tile) {
-  const float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kExponentMin);
+  const float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kGradientExponentMin);
   return __fmul_rn(__fmul_rn(power, tile.power), __fmaf_rn(row.weighted, exponent, row.free));
 }
 
@@ -66,11 +54,11 @@ __device__ __forceinline__ float GradientOf(const RowGradient& row, float power,
 __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float power,
                                                 const TileOffset& tile, int32_t column,
                                                 float reciprocal_cap) {
-  float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kExponentMin);
+  float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kGradientExponentMin);
   float p = __fmul_rn(power, tile.power);
   const bool is_target = column == row.target_column;
   if (is_target || column == row.max_column) {
-    exponent = MaxOrNan(is_target ? row.target_exponent : row.max_exponent, kExponentMin);
+    exponent = MaxOrNan(is_target ? row.target_exponent : row.max_exponent, kGradientExponentMin);
     p = Exp2(exponent);
   }
   float gradient = __fmul_rn(p, __fmaf_rn(row.weighted, exponent, row.free));
@@ -89,7 +77,7 @@ __device__ __forceinline__ float Low(uint32_t pair) { return __uint_as_float(pai
 __device__ __forceinline__ float High(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
 
 /// Eight neighbours from `column` on.
-template <Dtype kDtype>
+template <class Element>
 __device__ __forceinline__ uint4 VectorGradient(const RowGradient& row, const uint4& words,
                                                 const TileOffset& tile, int32_t column,
                                                 float reciprocal_cap) {
@@ -101,7 +89,7 @@ __device__ __forceinline__ uint4 VectorGradient(const RowGradient& row, const ui
   if (reciprocal_cap > 0.0F || has(row.target_column) || has(row.max_column)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[i] = Pack<kDtype>(
+      out[i] = PackPair<Element>(
           RareGradientOf(row, Low(pairs[i]), tile, column + 2 * i, reciprocal_cap),
           RareGradientOf(row, High(pairs[i]), tile, column + 2 * i + 1, reciprocal_cap));
     }
@@ -109,19 +97,20 @@ __device__ __forceinline__ uint4 VectorGradient(const RowGradient& row, const ui
     const float factor = __fmul_rn(tile.power, row.free);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[i] = Pack<kDtype>(__fmul_rn(Low(pairs[i]), factor), __fmul_rn(High(pairs[i]), factor));
+      out[i] =
+          PackPair<Element>(__fmul_rn(Low(pairs[i]), factor), __fmul_rn(High(pairs[i]), factor));
     }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[i] =
-          Pack<kDtype>(GradientOf(row, Low(pairs[i]), tile), GradientOf(row, High(pairs[i]), tile));
+      out[i] = PackPair<Element>(GradientOf(row, Low(pairs[i]), tile),
+                                 GradientOf(row, High(pairs[i]), tile));
     }
   }
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-template <Dtype kDtype>
+template <class Element>
 __global__ void __launch_bounds__(kBlockThreads)
     KeptGradientsKernel(const KeptGradientsParams params) {
   const int64_t i = blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z;
@@ -154,7 +143,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const auto column = static_cast<int32_t>(tile * kTileColumns + in_tile);
     const int64_t place = (tile - params.tile_begin) * kTileColumns + in_tile;
     *reinterpret_cast<uint4*>(gradients + place) =
-        VectorGradient<kDtype>(row, words[part], offset, column, reciprocal_cap);
+        VectorGradient<Element>(row, words[part], offset, column, reciprocal_cap);
   }
 }
 
@@ -178,8 +167,8 @@ cudaError_t LaunchKeptGradients(const KeptGradientsParams& params, cudaStream_t 
   const int64_t plane_rows = (params.num_rows + planes - 1) / planes;
   const dim3 grid(static_cast<uint32_t>((num_tiles + kBlockTiles - 1) / kBlockTiles),
                   static_cast<uint32_t>(plane_rows), static_cast<uint32_t>(planes));
-  const auto kernel = params.dtype == Dtype::kBf16 ? KeptGradientsKernel<Dtype::kBf16>
-                                                   : KeptGradientsKernel<Dtype::kF16>;
+  const auto kernel = params.dtype == Dtype::kBf16 ? KeptGradientsKernel<__nv_bfloat16>
+                                                   : KeptGradientsKernel<__half>;
   KeptGradientsParams strided = params;
   if (strided.exponent_stride == 0) strided.exponent_stride = params.row_tiles;
   kernel<<<grid, kBlockThreads, 0, stream>>>(strided);

@@ -24,8 +24,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // columns, 16 bytes
 constexpr int kTileVectors = kTileColumns / kVector;
-/// 2^x is 0 here and below.
-constexpr float kExponentMin = -200.0F;
 
 /// How far a row's sum may be above its level: other shards may have all that counts of a row, and
 /// a factor, and what is divided by it, must be in range.
@@ -108,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersP
   params.factors[i] = scale.factor;
   const int32_t target = row.target_column;
   if (target < 0 || target >= params.num_tiles * kTileColumns) return;
-  const float p = Exp2(MaxOrNan(row.target_exponent, kExponentMin));
+  const float p = Exp2(MaxOrNan(row.target_exponent, kGradientExponentMin));
   const float gradient = __fadd_rn(row.free == 0.0F ? 0.0F : __fmul_rn(p, row.free), row.target);
   powers[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
 }

@@ -7,9 +7,10 @@
 
 A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
 operator with a gradient for each token's logprob and entropy, with logits computed again and kept, the mean
-loss with gradients formed in the forward (of few rows all three in a CUDA graph too, without the host), the same
-in torch with logits in memory, eager and compiled, and the other packages that can be imported
-(operator_peers.py), each round in another order: behind a package that leaves the GPU idle its clock is higher.
+loss with gradients formed in the forward, the same in torch with logits in memory, eager and compiled, and the
+other packages that can be imported (operator_peers.py), each round in another order: behind a package that leaves
+the GPU idle its clock is higher. A call begins on a GPU that rests, and its host is waited for. Of few rows, where
+that counts, there are also steps in a row, as a trainer's GPU sees them, and a CUDA graph, without the host.
 Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs and gradients.
 Exits 1 when a figure misses what is wanted of it; results are written in any case.
 
@@ -44,10 +45,12 @@ KEPT = "operator, logits kept"
 MEAN = "operator, mean loss, gradients in the forward"
 IGNORED = "operator, 70 % of rows ignored"
 IN_GRAPH = ", in a CUDA graph"
+IN_A_ROW = ", steps in a row"
+STEPS_IN_A_ROW = 8
 KEPT_BYTES_MAX = 4 << 30
 TORCH_LOGITS_MAX = 1 << 30  # some 30 GB of them
 SLOW_PEER_ROWS_MAX = 4096
-GRAPH_ROWS_MAX = 4096  # beyond, the host is ahead by far
+FEW_ROWS_MAX = 4096  # beyond, the host is ahead by far
 ERROR_ROWS = 256
 
 
@@ -136,6 +139,11 @@ def seconds(call: Callable[[], None], device: str) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
+def step_ms(name: str, call: Callable[[], None], device: str) -> float:
+    steps = STEPS_IN_A_ROW if name.endswith(IN_A_ROW) else 1
+    return 1e3 * seconds(call, device) / steps
+
+
 def extra_mib(call: Callable[[], None], given: Inputs) -> float:
     """Most that a call holds beyond what it leaves behind: its gradients."""
     given.hidden.grad = given.weight.grad = None
@@ -182,6 +190,16 @@ def in_graph(call: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
+def in_a_row(call: Callable[[], None]) -> Callable[[], None]:
+    """Steps of which the host enqueues the next while the GPU is busy."""
+
+    def steps() -> None:
+        for _ in range(STEPS_IN_A_ROW):
+            call()
+
+    return steps
+
+
 def most_wanted(name: str, hidden: int) -> float | None:
     """How many times the three GEMMs (of none ignored, the operator) forward and backward may take."""
     return {
@@ -189,7 +207,7 @@ def most_wanted(name: str, hidden: int) -> float | None:
         KEPT: 1.10 if hidden >= 4096 else 1.2 if hidden <= 1024 else None,
         MEAN: 1.06,
         IGNORED: 0.36,
-    }.get(name.removesuffix(IN_GRAPH))
+    }.get(name.removesuffix(IN_GRAPH).removesuffix(IN_A_ROW))
 
 
 def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
@@ -216,24 +234,30 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
         if rows <= SLOW_PEER_ROWS_MAX:
             contenders[name] = functools.partial(trained, scores, given)
     ready = able(contenders, warmed_up)
-    if args.device == "cuda" and rows <= GRAPH_ROWS_MAX:
-        captured = [name for name in ("operator", KEPT, MEAN) if name in ready]
-        ready |= able({name + IN_GRAPH: ready[name] for name in captured}, in_graph)
+    if rows <= FEW_ROWS_MAX:
+        few = {
+            name: ready[name] for name in (GEMMS, "operator", KEPT, MEAN, IGNORED) if name in ready
+        }
+        ready |= able({name + IN_A_ROW: call for name, call in few.items()}, in_a_row)
+        if args.device == "cuda":
+            captured = [name for name in few if name not in (GEMMS, IGNORED)]
+            ready |= able({name + IN_GRAPH: few[name] for name in captured}, in_graph)
     milliseconds: dict[str, list[float]] = {name: [] for name in ready}
     order = random.Random(1)
     for number in range(args.rounds):
         shuffled = order.sample(list(ready), len(ready))
         calls = {
-            name: lambda name=name: 1e3 * seconds(ready[name], args.device) for name in shuffled
+            name: lambda name=name: step_ms(name, ready[name], args.device) for name in shuffled
         }
         for name, figures in in_turn(calls, iter([number])).items():
             milliseconds[name] += figures
     records = []
     for name, figures in milliseconds.items():
-        if name == GEMMS:
+        if name.startswith(GEMMS):
             continue
         limit = None if args.quick else most_wanted(name, hidden)
-        beside = "operator" if name == IGNORED else GEMMS
+        beside = "operator" if name.startswith(IGNORED) else GEMMS
+        beside += IN_A_ROW if name.endswith(IN_A_ROW) else ""
         records.append(
             bench_records.record_of_rounds(
                 f"Forward and backward, {name}, {shape}",

@@ -9,11 +9,6 @@
 
 namespace logprobd::testing {
 
-inline bool HasGpu() {
-  int num_devices = 0;
-  return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
-}
-
 /// An array in device memory, filled from the host and read back; a failure fails the test.
 template <typename T>
 class DeviceArray {

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/chunked/split_terms.h"
 #include "kernels/common/terms.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
@@ -80,12 +81,7 @@ float At(const std::vector<float>& rows, int64_t hidden_size, int64_t row, int64
   return rows[static_cast<size_t>(row * StrideOf(hidden_size) + k)];
 }
 
-class SplitTermsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class SplitTermsTest : public testing::GpuTest {};
 
 // Sizes at the edges of pairs, of a term's alignment and of a block's threads.
 constexpr int64_t kHiddenSizes[] = {1, 2, 63, 64, 65, 511, 512, 513, 896};

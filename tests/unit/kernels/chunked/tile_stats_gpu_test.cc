@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/common/logit_key.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -142,12 +143,7 @@ void ExpectMatchesReference(const StatsCase& c, const StatsOutput& output) {
   }
 }
 
-class TileStatsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class TileStatsTest : public testing::GpuTest {};
 
 TEST_F(TileStatsTest, MatchesTheDoubleReferenceAtTileAndWarpEdges) {
   for (const int64_t vocab_size : {1, 3, 4, 31, 32, 33, 191, 192, 193, 768, 769, 6'145}) {

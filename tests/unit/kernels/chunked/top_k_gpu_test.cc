@@ -7,6 +7,7 @@
 #include "kernels/chunked/top_k.h"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -54,12 +55,8 @@ std::vector<uint64_t> RunTopK(const std::vector<std::vector<float>>& rows, int32
   return keys.Read();
 }
 
-class TopKTest : public ::testing::Test {
+class TopKTest : public testing::GpuTest {
  protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-
   static void ExpectRight(const std::vector<std::vector<float>>& rows) {
     for (const int32_t top_k : {1, 2, 20, 127, 128}) {
       for (const int64_t tiles : {1, 7, 1000}) {

@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/combine/merge_top_k.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -63,12 +64,7 @@ std::vector<uint64_t> Merge(const Lists& lists) {
   return keys.Read();
 }
 
-class MergeTopKTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class MergeTopKTest : public testing::GpuTest {};
 
 TEST_F(MergeTopKTest, KeepsTheLargestOfAllShardsInOrder) {
   for (const int64_t rows : {1, 7, 1'000}) {

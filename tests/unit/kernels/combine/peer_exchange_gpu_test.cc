@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/combine/peer_exchange.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -277,12 +278,7 @@ constexpr ReductionType kTypes[] = {ReductionType::kMaxInt32, ReductionType::kMa
                                     ReductionType::kMaxUint64, ReductionType::kSumInt32,
                                     ReductionType::kSumInt64};
 
-class PeerExchangeTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class PeerExchangeTest : public testing::GpuTest {};
 
 TEST_F(PeerExchangeTest, EveryTypeAndSizeJoinsAsOnTheHost) {
   constexpr int64_t kSliceBytes = 1 << 20;

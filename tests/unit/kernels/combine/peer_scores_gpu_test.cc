@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/combine/peer_scores.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/combine/partials_case.h"
 
@@ -89,10 +90,11 @@ struct RankRun {
   DeviceArray<TileSums> entropy_sums;
 };
 
-class PeerScoresTest : public ::testing::Test {
+class PeerScoresTest : public testing::GpuTest {
  protected:
   void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
     ASSERT_EQ(ProbePeerScores(), cudaSuccess);  // loading waits for the device: not while one waits
   }
 };

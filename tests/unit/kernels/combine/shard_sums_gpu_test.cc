@@ -8,6 +8,7 @@
 #include "kernels/combine/row_scores.h"
 #include "kernels/combine/shard_sums.h"
 #include "kernels/common/logit_key.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/combine/partials_case.h"
 
@@ -76,12 +77,7 @@ Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int
   return run.Read();
 }
 
-class ShardSumsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class ShardSumsTest : public testing::GpuTest {};
 
 TEST_F(ShardSumsTest, AnyCutIntoShardsGivesTheBitsOfRowScores) {
   for (const int64_t rows : {1, 7, 512, 513, 4'100}) {

@@ -40,12 +40,7 @@ FusedScores Select(const FusedScores& all, const std::vector<int64_t>& rows) {
   return some;
 }
 
-class FusedBitsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedBitsTest : public HopperTest {};
 
 TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
   FusedCase all = MakeFusedCase({.rows = 8'192, .hidden = 896, .vocab = 2'000});

@@ -12,6 +12,7 @@
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
 namespace logprobd::testing {
@@ -73,11 +74,13 @@ double LogitOf(const FusedCase& c, double dot, int64_t column) {
   return cap > 0 ? cap * std::tanh(z / cap) : z;
 }
 
-bool HasHopper() {
+void HopperTest::SetUp() {
   int major = 0;
-  return HasGpu() && kernels::HasFusedKernel() &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         major == 9;
+  const bool has_hopper =
+      HasGpu() && kernels::HasFusedKernel() &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+      major == 9;
+  if (!has_hopper) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
 }
 
 FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {

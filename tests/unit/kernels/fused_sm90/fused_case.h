@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
 #include "kernels/common/terms.h"
@@ -20,8 +21,11 @@ namespace logprobd::testing {
 /// What outputs hold before a run.
 inline constexpr float kPoison = -12345.5F;
 
-/// Whether the current device runs the fused kernel.
-bool HasHopper();
+/// Tests of the fused kernels: skipped where the current device does not run them.
+class HopperTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+};
 
 /// Rows and a head on the host, in values that their dtype holds exactly.
 struct FusedCase {

@@ -37,9 +37,10 @@ class LargeMemory {
   void* data_ = nullptr;
 };
 
+class FusedEdgesTest : public HopperTest {};
+
 // Offsets of V * H and T * V above 2^31: a 32-bit product would read or write elsewhere.
-TEST(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
-  if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+TEST_F(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
   constexpr int64_t kVocab = 1 << 20;
   constexpr int64_t kHidden = 2'176;  // V * H = 2.3e9
   constexpr int64_t kRows = 4'096;    // T * V = 4.3e9

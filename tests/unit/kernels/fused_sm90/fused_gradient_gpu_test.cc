@@ -47,12 +47,7 @@ std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const Gradie
   return {begin, begin + columns};
 }
 
-class FusedGradientTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedGradientTest : public HopperTest {};
 
 TEST_F(FusedGradientTest, MatchesTheTruthAtEveryCountOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300}) {

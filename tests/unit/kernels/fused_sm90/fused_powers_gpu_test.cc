@@ -135,12 +135,7 @@ void ExpectPowersOfTheLogits(const FusedCase& c) {
   }
 }
 
-class FusedPowersTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedPowersTest : public HopperTest {};
 
 TEST_F(FusedPowersTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300, 1'100}) {

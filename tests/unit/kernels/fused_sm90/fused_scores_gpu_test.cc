@@ -12,12 +12,7 @@ namespace {
 
 using kernels::Dtype;
 
-class FusedScoresTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedScoresTest : public HopperTest {};
 
 TEST_F(FusedScoresTest, MatchTheTruthAtVocabularyEdges) {
   for (const int64_t vocab : {1, 2, 7, 64, 128, 191, 192, 193, 256, 320, 383, 384, 385, 769}) {

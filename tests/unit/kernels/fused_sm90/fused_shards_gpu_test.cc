@@ -31,12 +31,7 @@ void ExpectSameSums(const kernels::TileSums& a, const kernels::TileSums& b) {
   ASSERT_EQ(a.sum_squares, b.sum_squares);
 }
 
-class FusedShardsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedShardsTest : public HopperTest {};
 
 TEST_F(FusedShardsTest, AShardGivesThePartialsOfItsTilesInTheWhole) {
   for (const int64_t rows : {1, 70, 300, 600}) {

@@ -52,12 +52,7 @@ void ExpectBest(const FusedCase& c, int32_t top_k, int64_t workspace_rows = 1 <<
   }
 }
 
-class FusedTopKTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class FusedTopKTest : public HopperTest {};
 
 TEST_F(FusedTopKTest, FindsTheBestAtEveryCountOfRowsAndPlaces) {
   for (const int64_t rows : {1, 7, 64, 65, 129, 600, 1'300}) {

@@ -8,12 +8,7 @@
 namespace logprobd::testing {
 namespace {
 
-class ListedLogitsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HasHopper()) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
-  }
-};
+class ListedLogitsTest : public HopperTest {};
 
 /// Each row with its own target.
 FusedRun::Listed Targets(const FusedCase& c) {

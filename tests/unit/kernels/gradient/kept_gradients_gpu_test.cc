@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gradient/kept_gradients.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/gradient/kept_case.h"
 
 namespace logprobd::kernels {
@@ -16,12 +17,7 @@ using namespace kept_case;  // NOLINT: the words of these tests
 
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16};
 
-class KeptGradientsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class KeptGradientsTest : public testing::GpuTest {};
 
 void ExpectTruth(const KeptCase& c) {
   const std::vector<RowGradient> rows = ConstantsOf(c);

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gradient/level_powers.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/gradient/kept_case.h"
 
 namespace logprobd::kernels {
@@ -14,12 +15,7 @@ namespace {
 
 using namespace kept_case;  // NOLINT: the words of these tests
 
-class LevelPowersTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class LevelPowersTest : public testing::GpuTest {};
 
 /// Rows with a gradient for their logprob alone.
 KeptCase LogprobCase(int64_t num_rows, int64_t vocab_size, double stddev) {

@@ -9,6 +9,7 @@
 #include "kernels/common/logit_key.h"
 #include "kernels/common/row_gradient.h"
 #include "kernels/gradient/row_gradients.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/common/gradient_truth.h"
 
@@ -199,12 +200,7 @@ void ExpectHostRow(const RowGradient& row, const RowGradient& host) {
   EXPECT_EQ(row.target_column, host.target_column);
 }
 
-class RowGradientsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class RowGradientsTest : public testing::GpuTest {};
 
 TEST_F(RowGradientsTest, AreThoseOfTheHostAtEveryCountOfRows) {
   for (const size_t num_rows : {1, 127, 128, 129, 1'000}) {

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gradient/row_loss.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -14,12 +15,7 @@ namespace {
 
 using logprobd::testing::DeviceArray;
 
-class RowLossTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class RowLossTest : public testing::GpuTest {};
 
 std::vector<float> Normal(size_t count, uint32_t seed) {
   std::mt19937 random(seed);

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gradient/scale_unless_one.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
@@ -65,12 +66,7 @@ void ExpectProducts(size_t count, Dtype dtype, float factor) {
   for (size_t i = count; i < values.size(); ++i) ASSERT_EQ(scaled[i], values[i]) << "guard " << i;
 }
 
-class ScaleUnlessOneTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no GPU";
-  }
-};
+class ScaleUnlessOneTest : public testing::GpuTest {};
 
 // Counts at the edges of a vector and of a block, and one that takes each thread a second time.
 constexpr size_t kCounts[] = {1, 3, 7, 8, 9, 1'023, 1'024, 1'025, 2'047, 2'049, 2'200'003};

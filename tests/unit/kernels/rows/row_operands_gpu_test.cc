@@ -3,6 +3,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/rows/row_operands.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -13,12 +14,7 @@ using logprobd::testing::DeviceArray;
 constexpr double kLog2Factor = 1.4426950408889634;
 
 /// Places, temperatures and targets of rows on a device, and what is made of them.
-class RowOperandsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!logprobd::testing::HasGpu()) GTEST_SKIP() << "needs a GPU";
-  }
-};
+class RowOperandsTest : public testing::GpuTest {};
 
 TEST_F(RowOperandsTest, EachRowHasItsOwnScaleAndItsTargetsColumn) {
   const std::vector<double> temperature_values = {1.0, 0.7, 2.0, 1e-3, 0.1};

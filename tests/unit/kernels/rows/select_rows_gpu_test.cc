@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/rows/select_rows.h"
+#include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::kernels {
@@ -50,12 +51,7 @@ Found Select(const std::vector<int64_t>& targets, const std::vector<float>& firs
           num_selected.Read().front()};
 }
 
-class SelectRowsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!logprobd::testing::HasGpu()) GTEST_SKIP() << "needs a GPU";
-  }
-};
+class SelectRowsTest : public testing::GpuTest {};
 
 TEST_F(SelectRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
   // A thread takes four rows, a step 4,096.

@@ -203,6 +203,22 @@ def test_memory_beyond_the_gradients_stays_within_256_mib_and_the_sum_for_hidden
     assert extra <= (256 << 20) + 4 * rows * size
 
 
+def test_free_memory_is_the_gpu_s_and_what_torch_holds_without_using_it():
+    gib, plenty = 1 << 30, 1 << 60
+    free_bytes = torch.ops.logprobd.free_bytes
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    of_device, _ = torch.cuda.mem_get_info()
+    before = free_bytes(0, plenty)
+    held = torch.empty(gib, dtype=torch.uint8, device="cuda")
+    beside = free_bytes(0, plenty)
+    del held
+
+    assert abs(before - of_device - unused) <= gib // 4
+    assert abs(before - beside - gib) <= gib // 32
+    assert abs(before - free_bytes(0, plenty)) <= gib // 32
+    assert free_bytes(0, 1) >= gib  # what torch holds is enough
+
+
 def test_the_upstream_gradient_of_a_mean_loss_scales_what_the_forward_formed():
     hidden, weight, target = make_case()
     plain = torch.autograd.grad(linear_cross_entropy(hidden, weight, target), (hidden, weight))

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gtest/gtest.h"
+
+namespace logprobd::testing {
+
+inline bool HasGpu() {
+  int num_devices = 0;
+  return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
+}
+
+/// Tests of kernels: skipped where there is no GPU.
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasGpu()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+}  // namespace logprobd::testing
