@@ -22,7 +22,7 @@ class GpuRowSearch : public RowSearch {
                IdRange owned, Search search)
       : num_rows_(targets.size(0)),
         has_places_(search == Search::kUnderWay),
-        found_(at::empty({(has_places_ ? 2 : 1) * num_rows_ + 1}, targets.options())),
+        found_(at::empty({count_place() + 1}, targets.options())),
         // Of the host: the kernel writes it, and no copy need follow.
         selected_(at::empty({static_cast<int64_t>(sizeof(kernels::SelectedRows))},
                             at::TensorOptions().dtype(at::kByte).pinned_memory(true))) {
@@ -36,9 +36,9 @@ class GpuRowSearch : public RowSearch {
     params.gradients[3] = gradients.mean_logit();
     params.first_id = owned.begin;
     params.end_id = owned.end;
-    params.num_selected = found_.mutable_data_ptr<int64_t>();
-    params.index = params.num_selected + 1;
+    params.index = found_.mutable_data_ptr<int64_t>();
     if (has_places_) params.counted_places = params.index + num_rows_;
+    params.num_selected = params.index + count_place();
     params.selected = static_cast<kernels::SelectedRows*>(selected_.mutable_data_ptr());
     CheckLaunch(LaunchSelectRows(params, at::cuda::getCurrentCUDAStream()),
                 "the search for rows that count");
@@ -53,19 +53,19 @@ class GpuRowSearch : public RowSearch {
   GpuRowSearch(const GpuRowSearch&) = delete;
   GpuRowSearch& operator=(const GpuRowSearch&) = delete;
 
-  at::Tensor index() const override { return found_.narrow(0, 1, num_rows_); }
+  at::Tensor index() const override { return found_.narrow(0, 0, num_rows_); }
   at::Tensor counted_places() const override {
     TORCH_INTERNAL_ASSERT(has_places_);
-    return found_.narrow(0, 1 + num_rows_, num_rows_);
+    return found_.narrow(0, num_rows_, num_rows_);
   }
-  const int64_t* count() const override { return found_.const_data_ptr<int64_t>(); }
+  const int64_t* count() const override { return found_.const_data_ptr<int64_t>() + count_place(); }
 
   const RowSelection& Result() override {
     if (result_.has_value()) return *result_;
     end_.synchronize();
     const auto& found = *static_cast<const kernels::SelectedRows*>(selected_.const_data_ptr());
     RowSelection& result = result_.emplace();
-    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 1, found.num_selected);
+    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 0, found.num_selected);
     result.has_all_counted = found.num_selected == found.num_counted;
     result.num_unowned = found.num_unowned;
     result.first_unowned = found.first_unowned;
@@ -77,9 +77,11 @@ class GpuRowSearch : public RowSearch {
   }
 
  private:
+  int64_t count_place() const { return (has_places_ ? 2 : 1) * num_rows_; }
+
   const int64_t num_rows_;
   const bool has_places_;
-  const at::Tensor found_;  // the count, index and counted places, one behind the other
+  const at::Tensor found_;  // index, counted places and the count, one behind the other
   const at::Tensor selected_;
   at::cuda::CUDAEvent end_;
   std::optional<RowSelection> result_;
