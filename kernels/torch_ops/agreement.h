@@ -31,8 +31,8 @@ struct Agreement {
 /// vocabulary overlap. Then gathers hidden states that are split over ranks. Behind the collective
 /// no rank tells the others that it failed: large buffers should have been asked for in `prepare`.
 ///
-/// `meanwhile`, if any, is done before the others are waited for, with a shard whose vocab_size is
-/// not known yet; not where hidden states are split over ranks.
+/// `meanwhile`, if any, is done before the host waits for the others, with a shard whose vocab_size
+/// is not known yet; not where hidden states are split over ranks.
 Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options,
                       const std::function<Preparation()>& prepare,

@@ -57,7 +57,7 @@ struct Memory {
   }
 };
 
-/// What WriteScores writes of a block, and the largest logit of this shard.
+/// What ScoresParams lets be written of a block, and the largest logit of this shard.
 struct Written {
   LinearLogprobOutputs scores;
   at::Tensor max_logit;
@@ -234,7 +234,8 @@ class FusedScores : public BegunScores {
  public:
   FusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
               const LinearLogprobOptions& options, const Shard& shard, const at::Tensor& cache)
-      : inputs_(inputs),
+      : rows_(rows),
+        inputs_(inputs),
         options_(options),
         num_tiles_(kernels::NumTiles(shard.columns)),
         are_logits_kept_(cache.defined()),
@@ -246,13 +247,13 @@ class FusedScores : public BegunScores {
     if (num_tiles_ > 0) MakePartials(rows, head, memory_, cache, inputs.weight.size(0), stream);
   }
 
-  LinearLogprobOutputs Join(const Rows& rows, const Shard& shard, const RankGroup& group) override {
+  LinearLogprobOutputs Join(bool are_owned, const Shard& shard, const RankGroup& group) override {
     const c10::cuda::CUDAGuard on_device(inputs_.hidden.device());
     const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
     // Not before the partials are enqueued: they run while the host waits for the number of rows.
-    const Rows found = rows.Settled();
-    if (rows.search != nullptr) {
-      CheckOwned(rows.search->Result(), rows.all_targets, options_, shard.vocab_size);
+    const Rows found = rows_.Settled();
+    if (rows_.search != nullptr) {
+      CheckOwned(rows_.search->Result(), rows_.all_targets, options_, shard.vocab_size);
     }
     Written written;
     kernels::RowScoresParams params =
@@ -271,7 +272,7 @@ class FusedScores : public BegunScores {
       }
     } else {
       const at::Tensor owners = JoinShards(memory_, num_tiles_, params, group, stream);
-      if (!found.are_owned) {
+      if (!are_owned) {
         CheckOwners(found, owners, inputs_, options_, shard.vocab_size);
         if (options_.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
       }
@@ -284,6 +285,7 @@ class FusedScores : public BegunScores {
   }
 
  private:
+  const Rows rows_;
   const LinearLogprobInputs& inputs_;
   const LinearLogprobOptions& options_;
   const int64_t num_tiles_;

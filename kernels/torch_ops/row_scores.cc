@@ -159,11 +159,28 @@ LinearLogprobOutputs NoScores(const Rows& rows, const LinearLogprobOptions& opti
   return scores;
 }
 
-/// What a block of rows, from `begin` of all that are scored on, has of the cache; or undefined.
-at::Tensor CacheOf(const Rows& block, int64_t begin, const LinearLogprobOptions& options,
-                   const at::Tensor& cache) {
-  if (options.keep_logits == KeptLogits::kNone) return {};
-  return cache.narrow(0, begin, block.size());
+/// Rows that are scored together.
+struct Block {
+  Rows rows;
+  at::Tensor cache;  ///< What is theirs of it; or undefined.
+};
+
+/// `size` of the rows from `begin` on, or as many as there are.
+Block BlockOf(const Rows& rows, int64_t begin, int64_t size, const LinearLogprobOptions& options,
+              const at::Tensor& cache) {
+  size = std::min(size, rows.size() - begin);
+  Block block = {rows.Part(begin, size), {}};
+  if (options.keep_logits != KeptLogits::kNone) block.cache = cache.narrow(0, begin, size);
+  return block;
+}
+
+/// Of kFusedBlockRows rows from `begin` on.
+std::unique_ptr<BegunScores> BeginFusedBlock(const Rows& rows, int64_t begin,
+                                             const LinearLogprobInputs& inputs,
+                                             const LinearLogprobOptions& options,
+                                             const Shard& shard, const at::Tensor& cache) {
+  const Block block = BlockOf(rows, begin, kFusedBlockRows, options, cache);
+  return BeginFusedScores(block.rows, inputs, options, shard, block.cache);
 }
 
 }  // namespace
@@ -190,8 +207,7 @@ std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobIn
                                          const LinearLogprobOptions& options, const Shard& shard,
                                          const at::Tensor& cache) {
   if (rows.size() == 0 || !IsForwardFused(inputs, options)) return nullptr;
-  const Rows block = rows.Part(0, std::min(kFusedBlockRows, rows.size()));
-  return BeginFusedScores(block, inputs, options, shard, CacheOf(block, 0, options, cache));
+  return BeginFusedBlock(rows, 0, inputs, options, shard, cache);
 }
 
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
@@ -207,18 +223,18 @@ LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inpu
                : std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(shard.vocab_size), 1,
                                      kBlockRows);
   for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
-    const Rows block = rows.Part(begin, std::min(block_rows, rows.size() - begin));
-    const at::Tensor block_cache = CacheOf(block, begin, options, cache);
     if (is_fused) {
-      if (begun == nullptr) begun = BeginFusedScores(block, inputs, options, shard, block_cache);
-      blocks.push_back(begun->Join(block, shard, group));
+      // Nothing is enqueued between what begins and what joins: the one may overlap the other.
+      if (begun == nullptr) begun = BeginFusedBlock(rows, begin, inputs, options, shard, cache);
+      blocks.push_back(begun->Join(rows.are_owned, shard, group));
       begun.reset();  // its memory is the next one's
       continue;
     }
+    const Block block = BlockOf(rows, begin, block_rows, options, cache);
     BlockKnowledge knowledge;
     group.Together(inputs.hidden.device(),
-                   [&] { knowledge = Know(block, inputs, options, shard, block_cache); });
-    blocks.push_back(Score(block, knowledge, inputs, options, shard, group));
+                   [&] { knowledge = Know(block.rows, inputs, options, shard, block.cache); });
+    blocks.push_back(Score(block.rows, knowledge, inputs, options, shard, group));
   }
   return JoinScores(blocks);
 }

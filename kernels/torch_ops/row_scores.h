@@ -21,14 +21,14 @@ class BegunScores {
  public:
   virtual ~BegunScores() = default;
 
-  /// The scores of the same rows, with all that is known by now; of rows of a search, for which it
-  /// waits, those that were found. Ranks of `group` call it together. Throws as ScoreRows.
-  virtual LinearLogprobOutputs Join(const Rows& rows, const Shard& shard,
-                                    const RankGroup& group) = 0;
+  /// The scores of these rows; of rows of a search, for which it waits, those that were found.
+  /// `are_owned`: Rows::are_owned, as it is known by now, like all of `shard`. Ranks of `group`
+  /// call it together. Throws as ScoreRows.
+  virtual LinearLogprobOutputs Join(bool are_owned, const Shard& shard, const RankGroup& group) = 0;
 };
 
 /// Begins the scores of the first of `rows` where that is enqueuing kernels; null elsewhere. Of
-/// `shard` the vocabulary's size is not looked at. The arguments outlive what is begun.
+/// `shard` the vocabulary's size is not looked at. `inputs` and `options` outlive what is begun.
 std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
                                          const LinearLogprobOptions& options, const Shard& shard,
                                          const at::Tensor& cache);

@@ -215,7 +215,7 @@ def stranger() -> list[str]:
     Not subprocess's user=, which forks: gRPC's client in this process then starts its pollers in
     the child, and one wrote "error: Bad file descriptor" before the server's own line.
     """
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--keep-groups", "--"]
     return nobody if os.geteuid() == 0 else []
 
 

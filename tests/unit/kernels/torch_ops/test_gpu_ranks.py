@@ -17,9 +17,17 @@ UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
 # Losses form gradients in the forward, those of logprobs alone of powers as they are kept. At a low temperature
 # shards lie far below others that have all that counts of a row, and have its target.
 MODES = (
-    *("recompute", "cached", "sequence parallel", "mean logit"),
+    *("recompute", "cached", "sequence parallel", "mean logit", "many rows"),
     *("loss", "loss with entropy", "peaked loss"),
 )
+
+
+def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor, Tensor], dict]:
+    """What is computed and with which options. Of many rows, in two blocks, a rank may have padding alone."""
+    if mode != "many rows":
+        return make_case(vocab=vocab, device=device), {}
+    hidden, weight, target = make_case(rows=10_000, vocab=vocab, device=device)
+    return (hidden, weight, target.clamp_(max=1099)), {"vocab_valid": 1100}
 
 
 def computed(
@@ -51,6 +59,8 @@ def computed(
         loss = (logprob + 0.01 * entropy).sum() + sum(score.sum() for score in mean_logit)
     d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
     scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "argmax": argmax}
+    if mode == "mean logit":
+        scores["mean_logit"] = mean_logit[0]
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
 
 
@@ -60,16 +70,24 @@ def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> Non
     torch.cuda.set_device(device)
     size = len(cuts) - 1
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
-    hidden, weight, target = make_case(vocab=cuts[-1], device=device)
-    shard = weight.detach()[cuts[rank] : cuts[rank + 1]].clone().requires_grad_()
-    part = hidden.detach().chunk(size)[rank].clone().requires_grad_()
     options = {"vocab_start": cuts[rank], "process_group": dist.group.WORLD}
-    results = {
-        mode: computed(part, shard, target, mode, sequence_parallel=True, **options)
-        if mode == "sequence parallel"
-        else computed(hidden, shard, target, mode, **options)
-        for mode in MODES
-    }
+
+    def part_of(weight: Tensor) -> Tensor:
+        return weight.detach()[cuts[rank] : cuts[rank + 1]].clone().requires_grad_()
+
+    results = {}
+    for mode in MODES:
+        (hidden, weight, target), more = case_of(mode, cuts[-1], device)
+        if mode == "sequence parallel":
+            hidden = hidden.detach().chunk(size)[rank].clone().requires_grad_()
+            more = {"sequence_parallel": True}
+        results[mode] = computed(hidden, part_of(weight), target, mode, **options, **more)
+    hidden, weight, target = make_case(vocab=cuts[-1], device=device)
+    shard = part_of(weight)
+    try:
+        linear_logprob(hidden, shard, target.roll(rank), **options)
+    except ValueError as error:
+        results["refusal"] = str(error)
     narrow = shard[:, :8] if rank == 1 else shard
     try:
         linear_logprob(hidden, narrow, target, **options)
@@ -112,7 +130,8 @@ def assert_near(gradient: Tensor, truth: Tensor) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_shards_give_the_scores_of_the_whole_head(ranks, cuts, mode):
-    whole = computed(*make_case(vocab=cuts[-1]), mode)
+    case, options = case_of(mode, cuts[-1])
+    whole = computed(*case, mode, **options)
 
     for rank in ranks:
         for name in ("logprob", "entropy", "lse", "argmax"):
@@ -121,12 +140,14 @@ def test_shards_give_the_scores_of_the_whole_head(ranks, cuts, mode):
                 assert torch.equal(ours, whole[name]), name
             else:
                 torch.testing.assert_close(ours, whole[name], rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(rank[mode]["loss"], whole["loss"], rtol=1e-5, atol=1e-4)
+        for name in {"loss", "mean_logit"} & whole.keys():
+            torch.testing.assert_close(rank[mode][name], whole[name], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
-    whole = computed(*make_case(vocab=cuts[-1]), mode)
+    case, options = case_of(mode, cuts[-1])
+    whole = computed(*case, mode, **options)
     of_hidden = [rank[mode]["d_hidden"] for rank in ranks]
 
     if mode == "sequence parallel":
@@ -135,6 +156,11 @@ def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
         assert all(torch.equal(ours, of_hidden[0]) for ours in of_hidden)
         assert_near(of_hidden[0], whole["d_hidden"])
     assert_near(torch.cat([rank[mode]["d_weight"] for rank in ranks]), whole["d_weight"])
+
+
+def test_ranks_with_different_targets_are_all_refused(ranks):
+    for rank in ranks:
+        assert "called with different" in rank["refusal"]
 
 
 @pytest.mark.parametrize(("where", "what"), (("forward", "hidden"), ("backward", "weight_grad")))
