@@ -14,6 +14,7 @@
 #include "kernels/torch_ops/rank_group.h"
 #include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -81,7 +82,9 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   claims.Result();
   if (group.is_alone()) attempt.Rethrow(false);
   reached = reached.Settled();
-  if (sums.hidden.defined()) sums.hidden = sums.hidden.narrow(0, 0, reached.size(num_all));
+  if (sums.hidden.defined()) {
+    sums.hidden = RowsFrom(sums.hidden, 0, reached.size(num_all));
+  }
   if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
   Rows places;
   places.index = reached.index;

@@ -3,11 +3,13 @@
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
+#include "kernels/torch_ops/views.h"
+
 namespace logprobd::torch_ops {
 namespace {
 
 at::Tensor InOneRow(const std::optional<at::Tensor>& values) {
-  return values.has_value() ? values->reshape({-1}) : at::Tensor();
+  return values.has_value() ? Flat(*values) : at::Tensor();
 }
 
 bool IsFp32On(const at::Tensor& values, const at::Device& device) {

@@ -126,7 +126,7 @@ class FusedDotGradients : public DotGradients {
   at::Tensor PlaceOf(int64_t tiles) const {
     const int64_t columns = tiles * kTileColumns;
     if (!is_in_place()) {
-      return room_.narrow(0, 0, num_rows_ * columns).view({num_rows_, columns});
+      return room_.as_strided({num_rows_, columns}, {columns, 1});
     }
     const at::ScalarType dtype = arguments_.rows.rows.hidden.scalar_type();
     return arguments_.rows.cached.cache.narrow(0, 0, num_rows_).view(dtype).narrow(1, 0, columns);

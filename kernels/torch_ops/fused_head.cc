@@ -12,6 +12,7 @@
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/products.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -57,7 +58,7 @@ FusedHead::FusedHead(const at::Tensor& hidden, const LinearLogprobInputs& inputs
       columns_(shard.columns),
       transforms_(inputs.bias.has_value() || options.scale != 1 || options.softcap > 0),
       hidden_(Aligned(hidden)),
-      weight_(Aligned(inputs.weight.narrow(0, 0, shard.columns))) {
+      weight_(Aligned(RowsFrom(inputs.weight, 0, shard.columns))) {
   if (inputs.bias.has_value()) bias_ = PaddedToTiles(*inputs.bias, columns_);
 }
 
@@ -93,12 +94,12 @@ kernels::FusedPartialsParams FusedHead::Params(int64_t tile_begin, int64_t tile_
 
 RowArrays::RowArrays(const Rows& rows, const LinearLogprobInputs& inputs,
                      const LinearLogprobOptions& options, const Shard& shard, const FusedHead& head)
-    : targets_(inputs.target.reshape({-1}).to(at::kLong).contiguous()), places_(rows.index) {
+    : targets_(FlatTarget(inputs).contiguous()), places_(rows.index) {
   source_.targets = targets_.const_data_ptr<int64_t>();
   if (places_.defined()) source_.places = places_.const_data_ptr<int64_t>();
   source_.temperature = options.temperature;
   if (inputs.row_temperature.has_value()) {
-    temperatures_ = inputs.row_temperature->reshape({-1}).to(at::kDouble).contiguous();
+    temperatures_ = Flat(*inputs.row_temperature).to(at::kDouble).contiguous();
     source_.temperatures = temperatures_.const_data_ptr<double>();
   }
   source_.log2_factor = head.log2_factor();

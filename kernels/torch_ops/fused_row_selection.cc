@@ -99,9 +99,7 @@ std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t igno
                                           const UpstreamGradients& upstream, IdRange owned,
                                           Search search) {
   const UpstreamArrays gradients(upstream);
-  if (!target.is_cuda() || IsCaptured(target.device()) || !gradients.AreFp32On(target.device())) {
-    return nullptr;
-  }
+  if (!target.is_cuda() || !gradients.AreFp32On(target.device())) return nullptr;
   const c10::cuda::CUDAGuard on_device(target.device());
   return std::make_shared<GpuRowSearch>(target.contiguous(), ignore_index, gradients, owned,
                                         search);

@@ -8,6 +8,7 @@
 
 #include "kernels/torch_ops/dot_gradients.h"
 #include "kernels/torch_ops/logits.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -17,12 +18,12 @@ void AddProducts(const at::Tensor& gradient, const at::Tensor& hidden, Columns c
                  const LinearLogprobInputs& inputs, GradientSums& sums) {
   const at::ScalarType wide = WideType(inputs);
   if (sums.hidden.defined()) {
-    const at::Tensor weight = inputs.weight.narrow(0, columns.begin, columns.size());
+    const at::Tensor weight = RowsFrom(inputs.weight, columns.begin, columns.size());
     MultiplyInto(sums.hidden, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
                  wide);
   }
   if (sums.weight.defined()) {
-    MultiplyInto(sums.weight.narrow(0, columns.begin, columns.size()), sums.weight_into,
+    MultiplyInto(RowsFrom(sums.weight, columns.begin, columns.size()), sums.weight_into,
                  gradient.t(), hidden, wide);
   }
 }
@@ -51,7 +52,8 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
     return sums;
   }
   sums.weight = at::empty(weight.sizes(), is_added_at_once ? weight.options() : wide);
-  sums.weight.narrow(0, shard.columns, weight.size(0) - shard.columns).zero_();  // padding
+  const int64_t padding = weight.size(0) - shard.columns;
+  if (padding > 0) sums.weight.narrow(0, shard.columns, padding).zero_();
   sums.weight_into = Into::kReplace;
   return sums;
 }
@@ -61,7 +63,7 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
   for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
     const BackwardRows block = all.Part(begin, std::min(kBlockRows, all.rows.size() - begin));
     GradientSums block_sums = sums;
-    if (sums.hidden.defined()) block_sums.hidden = sums.hidden.narrow(0, begin, block.rows.size());
+    if (sums.hidden.defined()) block_sums.hidden = RowsFrom(sums.hidden, begin, block.rows.size());
     if (sums.hidden.defined() && shard.columns == 0) block_sums.hidden.zero_();
     const auto gradients = MakeDotGradients({block, inputs, options, shard, sums.bias});
     const at::Tensor factors = gradients->RowFactors();
@@ -73,9 +75,9 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
       const int64_t num_rows = gradient.size(0);
       if (num_rows == 0) return;  // a search has found none
       if (block_sums.hidden.defined()) {
-        block_sums.hidden = block_sums.hidden.narrow(0, 0, num_rows);
+        block_sums.hidden = RowsFrom(block_sums.hidden, 0, num_rows);
       }
-      AddProducts(gradient, hidden.narrow(0, 0, num_rows), columns, inputs, block_sums);
+      AddProducts(gradient, RowsFrom(hidden, 0, num_rows), columns, inputs, block_sums);
     }
     if (factors.defined() && block_sums.hidden.defined()) block_sums.hidden.mul_(factors);
     sums.weight_into = Into::kAddTo;

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "kernels/torch_ops/kept_row.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -49,8 +50,8 @@ void KeepLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor&
 
 CachedRows CachedRows::Part(int64_t begin, int64_t size) const {
   if (!cache.defined()) return {};
-  if (index.defined()) return {cache, index.narrow(0, begin, size)};
-  return {cache.narrow(0, begin, size), {}};
+  if (index.defined()) return {cache, RowsFrom(index, begin, size)};
+  return {RowsFrom(cache, begin, size), {}};
 }
 
 at::Tensor CachedRows::Logits(Columns columns) const {

@@ -24,6 +24,7 @@
 #include "kernels/torch_ops/row_scores.h"
 #include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -126,16 +127,14 @@ class Pass {
         group_(group),
         are_all_reached_(are_all_reached) {}
 
-  /// Scores of `rows`; `weights`, [n] each, are theirs. A rank that fails makes every one throw.
-  LinearLogprobOutputs Run(const Rows& rows, const UpstreamGradients& weights, int64_t block_rows) {
+  /// Scores of `rows`. A rank that fails makes every one throw.
+  LinearLogprobOutputs Run(const Rows& rows, const LossWeights& weights, int64_t block_rows) {
     std::vector<LinearLogprobOutputs> blocks;
     Attempt attempt;
     int64_t begin = 0;
     do {
       const int64_t size = std::min(block_rows, rows.size() - begin);
       const Rows block = rows.Part(begin, size);
-      const auto block_weights =
-          Changed(weights, [&](const at::Tensor& all) { return all.narrow(0, begin, size); });
       const LinearLogprobInputs block_inputs = InputsOf(block, inputs_);
       // Behind it a rank that fails would leave the others in the collectives of the scores.
       group_.Together(inputs_.hidden.device(), [&] {
@@ -144,6 +143,10 @@ class Pass {
       });
       blocks.push_back(ScoreRows(block, inputs_, options_, shard_, group_, cache_));
       attempt([&] {
+        // Behind the block's kernels, which run meanwhile.
+        if (begin == 0) row_weights_ = WeightsOfRows(weights, rows, inputs_, options_);
+        const auto block_weights = Changed(
+            row_weights_, [&](const at::Tensor& all) { return RowsFrom(all, begin, size); });
         Differentiate(block, blocks.back(), block_weights, block_inputs, begin, rows.size());
       });
       begin += size;
@@ -154,6 +157,8 @@ class Pass {
   }
 
   const GradientSums& sums() const { return sums_; }
+  /// [n] each, of the rows that were run.
+  const UpstreamGradients& row_weights() const { return row_weights_; }
 
  private:
   void Differentiate(const Rows& block, const LinearLogprobOutputs& scores,
@@ -164,7 +169,7 @@ class Pass {
     SavedOutputs saved = {scores.lse.to(wide), scores.lse_rest.to(wide), scores.entropy, {}};
     if (saved.entropy.defined()) saved.entropy = saved.entropy.to(wide);
     if (options_.keep_logits != KeptLogits::kNone) {
-      saved.cache = cache_.narrow(0, 0, block.size());
+      saved.cache = RowsFrom(cache_, 0, block.size());
       saved.is_cache_spent = true;
     }
     RowSelection selection = {.are_unseen = block.are_unseen};
@@ -178,7 +183,9 @@ class Pass {
       sums_ = RoomForGradients(inputs_, shard_, needs_, std::nullopt, num_rows, is_all);
     }
     GradientSums block_sums = sums_;
-    if (needs_.hidden) block_sums.hidden = sums_.hidden.narrow(0, begin, block.size());
+    if (needs_.hidden) {
+      block_sums.hidden = RowsFrom(sums_.hidden, begin, block.size());
+    }
     AddReached(reached, block_inputs, options_, shard_, block_sums);
     sums_.weight_into = block_sums.weight_into;
   }
@@ -190,6 +197,7 @@ class Pass {
   const RankGroup& group_;
   const bool are_all_reached_;
   at::Tensor cache_;
+  UpstreamGradients row_weights_;
   GradientSums sums_;
 };
 
@@ -222,12 +230,11 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     return mine;
   });
   const Rows& rows = agreed.rows;
-  const UpstreamGradients row_weights = WeightsOfRows(weights, rows, inputs, options);
   Pass pass(inputs, computed, needs, agreed.shard, group, are_all_reached);
   LinearLogprobOutputs scores =
-      pass.Run(rows, row_weights, BlockSize(rows.size(), agreed.rows_at_a_time));
+      pass.Run(rows, weights, BlockSize(rows.size(), agreed.rows_at_a_time));
   LinearLogprobLoss result;
-  result.loss = LossOf(scores, row_weights).to(WideType(inputs));
+  result.loss = LossOf(scores, pass.row_weights()).to(WideType(inputs));
   if (!options.need_entropy) scores.entropy.reset();
   if (!options.need_mean_logit) scores.mean_logit.reset();
   result.scores = InPlaceOfAll(scores, rows, inputs, options);

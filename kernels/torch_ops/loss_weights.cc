@@ -8,6 +8,8 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/torch_ops/views.h"
+
 namespace logprobd::torch_ops {
 namespace {
 
@@ -72,7 +74,7 @@ UpstreamGradients WeightsOfRows(const LossWeights& weights, const Rows& rows,
     const MaybeTensor& given = weights.rows.*kScores[i];
     at::Tensor values;
     if (given.has_value()) {
-      values = rows.Select(given->reshape({-1}));
+      values = rows.Select(Flat(*given));
       if (values.element_size() == 2) values = values.to(wide.dtype());  // or means are rounded
       if (factor != 1) values = values * factor;
     } else {

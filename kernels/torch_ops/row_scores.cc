@@ -18,6 +18,7 @@
 #include "kernels/torch_ops/logit_cache.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/tile_sums.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -170,7 +171,7 @@ Block BlockOf(const Rows& rows, int64_t begin, int64_t size, const LinearLogprob
               const at::Tensor& cache) {
   size = std::min(size, rows.size() - begin);
   Block block = {rows.Part(begin, size), {}};
-  if (options.keep_logits != KeptLogits::kNone) block.cache = cache.narrow(0, begin, size);
+  if (options.keep_logits != KeptLogits::kNone) block.cache = RowsFrom(cache, begin, size);
   return block;
 }
 

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/torch_ops/fused_forward.h"
+#include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -92,8 +93,9 @@ Rows Rows::Settled() const {
   rows.num_unowned = found.num_unowned;
   rows.index = found.index;
   if (!found.index.defined()) return rows;
-  rows.hidden = hidden.narrow(0, 0, found.index.size(0));
-  if (temperature.defined()) rows.temperature = temperature.narrow(0, 0, found.index.size(0));
+  const int64_t count = found.index.size(0);
+  rows.hidden = RowsFrom(hidden, 0, count);
+  if (temperature.defined()) rows.temperature = RowsFrom(temperature, 0, count);
   return rows;
 }
 
@@ -166,12 +168,14 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
 
 at::Tensor HiddenOfAllRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                            const RankGroup& group) {
-  const at::Tensor hidden = inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
+  const at::Tensor hidden = inputs.hidden.dim() == 2
+                                ? inputs.hidden
+                                : inputs.hidden.reshape({-1, inputs.hidden.size(-1)});
   return options.sequence_parallel ? group.Gather(hidden) : hidden;
 }
 
 at::Tensor FlatTarget(const LinearLogprobInputs& inputs) {
-  return inputs.target.reshape({-1}).to(at::kLong);
+  return Flat(inputs.target).to(at::kLong);
 }
 
 Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
@@ -185,7 +189,7 @@ Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
   rows.index = rows.search != nullptr ? rows.search->index() : selection.index;
   rows.hidden = rows.search != nullptr ? Gathered(hidden, rows.index) : rows.Select(hidden);
   if (inputs.row_temperature.has_value()) {
-    rows.temperature = rows.Select(inputs.row_temperature->reshape({-1}));
+    rows.temperature = rows.Select(Flat(*inputs.row_temperature));
   }
   return rows;
 }
