@@ -16,7 +16,7 @@ inline at::Tensor Flat(const at::Tensor& values) {
 
 /// Rows [begin, begin + size).
 inline at::Tensor RowsFrom(const at::Tensor& values, int64_t begin, int64_t size) {
-  return size == values.size(0) ? values : values.narrow(0, begin, size);
+  return begin == 0 && size == values.size(0) ? values : values.narrow(0, begin, size);
 }
 
 }  // namespace logprobd::torch_ops

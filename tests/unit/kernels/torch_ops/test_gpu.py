@@ -331,9 +331,9 @@ def test_what_stands_behind_the_rows_in_memory_does_not_show(compute, rows, elem
     *results, d_weight = compute(room[:rows, :64], weight, target)
 
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
-    # cuBLAS may take another way for another pitch.
+    # cuBLAS may take another way for another pitch, and add up parts in 16 bits.
     difference = d_weight.double() - true_d_weight.double()
-    assert difference.norm() <= 1e-3 * true_d_weight.double().norm()
+    assert difference.norm() <= 4e-3 * true_d_weight.double().norm()
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
