@@ -12,6 +12,9 @@ constexpr int64_t kWideDepthMax = 1'280;
 /// Up to here 128-row tiles are faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
 
+/// Blocks that run at once: a GPU's multiprocessors, nearly.
+constexpr int64_t kBlocksAtOnce = 128;
+
 constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
 
 /// Whether pairs of 64-row tiles are fastest: for one of them, or where three leave out a fourth
@@ -19,6 +22,13 @@ constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
 bool FitsPairs(int64_t num_rows) {
   constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);
   return num_rows <= kPairRows || (num_rows > 2 * kPairRows && num_rows <= 3 * kPairRows);
+}
+
+/// Whether so few tiles are asked for that the smallest blocks do not fill the GPU: then each is
+/// done soonest alone.
+bool FitsAtOnce(const FusedShape& shape) {
+  constexpr int64_t kBlockRows = TileRows(FusedTile::k64PingPong);
+  return (shape.num_rows + kBlockRows - 1) / kBlockRows * shape.num_tiles <= kBlocksAtOnce;
 }
 
 /// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no
@@ -37,7 +47,7 @@ int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
 }  // namespace
 
 FusedChoice ChooseFused(const FusedShape& shape) {
-  if (shape.num_rows <= ClusterRows(FusedTile::k64PingPong)) {
+  if (shape.num_rows <= ClusterRows(FusedTile::k64PingPong) || FitsAtOnce(shape)) {
     return {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1};
   }
   if (FitsPairs(shape.num_rows)) return kPair;

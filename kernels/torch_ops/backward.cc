@@ -25,13 +25,6 @@ void CheckWeightGrad(const std::optional<at::Tensor>& weight_grad, const at::Ten
                     "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
 }
 
-/// Takes the memory of the sum for all rows' hidden states and gives it back to Torch's allocator,
-/// where OverRanks finds it.
-void ReserveSum(const LinearLogprobInputs& inputs) {
-  at::empty({inputs.target.numel(), inputs.weight.size(1)},
-            inputs.hidden.options().dtype(WideType(inputs)));
-}
-
 /// Whether something before the rows' gradients needs the other ranks: their hidden states, or the
 /// size of the whole vocabulary, which the mean logit's gradient is divided by.
 bool IsAgreedBefore(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
@@ -63,7 +56,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{}, search);
     const int64_t num_rows = reached.size(num_all);
     sums = RoomForGradients(inputs, *shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
-    if (!group.is_alone() && needs.hidden) ReserveSum(inputs);
+    if (!group.is_alone() && needs.hidden) ReserveHiddenSum(inputs);
     return RankGroup::Claim{{needs.hidden}, {IdsOfShard(inputs, options).end}};
   });
   // Of a rank that has failed the result throws: nothing was prepared for what follows.
@@ -73,25 +66,33 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     shard = Shard(inputs, options, end);
   }
   const at::Tensor hidden = HiddenOfAllRows(inputs, options, group);
+  std::optional<RankGroup::PendingSum> hidden_sum;
+  const auto start_hidden_sum = [&] {
+    // A rank that has failed to prepare takes no part in the sum: here at the latest all throw.
+    claims.Result();
+    const RowSelection found = reached.Settled();
+    Rows places;
+    places.index = found.index;
+    places.num_all = num_all;
+    hidden_sum = StartHiddenSum(RowsFrom(sums.hidden, 0, found.size(num_all)), places, inputs,
+                                options, group);
+  };
   Attempt attempt;
   attempt([&] {
-    AddGradients(RowsReached(reached, hidden, upstream, inputs, saved, options), inputs, options,
-                 *shard, sums);
+    const BackwardRows rows = RowsReached(reached, hidden, upstream, inputs, saved, options);
+    AddGradients(rows, inputs, options, *shard, sums, [&] {
+      // Else rows would be put in their places beside a block of columns: that is more memory.
+      const bool is_spread = reached.Settled().index.defined();
+      if (!group.is_alone() && !is_spread) start_hidden_sum();
+    });
   });
-  // Here at the latest all ranks throw where one has failed to prepare; and kernels are enqueued.
   claims.Result();
   if (group.is_alone()) attempt.Rethrow(false);
-  reached = reached.Settled();
-  if (sums.hidden.defined()) {
-    sums.hidden = RowsFrom(sums.hidden, 0, reached.size(num_all));
-  }
-  if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
-  Rows places;
-  places.index = reached.index;
-  places.num_all = num_all;
-  // The sum does not wait for the others' word that they have not failed; the caller does.
+  if (needs.hidden && !hidden_sum.has_value()) start_hidden_sum();
+  // The host waits for the others' word that they have not failed behind everything else.
   const at::Tensor has_failed = group.is_alone() ? at::Tensor() : group.Tell(device, attempt);
-  InputGradients gradients = OverRanks(sums, places, inputs, options, group);
+  if (weight_grad.has_value()) sums.weight.reset();  // it is where it should be
+  InputGradients gradients = GradientsOf(hidden_sum, sums, inputs);
   if (!group.is_alone()) attempt.Rethrow(has_failed.item<int>() != 0);
   return gradients;
 }

@@ -117,8 +117,10 @@ void MakeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& memor
 }
 
 /// The sums of the first tile, whose exponents are near those of the other tiles.
-void MakeLevels(const FusedHead& head, const Memory& memory, cudaStream_t stream) {
+void MakeLevels(const Rows& rows, const FusedHead& head, const Memory& memory,
+                cudaStream_t stream) {
   kernels::FusedPartialsParams params = head.Params(0, 1);
+  if (rows.search != nullptr) params.row_count = rows.search->count();
   params.log2_scales = memory.log2_scales;
   params.targets = memory.target_columns;
   params.layout = {.row_stride = 1, .tile_stride = params.num_rows};
@@ -138,7 +140,7 @@ void MakePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
   params.target_logits = memory.target_logit;
   params.max_keys = memory.max_keys;
   if (!cache.defined()) return CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
-  if (memory.levels != nullptr) MakeLevels(head, memory, stream);
+  if (memory.levels != nullptr) MakeLevels(rows, head, memory, stream);
   const KeptRow<int64_t> kept = KeptRowOf(weight_rows);
   auto* const bytes = As<uint8_t>(cache);
   params.powers.values = reinterpret_cast<__nv_bfloat16*>(bytes);

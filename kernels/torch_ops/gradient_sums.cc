@@ -13,19 +13,12 @@
 namespace logprobd::torch_ops {
 namespace {
 
-/// Adds those of a block of columns, given as the gradient [n, columns] of its dot products.
-void AddProducts(const at::Tensor& gradient, const at::Tensor& hidden, Columns columns,
-                 const LinearLogprobInputs& inputs, GradientSums& sums) {
-  const at::ScalarType wide = WideType(inputs);
-  if (sums.hidden.defined()) {
-    const at::Tensor weight = RowsFrom(inputs.weight, columns.begin, columns.size());
-    MultiplyInto(sums.hidden, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
-                 wide);
-  }
-  if (sums.weight.defined()) {
-    MultiplyInto(RowsFrom(sums.weight, columns.begin, columns.size()), sums.weight_into,
-                 gradient.t(), hidden, wide);
-  }
+/// Those of a block of columns are given as the gradient [n, columns] of its dot products.
+void AddHiddenProduct(const at::Tensor& gradient, Columns columns,
+                      const LinearLogprobInputs& inputs, const at::Tensor& sum) {
+  const at::Tensor weight = RowsFrom(inputs.weight, columns.begin, columns.size());
+  MultiplyInto(sum, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
+               WideType(inputs));
 }
 
 /// Each row times its factor, rounded once to the rows' dtype.
@@ -59,12 +52,13 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
 }
 
 void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
-                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums) {
+                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums,
+                  const std::function<void()>& when_hidden_is_added) {
   for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
     const BackwardRows block = all.Part(begin, std::min(kBlockRows, all.rows.size() - begin));
-    GradientSums block_sums = sums;
-    if (sums.hidden.defined()) block_sums.hidden = RowsFrom(sums.hidden, begin, block.rows.size());
-    if (sums.hidden.defined() && shard.columns == 0) block_sums.hidden.zero_();
+    at::Tensor hidden_sum = sums.hidden;
+    if (hidden_sum.defined()) hidden_sum = RowsFrom(hidden_sum, begin, block.rows.size());
+    if (hidden_sum.defined() && shard.columns == 0) hidden_sum.zero_();
     const auto gradients = MakeDotGradients({block, inputs, options, shard, sums.bias});
     const at::Tensor factors = gradients->RowFactors();
     const at::Tensor hidden =
@@ -74,32 +68,44 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
       const at::Tensor gradient = gradients->Of(columns);
       const int64_t num_rows = gradient.size(0);
       if (num_rows == 0) return;  // a search has found none
-      if (block_sums.hidden.defined()) {
-        block_sums.hidden = RowsFrom(block_sums.hidden, 0, num_rows);
+      if (hidden_sum.defined()) {
+        hidden_sum = RowsFrom(hidden_sum, 0, num_rows);
+        AddHiddenProduct(gradient, columns, inputs, hidden_sum);
+        const bool is_last = columns.end == shard.columns;
+        if (is_last && factors.defined()) hidden_sum.mul_(factors);
+        const bool is_all = is_last && begin + kBlockRows >= all.rows.size();
+        if (is_all && when_hidden_is_added) when_hidden_is_added();
       }
-      AddProducts(gradient, RowsFrom(hidden, 0, num_rows), columns, inputs, block_sums);
+      if (sums.weight.defined()) {
+        MultiplyInto(RowsFrom(sums.weight, columns.begin, columns.size()), sums.weight_into,
+                     gradient.t(), RowsFrom(hidden, 0, num_rows), WideType(inputs));
+      }
     }
-    if (factors.defined() && block_sums.hidden.defined()) block_sums.hidden.mul_(factors);
     sums.weight_into = Into::kAddTo;
   }
 }
 
-InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
-                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                         const RankGroup& group) {
+void ReserveHiddenSum(const LinearLogprobInputs& inputs) {
+  at::empty({inputs.target.numel(), inputs.weight.size(1)},
+            inputs.hidden.options().dtype(WideType(inputs)));
+}
+
+RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const Rows& rows,
+                                     const LinearLogprobInputs& inputs,
+                                     const LinearLogprobOptions& options, const RankGroup& group) {
+  // Alone it is rounded before it is spread: half the memory.
+  const at::Tensor part = group.is_alone() ? hidden.to(inputs.hidden.scalar_type()) : hidden;
+  return group.StartSum(rows.Spread(part), options.sequence_parallel);
+}
+
+InputGradients GradientsOf(const std::optional<RankGroup::PendingSum>& hidden_sum,
+                           const GradientSums& sums, const LinearLogprobInputs& inputs) {
   const auto none = [](const at::Tensor& like) { return at::empty({0}, like.options()); };
   InputGradients gradients = {none(inputs.hidden), none(inputs.weight),
                               none(inputs.bias.value_or(inputs.weight))};
-  if (sums.hidden.defined()) {
-    // Alone it is rounded before it is spread: half the memory.
-    at::Tensor spread =
-        rows.Spread(group.is_alone() ? sums.hidden.to(inputs.hidden.scalar_type()) : sums.hidden);
-    if (options.sequence_parallel) {
-      spread = group.SumScattered(spread);
-    } else {
-      group.Sum(spread);
-    }
-    gradients.hidden = spread.to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
+  if (hidden_sum.has_value()) {
+    gradients.hidden =
+        hidden_sum->Result().to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
   }
   if (sums.weight.defined()) {
     if (sums.weight_into == Into::kReplace) at::Tensor(sums.weight).zero_();  // there were no rows

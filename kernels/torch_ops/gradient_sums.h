@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 
 #include "kernels/torch_ops/backward_rows.h"
@@ -32,14 +33,25 @@ GradientSums RoomForGradients(const LinearLogprobInputs& inputs, const Shard& sh
 bool AreAddedAtOnce(int64_t num_rows);
 
 /// Adds the gradients of `all` rows, for which sums.hidden has its rows; of rows of a search, of
-/// those that it finds. Of no rows, nothing is written.
+/// those that it finds. Of no rows, nothing is written. `when_hidden_is_added`, if any, is called
+/// when all that is added to sums.hidden is enqueued, and before the last product of the weight's
+/// gradient; not where there are no rows.
 void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
-                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums);
+                  const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums,
+                  const std::function<void()>& when_hidden_is_added = {});
 
-/// The gradients of the inputs: that of hidden, of `rows` in `sums`, is added up over the ranks and
-/// has exact zeros for other rows. What sums lack has no elements.
-InputGradients OverRanks(const GradientSums& sums, const Rows& rows,
-                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                         const RankGroup& group);
+/// Takes the memory of the sum for all rows' hidden states and gives it back to Torch's allocator,
+/// where StartHiddenSum finds it.
+void ReserveHiddenSum(const LinearLogprobInputs& inputs);
+
+/// Starts the sum over the ranks of the gradient of hidden, of which `hidden` [n, H] is that of
+/// `rows`; other rows have exact zeros.
+RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const Rows& rows,
+                                     const LinearLogprobInputs& inputs,
+                                     const LinearLogprobOptions& options, const RankGroup& group);
+
+/// The gradients of the inputs. What is not needed has no elements; `hidden_sum` is absent then.
+InputGradients GradientsOf(const std::optional<RankGroup::PendingSum>& hidden_sum,
+                           const GradientSums& sums, const LinearLogprobInputs& inputs);
 
 }  // namespace logprobd::torch_ops

@@ -44,6 +44,13 @@ at::Tensor RoomForLogits(const LinearLogprobInputs& inputs, const LinearLogprobO
   return at::empty_symint({format.rows, format.pitch}, inputs.hidden.options().dtype(format.dtype));
 }
 
+at::Tensor RoomForLogitsOf(int64_t num_rows, const LinearLogprobInputs& inputs,
+                           const LinearLogprobOptions& options) {
+  const LogitCacheFormat format = FormatOfLogitCache(inputs, options);
+  return at::empty({num_rows, format.pitch.expect_int()},
+                   inputs.hidden.options().dtype(format.dtype));
+}
+
 void KeepLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits) {
   cache_rows.narrow(1, columns.begin, columns.size()).copy_(logits);
 }

@@ -31,6 +31,10 @@ LogitCacheFormat FormatOfLogitCache(const LinearLogprobInputs& inputs,
 /// A cache that is not written yet, for symbolic sizes too; without elements where none is kept.
 at::Tensor RoomForLogits(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
+/// The same for so many rows.
+at::Tensor RoomForLogitsOf(int64_t num_rows, const LinearLogprobInputs& inputs,
+                           const LinearLogprobOptions& options);
+
 /// Writes a block of logits [n, columns], as BlockLogits gives them, to n rows of a cache.
 void KeepLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits);
 

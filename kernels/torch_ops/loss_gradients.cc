@@ -10,7 +10,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/torch_ops/agreement.h"
@@ -89,13 +92,17 @@ int64_t BlockSize(int64_t num_rows, int64_t most) {
 }
 
 /// Adds the gradients of a block's `reached` rows; sums.hidden has all rows of the block.
+/// `when_hidden_is_added`: as AddGradients, but not where some rows are left out.
 void AddReached(const BackwardRows& reached, const LinearLogprobInputs& inputs,
-                const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums) {
+                const LinearLogprobOptions& options, const Shard& shard, GradientSums& sums,
+                const std::function<void()>& when_hidden_is_added) {
   const at::Tensor hidden = sums.hidden;
-  const bool is_part = hidden.defined() && reached.rows.index.defined();
-  if (is_part) sums.hidden = at::empty({reached.rows.size(), hidden.size(1)}, hidden.options());
+  if (!hidden.defined() || !reached.rows.index.defined()) {
+    return AddGradients(reached, inputs, options, shard, sums, when_hidden_is_added);
+  }
+  sums.hidden = at::empty({reached.rows.size(), hidden.size(1)}, hidden.options());
   AddGradients(reached, inputs, options, shard, sums);
-  if (is_part) at::Tensor(hidden).zero_().index_copy_(0, reached.rows.index, sums.hidden);
+  at::Tensor(hidden).zero_().index_copy_(0, reached.rows.index, sums.hidden);
 }
 
 /// []; the scores and weights are of the same rows.
@@ -117,54 +124,73 @@ at::Tensor LossOf(const LinearLogprobOutputs& scores, const UpstreamGradients& w
 /// The pass over blocks of rows.
 class Pass {
  public:
-  /// `are_all_reached`: no weights of a row that is run are all 0.
+  /// `are_all_reached`: no weights of a row that is run are all 0. `cache`: room for the logits of
+  /// a block.
   Pass(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, GradientNeeds needs,
-       const Shard& shard, const RankGroup& group, bool are_all_reached)
+       const Agreement& agreed, const RankGroup& group, bool are_all_reached, at::Tensor cache)
       : inputs_(inputs),
         options_(options),
         needs_(needs),
-        shard_(shard),
+        shard_(agreed.shard),
         group_(group),
-        are_all_reached_(are_all_reached) {}
+        are_all_reached_(are_all_reached),
+        rows_(agreed.rows),
+        block_rows_(BlockSize(rows_.size(), agreed.rows_at_a_time)),
+        cache_(std::move(cache)) {}
 
-  /// Scores of `rows`. A rank that fails makes every one throw.
-  LinearLogprobOutputs Run(const Rows& rows, const LossWeights& weights, int64_t block_rows) {
+  /// Scores of all rows. `begun`: those of the first block, or null. What a rank fails at behind
+  /// its collectives, Gradients tells.
+  LinearLogprobOutputs Run(const LossWeights& weights, std::unique_ptr<BegunScores> begun) {
     std::vector<LinearLogprobOutputs> blocks;
-    Attempt attempt;
     int64_t begin = 0;
     do {
-      const int64_t size = std::min(block_rows, rows.size() - begin);
-      const Rows block = rows.Part(begin, size);
-      const LinearLogprobInputs block_inputs = InputsOf(block, inputs_);
+      const Rows places = rows_.Part(begin, std::min(block_rows_, rows_.size() - begin));
       // Behind it a rank that fails would leave the others in the collectives of the scores.
-      group_.Together(inputs_.hidden.device(), [&] {
-        if (begin == 0) cache_ = RoomForLogits(block_inputs, options_);
-        if (!group_.is_alone()) ReserveRoom({}, block_inputs, options_);
-      });
-      blocks.push_back(ScoreRows(block, inputs_, options_, shard_, group_, cache_));
-      attempt([&] {
+      if (begin > 0) {
+        group_.Together(inputs_.hidden.device(),
+                        [&] { ReserveRoom({}, InputsOf(places, inputs_), options_); });
+      }
+      const at::Tensor cache = RowsFrom(cache_, 0, places.size());
+      blocks.push_back(
+          ScoreRows(places, inputs_, options_, shard_, group_, cache, std::move(begun)));
+      // Of rows of a search, all in this block, those that it has found.
+      const Rows block = places.Settled();
+      if (begin == 0) rows_ = rows_.Settled();
+      attempt_([&] {
         // Behind the block's kernels, which run meanwhile.
-        if (begin == 0) row_weights_ = WeightsOfRows(weights, rows, inputs_, options_);
+        if (begin == 0) row_weights_ = WeightsOfRows(weights, rows_, inputs_, options_);
         const auto block_weights = Changed(
-            row_weights_, [&](const at::Tensor& all) { return RowsFrom(all, begin, size); });
-        Differentiate(block, blocks.back(), block_weights, block_inputs, begin, rows.size());
+            row_weights_, [&](const at::Tensor& all) { return RowsFrom(all, begin, block.size()); });
+        Differentiate(block, blocks.back(), block_weights, begin);
       });
-      begin += size;
-    } while (begin < rows.size());
-    group_.Together(inputs_.hidden.device(), [&] { attempt.Rethrow(false); });
+      begin += block.size();
+    } while (begin < rows_.size());
     cache_.reset();
+    if (group_.is_alone()) attempt_.Rethrow(false);
     return JoinScores(blocks);
   }
 
-  const GradientSums& sums() const { return sums_; }
-  /// [n] each, of the rows that were run.
+  /// A rank that has failed makes every one throw.
+  InputGradients Gradients() {
+    if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
+    if (group_.is_alone()) return GradientsOf(hidden_sum_, sums_, inputs_);
+    // The host waits for the others' word that they have not failed behind everything else.
+    const at::Tensor has_failed = group_.Tell(inputs_.hidden.device(), attempt_);
+    InputGradients gradients = GradientsOf(hidden_sum_, sums_, inputs_);
+    attempt_.Rethrow(has_failed.item<int>() != 0);
+    return gradients;
+  }
+
+  /// That were found.
+  const Rows& rows() const { return rows_; }
+  /// [n] each, of these rows.
   const UpstreamGradients& row_weights() const { return row_weights_; }
 
  private:
   void Differentiate(const Rows& block, const LinearLogprobOutputs& scores,
-                     const UpstreamGradients& weights, const LinearLogprobInputs& block_inputs,
-                     int64_t begin, int64_t num_rows) {
+                     const UpstreamGradients& weights, int64_t begin) {
     if (!needs_.hidden && !needs_.weight && !needs_.bias) return;
+    const LinearLogprobInputs block_inputs = InputsOf(block, inputs_);
     const at::ScalarType wide = WideType(inputs_);
     SavedOutputs saved = {scores.lse.to(wide), scores.lse_rest.to(wide), scores.entropy, {}};
     if (saved.entropy.defined()) saved.entropy = saved.entropy.to(wide);
@@ -179,15 +205,29 @@ class Pass {
     const BackwardRows reached =
         RowsReached(selection, block.hidden, weights, block_inputs, saved, options_);
     if (begin == 0) {
-      const bool is_all = block.size() == num_rows && AreAddedAtOnce(reached.rows.size());
-      sums_ = RoomForGradients(inputs_, shard_, needs_, std::nullopt, num_rows, is_all);
+      const bool is_all = block.size() == rows_.size() && AreAddedAtOnce(reached.rows.size());
+      sums_ = RoomForGradients(inputs_, shard_, needs_, std::nullopt, rows_.size(), is_all);
     }
     GradientSums block_sums = sums_;
     if (needs_.hidden) {
       block_sums.hidden = RowsFrom(sums_.hidden, begin, block.size());
     }
-    AddReached(reached, block_inputs, options_, shard_, block_sums);
+    const bool is_last = begin + block.size() == rows_.size();
+    AddReached(reached, block_inputs, options_, shard_, block_sums, [&] {
+      // Else rows would be put in their places beside the kept logits: that is more memory.
+      if (is_last && !group_.is_alone() && !rows_.index.defined()) StartSum();
+    });
     sums_.weight_into = block_sums.weight_into;
+  }
+
+  void StartSum() {
+    // The others sum, too, where this rank had no room for its gradients.
+    const at::Tensor hidden =
+        sums_.hidden.defined() ? sums_.hidden
+                               : RoomForGradients(inputs_, shard_, {.hidden = true}, std::nullopt,
+                                                  rows_.size(), /*is_added_at_once=*/false)
+                                     .hidden;
+    hidden_sum_ = StartHiddenSum(hidden, rows_, inputs_, options_, group_);
   }
 
   const LinearLogprobInputs& inputs_;
@@ -196,10 +236,26 @@ class Pass {
   const Shard& shard_;
   const RankGroup& group_;
   const bool are_all_reached_;
+  Rows rows_;
+  const int64_t block_rows_;
   at::Tensor cache_;
+  Attempt attempt_;
   UpstreamGradients row_weights_;
   GradientSums sums_;
+  std::optional<RankGroup::PendingSum> hidden_sum_;
 };
+
+/// Whether the rows may be scored while they are searched for: there is one block of them.
+bool AreSearchedMeanwhile(const LossWeights& weights, const LinearLogprobInputs& inputs,
+                          const LinearLogprobOptions& options, int64_t cache_bytes) {
+  const int64_t num_rows = inputs.target.numel();
+  const UpstreamGradients deciding = DecidingWeights(weights);
+  const auto decides = [&](const auto score) { return (deciding.*score).has_value(); };
+  // Of rows with weights the host must know whether all that count have one.
+  return std::none_of(kScores.begin(), kScores.end(), decides) &&
+         AreScoredWhileSearched(inputs, options) &&
+         RowsThatFit(num_rows, inputs, options, cache_bytes) == num_rows;
+}
 
 }  // namespace
 
@@ -212,11 +268,16 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
   const RankGroup group(options.group);
   const LinearLogprobOptions computed = OptionsOf(weights, needs, inputs, options);
   bool are_all_reached = false;
-  const Agreement agreed = AgreeOnRows(group, inputs, options, [&] {
+  at::Tensor cache;
+  const auto prepare = [&] {
     CheckWeights(weights, inputs);
     Preparation mine;
     // Mostly all rows that count have a weight: looked for at once, they need not be again.
-    mine.selection = SelectCountedRows(inputs, options, group, DecidingWeights(weights));
+    mine.selection =
+        SelectCountedRows(inputs, options, group, DecidingWeights(weights),
+                          AreSearchedMeanwhile(weights, inputs, computed, cache_bytes)
+                              ? Search::kUnderWay
+                              : Search::kAwaited);
     are_all_reached = mine.selection.has_all_counted;
     if (!are_all_reached) {
       mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
@@ -227,18 +288,29 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     }
     const int64_t num_rows = mine.selection.size(inputs.target.numel());
     mine.rows_at_a_time = RowsThatFit(num_rows, inputs, computed, cache_bytes);
+    const int64_t block_rows = BlockSize(num_rows, mine.rows_at_a_time);
+    cache = RoomForLogitsOf(block_rows, inputs, computed);
+    if (!group.is_alone()) {
+      ReserveRoom(mine.selection, inputs, computed);
+      if (needs.hidden) ReserveHiddenSum(inputs);
+    }
     return mine;
-  });
-  const Rows& rows = agreed.rows;
-  Pass pass(inputs, computed, needs, agreed.shard, group, are_all_reached);
-  LinearLogprobOutputs scores =
-      pass.Run(rows, weights, BlockSize(rows.size(), agreed.rows_at_a_time));
+  };
+  std::unique_ptr<BegunScores> begun;
+  const Agreement agreed =
+      AgreeOnRows(group, inputs, options, prepare, [&](const Rows& rows, const Shard& shard) {
+        begun = BeginScores(rows.Part(0, cache.size(0)), inputs, computed, shard, cache);
+      });
+  // Another rank may have room for smaller blocks only.
+  if (BlockSize(agreed.rows.size(), agreed.rows_at_a_time) != cache.size(0)) begun.reset();
+  Pass pass(inputs, computed, needs, agreed, group, are_all_reached, std::move(cache));
+  LinearLogprobOutputs scores = pass.Run(weights, std::move(begun));
   LinearLogprobLoss result;
   result.loss = LossOf(scores, pass.row_weights()).to(WideType(inputs));
   if (!options.need_entropy) scores.entropy.reset();
   if (!options.need_mean_logit) scores.mean_logit.reset();
-  result.scores = InPlaceOfAll(scores, rows, inputs, options);
-  result.gradients = OverRanks(pass.sums(), rows, inputs, options, group);
+  result.scores = InPlaceOfAll(scores, pass.rows(), inputs, options);
+  result.gradients = pass.Gradients();
   return result;
 }
 

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
 
+#include "kernels/torch_ops/views.h"
+
 namespace logprobd::torch_ops {
 namespace {
 
@@ -50,12 +52,17 @@ void Attempt::Rethrow(bool has_any_failed) const {
 
 RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {}
 
-void RankGroup::Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
-  if (is_alone() || size() == 1) return;
+c10::intrusive_ptr<c10d::Work> RankGroup::StartReduction(
+    at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
   std::vector<at::Tensor> tensors = {values};
   c10d::AllreduceOptions options;
   options.reduceOp = operation;
-  group_->allreduce(tensors, options)->wait();
+  return group_->allreduce(tensors, options);
+}
+
+void RankGroup::Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
+  if (is_alone() || size() == 1) return;
+  StartReduction(values, operation)->wait();
 }
 
 void RankGroup::Max(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::MAX); }
@@ -72,19 +79,27 @@ at::Tensor RankGroup::Gather(const at::Tensor& rows) const {
   return all;
 }
 
-at::Tensor RankGroup::SumScattered(const at::Tensor& rows) const {
-  if (is_alone() || size() == 1) return rows;
-  const int64_t part = rows.size(0) / size();
-  at::Tensor all = rows.contiguous();
-  if (group_->getBackendName() != "gloo") {
-    std::vector<int64_t> shape = all.sizes().vec();
-    shape.front() = part;
-    at::Tensor mine = at::empty(shape, all.options());
-    group_->_reduce_scatter_base(mine, all)->wait();
-    return mine;
+RankGroup::PendingSum RankGroup::StartSum(const at::Tensor& rows, bool is_scattered) const {
+  PendingSum pending;
+  pending.all_ = pending.sum_ = rows.contiguous();
+  pending.size_ = is_scattered ? rows.size(0) / size() : rows.size(0);
+  if (is_alone() || size() == 1) return pending;
+  if (is_scattered && group_->getBackendName() != "gloo") {
+    std::vector<int64_t> shape = rows.sizes().vec();
+    shape.front() = pending.size_;
+    pending.sum_ = at::empty(shape, rows.options());
+    pending.work_ = group_->_reduce_scatter_base(pending.sum_, pending.all_);
+    return pending;
   }
-  Sum(all);  // gloo scatters no sums
-  return all.narrow(0, rank() * part, part).clone();
+  // gloo scatters no sums.
+  if (is_scattered) pending.begin_ = rank() * pending.size_;
+  pending.work_ = StartReduction(pending.all_, c10d::ReduceOp::SUM);
+  return pending;
+}
+
+at::Tensor RankGroup::PendingSum::Result() const {
+  if (work_ != nullptr) work_->wait();
+  return RowsFrom(sum_, begin_, size_);
 }
 
 void RankGroup::Together(const at::Device& device, const std::function<void()>& work) const {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 namespace logprobd::torch_ops {
@@ -49,8 +50,14 @@ class RankGroup {
 
   /// `rows` [n, ...] of every rank, in their order: [size * n, ...].
   at::Tensor Gather(const at::Tensor& rows) const;
-  /// This rank's part, [n / size, ...], of the sum over the ranks of `rows` [n, ...].
-  at::Tensor SumScattered(const at::Tensor& rows) const;
+
+  /// A sum over the ranks that is under way.
+  class PendingSum;
+
+  /// Starts that of `rows` [n, ...], which may be changed; what is enqueued before its result is
+  /// asked for may run beside it. `is_scattered`: of the sum each rank wants its part, of n / size
+  /// rows.
+  PendingSum StartSum(const at::Tensor& rows, bool is_scattered) const;
 
   /// Does `work`; where it throws on any rank, throws on every one, so that none waits for ever in
   /// a collective that another does not reach. `device` is the one that the group's backend serves.
@@ -82,9 +89,26 @@ class RankGroup {
   std::vector<Numbers> Agree(const at::Device& device, const std::function<Claim()>& work) const;
 
  private:
+  c10::intrusive_ptr<c10d::Work> StartReduction(at::Tensor& values,
+                                                c10d::ReduceOp::RedOpType operation) const;
   void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+class RankGroup::PendingSum {
+ public:
+  /// [n, ...], or this rank's part. What is enqueued from here on runs behind the sum.
+  at::Tensor Result() const;
+
+ private:
+  friend class RankGroup;
+
+  at::Tensor all_;   // what the collective takes, alive while it runs
+  at::Tensor sum_;   // of all rows, or of some
+  int64_t begin_ = 0;  // of this rank's part in `sum_`, and its size
+  int64_t size_ = 0;
+  c10::intrusive_ptr<c10d::Work> work_;  // null: alone
 };
 
 class RankGroup::PendingClaims {

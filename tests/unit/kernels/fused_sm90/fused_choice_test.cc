@@ -28,6 +28,17 @@ TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
   }
 }
 
+// One tile of a thousand rows took blocks of 128 rows twice as long as it does now.
+TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuAreTakenInTheSmallestBlocks) {
+  const auto tile = [](int64_t rows, int64_t num_tiles) {
+    return ChooseFused({.num_rows = rows, .num_tiles = num_tiles, .depth = 4'096}).tile;
+  };
+  for (const int64_t rows : {100, 1'024, 8'192}) EXPECT_EQ(tile(rows, 1), FusedTile::k64PingPong);
+  EXPECT_EQ(tile(1'024, 8), FusedTile::k64PingPong);
+  EXPECT_EQ(tile(1'024, 9), FusedTile::k128PingPong);
+  EXPECT_EQ(tile(8'193, 1), FusedTile::k256Cooperative);
+}
+
 TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductTakeTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
   EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);

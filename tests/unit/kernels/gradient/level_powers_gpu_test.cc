@@ -127,6 +127,10 @@ TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsAtVocabularyEdges) {
   }
 }
 
+TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsOfMoreTilesThanABlockHasThreads) {
+  ExpectGradientsOf(LogprobCase(2, 50'000, 3));
+}
+
 TEST_F(LevelPowersTest, TimesTheirFactorAreTheGradientsOfFlatAndPeakedRows) {
   for (const double stddev : {0.0, 1.0, 20.0, 100.0}) {
     ExpectGradientsOf(LogprobCase(9, 1'000, stddev));
