@@ -313,13 +313,38 @@ def test_rows_found_late_are_right_in_every_block_of_columns(memory, ignored_ten
         assert (gradient - true_gradient).norm() <= 4e-3 * true_gradient.norm()
 
 
-# Where rows are not gathered before they are read.
-@pytest.mark.parametrize(
-    ("compute", "rows"), ((mean_loss_and_gradients, 300), (scores_and_gradients, 4300))
-)
+@pytest.mark.parametrize("ignored_tenths", (0, 7, 10))
+def test_a_mean_loss_of_rows_found_late_is_right(ignored_tenths):
+    hidden, weight, target = make_case(4096, 64, 60_000)
+    target.clamp_min_(0)
+    target[torch.arange(4096, device="cuda") * 7 % 10 < ignored_tenths] = IGNORED
+    ours = mean_loss_and_gradients(hidden, weight, target)
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
+    num_counted = max(1, int((target != IGNORED).sum()))
+    true_loss = -reference(*exact, target).logprob[target != IGNORED].sum() / num_counted
+    true = [true_loss, *torch.autograd.grad(true_loss, exact)]
+    assert (ours[0] - true[0]).abs() <= 1e-4
+    assert (ours[1][target == IGNORED] == 0).all()
+    for gradient, true_gradient in zip(ours[1:], true[1:], strict=True):
+        assert (gradient - true_gradient).norm() <= 4e-3 * true_gradient.norm()
+
+
+# The kernels were on their way when the search had found it.
+def test_a_mean_loss_names_a_target_outside_the_vocabulary():
+    hidden, weight, target = make_case()
+    target[5] = 2000
+
+    with pytest.raises(IndexError, match="2000 of row 5"):
+        linear_cross_entropy(hidden, weight, target, gradients_in_forward=True)
+
+
+# So many are not gathered before they are read.
+@pytest.mark.parametrize("compute", (mean_loss_and_gradients, scores_and_gradients))
 @pytest.mark.parametrize("elements_between", (0, 8))
-def test_what_stands_behind_the_rows_in_memory_does_not_show(compute, rows, elements_between):
+def test_what_stands_behind_the_rows_in_memory_does_not_show(compute, elements_between):
     """A view at the front of a larger tensor: whole tiles of rows are read."""
+    rows = 4300
     hidden, weight, target = make_case(rows)
     target.clamp_min_(0)
     room = torch.full((rows + 200, 64 + elements_between), torch.nan, device="cuda").bfloat16()

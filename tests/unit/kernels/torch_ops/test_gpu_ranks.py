@@ -17,13 +17,16 @@ UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
 # Losses form gradients in the forward, those of logprobs alone of powers as they are kept. At a low temperature
 # shards lie far below others that have all that counts of a row, and have its target.
 MODES = (
-    *("recompute", "cached", "sequence parallel", "mean logit", "many rows"),
-    *("loss", "loss with entropy", "peaked loss"),
+    *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),
+    *("loss", "loss with entropy", "peaked loss", "loss of every row"),
 )
 
 
 def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor, Tensor], dict]:
     """What is computed and with which options. Of many rows, in two blocks, a rank may have padding alone."""
+    if "every row" in mode:  # none is ignored
+        hidden, weight, target = make_case(vocab=vocab, device=device)
+        return (hidden, weight, target.clamp_(min=0)), {}
     if mode != "many rows":
         return make_case(vocab=vocab, device=device), {}
     hidden, weight, target = make_case(rows=10_000, vocab=vocab, device=device)

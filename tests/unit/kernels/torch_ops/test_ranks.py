@@ -37,6 +37,13 @@ def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
     }
 
 
+def head_of_rows_that_all_count() -> dict[str, torch.Tensor]:
+    """Of these the sum for hidden starts before the last product is enqueued."""
+    given = head()
+    given["target"][4] = 7
+    return given
+
+
 def score(given: dict, **options) -> dict[str, torch.Tensor]:
     """Scores and gradients."""
     inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
@@ -94,6 +101,15 @@ def test_shards_of_any_size_give_what_the_whole_head_gives(ranks, borders, optio
     parts = ranks.results(score_shard, given, borders, options)
 
     assert_close(parts, score(given, **options), borders)
+
+
+@pytest.mark.parametrize("memory", ["recompute", "cached"])
+def test_gradients_of_rows_that_all_count_are_those_of_the_whole_head(ranks, memory) -> None:
+    given, borders = head_of_rows_that_all_count(), UNEVEN["an empty shard"]
+
+    parts = ranks.results(score_shard, given, borders, {"memory": memory})
+
+    assert_close(parts, score(given), borders)
 
 
 def test_scores_have_the_same_bits_on_every_rank(ranks) -> None:
@@ -207,14 +223,15 @@ def loss_of_shard(
     )
 
 
+@pytest.mark.parametrize("given", [head(), head_of_rows_that_all_count()], ids=["some", "all"])
 @pytest.mark.parametrize("is_split", [False, True], ids=["all rows", "split rows"])
 @pytest.mark.parametrize(
     "budgets", [[1 << 30] * 3, [1 << 30, 5 * 4 * TILE, 0]], ids=["one", "many"]
 )
 def test_gradients_formed_in_the_forward_are_those_of_the_whole_head(
-    ranks, budgets, is_split
+    ranks, budgets, is_split, given
 ) -> None:
-    given, borders = head(), UNEVEN["within tiles"]
+    borders = UNEVEN["within tiles"]
 
     parts = ranks.results(loss_of_shard, given, borders, budgets, is_split)
 
@@ -321,9 +338,10 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     )
 
 
-# Behind the agreement, when the others are on their way to the sum for hidden.
-def test_a_rank_that_fails_among_the_gradients_makes_every_rank_raise(ranks) -> None:
-    outcomes = ranks.outcomes(differentiate_another_cache, head(), UNEVEN["aligned"])
+# Behind the agreement, when the others are on their way to the sum for hidden, or have started it.
+@pytest.mark.parametrize("given", [head(), head_of_rows_that_all_count()], ids=["some", "all"])
+def test_a_rank_that_fails_among_the_gradients_makes_every_rank_raise(ranks, given) -> None:
+    outcomes = ranks.outcomes(differentiate_another_cache, given, UNEVEN["aligned"])
 
     assert "cache is" in outcomes[1][1]
     for rank in (0, 2):
