@@ -3,8 +3,8 @@
 // Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
 //           f = free 2^(e - K): with one e a row, powers need not be touched but the target's.
 // Work      A block a row. A tile with another exponent than the row's level is scaled by a warp:
-//           the largest, or one that is not too far below the row's sum. Warps look at 32 tiles at a
-//           time, since mostly none is to be scaled.
+//           the largest, or one that is not too far below the row's sum. Warps look at 32 tiles at
+//           a time, since mostly none is to be scaled.
 // Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
 // Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
 //           is free times a power of two times 2^x with x in [0, 1): powers relative to another

@@ -159,8 +159,9 @@ class Pass {
       attempt_([&] {
         // Behind the block's kernels, which run meanwhile.
         if (begin == 0) row_weights_ = WeightsOfRows(weights, rows_, inputs_, options_);
-        const auto block_weights = Changed(
-            row_weights_, [&](const at::Tensor& all) { return RowsFrom(all, begin, block.size()); });
+        const auto block_weights = Changed(row_weights_, [&](const at::Tensor& all) {
+          return RowsFrom(all, begin, block.size());
+        });
         Differentiate(block, blocks.back(), block_weights, begin);
       });
       begin += block.size();
@@ -273,11 +274,10 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     CheckWeights(weights, inputs);
     Preparation mine;
     // Mostly all rows that count have a weight: looked for at once, they need not be again.
-    mine.selection =
-        SelectCountedRows(inputs, options, group, DecidingWeights(weights),
-                          AreSearchedMeanwhile(weights, inputs, computed, cache_bytes)
-                              ? Search::kUnderWay
-                              : Search::kAwaited);
+    mine.selection = SelectCountedRows(inputs, options, group, DecidingWeights(weights),
+                                       AreSearchedMeanwhile(weights, inputs, computed, cache_bytes)
+                                           ? Search::kUnderWay
+                                           : Search::kAwaited);
     are_all_reached = mine.selection.has_all_counted;
     if (!are_all_reached) {
       mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});

@@ -104,8 +104,8 @@ class RankGroup::PendingSum {
  private:
   friend class RankGroup;
 
-  at::Tensor all_;   // what the collective takes, alive while it runs
-  at::Tensor sum_;   // of all rows, or of some
+  at::Tensor all_;     // what the collective takes, alive while it runs
+  at::Tensor sum_;     // of all rows, or of some
   int64_t begin_ = 0;  // of this rank's part in `sum_`, and its size
   int64_t size_ = 0;
   c10::intrusive_ptr<c10d::Work> work_;  // null: alone

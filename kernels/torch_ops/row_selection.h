@@ -53,6 +53,9 @@ class RowSearch {
   virtual at::Tensor index() const = 0;
   /// Likewise, of a search under way: how many rows that are not ignored stand before each.
   virtual at::Tensor counted_places() const = 0;
+  /// The rows at index(), of `values` of all rows, [all rows, H]. There is memory behind them for
+  /// whole tiles: the fused kernels are slower where it ends within one.
+  virtual at::Tensor Gather(const at::Tensor& values) const = 0;
   /// On the GPU: how many rows are selected.
   virtual const int64_t* count() const = 0;
   /// Waits for the search, and not for what was enqueued behind it.

@@ -1,8 +1,6 @@
 #include "kernels/torch_ops/rows.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -35,17 +33,6 @@ void CheckPerColumn(const std::optional<at::Tensor>& tensor, const char* name,
       weight.size(0), "]");
   TORCH_CHECK_VALUE(!tensor.has_value() || tensor->is_floating_point(), name, " is ",
                     tensor->scalar_type(), ": it must hold real numbers");
-}
-
-/// [n, H], with memory behind it for whole tiles of rows: those of the fused kernels are slower
-/// where memory ends within one.
-at::Tensor Gathered(const at::Tensor& hidden, const at::Tensor& index) {
-  constexpr int64_t kTileRows = 256;
-  const int64_t num_rows = index.size(0);
-  if (num_rows % kTileRows == 0) return hidden.index_select(0, index);
-  const int64_t whole = (num_rows + kTileRows - 1) / kTileRows * kTileRows;
-  at::Tensor rows = at::empty({whole, hidden.size(1)}, hidden.options()).narrow(0, 0, num_rows);
-  return at::index_select_out(rows, hidden, 0, index);
 }
 
 }  // namespace
@@ -187,7 +174,7 @@ Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
   rows.are_unseen = selection.are_unseen;
   rows.search = selection.search;
   rows.index = rows.search != nullptr ? rows.search->index() : selection.index;
-  rows.hidden = rows.search != nullptr ? Gathered(hidden, rows.index) : rows.Select(hidden);
+  rows.hidden = rows.search != nullptr ? rows.search->Gather(hidden) : rows.Select(hidden);
   if (inputs.row_temperature.has_value()) {
     rows.temperature = rows.Select(Flat(*inputs.row_temperature));
   }
