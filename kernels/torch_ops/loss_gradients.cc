@@ -124,16 +124,15 @@ at::Tensor LossOf(const LinearLogprobOutputs& scores, const UpstreamGradients& w
 /// The pass over blocks of rows.
 class Pass {
  public:
-  /// `are_all_reached`: no weights of a row that is run are all 0. `cache`: room for the logits of
-  /// a block.
+  /// `weighed`: the rows of which some weight is not 0. `cache`: room for the logits of a block.
   Pass(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, GradientNeeds needs,
-       const Agreement& agreed, const RankGroup& group, bool are_all_reached, at::Tensor cache)
+       const Agreement& agreed, const RankGroup& group, RowSelection weighed, at::Tensor cache)
       : inputs_(inputs),
         options_(options),
         needs_(needs),
         shard_(agreed.shard),
         group_(group),
-        are_all_reached_(are_all_reached),
+        weighed_(std::move(weighed)),
         rows_(agreed.rows),
         block_rows_(BlockSize(rows_.size(), agreed.rows_at_a_time)),
         cache_(std::move(cache)) {}
@@ -200,7 +199,7 @@ class Pass {
       saved.is_cache_spent = true;
     }
     RowSelection selection = {.are_unseen = block.are_unseen};
-    if (!are_all_reached_) {
+    if (!weighed_.Settled().has_all_counted) {
       selection = SelectRows(block.target(), options_.ignore_index, weights, /*owned=*/{});
     }
     const BackwardRows reached =
@@ -236,7 +235,7 @@ class Pass {
   const GradientNeeds needs_;
   const Shard& shard_;
   const RankGroup& group_;
-  const bool are_all_reached_;
+  const RowSelection weighed_;
   Rows rows_;
   const int64_t block_rows_;
   at::Tensor cache_;
@@ -247,14 +246,10 @@ class Pass {
 };
 
 /// Whether the rows may be scored while they are searched for: there is one block of them.
-bool AreSearchedMeanwhile(const LossWeights& weights, const LinearLogprobInputs& inputs,
-                          const LinearLogprobOptions& options, int64_t cache_bytes) {
+bool AreSearchedMeanwhile(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                          int64_t cache_bytes) {
   const int64_t num_rows = inputs.target.numel();
-  const UpstreamGradients deciding = DecidingWeights(weights);
-  const auto decides = [&](const auto score) { return (deciding.*score).has_value(); };
-  // Of rows with weights the host must know whether all that count have one.
-  return std::none_of(kScores.begin(), kScores.end(), decides) &&
-         AreScoredWhileSearched(inputs, options) &&
+  return AreScoredWhileSearched(inputs, options) &&
          RowsThatFit(num_rows, inputs, options, cache_bytes) == num_rows;
 }
 
@@ -268,20 +263,20 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const RankGroup group(options.group);
   const LinearLogprobOptions computed = OptionsOf(weights, needs, inputs, options);
-  bool are_all_reached = false;
+  RowSelection weighed;
   at::Tensor cache;
   const auto prepare = [&] {
     CheckWeights(weights, inputs);
     Preparation mine;
-    // Mostly all rows that count have a weight: looked for at once, they need not be again.
-    mine.selection = SelectCountedRows(inputs, options, group, DecidingWeights(weights),
-                                       AreSearchedMeanwhile(weights, inputs, computed, cache_bytes)
-                                           ? Search::kUnderWay
-                                           : Search::kAwaited);
-    are_all_reached = mine.selection.has_all_counted;
-    if (!are_all_reached) {
-      mine.selection = SelectCountedRows(inputs, options, group, /*upstream=*/{});
-    }
+    const Search search =
+        AreSearchedMeanwhile(inputs, computed, cache_bytes) ? Search::kUnderWay : Search::kAwaited;
+    const UpstreamGradients deciding = DecidingWeights(weights);
+    weighed = SelectCountedRows(inputs, options, group, deciding, search);
+    // Mostly all rows that count have a weight: where that is known, they are not looked for again.
+    const bool is_known = weighed.search == nullptr || !HasAny(deciding);
+    mine.selection = is_known && weighed.has_all_counted
+                         ? weighed
+                         : SelectCountedRows(inputs, options, group, /*upstream=*/{}, search);
     mine.common = {needs.hidden, weights.is_mean};
     for (const double factor : weights.factors) {
       mine.common.push_back(std::bit_cast<int64_t>(factor));
@@ -303,7 +298,7 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
       });
   // Another rank may have room for smaller blocks only.
   if (BlockSize(agreed.rows.size(), agreed.rows_at_a_time) != cache.size(0)) begun.reset();
-  Pass pass(inputs, computed, needs, agreed, group, are_all_reached, std::move(cache));
+  Pass pass(inputs, computed, needs, agreed, group, weighed, std::move(cache));
   LinearLogprobOutputs scores = pass.Run(weights, std::move(begun));
   LinearLogprobLoss result;
   result.loss = LossOf(scores, pass.row_weights()).to(WideType(inputs));

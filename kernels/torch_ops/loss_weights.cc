@@ -55,6 +55,11 @@ UpstreamGradients DecidingWeights(const LossWeights& weights) {
   return deciding;
 }
 
+bool HasAny(const UpstreamGradients& gradients) {
+  return std::any_of(kScores.begin(), kScores.end(),
+                     [&](const auto score) { return (gradients.*score).has_value(); });
+}
+
 UpstreamGradients WeightsOfRows(const LossWeights& weights, const Rows& rows,
                                 const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options) {

@@ -23,6 +23,9 @@ void CheckWeights(const LossWeights& weights, const LinearLogprobInputs& inputs)
 /// some score weighs every row.
 UpstreamGradients DecidingWeights(const LossWeights& weights);
 
+/// Whether any of them is given.
+bool HasAny(const UpstreamGradients& gradients);
+
 /// Of `rows`, [n] each, as a backward takes them; 0 where a row is ignored and yet among them (in
 /// graphs).
 UpstreamGradients WeightsOfRows(const LossWeights& weights, const Rows& rows,
