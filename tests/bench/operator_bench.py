@@ -11,7 +11,8 @@ loss with gradients formed in the forward, the same in torch with logits in memo
 other packages that can be imported (operator_peers.py), each round in another order: behind a package that leaves
 the GPU idle its clock is higher. The GEMMs of as many rows as are left where some are ignored say what that can
 save. A call begins on a GPU that rests, and its host is waited for. Of few rows, where that counts, there are also
-steps in a row, as a trainer's GPU sees them, and a CUDA graph, without the host. Figures are medians over the rounds, extra memory is what a call holds at its peak beyond inputs and gradients.
+steps in a row, as a trainer's GPU sees them, and a CUDA graph, without the host. Figures are medians over the
+rounds, extra memory is what a call holds at its peak beyond inputs and gradients.
 Exits 1 when a figure misses what is wanted of it; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
