@@ -168,7 +168,8 @@ def able(
         try:
             found[name] = prepared(call)
         except RuntimeError as error:
-            say(f"  {name} left out: {str(error)[:160]}")
+            # The end of a broken capture says that it is broken, not why.
+            say(f"  {name} left out: {str(error.__context__ or error)[:160]}")
     return found
 
 
@@ -218,7 +219,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     given = inputs_of(rows, hidden, vocab, args.device)
     ignored = given._replace(target=given.target.clone())
     ignored.target[: int(rows * IGNORED_SHARE)] = -100
-    left = given._replace(hidden=given.hidden[int(rows * IGNORED_SHARE) :])
+    left = given._replace(hidden=given.hidden.detach()[int(rows * IGNORED_SHARE) :])
     contenders = {
         GEMMS: functools.partial(three_gemms, given),
         GEMMS_LEFT: functools.partial(three_gemms, left),
