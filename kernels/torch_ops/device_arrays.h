@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "kernels/rows/copy_rows.h"
 #include "kernels/rows/row_values.h"
 #include "kernels/torch_ops/linear_logprob.h"
 
@@ -14,6 +15,12 @@ void CheckLaunch(int error, const char* what);
 
 /// fp32 values that lie together, or null for an undefined tensor.
 const float* Floats(const at::Tensor& values);
+
+/// Whether LaunchCopyRows takes `rows`, [n, H].
+bool AreInWholeVectors(const at::Tensor& rows);
+
+/// What copies the first of `source` [.., H] to `rows` [n, H], which lie together.
+kernels::CopyRowsParams CopyOf(const at::Tensor& source, const at::Tensor& rows);
 
 /// Upstream gradients as kernels take them: [all rows] of any stride. Holds their memory.
 class UpstreamArrays {

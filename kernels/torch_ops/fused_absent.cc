@@ -62,4 +62,9 @@ int64_t FreeBytes(int64_t /*device*/, int64_t /*enough*/) { return 0; }
 
 bool ScaleOnGpu(const at::Tensor& /*gradient*/, const at::Tensor& /*factor*/) { return false; }
 
+bool MultiplyRowsOnGpu(const at::Tensor& /*rows*/, const at::Tensor& /*factors*/,
+                       const at::Tensor& /*products*/) {
+  return false;
+}
+
 }  // namespace logprobd::torch_ops

@@ -9,27 +9,15 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
 #include <optional>
 
-#include "kernels/rows/gather_rows.h"
+#include "kernels/rows/copy_rows.h"
 #include "kernels/rows/select_rows.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
-
-/// Whether rows of `values` [n, H] are what LaunchGatherRows copies.
-bool AreInWholeVectors(const at::Tensor& values) {
-  constexpr int64_t kVectorBytes = 16;
-  const auto is_whole = [&](int64_t elements) {
-    return elements * static_cast<int64_t>(values.element_size()) % kVectorBytes == 0;
-  };
-  const auto address = reinterpret_cast<uintptr_t>(values.const_data_ptr());
-  return values.stride(1) == 1 && is_whole(values.size(1)) && values.stride(0) >= 0 &&
-         is_whole(values.stride(0)) && address % kVectorBytes == 0;
-}
 
 class GpuRowSearch : public RowSearch {
  public:
@@ -79,15 +67,9 @@ class GpuRowSearch : public RowSearch {
     const int64_t whole = (num_rows_ + kTileRows - 1) / kTileRows * kTileRows;
     at::Tensor rows = RowsFrom(at::empty({whole, values.size(1)}, values.options()), 0, num_rows_);
     if (!AreInWholeVectors(values)) return at::index_select_out(rows, values, 0, index());
-    const auto element_size = static_cast<int64_t>(values.element_size());
-    kernels::GatherRowsParams params;
-    params.num_rows = num_rows_;
+    kernels::CopyRowsParams params = CopyOf(values, rows);
     params.places = found_.const_data_ptr<int64_t>();
-    params.source = values.const_data_ptr();
-    params.source_stride_bytes = values.stride(0) * element_size;
-    params.row_bytes = values.size(1) * element_size;
-    params.rows = rows.mutable_data_ptr();
-    CheckLaunch(LaunchGatherRows(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchCopyRows(params, at::cuda::getCurrentCUDAStream()),
                 "the rows that count, one behind the other");
     return rows;
   }

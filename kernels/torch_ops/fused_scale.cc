@@ -43,4 +43,20 @@ bool ScaleOnGpu(const at::Tensor& gradient, const at::Tensor& factor) {
   return true;
 }
 
+bool MultiplyRowsOnGpu(const at::Tensor& rows, const at::Tensor& factors,
+                       const at::Tensor& products) {
+  const auto dtype = DtypeOf(rows);
+  if (!rows.is_cuda() || !dtype.has_value() || factors.scalar_type() != at::kFloat ||
+      !factors.is_contiguous() || !products.is_contiguous() || !AreInWholeVectors(rows) ||
+      !AreInWholeVectors(products)) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard on_device(rows.device());
+  kernels::CopyRowsParams params = CopyOf(rows, products);
+  params.factors = factors.const_data_ptr<float>();
+  params.dtype = *dtype;
+  CheckLaunch(LaunchCopyRows(params, at::cuda::getCurrentCUDAStream()), "rows times their factors");
+  return true;
+}
+
 }  // namespace logprobd::torch_ops

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/torch_ops/dot_gradients.h"
+#include "kernels/torch_ops/fused_scale.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/views.h"
 
@@ -22,9 +23,14 @@ void AddHiddenProduct(const at::Tensor& gradient, Columns columns,
 }
 
 /// Each row times its factor, rounded once to the rows' dtype.
-at::Tensor ScaledRows(const at::Tensor& rows, const at::Tensor& factors) {
-  at::Tensor scaled = at::empty(rows.sizes(), rows.options());
-  return at::mul_out(scaled, rows, factors);
+void MultiplyRows(const at::Tensor& rows, const at::Tensor& factors, at::Tensor& products) {
+  if (!MultiplyRowsOnGpu(rows, factors, products)) at::mul_out(products, rows, factors);
+}
+
+at::Tensor MultipliedRows(const at::Tensor& rows, const at::Tensor& factors) {
+  at::Tensor products = at::empty(rows.sizes(), rows.options());
+  MultiplyRows(rows, factors, products);
+  return products;
 }
 
 }  // namespace
@@ -62,7 +68,7 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
     const auto gradients = MakeDotGradients({block, inputs, options, shard, sums.bias});
     const at::Tensor factors = gradients->RowFactors();
     const at::Tensor hidden =
-        factors.defined() ? ScaledRows(block.rows.hidden, factors) : block.rows.hidden;
+        factors.defined() ? MultipliedRows(block.rows.hidden, factors) : block.rows.hidden;
     for (Columns columns = {0, 0}; columns.end < shard.columns;) {
       columns = gradients->Next(columns.end);
       const at::Tensor gradient = gradients->Of(columns);
@@ -72,7 +78,7 @@ void AddGradients(const BackwardRows& all, const LinearLogprobInputs& inputs,
         hidden_sum = RowsFrom(hidden_sum, 0, num_rows);
         AddHiddenProduct(gradient, columns, inputs, hidden_sum);
         const bool is_last = columns.end == shard.columns;
-        if (is_last && factors.defined()) hidden_sum.mul_(factors);
+        if (is_last && factors.defined()) MultiplyRows(hidden_sum, factors, hidden_sum);
         const bool is_all = is_last && begin + kBlockRows >= all.rows.size();
         if (is_all && when_hidden_is_added) when_hidden_is_added();
       }
