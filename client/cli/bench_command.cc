@@ -10,12 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/bench/answer_book.h"
+#include "client/cli/bench/baseline.h"
 #include "client/cli/bench/bench_options.h"
 #include "client/cli/bench/bench_report.h"
 #include "client/cli/bench/cuda_memory.h"
 #include "client/cli/bench/load_generator.h"
-#include "client/cli/bench/machine_facts.h"
+#include "client/cli/bench/machine_info.h"
 #include "client/cli/bench/metrics_scraper.h"
 #include "client/cli/bench/model_head.h"
 #include "client/cli/bench/verification.h"
@@ -48,7 +48,7 @@ Dtype ToDtype(const std::string& name) {
 /// Passes a run's events on: to the line of progress, the server's metrics and the book of answers.
 class BenchObserver final : public LoadObserver {
  public:
-  BenchObserver(const CommandStreams& streams, AnswerBook* answers, MetricsScraper* metrics)
+  BenchObserver(const CommandStreams& streams, Baseline* answers, MetricsScraper* metrics)
       : progress_(streams.err, streams.is_terminal),
         err_(streams.err),
         answers_(answers),
@@ -87,7 +87,7 @@ class BenchObserver final : public LoadObserver {
 
   ProgressLine progress_;
   std::ostream& err_;
-  AnswerBook* const answers_;
+  Baseline* const answers_;
   MetricsScraper* const metrics_;
   std::string name_;
   std::optional<ServerFigures> figures_;
@@ -165,7 +165,7 @@ class Bench {
     if (!pool.ok()) return pool.status();
     pool_ = *std::move(pool);
     if (!options_.verify_folder.empty()) {
-      answers_ = std::make_unique<AnswerBook>(pool_->distinct_rows());
+      answers_ = std::make_unique<Baseline>(pool_->distinct_rows());
     }
     return absl::OkStatus();
   }
@@ -207,7 +207,7 @@ class Bench {
 
   /// Fills in everything but the loads.
   void Describe() {
-    const MachineFacts machine = ReadMachineFacts();
+    const MachineInfo machine = ReadMachineInfo();
     report_.title = absl::StrCat("Load of head ", head_.name, ", ", head_.engine);
     report_.row_bytes = pool_->row_bytes();
     report_.facts = {{"address", options_.common.address},
@@ -293,7 +293,7 @@ class Bench {
   MetricsSource metrics_source_;
   std::unique_ptr<MetricsScraper> metrics_;
   std::optional<RowPool> pool_;
-  std::unique_ptr<AnswerBook> answers_;
+  std::unique_ptr<Baseline> answers_;
   BenchReport report_;
 };
 

@@ -47,9 +47,9 @@ absl::Status CheckOptions(const Client::Options& options) {
     status.Update(absl::InvalidArgumentError(
         absl::StrCat("timeout is ", absl::FormatDuration(options.timeout), ", must be above 0")));
   }
-  if (options.look_for < absl::ZeroDuration()) {
+  if (options.busy_poll < absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError(
-        absl::StrCat("look_for is ", absl::FormatDuration(options.look_for), ", must be >= 0")));
+        absl::StrCat("busy_poll is ", absl::FormatDuration(options.busy_poll), ", must be >= 0")));
   }
   if (options.backoff_initial < absl::ZeroDuration() ||
       options.backoff_max < options.backoff_initial) {
@@ -164,14 +164,14 @@ struct Client::Impl {
     return outcome;
   }
 
-  /// Looks at the queue until `look_for` has passed, or nothing is left to wait for. One thread at
+  /// Looks at the queue until `busy_poll` has passed, or nothing is left to wait for. One thread at
   /// a time, so that many callers do not take the cores from whoever brings the answers.
-  void LookFor(CallerQueue& queue) {
-    if (options.look_for <= absl::ZeroDuration() ||
+  void BusyPoll(CallerQueue& queue) {
+    if (options.busy_poll <= absl::ZeroDuration() ||
         is_looking.exchange(true, std::memory_order_relaxed)) {
       return;
     }
-    const absl::Time until = transport.Now() + options.look_for;
+    const absl::Time until = transport.Now() + options.busy_poll;
     while (!queue.Poll() && transport.Now() < until) std::this_thread::yield();
     is_looking.store(false, std::memory_order_relaxed);
   }
@@ -277,7 +277,7 @@ absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
     result = std::move(scored);
     queue->End();
   });
-  impl_->LookFor(*queue);
+  impl_->BusyPoll(*queue);
   impl_->EndCall();  // the queue is the caller's alone
   queue->Wait();
   return result;

@@ -81,7 +81,7 @@ class Client {
     /// How long Score looks for its answer before its thread goes to sleep, >= 0; one thread of the
     /// client at a time. For calls of few rows on idle cores: it spares the time that waking takes,
     /// and keeps a core busy. Zero: it sleeps at once.
-    absl::Duration look_for = absl::ZeroDuration();
+    absl::Duration busy_poll = absl::ZeroDuration();
     /// Allow the rows of a call to be scored by different versions of the weights;
     /// ScoreResult::weights_versions lists them.
     bool mix_weights_versions = false;

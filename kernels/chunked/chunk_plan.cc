@@ -55,7 +55,7 @@ int64_t RoundDownRows(int64_t rows) {
 /// Bytes of a hidden row or a row of the weight in the widest form that a chunk may need.
 int64_t WidestRowBytes(const ChunkPlan& plan) {
   return std::max(plan.padded_hidden * kWidestElementBytes,
-                  TermPitch(plan.hidden_size) * kHiddenTerms * 2);
+                  SplitPitch(plan.hidden_size) * kHiddenSplits * 2);
 }
 
 /// Bytes of an array of exponents at both temperatures and of the sums, a row.
@@ -121,15 +121,15 @@ int64_t ChunkPlan::weight_bytes() const {
 
 ChunkPlan::Pair ChunkPlan::PairOf(Dtype hidden_dtype) const {
   if (hidden_dtype == head_dtype) return Pair::kNative;
-  return head_dtype == Dtype::kBf16 ? Pair::kTerms : Pair::kWidened;
+  return head_dtype == Dtype::kBf16 ? Pair::kNumSplits : Pair::kWidened;
 }
 
 int64_t ChunkPlan::MultipliedRowBytes(Dtype hidden_dtype) const {
   switch (PairOf(hidden_dtype)) {
     case Pair::kNative:
       return padded_hidden * DtypeBytes(hidden_dtype);
-    case Pair::kTerms:
-      return TermPitch(hidden_size) * kHiddenTerms * DtypeBytes(Dtype::kBf16);
+    case Pair::kNumSplits:
+      return SplitPitch(hidden_size) * kHiddenSplits * DtypeBytes(Dtype::kBf16);
     case Pair::kWidened:
       break;
   }

@@ -97,9 +97,9 @@ struct ChunkPlan {
 
   /// How a pair of dtypes is multiplied.
   enum class Pair {
-    kNative,   ///< As stored.
-    kTerms,    ///< Hidden rows as bf16 terms, the weight once for each (kernels/common/terms.h).
-    kWidened,  ///< Both sides as fp32, exactly.
+    kNative,     ///< As stored.
+    kNumSplits,  ///< Hidden rows as bf16 terms, the weight once for each (kernels/common/terms.h).
+    kWidened,    ///< Both sides as fp32, exactly.
   };
   Pair PairOf(Dtype hidden_dtype) const;
 

@@ -206,7 +206,7 @@ struct Place {
   int64_t packet;  // of the array
 };
 
-__device__ __forceinline__ Place PlaceOf(const ItemsParams& params, int64_t packet) {
+__device__ __forceinline__ Place RowIndexOf(const ItemsParams& params, int64_t packet) {
   Place place = {};
   int64_t begin = 0;
 #pragma unroll
@@ -225,12 +225,12 @@ __global__ void __launch_bounds__(kThreads)
   const Exchange& exchange = params.exchange;
   const int64_t begin = exchange.Begin() + threadIdx.x;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
-    const Place place = PlaceOf(params, packet);
+    const Place place = RowIndexOf(params, packet);
     PushPacket(exchange, packet, LoadPacket(place.array, place.packet));
   }
   if (!Meet(exchange)) return;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
-    const Place place = PlaceOf(params, packet);
+    const Place place = RowIndexOf(params, packet);
     Packet joined = LoadPacket(place.array, place.packet);
     for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
       if (rank == exchange.group.rank) continue;

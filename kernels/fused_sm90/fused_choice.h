@@ -50,7 +50,7 @@ struct FusedShape {
 /// What is fastest for it. Measured: README.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
-/// The same for tiles of 128 rows alone: those that keep powers are built of no others.
+/// The same for tiles of 128 rows alone: those that keep exponentials are built of no others.
 FusedChoice ChoosePingPong(const FusedShape& shape);
 
 /// What is fastest for gradients, which are made by tiles of 64 rows in pairs, and of 128.

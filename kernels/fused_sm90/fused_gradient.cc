@@ -20,7 +20,7 @@ template <FusedTile kTile, Dtype kDtype>
 cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
   const bool transforms = params.head.bias != nullptr || !params.head.transform.IsIdentity() ||
-                          params.column_weights != nullptr;
+                          params.mean_logit_weights != nullptr;
   return transforms
              ? internal::LaunchGradientInstance<kTile, kDtype, true>(params, choice, stream)
              : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
@@ -40,7 +40,7 @@ cudaError_t LaunchFusedGradient(const FusedGradientParams& params, cudaStream_t 
   return LaunchFusedGradientAs(params,
                                ChooseGradient({.num_rows = head.num_rows,
                                                .num_tiles = head.tile_end - head.tile_begin,
-                                               .depth = head.hidden_size * head.num_terms}),
+                                               .depth = head.hidden_size * head.num_splits}),
                                stream);
 }
 

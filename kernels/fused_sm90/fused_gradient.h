@@ -17,7 +17,7 @@ struct FusedGradientParams {
   FusedPartialsParams head;
   const RowGradient* rows = nullptr;  ///< [num_rows]
   /// [tile_end * 192], w of RowGradient::mean, from the vocabulary's first column on, or null.
-  const float* column_weights = nullptr;
+  const float* mean_logit_weights = nullptr;
   /// [num_rows, gradient_stride] in head.dtype, 16-byte aligned: the gradient with respect to the
   /// dot products of the tiles, 0 in columns beyond the vocabulary.
   void* gradients = nullptr;

@@ -1,7 +1,7 @@
 #pragma once
 
 // What the instances that make partials are: a block tile, a dtype, with or without a logit
-// transform, keeping powers or not.
+// transform, keeping exponentials or not.
 
 #include <cuda_runtime_api.h>
 
@@ -14,14 +14,15 @@
 namespace logprobd::kernels::internal {
 
 /// As tiles of the whole vocabulary index them.
-inline KeptPowers PowersOfWholeVocabulary(KeptPowers powers, int64_t tile_begin) {
-  powers.values = OfWholeVocabulary(powers.values, tile_begin, int64_t{kTileColumns});
-  powers.exponents = OfWholeVocabulary(powers.exponents, tile_begin, int64_t{1});
-  if (powers.exponent_stride == 0) powers.exponent_stride = powers.row_tiles;
-  return powers;
+inline CachedExponentials ExponentialsOfWholeVocabulary(CachedExponentials exponentials,
+                                                        int64_t tile_begin) {
+  exponentials.values = OfWholeVocabulary(exponentials.values, tile_begin, int64_t{kTileColumns});
+  exponentials.exponents = OfWholeVocabulary(exponentials.exponents, tile_begin, int64_t{1});
+  if (exponentials.exponent_stride == 0) exponentials.exponent_stride = exponentials.row_tiles;
+  return exponentials;
 }
 
-template <FusedTile kTile, Dtype kDtype, bool kTransforms, bool kKeepsPowers>
+template <FusedTile kTile, Dtype kDtype, bool kTransforms, bool kCachesExponentials>
 cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedChoice& choice,
                                 cudaStream_t stream) {
   const auto num_tiles = static_cast<int32_t>(params.tile_end - params.tile_begin);
@@ -45,9 +46,9 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       OfWholeVocabulary(params.tile_max, params.tile_begin, 1),
       num_tiles,
       params.wants_sum_squares,
-      PowersOfWholeVocabulary(params.powers, params.tile_begin)};
-  return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kKeepsPowers>>(params, choice,
-                                                                                  epilogue, stream);
+      ExponentialsOfWholeVocabulary(params.exponentials, params.tile_begin)};
+  return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(
+      params, choice, epilogue, stream);
 }
 
 }  // namespace logprobd::kernels::internal

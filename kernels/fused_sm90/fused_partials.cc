@@ -11,12 +11,13 @@ bool HasTransform(const FusedPartialsParams& params) {
   return params.bias != nullptr || !params.transform.IsIdentity();
 }
 
-bool HasValidPowers(const FusedPartialsParams& params) {
-  const KeptPowers& powers = params.powers;
-  return powers.values == nullptr ||
-         (reinterpret_cast<uintptr_t>(powers.values) % 16 == 0 && powers.exponents != nullptr &&
-          !params.wants_sum_squares && powers.row_tiles >= params.tile_end - params.tile_begin &&
-          powers.exponent_stride >= 0);
+bool HasValidExponentials(const FusedPartialsParams& params) {
+  const CachedExponentials& exponentials = params.exponentials;
+  return exponentials.values == nullptr ||
+         (reinterpret_cast<uintptr_t>(exponentials.values) % 16 == 0 &&
+          exponentials.exponents != nullptr && !params.wants_sum_squares &&
+          exponentials.row_tiles >= params.tile_end - params.tile_begin &&
+          exponentials.exponent_stride >= 0);
 }
 
 bool IsValid(const FusedPartialsParams& params) {
@@ -24,22 +25,23 @@ bool IsValid(const FusedPartialsParams& params) {
          params.log2_scales != nullptr && params.targets != nullptr &&
          (params.entropy_sums == nullptr) == (params.entropy_log2_scales == nullptr) &&
          params.layout.row_stride >= 1 && params.layout.tile_stride >= 1 &&
-         params.sums != nullptr && params.target_logits != nullptr && HasValidPowers(params);
+         params.sums != nullptr && params.target_logits != nullptr && HasValidExponentials(params);
 }
 
-template <FusedTile kTile, Dtype kDtype, bool kKeepsPowers = false>
+template <FusedTile kTile, Dtype kDtype, bool kCachesExponentials = false>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
-  return HasTransform(params) ? internal::LaunchFusedInstance<kTile, kDtype, true, kKeepsPowers>(
-                                    params, choice, stream)
-                              : internal::LaunchFusedInstance<kTile, kDtype, false, kKeepsPowers>(
-                                    params, choice, stream);
+  return HasTransform(params)
+             ? internal::LaunchFusedInstance<kTile, kDtype, true, kCachesExponentials>(
+                   params, choice, stream)
+             : internal::LaunchFusedInstance<kTile, kDtype, false, kCachesExponentials>(
+                   params, choice, stream);
 }
 
 template <Dtype kDtype>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
-  if (params.powers.values != nullptr) {
+  if (params.exponentials.values != nullptr) {
     if (choice.tile != FusedTile::k128PingPong) return cudaErrorInvalidValue;
     return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
   }
@@ -63,10 +65,10 @@ bool HasFusedKernel() { return true; }
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
   const FusedShape shape = {.num_rows = params.num_rows,
                             .num_tiles = params.tile_end - params.tile_begin,
-                            .depth = params.hidden_size * params.num_terms};
-  const bool keeps_powers = params.powers.values != nullptr;
-  return LaunchFusedPartialsAs(params, keeps_powers ? ChoosePingPong(shape) : ChooseFused(shape),
-                               stream);
+                            .depth = params.hidden_size * params.num_splits};
+  const bool caches_exponentials = params.exponentials.values != nullptr;
+  return LaunchFusedPartialsAs(
+      params, caches_exponentials ? ChoosePingPong(shape) : ChooseFused(shape), stream);
 }
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params, const FusedChoice& choice,

@@ -12,15 +12,15 @@
 
 namespace logprobd::kernels {
 
-/// How far a tile's exponent may be above its row's level for its powers to be relative to that:
-/// far enough for any but the most peaked rows, and small enough for a product's sums.
+/// How far a tile's exponent may be above its row's level for its exponentials to be relative to
+/// that: far enough for any but the most peaked rows, and small enough for a product's sums.
 inline constexpr int32_t kLevelReach = 40;
 
 /// Every logit as 2^(y - e) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
 /// k; kernels/gradient uses them). e is the tile's k, or, with levels, the row's level unless k is
-/// more than kLevelReach above: powers of a row that are relative to one exponent can be multiplied
-/// as they are. Device memory that stays the caller's.
-struct KeptPowers {
+/// more than kLevelReach above: exponentials of a row that are relative to one exponent can be
+/// multiplied as they are. Device memory that stays the caller's.
+struct CachedExponentials {
   __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
   int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], e; kEmptyExponent: k is not real.
   int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
@@ -33,7 +33,7 @@ struct KeptPowers {
 /// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
 /// an output that is null is not asked.
 struct FusedPartialsParams {
-  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: num_terms.
+  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: num_splits.
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
   /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
@@ -43,9 +43,9 @@ struct FusedPartialsParams {
   /// than rows with any content at all, so a buffer with room for 64 is worth having.
   int64_t readable_rows = 0;
   int64_t hidden_size = 0;  ///< >= 1.
-  /// 16-bit terms that a hidden value is the sum of, 1 to kHiddenTermsMax, as
+  /// 16-bit terms that a hidden value is the sum of, 1 to kHiddenSplitsMax, as
   /// kernels/common/terms.h lays them out.
-  int32_t num_terms = 1;
+  int32_t num_splits = 1;
   const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
   int64_t hidden_stride = 0;     ///< Elements, >= what a row holds, a multiple of 8.
   /// [columns of the tiles below, weight_stride], 16-byte aligned.
@@ -72,11 +72,11 @@ struct FusedPartialsParams {
   TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
   bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
 
-  float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
-  uint64_t* max_keys = nullptr;    ///< [num_rows], raised to the LogitKey of the largest logit.
-  uint32_t* min_keys = nullptr;    ///< [num_rows], raised to ~OrderedBits of the smallest logit.
-  float* tile_max = nullptr;       ///< [num_rows, tile_end - tile_begin]: largest logits.
-  KeptPowers powers;               ///< Or null. Kept by the instance of 128 rows; no squares then.
+  float* target_logits = nullptr;   ///< [num_rows]; written where these tiles hold the target.
+  uint64_t* max_keys = nullptr;     ///< [num_rows], raised to the LogitKey of the largest logit.
+  uint32_t* min_keys = nullptr;     ///< [num_rows], raised to ~OrderedBits of the smallest logit.
+  float* tile_max = nullptr;        ///< [num_rows, tile_end - tile_begin]: largest logits.
+  CachedExponentials exponentials;  ///< Or null. Kept by the instance of 128 rows; no squares then.
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are

@@ -26,7 +26,7 @@ struct GradientEpilogueParams {
   int32_t first_column;  // of the launch, in the shard
   LogitTransform transform;
   const float* bias;
-  const float* column_weights;
+  const float* mean_logit_weights;
   const RowGradient* rows;
   Element* gradients;
   int64_t stride;
@@ -68,9 +68,9 @@ class GradientEpilogue
       const float exponent = MaxOrNan(__fmaf_rn(z, sums.x, -sums.y), kGradientExponentMin);
       float gradient = __fmul_rn(Exp2(exponent), __fmaf_rn(sums.w, exponent, sums.z));
       if constexpr (kTransforms) {
-        if (params_.column_weights != nullptr) {
+        if (params_.mean_logit_weights != nullptr) {
           const int32_t column = first_column + Logits::Column(i);
-          gradient = __fmaf_rn(extras.z, params_.column_weights[column], gradient);
+          gradient = __fmaf_rn(extras.z, params_.mean_logit_weights[column], gradient);
         }
         if (target == Logits::Column(i)) gradient = __fadd_rn(gradient, extras.x);
         gradient = __fmul_rn(gradient, slope);

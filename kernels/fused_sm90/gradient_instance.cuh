@@ -31,7 +31,7 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
       static_cast<int32_t>(first_column),
       head.transform,
       after(head.bias),
-      after(params.column_weights),
+      after(params.mean_logit_weights),
       params.rows,
       static_cast<Element*>(params.gradients),
       params.gradient_stride};

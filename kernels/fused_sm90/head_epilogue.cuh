@@ -38,13 +38,13 @@ struct HeadEpilogueParams {
   float* tile_max;
   int64_t tile_max_stride;
   bool wants_sum_squares;
-  KeptPowers powers;
+  CachedExponentials exponentials;
 };
 
-template <bool kTransforms, bool kKeepsPowers>
+template <bool kTransforms, bool kCachesExponentials>
 class HeadEpilogue
-    : public TileEpilogue<HeadEpilogue<kTransforms, kKeepsPowers>, HeadEpilogueParams> {
-  using Base = TileEpilogue<HeadEpilogue<kTransforms, kKeepsPowers>, HeadEpilogueParams>;
+    : public TileEpilogue<HeadEpilogue<kTransforms, kCachesExponentials>, HeadEpilogueParams> {
+  using Base = TileEpilogue<HeadEpilogue<kTransforms, kCachesExponentials>, HeadEpilogueParams>;
   using Base::params_;
 
  public:
@@ -62,7 +62,7 @@ class HeadEpilogue
     // What is compared last is asked for first: it comes from the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
     int32_t level = kEmptyExponent;
-    if constexpr (kKeepsPowers && !kTransforms) level = LevelOf(some_row);
+    if constexpr (kCachesExponentials && !kTransforms) level = LevelOf(some_row);
     if constexpr (kTransforms) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
@@ -89,19 +89,19 @@ class HeadEpilogue
     const TileOrigin origin = TileOriginOf(max_logit, *scale_at);
     const auto no_visit = [](int, const float4&) {};
     ChainSums sums;
-    if constexpr (kKeepsPowers && !kTransforms) {
-      const PowerStore keep = PowersTo(some_row, tile, lane_column, has_row, origin, level);
+    if constexpr (kCachesExponentials && !kTransforms) {
+      const PowerStore keep = ExponentialsTo(some_row, tile, lane_column, has_row, origin, level);
       sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, keep);
-    } else if (!kKeepsPowers && params_.wants_sum_squares) {
+    } else if (!kCachesExponentials && params_.wants_sum_squares) {
       sums = logits.template TileSumsOf<true>(origin, *scale_at, scale_at, no_visit);
     } else {
       sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, no_visit);
     }
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
-    if constexpr (kKeepsPowers && kTransforms) {
+    if constexpr (kCachesExponentials && kTransforms) {
       // Powers are made anew: with what transforms take, no registers are left beside the sums.
       level = LevelOf(some_row);
-      const PowerStore keep = PowersTo(some_row, tile, lane_column, has_row, origin, level);
+      const PowerStore keep = ExponentialsTo(some_row, tile, lane_column, has_row, origin, level);
       const float log2_scale = *scale_at;
       const auto power = [&](int i) { return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k)); };
 #pragma unroll
@@ -129,39 +129,43 @@ class HeadEpilogue
 
  private:
   __device__ __forceinline__ int32_t LevelOf(int32_t row) const {
-    return params_.powers.levels == nullptr ? kEmptyExponent : params_.powers.levels[row].exponent;
+    return params_.exponentials.levels == nullptr ? kEmptyExponent
+                                                  : params_.exponentials.levels[row].exponent;
   }
 
-  /// Writes powers relative to a tile's k as powers relative to 2^e (KeptPowers).
+  /// Writes exponentials relative to a tile's k as exponentials relative to 2^e
+  /// (CachedExponentials).
   struct PowerStore {
     TileRowStore<__nv_bfloat16> store;
     float factor;  // 2^(k - e)
 
-    __device__ __forceinline__ void operator()(int i, const float4& powers) const {
-      store.Write(i, make_float4(__fmul_rn(powers.x, factor), __fmul_rn(powers.y, factor),
-                                 __fmul_rn(powers.z, factor), __fmul_rn(powers.w, factor)));
+    __device__ __forceinline__ void operator()(int i, const float4& exponentials) const {
+      store.Write(
+          i, make_float4(__fmul_rn(exponentials.x, factor), __fmul_rn(exponentials.y, factor),
+                         __fmul_rn(exponentials.z, factor), __fmul_rn(exponentials.w, factor)));
     }
   };
 
   /// `level` is the row's, or an exponent that is not real.
-  __device__ __forceinline__ PowerStore PowersTo(int32_t row, int32_t tile, int32_t lane_column,
-                                                 bool has_row, const TileOrigin& origin,
-                                                 int32_t level) const {
-    const KeptPowers& powers = params_.powers;
+  __device__ __forceinline__ PowerStore ExponentialsTo(int32_t row, int32_t tile,
+                                                       int32_t lane_column, bool has_row,
+                                                       const TileOrigin& origin,
+                                                       int32_t level) const {
+    const CachedExponentials& exponentials = params_.exponentials;
     int32_t exponent = origin.is_real ? origin.exponent : kEmptyExponent;
     float factor = 1.0F;
     const bool has_level = level != kEmptyExponent && level != kNonfiniteExponent;
     if (origin.is_real && has_level && exponent <= level + kLevelReach) {
       constexpr int kBias = 127;
-      // Exact; 0 where powers would be that small.
+      // Exact; 0 where exponentials would be that small.
       factor = __int_as_float((max(exponent - level, -kBias) + kBias) << 23);
       exponent = level;
     }
     if (has_row && lane_column == 0) {
-      powers.exponents[row * powers.exponent_stride + tile] = exponent;
+      exponentials.exponents[row * exponentials.exponent_stride + tile] = exponent;
     }
-    const int64_t place = row * powers.row_tiles + tile;
-    return {{powers.values + place * kTileColumns, lane_column, has_row}, factor};
+    const int64_t place = row * exponentials.row_tiles + tile;
+    return {{exponentials.values + place * kTileColumns, lane_column, has_row}, factor};
   }
 
   template <class Logits>

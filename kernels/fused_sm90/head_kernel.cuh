@@ -24,7 +24,7 @@ struct HeadKernel {
   static_assert(kDtype != Dtype::kF32);
   using Element = cute::conditional_t<kDtype == Dtype::kBf16, cutlass::bfloat16_t, cutlass::half_t>;
   using BlockShape =
-      cute::Shape<cute::Int<TileRows(kTile)>, cute::Int<kTileColumns>, cute::Int<kTermAlignment>>;
+      cute::Shape<cute::Int<TileRows(kTile)>, cute::Int<kTileColumns>, cute::Int<kSplitAlignment>>;
   using ClusterShape = cute::Shape<cute::Int<ClusterBlocks(kTile)>, cute::_1, cute::_1>;
   using Schedule = cute::conditional_t<kTile == FusedTile::k256Cooperative,
                                        cutlass::gemm::KernelTmaWarpSpecializedCooperative,
@@ -68,9 +68,9 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
                                   ? params.tile_end * kTileColumns
                                   : params.vocab_size;
   const auto columns = static_cast<int32_t>(last_column - params.tile_begin * kTileColumns);
-  const auto depth = static_cast<int32_t>(params.num_terms == 1
+  const auto depth = static_cast<int32_t>(params.num_splits == 1
                                               ? params.hidden_size
-                                              : params.num_terms * TermPitch(params.hidden_size));
+                                              : params.num_splits * SplitPitch(params.hidden_size));
 
   typename Kernel::Arguments arguments;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
@@ -80,7 +80,7 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   arguments.mainloop.ptr_B = static_cast<const Element*>(params.weight);
   arguments.mainloop.dB = {params.weight_stride, cute::_1{}, 0};
   arguments.mainloop.weight_depth = static_cast<int32_t>(params.hidden_size);
-  arguments.mainloop.reads_weight_once = params.num_terms == 1 && whole_rows == kRows;
+  arguments.mainloop.reads_weight_once = params.num_splits == 1 && whole_rows == kRows;
   arguments.epilogue = epilogue;
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;

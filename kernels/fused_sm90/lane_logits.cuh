@@ -26,19 +26,19 @@ struct LaneLogits {
   /// Column of z(i), less the lane's first.
   static constexpr __device__ int Column(int i) { return i / 2 * kTileChains + i % 2; }
 
-  /// Calls visit(i, powers) for the powers of z(i) to z(i + 3), i = 0, 4, ...
+  /// Calls visit(i, exponentials) for the exponentials of z(i) to z(i + 3), i = 0, 4, ...
   template <bool kSquares, bool kHasFloor, class Visit>
   __device__ __forceinline__ ChainSums Sums(float log2_scale, float k, const Visit& visit) const {
     ChainSums even;
     ChainSums odd;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      float4 powers;
-      powers.x = even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
-      powers.y = odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
-      powers.z = even.template Add<kSquares, kHasFloor>(z(i + 2), log2_scale, k);
-      powers.w = odd.template Add<kSquares, kHasFloor>(z(i + 3), log2_scale, k);
-      visit(i, powers);
+      float4 exponentials;
+      exponentials.x = even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
+      exponentials.y = odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
+      exponentials.z = even.template Add<kSquares, kHasFloor>(z(i + 2), log2_scale, k);
+      exponentials.w = odd.template Add<kSquares, kHasFloor>(z(i + 3), log2_scale, k);
+      visit(i, exponentials);
     }
     even.Join(odd);
     return even;

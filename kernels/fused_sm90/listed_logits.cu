@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
     hidden += row * partials.hidden_stride;
   }
   float sums[4] = {0, 0, 0, 0};
-  for (int term = 0; term < partials.num_terms; ++term) {
+  for (int term = 0; term < partials.num_splits; ++term) {
     int64_t k = 0;
     for (; k + kStep * kUnroll <= partials.hidden_size; k += kStep * kUnroll) {
       uint2 a[kUnroll];
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
       const int64_t count = partials.hidden_size - k - lane_begin;
       AddProducts<kDtype>(sums, LoadUpTo(hidden + k, count), LoadUpTo(weight + k, count));
     }
-    hidden += TermPitch(partials.hidden_size);
+    hidden += SplitPitch(partials.hidden_size);
   }
   // Pair p's own sum is element p of row p.
   if (in_quad != quad / 2 || !exists) return;

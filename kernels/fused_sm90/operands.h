@@ -19,11 +19,12 @@ inline bool HasValidOperands(const FusedPartialsParams& params) {
     return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
            stride % kAlignmentElements == 0;
   };
-  if (params.num_terms < 1 || params.num_terms > kHiddenTermsMax || params.hidden_size < 1) {
+  if (params.num_splits < 1 || params.num_splits > kHiddenSplitsMax || params.hidden_size < 1) {
     return false;
   }
-  const int64_t row_elements =
-      params.num_terms == 1 ? params.hidden_size : params.num_terms * TermPitch(params.hidden_size);
+  const int64_t row_elements = params.num_splits == 1
+                                   ? params.hidden_size
+                                   : params.num_splits * SplitPitch(params.hidden_size);
   return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
          row_elements <= kDepthMax && is_aligned(params.hidden, params.hidden_stride) &&
          params.hidden_stride >= row_elements && is_aligned(params.weight, params.weight_stride) &&

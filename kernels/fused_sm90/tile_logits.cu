@@ -28,7 +28,7 @@ constexpr int kChunkBytes = 16;  // of one asynchronous copy
 constexpr int kRowChunks = 8;    // of a row and step
 constexpr int kRowBytes = kRowChunks * kChunkBytes;
 constexpr int kChunkElements = kChunkBytes / 2;
-static_assert(kStep == kTermAlignment);
+static_assert(kStep == kSplitAlignment);
 
 struct DeviceParams {
   const std::byte* hidden;
@@ -37,7 +37,7 @@ struct DeviceParams {
   const std::byte* weight;
   int32_t weight_columns;  // columns of the vocabulary from the weight's first on
   int32_t hidden_size;
-  int32_t num_terms;
+  int32_t num_splits;
   int32_t pairs_per_row;
   LogitTransform transform;
   const float* bias;  // of the weight's columns
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       params.weight + first_column * params.weight_pitch + chunk * kChunkBytes;
 
   const int32_t weight_steps = (params.hidden_size + kStep - 1) / kStep;
-  const int32_t num_steps = weight_steps * params.num_terms;
+  const int32_t num_steps = weight_steps * params.num_splits;
   int32_t weight_step = 0;
   const auto load = [&](int32_t step) {
     if (step < num_steps) {
@@ -222,7 +222,7 @@ cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream
       .weight = static_cast<const std::byte*>(partials.weight),
       .weight_columns = static_cast<int32_t>(partials.vocab_size - first_column),
       .hidden_size = static_cast<int32_t>(partials.hidden_size),
-      .num_terms = partials.num_terms,
+      .num_splits = partials.num_splits,
       .pairs_per_row = params.pairs_per_row,
       .transform = partials.transform,
       .bias = partials.bias == nullptr ? nullptr : partials.bias + first_column,

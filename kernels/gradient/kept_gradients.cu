@@ -6,7 +6,7 @@
 //           it asks for at once. What is rare, a target, a largest logit, a cap, is looked for once
 //           for the eight.
 // Traffic   Reads 2 bytes and writes 2 a column: memory bound.
-// Numerics  fp32 from powers that were rounded to bf16 (up to 2^-8 relative); target and largest logit are
+// Numerics  fp32 from exponentials that were rounded to bf16 (up to 2^-8 relative); target and largest logit are
 //           taken from fp32. Powers of 0 have the gradient 0, NaN stays NaN.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
@@ -36,7 +36,7 @@ __device__ __forceinline__ float Log2(float x) {
   return y;
 }
 
-/// A tile's powers, relative to the row's sum.
+/// A tile's exponentials, relative to the row's sum.
 struct TileOffset {
   float exponent;  // k - K
   float power;     // 2^(k - K)
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t tile = first_tile + part * kTilesAtOnce;
     if (tile >= params.tile_end) continue;
     const int64_t place = (kept * params.row_tiles + tile) * kTileColumns + in_tile;
-    words[part] = __ldcs(reinterpret_cast<const uint4*>(params.powers + place));
+    words[part] = __ldcs(reinterpret_cast<const uint4*>(params.exponentials + place));
     tile_exponents[part] = exponents[tile];
   }
   const RowGradient row = params.rows[i];
@@ -155,7 +155,7 @@ cudaError_t LaunchKeptGradients(const KeptGradientsParams& params, cudaStream_t 
     return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
   };
   const int64_t num_tiles = params.tile_end - params.tile_begin;
-  if (params.num_rows < 0 || params.num_rows > INT32_MAX || !is_aligned(params.powers) ||
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || !is_aligned(params.exponentials) ||
       params.exponents == nullptr || !is_aligned(params.rows) || !is_aligned(params.gradients) ||
       params.tile_begin < 0 || num_tiles < 1 || params.tile_end > params.row_tiles ||
       params.gradient_stride < num_tiles * kTileColumns || params.gradient_stride % kVector != 0 ||

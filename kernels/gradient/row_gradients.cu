@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     RowGradientsKernel(const RowGradientsParams params) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (i >= params.num_rows) return;
-  const int64_t place = params.source.PlaceOf(i);
+  const int64_t place = params.source.RowIndexOf(i);
   if (params.source.targets[place] == params.ignore_index) {
     params.rows[i] = NoGradient();
     return;

@@ -28,8 +28,8 @@ struct RowGradientsParams {
   /// RowGradientOf's gradient_scale over a row's log2_scale.
   double gradient_per_log2_scale = 0;
 
-  /// As kept beside the powers, at the row's kept place; both null where logits are made anew, the
-  /// keys where nothing asks for the largest logit in fp32.
+  /// As kept beside the exponentials, at the row's kept place; both null where logits are made
+  /// anew, the keys where nothing asks for the largest logit in fp32.
   const int64_t* kept_places = nullptr;  ///< [num_rows]; null: the row's own number.
   const float* target_logits = nullptr;
   const uint64_t* max_keys = nullptr;  ///< LogitKeys with columns of the shard.

@@ -43,7 +43,7 @@ struct Multiplied {
 template <class Change>
 __device__ void CopyRow(const CopyRowsParams& params, const Change& change) {
   const int64_t row = blockIdx.x;
-  const int64_t place = params.places == nullptr ? row : params.places[row];
+  const int64_t place = params.row_indices == nullptr ? row : params.row_indices[row];
   const int64_t vectors = params.row_bytes / kVectorBytes;
   const int64_t stride = params.source_stride_bytes / kVectorBytes;
   const uint4* const from = static_cast<const uint4*>(params.source) + place * stride;

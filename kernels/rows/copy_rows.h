@@ -11,10 +11,10 @@ namespace logprobd::kernels {
 /// Inputs and outputs of LaunchCopyRows. Pointers are device memory and stay the caller's; rows and
 /// what lies between them are whole multiples of 16 bytes.
 struct CopyRowsParams {
-  int64_t num_rows = 0;             ///< 0 to 2^31 - 1; 0 does nothing.
-  const int64_t* places = nullptr;  ///< [num_rows], of rows in `source`; null: 0, 1, ...
-  const void* source = nullptr;     ///< 16-byte aligned.
-  int64_t source_stride_bytes = 0;  ///< From row to row.
+  int64_t num_rows = 0;                  ///< 0 to 2^31 - 1; 0 does nothing.
+  const int64_t* row_indices = nullptr;  ///< [num_rows], of rows in `source`; null: 0, 1, ...
+  const void* source = nullptr;          ///< 16-byte aligned.
+  int64_t source_stride_bytes = 0;       ///< From row to row.
   int64_t row_bytes = 0;
   /// [num_rows], by which each is multiplied; products are formed in fp32 and rounded to the
   /// element. Null: bits are copied, of whatever dtype.

@@ -19,7 +19,7 @@ constexpr int kBlockThreads = 128;
 __global__ void __launch_bounds__(kBlockThreads) RowOperandsKernel(const RowOperandsParams params) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (i >= params.num_rows) return;
-  const int64_t place = params.source.PlaceOf(i);
+  const int64_t place = params.source.RowIndexOf(i);
   params.log2_scales[i] = params.source.Log2ScaleAt(place);
   params.target_columns[i] = params.source.TargetColumnAt(place);
   params.target_logits[i] = 0.0F;

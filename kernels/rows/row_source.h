@@ -9,7 +9,7 @@ namespace logprobd::kernels {
 /// Where a trainer keeps what is one a row. Pointers are device memory and stay the caller's.
 struct RowSource {
   /// [rows that are computed], their places among all rows; null: 0, 1, ...
-  const int64_t* places = nullptr;
+  const int64_t* row_indices = nullptr;
   const int64_t* targets = nullptr;      ///< [all rows], ids of the whole vocabulary.
   const double* temperatures = nullptr;  ///< [all rows], or null: `temperature`.
   double temperature = 1;
@@ -19,8 +19,8 @@ struct RowSource {
   int64_t first_id = 0;     ///< Of the shard.
   int64_t num_columns = 0;  ///< Of the shard.
 
-  LOGPROBD_HOST_DEVICE int64_t PlaceOf(int64_t row) const {
-    return places == nullptr ? row : places[row];
+  LOGPROBD_HOST_DEVICE int64_t RowIndexOf(int64_t row) const {
+    return row_indices == nullptr ? row : row_indices[row];
   }
   LOGPROBD_HOST_DEVICE float Log2ScaleAt(int64_t place) const {
     return static_cast<float>(log2_factor /

@@ -49,7 +49,7 @@ Agreement AgreeOnRows(const RankGroup& group, const LinearLogprobInputs& inputs,
   const Shard shard(inputs, options, end);
   if (options.sequence_parallel) rows = find_rows();
   rows.are_owned =
-      !group.is_alone() && !mine.selection.are_unseen && AreOwned(mine.selection.targets, parts);
+      !group.is_alone() && !mine.selection.are_unchecked && AreOwned(mine.selection.targets, parts);
   return {shard, rows, rows_at_a_time};
 }
 

@@ -28,7 +28,7 @@ void Keep(const LinearLogprobOptions& options, AutogradContext& context) {
   kept["vocab_valid"] = options.vocab_valid;
   kept["group"] = options.group;
   kept["sequence_parallel"] = options.sequence_parallel;
-  kept["unowned_is_zero"] = options.unowned_is_zero;
+  kept["out_of_vocab_is_zero"] = options.out_of_vocab_is_zero;
   kept["keep_logits"] = static_cast<int64_t>(options.keep_logits);
 }
 
@@ -42,7 +42,7 @@ LinearLogprobOptions Kept(AutogradContext& context) {
           .vocab_valid = kept["vocab_valid"].toInt(),
           .group = kept["group"].toStringRef(),
           .sequence_parallel = kept["sequence_parallel"].toBool(),
-          .unowned_is_zero = kept["unowned_is_zero"].toBool(),
+          .out_of_vocab_is_zero = kept["out_of_vocab_is_zero"].toBool(),
           .keep_logits = static_cast<KeptLogits>(kept["keep_logits"].toInt())};
 }
 
@@ -62,12 +62,12 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                const MaybeTensor& weight_grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckNeedsNoGradient(row_temperature, "temperature");
-    CheckNeedsNoGradient(column_weights, "column_weights");
+    CheckNeedsNoGradient(mean_logit_weights, "mean_logit_weights");
     const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest, cache] =
         Call<ScoreSignature>(kScore, LOGPROBD_INPUTS_STRUCT, options, weight_grad);
     context->save_for_backward({hidden, weight, target, bias.value_or(Tensor()),
                                 row_temperature.value_or(Tensor()),
-                                column_weights.value_or(Tensor()), lse, lse_rest, entropy,
+                                mean_logit_weights.value_or(Tensor()), lse, lse_rest, entropy,
                                 options.keep_logits == KeptLogits::kNone ? Tensor() : cache});
     context->saved_data["weight_grad"] = weight_grad;
     Keep(options, *context);
@@ -112,7 +112,7 @@ Outputs ScoreWithGradient(const LinearLogprobInputs& in, const LinearLogprobOpti
                           const MaybeTensor& weight_grad) {
   const variable_list scores =
       LinearLogprobFunction::apply(in.hidden, in.weight, in.target, in.bias, in.row_temperature,
-                                   in.column_weights, options, weight_grad);
+                                   in.mean_logit_weights, options, weight_grad);
   return {scores[0], scores[1], scores[2], scores[3], scores[4], scores[5], scores[6]};
 }
 
@@ -124,7 +124,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
                                Needs needs, int64_t cache_bytes) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckNeedsNoGradient(row_temperature, "temperature");
-    CheckNeedsNoGradient(column_weights, "column_weights");
+    CheckNeedsNoGradient(mean_logit_weights, "mean_logit_weights");
     CheckNeedsNoGradient(weights.rows.logprob, "logprob_weights");
     CheckNeedsNoGradient(weights.rows.entropy, "entropy_weights");
     CheckNeedsNoGradient(weights.rows.lse, "lse_weights");
@@ -179,7 +179,7 @@ LossOutputs LoseWithGradient(const LinearLogprobInputs& in, const LinearLogprobO
   needs[2] = in.bias.has_value() && (needs[2] || is_needed(*in.bias));
   const variable_list out =
       LossFunction::apply(in.hidden, in.weight, in.target, in.bias, in.row_temperature,
-                          in.column_weights, options, weights, needs, cache_bytes);
+                          in.mean_logit_weights, options, weights, needs, cache_bytes);
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7], out[8]};
 }
 

@@ -30,7 +30,7 @@ void CheckWeightGrad(const std::optional<at::Tensor>& weight_grad, const at::Ten
 bool IsAgreedBefore(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                     const LinearLogprobOptions& options) {
   return options.sequence_parallel ||
-         (upstream.mean_logit.has_value() && !inputs.column_weights.has_value());
+         (upstream.mean_logit.has_value() && !inputs.mean_logit_weights.has_value());
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     const Search search = AreDifferentiatedWhileSearched(upstream, inputs, options, *shard)
                               ? Search::kUnderWay
                               : Search::kAwaited;
-    reached = SelectRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{}, search);
+    reached = CompactRows(FlatTarget(inputs), options.ignore_index, upstream, /*owned=*/{}, search);
     const int64_t num_rows = reached.size(num_all);
     sums = RoomForGradients(inputs, *shard, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     if (!group.is_alone() && needs.hidden) ReserveHiddenSum(inputs);
@@ -70,11 +70,11 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const auto start_hidden_sum = [&] {
     // A rank that has failed to prepare takes no part in the sum: here at the latest all throw.
     claims.Result();
-    const RowSelection found = reached.Settled();
-    Rows places;
-    places.index = found.index;
-    places.num_all = num_all;
-    hidden_sum = StartHiddenSum(RowsFrom(sums.hidden, 0, found.size(num_all)), places, inputs,
+    const RowSelection found = reached.Resolved();
+    Rows row_indices;
+    row_indices.index = found.index;
+    row_indices.num_all = num_all;
+    hidden_sum = StartHiddenSum(RowsFrom(sums.hidden, 0, found.size(num_all)), row_indices, inputs,
                                 options, group);
   };
   Attempt attempt;
@@ -82,7 +82,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     const BackwardRows rows = RowsReached(reached, hidden, upstream, inputs, saved, options);
     AddGradients(rows, inputs, options, *shard, sums, [&] {
       // Else rows would be put in their places beside a block of columns: that is more memory.
-      const bool is_spread = reached.Settled().index.defined();
+      const bool is_spread = reached.Resolved().index.defined();
       if (!group.is_alone() && !is_spread) start_hidden_sum();
     });
   });

@@ -22,7 +22,7 @@ BackwardRows RowsReached(const RowSelection& reached, const at::Tensor& hidden,
                          const SavedOutputs& saved, const LinearLogprobOptions& options) {
   const Rows rows = RowsOf(reached, hidden, inputs);
   BackwardRows all = {rows, FindCachedRows(saved.cache, rows, inputs, options), upstream, saved};
-  if (all.rows.are_unseen) Clear(all.upstream, all.rows.target() == options.ignore_index);
+  if (all.rows.are_unchecked) Clear(all.upstream, all.rows.target() == options.ignore_index);
   return all;
 }
 

@@ -63,7 +63,7 @@ class TensorDotGradients : public DotGradients {
       gradient.scatter_add_(1, column.unsqueeze(1), terms_.target * is_here.unsqueeze(1));
     }
     if (terms_.mean.defined()) {
-      gradient.add_(terms_.mean * shard.ColumnWeights(arguments_.inputs, columns).to(wide_));
+      gradient.add_(terms_.mean * shard.MeanLogitWeights(arguments_.inputs, columns).to(wide_));
     }
     return gradient.mul_(terms_.scale);
   }

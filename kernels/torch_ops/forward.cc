@@ -31,7 +31,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
     if (!group.is_alone()) ReserveRoom(mine.selection, inputs, options);
     return mine;
   };
-  std::unique_ptr<BegunScores> begun;
+  std::unique_ptr<PendingScores> begun;
   const Agreement agreed =
       AgreeOnRows(group, inputs, options, prepare, [&](const Rows& rows, const Shard& shard) {
         begun = BeginScores(rows, inputs, options, shard, cache);
@@ -39,7 +39,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   LinearLogprobOutputs scores =
       ScoreRows(agreed.rows, inputs, options, agreed.shard, group, cache, std::move(begun));
   scores.cache = cache;
-  return InPlaceOfAll(scores, agreed.rows.Settled(), inputs, options);
+  return InPlaceOfAll(scores, agreed.rows.Resolved(), inputs, options);
 }
 
 }  // namespace logprobd::torch_ops

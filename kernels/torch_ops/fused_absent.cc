@@ -14,7 +14,7 @@ namespace logprobd::torch_ops {
 bool HasFusedKernels() { return false; }
 
 bool IsForwardFused(const LinearLogprobInputs& /*inputs*/, const LinearLogprobOptions& options) {
-  TORCH_CHECK_VALUE(options.keep_logits != KeptLogits::kPowers,
+  TORCH_CHECK_VALUE(options.keep_logits != KeptLogits::kExponentials,
                     "keep_logits is 2: this build has no fused kernels");
   return false;
 }
@@ -27,10 +27,11 @@ bool AreScoredWhileSearched(const LinearLogprobInputs& /*inputs*/,
 void ReserveFusedRoom(int64_t /*num_rows*/, const LinearLogprobInputs& /*inputs*/,
                       const LinearLogprobOptions& /*options*/) {}
 
-std::unique_ptr<BegunScores> BeginFusedScores(const Rows& /*rows*/,
-                                              const LinearLogprobInputs& /*inputs*/,
-                                              const LinearLogprobOptions& /*options*/,
-                                              const Shard& /*shard*/, const at::Tensor& /*cache*/) {
+std::unique_ptr<PendingScores> BeginFusedScores(const Rows& /*rows*/,
+                                                const LinearLogprobInputs& /*inputs*/,
+                                                const LinearLogprobOptions& /*options*/,
+                                                const Shard& /*shard*/,
+                                                const at::Tensor& /*cache*/) {
   TORCH_INTERNAL_ASSERT(false, "this build has no fused kernels");
 }
 
@@ -40,9 +41,10 @@ std::unique_ptr<DotGradients> MakeFusedDotGradients(const DotGradientsArguments&
 
 bool IsCaptured(const at::Device& /*device*/) { return false; }
 
-std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& /*target*/, int64_t /*ignore_index*/,
-                                          const UpstreamGradients& /*upstream*/, IdRange /*owned*/,
-                                          Search /*search*/) {
+std::shared_ptr<RowCompaction> StartRowCompaction(const at::Tensor& /*target*/,
+                                                  int64_t /*ignore_index*/,
+                                                  const UpstreamGradients& /*upstream*/,
+                                                  IdRange /*owned*/, Search /*search*/) {
   return nullptr;
 }
 

@@ -13,7 +13,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/gradient/kept_gradients.h"
-#include "kernels/gradient/level_powers.h"
+#include "kernels/gradient/rebase_exponentials.h"
 #include "kernels/gradient/row_gradients.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_forward.h"
@@ -50,13 +50,13 @@ class FusedDotGradients : public DotGradients {
     const auto& hidden = arguments_.rows.rows.hidden;
     if (arguments_.rows.upstream.mean_logit.has_value()) {
       const Columns all = {0, arguments_.shard.columns};
-      column_weights_ =
-          PaddedToTiles(arguments_.shard.ColumnWeights(arguments_.inputs, all), all.size());
+      mean_logit_weights_ =
+          PaddedToTiles(arguments_.shard.MeanLogitWeights(arguments_.inputs, all), all.size());
     }
     rows_ = at::empty({num_rows_ * static_cast<int64_t>(sizeof(RowGradient))},
                       hidden.options().dtype(at::kByte));
     MakeRows();
-    if (are_powers_leveled()) LevelPowers();
+    if (are_exponentials_rebased()) RebaseExponentials();
     if (!is_in_place()) {
       room_ = at::empty({RoomSize()}, hidden.options());
     }
@@ -73,9 +73,9 @@ class FusedDotGradients : public DotGradients {
     const c10::cuda::CUDAGuard on_device(rows_.device());
     const int64_t tile_begin = columns.begin / kTileColumns;
     const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
-    const at::Tensor place = PlaceOf(tile_end - tile_begin);
+    const at::Tensor place = RowIndexOf(tile_end - tile_begin);
     if (uses_kept()) {
-      if (!are_powers_leveled()) TakeKept(tile_begin, tile_end, place);
+      if (!are_exponentials_rebased()) TakeKept(tile_begin, tile_end, place);
     } else {
       Recompute(tile_begin, tile_end, place);
     }
@@ -118,12 +118,12 @@ class FusedDotGradients : public DotGradients {
   }
 
   /// Powers become gradients, but for a factor, by next to nothing.
-  bool are_powers_leveled() const {
-    return is_in_place() && arguments_.options.keep_logits == KeptLogits::kLeveledPowers;
+  bool are_exponentials_rebased() const {
+    return is_in_place() && arguments_.options.keep_logits == KeptLogits::kRebasedExponentials;
   }
 
   /// [n, 192 a tile], where a block's gradients go.
-  at::Tensor PlaceOf(int64_t tiles) const {
+  at::Tensor RowIndexOf(int64_t tiles) const {
     const int64_t columns = tiles * kTileColumns;
     if (!is_in_place()) {
       return room_.as_strided({num_rows_, columns}, {columns, 1});
@@ -138,7 +138,7 @@ class FusedDotGradients : public DotGradients {
     params.head.num_rows = num_rows_;
     params.head.row_count = row_count();
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
-    params.column_weights = Floats(column_weights_);
+    params.mean_logit_weights = Floats(mean_logit_weights_);
     params.gradients = place.mutable_data_ptr();
     params.gradient_stride = place.stride(0);
     CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
@@ -151,7 +151,7 @@ class FusedDotGradients : public DotGradients {
     params.num_rows = num_rows_;
     params.row_count = row_count();
     params.kept_places = kept_places();
-    params.powers = reinterpret_cast<const __nv_bfloat16*>(kept());
+    params.exponentials = reinterpret_cast<const __nv_bfloat16*>(kept());
     params.exponents = reinterpret_cast<const int32_t*>(kept() + layout.exponents());
     params.row_tiles = layout.row_tiles();
     params.exponent_stride = layout.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
@@ -167,21 +167,21 @@ class FusedDotGradients : public DotGradients {
                 "the gradient of kept logits");
   }
 
-  void LevelPowers() {
+  void RebaseExponentials() {
     const KeptRow<int64_t> layout = kept_layout();
     auto* const kept = arguments_.rows.cached.cache.mutable_data_ptr<uint8_t>();
     factors_ = at::empty({num_rows_, 1}, arguments_.rows.rows.hidden.options().dtype(at::kFloat));
-    kernels::LevelPowersParams params;
+    kernels::RebaseExponentialsParams params;
     params.num_rows = num_rows_;
-    params.powers = reinterpret_cast<__nv_bfloat16*>(kept);
+    params.exponentials = reinterpret_cast<__nv_bfloat16*>(kept);
     params.exponents = reinterpret_cast<const int32_t*>(kept + layout.exponents());
     params.row_tiles = layout.row_tiles();
     params.exponent_stride = layout.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
     params.num_tiles = head_.num_tiles();
     params.rows = static_cast<const RowGradient*>(rows_.const_data_ptr());
     params.factors = factors_.mutable_data_ptr<float>();
-    CheckLaunch(LaunchLevelPowers(params, at::cuda::getCurrentCUDAStream()),
-                "the leveling of kept powers");
+    CheckLaunch(LaunchRebaseExponentials(params, at::cuda::getCurrentCUDAStream()),
+                "the leveling of kept exponentials");
   }
 
   KeptRow<int64_t> kept_layout() const { return KeptRowOf(arguments_.inputs.weight.size(0)); }
@@ -216,7 +216,7 @@ class FusedDotGradients : public DotGradients {
       const KeptRow<int64_t> layout = kept_layout();
       params.kept_places = kept_places();
       params.kept_row_bytes = layout.row_bytes();
-      if (arguments_.options.keep_logits == KeptLogits::kPowers) {
+      if (arguments_.options.keep_logits == KeptLogits::kExponentials) {
         params.max_keys = reinterpret_cast<const uint64_t*>(kept() + layout.max_key());
       }
       params.target_logits = reinterpret_cast<const float*>(kept() + layout.target_logit());
@@ -236,12 +236,12 @@ class FusedDotGradients : public DotGradients {
 
   const DotGradientsArguments arguments_;
   const FusedHead head_;
-  std::shared_ptr<RowSearch> search_;  // null where num_rows_ is known
-  int64_t num_rows_;                   // until then that of all places
-  at::Tensor column_weights_;          // fp32 [tiles * 192] or undefined
-  at::Tensor rows_;                    // RowGradient [n]
-  at::Tensor room_;                    // a block's gradients
-  at::Tensor factors_;                 // fp32 [n, 1] or undefined
+  std::shared_ptr<RowCompaction> search_;  // null where num_rows_ is known
+  int64_t num_rows_;                       // until then that of all places
+  at::Tensor mean_logit_weights_;          // fp32 [tiles * 192] or undefined
+  at::Tensor rows_;                        // RowGradient [n]
+  at::Tensor room_;                        // a block's gradients
+  at::Tensor factors_;                     // fp32 [n, 1] or undefined
 };
 
 bool AreFused(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,

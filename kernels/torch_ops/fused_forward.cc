@@ -70,9 +70,9 @@ T* As(const at::Tensor& bytes) {
 
 Memory Allocate(int64_t num_rows, int64_t num_tiles, const at::TensorOptions& options,
                 const LinearLogprobOptions& asked) {
-  // Gradients that are linear in the powers do without the largest logit in fp32.
-  const bool needs_levels = asked.keep_logits == KeptLogits::kLeveledPowers;
-  const bool needs_largest = asked.need_argmax || asked.keep_logits == KeptLogits::kPowers;
+  // Gradients that are linear in the exponentials do without the largest logit in fp32.
+  const bool needs_levels = asked.keep_logits == KeptLogits::kRebasedExponentials;
+  const bool needs_largest = asked.need_argmax || asked.keep_logits == KeptLogits::kExponentials;
   constexpr int64_t kAlignment = 16;
   int64_t size = 0;
   const auto place = [&](size_t row_bytes) {
@@ -143,11 +143,11 @@ void MakePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
   if (memory.levels != nullptr) MakeLevels(rows, head, memory, stream);
   const KeptRow<int64_t> kept = KeptRowOf(weight_rows);
   auto* const bytes = As<uint8_t>(cache);
-  params.powers.values = reinterpret_cast<__nv_bfloat16*>(bytes);
-  params.powers.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
-  params.powers.row_tiles = kept.row_tiles();
-  params.powers.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
-  params.powers.levels = memory.levels;
+  params.exponentials.values = reinterpret_cast<__nv_bfloat16*>(bytes);
+  params.exponentials.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
+  params.exponentials.row_tiles = kept.row_tiles();
+  params.exponentials.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
+  params.exponentials.levels = memory.levels;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
   const auto keep = [&](const auto* values, int64_t place) {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(*values));
@@ -232,7 +232,7 @@ at::Tensor ArgmaxOverRanks(const Written& written, const Shard& shard, const Ran
   return first.masked_fill_(written.scores.lse.isnan(), -1);
 }
 
-class FusedScores : public BegunScores {
+class FusedScores : public PendingScores {
  public:
   FusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
               const LinearLogprobOptions& options, const Shard& shard, const at::Tensor& cache)
@@ -253,7 +253,7 @@ class FusedScores : public BegunScores {
     const c10::cuda::CUDAGuard on_device(inputs_.hidden.device());
     const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
     // Not before the partials are enqueued: they run while the host waits for the number of rows.
-    const Rows found = rows_.Settled();
+    const Rows found = rows_.Resolved();
     if (rows_.search != nullptr) {
       CheckOwned(rows_.search->Result(), rows_.all_targets, options_, shard.vocab_size);
     }
@@ -266,9 +266,9 @@ class FusedScores : public BegunScores {
       params.sums = memory_.partials;
       params.follows_partials = !are_logits_kept_;
       CheckLaunch(LaunchRowScores(params, stream), "the scores");
-      if (found.num_unowned > 0 || found.are_unseen) {
+      if (found.num_out_of_vocab > 0 || found.are_unchecked) {
         const double unowned =
-            options_.unowned_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
+            options_.out_of_vocab_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
         const at::Tensor columns = memory_.Values(memory_.target_columns, found.size(), at::kInt);
         scores.logprob = at::where(columns >= 0, scores.logprob, unowned);
       }
@@ -276,7 +276,8 @@ class FusedScores : public BegunScores {
       const at::Tensor owners = JoinShards(memory_, num_tiles_, params, group, stream);
       if (!are_owned) {
         CheckOwners(found, owners, inputs_, options_, shard.vocab_size);
-        if (options_.unowned_is_zero) scores.logprob = at::where(owners > 0, scores.logprob, 0);
+        if (options_.out_of_vocab_is_zero)
+          scores.logprob = at::where(owners > 0, scores.logprob, 0);
       }
     }
     if (options_.need_argmax) scores.argmax = ArgmaxOverRanks(written, shard, group);
@@ -300,9 +301,9 @@ class FusedScores : public BegunScores {
 bool HasFusedKernels() { return kernels::HasFusedKernel(); }
 
 bool IsForwardFused(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  const bool keeps_powers = options.keep_logits == KeptLogits::kPowers ||
-                            options.keep_logits == KeptLogits::kLeveledPowers;
-  TORCH_CHECK_VALUE(!keeps_powers || IsFused(inputs),
+  const bool caches_exponentials = options.keep_logits == KeptLogits::kExponentials ||
+                                   options.keep_logits == KeptLogits::kRebasedExponentials;
+  TORCH_CHECK_VALUE(!caches_exponentials || IsFused(inputs),
                     "keep_logits is 2: the fused kernels do not take these inputs");
   return options.keep_logits != KeptLogits::kWide && IsFused(inputs);
 }
@@ -321,9 +322,9 @@ bool AreScoredWhileSearched(const LinearLogprobInputs& inputs,
          IsForwardFused(inputs, options);
 }
 
-std::unique_ptr<BegunScores> BeginFusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
-                                              const LinearLogprobOptions& options,
-                                              const Shard& shard, const at::Tensor& cache) {
+std::unique_ptr<PendingScores> BeginFusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                                const LinearLogprobOptions& options,
+                                                const Shard& shard, const at::Tensor& cache) {
   const c10::cuda::CUDAGuard on_device(inputs.hidden.device());
   return std::make_unique<FusedScores>(rows, inputs, options, shard, cache);
 }

@@ -34,11 +34,11 @@ void ReserveFusedRoom(int64_t num_rows, const LinearLogprobInputs& inputs,
                       const LinearLogprobOptions& options);
 
 /// Enqueues the partials of a block of rows by the fused kernels: logits are nowhere in memory, but
-/// for what `cache`, these rows of one (of powers) or undefined, keeps of them. Of rows of a
+/// for what `cache`, these rows of one (of exponentials) or undefined, keeps of them. Of rows of a
 /// search, those that it finds. The scores are fp32, argmax int64. `inputs` and `options` outlive
 /// what is begun.
-std::unique_ptr<BegunScores> BeginFusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
-                                              const LinearLogprobOptions& options,
-                                              const Shard& shard, const at::Tensor& cache);
+std::unique_ptr<PendingScores> BeginFusedScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                                const LinearLogprobOptions& options,
+                                                const Shard& shard, const at::Tensor& cache);
 
 }  // namespace logprobd::torch_ops

@@ -96,7 +96,7 @@ RowArrays::RowArrays(const Rows& rows, const LinearLogprobInputs& inputs,
                      const LinearLogprobOptions& options, const Shard& shard, const FusedHead& head)
     : targets_(FlatTarget(inputs).contiguous()), places_(rows.index) {
   source_.targets = targets_.const_data_ptr<int64_t>();
-  if (places_.defined()) source_.places = places_.const_data_ptr<int64_t>();
+  if (places_.defined()) source_.row_indices = places_.const_data_ptr<int64_t>();
   source_.temperature = options.temperature;
   if (inputs.row_temperature.has_value()) {
     temperatures_ = Flat(*inputs.row_temperature).to(at::kDouble).contiguous();

@@ -11,25 +11,25 @@
 
 #include <optional>
 
+#include "kernels/rows/compact_rows.h"
 #include "kernels/rows/copy_rows.h"
-#include "kernels/rows/select_rows.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/views.h"
 
 namespace logprobd::torch_ops {
 namespace {
 
-class GpuRowSearch : public RowSearch {
+class GpuRowCompaction : public RowCompaction {
  public:
-  GpuRowSearch(const at::Tensor& targets, int64_t ignore_index, const UpstreamArrays& gradients,
-               IdRange owned, Search search)
+  GpuRowCompaction(const at::Tensor& targets, int64_t ignore_index, const UpstreamArrays& gradients,
+                   IdRange owned, Search search)
       : num_rows_(targets.size(0)),
         has_places_(search == Search::kUnderWay),
         found_(at::empty({count_place() + 1}, targets.options())),
         // Of the host: the kernel writes it, and no copy need follow.
-        selected_(at::empty({static_cast<int64_t>(sizeof(kernels::SelectedRows))},
+        selected_(at::empty({static_cast<int64_t>(sizeof(kernels::CompactedRows))},
                             at::TensorOptions().dtype(at::kByte).pinned_memory(true))) {
-    kernels::SelectRowsParams params;
+    kernels::CompactRowsParams params;
     params.num_rows = num_rows_;
     params.targets = targets.const_data_ptr<int64_t>();
     params.ignore_index = ignore_index;
@@ -40,24 +40,24 @@ class GpuRowSearch : public RowSearch {
     params.first_id = owned.begin;
     params.end_id = owned.end;
     params.index = found_.mutable_data_ptr<int64_t>();
-    if (has_places_) params.counted_places = params.index + num_rows_;
+    if (has_places_) params.valid_indices = params.index + num_rows_;
     params.num_selected = params.index + count_place();
-    params.selected = static_cast<kernels::SelectedRows*>(selected_.mutable_data_ptr());
-    CheckLaunch(LaunchSelectRows(params, at::cuda::getCurrentCUDAStream()),
+    params.selected = static_cast<kernels::CompactedRows*>(selected_.mutable_data_ptr());
+    CheckLaunch(LaunchCompactRows(params, at::cuda::getCurrentCUDAStream()),
                 "the search for rows that count");
     end_.record();
   }
 
-  ~GpuRowSearch() override {
+  ~GpuRowCompaction() override {
     // The kernel must not write to memory of the host that is somebody else's.
     if (!result_.has_value()) C10_CUDA_CHECK_WARN(cudaEventSynchronize(end_.event()));
   }
 
-  GpuRowSearch(const GpuRowSearch&) = delete;
-  GpuRowSearch& operator=(const GpuRowSearch&) = delete;
+  GpuRowCompaction(const GpuRowCompaction&) = delete;
+  GpuRowCompaction& operator=(const GpuRowCompaction&) = delete;
 
   at::Tensor index() const override { return found_.narrow(0, 0, num_rows_); }
-  at::Tensor counted_places() const override {
+  at::Tensor valid_indices() const override {
     TORCH_INTERNAL_ASSERT(has_places_);
     return found_.narrow(0, num_rows_, num_rows_);
   }
@@ -68,7 +68,7 @@ class GpuRowSearch : public RowSearch {
     at::Tensor rows = RowsFrom(at::empty({whole, values.size(1)}, values.options()), 0, num_rows_);
     if (!AreInWholeVectors(values)) return at::index_select_out(rows, values, 0, index());
     kernels::CopyRowsParams params = CopyOf(values, rows);
-    params.places = found_.const_data_ptr<int64_t>();
+    params.row_indices = found_.const_data_ptr<int64_t>();
     CheckLaunch(LaunchCopyRows(params, at::cuda::getCurrentCUDAStream()),
                 "the rows that count, one behind the other");
     return rows;
@@ -78,12 +78,12 @@ class GpuRowSearch : public RowSearch {
   const RowSelection& Result() override {
     if (result_.has_value()) return *result_;
     end_.synchronize();
-    const auto& found = *static_cast<const kernels::SelectedRows*>(selected_.const_data_ptr());
+    const auto& found = *static_cast<const kernels::CompactedRows*>(selected_.const_data_ptr());
     RowSelection& result = result_.emplace();
     if (found.num_selected < num_rows_) result.index = found_.narrow(0, 0, found.num_selected);
-    result.has_all_counted = found.num_selected == found.num_counted;
-    result.num_unowned = found.num_unowned;
-    result.first_unowned = found.first_unowned;
+    result.has_all_counted = found.num_selected == found.num_valid;
+    result.num_out_of_vocab = found.num_out_of_vocab;
+    result.first_out_of_vocab = found.first_out_of_vocab;
     if (found.num_selected > 0) {
       result.targets = IdRange::From(found.least_target, found.greatest_target);
     }
@@ -110,14 +110,14 @@ bool IsCaptured(const at::Device& device) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-std::shared_ptr<RowSearch> StartRowSearch(const at::Tensor& target, int64_t ignore_index,
-                                          const UpstreamGradients& upstream, IdRange owned,
-                                          Search search) {
+std::shared_ptr<RowCompaction> StartRowCompaction(const at::Tensor& target, int64_t ignore_index,
+                                                  const UpstreamGradients& upstream, IdRange owned,
+                                                  Search search) {
   const UpstreamArrays gradients(upstream);
   if (!target.is_cuda() || !gradients.AreFp32On(target.device())) return nullptr;
   const c10::cuda::CUDAGuard on_device(target.device());
-  return std::make_shared<GpuRowSearch>(target.contiguous(), ignore_index, gradients, owned,
-                                        search);
+  return std::make_shared<GpuRowCompaction>(target.contiguous(), ignore_index, gradients, owned,
+                                            search);
 }
 
 }  // namespace logprobd::torch_ops

@@ -6,9 +6,9 @@
 
 namespace logprobd::torch_ops {
 
-/// How the fused kernels' cache holds a row of a shard: its powers and their exponents
-/// (kernels::KeptPowers), its largest logit (of leveled powers not written) and its target's, in
-/// bytes. Rows are whole tiles of powers apart. T: int64_t, or a symbolic one.
+/// How the fused kernels' cache holds a row of a shard: its exponentials and their exponents
+/// (kernels::CachedExponentials), its largest logit (of leveled exponentials not written) and its
+/// target's, in bytes. Rows are whole tiles of exponentials apart. T: int64_t, or a symbolic one.
 template <typename T>
 struct KeptRow {
   T num_tiles;
@@ -24,7 +24,7 @@ struct KeptRow {
     return (after_exponents + kKeyBytes - 1) / kKeyBytes * kKeyBytes;
   }
   T target_logit() const { return max_key() + kKeyBytes; }
-  /// Tiles of powers from row to row.
+  /// Tiles of exponentials from row to row.
   T row_tiles() const { return (target_logit() + kLogitBytes + kTileBytes - 1) / kTileBytes; }
   T row_bytes() const { return row_tiles() * kTileBytes; }
 };

@@ -18,7 +18,7 @@ struct LinearLogprobInputs {
   std::optional<at::Tensor> bias;             ///< [V]
   std::optional<at::Tensor> row_temperature;  ///< [...] like target, > 0; else options.temperature.
   /// [V]: what the mean logit weighs each column by; else 1 over the valid vocabulary.
-  std::optional<at::Tensor> column_weights;
+  std::optional<at::Tensor> mean_logit_weights;
 };
 
 /// What Forward keeps of the logits for Backward; the formats are described in logit_cache.h.
@@ -27,10 +27,10 @@ enum class KeptLogits : int64_t {
   kWide = 1,  ///< All of them, in the wide type.
   /// 2^(y - k) of all, in 16 bits (kernels/common/tile.h): by the fused kernels, for what they
   /// take.
-  kPowers = 2,
-  /// Powers of a row relative to one exponent where they can be (kernels::KeptPowers): by
+  kExponentials = 2,
+  /// Powers of a row relative to one exponent where they can be (kernels::CachedExponentials): by
   /// ForwardWithGradients for itself, where they are gradients but for a factor.
-  kLeveledPowers = 3,
+  kRebasedExponentials = 3,
 };
 
 /// What is computed of them. With z = cap(scale * (h . w) + bias), cap(x) = softcap * tanh(x /
@@ -47,7 +47,7 @@ struct LinearLogprobOptions {
   /// Rows are split over the group: hidden holds this rank's part of target's rows.
   bool sequence_parallel = false;
   /// Targets outside the vocabulary: logprob 0 with the softmax's gradient instead of an error.
-  bool unowned_is_zero = false;
+  bool out_of_vocab_is_zero = false;
   bool need_entropy = true;
   bool need_argmax = false;
   bool need_mean_logit = false;
@@ -60,7 +60,7 @@ struct LinearLogprobOutputs {
   at::Tensor entropy;     ///< Of softmax(x), nats, in [0, ln V].
   at::Tensor lse;         ///< ln of the sum of exp(x).
   at::Tensor argmax;      ///< int64, the lowest id among equals.
-  at::Tensor mean_logit;  ///< Sum of column_weights * x.
+  at::Tensor mean_logit;  ///< Sum of mean_logit_weights * x.
   at::Tensor lse_rest;    ///< What rounding took from lse, for the gradient.
   at::Tensor cache;       ///< What options.keep_logits asks for; not like target.
 };

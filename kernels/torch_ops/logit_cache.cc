@@ -12,7 +12,7 @@ namespace {
 /// Places of `rows` among those that count; undefined: they are all of these.
 at::Tensor PlacesAmongCounted(const Rows& rows, const LinearLogprobInputs& inputs,
                               const LinearLogprobOptions& options) {
-  if (rows.search != nullptr) return rows.search->counted_places();
+  if (rows.search != nullptr) return rows.search->valid_indices();
   if (!rows.index.defined()) return {};
   const at::Tensor counts = inputs.target.reshape({-1}) != options.ignore_index;
   const at::Tensor counted = counts.cumsum(0);
@@ -30,8 +30,8 @@ LogitCacheFormat FormatOfLogitCache(const LinearLogprobInputs& inputs,
       return {wide, 0, 0};
     case KeptLogits::kWide:
       return {wide, inputs.target.sym_numel(), inputs.weight.sym_size(0)};
-    case KeptLogits::kPowers:
-    case KeptLogits::kLeveledPowers:
+    case KeptLogits::kExponentials:
+    case KeptLogits::kRebasedExponentials:
       return {at::kByte, inputs.target.sym_numel(),
               KeptRowOf(inputs.weight.sym_size(0)).row_bytes()};
   }

@@ -16,7 +16,8 @@ namespace logprobd::torch_ops {
 /// KeptLogits::kWide: logits before temperature in the wide type, column by column of this rank's
 /// weight. Row k is that of the k-th row that counts; rows behind these, and columns of padding,
 /// are not written.
-/// KeptLogits::kPowers, kLeveledPowers: bytes, a row as kept_row.h has it, otherwise likewise.
+/// KeptLogits::kExponentials, kRebasedExponentials: bytes, a row as kept_row.h has it, otherwise
+/// likewise.
 struct LogitCacheFormat {
   at::ScalarType dtype = at::kFloat;
   c10::SymInt rows;   ///< All rows of target: how many count is not known without looking.

@@ -52,14 +52,15 @@ LinearLogprobInputs InputsOf(const Rows& rows, const LinearLogprobInputs& inputs
   return part;
 }
 
-/// Whether a row's gradients are its powers times one factor, but for the target's.
-bool AreGradientsPowers(const LossWeights& weights, GradientNeeds needs,
-                        const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+/// Whether a row's gradients are its exponentials times one factor, but for the target's.
+bool AreGradientsExponentials(const LossWeights& weights, GradientNeeds needs,
+                              const LinearLogprobInputs& inputs,
+                              const LinearLogprobOptions& options) {
   const auto [logprob, entropy, lse, mean_logit] = weights.factors;
   const bool is_logprob_alone = logprob != 0 && entropy == 0 && lse == 0 && mean_logit == 0;
   // The bias's gradient adds up columns whose rows have their factors yet to get.
   return is_logprob_alone && !needs.bias && options.softcap == 0 &&
-         inputs.hidden.scalar_type() == at::kBFloat16;  // fp16 has not the powers' range
+         inputs.hidden.scalar_type() == at::kBFloat16;  // fp16 has not the exponentials' range
 }
 
 /// What is computed for the loss, whatever is returned.
@@ -68,9 +69,9 @@ LinearLogprobOptions OptionsOf(const LossWeights& weights, GradientNeeds needs,
   options.need_entropy |= weights.factors[1] != 0;
   options.need_mean_logit |= weights.factors[3] != 0;
   if (!needs.hidden && !needs.weight && !needs.bias) options.keep_logits = KeptLogits::kNone;
-  if (options.keep_logits == KeptLogits::kPowers &&
-      AreGradientsPowers(weights, needs, inputs, options)) {
-    options.keep_logits = KeptLogits::kLeveledPowers;
+  if (options.keep_logits == KeptLogits::kExponentials &&
+      AreGradientsExponentials(weights, needs, inputs, options)) {
+    options.keep_logits = KeptLogits::kRebasedExponentials;
   }
   return options;
 }
@@ -139,22 +140,22 @@ class Pass {
 
   /// Scores of all rows. `begun`: those of the first block, or null. What a rank fails at behind
   /// its collectives, Gradients tells.
-  LinearLogprobOutputs Run(const LossWeights& weights, std::unique_ptr<BegunScores> begun) {
+  LinearLogprobOutputs Run(const LossWeights& weights, std::unique_ptr<PendingScores> begun) {
     std::vector<LinearLogprobOutputs> blocks;
     int64_t begin = 0;
     do {
-      const Rows places = rows_.Part(begin, std::min(block_rows_, rows_.size() - begin));
+      const Rows row_indices = rows_.Part(begin, std::min(block_rows_, rows_.size() - begin));
       // Behind it a rank that fails would leave the others in the collectives of the scores.
       if (begin > 0) {
         group_.Together(inputs_.hidden.device(),
-                        [&] { ReserveRoom({}, InputsOf(places, inputs_), options_); });
+                        [&] { ReserveRoom({}, InputsOf(row_indices, inputs_), options_); });
       }
-      const at::Tensor cache = RowsFrom(cache_, 0, places.size());
+      const at::Tensor cache = RowsFrom(cache_, 0, row_indices.size());
       blocks.push_back(
-          ScoreRows(places, inputs_, options_, shard_, group_, cache, std::move(begun)));
+          ScoreRows(row_indices, inputs_, options_, shard_, group_, cache, std::move(begun)));
       // Of rows of a search, all in this block, those that it has found.
-      const Rows block = places.Settled();
-      if (begin == 0) rows_ = rows_.Settled();
+      const Rows block = row_indices.Resolved();
+      if (begin == 0) rows_ = rows_.Resolved();
       attempt_([&] {
         // Behind the block's kernels, which run meanwhile.
         if (begin == 0) row_weights_ = WeightsOfRows(weights, rows_, inputs_, options_);
@@ -198,9 +199,9 @@ class Pass {
       saved.cache = RowsFrom(cache_, 0, block.size());
       saved.is_cache_spent = true;
     }
-    RowSelection selection = {.are_unseen = block.are_unseen};
-    if (!weighed_.Settled().has_all_counted) {
-      selection = SelectRows(block.target(), options_.ignore_index, weights, /*owned=*/{});
+    RowSelection selection = {.are_unchecked = block.are_unchecked};
+    if (!weighed_.Resolved().has_all_counted) {
+      selection = CompactRows(block.target(), options_.ignore_index, weights, /*owned=*/{});
     }
     const BackwardRows reached =
         RowsReached(selection, block.hidden, weights, block_inputs, saved, options_);
@@ -291,7 +292,7 @@ LinearLogprobLoss ForwardWithGradients(const LossWeights& weights,
     }
     return mine;
   };
-  std::unique_ptr<BegunScores> begun;
+  std::unique_ptr<PendingScores> begun;
   const Agreement agreed =
       AgreeOnRows(group, inputs, options, prepare, [&](const Rows& rows, const Shard& shard) {
         begun = BeginScores(rows.Part(0, cache.size(0)), inputs, computed, shard, cache);

@@ -64,11 +64,12 @@ UpstreamGradients WeightsOfRows(const LossWeights& weights, const Rows& rows,
                                 const LinearLogprobInputs& inputs,
                                 const LinearLogprobOptions& options) {
   const auto wide = inputs.hidden.options().dtype(WideType(inputs));
-  const at::Tensor counts = rows.are_unseen ? rows.target() != options.ignore_index : at::Tensor();
+  const at::Tensor counts =
+      rows.are_unchecked ? rows.target() != options.ignore_index : at::Tensor();
   const double num_rows =
       weights.is_mean ? static_cast<double>(std::max<int64_t>(rows.size(), 1)) : 1.0;
   at::Tensor unseen_share;
-  if (weights.is_mean && rows.are_unseen) {
+  if (weights.is_mean && rows.are_unchecked) {
     unseen_share = counts.sum().clamp_min(1).to(wide.dtype()).reciprocal();
   }
   UpstreamGradients result;

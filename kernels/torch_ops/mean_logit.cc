@@ -15,9 +15,9 @@ namespace {
 /// Terms of a value in the 16-bit dtype `like`, [k, m]: their sum has 24 bits, or nearly (fp16
 /// drops what is too small for it).
 at::Tensor Terms(at::Tensor values, at::ScalarType like) {
-  constexpr int kTerms = 3;
+  constexpr int kNumSplits = 3;
   std::vector<at::Tensor> terms;
-  for (int i = 0; i < kTerms; ++i) {
+  for (int i = 0; i < kNumSplits; ++i) {
     terms.push_back(values.to(like));
     values = values - terms.back().to(at::kFloat);
   }
@@ -32,7 +32,7 @@ at::Tensor Largest(const at::Tensor& values) {
 
 /// Sum of weight rows, each times its column's weight, [H] in fp32.
 at::Tensor MeanWeight(const LinearLogprobInputs& inputs, const Shard& shard) {
-  const at::Tensor weights = shard.ColumnWeights(inputs, {0, shard.columns}).to(at::kFloat);
+  const at::Tensor weights = shard.MeanLogitWeights(inputs, {0, shard.columns}).to(at::kFloat);
   const at::Tensor largest = Largest(weights);
   const at::Tensor terms = Terms(weights / largest, inputs.weight.scalar_type());
   const at::Tensor products = at::mm(terms, inputs.weight.narrow(0, 0, shard.columns), at::kFloat);
@@ -45,7 +45,7 @@ at::Tensor MeanOfCapped(const Rows& rows, const LinearLogprobInputs& inputs,
   at::Tensor mean = at::zeros({rows.size()}, inputs.hidden.options().dtype(at::kDouble));
   for (const Columns& columns : CutColumns(shard.columns, shard.begin, rows.size())) {
     const at::Tensor logits = BlockLogits(rows.hidden, inputs, options, columns, at::kFloat);
-    mean += logits.to(at::kDouble).mv(shard.ColumnWeights(inputs, columns));
+    mean += logits.to(at::kDouble).mv(shard.MeanLogitWeights(inputs, columns));
   }
   return mean.to(at::kFloat);
 }
@@ -59,7 +59,7 @@ at::Tensor MeanOfProducts(const Rows& rows, const LinearLogprobInputs& inputs,
   at::Tensor mean = at::mm(rows.hidden, terms.t(), at::kFloat).sum(1).mul_(largest * options.scale);
   if (inputs.bias.has_value()) {
     const at::Tensor bias = inputs.bias->narrow(0, 0, shard.columns).to(at::kDouble);
-    mean += bias.dot(shard.ColumnWeights(inputs, {0, shard.columns})).to(at::kFloat);
+    mean += bias.dot(shard.MeanLogitWeights(inputs, {0, shard.columns})).to(at::kFloat);
   }
   return mean;
 }

@@ -48,11 +48,12 @@ struct BackwardInputs {
       const Tensor &entropy, const MaybeTensor &cache
 #define LOGPROBD_INPUTS                                                                      \
   const Tensor &hidden, const Tensor &weight, const Tensor &target, const MaybeTensor &bias, \
-      const MaybeTensor &row_temperature, const MaybeTensor &column_weights
-#define LOGPROBD_OPTIONS                                                                         \
-  double temperature, double scale, double softcap, int64_t ignore_index, int64_t vocab_start,   \
-      int64_t vocab_valid, std::string_view group, bool sequence_parallel, bool unowned_is_zero, \
-      bool need_entropy, bool need_argmax, bool need_mean_logit, int64_t keep_logits
+      const MaybeTensor &row_temperature, const MaybeTensor &mean_logit_weights
+#define LOGPROBD_OPTIONS                                                                       \
+  double temperature, double scale, double softcap, int64_t ignore_index, int64_t vocab_start, \
+      int64_t vocab_valid, std::string_view group, bool sequence_parallel,                     \
+      bool out_of_vocab_is_zero, bool need_entropy, bool need_argmax, bool need_mean_logit,    \
+      int64_t keep_logits
 
 #define LOGPROBD_WEIGHTS                                                     \
   const MaybeTensor &logprob_weights, const MaybeTensor &entropy_weights,    \
@@ -64,11 +65,11 @@ struct BackwardInputs {
     {d_logprob, d_entropy, d_lse, d_mean_logit}, { lse, lse_rest, entropy, cache } \
   }
 #define LOGPROBD_INPUTS_STRUCT \
-  LinearLogprobInputs { hidden, weight, target, bias, row_temperature, column_weights }
+  LinearLogprobInputs { hidden, weight, target, bias, row_temperature, mean_logit_weights }
 #define LOGPROBD_OPTIONS_STRUCT                                                              \
   LinearLogprobOptions {                                                                     \
     temperature, scale, softcap, ignore_index, vocab_start, vocab_valid, std::string(group), \
-        sequence_parallel, unowned_is_zero, need_entropy, need_argmax, need_mean_logit,      \
+        sequence_parallel, out_of_vocab_is_zero, need_entropy, need_argmax, need_mean_logit, \
         static_cast<KeptLogits>(keep_logits)                                                 \
   }
 
@@ -117,10 +118,10 @@ template <typename Signature, typename... More>
 auto Call(const char* name, const LinearLogprobInputs& in, const LinearLogprobOptions& options,
           More&&... more) {
   const auto score = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-  return score.call(in.hidden, in.weight, in.target, in.bias, in.row_temperature, in.column_weights,
-                    options.temperature, options.scale, options.softcap, options.ignore_index,
-                    options.vocab_start, options.vocab_valid, options.group,
-                    options.sequence_parallel, options.unowned_is_zero, options.need_entropy,
+  return score.call(in.hidden, in.weight, in.target, in.bias, in.row_temperature,
+                    in.mean_logit_weights, options.temperature, options.scale, options.softcap,
+                    options.ignore_index, options.vocab_start, options.vocab_valid, options.group,
+                    options.sequence_parallel, options.out_of_vocab_is_zero, options.need_entropy,
                     options.need_argmax, options.need_mean_logit,
                     static_cast<int64_t>(options.keep_logits), std::forward<More>(more)...);
 }
@@ -133,9 +134,9 @@ auto Call(const char* name, const BackwardInputs& back, const LinearLogprobInput
   return differentiate.call(
       back.upstream.logprob, back.upstream.entropy, back.upstream.lse, back.upstream.mean_logit,
       back.saved.lse, back.saved.lse_rest, back.saved.entropy, back.saved.cache, in.hidden,
-      in.weight, in.target, in.bias, in.row_temperature, in.column_weights, options.temperature,
+      in.weight, in.target, in.bias, in.row_temperature, in.mean_logit_weights, options.temperature,
       options.scale, options.softcap, options.ignore_index, options.vocab_start,
-      options.vocab_valid, options.group, options.sequence_parallel, options.unowned_is_zero,
+      options.vocab_valid, options.group, options.sequence_parallel, options.out_of_vocab_is_zero,
       options.need_entropy, options.need_argmax, options.need_mean_logit,
       static_cast<int64_t>(options.keep_logits), std::forward<More>(more)...);
 }

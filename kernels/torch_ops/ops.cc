@@ -116,9 +116,10 @@ TORCH_LIBRARY(logprobd, library) {
   library.def("free_bytes(int device, int enough) -> int", &FreeBytes);
   const std::string inputs =
       "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? row_temperature, "
-      "Tensor? column_weights, float temperature, float scale, float softcap, int ignore_index, "
+      "Tensor? mean_logit_weights, float temperature, float scale, float softcap, int "
+      "ignore_index, "
       "int vocab_start, int vocab_valid, str group, bool sequence_parallel, "
-      "bool unowned_is_zero, bool need_entropy, bool need_argmax, bool need_mean_logit, "
+      "bool out_of_vocab_is_zero, bool need_entropy, bool need_argmax, bool need_mean_logit, "
       "int keep_logits, ";
   const std::string upstream =
       "Tensor? d_logprob, Tensor? d_entropy, Tensor? d_lse, Tensor? d_mean_logit, Tensor lse, "

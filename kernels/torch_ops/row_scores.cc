@@ -84,7 +84,7 @@ BlockKnowledge Know(const Rows& rows, const LinearLogprobInputs& inputs,
     TakeTargets(logits, rows, first, knowledge);
     if (options.need_argmax) TakeLargest(logits, first, knowledge);
     if (options.need_mean_logit) {
-      knowledge.mean_logit += logits.to(at::kDouble).mv(shard.ColumnWeights(inputs, columns));
+      knowledge.mean_logit += logits.to(at::kDouble).mv(shard.MeanLogitWeights(inputs, columns));
     }
   }
   if (options.need_mean_logit) {
@@ -127,7 +127,7 @@ LinearLogprobOutputs Score(const Rows& rows, const BlockKnowledge& knowledge,
   if (!group.is_alone() && !rows.are_owned) {
     CheckOwners(rows, sums[2], inputs, options, shard.vocab_size);
   }
-  const double unowned = rows.are_unseen && !options.unowned_is_zero ? nan : 0;
+  const double unowned = rows.are_unchecked && !options.out_of_vocab_is_zero ? nan : 0;
   scores.logprob = at::where(sums[2] > 0, where_finite(logprob), unowned);
   if (options.need_entropy) {
     const at::Tensor entropy = (log2_sum - sums[3].to(at::kDouble) / sum).mul_(kernels::kLn2);
@@ -176,10 +176,10 @@ Block BlockOf(const Rows& rows, int64_t begin, int64_t size, const LinearLogprob
 }
 
 /// Of kFusedBlockRows rows from `begin` on.
-std::unique_ptr<BegunScores> BeginFusedBlock(const Rows& rows, int64_t begin,
-                                             const LinearLogprobInputs& inputs,
-                                             const LinearLogprobOptions& options,
-                                             const Shard& shard, const at::Tensor& cache) {
+std::unique_ptr<PendingScores> BeginFusedBlock(const Rows& rows, int64_t begin,
+                                               const LinearLogprobInputs& inputs,
+                                               const LinearLogprobOptions& options,
+                                               const Shard& shard, const at::Tensor& cache) {
   const Block block = BlockOf(rows, begin, kFusedBlockRows, options, cache);
   return BeginFusedScores(block.rows, inputs, options, shard, block.cache);
 }
@@ -204,9 +204,9 @@ void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& input
   }
 }
 
-std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
-                                         const LinearLogprobOptions& options, const Shard& shard,
-                                         const at::Tensor& cache) {
+std::unique_ptr<PendingScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                           const LinearLogprobOptions& options, const Shard& shard,
+                                           const at::Tensor& cache) {
   if (rows.size() == 0 || !IsForwardFused(inputs, options)) return nullptr;
   return BeginFusedBlock(rows, 0, inputs, options, shard, cache);
 }
@@ -214,7 +214,7 @@ std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobIn
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const Shard& shard,
                                const RankGroup& group, const at::Tensor& cache,
-                               std::unique_ptr<BegunScores> begun) {
+                               std::unique_ptr<PendingScores> begun) {
   if (rows.size() == 0) return NoScores(rows, options);
   const bool is_fused = IsForwardFused(inputs, options);
   std::vector<LinearLogprobOutputs> blocks;
@@ -264,7 +264,7 @@ LinearLogprobOutputs InPlaceOfAll(const LinearLogprobOutputs& scores, const Rows
   const auto placed = [&](const at::Tensor& values, at::ScalarType dtype) {
     if (!values.defined()) return at::empty({0}, inputs.target.options().dtype(dtype));
     const at::Tensor all = rows.Spread(values.to(dtype));
-    if (rows.are_unseen) all.masked_fill_(rows.target() == options.ignore_index, 0);
+    if (rows.are_unchecked) all.masked_fill_(rows.target() == options.ignore_index, 0);
     return all.view(inputs.target.sizes());
   };
   const at::ScalarType wide = WideType(inputs);

@@ -17,9 +17,9 @@ void ReserveRoom(const RowSelection& selection, const LinearLogprobInputs& input
                  const LinearLogprobOptions& options);
 
 /// Scores of a block of rows that are on their way: what one rank does of them for itself.
-class BegunScores {
+class PendingScores {
  public:
-  virtual ~BegunScores() = default;
+  virtual ~PendingScores() = default;
 
   /// The scores of these rows; of rows of a search, for which it waits, those that were found.
   /// `are_owned`: Rows::are_owned, as it is known by now, like all of `shard`. Ranks of `group`
@@ -29,9 +29,9 @@ class BegunScores {
 
 /// Begins the scores of the first of `rows` where that is enqueuing kernels; null elsewhere. Of
 /// `shard` the vocabulary's size is not looked at. `inputs` and `options` outlive what is begun.
-std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
-                                         const LinearLogprobOptions& options, const Shard& shard,
-                                         const at::Tensor& cache);
+std::unique_ptr<PendingScores> BeginScores(const Rows& rows, const LinearLogprobInputs& inputs,
+                                           const LinearLogprobOptions& options, const Shard& shard,
+                                           const at::Tensor& cache);
 
 /// Scores of `rows`, [n] each, in fp64 or, by the fused kernels, fp32, but for argmax; what is not
 /// needed is undefined. A block of rows and columns at a time: logits -> sums of tiles -> sums of
@@ -42,7 +42,7 @@ std::unique_ptr<BegunScores> BeginScores(const Rows& rows, const LinearLogprobIn
 LinearLogprobOutputs ScoreRows(const Rows& rows, const LinearLogprobInputs& inputs,
                                const LinearLogprobOptions& options, const Shard& shard,
                                const RankGroup& group, const at::Tensor& cache,
-                               std::unique_ptr<BegunScores> begun = nullptr);
+                               std::unique_ptr<PendingScores> begun = nullptr);
 
 /// Those of blocks of rows, at least one, one after another.
 LinearLogprobOutputs JoinScores(const std::vector<LinearLogprobOutputs>& blocks);

@@ -23,12 +23,12 @@ at::Tensor Reached(const UpstreamGradients& upstream) {
 
 }  // namespace
 
-RowSelection RowSelection::Settled() const { return search == nullptr ? *this : search->Result(); }
+RowSelection RowSelection::Resolved() const { return search == nullptr ? *this : search->Result(); }
 
-RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
-                        const UpstreamGradients& upstream, IdRange owned, Search search) {
-  if (IsCaptured(target.device())) return {.are_unseen = true};
-  if (const auto started = StartRowSearch(target, ignore_index, upstream, owned, search)) {
+RowSelection CompactRows(const at::Tensor& target, int64_t ignore_index,
+                         const UpstreamGradients& upstream, IdRange owned, Search search) {
+  if (IsCaptured(target.device())) return {.are_unchecked = true};
+  if (const auto started = StartRowCompaction(target, ignore_index, upstream, owned, search)) {
     return search == Search::kUnderWay ? RowSelection{.search = started} : started->Result();
   }
   at::Tensor counts = target != ignore_index;
@@ -39,16 +39,17 @@ RowSelection SelectRows(const at::Tensor& target, int64_t ignore_index,
   }
   const at::Tensor index = at::nonzero(counts).squeeze(1);
   if (index.size(0) < target.size(0)) selection.index = index;
-  const at::Tensor is_unowned = counts.logical_and(target.lt(owned.begin) + target.ge(owned.end));
-  const at::Tensor unowned = at::nonzero(is_unowned).squeeze(1);
-  selection.num_unowned = unowned.size(0);
-  if (selection.num_unowned > 0) selection.first_unowned = unowned[0].item<int64_t>();
+  const at::Tensor is_out_of_vocab =
+      counts.logical_and(target.lt(owned.begin) + target.ge(owned.end));
+  const at::Tensor unowned = at::nonzero(is_out_of_vocab).squeeze(1);
+  selection.num_out_of_vocab = unowned.size(0);
+  if (selection.num_out_of_vocab > 0) selection.first_out_of_vocab = unowned[0].item<int64_t>();
   if (index.size(0) > 0) {
     const auto [least, greatest] = target.index_select(0, index).aminmax();
     selection.targets = IdRange::From(least.item<int64_t>(), greatest.item<int64_t>());
   }
-  const at::Tensor places = at::arange(1, target.size(0) + 1, target.options());
-  selection.target_checksum = (target * places).sum().item<int64_t>();
+  const at::Tensor row_indices = at::arange(1, target.size(0) + 1, target.options());
+  selection.target_checksum = (target * row_indices).sum().item<int64_t>();
   return selection;
 }
 

@@ -43,7 +43,7 @@ void CheckDevices(const LinearLogprobInputs& inputs, const std::optional<at::Ten
   CheckOnDevice(inputs.target, "target", inputs.hidden);
   CheckOnDevice(inputs.bias, "bias", inputs.hidden);
   CheckOnDevice(inputs.row_temperature, "temperature", inputs.hidden);
-  CheckOnDevice(inputs.column_weights, "column_weights", inputs.hidden);
+  CheckOnDevice(inputs.mean_logit_weights, "mean_logit_weights", inputs.hidden);
 }
 
 at::Tensor Rows::Spread(const at::Tensor& values) const {
@@ -64,20 +64,20 @@ Rows Rows::Part(int64_t begin, int64_t size) const {
   part.index = index.defined() ? index.narrow(0, begin, size)
                                : at::arange(begin, begin + size, all_targets.options());
   part.num_all = num_all;
-  part.num_unowned = num_unowned;
+  part.num_out_of_vocab = num_out_of_vocab;
   part.are_owned = are_owned;
-  part.are_unseen = are_unseen;
+  part.are_unchecked = are_unchecked;
   return part;
 }
 
 at::Tensor Rows::target() const { return Select(all_targets); }
 
-Rows Rows::Settled() const {
+Rows Rows::Resolved() const {
   if (search == nullptr) return *this;
   const RowSelection& found = search->Result();
   Rows rows = *this;
   rows.search.reset();
-  rows.num_unowned = found.num_unowned;
+  rows.num_out_of_vocab = found.num_out_of_vocab;
   rows.index = found.index;
   if (!found.index.defined()) return rows;
   const int64_t count = found.index.size(0);
@@ -124,7 +124,7 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
   }
   CheckDevices(inputs, /*weight_grad=*/std::nullopt);
   CheckPerColumn(inputs.bias, "bias", weight);
-  CheckPerColumn(inputs.column_weights, "column_weights", weight);
+  CheckPerColumn(inputs.mean_logit_weights, "mean_logit_weights", weight);
   TORCH_CHECK_VALUE(
       !inputs.row_temperature.has_value() || inputs.row_temperature->sizes() == target.sizes(),
       "temperature has the shape ", inputs.row_temperature->sizes(), " and target ", target.sizes(),
@@ -141,7 +141,7 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
                     "temperature is ", options.temperature, ": it must be above 0 and finite");
   TORCH_CHECK_VALUE(options.softcap >= 0 && std::isfinite(options.softcap), "softcap is ",
                     options.softcap, ": it must be above 0, or None for none");
-  TORCH_CHECK_VALUE(options.keep_logits <= KeptLogits::kPowers, "keep_logits is ",
+  TORCH_CHECK_VALUE(options.keep_logits <= KeptLogits::kExponentials, "keep_logits is ",
                     static_cast<int64_t>(options.keep_logits), ": it must be 0, 1 or 2");
   TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
                     ": it must not be negative");
@@ -170,8 +170,8 @@ Rows RowsOf(const RowSelection& selection, const at::Tensor& hidden,
   Rows rows;
   rows.all_targets = FlatTarget(inputs);
   rows.num_all = rows.all_targets.size(0);
-  rows.num_unowned = selection.num_unowned;
-  rows.are_unseen = selection.are_unseen;
+  rows.num_out_of_vocab = selection.num_out_of_vocab;
+  rows.are_unchecked = selection.are_unchecked;
   rows.search = selection.search;
   rows.index = rows.search != nullptr ? rows.search->index() : selection.index;
   rows.hidden = rows.search != nullptr ? rows.search->Gather(hidden) : rows.Select(hidden);
@@ -198,7 +198,7 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
           std::bit_cast<int64_t>(options.softcap),
           inputs.row_temperature.has_value(),
           options.sequence_parallel,
-          options.unowned_is_zero,
+          options.out_of_vocab_is_zero,
           options.need_entropy,
           options.need_argmax,
           options.need_mean_logit};
@@ -206,22 +206,22 @@ std::vector<int64_t> CommonArguments(const LinearLogprobInputs& inputs,
 
 void CheckOwned(const RowSelection& selection, const at::Tensor& target,
                 const LinearLogprobOptions& options, int64_t vocab_size) {
-  if (options.unowned_is_zero || selection.num_unowned == 0) return;
-  TORCH_CHECK_INDEX(false, "target ", target[selection.first_unowned].item<int64_t>(), " of row ",
-                    selection.first_unowned, " is in no rank's part of the vocabulary, [0, ",
-                    vocab_size, "), nor are ", selection.num_unowned - 1,
-                    " others; ignored ones hold ignore_index");
+  if (options.out_of_vocab_is_zero || selection.num_out_of_vocab == 0) return;
+  TORCH_CHECK_INDEX(false, "target ", target[selection.first_out_of_vocab].item<int64_t>(),
+                    " of row ", selection.first_out_of_vocab,
+                    " is in no rank's part of the vocabulary, [0, ", vocab_size, "), nor are ",
+                    selection.num_out_of_vocab - 1, " others; ignored ones hold ignore_index");
 }
 
 void CheckOwners(const Rows& rows, const at::Tensor& owners, const LinearLogprobInputs& inputs,
                  const LinearLogprobOptions& options, int64_t vocab_size) {
-  if (options.unowned_is_zero) return;
+  if (options.out_of_vocab_is_zero) return;
   const at::Tensor found = at::nonzero(owners == 0).squeeze(1);
   if (found.size(0) == 0) return;
   const auto first = found[0].item<int64_t>();
   const RowSelection unowned = {
-      .num_unowned = found.size(0),
-      .first_unowned = rows.index.defined() ? rows.index[first].item<int64_t>() : first};
+      .num_out_of_vocab = found.size(0),
+      .first_out_of_vocab = rows.index.defined() ? rows.index[first].item<int64_t>() : first};
   CheckOwned(unowned, FlatTarget(inputs), options, vocab_size);
 }
 

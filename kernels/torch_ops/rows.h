@@ -20,18 +20,18 @@ struct Rows {
   at::Tensor index;        ///< [n], int64, places in `all_targets`; undefined: all rows.
   int64_t num_all = 0;     ///< Rows of the operator's target.
   /// Rows whose target is not among the ids that were asked for; of a search not known yet.
-  int64_t num_unowned = 0;
+  int64_t num_out_of_vocab = 0;
   /// Each target is known to be in one rank's shard, of several ranks.
   bool are_owned = false;
   /// All rows were taken without a look at them: ignored ones too, and targets that nobody owns.
-  bool are_unseen = false;
+  bool are_unchecked = false;
   /// Not ended, or null: these are places for all rows, and only its first ones are computed.
-  std::shared_ptr<RowSearch> search;
+  std::shared_ptr<RowCompaction> search;
 
   int64_t size() const { return hidden.size(0); }
   at::Tensor target() const;  ///< [n], int64
   /// What the search has found, for which it waits; without one, these.
-  Rows Settled() const;
+  Rows Resolved() const;
   /// Values of these rows in the place of all rows; 0 for the others.
   at::Tensor Spread(const at::Tensor& values) const;
   /// `size` of these rows from `begin` on; they know their places. All, while a search is under

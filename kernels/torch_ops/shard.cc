@@ -29,9 +29,10 @@ Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& opti
   columns = std::clamp<int64_t>(vocab_size - begin, 0, inputs.weight.size(0));
 }
 
-at::Tensor Shard::ColumnWeights(const LinearLogprobInputs& inputs, Columns columns_wanted) const {
-  if (inputs.column_weights.has_value()) {
-    return inputs.column_weights->narrow(0, columns_wanted.begin, columns_wanted.size())
+at::Tensor Shard::MeanLogitWeights(const LinearLogprobInputs& inputs,
+                                   Columns columns_wanted) const {
+  if (inputs.mean_logit_weights.has_value()) {
+    return inputs.mean_logit_weights->narrow(0, columns_wanted.begin, columns_wanted.size())
         .to(at::kDouble);
   }
   return at::full({columns_wanted.size()}, 1.0 / static_cast<double>(vocab_size),
@@ -72,10 +73,10 @@ RowSelection SelectCountedRows(const LinearLogprobInputs& inputs,
                                const UpstreamGradients& upstream, Search search) {
   const at::Tensor target = FlatTarget(inputs);
   if (!group.is_alone()) {
-    return SelectRows(target, options.ignore_index, upstream, /*owned=*/{}, search);
+    return CompactRows(target, options.ignore_index, upstream, /*owned=*/{}, search);
   }
   const Shard shard(inputs, options, IdsOfShard(inputs, options).end);
-  RowSelection selection = SelectRows(target, options.ignore_index, upstream, shard.ids(), search);
+  RowSelection selection = CompactRows(target, options.ignore_index, upstream, shard.ids(), search);
   CheckOwned(selection, target, options, shard.vocab_size);
   return selection;
 }

@@ -19,7 +19,7 @@ struct Shard {
   Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end);
 
   /// Weights of the mean logit for some of the columns, fp64.
-  at::Tensor ColumnWeights(const LinearLogprobInputs& inputs, Columns columns_wanted) const;
+  at::Tensor MeanLogitWeights(const LinearLogprobInputs& inputs, Columns columns_wanted) const;
 
   /// The ids that count.
   IdRange ids() const { return {begin, begin + columns}; }

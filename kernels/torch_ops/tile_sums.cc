@@ -45,13 +45,13 @@ void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t f
   y = y.view({y.size(0), -1, kTileColumns});
   const at::Tensor exponent = y.amax(2, /*keepdim=*/true).ceil_();
   const at::Tensor u = y.sub_(exponent);
-  const at::Tensor powers = u.exp2();
+  const at::Tensor exponentials = u.exp2();
   const int64_t count = y.size(1);
   tiles.exponent.narrow(1, tile, count).copy_(exponent.squeeze(2));
-  tiles.sum.narrow(1, tile, count).copy_(powers.sum(2));
+  tiles.sum.narrow(1, tile, count).copy_(exponentials.sum(2));
   if (tiles.weighted.defined()) {
     // -inf * 0 would be NaN.
-    const at::Tensor weighted = at::where(powers == 0, 0, u).mul_(powers).sum(2);
+    const at::Tensor weighted = at::where(exponentials == 0, 0, u).mul_(exponentials).sum(2);
     tiles.weighted.narrow(1, tile, count).copy_(weighted);
   }
 }

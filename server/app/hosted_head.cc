@@ -12,9 +12,9 @@
 namespace logprobd {
 namespace {
 
-/// The batch thread's, see Batcher::Options::look_for: longer than an answer's way to a client and
+/// The batch thread's, see Batcher::Options::busy_poll: longer than an answer's way to a client and
 /// its next request's way back, some 300 us, so that one who asks again at once wakes nobody.
-constexpr absl::Duration kLookForRequest = absl::Microseconds(500);
+constexpr absl::Duration kBusyPollRequest = absl::Microseconds(500);
 
 /// "gpu2, gpu3"; empty where the layout is not known.
 std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
@@ -152,7 +152,7 @@ Batcher::Options HostedHead::BatcherOptions(const ServerOptions& options) {
   result.turns_head = turns_.head;
   result.staging = &staging_;
   if (plan().engine.device == Device::kCuda) {  // else the cores are the engine's
-    result.look_for = kLookForRequest;
+    result.busy_poll = kBusyPollRequest;
   }
   return result;
 }
@@ -194,10 +194,10 @@ std::string HostedHead::FailureText() const {
                                           num_lost == 1 ? "has" : "have", " failed");
 }
 
-HeadFacts HostedHead::Facts() const {
+HeadStatus HostedHead::Facts() const {
   const std::shared_ptr<LocalHead> head = this->head();
   const std::string failure = FailureText();
-  HeadFacts facts;
+  HeadStatus facts;
   facts.info = plan().head;
   {
     const absl::MutexLock lock(&mutex_);

@@ -63,7 +63,7 @@ class HostedHead {
   std::string FailureText() const;
 
   /// What the status page says of it.
-  HeadFacts Facts() const;
+  HeadStatus Facts() const;
 
   /// Publishes and logs the replicas that have failed since the last call; whether a replica is
   /// left. With `is_only` nothing is logged of a single replica, whose loss ends the server.

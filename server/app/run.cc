@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/app/build_facts.h"
+#include "server/app/build_info.h"
 #include "server/app/options_parser.h"
 #include "server/app/process_limits.h"
 #include "server/app/server.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "server/app/build_facts.h"
+#include "server/app/build_info.h"
 #include "server/app/head_turns.h"
 #include "server/app/head_values.h"
 #include "server/app/hosted_head.h"
@@ -100,7 +100,7 @@ struct Server::Impl {
   std::string ReadyText();
   std::string StatusText();
   std::pair<ServingState, std::string> StateNow();
-  StatusFacts Facts();
+  ServerStatus Facts();
   std::string LoadingText();
   std::string FailureText();
   absl::Status LoadHead(HostedHead& head);
@@ -251,9 +251,9 @@ std::pair<ServingState, std::string> Server::Impl::StateNow() {
   return {FailureText().empty() ? ServingState::kReady : ServingState::kDegraded, ReadyText()};
 }
 
-StatusFacts Server::Impl::Facts() {
+ServerStatus Server::Impl::Facts() {
   const ServerPlan now = Plan();
-  StatusFacts facts;
+  ServerStatus facts;
   facts.version = Build().version;
   facts.commit = Build().commit;
   std::tie(facts.state, facts.state_text) = StateNow();

@@ -65,7 +65,7 @@ LatencySummary SummaryOf(std::string name, const HistogramCounts& counts) {
   return summary;
 }
 
-HeadStatus HeadOf(const HeadFacts& facts, const Window& window) {
+HeadStatus HeadOf(const HeadStatus& facts, const Window& window) {
   const std::string label = LabelValue(facts.info.name);
   const Labels labels = {{"head", label}};
   HeadStatus head;
@@ -192,7 +192,7 @@ StatusBoard::Look StatusBoard::Baseline(absl::Time now) const {
   return younger == looks_.begin() ? looks_.front() : *(younger - 1);
 }
 
-StatusPage StatusBoard::Page(const StatusFacts& facts) {
+StatusPage StatusBoard::Page(const ServerStatus& facts) {
   metrics_.ReadGpus();
   const MetricsSnapshot now = metrics_.Snapshot();
   const absl::Time time = clock_.Now();
@@ -214,7 +214,7 @@ StatusPage StatusBoard::Page(const StatusFacts& facts) {
   }
   page.inflight_bytes = static_cast<int64_t>(now.Sum("logprobd_inflight_bytes"));
   page.inflight_bytes_max = static_cast<int64_t>(now.Sum("logprobd_inflight_bytes_limit"));
-  for (const HeadFacts& head : facts.heads) {
+  for (const HeadStatus& head : facts.heads) {
     page.heads.push_back(HeadOf(head, window));
   }
   for (const char* const stage : kStages) {

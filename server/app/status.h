@@ -16,7 +16,7 @@
 namespace logprobd {
 
 /// What only the server itself knows of a head's state.
-struct HeadFacts {
+struct HeadStatus {
   HeadInfo info;
   ServingState state = ServingState::kNotReady;
   std::string state_text;
@@ -25,12 +25,12 @@ struct HeadFacts {
 };
 
 /// The same of the whole server.
-struct StatusFacts {
+struct ServerStatus {
   std::string version;
   std::string commit;
   ServingState state = ServingState::kNotReady;
   std::string state_text;
-  std::vector<HeadFacts> heads = {};
+  std::vector<HeadStatus> heads = {};
   MemoryPlan memory = {};  ///< Of all heads.
   std::vector<std::string> warnings = {};
 };
@@ -48,7 +48,7 @@ class StatusBoard {
   void Sample();
 
   /// The page now. Asks the driver about the GPUs, as a scrape does.
-  StatusPage Page(const StatusFacts& facts);
+  StatusPage Page(const ServerStatus& facts);
 
   static constexpr absl::Duration kWindow = absl::Seconds(60);
   static constexpr absl::Duration kSamplePeriod = absl::Seconds(5);

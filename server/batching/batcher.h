@@ -60,7 +60,7 @@ class Batcher {
     /// How long the batch thread looks for the next request before it sleeps, on a real clock:
     /// waking it up takes some 50 us of a small request's time, looking takes a core. Zero: not at
     /// all.
-    absl::Duration look_for = absl::ZeroDuration();
+    absl::Duration busy_poll = absl::ZeroDuration();
     /// Threads that gather payloads into staging memory beside the batch thread, 0 to 256.
     int32_t copy_threads = 2;
     /// Threads that call callbacks beside the one on which a batch ended, where it answers many

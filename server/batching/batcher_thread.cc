@@ -88,8 +88,8 @@ void Batcher::Impl::Run() {
 
 /// Looks for a while, then sleeps, until there is something to do or wake_time_ has come.
 void Batcher::Impl::AwaitWakeLocked() {
-  if (options_.look_for > absl::ZeroDuration()) {
-    const absl::Time until = std::min(clock_.Now() + options_.look_for, wake_time_);
+  if (options_.busy_poll > absl::ZeroDuration()) {
+    const absl::Time until = std::min(clock_.Now() + options_.busy_poll, wake_time_);
     mutex_.Unlock();
     while (!wake_.load(std::memory_order_acquire) && clock_.Now() < until) {
       std::this_thread::yield();

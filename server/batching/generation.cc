@@ -12,7 +12,7 @@ namespace logprobd {
 namespace {
 
 /// What a row's scores and the sizes of batches follow from.
-auto HeadFacts(const ScoringEngine& engine) {
+auto HeadStatus(const ScoringEngine& engine) {
   const HeadInfo& info = engine.info();
   return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
                     info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
@@ -24,7 +24,7 @@ absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batc
     return absl::InvalidArgumentError("replicas: there must be at least one");
   }
   for (size_t i = 1; i < engines.size(); ++i) {
-    if (HeadFacts(*engines[i]) != HeadFacts(*engines.front())) {
+    if (HeadStatus(*engines[i]) != HeadStatus(*engines.front())) {
       return absl::InvalidArgumentError(absl::StrCat(
           "replicas: number ", i, " has another head or batch_rows_max than number 0"));
     }

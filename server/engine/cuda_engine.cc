@@ -31,7 +31,7 @@ constexpr absl::Duration kRestTime = absl::Seconds(5);
 
 /// Waking the submit thread takes some 50 us of a small batch's time, looking takes a core for as
 /// long. As long as the batch thread looks for a request: where that is awake this one is too.
-constexpr absl::Duration kLookForBatch = absl::Microseconds(500);
+constexpr absl::Duration kBusyPollBatch = absl::Microseconds(500);
 
 /// A replica that is being made: its shards load at the same time as all others.
 struct Replica {
@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
   ShardedEngineOptions engine = ReplicaOptions(info, plan, options, index);
   engine.memory = ReplicaMemory(info, options, plan.exchange, replica.gpus, tiles);
   engine.rest_time_max = kRestTime;
-  engine.look_for = kLookForBatch;
+  engine.busy_poll = kBusyPollBatch;
   engine.tiles = std::move(tiles);
   engine.gpus = replica.gpus;
   std::vector<std::unique_ptr<EngineShard>> shards;

@@ -43,17 +43,17 @@ absl::Status NoGpu(cudaError_t error) {
 }
 
 /// All GPUs of the machine; their memory counts as free until it is measured.
-absl::StatusOr<std::vector<GpuFacts>> FindGpus() {
+absl::StatusOr<std::vector<GpuInfo>> FindGpus() {
   int num_gpus = 0;
   cudaError_t error = cudaGetDeviceCount(&num_gpus);
   if (error != cudaSuccess) return NoGpu(error);
   if (num_gpus == 0) return NoGpu(cudaErrorNoDevice);
-  std::vector<GpuFacts> gpus;
+  std::vector<GpuInfo> gpus;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
     cudaDeviceProp properties{};
     error = cudaGetDeviceProperties(&properties, gpu);
     if (error != cudaSuccess) return NoGpu(error);
-    GpuFacts facts;
+    GpuInfo facts;
     facts.ordinal = gpu;
     facts.name = properties.name;
     facts.pci_bus_id = absl::StrCat(absl::Hex(properties.pciDomainID, absl::kZeroPad4), ":",
@@ -69,14 +69,14 @@ absl::StatusOr<std::vector<GpuFacts>> FindGpus() {
   return gpus;
 }
 
-std::string Describe(const GpuFacts& gpu) {
+std::string Describe(const GpuInfo& gpu) {
   return absl::StrCat(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor);
 }
 
 /// Takes a context on the GPUs that may be used, and so their free memory and whether this build
 /// has code for them.
-absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuFacts>& gpus) {
-  for (GpuFacts& gpu : gpus) {
+absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpus) {
+  for (GpuInfo& gpu : gpus) {
     const bool is_named =
         std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) != options.gpus.end();
     if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) continue;
@@ -188,8 +188,8 @@ MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exc
 }
 
 absl::Status CheckCudaUsable() {
-  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<GpuFacts> gpus, FindGpus());
-  for (const GpuFacts& gpu : gpus) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, FindGpus());
+  for (const GpuInfo& gpu : gpus) {
     if (gpu.major >= kComputeCapabilityMin) return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
@@ -198,7 +198,7 @@ absl::Status CheckCudaUsable() {
 
 absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
                                           std::string reason) {
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuFacts> gpus, FindGpus());
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuInfo> gpus, FindGpus());
   if (head.vocab_size > kVocabSizeMax) {
     return absl::FailedPreconditionError(
         absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
@@ -219,7 +219,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                             PartitionTiles(head.vocab_size, layout.num_shards));
   EnginePlan plan;
   plan.device = Device::kCuda;
-  for (const GpuFacts& gpu : gpus) plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
+  for (const GpuInfo& gpu : gpus) plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
   plan.layout = std::move(layout.places);
   const std::vector<int32_t> used = GpusOf(plan, 0);
   const std::string why_no_fused = WhyNoFused(head, options, used.front());
@@ -252,7 +252,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                     plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
                     exchange.why.empty() ? "" : absl::StrCat(" (", exchange.why, ")"));
   }
-  for (const GpuFacts& facts : gpus) {
+  for (const GpuInfo& facts : gpus) {
     if (absl::c_any_of(plan.layout, [&facts](const ShardPlace& place) {
           return place.device == GpuName(facts.ordinal);
         })) {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/chunked/bf16_split.h"
 #include "kernels/chunked/gather_logits.h"
-#include "kernels/chunked/split_terms.h"
 #include "kernels/chunked/tile_stats.h"
 #include "kernels/chunked/top_k.h"
 #include "kernels/chunked/widen.h"
@@ -66,12 +66,12 @@ absl::StatusOr<std::unique_ptr<CudaScorer>> CudaScorer::Create(const ChunkPlan& 
   } else {
     options.shapes = ShapesOf(plan, {plan.head_dtype});
     LOGPROBD_ASSIGN_OR_RETURN(scorer->native_, CudaGemm::Create(options));
-    const bool has_terms = plan.PairOf(kernels::Dtype::kF32) == ChunkPlan::Pair::kTerms;
+    const bool has_splits = plan.PairOf(kernels::Dtype::kF32) == ChunkPlan::Pair::kTerms;
     const kernels::Dtype other =
         plan.head_dtype == kernels::Dtype::kBf16 ? kernels::Dtype::kF16 : kernels::Dtype::kBf16;
-    options.dtype = has_terms ? kernels::Dtype::kBf16 : kernels::Dtype::kF32;
-    options.depth = has_terms ? kernels::TermPitch(plan.hidden_size) * kernels::kHiddenTerms
-                              : plan.padded_hidden;
+    options.dtype = has_splits ? kernels::Dtype::kBf16 : kernels::Dtype::kF32;
+    options.depth = has_splits ? kernels::SplitPitch(plan.hidden_size) * kernels::kHiddenSplits
+                               : plan.padded_hidden;
     options.shapes = ShapesOf(plan, {kernels::Dtype::kF32, other});
     options.algorithm_index = 0;
     LOGPROBD_ASSIGN_OR_RETURN(scorer->mixed_, CudaGemm::Create(options));
@@ -221,13 +221,13 @@ absl::Status CudaScorer::EnqueueConversion(const CudaBlock& block, cudaStream_t 
   if (offset == 0) return absl::OkStatus();
   const std::byte* const source = block.hidden + offset;
   if (plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms) {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchSplitTerms({.dtype = block.hidden_dtype,
-                                                             .in = source,
-                                                             .in_stride = plan_.padded_hidden,
-                                                             .num_rows = block.num_rows,
-                                                             .hidden_size = plan_.hidden_size,
-                                                             .out = block.hidden},
-                                                            stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchBf16Split({.dtype = block.hidden_dtype,
+                                                            .in = source,
+                                                            .in_stride = plan_.padded_hidden,
+                                                            .num_rows = block.num_rows,
+                                                            .hidden_size = plan_.hidden_size,
+                                                            .out = block.hidden},
+                                                           stream));
   } else {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchWiden(
         source, block.hidden_dtype, kernels::PadRows(block.num_rows) * plan_.padded_hidden,
@@ -237,13 +237,13 @@ absl::Status CudaScorer::EnqueueConversion(const CudaBlock& block, cudaStream_t 
 }
 
 kernels::FusedPartialsParams CudaScorer::FusedParams(const CudaBlock& block) const {
-  const bool has_terms = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms;
+  const bool has_splits = plan_.PairOf(block.hidden_dtype) == ChunkPlan::Pair::kTerms;
   kernels::FusedPartialsParams params;
   params.dtype = plan_.head_dtype;
   params.num_rows = block.num_rows;
   params.readable_rows = plan_.HiddenRows(block.hidden_dtype);
   params.hidden_size = plan_.padded_hidden;
-  params.num_terms = has_terms ? kernels::kHiddenTerms : 1;
+  params.num_splits = has_splits ? kernels::kHiddenSplits : 1;
   params.hidden = block.hidden;
   params.hidden_stride =
       plan_.MultipliedRowBytes(block.hidden_dtype) / kernels::DtypeBytes(plan_.head_dtype);
@@ -310,16 +310,17 @@ absl::StatusOr<const std::byte*> CudaScorer::EnqueueWeight(kernels::Dtype hidden
     return converted_weight_;
   }
   // The weight's rows once for each term, with zeros up to the next.
-  const auto term_bytes = static_cast<size_t>(kernels::TermPitch(plan_.hidden_size)) * 2;
-  const size_t pitch = term_bytes * kernels::kHiddenTerms;
-  for (size_t term = 0; term < kernels::kHiddenTerms; ++term) {
-    std::byte* const out = converted_weight_ + term * term_bytes;
+  const auto split_bytes = static_cast<size_t>(kernels::SplitPitch(plan_.hidden_size)) * 2;
+  const size_t pitch = split_bytes * kernels::kHiddenSplits;
+  for (size_t term = 0; term < kernels::kHiddenSplits; ++term) {
+    std::byte* const out = converted_weight_ + term * split_bytes;
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, weight, row_bytes, row_bytes,
                                                     static_cast<size_t>(columns),
                                                     cudaMemcpyDeviceToDevice, stream));
-    if (term_bytes > row_bytes) {
-      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(
-          out + row_bytes, pitch, 0, term_bytes - row_bytes, static_cast<size_t>(columns), stream));
+    if (split_bytes > row_bytes) {
+      LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(out + row_bytes, pitch, 0,
+                                                      split_bytes - row_bytes,
+                                                      static_cast<size_t>(columns), stream));
     }
   }
   return converted_weight_;

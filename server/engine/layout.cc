@@ -34,7 +34,7 @@ struct Numbers {
   int32_t shards = 0;    ///< 0: open.
 };
 
-using GpuSpan = absl::Span<const GpuFacts>;
+using GpuSpan = absl::Span<const GpuInfo>;
 using NeedsOf = std::function<GpuNeeds(int32_t num_shards)>;
 
 std::string CountText(int64_t count, absl::string_view noun) {
@@ -59,14 +59,14 @@ int64_t BytesOnce(const GpuNeeds& needs) { return Add(needs.weight_bytes, needs.
 int64_t BytesTwice(const GpuNeeds& needs) { return Add(needs.weight_bytes, BytesOnce(needs)); }
 
 /// The facts of the GPUs in the order in which they are taken.
-absl::StatusOr<std::vector<GpuFacts>> TakeGpus(const EngineOptions& options, GpuSpan gpus) {
+absl::StatusOr<std::vector<GpuInfo>> TakeGpus(const EngineOptions& options, GpuSpan gpus) {
   if (gpus.empty()) {
     return absl::FailedPreconditionError("there is no GPU; use --device cpu");
   }
-  if (options.gpus.empty()) return std::vector<GpuFacts>(gpus.begin(), gpus.end());
-  std::vector<GpuFacts> taken;
+  if (options.gpus.empty()) return std::vector<GpuInfo>(gpus.begin(), gpus.end());
+  std::vector<GpuInfo> taken;
   for (const int32_t ordinal : options.gpus) {
-    const auto is_it = [ordinal](const GpuFacts& gpu) { return gpu.ordinal == ordinal; };
+    const auto is_it = [ordinal](const GpuInfo& gpu) { return gpu.ordinal == ordinal; };
     const auto found = absl::c_find_if(gpus, is_it);
     if (found == gpus.end()) {
       return absl::FailedPreconditionError(absl::StrCat("GPU ", ordinal, " does not exist: there ",
@@ -81,19 +81,19 @@ absl::StatusOr<std::vector<GpuFacts>> TakeGpus(const EngineOptions& options, Gpu
   return taken;
 }
 
-std::string Describe(const GpuFacts& gpu) {
+std::string Describe(const GpuInfo& gpu) {
   return absl::StrCat("GPU ", gpu.ordinal, " (", gpu.name, ", compute capability ", gpu.major, ".",
                       gpu.minor, ", ", HumanBytes(gpu.total_bytes), ")");
 }
 
-bool IsSameModel(const GpuFacts& a, const GpuFacts& b) {
+bool IsSameModel(const GpuInfo& a, const GpuInfo& b) {
   const auto [less, more] = std::minmax(a.total_bytes, b.total_bytes);
   return a.name == b.name && a.major == b.major && a.minor == b.minor &&
          less >= more - more / kMemoryParts;
 }
 
 absl::Status CheckModels(GpuSpan gpus) {
-  for (const GpuFacts& gpu : gpus) {
+  for (const GpuInfo& gpu : gpus) {
     if (gpu.major < 8) {
       return absl::FailedPreconditionError(
           absl::StrCat(Describe(gpu), " is too old: compute capability 8.0 or later is needed; ",
@@ -138,7 +138,7 @@ absl::StatusOr<Layout> LayoutOf(const Numbers& numbers, std::string reason, int6
 class GpuPlanner {
  public:
   /// `gpus` in the order in which they are taken; where they were named none may be left over.
-  GpuPlanner(const Numbers& asked, bool are_named, int64_t vocab_size, std::vector<GpuFacts> gpus,
+  GpuPlanner(const Numbers& asked, bool are_named, int64_t vocab_size, std::vector<GpuInfo> gpus,
              const NeedsOf& needs_of)
       : asked_(asked),
         are_named_(are_named),
@@ -147,7 +147,7 @@ class GpuPlanner {
         needs_of_(needs_of) {
     if (are_named_) return;
     // One that another process uses is taken last.
-    absl::c_stable_sort(gpus_, [](const GpuFacts& a, const GpuFacts& b) {
+    absl::c_stable_sort(gpus_, [](const GpuInfo& a, const GpuInfo& b) {
       return a.free_bytes / kFreeStepBytes > b.free_bytes / kFreeStepBytes;
     });
   }
@@ -214,16 +214,16 @@ class GpuPlanner {
   /// In the order in which they hold shards: as they were named, else counted up.
   std::vector<int32_t> Ordinals(GpuSpan gpus) const {
     std::vector<int32_t> ordinals;
-    for (const GpuFacts& gpu : gpus) ordinals.push_back(gpu.ordinal);
+    for (const GpuInfo& gpu : gpus) ordinals.push_back(gpu.ordinal);
     if (!are_named_) absl::c_sort(ordinals);
     return ordinals;
   }
 
   /// The first with the least free memory of those that are used.
-  const GpuFacts& Fullest(const Numbers& numbers) const {
+  const GpuInfo& Fullest(const Numbers& numbers) const {
     const GpuSpan used = Used(numbers);
     return *absl::c_min_element(
-        used, [](const GpuFacts& a, const GpuFacts& b) { return a.free_bytes < b.free_bytes; });
+        used, [](const GpuInfo& a, const GpuInfo& b) { return a.free_bytes < b.free_bytes; });
   }
 
   /// Null where no GPU would have so many bytes free.
@@ -237,7 +237,7 @@ class GpuPlanner {
 
   absl::Status NoRoom(const Numbers& numbers) const {
     const GpuNeeds needs = needs_of_(numbers.shards);
-    const GpuFacts& gpu = Fullest(numbers);
+    const GpuInfo& gpu = Fullest(numbers);
     return absl::FailedPreconditionError(absl::StrCat(
         "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free",
         gpu.reserved_bytes <= 0
@@ -285,14 +285,14 @@ class GpuPlanner {
   const Numbers asked_;
   const bool are_named_;
   const int64_t vocab_size_;
-  std::vector<GpuFacts> gpus_;
+  std::vector<GpuInfo> gpus_;
   const NeedsOf& needs_of_;
 };
 
 }  // namespace
 
-void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus) {
-  for (GpuFacts& gpu : gpus) {
+void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus) {
+  for (GpuInfo& gpu : gpus) {
     for (const MemoryUse& use : reserved) {
       if (use.place == GpuName(gpu.ordinal)) gpu.reserved_bytes += use.bytes;
     }
@@ -301,10 +301,10 @@ void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus) {
 }
 
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
-                                     absl::Span<const GpuFacts> gpus,
+                                     absl::Span<const GpuInfo> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of) {
   const Numbers asked{options.replicas, options.shards};
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuFacts> taken, TakeGpus(options, gpus));
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuInfo> taken, TakeGpus(options, gpus));
   LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
   if (asked.shards > kernels::kExchangeRanksMax) {
     return absl::InvalidArgumentError(absl::StrCat(asked.shards, " shards are too many: at most ",

@@ -13,7 +13,7 @@
 namespace logprobd {
 
 /// A GPU before anything is allocated on it.
-struct GpuFacts {
+struct GpuInfo {
   int32_t ordinal = 0;
   std::string name;
   int32_t major = 0;  ///< Compute capability.
@@ -27,7 +27,7 @@ struct GpuFacts {
 
 /// Takes what other heads will need off the GPUs' free memory; never below 0. Negative: adds what
 /// is given back.
-void Reserve(const MemoryPlan& reserved, std::vector<GpuFacts>& gpus);
+void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus);
 
 /// Memory of a GPU that holds one of `num_shards` shards, the largest.
 struct GpuNeeds {
@@ -54,7 +54,7 @@ struct Layout {
 /// compute capability 8.0, of different models or memory (1%), or without room. INVALID_ARGUMENT:
 /// more shards than tiles or than 16, a GPU named twice, or named GPUs that would be left over.
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
-                                     absl::Span<const GpuFacts> gpus,
+                                     absl::Span<const GpuInfo> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of);
 
 /// The same on a CPU, where shards and replicas share the threads: one of each unless asked.

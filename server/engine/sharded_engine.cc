@@ -27,7 +27,7 @@ namespace {
 
 /// How long a batch is looked for before the finish thread sleeps between looks: waking up takes as
 /// long as a small batch.
-constexpr absl::Duration kLookFor = absl::Milliseconds(2);
+constexpr absl::Duration kBusyPoll = absl::Milliseconds(2);
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
 /// How often a batch that is still being enqueued is looked at.
@@ -162,7 +162,7 @@ void ShardedEngine::RunSubmitThread() {
 
 /// The oldest batch that was not taken; null when the engine stops and none is left.
 ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
-  const absl::Time sleep_from = RealNow() + options_.look_for;
+  const absl::Time sleep_from = RealNow() + options_.busy_poll;
   while (num_started_.load(std::memory_order_acquire) == num_taken_ && RealNow() < sleep_from) {
     std::this_thread::yield();
   }
@@ -238,7 +238,7 @@ absl::Status ShardedEngine::Finish(Job& job) {
 }
 
 absl::Status ShardedEngine::AwaitShards(const Job& job) {
-  const absl::Time sleep_from = RealNow() + kLookFor;
+  const absl::Time sleep_from = RealNow() + kBusyPoll;
   while (true) {
     bool is_done = true;
     for (const std::unique_ptr<EngineShard>& shard : shards_) {

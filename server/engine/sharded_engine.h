@@ -37,7 +37,7 @@ struct ShardedEngineOptions {
   absl::Duration rest_time_max = absl::InfiniteDuration();
   /// How long the submit thread looks for the next batch before it sleeps; zero where the shards
   /// score on the same cores.
-  absl::Duration look_for = absl::ZeroDuration();
+  absl::Duration busy_poll = absl::ZeroDuration();
   std::vector<TileRange> tiles;  ///< A shard each.
   std::vector<int32_t> gpus;     ///< Ordinals for the metrics, a shard each; empty on a CPU.
   int32_t replica = 0;

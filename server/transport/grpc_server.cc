@@ -197,8 +197,8 @@ absl::StatusOr<std::unique_ptr<LocalAccess>> OpenLocal(const GrpcServer::Options
   return nullptr;
 }
 
-ServerFacts FactsOf(const GrpcServer::Options& options, const LocalAccess* local) {
-  ServerFacts facts{options.version, {"tcp"}};
+ServerInfo FactsOf(const GrpcServer::Options& options, const LocalAccess* local) {
+  ServerInfo facts{options.version, {"tcp"}};
   if (local != nullptr) {
     facts.local = local->facts();
     facts.transports.emplace_back("unix");
@@ -223,7 +223,7 @@ void SetHealth(grpc::Server* server, bool serving) {
 }  // namespace
 
 struct GrpcServer::Impl {
-  Impl(const HeadRegistry& heads, ServerFacts facts, const AnswerBudget::Options& answers,
+  Impl(const HeadRegistry& heads, ServerInfo facts, const AnswerBudget::Options& answers,
        std::unique_ptr<LocalAccess> local_access, Metrics& metrics, const Clock& clock)
       : local(std::move(local_access)),
         service(heads, std::move(facts), answers, local.get(), metrics, clock),

@@ -16,14 +16,14 @@
 namespace logprobd {
 
 /// What ListHeads says of the server itself.
-struct ServerFacts {
+struct ServerInfo {
   std::string version;
   std::vector<std::string> transports;  ///< "tcp", "unix", "shm", "cuda_ipc".
   std::optional<LocalAccess::Facts> local = std::nullopt;
 };
 
 /// Answers ListHeads. gRPC owns what is returned.
-grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerFacts& server,
+grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerInfo& server,
                                          Metrics& metrics, const Clock& clock,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request,

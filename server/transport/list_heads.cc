@@ -18,7 +18,7 @@ void Fill(const RequestLimits& limits, v1::Limits& out) {
   out.set_stream_window(static_cast<uint32_t>(limits.stream_window));
 }
 
-void Fill(const ServedHead& head, const ServerFacts& server, v1::Head& out) {
+void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
   const std::shared_ptr<const HeadInfo> facts = head.info();
   const HeadInfo& info = *facts;
   out.set_name(info.name);
@@ -60,7 +60,7 @@ void Fill(const LocalAccess::Facts& local, v1::LocalAccess& out) {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerFacts& server,
+grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerInfo& server,
                                          Metrics& metrics, const Clock& clock,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request,

@@ -25,7 +25,7 @@
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 #include "server/transport/file_descriptor.h"
 #include "server/transport/listen_check.h"
 #include "server/transport/local_packet.h"

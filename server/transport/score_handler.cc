@@ -56,7 +56,7 @@ struct ScoreHandler::Pending {
 };
 
 std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
-                                              const CallFacts& facts, Metrics::Method method,
+                                              const CallInfo& facts, Metrics::Method method,
                                               ReplyCallback done) {
   const absl::Time received = clock_.Now();
   PayloadSlices slices = SlicesOf(message);

@@ -13,7 +13,7 @@
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 #include "server/transport/local_access.h"
 #include "server/transport/response_encoder.h"
 #include "server/transport/work_count.h"
@@ -47,7 +47,7 @@ class ScoreHandler {
   /// Starts on a serialised ScoreRequest; never waits. `done` is called exactly once: before this
   /// returns when the request is refused, else on a thread of the server. What is returned has been
   /// submitted, and may already be done.
-  std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallFacts& facts,
+  std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallInfo& facts,
                                   Metrics::Method method, ReplyCallback done);
 
   /// To be called when a reply has been sent (or its client is gone: then no bytes); `answered` is

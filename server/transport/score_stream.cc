@@ -7,7 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 #include "server/transport/score_call.h"
 
 namespace logprobd {
@@ -183,7 +183,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   ScoreHandler& handler_;
-  const CallFacts facts_;
+  const CallInfo facts_;
   const int window_;
 
   /// gRPC's while a read or write is under way.

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 #include "server/transport/grpc_status.h"
 #include "server/transport/score_call.h"
 

@@ -23,7 +23,7 @@ int StreamWindow(const HeadRegistry& heads) {
 
 }  // namespace
 
-ScoringService::ScoringService(const HeadRegistry& heads, ServerFacts server,
+ScoringService::ScoringService(const HeadRegistry& heads, ServerInfo server,
                                const AnswerBudget::Options& answers, const LocalAccess* local,
                                Metrics& metrics, const Clock& clock)
     : handler_(heads, metrics, clock, answers, local), server_(std::move(server)) {}

@@ -18,9 +18,8 @@ class ScoringService final
                   v1::Scoring::WithRawCallbackMethod_Verify<v1::Scoring::Service>>>> {
  public:
   /// References must outlive the service.
-  ScoringService(const HeadRegistry& heads, ServerFacts server,
-                 const AnswerBudget::Options& answers, const LocalAccess* local, Metrics& metrics,
-                 const Clock& clock);
+  ScoringService(const HeadRegistry& heads, ServerInfo server, const AnswerBudget::Options& answers,
+                 const LocalAccess* local, Metrics& metrics, const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,
@@ -38,7 +37,7 @@ class ScoringService final
 
  private:
   ScoreHandler handler_;
-  const ServerFacts server_;
+  const ServerInfo server_;
 };
 
 }  // namespace logprobd

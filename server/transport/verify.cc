@@ -10,7 +10,7 @@
 #include "logprobd/v1/scoring.pb.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 #include "server/transport/grpc_status.h"
 #include "server/transport/info_calls.h"
 #include "server/transport/proto_message.h"

@@ -67,15 +67,16 @@ std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
   std::vector<std::thread> threads;
   for (int32_t t = 0; t < num_threads; ++t) {
     threads.emplace_back([&, t] {
-      std::vector<float> column_weights(static_cast<size_t>(hidden_size));
+      std::vector<float> mean_logit_weights(static_cast<size_t>(hidden_size));
       for (int64_t column = t; column < vocab_size; column += num_threads) {
         for (int64_t k = 0; k < hidden_size; ++k) {
-          column_weights[static_cast<size_t>(k)] = static_cast<float>(kernels::ElementReference(
+          mean_logit_weights[static_cast<size_t>(k)] = static_cast<float>(kernels::ElementReference(
               head.weight(), column * hidden_size + k, testing::KernelDtype(head.info().dtype)));
         }
         for (int64_t row = 0; row < inputs.num_rows(); ++row) {
-          logits[static_cast<size_t>(row)][static_cast<size_t>(column)] = Dot(
-              &hidden[static_cast<size_t>(row * hidden_size)], column_weights.data(), hidden_size);
+          logits[static_cast<size_t>(row)][static_cast<size_t>(column)] =
+              Dot(&hidden[static_cast<size_t>(row * hidden_size)], mean_logit_weights.data(),
+                  hidden_size);
         }
       }
     });

@@ -35,7 +35,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 import bench_records
 from e2e import baselines, latency, swap, throughput
 from e2e.processes import gpu_memory_mib
-from e2e.scene import Scene, Skipped, say
+from e2e.fixture import Fixture, Skipped, say
 from e2e.time_limit import GRACE_S, within
 
 ROOT = bench_records.ROOT
@@ -44,7 +44,7 @@ TRANSPORTS = ("tcp", "shm", "ipc")
 
 
 class Section(NamedTuple):
-    measure: Callable[[Scene], None]
+    measure: Callable[[Fixture], None]
     limit_s: float  # beyond what it allows itself: something hangs
 
 
@@ -175,8 +175,8 @@ def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section
             continue
         for hidden in hidden_sizes:
 
-            def measure(scene: Scene, hidden: int = hidden) -> None:
-                throughput.measure(scene, transports, hidden)
+            def measure(fixture: Fixture, hidden: int = hidden) -> None:
+                throughput.measure(fixture, transports, hidden)
 
             title = f"{', '.join(transports)} at H={hidden}"
             sections.setdefault(title, Section(measure, THROUGHPUT_LIMIT_S))
@@ -184,21 +184,21 @@ def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section
 
 
 def run_sections(
-    scene: Scene, sections: dict[str, Section], write: Callable[[], None]
+    fixture: Fixture, sections: dict[str, Section], write: Callable[[], None]
 ) -> dict[str, str]:
     """Measures section by section; those that have not all their figures, with the reason."""
     failed: dict[str, str] = {}
     for name, section in sections.items():
-        left = scene.deadline - time.monotonic()
+        left = fixture.deadline - time.monotonic()
         if left <= 0:
             failed[name] = "the time is over"
             say(f"{name} left out: {failed[name]}")
             continue
         say(f"{name} ...")
-        begin, before = time.monotonic(), len(scene.records)
+        begin, before = time.monotonic(), len(fixture.records)
         try:
             with within(min(section.limit_s, left + GRACE_S)):
-                section.measure(scene)
+                section.measure(fixture)
         except Skipped as reason:
             say(f"{name} left out: {reason}")
         except Exception as error:  # the other sections are still worth having
@@ -206,8 +206,8 @@ def run_sections(
             failed[name] = f"{type(error).__name__}: {error}"
         finally:
             write()  # a run that is ended early leaves what it has
-        if len(scene.records) > before:
-            say(table(scene.records[before:]))
+        if len(fixture.records) > before:
+            say(table(fixture.records[before:]))
         say(f"{name}: {time.monotonic() - begin:.0f} s\n")
     return failed
 
@@ -229,7 +229,7 @@ def main() -> int:
     )
     end_on_sigterm()
     work = args.work or pathlib.Path(tempfile.mkdtemp(prefix="logprobd_e2e_"))
-    scene = Scene(
+    fixture = Fixture(
         binaries=args.bin_dir,
         work=work,
         device=args.device,
@@ -247,19 +247,19 @@ def main() -> int:
 
     def write() -> None:
         if args.out:
-            bench_records.write(scene.records, args.out)
+            bench_records.write(fixture.records, args.out)
 
     failed: dict[str, str] = {}
     try:
-        failed = run_sections(scene, sections_of(args.only, args.hidden), write)
+        failed = run_sections(fixture, sections_of(args.only, args.hidden), write)
     except KeyboardInterrupt:
         failed["the run"] = "ended early"
     finally:
         if not args.work:
             shutil.rmtree(work, ignore_errors=True)
     print(f"{bench_records.ORIGIN['machine']}, commit {bench_records.ORIGIN['commit']}\n")
-    print(table(scene.records), flush=True)
-    is_missed = bench_records.missed(scene.records)
+    print(table(fixture.records), flush=True)
+    is_missed = bench_records.missed(fixture.records)
     for name, reason in failed.items():
         say(f"FAILED: {name}: {reason}")
     if failed:

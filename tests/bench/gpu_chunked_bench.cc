@@ -54,7 +54,7 @@ struct Flags {
 };
 
 /// What is measured on: the head, hidden rows, their targets and scales, room for scores.
-struct Scene {
+struct Fixture {
   std::shared_ptr<const CudaHead> head;
   DeviceBuffer hidden;
   DeviceBuffer targets;
@@ -71,41 +71,43 @@ absl::StatusOr<DeviceBuffer> ToDevice(const void* values, int64_t bytes, int64_t
   return buffer;
 }
 
-absl::StatusOr<Scene> MakeScene(int64_t rows_max) {
+absl::StatusOr<Fixture> MakeFixture(int64_t rows_max) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
   const kernels::ChunkPlan plan =
       kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
-  Scene scene;
+  Fixture fixture;
   LoadMeter meter(0, {});
   LOGPROBD_ASSIGN_OR_RETURN(CudaHead device_head, LoadCudaHead(head, plan, meter));
-  scene.head = std::make_shared<const CudaHead>(std::move(device_head));
+  fixture.head = std::make_shared<const CudaHead>(std::move(device_head));
   const EngineCase inputs = MakeLargeCase(head, rows_max, 1);
   const std::vector<float> scales(static_cast<size_t>(rows_max), kernels::Log2Scale(1.0F));
   const auto hidden_bytes = static_cast<int64_t>(inputs.hidden.size());
   const int64_t padding = kernels::kRowGranularity * kHiddenSize * 2;
-  LOGPROBD_ASSIGN_OR_RETURN(scene.hidden,
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.hidden,
                             ToDevice(inputs.hidden.data(), hidden_bytes, hidden_bytes + padding));
-  LOGPROBD_ASSIGN_OR_RETURN(scene.targets,
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.targets,
                             ToDevice(inputs.targets.data(), rows_max * 4, rows_max * 4));
-  LOGPROBD_ASSIGN_OR_RETURN(scene.log2_scales, ToDevice(scales.data(), rows_max * 4, rows_max * 4));
-  LOGPROBD_ASSIGN_OR_RETURN(scene.logprob, AllocateDevice(rows_max * 4, "benchmark data"));
-  LOGPROBD_ASSIGN_OR_RETURN(scene.entropy, AllocateDevice(rows_max * 4, "benchmark data"));
-  LOGPROBD_ASSIGN_OR_RETURN(scene.nonfinite, AllocateDevice(rows_max, "benchmark data"));
-  return scene;
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.log2_scales,
+                            ToDevice(scales.data(), rows_max * 4, rows_max * 4));
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.logprob, AllocateDevice(rows_max * 4, "benchmark data"));
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.entropy, AllocateDevice(rows_max * 4, "benchmark data"));
+  LOGPROBD_ASSIGN_OR_RETURN(fixture.nonfinite, AllocateDevice(rows_max, "benchmark data"));
+  return fixture;
 }
 
 /// `rows` rows through the chunked path, block after block as the engine does it.
-absl::Status ScoreRows(CudaScorer& scorer, const Scene& scene, int64_t rows, cudaStream_t stream) {
+absl::Status ScoreRows(CudaScorer& scorer, const Fixture& fixture, int64_t rows,
+                       cudaStream_t stream) {
   const int64_t block_rows = scorer.plan().BlockRows(kernels::Dtype::kBf16);
   for (int64_t row = 0; row < rows; row += block_rows) {
     CudaBlock block;
-    block.hidden = scene.hidden.get() + row * kHiddenSize * 2;
+    block.hidden = fixture.hidden.get() + row * kHiddenSize * 2;
     block.num_rows = std::min(block_rows, rows - row);
-    block.targets = reinterpret_cast<const int32_t*>(scene.targets.get()) + row;
-    block.log2_scales = reinterpret_cast<const float*>(scene.log2_scales.get()) + row;
-    block.scores.logprob = reinterpret_cast<float*>(scene.logprob.get()) + row;
-    block.scores.entropy = reinterpret_cast<float*>(scene.entropy.get()) + row;
-    block.scores.nonfinite = reinterpret_cast<uint8_t*>(scene.nonfinite.get()) + row;
+    block.targets = reinterpret_cast<const int32_t*>(fixture.targets.get()) + row;
+    block.log2_scales = reinterpret_cast<const float*>(fixture.log2_scales.get()) + row;
+    block.scores.logprob = reinterpret_cast<float*>(fixture.logprob.get()) + row;
+    block.scores.entropy = reinterpret_cast<float*>(fixture.entropy.get()) + row;
+    block.scores.nonfinite = reinterpret_cast<uint8_t*>(fixture.nonfinite.get()) + row;
     LOGPROBD_RETURN_IF_ERROR(scorer.EnqueuePartials(block, stream));
     LOGPROBD_RETURN_IF_ERROR(scorer.EnqueueScores(block, stream));
   }
@@ -196,10 +198,10 @@ absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
   return absl::OkStatus();
 }
 
-absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer) {
+absl::Status MeasureDefault(const Flags& flags, const Fixture& fixture, Timer& timer) {
   const kernels::ChunkPlan plan =
       kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
-  LOGPROBD_ASSIGN_OR_RETURN(const auto scorer, CudaScorer::Create(plan, scene.head));
+  LOGPROBD_ASSIGN_OR_RETURN(const auto scorer, CudaScorer::Create(plan, fixture.head));
   std::vector<BenchRecord> records;
   std::printf("workspace %.1f MiB, %s\n%8s %12s %12s %8s\n",
               static_cast<double>(plan.workspace_bytes) / (1 << 20), scorer->algorithm().c_str(),
@@ -208,11 +210,11 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto gemm,
         StoringGemm::Create({.rows = rows, .columns = kVocabSize, .depth = kHiddenSize},
-                            scene.head->weight.get(), scene.hidden.get(), timer));
+                            fixture.head->weight.get(), fixture.hidden.get(), timer));
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto times,
         MeasureRounds(
-            {{"chunked", [&](cudaStream_t s) { return ScoreRows(*scorer, scene, rows, s); }},
+            {{"chunked", [&](cudaStream_t s) { return ScoreRows(*scorer, fixture, rows, s); }},
              {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
             flags.rounds, timer));
     const std::vector<double>& ours = times.at("chunked");
@@ -230,7 +232,7 @@ absl::Status MeasureDefault(const Flags& flags, const Scene& scene, Timer& timer
   return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
 }
 
-absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Scene& scene,
+absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Fixture& fixture,
                           Timer& timer) {
   const std::vector<std::string> parts = absl::StrSplit(shape, ':');
   if (parts.size() != 3) return absl::InvalidArgumentError(shape);
@@ -241,7 +243,7 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Sc
                            .workspace_bytes_max = int64_t{8} << 30,
                            .block_rows_max = std::atoll(parts[0].c_str()),
                            .logits_bytes = std::atoll(parts[1].c_str()) << 20});
-  auto scorer = CudaScorer::Create(plan, scene.head, std::atoi(parts[2].c_str()));
+  auto scorer = CudaScorer::Create(plan, fixture.head, std::atoi(parts[2].c_str()));
   if (!scorer.ok()) {
     std::printf("%14s %s\n", shape.c_str(), std::string(scorer.status().message()).c_str());
     return absl::OkStatus();
@@ -250,11 +252,11 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Sc
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto gemm,
         StoringGemm::Create({.rows = rows, .columns = kVocabSize, .depth = kHiddenSize},
-                            scene.head->weight.get(), scene.hidden.get(), timer));
+                            fixture.head->weight.get(), fixture.hidden.get(), timer));
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto times,
         MeasureRounds(
-            {{"chunked", [&](cudaStream_t s) { return ScoreRows(**scorer, scene, rows, s); }},
+            {{"chunked", [&](cudaStream_t s) { return ScoreRows(**scorer, fixture, rows, s); }},
              {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
             flags.rounds, timer));
     const int64_t block_rows = std::min(rows, plan.BlockRows(kernels::Dtype::kBf16));
@@ -271,12 +273,12 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Sc
 
 absl::Status Run(const Flags& flags) {
   LOGPROBD_ASSIGN_OR_RETURN(Timer timer, Timer::Create());
-  LOGPROBD_ASSIGN_OR_RETURN(const Scene scene,
-                            MakeScene(*std::max_element(flags.rows.begin(), flags.rows.end())));
+  LOGPROBD_ASSIGN_OR_RETURN(const Fixture fixture,
+                            MakeFixture(*std::max_element(flags.rows.begin(), flags.rows.end())));
   for (const std::string& shape : flags.shapes) {
-    LOGPROBD_RETURN_IF_ERROR(MeasureShape(flags, shape, scene, timer));
+    LOGPROBD_RETURN_IF_ERROR(MeasureShape(flags, shape, fixture, timer));
   }
-  return flags.shapes.empty() ? MeasureDefault(flags, scene, timer) : absl::OkStatus();
+  return flags.shapes.empty() ? MeasureDefault(flags, fixture, timer) : absl::OkStatus();
 }
 
 }  // namespace

@@ -30,10 +30,10 @@
 #include "server/engine/cuda_status.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
-#include "tests/bench/fused_scene.h"
+#include "tests/bench/fused_fixture.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/logits_reference.h"
-#include "tests/bench/made_rows.h"
+#include "tests/bench/synthetic_rows.h"
 #include "tests/support/in_memory_head.h"
 
 namespace logprobd::testing {
@@ -121,7 +121,7 @@ std::vector<Case> AllCases() {
 /// How a case is scored.
 struct Variant {
   std::string name;
-  FusedScene::Ask ask;
+  FusedFixture::Ask ask;
   Limits limits;
 };
 
@@ -132,7 +132,7 @@ std::vector<Variant> VariantsOf(const Case& c) {
   const bool is_normal = c.kind == RowKind::kNormal && !c.near_weight;
   const double slack = c.dtype == Dtype::kF32 ? kF32Slack : 1;
   std::vector<Variant> variants;
-  for (const auto& [terms_name, num_terms] : terms) {
+  for (const auto& [terms_name, num_splits] : terms) {
     for (const bool is_corrected : {true, false}) {
       Variant variant;
       variant.name =
@@ -140,7 +140,7 @@ std::vector<Variant> VariantsOf(const Case& c) {
                        c.near_weight ? "" : absl::StrCat(", standard deviation ", c.logit_stddev),
                        ", ", c.rows, terms_name, is_corrected ? "" : ", truncation not corrected");
       variant.ask.dtype = KernelDtype(c.dtype);
-      variant.ask.num_terms = num_terms;
+      variant.ask.num_splits = num_splits;
       variant.ask.corrected = is_corrected;
       if (is_normal && is_corrected) {
         variant.limits =
@@ -153,10 +153,10 @@ std::vector<Variant> VariantsOf(const Case& c) {
 }
 
 /// Rows of the weight, as they lie there.
-absl::StatusOr<std::vector<float>> ReadWeightRows(FusedScene& scene,
+absl::StatusOr<std::vector<float>> ReadWeightRows(FusedFixture& fixture,
                                                   const std::vector<int32_t>& ids,
                                                   int64_t hidden_size) {
-  const std::byte* const weight = scene.NextWeight();
+  const std::byte* const weight = fixture.NextWeight();
   std::vector<uint16_t> bits(static_cast<size_t>(hidden_size));
   std::vector<float> values;
   for (const int32_t id : ids) {
@@ -178,19 +178,20 @@ std::vector<int32_t> RandomIds(int64_t count, uint64_t seed) {
   return ids;
 }
 
-/// Puts the case's rows into the scene.
-absl::Status WriteRows(const Case& c, int64_t num_rows, uint64_t seed, FusedScene& scene) {
+/// Puts the case's rows into the fixture.
+absl::Status WriteRows(const Case& c, int64_t num_rows, uint64_t seed, FusedFixture& fixture) {
   const RowSizes sizes = {.num_rows = num_rows, .hidden_size = c.hidden_size};
   std::vector<float> rows;
   if (c.near_weight) {
-    LOGPROBD_ASSIGN_OR_RETURN(const std::vector<float> weight_rows,
-                              ReadWeightRows(scene, RandomIds(num_rows, 2 * seed), c.hidden_size));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const std::vector<float> weight_rows,
+        ReadWeightRows(fixture, RandomIds(num_rows, 2 * seed), c.hidden_size));
     rows = MakeRowsNear(weight_rows, sizes, seed);
   } else {
     rows = MakeRows(c.kind, sizes, seed);
   }
   const std::vector<std::byte> bytes = EncodeFloats(rows, c.dtype);
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy(scene.Rows(KernelDtype(c.dtype)), bytes.data(),
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy(fixture.Rows(KernelDtype(c.dtype)), bytes.data(),
                                            bytes.size(), cudaMemcpyHostToDevice));
   return absl::OkStatus();
 }
@@ -205,13 +206,13 @@ struct Truth {
 };
 
 absl::StatusOr<Truth> ComputeTruth(const Case& c, int64_t num_rows, uint64_t seed,
-                                   FusedScene& scene) {
+                                   FusedFixture& fixture) {
   LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer buffer,
                             AllocateDevice(num_rows * kVocabSize * 8, "logits in double"));
   auto* const logits_device = reinterpret_cast<double*>(buffer.get());
   LOGPROBD_RETURN_IF_CUDA_ERROR(LaunchLogitsReference({.hidden_dtype = KernelDtype(c.dtype),
-                                                       .hidden = scene.Rows(KernelDtype(c.dtype)),
-                                                       .weight = scene.NextWeight(),
+                                                       .hidden = fixture.Rows(KernelDtype(c.dtype)),
+                                                       .weight = fixture.NextWeight(),
                                                        .num_rows = num_rows,
                                                        .vocab_size = kVocabSize,
                                                        .hidden_size = c.hidden_size,
@@ -273,17 +274,17 @@ absl::StatusOr<Errors> ErrorsOf(const std::vector<float>& logprob,
   return errors;
 }
 
-absl::StatusOr<Errors> Measure(const Variant& variant, const Truth& truth, FusedScene& scene) {
+absl::StatusOr<Errors> Measure(const Variant& variant, const Truth& truth, FusedFixture& fixture) {
   const size_t num_rows = truth.targets.size();
   std::vector<float> logprob(num_rows, std::numeric_limits<float>::quiet_NaN());
   std::vector<float> entropy = logprob;
   LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(scene.targets(), truth.targets.data(), num_rows * 4, cudaMemcpyHostToDevice));
-  LOGPROBD_RETURN_IF_ERROR(scene.Score(static_cast<int64_t>(num_rows), variant.ask, nullptr));
+      cudaMemcpy(fixture.targets(), truth.targets.data(), num_rows * 4, cudaMemcpyHostToDevice));
+  LOGPROBD_RETURN_IF_ERROR(fixture.Score(static_cast<int64_t>(num_rows), variant.ask, nullptr));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(logprob.data(), scene.logprob(), num_rows * 4, cudaMemcpyDeviceToHost));
+      cudaMemcpy(logprob.data(), fixture.logprob(), num_rows * 4, cudaMemcpyDeviceToHost));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(entropy.data(), scene.entropy(), num_rows * 4, cudaMemcpyDeviceToHost));
+      cudaMemcpy(entropy.data(), fixture.entropy(), num_rows * 4, cudaMemcpyDeviceToHost));
   return ErrorsOf(logprob, entropy, truth);
 }
 
@@ -342,16 +343,17 @@ absl::Status MeasureCase(const Flags& flags, const Case& c, Results& results) {
   Truth truth;
   for (int round = 0; round < flags.rounds; ++round) {
     const auto seed = static_cast<uint64_t>(round) + 1;
-    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = c.hidden_size,
-                                                                    .vocab_size = kVocabSize,
-                                                                    .rows_max = flags.rows,
-                                                                    .logit_stddev = c.logit_stddev,
-                                                                    .weight_mean = c.weight_mean,
-                                                                    .seed = seed}));
-    LOGPROBD_RETURN_IF_ERROR(WriteRows(c, flags.rows, seed, *scene));
-    LOGPROBD_ASSIGN_OR_RETURN(truth, ComputeTruth(c, flags.rows, seed, *scene));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture,
+                              FusedFixture::Create({.hidden_size = c.hidden_size,
+                                                    .vocab_size = kVocabSize,
+                                                    .rows_max = flags.rows,
+                                                    .logit_stddev = c.logit_stddev,
+                                                    .weight_mean = c.weight_mean,
+                                                    .seed = seed}));
+    LOGPROBD_RETURN_IF_ERROR(WriteRows(c, flags.rows, seed, *fixture));
+    LOGPROBD_ASSIGN_OR_RETURN(truth, ComputeTruth(c, flags.rows, seed, *fixture));
     for (size_t i = 0; i < variants.size(); ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(const Errors measured, Measure(variants[i], truth, *scene));
+      LOGPROBD_ASSIGN_OR_RETURN(const Errors measured, Measure(variants[i], truth, *fixture));
       errors[i].push_back(measured);
     }
   }

@@ -26,7 +26,7 @@
 #include "server/engine/cuda_status.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
-#include "tests/bench/fused_scene.h"
+#include "tests/bench/fused_fixture.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/gpu_timer.h"
 #include "tests/bench/random_fill.h"
@@ -133,18 +133,18 @@ absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<Benc
       {896, 151'936},   {1'024, 151'936}, {1'536, 151'936}, {2'048, 151'936}, {2'048, 248'320},
       {2'304, 256'000}, {3'584, 152'064}, {4'096, 128'256}, {4'096, 151'936}, {7'168, 129'280}};
   for (const auto& [hidden_size, vocab_size] : kHeads) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
-                                                                    .vocab_size = vocab_size,
-                                                                    .rows_max = 16'384}));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
+                                                                        .vocab_size = vocab_size,
+                                                                        .rows_max = 16'384}));
     for (const int64_t rows : {1'024, 4'096, 8'192, 16'384}) {
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto gemm,
           StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
-                              scene->NextWeight(), scene->Rows(kernels::Dtype::kBf16),
+                              fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16),
                               watch.timer()));
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto times,
-          watch.Measure({{"fused", [&](cudaStream_t s) { return scene->Score(rows, {}, s); }},
+          watch.Measure({{"fused", [&](cudaStream_t s) { return fixture->Score(rows, {}, s); }},
                          {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
                         flags.rounds));
       const Times& ours = times.at("fused");
@@ -169,28 +169,29 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
       {896, 151'936}, {2'048, 151'936}, {3'584, 152'064}, {4'096, 151'936}};
   constexpr int64_t kHeadCount = 3;
   for (const auto& [hidden_size, vocab_size] : kHeads) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
-                                                                    .vocab_size = vocab_size,
-                                                                    .rows_max = 512,
-                                                                    .num_heads = kHeadCount}));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
+                                                                        .vocab_size = vocab_size,
+                                                                        .rows_max = 512,
+                                                                        .num_heads = kHeadCount}));
     for (const int64_t rows : {1, 16, 64, 128, 256, 512}) {
       std::vector<std::unique_ptr<StoringGemm>> gemms;
       for (int64_t i = 0; i < kHeadCount; ++i) {
         LOGPROBD_ASSIGN_OR_RETURN(
-            auto gemm, StoringGemm::Create(
-                           {.rows = rows, .columns = vocab_size, .depth = hidden_size},
-                           scene->NextWeight(), scene->Rows(kernels::Dtype::kBf16), watch.timer()));
+            auto gemm,
+            StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
+                                fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16),
+                                watch.timer()));
         gemms.push_back(std::move(gemm));
       }
       size_t turn = 0;
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto times,
           watch.Measure(
-              {{"fused", [&](cudaStream_t s) { return scene->Score(rows, {}, s); }},
+              {{"fused", [&](cudaStream_t s) { return fixture->Score(rows, {}, s); }},
                {"read",
                 [&](cudaStream_t s) -> absl::Status {
                   LOGPROBD_RETURN_IF_CUDA_ERROR(
-                      LaunchReadAll(scene->NextWeight(), scene->weight_bytes(), s));
+                      LaunchReadAll(fixture->NextWeight(), fixture->weight_bytes(), s));
                   return absl::OkStatus();
                 }},
                {"gemm", [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); }}},
@@ -201,7 +202,7 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
       const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", rows);
       const std::string note =
           absl::StrFormat("weight read at %.2f TB/s; three heads in turn",
-                          static_cast<double>(scene->weight_bytes()) / read / 1e9);
+                          static_cast<double>(fixture->weight_bytes()) / read / 1e9);
       std::printf("%-28s %.4f ms, of reading the weight %.3f, of the GEMM %.3f\n", shape.c_str(),
                   Median(ours), Median(ours) / read, Median(ours) / gemm);
       std::fflush(stdout);
@@ -217,7 +218,7 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
 absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
                            std::vector<BenchRecord>& records) {
   constexpr int64_t kVocabSize = 151'936;
-  using Ask = FusedScene::Ask;
+  using Ask = FusedFixture::Ask;
   const std::map<std::string, Ask> asks = {
       {"logprob and entropy", {}},
       {"without combine", {.combine = false}},
@@ -228,15 +229,17 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
       {"and 20 candidates a row", {.candidates = true}},
       {"fp32 rows as two bf16 terms, split included", {.dtype = kernels::Dtype::kF32}},
       {"fp32 rows as three bf16 terms, split included",
-       {.dtype = kernels::Dtype::kF32, .num_terms = 3}}};
+       {.dtype = kernels::Dtype::kF32, .num_splits = 3}}};
   for (const int64_t hidden_size : {896, 2'048, 4'096}) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto scene, FusedScene::Create({.hidden_size = hidden_size,
-                                                                    .vocab_size = kVocabSize,
-                                                                    .rows_max = 8'192}));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
+                                                                        .vocab_size = kVocabSize,
+                                                                        .rows_max = 8'192}));
     for (const int64_t rows : {1'024, 8'192}) {
       std::map<std::string, Work> works;
       for (const auto& [name, ask] : asks) {
-        works[name] = [&scene, rows, ask](cudaStream_t s) { return scene->Score(rows, ask, s); };
+        works[name] = [&fixture, rows, ask](cudaStream_t s) {
+          return fixture->Score(rows, ask, s);
+        };
       }
       LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.rounds));
       const double plain = Median(times.at("logprob and entropy").settled);

@@ -32,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 
 import bench_records
 import torch
-from e2e.scene import in_turn, say
+from e2e.fixture import in_turn, say
 from logprobd_ops import linear_cross_entropy, linear_logprob
 from operator_peers import importable
 from torch import Tensor

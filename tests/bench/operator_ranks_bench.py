@@ -28,7 +28,7 @@ import bench_records
 import operator_bench
 import torch
 import torch.distributed as dist
-from e2e.scene import say
+from e2e.fixture import say
 from operator_bench import Inputs, trained
 from torch import Tensor
 

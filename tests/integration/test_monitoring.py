@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from metrics_scene import MetricsScene
+from metrics_fixture import MetricsFixture
 from mixed_load import MixedLoad
 from prometheus_server import PrometheusServer
 from scoring_rpc import ROOT
@@ -26,8 +26,8 @@ SECONDS = 30  # enough for a slow machine; the values are there after a few
 
 
 @pytest.fixture(scope="module")
-def scene(binaries):
-    with MetricsScene(binaries) as running:
+def fixture(binaries):
+    with MetricsFixture(binaries) as running:
         yield running
 
 
@@ -39,8 +39,8 @@ def loaded_server(binaries, slow_model):
 
 
 @pytest.fixture(scope="module")
-def prometheus(loaded_server, scene, tmp_path_factory):
-    targets = {"logprobd": [loaded_server.http, scene.http]}
+def prometheus(loaded_server, fixture, tmp_path_factory):
+    targets = {"logprobd": [loaded_server.http, fixture.http]}
     with PrometheusServer(tmp_path_factory.mktemp("prometheus"), targets, RULES) as server:
         yield server
 
@@ -61,9 +61,11 @@ def substituted(expr: str, instance: str) -> str:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
-def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, scene, panel) -> None:
-    # The server has no GPU; what only goes wrong, or lies on a GPU, is the scene's to show.
-    cases = [(scene.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)]
+def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, fixture, panel) -> None:
+    # The server has no GPU; what only goes wrong, or lies on a GPU, is the fixture's to show.
+    cases = [
+        (fixture.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)
+    ]
     if not panel.needs_gpu:
         cases.append((loaded_server.http, panel.load_shows))
     for instance, is_to_show in cases:
@@ -107,25 +109,25 @@ def test_an_alert_fires_for_what_happens_to_a_real_server(prometheus, loaded_ser
     assert prometheus.values(silent) == []
 
 
-def test_metrics_of_gpus_and_of_two_heads_pass_promtool(scene) -> None:
+def test_metrics_of_gpus_and_of_two_heads_pass_promtool(fixture) -> None:
     result = subprocess.run(
         [shutil.which("promtool"), "check", "metrics"],
-        input=scene.metrics(),
+        input=fixture.metrics(),
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_panels_ask_for_metrics_that_are_served(scene) -> None:
-    served = set(re.findall(r"^# TYPE (\S+)", scene.metrics(), re.MULTILINE)) | {"up"}
+def test_panels_ask_for_metrics_that_are_served(fixture) -> None:
+    served = set(re.findall(r"^# TYPE (\S+)", fixture.metrics(), re.MULTILINE)) | {"up"}
     for panel in PANELS:
         assert panel.metrics(), panel.title
         assert set(panel.metrics()) <= served, panel.title
 
 
-def test_every_metric_that_is_served_is_on_the_dashboard(scene) -> None:
-    served = set(re.findall(r"^# TYPE (\S+)", scene.metrics(), re.MULTILINE))
+def test_every_metric_that_is_served_is_on_the_dashboard(fixture) -> None:
+    served = set(re.findall(r"^# TYPE (\S+)", fixture.metrics(), re.MULTILINE))
     shown = {name for panel in PANELS for name in panel.metrics()}
     # What other panels say better: bytes and requests of the queue in rows, virtual memory in resident.
     left_out = {"logprobd_queue_bytes", "process_virtual_memory_bytes"}

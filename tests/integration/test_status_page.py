@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 from browser import CONTRASTS, OVERFLOWING, Browser
-from metrics_scene import MetricsScene
+from metrics_fixture import MetricsFixture
 from mixed_load import MixedLoad
 from selenium.common.exceptions import WebDriverException
 from server_process import ServerProcess
@@ -21,8 +21,8 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def scene(binaries):
-    with MetricsScene(binaries) as running:
+def fixture(binaries):
+    with MetricsFixture(binaries) as running:
         yield running
 
 
@@ -98,9 +98,9 @@ def test_its_latency_bars_are_as_long_as_their_figures(browser, loaded_server) -
         assert bar / whole == pytest.approx(seconds(text) / longest, abs=0.01), text
 
 
-def test_its_memory_bars_are_as_long_as_their_figures(browser, scene) -> None:
-    browser.open(f"http://{scene.http}/?refresh=0", 1280)
-    # tests/support/metrics_scene.cc and fake_nvml.cc say what lies on the second GPU, in MiB.
+def test_its_memory_bars_are_as_long_as_their_figures(browser, fixture) -> None:
+    browser.open(f"http://{fixture.http}/?refresh=0", 1280)
+    # tests/support/metrics_fixture.cc and fake_nvml.cc say what lies on the second GPU, in MiB.
     used, free = 60_000, 83_000
     own = {"weights": 1_187, "workspace": 900, "staging": 128}
     parts = [*own.values(), used - sum(own.values()), free]
@@ -113,8 +113,8 @@ def test_its_memory_bars_are_as_long_as_their_figures(browser, scene) -> None:
     assert "free 81.1 GiB" in browser.text()
 
 
-def test_it_shows_gpus_and_what_is_wrong_with_them(browser, scene) -> None:
-    browser.open(f"http://{scene.http}/?refresh=0", 1280)
+def test_it_shows_gpus_and_what_is_wrong_with_them(browser, fixture) -> None:
+    browser.open(f"http://{fixture.http}/?refresh=0", 1280)
     table = "section:has(th + th + th + th + th + th + th)"
     rows = [row.split("\t") for row in browser.texts(f"{table} tr")[1:]]
     assert [row[0] for row in rows] == ["0", "1"]
@@ -125,19 +125,19 @@ def test_it_shows_gpus_and_what_is_wrong_with_them(browser, scene) -> None:
     assert browser.texts("header .badge") == ["ready, but 1 of 2 replicas has failed"]
 
 
-def test_names_are_shown_as_they_are_and_never_run(browser, scene) -> None:
-    browser.open(f"http://{scene.http}/?refresh=0", 1280)
+def test_names_are_shown_as_they_are_and_never_run(browser, fixture) -> None:
+    browser.open(f"http://{fixture.http}/?refresh=0", 1280)
     assert browser.texts("section.head h2 > span:first-child") == ["policy", "reference <2>"]
     assert "Warning: a model may say <b>anything</b> & more" in browser.text()
     assert browser.run("return document.scripts.length") == 0
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("which", ["server", "scene"])
+@pytest.mark.parametrize("which", ["server", "fixture"])
 def test_it_fits_the_window_and_asks_for_nothing_else(
-    browser, loaded_server, scene, which, width
+    browser, loaded_server, fixture, which, width
 ) -> None:
-    address = loaded_server.http if which == "server" else scene.http
+    address = loaded_server.http if which == "server" else fixture.http
     browser.open(f"http://{address}/?refresh=0", width)
     assert browser.run("return document.documentElement.scrollWidth") <= width
     assert browser.run(OVERFLOWING) == []
@@ -164,8 +164,8 @@ def test_it_fits_the_window_and_asks_for_nothing_else(
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_its_text_can_be_read(browser, scene, is_dark) -> None:
-    browser.open(f"http://{scene.http}/?refresh=0", 1280, is_dark=is_dark)
+def test_its_text_can_be_read(browser, fixture, is_dark) -> None:
+    browser.open(f"http://{fixture.http}/?refresh=0", 1280, is_dark=is_dark)
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, re.findall(r"\d+", background))) < 60) == is_dark
     contrast, where = browser.run(CONTRASTS)[0]

@@ -193,10 +193,10 @@ void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(0, 100))
       ->capture_default_str()
       ->group(group);
-  AddDurationOption(command, "--look-for", options.look_for,
+  AddDurationOption(command, "--busy-poll", options.busy_poll,
                     "Look for an answer so long before the thread that waits for it sleeps (closed "
                     "loop with a thread for each request)");
-  command.get_option("--look-for")->default_str("it sleeps at once")->group(group);
+  command.get_option("--busy-poll")->default_str("it sleeps at once")->group(group);
 }
 
 void AddReportOptions(CLI::App& command, BenchOptions& options) {
@@ -249,7 +249,7 @@ Client::Options BenchClientOptions(const BenchOptions& options) {
   return {.channels = options.channels,
           .retries = options.retries,
           .bulk_stream = options.method == "stream",
-          .look_for = options.look_for,
+          .busy_poll = options.busy_poll,
           .transport = options.transport};
 }
 

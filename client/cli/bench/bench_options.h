@@ -38,7 +38,7 @@ struct BenchOptions {
   int32_t gpu = 0;                           ///< Whose memory cuda-ipc sends rows from.
   int32_t channels = Client::Options().channels;
   int32_t retries = 0;
-  absl::Duration look_for = absl::ZeroDuration();
+  absl::Duration busy_poll = absl::ZeroDuration();
 
   // What is reported.
   std::vector<double> percentiles;  ///< Beside the usual ones.

@@ -94,15 +94,15 @@ struct PhaseEnd {
 class Phase {
  public:
   /// `device_pool` has the pool's rows on the GPU; null where there is none.
-  Phase(const LoadScene& scene, const CudaBuffer* device_pool, const LoadPlan& plan,
+  Phase(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
         const PhaseEnd& end, absl::Span<Place> places, int64_t writers)
-      : scene_(scene),
+      : fixture_(fixture),
         device_pool_(device_pool),
         plan_(plan),
         end_(end),
         places_(places.size()),
         waits_(plan.request_rate <= 0 && writers == static_cast<int64_t>(places.size())),
-        start_(scene.clock.Now()),
+        start_(fixture.clock.Now()),
         recorder_(plan.mix.sizes.size()) {
     if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
     for (Place& place : places) free_.Give(&place);
@@ -139,7 +139,7 @@ class Phase {
   absl::Time start() const { return start_; }
   LoadRecorder& recorder() { return recorder_; }
 
-  double SecondsDone() const { return absl::ToDoubleSeconds(scene_.clock.Now() - start_); }
+  double SecondsDone() const { return absl::ToDoubleSeconds(fixture_.clock.Now() - start_); }
 
   double ShareDone() {
     absl::MutexLock lock(&mutex_);
@@ -154,7 +154,7 @@ class Phase {
     absl::MutexLock lock(&mutex_);
     if (is_stopped_.load(std::memory_order_relaxed)) return std::nullopt;
     if (end_.requests > 0 && taken_ == end_.requests) return std::nullopt;
-    if (end_.requests == 0 && scene_.clock.Now() - start_ >= end_.duration) {
+    if (end_.requests == 0 && fixture_.clock.Now() - start_ >= end_.duration) {
       EndByTime();
       return std::nullopt;
     }
@@ -199,25 +199,25 @@ class Phase {
   bool WaitUntilDue(const Ticket& ticket) {
     if (!ticket.due.has_value()) return true;
     // In steps, so that a low rate does not keep a run from ending.
-    while (scene_.clock.Now() + kTick < *ticket.due) {
+    while (fixture_.clock.Now() + kTick < *ticket.due) {
       if (is_stopped_.load(std::memory_order_relaxed)) return false;
-      scene_.clock.SleepUntil(scene_.clock.Now() + kTick);
+      fixture_.clock.SleepUntil(fixture_.clock.Now() + kTick);
     }
     return true;
   }
 
   void Send(Place& place, const Ticket& ticket, bool is_short) {
-    const RowPool& pool = scene_.pool;
+    const RowPool& pool = fixture_.pool;
     const int64_t rows = plan_.mix.sizes[ticket.size].rows;
-    ScoreArgs args = scene_.request;
+    ScoreArgs args = fixture_.request;
     args.rows = rows;
     args.hidden_size = pool.hidden_size();
     args.dtype = pool.dtype();
     // Another place of the circle for each request: its bytes are never those of the one before.
     const int64_t first = plan_.fresh ? ticket.index * kFreshStride % pool.distinct_rows() : 0;
     const absl::Status written = PlaceRows(first, place, args);
-    if (ticket.due.has_value()) scene_.clock.SleepUntil(*ticket.due);
-    const absl::Time sent = scene_.clock.Now();
+    if (ticket.due.has_value()) fixture_.clock.SleepUntil(*ticket.due);
+    const absl::Time sent = fixture_.clock.Now();
     if (ticket.due.has_value()) NoteLateness(sent - *ticket.due, is_short);
     const absl::Time begun = ticket.due.value_or(sent);
     if (!written.ok()) {
@@ -228,24 +228,24 @@ class Phase {
     const auto take = [this, &place, begun, first, rows,
                        size = ticket.size](const absl::StatusOr<ScoreResult>& result) {
       if (result.ok()) {
-        recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(scene_.clock.Now() - begun),
+        recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(fixture_.clock.Now() - begun),
                                result->transport);
-        scene_.observer.Answered(first, rows, *result);
+        fixture_.observer.Answered(first, rows, *result);
       } else {
         recorder_.RecordFailure(size, result.status());
       }
       free_.Give(&place);
     };
     if (waits_) {
-      scene_.target.SendAndWait(args, take);
+      fixture_.target.SendAndWait(args, take);
     } else {
-      scene_.target.Send(args, take);
+      fixture_.target.Send(args, take);
     }
   }
 
   /// Writes the rows of a request where they are to be fresh, and names them in `args`.
   absl::Status PlaceRows(int64_t first, Place& place, ScoreArgs& args) {
-    const RowPool& pool = scene_.pool;
+    const RowPool& pool = fixture_.pool;
     const int64_t bytes = args.rows * pool.row_bytes();
     if (!plan_.fresh) {
       args.targets = pool.targets().subspan(0, static_cast<size_t>(args.rows));
@@ -288,7 +288,7 @@ class Phase {
   // A prime: neighbours in time take rows that lie apart.
   static constexpr int64_t kFreshStride = 101;
 
-  const LoadScene& scene_;
+  const LoadFixture& fixture_;
   const CudaBuffer* const device_pool_;
   const LoadPlan& plan_;
   const PhaseEnd end_;
@@ -322,19 +322,19 @@ int64_t Writers(const LoadPlan& plan, int64_t inflight_max) {
   return std::min({wanted, inflight_max, kWritersMax});
 }
 
-absl::StatusOr<std::vector<Place>> MakePlaces(const LoadScene& scene, const LoadPlan& plan) {
-  std::vector<Place> places(static_cast<size_t>(InflightMax(plan, scene.pool)));
+absl::StatusOr<std::vector<Place>> MakePlaces(const LoadFixture& fixture, const LoadPlan& plan) {
+  std::vector<Place> places(static_cast<size_t>(InflightMax(plan, fixture.pool)));
   if (!plan.fresh) return places;
   for (Place& place : places) {
-    if (scene.device != nullptr) {
+    if (fixture.device != nullptr) {
       absl::StatusOr<CudaBuffer> device =
-          scene.device->Allocate(plan.mix.rows_max() * scene.pool.row_bytes());
+          fixture.device->Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
       if (!device.ok()) return device.status();
       place.device = *std::move(device);
       continue;
     }
     absl::StatusOr<RowBuffer> hidden =
-        scene.memory.Allocate(plan.mix.rows_max() * scene.pool.row_bytes());
+        fixture.memory.Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
     if (!hidden.ok()) return hidden.status();
     place.hidden = *std::move(hidden);
   }
@@ -342,35 +342,35 @@ absl::StatusOr<std::vector<Place>> MakePlaces(const LoadScene& scene, const Load
 }
 
 /// The pool's rows on the GPU; nothing where rows lie on the host.
-absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadScene& scene) {
-  if (scene.device == nullptr) return std::nullopt;
-  const absl::Span<const std::byte> rows = scene.pool.hidden();
-  absl::StatusOr<CudaBuffer> buffer = scene.device->Allocate(static_cast<int64_t>(rows.size()));
+absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixture) {
+  if (fixture.device == nullptr) return std::nullopt;
+  const absl::Span<const std::byte> rows = fixture.pool.hidden();
+  absl::StatusOr<CudaBuffer> buffer = fixture.device->Allocate(static_cast<int64_t>(rows.size()));
   if (!buffer.ok()) return buffer.status();
   if (absl::Status status = buffer->Write(0, rows); !status.ok()) return status;
   return *std::move(buffer);
 }
 
-void WarmUp(const LoadScene& scene, const CudaBuffer* device_pool, const LoadPlan& plan,
+void WarmUp(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
             absl::Span<Place> places, int64_t writers) {
   if (plan.warmup_requests > 0) {
     // Without a rate, which might make a few requests last for minutes.
     LoadPlan closed = plan;
     closed.request_rate = 0;
     const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), places.size());
-    Phase phase(scene, device_pool, closed, {.requests = plan.warmup_requests},
+    Phase phase(fixture, device_pool, closed, {.requests = plan.warmup_requests},
                 places.first(inflight),
                 std::min({writers, plan.warmup_requests, plan.concurrency}));
     phase.AwaitAnswers();
   }
   if (plan.warmup_time > absl::ZeroDuration()) {
-    Phase phase(scene, device_pool, plan, {.duration = plan.warmup_time}, places, writers);
+    Phase phase(fixture, device_pool, plan, {.duration = plan.warmup_time}, places, writers);
     phase.AwaitAnswers();
   }
 }
 
 /// Cuts a running phase into windows until it ends or has become stable.
-WindowSeries MeasureWindows(const LoadScene& scene, const LoadPlan& plan, Phase& phase) {
+WindowSeries MeasureWindows(const LoadFixture& fixture, const LoadPlan& plan, Phase& phase) {
   const bool until_stable = plan.requests == 0 && plan.duration == absl::ZeroDuration();
   WindowSeries series(plan.stability);
   double begin = 0;
@@ -383,15 +383,15 @@ WindowSeries MeasureWindows(const LoadScene& scene, const LoadPlan& plan, Phase&
   };
   while (true) {
     const absl::Duration left =
-        phase.start() + absl::Seconds(begin) + plan.window - scene.clock.Now();
+        phase.start() + absl::Seconds(begin) + plan.window - fixture.clock.Now();
     const bool is_sent = phase.AwaitSent(std::clamp(left, absl::ZeroDuration(), kTick));
     if (is_sent) break;
-    scene.observer.Progress(
+    fixture.observer.Progress(
         until_stable
             ? std::min(phase.SecondsDone() / absl::ToDoubleSeconds(plan.window * plan.windows_max),
                        1.0)
             : phase.ShareDone());
-    if (scene.clock.Now() - phase.start() < absl::Seconds(begin) + plan.window) continue;
+    if (fixture.clock.Now() - phase.start() < absl::Seconds(begin) + plan.window) continue;
     cut();
     if (until_stable && (series.stable().value_or(false) ||
                          static_cast<int64_t>(series.figures().size()) >= plan.windows_max)) {
@@ -419,23 +419,23 @@ LoadClock& LoadClock::Steady() {
   return clock;
 }
 
-absl::StatusOr<LoadMeasurement> RunLoad(const LoadScene& scene, const LoadPlan& plan) {
-  absl::StatusOr<std::vector<Place>> places = MakePlaces(scene, plan);
+absl::StatusOr<LoadMeasurement> RunLoad(const LoadFixture& fixture, const LoadPlan& plan) {
+  absl::StatusOr<std::vector<Place>> places = MakePlaces(fixture, plan);
   if (!places.ok()) return places.status();
-  const absl::StatusOr<std::optional<CudaBuffer>> on_device = MakeDevicePool(scene);
+  const absl::StatusOr<std::optional<CudaBuffer>> on_device = MakeDevicePool(fixture);
   if (!on_device.ok()) return on_device.status();
   const CudaBuffer* const device_pool = on_device->has_value() ? &**on_device : nullptr;
   const int64_t writers = Writers(plan, static_cast<int64_t>(places->size()));
-  WarmUp(scene, device_pool, plan, absl::MakeSpan(*places), writers);
+  WarmUp(fixture, device_pool, plan, absl::MakeSpan(*places), writers);
 
-  scene.observer.MeasureBegins();
+  fixture.observer.MeasureBegins();
   const bool is_bounded = plan.requests > 0 || plan.duration > absl::ZeroDuration();
   PhaseEnd end{.requests = plan.requests};
   if (plan.requests == 0 && is_bounded) end.duration = plan.duration;
-  Phase phase(scene, device_pool, plan, end, absl::MakeSpan(*places), writers);
-  WindowSeries series = MeasureWindows(scene, plan, phase);
+  Phase phase(fixture, device_pool, plan, end, absl::MakeSpan(*places), writers);
+  WindowSeries series = MeasureWindows(fixture, plan, phase);
   phase.Stop();
-  scene.observer.MeasureEnds();
+  fixture.observer.MeasureEnds();
   phase.AwaitAnswers();
   series.AddLateAnswers(phase.recorder().Take());
   return LoadMeasurement{.measured = is_bounded ? series.all() : series.LastWindows(),

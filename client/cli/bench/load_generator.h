@@ -93,7 +93,7 @@ class LoadObserver {
 };
 
 /// What a run works with.
-struct LoadScene {
+struct LoadFixture {
   LoadTarget& target;
   const RowPool& pool;  ///< For at least the plan's largest request.
   RowMemory& memory;    ///< For fresh rows.
@@ -105,6 +105,6 @@ struct LoadScene {
 };
 
 /// Runs the plan: warm-up, then measuring. Errors are those of memory; failed requests are counted.
-absl::StatusOr<LoadMeasurement> RunLoad(const LoadScene& scene, const LoadPlan& plan);
+absl::StatusOr<LoadMeasurement> RunLoad(const LoadFixture& fixture, const LoadPlan& plan);
 
 }  // namespace logprobd::client

@@ -25,19 +25,19 @@ bool Verification::passed() const {
          entropy_difference_max <= entropy_tolerance;
 }
 
-absl::StatusOr<Verification> VerifyAnswers(const AnswerBook& answers, const RowPool& pool,
+absl::StatusOr<Verification> VerifyAnswers(const Baseline& answers, const RowPool& pool,
                                            const Head& head, const std::string& model_folder,
                                            int64_t sample_rows,
                                            const std::function<void(double)>& on_progress) {
   const absl::StatusOr<ModelHead> model = OpenModelHead(model_folder, head);
   if (!model.ok()) return model.status();
-  const std::vector<AnswerBook::Answer> sample = answers.Sample(sample_rows);
+  const std::vector<Baseline::Answer> sample = answers.Sample(sample_rows);
   if (sample.empty()) {
     return absl::FailedPreconditionError("no request was answered: there is nothing to verify");
   }
   std::vector<ReferenceRow> rows;
   rows.reserve(sample.size());
-  for (const AnswerBook::Answer& answer : sample) {
+  for (const Baseline::Answer& answer : sample) {
     rows.push_back({.hidden = pool.hidden().data() + answer.row * pool.row_bytes(),
                     .target = pool.targets()[static_cast<size_t>(answer.row)]});
   }

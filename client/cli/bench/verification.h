@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/cli/bench/answer_book.h"
+#include "client/cli/bench/baseline.h"
 #include "client/cli/bench/row_pool.h"
 #include "client/cpp/server_info.h"
 
@@ -34,7 +34,7 @@ struct Verification {
 
 /// Scores up to `sample_rows` of the rows that were answered from the weight in `model_folder`, and
 /// compares. Errors: those of OpenModelHead; FAILED_PRECONDITION when nothing was answered.
-absl::StatusOr<Verification> VerifyAnswers(const AnswerBook& answers, const RowPool& pool,
+absl::StatusOr<Verification> VerifyAnswers(const Baseline& answers, const RowPool& pool,
                                            const Head& head, const std::string& model_folder,
                                            int64_t sample_rows,
                                            const std::function<void(double)>& on_progress);

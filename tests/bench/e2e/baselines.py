@@ -7,7 +7,7 @@ from bench_records import record, record_of_rounds
 from e2e import grpc_load
 from e2e.load import RETRIES, LoadPlan
 from e2e.processes import gpu_memory_mib
-from e2e.scene import Scene, checked, in_turn, same_rounds, say
+from e2e.fixture import Fixture, checked, in_turn, same_rounds, say
 from server_process import ServerProcess
 
 SMALL_ROWS = 16
@@ -23,122 +23,128 @@ SHARED = "Service, shared memory"  # what clients on its host use by themselves
 NAMES = {"eager": "Python gRPC and torch", "compiled": "Python gRPC and torch.compile"}
 
 
-def measure(scene: Scene) -> None:
+def measure(fixture: Fixture) -> None:
     """What one server cannot do does not cost the figures of the others."""
-    hidden = scene.hidden_sizes[0]
+    hidden = fixture.hidden_sizes[0]
     failures: list[str] = []
     with contextlib.ExitStack() as servers:
         free = gpu_memory_mib()
         service = servers.enter_context(
-            scene.server(hidden, "--local", str(scene.work / "socket-baselines"))
+            fixture.server(hidden, "--local", str(fixture.work / "socket-baselines"))
         )
-        bulk_rate(scene, service.grpc, hidden)
-        add_memory(scene, hidden, SERVICE, free)
+        bulk_rate(fixture, service.grpc, hidden)
+        add_memory(fixture, hidden, SERVICE, free)
         addresses: dict[str, str] = {}
         way = ""
-        for name in scene.baselines:
+        for name in fixture.baselines:
             before = gpu_memory_mib()
             try:
-                baseline = servers.enter_context(start(scene, hidden, is_compiled=name != "eager"))
+                baseline = servers.enter_context(
+                    start(fixture, hidden, is_compiled=name != "eager")
+                )
                 addresses[name] = baseline.grpc
-                way = way or better_way(scene, baseline.grpc, hidden)
-                bulk_rate(scene, baseline.grpc, hidden, way, timeout_s=COMPILES_WITHIN_S)
+                way = way or better_way(fixture, baseline.grpc, hidden)
+                bulk_rate(fixture, baseline.grpc, hidden, way, timeout_s=COMPILES_WITHIN_S)
             except (RuntimeError, AssertionError) as error:
                 say(f"  {NAMES[name]} FAILED: {error}")
                 failures.append(f"{NAMES[name]}: {str(error)[-1000:]}")
                 addresses.pop(name, None)
                 continue
-            add_memory(scene, hidden, NAMES[name], before)
+            add_memory(fixture, hidden, NAMES[name], before)
         if addresses:
-            compare_bulk(scene, hidden, service.grpc, addresses, way, failures)
-            compare_small(scene, hidden, service.grpc, addresses, failures)
+            compare_bulk(fixture, hidden, service.grpc, addresses, way, failures)
+            compare_small(fixture, hidden, service.grpc, addresses, failures)
         if failures:  # here, so that the servers' logs are shown
             raise RuntimeError("; ".join(failures))
 
 
 def start(
-    scene: Scene, hidden: int, *, is_compiled: bool
+    fixture: Fixture, hidden: int, *, is_compiled: bool
 ) -> contextlib.AbstractContextManager[ServerProcess]:
-    sizes = (SMALL_ROWS, min(1024, scene.batch_rows), min(2048, scene.batch_rows))  # 2048: a chunk
+    sizes = (
+        SMALL_ROWS,
+        min(1024, fixture.batch_rows),
+        min(2048, fixture.batch_rows),
+    )  # 2048: a chunk
     options = ["--warm-rows", *(f"{rows}" for rows in sizes)]
-    return scene.baseline(hidden, *options, *(["--compile"] if is_compiled else []))
+    return fixture.baseline(hidden, *options, *(["--compile"] if is_compiled else []))
 
 
-def add_memory(scene: Scene, hidden: int, name: str, before: float | None) -> None:
+def add_memory(fixture: Fixture, hidden: int, name: str, before: float | None) -> None:
     """GPU memory that a server has taken since `before`, its peak so far: none gives any back."""
     after = gpu_memory_mib()
     if before is not None and after is not None:
-        what = f"{name}, {scene.shape(hidden)}: GPU memory under bulk load"
-        scene.records.append(record(what, after - before, "MiB"))
+        what = f"{name}, {fixture.shape(hidden)}: GPU memory under bulk load"
+        fixture.records.append(record(what, after - before, "MiB"))
 
 
 def bulk_rate(
-    scene: Scene, address: str, hidden: int, way: str = "logprobctl", timeout_s: float = 30
+    fixture: Fixture, address: str, hidden: int, way: str = "logprobctl", timeout_s: float = 30
 ) -> float:
     """Rows a second in requests of a whole batch, sent by logprobctl or each in one message."""
     if way == "logprobctl":
         plan = LoadPlan(
-            rows=scene.batch_rows,
-            seconds=scene.seconds,
+            rows=fixture.batch_rows,
+            seconds=fixture.seconds,
             concurrency=BULK_IN_FLIGHT,
             channels=8,
             retries=RETRIES,
             timeout_s=timeout_s,
         )
-        return checked(scene.load.run(address, plan), "bulk").rows_per_second
-    requests = grpc_load.Requests(scene.batch_rows, hidden, scene.vocab)
+        return checked(fixture.load.run(address, plan), "bulk").rows_per_second
+    requests = grpc_load.Requests(fixture.batch_rows, hidden, fixture.vocab)
     return grpc_load.rows_per_second(
-        address, requests, seconds=scene.seconds, processes=BULK_IN_FLIGHT, inflight=1
+        address, requests, seconds=fixture.seconds, processes=BULK_IN_FLIGHT, inflight=1
     )
 
 
-def better_way(scene: Scene, address: str, hidden: int) -> str:
+def better_way(fixture: Fixture, address: str, hidden: int) -> str:
     """How the baseline is faster: cut into messages of 8 MiB by logprobctl, or whole requests."""
-    rates = {way: bulk_rate(scene, address, hidden, way) for way in ("logprobctl", "whole")}
+    rates = {way: bulk_rate(fixture, address, hidden, way) for way in ("logprobctl", "whole")}
     say("  baseline by way of loading: " + ", ".join(f"{w} {r:,.0f}" for w, r in rates.items()))
     return max(rates, key=lambda way: rates[way])
 
 
 def compare_bulk(
-    scene: Scene, hidden: int, service: str, baselines: dict, way: str, failures: list[str]
+    fixture: Fixture, hidden: int, service: str, baselines: dict, way: str, failures: list[str]
 ) -> None:
-    contenders = {SERVICE: functools.partial(bulk_rate, scene, service, hidden)}
+    contenders = {SERVICE: functools.partial(bulk_rate, fixture, service, hidden)}
     for name, address in baselines.items():
-        contenders[name] = functools.partial(bulk_rate, scene, address, hidden, way)
-    figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
+        contenders[name] = functools.partial(bulk_rate, fixture, address, hidden, way)
+    figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
     how = {"logprobctl": "cut into messages of 8 MiB", "whole": "each in one message"}[way]
-    what = f"requests of {scene.batch_rows} rows"
-    add(scene, hidden, what, figures, BULK_WANTED, f"baseline's requests {how}")
+    what = f"requests of {fixture.batch_rows} rows"
+    add(fixture, hidden, what, figures, BULK_WANTED, f"baseline's requests {how}")
 
 
 def compare_small(
-    scene: Scene, hidden: int, service: str, baselines: dict, failures: list[str]
+    fixture: Fixture, hidden: int, service: str, baselines: dict, failures: list[str]
 ) -> None:
     def rate(address: str, transport: str = "tcp") -> float:
         plan = LoadPlan(
             rows=SMALL_ROWS,
-            seconds=scene.seconds,
+            seconds=fixture.seconds,
             concurrency=SMALL_CLIENTS,
             channels=SMALL_CLIENTS,
             transport=transport,
             warmup=SMALL_CLIENTS,
             retries=RETRIES,
         )
-        loads = scene.load.run_parts(address, plan, SMALL_PROCESSES)
+        loads = fixture.load.run_parts(address, plan, SMALL_PROCESSES)
         return sum(checked(load, "small requests").rows_per_second for load in loads)
 
     addresses = {SERVICE: service, **baselines}
     contenders = {name: functools.partial(rate, address) for name, address in addresses.items()}
     contenders[SHARED] = functools.partial(rate, service, "shm")
-    figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
+    figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
     what = f"requests of {SMALL_ROWS} rows from {SMALL_CLIENTS} clients"
     remark = f"a connection each, in {SMALL_PROCESSES} processes"
     for contender in (SERVICE, SHARED):
-        add(scene, hidden, what, figures, SMALL_WANTED, remark, contender)
+        add(fixture, hidden, what, figures, SMALL_WANTED, remark, contender)
 
 
 def add(
-    scene: Scene,
+    fixture: Fixture,
     hidden: int,
     what: str,
     figures: dict,
@@ -150,9 +156,9 @@ def add(
         if not figures[contender] or not figures.get(name):
             continue
         service = same_rounds(figures[contender], figures[name])
-        scene.records.append(
+        fixture.records.append(
             record_of_rounds(
-                f"{contender}, {what}, {scene.shape(hidden)}",
+                f"{contender}, {what}, {fixture.shape(hidden)}",
                 "rows/s",
                 service,
                 baseline=(title, same_rounds(figures[name], service)),

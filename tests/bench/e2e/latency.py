@@ -6,7 +6,7 @@ import time
 
 from bench_records import record_of_rounds
 from e2e.load import Load, LoadPlan
-from e2e.scene import Scene, checked, in_turn, median, say
+from e2e.fixture import Fixture, checked, in_turn, median, say
 
 P50_ABOVE_ENGINE_US = 250
 P99_ABOVE_ENGINE_US = 600
@@ -17,33 +17,33 @@ SMALL_P99_BATCHES = 3.3
 SMALL_P99_BATCHES_CUT = 3
 LEAD_S = 0.5  # until the bulk load has filled the queue
 BUDGET_S = 45
-CALLERS = {"": 0, ", its caller looks for the answer": 0.005}  # look_for_s
+CALLERS = {"": 0, ", its caller looks for the answer": 0.005}  # busy_poll_s
 
 
-def one_row(scene: Scene) -> None:
+def one_row(fixture: Fixture) -> None:
     """A closed loop of one: how much the service adds to the engine's own time for a row."""
-    hidden = scene.hidden_sizes[0]
-    with scene.engine(hidden) as engine, scene.server(hidden) as server:
+    hidden = fixture.hidden_sizes[0]
+    with fixture.engine(hidden) as engine, fixture.server(hidden) as server:
         loads: dict[str, list[Load]] = {caller: [] for caller in CALLERS}
 
         def engine_p50() -> float:
-            return engine.latency(1, max(50, int(200 * scene.seconds)))["p50"] * 1e6
+            return engine.latency(1, max(50, int(200 * fixture.seconds)))["p50"] * 1e6
 
         def service(caller: str) -> float:
-            plan = LoadPlan(rows=1, seconds=scene.seconds, channels=1, warmup=50)
-            plan.look_for_s = CALLERS[caller]
-            loads[caller].append(checked(scene.load.run(server.grpc, plan), "one row"))
+            plan = LoadPlan(rows=1, seconds=fixture.seconds, channels=1, warmup=50)
+            plan.busy_poll_s = CALLERS[caller]
+            loads[caller].append(checked(fixture.load.run(server.grpc, plan), "one row"))
             return loads[caller][-1].p50 * 1e6
 
         contenders = {f"service{caller}": functools.partial(service, caller) for caller in CALLERS}
-        figures = in_turn({"engine": engine_p50} | contenders, scene.rounds_within(BUDGET_S))
+        figures = in_turn({"engine": engine_p50} | contenders, fixture.rounds_within(BUDGET_S))
     engine_us = median(figures["engine"])
     for caller, name in itertools.product(CALLERS, ("p50", "p99")):
         limit = {"p50": P50_ABOVE_ENGINE_US, "p99": P99_ABOVE_ENGINE_US}[name]
         above = [1e6 * getattr(load, name) - engine_us for load in loads[caller]]
-        scene.records.append(
+        fixture.records.append(
             record_of_rounds(
-                f"Service, one row at a time over TCP{caller}, {scene.shape(hidden)}: "
+                f"Service, one row at a time over TCP{caller}, {fixture.shape(hidden)}: "
                 f"{name} above the engine's p50",
                 "us",
                 above,
@@ -53,33 +53,33 @@ def one_row(scene: Scene) -> None:
         )
 
 
-def small_beside_bulk(scene: Scene) -> None:
+def small_beside_bulk(fixture: Fixture) -> None:
     """p99 of small requests at a steady rate, in times of a whole batch, with a bulk load beside."""
-    hidden = scene.hidden_sizes[0]
+    hidden = fixture.hidden_sizes[0]
     kinds: dict[str, tuple[list[str], float]] = {"default": ([], SMALL_P99_BATCHES)}
-    kinds[scene.cut_smaller] = (scene.cut_smaller.split(), SMALL_P99_BATCHES_CUT)
+    kinds[fixture.cut_smaller] = (fixture.cut_smaller.split(), SMALL_P99_BATCHES_CUT)
     for kind, (options, limit) in kinds.items():
-        with scene.engine(hidden) as engine, scene.server(hidden, *options) as server:
+        with fixture.engine(hidden) as engine, fixture.server(hidden, *options) as server:
             batches: list[float] = []
             bulk_rates: list[float] = []
             p99s: list[float] = []
             late = 0
-            for _ in scene.rounds_within(BUDGET_S / len(kinds)):
-                batch = engine.throughput(scene.batch_rows, scene.seconds / 2)["batch_seconds"]
+            for _ in fixture.rounds_within(BUDGET_S / len(kinds)):
+                batch = engine.throughput(fixture.batch_rows, fixture.seconds / 2)["batch_seconds"]
                 batches.append(batch)
-                small, bulk_rate = load_both(scene, server.grpc)
+                small, bulk_rate = load_both(fixture, server.grpc)
                 p99s.append(small.p99)
                 bulk_rates.append(bulk_rate)
                 late += small.late
                 say(f"  {kind}: p99 {1e3 * small.p99:.2f} ms of a batch's {1e3 * batch:.2f} ms")
         batch_s = median(batches)
-        scene.records.append(
+        fixture.records.append(
             record_of_rounds(
                 f"Service, {SMALL_RATE} requests a second of {SMALL_ROWS} row beside bulk, "
-                f"{scene.shape(hidden)}, {kind}: small p99",
+                f"{fixture.shape(hidden)}, {kind}: small p99",
                 "batch times",
                 [p99 / batch_s for p99 in p99s],
-                note=f"a batch of {scene.batch_rows} rows takes {1e3 * batch_s:.2f} ms; "
+                note=f"a batch of {fixture.batch_rows} rows takes {1e3 * batch_s:.2f} ms; "
                 f"p99 {1e3 * median(p99s):.2f} ms; bulk {median(bulk_rates):,.0f} rows/s beside; "
                 f"{late} sent late by the load generator; "
                 f"wanted at most {limit}",
@@ -87,18 +87,18 @@ def small_beside_bulk(scene: Scene) -> None:
         )
 
 
-def load_both(scene: Scene, address: str):
+def load_both(fixture: Fixture, address: str):
     """Small requests while a bulk load runs: the small Load, and the bulk's rows a second."""
-    seconds = 2 * scene.seconds
+    seconds = 2 * fixture.seconds
     bulk_plan = LoadPlan(
-        rows=scene.batch_rows,
+        rows=fixture.batch_rows,
         seconds=seconds + 2 * LEAD_S,
         concurrency=BULK_IN_FLIGHT,
         channels=8,
         stream=True,
     )
     small_plan = LoadPlan(rows=SMALL_ROWS, seconds=seconds, rate=SMALL_RATE, channels=2)
-    with scene.load.running(address, bulk_plan) as bulk:
+    with fixture.load.running(address, bulk_plan) as bulk:
         time.sleep(LEAD_S)
-        small = checked(scene.load.run(address, small_plan), "small requests")
+        small = checked(fixture.load.run(address, small_plan), "small requests")
         return small, checked(bulk(), "bulk").rows_per_second

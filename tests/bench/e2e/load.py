@@ -49,7 +49,7 @@ class LoadPlan:
     warmup: int = 4
     retries: int = 0  # of a request that was refused or whose connection broke
     timeout_s: float = 30  # of a request
-    look_for_s: float = 0  # how long a caller looks for its answer before it sleeps
+    busy_poll_s: float = 0  # how long a caller looks for its answer before it sleeps
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
@@ -60,7 +60,7 @@ class LoadPlan:
             flags += ["--request-rate", f"{self.rate:g}"]
         else:
             flags += ["--concurrency-range", f"{self.concurrency}"]
-        flags += ["--look-for", f"{self.look_for_s:g}s"] if self.look_for_s else []
+        flags += ["--busy-poll", f"{self.busy_poll_s:g}s"] if self.busy_poll_s else []
         return flags + (["--method", "stream"] if self.stream else [])
 
 

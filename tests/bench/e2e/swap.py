@@ -11,7 +11,7 @@ import time
 
 from bench_records import record, record_of_rounds
 from e2e.grpc_load import Answer, Clients, Requests, call
-from e2e.scene import Scene, say
+from e2e.fixture import Fixture, say
 from e2e.time_limit import OutOfTime
 from e2e.weights import WeightsTool, free_port, server_flags
 from scoring_rpc import Scoring
@@ -53,29 +53,29 @@ def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
     )
 
 
-def measure(scene: Scene) -> None:
-    hidden = scene.hidden_sizes[0]
-    heads = [scene.model(hidden, seed) for seed in (1, 2)]
+def measure(fixture: Fixture) -> None:
+    hidden = fixture.hidden_sizes[0]
+    heads = [fixture.model(hidden, seed) for seed in (1, 2)]
     admin = f"127.0.0.1:{free_port()}"
-    requests = Requests(max(1, scene.batch_rows // MESSAGES_OF_BATCH), hidden, scene.vocab)
-    weights = WeightsTool(scene.binaries, admin)
+    requests = Requests(max(1, fixture.batch_rows // MESSAGES_OF_BATCH), hidden, fixture.vocab)
+    weights = WeightsTool(fixture.binaries, admin)
     failures: list[str] = []
     with (
-        scene.engine(hidden) as engine,
-        scene.server(hidden, *server_flags(admin, scene.work)) as server,
+        fixture.engine(hidden) as engine,
+        fixture.server(hidden, *server_flags(admin, fixture.work)) as server,
     ):
-        alone = engine.throughput(scene.batch_rows, scene.seconds)
+        alone = engine.throughput(fixture.batch_rows, fixture.seconds)
         crc_of = bits_of_both(server.grpc, requests, weights, heads)
         clients = Clients(server.grpc, requests, processes=CLIENT_PROCESSES, inflight=IN_FLIGHT)
         with clients:
-            time.sleep(scene.seconds)
-            took = swap_many(weights, heads, scene.end_of(BUDGET_S), failures)
-            time.sleep(scene.seconds)
+            time.sleep(fixture.seconds)
+            took = swap_many(weights, heads, fixture.end_of(BUDGET_S), failures)
+            time.sleep(fixture.seconds)
             answers = clients.finish()
         verdict = judge(answers, crc_of, requests.rows)
         if not verdict.rows_per_second:
             raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed")
-        add(scene, hidden, verdict, answers, took, alone)
+        add(fixture, hidden, verdict, answers, took, alone)
         if failures:  # here, so that the server's log is shown
             raise RuntimeError("; ".join(failures))
 
@@ -122,14 +122,14 @@ def swap_many(weights: WeightsTool, heads: list, end: float, failures: list[str]
 
 
 def add(
-    scene: Scene, hidden: int, verdict: Verdict, answers: list, took: list, alone: dict
+    fixture: Fixture, hidden: int, verdict: Verdict, answers: list, took: list, alone: dict
 ) -> None:
     """`alone`: what the engine gave by itself."""
     versions = collections.Counter(answer.version for answer in answers if answer.code == 0)
     batch_s = alone["batch_seconds"]
-    what = f"Hot swap under full load, {scene.shape(hidden)}"
+    what = f"Hot swap under full load, {fixture.shape(hidden)}"
     note = f"{len(took)} swaps, {len(answers)} requests answered by {len(versions)} versions"
-    scene.records += [
+    fixture.records += [
         record(f"{what}: swaps", len(took), "swaps", note=f"wanted at least {SWAPS}"),
         record_of_rounds(
             f"{what}: rows answered meanwhile",
@@ -157,4 +157,4 @@ def add(
         ),
     ]
     if took:
-        scene.records.append(record_of_rounds(f"{what}: load and commit", "s", took, note=note))
+        fixture.records.append(record_of_rounds(f"{what}: load and commit", "s", took, note=note))

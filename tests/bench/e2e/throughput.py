@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bench_records import record_of_rounds
 from e2e.load import RETRIES, TRANSPORTS, LoadPlan
-from e2e.scene import Scene, Skipped, checked, in_turn, same_rounds, say
+from e2e.fixture import Fixture, Skipped, checked, in_turn, same_rounds, say
 
 WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
@@ -28,68 +28,68 @@ class Way:
     rate: Callable[[], float]  # rows a second in one round
 
 
-def measurable(scene: Scene, transports: list[str]) -> list[str]:
+def measurable(fixture: Fixture, transports: list[str]) -> list[str]:
     """Those that this machine has."""
-    if "ipc" in transports and scene.device != "cuda":
+    if "ipc" in transports and fixture.device != "cuda":
         say("ipc left out: it needs a GPU")
         return [name for name in transports if name != "ipc"]
     return transports
 
 
-def ways(scene: Scene, address: str, transports: list[str], in_flight: int) -> list[Way]:
+def ways(fixture: Fixture, address: str, transports: list[str], in_flight: int) -> list[Way]:
     """Shared memory and CUDA IPC by both clients, in C++ and in Python."""
     found = []
     if "tcp" in transports:
         for channels in TCP_CHANNELS:
-            rate = functools.partial(cli_rate, scene, address, "tcp", in_flight, channels)
+            rate = functools.partial(cli_rate, fixture, address, "tcp", in_flight, channels)
             found.append(Way(f"TCP, {channels} connections", "tcp", rate))
     for transport, name in (("shm", "shared memory"), ("ipc", "CUDA IPC")):
         if transport not in transports:
             continue
-        rate = functools.partial(cli_rate, scene, address, transport, in_flight, 4)
+        rate = functools.partial(cli_rate, fixture, address, transport, in_flight, 4)
         found.append(Way(f"{name}, one client process", transport, rate))
-        rate = functools.partial(python_rate, scene, address, transport, in_flight)
+        rate = functools.partial(python_rate, fixture, address, transport, in_flight)
         found.append(Way(f"{name}, one Python process", transport, rate))
     return found
 
 
-def measure(scene: Scene, transports: list[str], hidden: int) -> None:
-    transports = measurable(scene, transports)
+def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
+    transports = measurable(fixture, transports)
     if not transports:
         raise Skipped("no such transport here")
     options = []
     if transports != ["tcp"]:
         # Clients on this host learn of the socket, and of what it offers, from the server itself.
-        options += ["--local", str(scene.work / f"socket-{hidden}")]
-        options += ["--shared-memory-bytes", f"{SHARED_BYTES_PER_REPLICA * scene.replicas}"]
+        options += ["--local", str(fixture.work / f"socket-{hidden}")]
+        options += ["--shared-memory-bytes", f"{SHARED_BYTES_PER_REPLICA * fixture.replicas}"]
     options += ["--cuda-ipc"] if "ipc" in transports else []
-    in_flight = scene.in_flight * scene.replicas
+    in_flight = fixture.in_flight * fixture.replicas
     failures: list[str] = []
-    with scene.engine(hidden) as engine, scene.server(hidden, *options) as server:
+    with fixture.engine(hidden) as engine, fixture.server(hidden, *options) as server:
 
         def engine_rate() -> float:
             # As long as the loads: in its first second a GPU does more than its power lasts for.
-            return engine.throughput(scene.batch_rows, scene.seconds)["rows_per_second"]
+            return engine.throughput(fixture.batch_rows, fixture.seconds)["rows_per_second"]
 
-        found = ways(scene, server.grpc, transports, in_flight)
+        found = ways(fixture, server.grpc, transports, in_flight)
         contenders = {"engine": engine_rate} | {way.name: way.rate for way in found}
-        figures = in_turn(contenders, scene.rounds_within(BUDGET_S), failures)
+        figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
         for way in found:
             if figures["engine"] and figures[way.name]:
-                add(scene, hidden, way, figures, in_flight)
+                add(fixture, hidden, way, figures, in_flight)
         if failures:  # here, so that the server's log is shown
             raise RuntimeError("; ".join(failures))
 
 
-def add(scene: Scene, hidden: int, way: Way, figures: dict, in_flight: int) -> None:
+def add(fixture: Fixture, hidden: int, way: Way, figures: dict, in_flight: int) -> None:
     # TCP may fall short where a row is cheap to score or two GPUs are fed: it is reported.
-    is_asked = way.transport != "tcp" or (hidden >= 4096 and scene.replicas == 1)
-    note = f"requests of {scene.batch_rows} rows, {in_flight} at once"
+    is_asked = way.transport != "tcp" or (hidden >= 4096 and fixture.replicas == 1)
+    note = f"requests of {fixture.batch_rows} rows, {in_flight} at once"
     if is_asked:
         note += f"; wanted at least {WANTED[way.transport]}"
-    scene.records.append(
+    fixture.records.append(
         record_of_rounds(
-            f"Service, {way.name}, {scene.shape(hidden)}",
+            f"Service, {way.name}, {fixture.shape(hidden)}",
             "rows/s",
             figures[way.name],
             baseline=("engine alone", same_rounds(figures["engine"], figures[way.name])),
@@ -98,31 +98,33 @@ def add(scene: Scene, hidden: int, way: Way, figures: dict, in_flight: int) -> N
     )
 
 
-def cli_rate(scene: Scene, address: str, transport: str, in_flight: int, channels: int) -> float:
+def cli_rate(
+    fixture: Fixture, address: str, transport: str, in_flight: int, channels: int
+) -> float:
     """From one process of logprobctl, whose rows lie on its heap or in its GPU's memory."""
     plan = LoadPlan(
-        rows=scene.batch_rows,
-        seconds=scene.seconds,
+        rows=fixture.batch_rows,
+        seconds=fixture.seconds,
         concurrency=in_flight,
         channels=channels,
         transport=transport,
         warmup=2 * in_flight,
         retries=RETRIES,
     )
-    return checked(scene.load.run(address, plan), transport).rows_per_second
+    return checked(fixture.load.run(address, plan), transport).rows_per_second
 
 
-def python_rate(scene: Scene, address: str, transport: str, in_flight: int) -> float:
+def python_rate(fixture: Fixture, address: str, transport: str, in_flight: int) -> float:
     """From one process of the Python client, whose rows lie where they are scored from."""
     script = pathlib.Path(__file__).with_name("python_load.py")
     word, reported = TRANSPORTS[transport]
-    arguments = [address, word, str(scene.batch_rows), f"{scene.seconds:g}", str(in_flight)]
+    arguments = [address, word, str(fixture.batch_rows), f"{fixture.seconds:g}", str(in_flight)]
     try:
         done = subprocess.run(
             [sys.executable, str(script), *arguments],
             capture_output=True,
             text=True,
-            timeout=scene.seconds + PYTHON_ENDS_WITHIN_S,
+            timeout=fixture.seconds + PYTHON_ENDS_WITHIN_S,
         )
     except subprocess.TimeoutExpired as late:
         raise RuntimeError(f"python_load did not end in {late.timeout:.0f} s") from None

@@ -53,7 +53,7 @@ def reference(
     softcap: float | None = None,
     ignore_index: int = -100,
     vocab_valid: int | None = None,
-    column_weights: Tensor | None = None,
+    mean_logit_weights: Tensor | None = None,
 ) -> Scores:
     """What linear_logprob should return for a whole head; differentiable.
 
@@ -73,8 +73,8 @@ def reference(
         vocab_valid=vocab_valid,
     )
     num_columns = x.shape[-1]
-    if column_weights is None:
-        column_weights = torch.full((num_columns,), 1.0 / num_columns, dtype=torch.float64)
+    if mean_logit_weights is None:
+        mean_logit_weights = torch.full((num_columns,), 1.0 / num_columns, dtype=torch.float64)
     columns = torch.arange(num_columns, device=x.device)
 
     lse = torch.logsumexp(x, -1)
@@ -85,7 +85,7 @@ def reference(
     entropy = -(probabilities * logprobs.masked_fill(probabilities == 0, 0.0)).sum(-1)
     is_max = x == x.amax(-1, keepdim=True)
     argmax = torch.where(is_max, columns, num_columns).amin(-1)
-    mean_logit = x @ column_weights[:num_columns].to(x)
+    mean_logit = x @ mean_logit_weights[:num_columns].to(x)
 
     def at_counted_rows(values: Tensor) -> Tensor:
         return values.new_zeros(target.shape).masked_scatter(is_counted, values)

@@ -14,7 +14,7 @@ BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import e2e_bench
-from e2e import latency, load, processes, scene, swap, throughput
+from e2e import latency, load, processes, fixture, swap, throughput
 from e2e.grpc_load import Answer
 from e2e.made_head import write_head
 from e2e.time_limit import OutOfTime, within
@@ -66,7 +66,7 @@ def test_contenders_take_turns_and_the_order_turns_over() -> None:
     def contender(name: str):
         return lambda: order.append(name) or float(len(order))
 
-    figures = scene.in_turn({"a": contender("a"), "b": contender("b")}, iter(range(3)))
+    figures = fixture.in_turn({"a": contender("a"), "b": contender("b")}, iter(range(3)))
 
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert figures == {"a": [1, 4, 5], "b": [2, 3, 6]}
@@ -78,14 +78,14 @@ def test_a_contender_that_fails_takes_no_further_part() -> None:
 
     failures: list[str] = []
 
-    figures = scene.in_turn({"a": lambda: 1.0, "b": fail}, iter(range(3)), failures)
+    figures = fixture.in_turn({"a": lambda: 1.0, "b": fail}, iter(range(3)), failures)
 
     assert figures == {"a": [1, 1, 1], "b": []}
     assert failures == ["b: gone"]
 
 
 def test_a_contender_that_ended_early_is_compared_with_the_rounds_that_it_had() -> None:
-    assert scene.same_rounds([9.0, 8.0, 5.0], [1.0, 2.0]) == [9.0, 8.0]
+    assert fixture.same_rounds([9.0, 8.0, 5.0], [1.0, 2.0]) == [9.0, 8.0]
 
 
 def test_rounds_before_the_end_of_time_are_kept() -> None:
@@ -96,9 +96,9 @@ def test_rounds_before_the_end_of_time_are_kept() -> None:
             return figure
         raise OutOfTime
 
-    assert scene.in_turn({"a": contender}, iter(range(9))) == {"a": [1, 2]}
+    assert fixture.in_turn({"a": contender}, iter(range(9))) == {"a": [1, 2]}
     with pytest.raises(OutOfTime):  # with not even one there is nothing to keep
-        scene.in_turn({"a": contender}, iter(range(9)))
+        fixture.in_turn({"a": contender}, iter(range(9)))
 
 
 def result(**fields: object) -> dict:
@@ -123,7 +123,7 @@ def parsed(**fields: object) -> load.Load:
 
 def test_a_load_with_failed_requests_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="3 requests were answered, 1 failed: UNAVAILABLE: gone"):
-        scene.checked(parsed(errors=1, first_error="UNAVAILABLE: gone"), "bulk")
+        fixture.checked(parsed(errors=1, first_error="UNAVAILABLE: gone"), "bulk")
     with pytest.raises(load.LoadError, match="no such flag"):
         load.parse("", "no such flag", "tcp")
 
@@ -161,9 +161,11 @@ def test_what_hangs_is_ended_and_an_outer_limit_holds_on() -> None:
     assert time.monotonic() - begin < 10
 
 
-def some_scene(binaries: pathlib.Path, tmp_path: pathlib.Path, **fields: object) -> scene.Scene:
+def some_fixture(
+    binaries: pathlib.Path, tmp_path: pathlib.Path, **fields: object
+) -> fixture.Fixture:
     sizes = {"hidden_sizes": [64], "vocab": 100, "batch_rows": 8, "rounds": 1, "seconds": 0.1}
-    return scene.Scene(binaries=binaries, work=tmp_path, device="cpu", **(sizes | fields))
+    return fixture.Fixture(binaries=binaries, work=tmp_path, device="cpu", **(sizes | fields))
 
 
 def test_a_section_that_fails_or_hangs_costs_no_other(
@@ -171,12 +173,12 @@ def test_a_section_that_fails_or_hangs_costs_no_other(
 ) -> None:
     # A server that never answered would have held up the run until its machine was taken back.
     written: list[int] = []
-    here = some_scene(binaries, tmp_path)
+    here = some_fixture(binaries, tmp_path)
 
-    def fail(_: scene.Scene) -> None:
+    def fail(_: fixture.Fixture) -> None:
         raise ValueError("a bug")
 
-    def measure(given: scene.Scene) -> None:
+    def measure(given: fixture.Fixture) -> None:
         given.records.append(e2e_bench.bench_records.record("it", 1, "s"))
 
     failed = e2e_bench.run_sections(
@@ -196,15 +198,15 @@ def test_a_section_that_fails_or_hangs_costs_no_other(
 def test_rows_on_a_gpu_are_left_out_on_a_cpu(
     binaries: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    here = some_scene(binaries, tmp_path)
+    here = some_fixture(binaries, tmp_path)
 
     assert throughput.measurable(here, ["tcp", "ipc"]) == ["tcp"]
-    with pytest.raises(scene.Skipped):
+    with pytest.raises(fixture.Skipped):
         throughput.measure(here, ["ipc"], 64)
 
 
 def test_no_section_begins_after_the_end(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    here = some_scene(binaries, tmp_path, deadline=time.monotonic() - 1)
+    here = some_fixture(binaries, tmp_path, deadline=time.monotonic() - 1)
 
     failed = e2e_bench.run_sections(
         here, {"late": e2e_bench.Section(lambda _: pytest.fail("begun"), 60)}, lambda: None

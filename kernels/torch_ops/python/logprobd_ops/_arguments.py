@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ALL_VALID = -1  # as vocab_valid: the whole vocabulary
 
-UnownedTarget = Literal["error", "zero"]
+OutOfVocab = Literal["error", "zero"]
 
 
 def flattened(
@@ -29,15 +29,15 @@ def flattened(
     process_group: ProcessGroup | None,
     sequence_parallel: bool,
     need_entropy: bool,
-    column_weights: Tensor | None,
-    unowned_target: UnownedTarget,
+    mean_logit_weights: Tensor | None,
+    out_of_vocab: OutOfVocab,
     return_argmax: bool,
     return_mean_logit: bool,
     keep_logits: int,
 ) -> tuple[Any, ...]:
     """In the order of the schemas in kernels/torch_ops/ops.cc. ValueError names a bad one."""
-    if unowned_target not in ("error", "zero"):
-        raise ValueError(f'unowned_target is {unowned_target!r}: it must be "error" or "zero"')
+    if out_of_vocab not in ("error", "zero"):
+        raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap is {softcap}: it must be above 0, or None for none")
     row_temperature = None
@@ -50,7 +50,7 @@ def flattened(
         target,
         bias,
         row_temperature,
-        column_weights,
+        mean_logit_weights,
         float(temperature),
         float(scale),
         0.0 if softcap is None else float(softcap),
@@ -59,7 +59,7 @@ def flattened(
         ALL_VALID if vocab_valid is None else vocab_valid,
         "" if process_group is None else process_group.group_name,
         sequence_parallel,
-        unowned_target == "zero",
+        out_of_vocab == "zero",
         need_entropy,
         return_argmax,
         return_mean_logit,

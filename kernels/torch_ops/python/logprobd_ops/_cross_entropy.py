@@ -32,10 +32,10 @@ class Classes:
         mine = self._valid[self._shard.start : self._shard.stop].float()
         return torch.nn.functional.pad(mine, (0, len(self._shard) - mine.numel())).contiguous()
 
-    def of_targets(self, target: Tensor, is_counted: Tensor) -> Tensor:
+    def of_targets(self, target: Tensor, is_valid: Tensor) -> Tensor:
         """The weight of each target; 0 for ignored rows. The range of ids is linear_logprob's to check."""
         ids = target.long().clamp(0, self.num_valid - 1)
-        return self._valid[ids] * is_counted
+        return self._valid[ids] * is_valid
 
     def total(self) -> Tensor:
         """Their sum, in double."""
@@ -59,7 +59,7 @@ def uniform_weights(label_smoothing: float) -> RowWeights:
 
 def row_weights(
     target: Tensor,
-    is_counted: Tensor,
+    is_valid: Tensor,
     classes: Classes | None,
     label_smoothing: float,
     *,
@@ -68,17 +68,17 @@ def row_weights(
 ) -> RowWeights:
     """For the cross-entropy, summed or averaged as torch does it, without z loss and token scaling. With label
     smoothing the mean logit must be that of classes.of_shard(), or the plain mean without classes."""
-    nll = is_counted if classes is None else classes.of_targets(target, is_counted).to(dtype)
+    nll = is_valid if classes is None else classes.of_targets(target, is_valid).to(dtype)
     if not is_mean:
         share = torch.ones((), dtype=dtype, device=target.device)
     elif classes is None:
-        share = 1.0 / is_counted.sum(dtype=dtype).clamp(min=1.0)
+        share = 1.0 / is_valid.sum(dtype=dtype).clamp(min=1.0)
     else:
-        share = 1.0 / nll.sum().masked_fill(~is_counted.any(), 1.0)
+        share = 1.0 / nll.sum().masked_fill(~is_valid.any(), 1.0)
     logprob = nll * ((label_smoothing - 1.0) * share)
     if label_smoothing == 0.0:
         return RowWeights(logprob, None, None)
-    smooth = is_counted * (label_smoothing * share)
+    smooth = is_valid * (label_smoothing * share)
     if classes is None:
         return RowWeights(logprob, smooth, -smooth)
     smooth = smooth / classes.num_valid

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from logprobd_ops import _library
-from logprobd_ops._arguments import UnownedTarget, flattened
+from logprobd_ops._arguments import OutOfVocab, flattened
 from logprobd_ops._memory import Memory, logits_to_keep
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def linear_logprob(
     process_group: "ProcessGroup | None" = None,
     sequence_parallel: bool = False,
     need_entropy: bool = True,
-    column_weights: Tensor | None = None,
-    unowned_target: UnownedTarget = "error",
+    mean_logit_weights: Tensor | None = None,
+    out_of_vocab: OutOfVocab = "error",
     weight_grad: Tensor | None = None,
     return_argmax: bool = False,
     return_mean_logit: bool = False,
@@ -58,15 +58,15 @@ def linear_logprob(
         sequence_parallel: hidden holds this rank's equal part of the rows (in the order of ranks);
             its gradient is this rank's part of the sum.
         need_entropy: without, entropy has no elements.
-        column_weights: [V], what return_mean_logit weighs logits by. Default: 1 / vocabulary.
-        unowned_target: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
+        mean_logit_weights: [V], what return_mean_logit weighs logits by. Default: 1 / vocabulary.
+        out_of_vocab: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
             logprob 0, with the gradient of -lse.
         weight_grad: fp32 [V, H], to which the weight's gradient is added (main_grad); the weight
             itself then gets none. A backward that fails may have added a part. It is added on the
             stream of the forward, for which a reader on another must wait.
         return_argmax: also the id of the largest logit, int64, the lowest among equals; -1 where a
             logit is not finite.
-        return_mean_logit: also the sum of column_weights * x.
+        return_mean_logit: also the sum of mean_logit_weights * x.
         memory: what the backward has of the logits. "recompute": nothing, they are computed again.
             "cached": all, [rows, V] in fp32 (fp64 where hidden or weight are; some 2 bytes each where
             the fused kernels compute), ignored rows too, from the forward to the end of the
@@ -101,8 +101,8 @@ def linear_logprob(
             process_group=process_group,
             sequence_parallel=sequence_parallel,
             need_entropy=need_entropy,
-            column_weights=column_weights,
-            unowned_target=unowned_target,
+            mean_logit_weights=mean_logit_weights,
+            out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
             keep_logits=logits_to_keep(memory, memory_budget, hidden, weight, target, bias),

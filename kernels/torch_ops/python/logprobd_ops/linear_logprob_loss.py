@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from logprobd_ops import _library
-from logprobd_ops._arguments import UnownedTarget, flattened
+from logprobd_ops._arguments import OutOfVocab, flattened
 from logprobd_ops._memory import NOT_KEPT, budget_bytes, gradients_needed, kept_format
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def linear_logprob_loss(
     process_group: "ProcessGroup | None" = None,
     sequence_parallel: bool = False,
     need_entropy: bool = True,
-    column_weights: Tensor | None = None,
-    unowned_target: UnownedTarget = "error",
+    mean_logit_weights: Tensor | None = None,
+    out_of_vocab: OutOfVocab = "error",
     return_argmax: bool = False,
     return_mean_logit: bool = False,
     memory_budget: int | None = None,
@@ -90,8 +90,8 @@ def linear_logprob_loss(
             process_group=process_group,
             sequence_parallel=sequence_parallel,
             need_entropy=need_entropy,
-            column_weights=column_weights,
-            unowned_target=unowned_target,
+            mean_logit_weights=mean_logit_weights,
+            out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
             keep_logits=kept_format(hidden, weight) if any(needs) else NOT_KEPT,

@@ -118,7 +118,7 @@ def linear_cross_entropy(
         if is_uniform
         else row_weights(
             target,
-            _is_counted(target, ignore_index),
+            _is_valid(target, ignore_index),
             classes,
             label_smoothing,
             is_mean=reduction == "mean",
@@ -135,7 +135,7 @@ def linear_cross_entropy(
         "process_group": process_group,
         "sequence_parallel": sequence_parallel,
         "need_entropy": False,
-        "column_weights": classes.of_shard() if classes is not None and is_smoothed else None,
+        "mean_logit_weights": classes.of_shard() if classes is not None and is_smoothed else None,
         "return_argmax": needs_argmax,
         "memory_budget": memory_budget,
     }
@@ -160,7 +160,7 @@ def linear_cross_entropy(
     if z_loss != 0.0 or return_z_loss:
         z = z_loss * lse.square()
         if reduction == "mean":
-            z = z / _is_counted(target, ignore_index).sum().clamp(min=1)
+            z = z / _is_valid(target, ignore_index).sum().clamp(min=1)
         if z_loss != 0.0:
             loss = loss + z
     if token_scaling:
@@ -173,19 +173,19 @@ def linear_cross_entropy(
         return loss
 
     accuracy = predicted = None
-    is_counted = _is_counted(target, ignore_index)
+    is_valid = _is_valid(target, ignore_index)
     if return_token_accuracy:
-        accuracy = (is_counted & (more[0] == target)).to(torch.float32)
+        accuracy = (is_valid & (more[0] == target)).to(torch.float32)
         if reduction != "none":
-            accuracy = accuracy.sum() / is_counted.sum().clamp(min=1)
+            accuracy = accuracy.sum() / is_valid.sum().clamp(min=1)
     if return_predicted_tokens:
-        predicted = more[0].masked_fill(~is_counted, -1)
+        predicted = more[0].masked_fill(~is_valid, -1)
     return LinearCrossEntropyOutput(
         loss, None if z is None or not return_z_loss else z.detach(), accuracy, predicted
     )
 
 
-def _is_counted(target: Tensor, ignore_index: int) -> Tensor:
+def _is_valid(target: Tensor, ignore_index: int) -> Tensor:
     return target.long() != ignore_index
 
 

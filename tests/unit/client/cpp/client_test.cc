@@ -188,7 +188,7 @@ std::vector<std::thread::id> ThreadsOf(Client& client, ScoreCase c) {
 
 TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
   const std::unique_ptr<Client> client = Connect();
-  const std::unique_ptr<Client> looking = Connect({.look_for = absl::Hours(1)});
+  const std::unique_ptr<Client> looking = Connect({.busy_poll = absl::Hours(1)});
 
   EXPECT_THAT(ThreadsOf(*client, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
   EXPECT_THAT(ThreadsOf(*client, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
@@ -262,8 +262,8 @@ TEST_F(ClientTest, ReturnsWhenAnotherThreadDestroysTheClient) {
 
 TEST_F(ClientTest, FindsTheAnswerWhetherItStillLooksOrSleeps) {
   const ScoreCase c(10);
-  for (const absl::Duration look_for : {absl::Hours(1), absl::Nanoseconds(1)}) {
-    const std::unique_ptr<Client> client = Connect({.look_for = look_for});
+  for (const absl::Duration busy_poll : {absl::Hours(1), absl::Nanoseconds(1)}) {
+    const std::unique_ptr<Client> client = Connect({.busy_poll = busy_poll});
     ASSERT_TRUE(client->Score(c.args).ok());
     service().Hold();
     std::thread caller([&] { EXPECT_TRUE(client->Score(c.args).ok()); });
@@ -385,7 +385,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
   EXPECT_THAT(message({.channels = 0}), HasSubstr("channels is 0, must be 1 to 64"));
   EXPECT_THAT(message({.timeout = absl::ZeroDuration()}), HasSubstr("timeout is 0"));
   EXPECT_THAT(message({.retries = -1}), HasSubstr("retries is -1"));
-  EXPECT_THAT(message({.look_for = -absl::Milliseconds(2)}), HasSubstr("look_for is -2ms"));
+  EXPECT_THAT(message({.busy_poll = -absl::Milliseconds(2)}), HasSubstr("busy_poll is -2ms"));
   EXPECT_THAT(message({.max_inflight = 0}), HasSubstr("max_inflight is 0"));
   EXPECT_THAT(message({.request_bytes = 10}), HasSubstr("request_bytes is 10"));
 }

@@ -63,7 +63,7 @@ inline double TextbookGradient(const RowSoftmax& row, size_t j, const ScoreGradi
 }
 
 /// Error of the above where ln p_j is off by `log_error` and everything else is fp32: each power
-/// and each term of the sum within 2^-21 of itself, powers below 2^-125 lost.
+/// and each term of the sum within 2^-21 of itself, exponentials below 2^-125 lost.
 inline double GradientError(const RowSoftmax& row, size_t j, const ScoreGradients& d,
                             const ColumnPart& part, double log_error) {
   constexpr double kFp32 = 0x1p-21;

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/split_terms.h"
+#include "kernels/chunked/bf16_split.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"
@@ -115,7 +115,7 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows) {
+FusedCase CompactRows(const FusedCase& all, const std::vector<int64_t>& rows) {
   FusedCase chosen = all;
   chosen.num_rows = static_cast<int64_t>(rows.size());
   chosen.hidden.clear();
@@ -169,15 +169,15 @@ struct FusedRun::Memory {
     }
     source.emplace(rows);
     terms.emplace(
-        Poisoned<uint16_t>(c.num_rows * c.num_terms * kernels::TermPitch(c.hidden_size), 0x7FC0));
-    EXPECT_EQ(kernels::LaunchSplitTerms({.dtype = Dtype::kF32,
-                                         .in = source->data(),
-                                         .in_stride = pitch,
-                                         .num_rows = c.num_rows,
-                                         .hidden_size = c.hidden_size,
-                                         .num_terms = c.num_terms,
-                                         .out = terms->data()},
-                                        nullptr),
+        Poisoned<uint16_t>(c.num_rows * c.num_splits * kernels::SplitPitch(c.hidden_size), 0x7FC0));
+    EXPECT_EQ(kernels::LaunchBf16Split({.dtype = Dtype::kF32,
+                                        .in = source->data(),
+                                        .in_stride = pitch,
+                                        .num_rows = c.num_rows,
+                                        .hidden_size = c.hidden_size,
+                                        .num_splits = c.num_splits,
+                                        .out = terms->data()},
+                                       nullptr),
               cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
@@ -222,9 +222,9 @@ kernels::FusedPartialsParams FusedRun::Partials(const ShardTiles& tiles) const {
   params.hidden = m.hidden.data();
   params.hidden_stride = Pitch(c.hidden_size);
   if (c.is_f32) {
-    params.num_terms = c.num_terms;
+    params.num_splits = c.num_splits;
     params.hidden = m.terms->data();
-    params.hidden_stride = c.num_terms * kernels::TermPitch(c.hidden_size);
+    params.hidden_stride = c.num_splits * kernels::SplitPitch(c.hidden_size);
   }
   params.weight_stride = Pitch(c.hidden_size);
   params.weight = m.weight.data() + tiles.begin * kTileColumns * params.weight_stride;
@@ -265,9 +265,10 @@ std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes,
   return keys.Read();
 }
 
-ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles, const kernels::KeptPowers& powers) {
+ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles,
+                                   const kernels::CachedExponentials& exponentials) {
   kernels::FusedPartialsParams params = Partials(tiles);
-  params.powers = powers;
+  params.exponentials = exponentials;
   const int64_t num_rows = inputs_.num_rows;
   const int64_t num_partials = num_rows * (params.tile_end - params.tile_begin);
   const kernels::TileSums poison = {77, 7, 7, 7};
@@ -279,7 +280,7 @@ ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles, const kernels::KeptP
   const DeviceArray<uint32_t> min_keys(Poisoned<uint32_t>(num_rows, 0));
   params.sums = sums.data();
   if (params.entropy_sums != nullptr) params.entropy_sums = entropy_sums.data();
-  params.wants_sum_squares = powers.values == nullptr;
+  params.wants_sum_squares = exponentials.values == nullptr;
   params.tile_max = tile_max.data();
   params.target_logits = target_logits.data();
   params.max_keys = max_keys.data();

@@ -31,7 +31,7 @@ class HopperTest : public ::testing::Test {
 struct FusedCase {
   kernels::Dtype dtype = kernels::Dtype::kBf16;  ///< Of the head, and of hidden unless is_f32.
   bool is_f32 = false;                           ///< Hidden rows are fp32, scored as terms.
-  int32_t num_terms = kernels::kHiddenTerms;     ///< Of fp32 rows.
+  int32_t num_splits = kernels::kHiddenSplits;   ///< Of fp32 rows.
   int64_t num_rows = 0;
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
@@ -57,7 +57,7 @@ struct FusedCaseSizes {
 FusedCase MakeFusedCase(const FusedCaseSizes& sizes);
 
 /// The rows of `all` named by `rows`, in that order.
-FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows);
+FusedCase CompactRows(const FusedCase& all, const std::vector<int64_t>& rows);
 
 /// In double precision, of the exact values.
 double DotOf(const FusedCase& inputs, int64_t row, int64_t column);
@@ -119,7 +119,8 @@ class FusedRun {
   std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
 
   /// Everything that a launch over a shard gives, in memory of its tiles alone; waits.
-  ShardPartials PartialsOf(const ShardTiles& tiles, const kernels::KeptPowers& powers = {});
+  ShardPartials PartialsOf(const ShardTiles& tiles,
+                           const kernels::CachedExponentials& exponentials = {});
 
   struct Listed {
     std::vector<int32_t> rows;

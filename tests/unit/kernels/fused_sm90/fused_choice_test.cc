@@ -68,7 +68,7 @@ TEST(FusedChoiceTest, GradientsAreMadeByPairsOrByTilesOf128Rows) {
   }
 }
 
-// Kept powers come from tiles of 128 rows alone, whatever partials would take.
+// Kept exponentials come from tiles of 128 rows alone, whatever partials would take.
 TEST(FusedChoiceTest, PingPongTilesAreTakenForEveryShapeInTheOrderOfTheirDepth) {
   const auto choose = [](int64_t rows, int64_t depth) {
     return ChoosePingPong({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});

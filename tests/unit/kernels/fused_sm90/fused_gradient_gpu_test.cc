@@ -32,8 +32,8 @@ std::vector<float> Waves(int64_t count, double height) {
   return values;
 }
 
-void AddColumnWeights(GradientCase& c) {
-  c.column_weights = Waves(c.head.vocab_size, 1e-2);
+void AddMeanLogitWeights(GradientCase& c) {
+  c.mean_logit_weights = Waves(c.head.vocab_size, 1e-2);
   for (size_t row = 0; row < c.upstream.size(); ++row) {
     c.upstream[row].mean_logit = static_cast<double>(row % 3) - 1;
   }
@@ -85,7 +85,7 @@ TEST_F(FusedGradientTest, MatchesTheTruthForEachUpstreamGradientAlone) {
        {ScoreGradients{.lse = 1.5}, ScoreGradients{.logprob = 1}, ScoreGradients{.entropy = 1},
         ScoreGradients{.mean_logit = 1}}) {
     GradientCase c = MakeGradientCase({.rows = 10, .hidden = 64, .vocab = 400});
-    AddColumnWeights(c);
+    AddMeanLogitWeights(c);
     std::fill(c.upstream.begin(), c.upstream.end(), upstream);
     ExpectTrueGradients(c);
   }
@@ -105,11 +105,11 @@ TEST_F(FusedGradientTest, GoesThroughScaleBiasAndCap) {
   }
 }
 
-TEST_F(FusedGradientTest, ColumnWeightsCarryTheMeanLogits) {
+TEST_F(FusedGradientTest, MeanLogitWeightsCarryTheMeanLogits) {
   for (const float softcap : {0.0F, 10.0F}) {
     GradientCase c = MakeGradientCase({.rows = 140, .hidden = 72, .vocab = 1'000});
     c.head.transform.softcap = softcap;
-    AddColumnWeights(c);
+    AddMeanLogitWeights(c);
     ExpectTrueGradients(c);
   }
 }
@@ -134,7 +134,7 @@ TEST_F(FusedGradientTest, LargeLogitsKeepTheirDifferences) {
 TEST_F(FusedGradientTest, ATargetOfAnotherShardAddsNothing) {
   for (const bool transforms : {false, true}) {
     GradientCase c = MakeGradientCase({.rows = 4, .hidden = 64, .vocab = 300});
-    if (transforms) AddColumnWeights(c);
+    if (transforms) AddMeanLogitWeights(c);
     // Before the shard, in the padding of its last tile, behind that, far away.
     c.head.targets = {-1, 301, 384, 1 << 20};
     ExpectTrueGradients(c);
@@ -145,7 +145,7 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
   for (const bool transforms : {false, true}) {
     GradientCase all = MakeGradientCase({.rows = 300, .hidden = 320, .vocab = 500});
     if (transforms) {
-      AddColumnWeights(all);
+      AddMeanLogitWeights(all);
       all.head.bias = Waves(500, 1);
       all.head.transform = {.scale = 0.5F, .softcap = 20.0F};
     }
@@ -157,7 +157,7 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
       const std::vector<int64_t> rows(shuffled.begin(),
                                       shuffled.begin() + static_cast<int64_t>(count));
 
-      const GradientCase some = SelectRows(all, rows);
+      const GradientCase some = CompactRows(all, rows);
       const std::vector<uint16_t> gradients = GradientRun(some).Run();
 
       for (size_t i = 0; i < count; ++i) {
@@ -174,7 +174,7 @@ TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSame) {
       GradientCase c =
           MakeGradientCase({.rows = 300, .hidden = 320, .vocab = 1'500, .dtype = dtype});
       if (transforms) {
-        AddColumnWeights(c);
+        AddMeanLogitWeights(c);
         c.head.bias = Waves(1'500, 1);
       }
       const GradientRun run(c);
@@ -223,7 +223,7 @@ TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSame) {
     for (const int64_t rows : {3, 200}) {
       GradientCase c = MakeGradientCase({.rows = rows, .hidden = 72, .vocab = 2'000});
       if (transforms) {
-        AddColumnWeights(c);
+        AddMeanLogitWeights(c);
         c.head.bias = Waves(2'000, 1);
       }
       const GradientRun run(c);
@@ -247,7 +247,7 @@ TEST_F(FusedGradientTest, RowsThatStandBehindTheLastDoNotShow) {
 TEST_F(FusedGradientTest, ARowThatIsNotFiniteStaysAlone) {
   for (const bool transforms : {false, true}) {
     GradientCase c = MakeGradientCase({.rows = 70, .hidden = 64, .vocab = 600});
-    if (transforms) AddColumnWeights(c);
+    if (transforms) AddMeanLogitWeights(c);
     const std::vector<uint16_t> clean = GradientRun(c).Run();
     c.head.hidden[33 * 64 + 5] = std::numeric_limits<float>::quiet_NaN();
 

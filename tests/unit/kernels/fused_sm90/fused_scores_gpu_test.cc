@@ -43,7 +43,7 @@ TEST_F(FusedScoresTest, MatchTheTruthAtEveryHiddenSize) {
 
 TEST_F(FusedScoresTest, NoRowsAreNoWork) {
   FusedCase c = MakeFusedCase({.rows = 1});
-  c = SelectRows(c, {});
+  c = CompactRows(c, {});
   FusedRun run(c);
   run.Enqueue();
   EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
@@ -82,8 +82,8 @@ TEST_F(FusedScoresTest, TheEntropyMayHaveItsOwnTemperature) {
 TEST_F(FusedScoresTest, Fp32RowsAreNotRounded) {
   for (const int64_t hidden : {33, 128, 896, 2'048}) {
     FusedCase c = MakeFusedCase({.rows = 70, .hidden = hidden, .vocab = 600, .is_f32 = true});
-    for (const int32_t num_terms : {2, 3}) {
-      c.num_terms = num_terms;
+    for (const int32_t num_splits : {2, 3}) {
+      c.num_splits = num_splits;
       // Against the fp32 values: rounding them to bf16 would cost 1e-2.
       ExpectNearTruth(c, RunFused(c), {.logprob = 6e-5, .entropy = 6e-5});
     }

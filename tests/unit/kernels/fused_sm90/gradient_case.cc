@@ -64,7 +64,7 @@ double LogitError(const FusedCase& c, double dot, int64_t column, double dot_err
 int64_t GradientCase::num_tiles() const { return kernels::NumTiles(head.vocab_size); }
 
 GradientCase MakeGradientCase(const FusedCaseSizes& sizes) {
-  GradientCase c = {.head = MakeFusedCase(sizes), .upstream = {}, .column_weights = {}};
+  GradientCase c = {.head = MakeFusedCase(sizes), .upstream = {}, .mean_logit_weights = {}};
   for (int64_t row = 0; row < sizes.rows; ++row) {
     const auto i = static_cast<double>(row);
     c.upstream.push_back({.lse = 0.25 * std::fmod(i, 3),
@@ -74,9 +74,9 @@ GradientCase MakeGradientCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows) {
+GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows) {
   GradientCase chosen = all;
-  chosen.head = SelectRows(all.head, rows);
+  chosen.head = CompactRows(all.head, rows);
   chosen.upstream.clear();
   for (const int64_t row : rows) chosen.upstream.push_back(all.upstream[static_cast<size_t>(row)]);
   return chosen;
@@ -106,13 +106,13 @@ GradientRun::GradientRun(const GradientCase& c, int64_t rows_of_room)
       constants_(ConstantsOf(c, truth_)),
       head_(c.head, rows_of_room),
       rows_(constants_),
-      column_weights_(PaddedToTiles(c.column_weights, c.num_tiles())) {}
+      mean_logit_weights_(PaddedToTiles(c.mean_logit_weights, c.num_tiles())) {}
 
 kernels::FusedGradientParams GradientRun::Params(const ShardTiles& tiles) const {
   kernels::FusedGradientParams params;
   params.head = head_.Partials(tiles);
   params.rows = rows_.data();
-  if (!case_.column_weights.empty()) params.column_weights = column_weights_.data();
+  if (!case_.mean_logit_weights.empty()) params.mean_logit_weights = mean_logit_weights_.data();
   return params;
 }
 
@@ -171,9 +171,10 @@ void ExpectNearTruth(const GradientCase& c, const std::vector<GradientRowTruth>&
         ASSERT_EQ(gradient, 0) << "column " << column;
         continue;
       }
-      const ColumnPart part = {
-          .is_target = column == head.targets[row],
-          .weight = c.column_weights.empty() ? 0.0 : static_cast<double>(c.column_weights[j])};
+      const ColumnPart part = {.is_target = column == head.targets[row],
+                               .weight = c.mean_logit_weights.empty()
+                                             ? 0.0
+                                             : static_cast<double>(c.mean_logit_weights[j])};
       const double logit_error = LogitError(head, t.dots[j], column, c.dot_error * largest);
       double slope = 1;
       double slope_error = 0;

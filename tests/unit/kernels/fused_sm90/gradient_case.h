@@ -17,8 +17,8 @@ inline constexpr uint16_t kGradientPoison = 0x7FB7;
 /// A head and rows with gradients of their scores.
 struct GradientCase {
   FusedCase head;
-  std::vector<ScoreGradients> upstream;  ///< [num_rows]
-  std::vector<float> column_weights;     ///< [vocab_size], or empty
+  std::vector<ScoreGradients> upstream;   ///< [num_rows]
+  std::vector<float> mean_logit_weights;  ///< [vocab_size], or empty
   /// Error of a dot product over the row's largest, as ExpectNearTruth has it for logits. 0: fp32
   /// holds dot products and logits exactly.
   double dot_error = 4e-6;
@@ -30,7 +30,7 @@ struct GradientCase {
 GradientCase MakeGradientCase(const FusedCaseSizes& sizes);
 
 /// The rows of `all` named by `rows`, in that order.
-GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows);
+GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows);
 
 /// A row in double, of the exact values.
 struct GradientRowTruth {
@@ -68,7 +68,7 @@ class GradientRun {
   const std::vector<kernels::RowGradient> constants_;
   FusedRun head_;
   DeviceArray<kernels::RowGradient> rows_;
-  DeviceArray<float> column_weights_;
+  DeviceArray<float> mean_logit_weights_;
 };
 
 /// Compares every column with the truth: half a last place of the element apart, and what logits in

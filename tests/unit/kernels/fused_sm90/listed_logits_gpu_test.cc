@@ -98,7 +98,7 @@ TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with(
                 [](Params& p) { p.partials.row_count = reinterpret_cast<const int64_t*>(p.ids); }),
             cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.partials.num_terms = 4; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.partials.num_splits = 4; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.partials.dtype = kernels::Dtype::kF32; }),
             cudaErrorInvalidValue);
   EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);

@@ -20,7 +20,7 @@
 #include "tests/unit/kernels/common/gradient_truth.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
-// Rows of logits whose powers were kept, their gradients in double, and the kernel's.
+// Rows of logits whose exponentials were kept, their gradients in double, and the kernel's.
 namespace logprobd::kernels::kept_case {
 
 using logprobd::testing::DeviceArray;
@@ -78,11 +78,11 @@ inline RowSoftmax SoftmaxOf(const KeptRow& row) {
 
 /// What the forward pass keeps of a case.
 struct Kept {
-  std::vector<uint16_t> powers;    ///< [rows, row_tiles, 192] of bf16
-  std::vector<int32_t> exponents;  ///< [rows, row_tiles]
+  std::vector<uint16_t> exponentials;  ///< [rows, row_tiles, 192] of bf16
+  std::vector<int32_t> exponents;      ///< [rows, row_tiles]
 };
 
-inline Kept KeepPowers(const KeptCase& c) {
+inline Kept CacheExponentials(const KeptCase& c) {
   Kept kept;
   for (const KeptRow& row : c.rows) {
     for (int64_t tile = 0; tile < c.row_tiles(); ++tile) {
@@ -101,7 +101,8 @@ inline Kept KeepPowers(const KeptCase& c) {
       for (const float logit : logits) {
         const float exponent =
             std::fma(logit, ScaleOf(row), is_real ? -static_cast<float>(k) : 0.0F);
-        kept.powers.push_back(testing::ToBf16(exponent < -126.0F ? 0.0F : std::exp2(exponent)));
+        kept.exponentials.push_back(
+            testing::ToBf16(exponent < -126.0F ? 0.0F : std::exp2(exponent)));
       }
     }
   }
@@ -144,16 +145,19 @@ struct KeptAsk {
   std::optional<int64_t> row_count = {};  ///< As the kernel reads it; by default there is none.
 };
 
-/// A case's powers in device memory.
+/// A case's exponentials in device memory.
 class KeptRun {
  public:
   explicit KeptRun(const KeptCase& c)
-      : case_(c), kept_(KeepPowers(c)), powers_(kept_.powers), exponents_(kept_.exponents) {}
+      : case_(c),
+        kept_(CacheExponentials(c)),
+        exponentials_(kept_.exponentials),
+        exponents_(kept_.exponents) {}
 
   KeptGradientsParams Params(const KeptAsk& ask) const {
     KeptGradientsParams params;
     params.num_rows = static_cast<int64_t>(case_.rows.size());
-    params.powers = reinterpret_cast<const __nv_bfloat16*>(powers_.data());
+    params.exponentials = reinterpret_cast<const __nv_bfloat16*>(exponentials_.data());
     params.exponents = exponents_.data();
     params.row_tiles = case_.row_tiles();
     params.tile_begin = ask.tile_begin;
@@ -169,14 +173,14 @@ class KeptRun {
     KeptGradientsParams params = Params(ask);
     params.num_rows = static_cast<int64_t>(rows.size());
     const DeviceArray<RowGradient> row_array(rows);
-    const DeviceArray<int64_t> places(ask.kept_places.empty() ? std::vector<int64_t>(1)
-                                                              : ask.kept_places);
+    const DeviceArray<int64_t> row_indices(ask.kept_places.empty() ? std::vector<int64_t>(1)
+                                                                   : ask.kept_places);
     const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(
         (rows.size() + 1) * static_cast<size_t>(params.gradient_stride), kPoison));
     const DeviceArray<int64_t> row_count(std::vector<int64_t>{ask.row_count.value_or(0)});
     params.rows = row_array.data();
     if (ask.row_count.has_value()) params.row_count = row_count.data();
-    if (!ask.kept_places.empty()) params.kept_places = places.data();
+    if (!ask.kept_places.empty()) params.kept_places = row_indices.data();
     params.gradients = gradients.data();
     EXPECT_EQ(LaunchKeptGradients(params, nullptr), cudaSuccess);
     return gradients.Read();
@@ -185,7 +189,7 @@ class KeptRun {
  private:
   const KeptCase& case_;
   const Kept kept_;
-  DeviceArray<uint16_t> powers_;
+  DeviceArray<uint16_t> exponentials_;
   DeviceArray<int32_t> exponents_;
 };
 

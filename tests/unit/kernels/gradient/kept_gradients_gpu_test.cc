@@ -92,7 +92,7 @@ TEST_F(KeptGradientsTest, ALargestLogitThatIsNearlyCertainKeepsItsSmallGradient)
   ExpectTruth(c);
 }
 
-TEST_F(KeptGradientsTest, PowersOfZeroHaveNoGradientButTheTargets) {
+TEST_F(KeptGradientsTest, ExponentialsOfZeroHaveNoGradientButTheTargets) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   KeptCase c = MakeKeptCase(3, 600, 1);
   for (KeptRow& row : c.rows) {
@@ -140,16 +140,17 @@ TEST_F(KeptGradientsTest, RowsAreFoundAtTheirKeptPlaces) {
   const std::vector<RowGradient> all = ConstantsOf(c);
   const KeptRun run(c);
   const std::vector<uint16_t> truth = run.Run(all);
-  const std::vector<int64_t> places = {6, 0, 3, 3, 5};
+  const std::vector<int64_t> row_indices = {6, 0, 3, 3, 5};
   std::vector<RowGradient> rows;
-  for (const int64_t place : places) rows.push_back(all[static_cast<size_t>(place)]);
+  for (const int64_t place : row_indices) rows.push_back(all[static_cast<size_t>(place)]);
 
-  const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = places});
+  const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = row_indices});
 
   constexpr int64_t kStride = 3 * kTileColumns;
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (size_t i = 0; i < row_indices.size(); ++i) {
     const auto own = gradients.begin() + static_cast<int64_t>(i) * kStride;
-    EXPECT_TRUE(std::equal(own, own + kStride, truth.begin() + places[i] * kStride)) << "row " << i;
+    EXPECT_TRUE(std::equal(own, own + kStride, truth.begin() + row_indices[i] * kStride))
+        << "row " << i;
   }
 }
 
@@ -203,13 +204,13 @@ TEST_F(KeptGradientsTest, MoreRowsThanAGridHasAreAllWritten) {
   const std::vector<uint16_t> truth = run.Run(few);
   for (const int64_t num_rows : {65'535, 65'536, 131'071}) {
     std::vector<RowGradient> rows;
-    std::vector<int64_t> places;
+    std::vector<int64_t> row_indices;
     for (int64_t i = 0; i < num_rows; ++i) {
-      places.push_back(i % 7);
+      row_indices.push_back(i % 7);
       rows.push_back(few[static_cast<size_t>(i % 7)]);
     }
 
-    const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = places});
+    const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = row_indices});
 
     for (int64_t i = 0; i < num_rows; ++i) {
       const auto own = gradients.begin() + i * kTileColumns;
@@ -237,8 +238,8 @@ TEST_F(KeptGradientsTest, RefusesBrokenBounds) {
   EXPECT_EQ(LaunchKeptGradients({}, nullptr), cudaSuccess);  // no rows
   EXPECT_EQ(launch_with([](Params& p) { p.num_rows = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.num_rows = int64_t{1} << 31; }), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.powers = nullptr; }), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.powers += 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponentials = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponentials += 1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.exponents = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.rows = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.gradients = nullptr; }), cudaErrorInvalidValue);

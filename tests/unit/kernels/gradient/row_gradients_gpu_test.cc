@@ -36,12 +36,12 @@ struct RowsCase {
   std::vector<float> entropy;
   std::vector<double> temperatures;
   std::vector<int64_t> targets;
-  std::vector<int64_t> places;       ///< Of the rows that are computed, among all.
+  std::vector<int64_t> row_indices;  ///< Of the rows that are computed, among all.
   std::vector<int64_t> kept_places;  ///< The last computed row's first.
   std::vector<float> target_logits;  ///< Of kept rows, as the next.
   std::vector<uint64_t> max_keys;
 
-  size_t size() const { return places.size(); }
+  size_t size() const { return row_indices.size(); }
 };
 
 /// Every second of twice as many rows is computed.
@@ -60,7 +60,7 @@ RowsCase MakeRows(size_t num_rows) {
     c.targets.push_back(kFirstId - 3 + static_cast<int64_t>(row * 97) % (kShardColumns + 6));
   }
   for (size_t row = 0; row < num_rows; ++row) {
-    c.places.push_back(static_cast<int64_t>(2 * row + 1));
+    c.row_indices.push_back(static_cast<int64_t>(2 * row + 1));
     c.kept_places.push_back(static_cast<int64_t>(num_rows - 1 - row));
     c.target_logits.push_back(normal(random));
     c.max_keys.push_back(LogitKey(3 + normal(random), static_cast<int32_t>(row * 31)));
@@ -102,7 +102,7 @@ class RowGradientsRun {
         entropy_(c.entropy),
         temperatures_(c.temperatures),
         targets_(c.targets),
-        places_(c.places),
+        places_(c.row_indices),
         kept_places_(c.kept_places),
         target_logits_(c.target_logits),
         max_keys_(c.max_keys),
@@ -111,7 +111,7 @@ class RowGradientsRun {
   RowGradientsParams Params(const Ask& ask = {}) const {
     RowGradientsParams params;
     params.num_rows = static_cast<int64_t>(num_rows_);
-    params.source.places = places_.data();
+    params.source.row_indices = places_.data();
     params.source.targets = targets_.data();
     if (ask.temperatures) params.source.temperatures = temperatures_.data();
     params.source.temperature = kTemperature;
@@ -171,7 +171,7 @@ class RowGradientsRun {
 
 /// The host's constants of a computed row, but for its largest logit.
 RowGradient HostRow(const RowsCase& c, size_t row, const Ask& ask = {}) {
-  const auto place = static_cast<size_t>(c.places[row]);
+  const auto place = static_cast<size_t>(c.row_indices[row]);
   const double temperature = ask.temperatures ? c.temperatures[place] : kTemperature;
   const auto log2_scale = static_cast<float>(kLog2Factor / temperature);
   testing::ScoreGradients d;
@@ -282,7 +282,7 @@ TEST_F(RowGradientsTest, TheTargetIsTakenThoughNoLargestLogitWasKept) {
 // Its scores are zeros, not those of its logits, which may be anything: all -inf, or far above 0.
 TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
   RowsCase c = MakeRows(3);
-  const auto ignored = static_cast<size_t>(c.places[1]);
+  const auto ignored = static_cast<size_t>(c.row_indices[1]);
   c.targets[ignored] = kIgnoreIndex;
   c.exact_lse[ignored] = 0;
 
@@ -305,7 +305,7 @@ TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
 
 TEST_F(RowGradientsTest, ARowThatIsNotFiniteStaysAlone) {
   RowsCase c = MakeRows(5);
-  c.exact_lse[static_cast<size_t>(c.places[2])] = NAN;
+  c.exact_lse[static_cast<size_t>(c.row_indices[2])] = NAN;
   c.max_keys[static_cast<size_t>(c.kept_places[2])] = 0;
 
   const std::vector<RowGradient> rows = RowGradientsRun(c).Run();

@@ -30,11 +30,11 @@ template <typename Element>
 std::vector<Element> Copy(const std::vector<Element>& values, size_t row_size, size_t stride,
                           const float* factors, Dtype dtype) {
   const DeviceArray<Element> source(values);
-  const DeviceArray<int64_t> places(kPlaces);
+  const DeviceArray<int64_t> row_indices(kPlaces);
   const DeviceArray<Element> rows(
       std::vector<Element>(kPlaces.size() * row_size + kGuard, Element{77}));
   EXPECT_EQ(LaunchCopyRows({.num_rows = static_cast<int64_t>(kPlaces.size()),
-                            .places = places.data(),
+                            .row_indices = row_indices.data(),
                             .source = source.data(),
                             .source_stride_bytes = static_cast<int64_t>(stride * sizeof(Element)),
                             .row_bytes = static_cast<int64_t>(row_size * sizeof(Element)),

@@ -21,14 +21,15 @@ TEST_F(RowOperandsTest, EachRowHasItsOwnScaleAndItsTargetsColumn) {
   const DeviceArray<double> temperatures(temperature_values);
   const DeviceArray<int64_t> targets(std::vector<int64_t>{99, 100, 149, 150, -100});
   const std::vector<int64_t> place_values = {4, 2, 0, 3, 1};
-  const DeviceArray<int64_t> places(place_values);
+  const DeviceArray<int64_t> row_indices(place_values);
   const DeviceArray<float> log2_scales(std::vector<float>(5, -1.0F));
   const DeviceArray<int32_t> columns(std::vector<int32_t>(5, -7));
   const DeviceArray<float> target_logits(std::vector<float>(5, 3.0F));
   const DeviceArray<uint64_t> max_keys(std::vector<uint64_t>(5, 9));
   RowOperandsParams params;
   params.num_rows = 5;
-  params.source = {places.data(), targets.data(), temperatures.data(), 1.0, kLog2Factor, 100, 50};
+  params.source = {
+      row_indices.data(), targets.data(), temperatures.data(), 1.0, kLog2Factor, 100, 50};
   params.log2_scales = log2_scales.data();
   params.target_columns = columns.data();
   params.target_logits = target_logits.data();

@@ -21,13 +21,13 @@ OPTIONS = {
     "temperature a row": {"temperature": torch.linspace(0.3, 2, 11, dtype=torch.float64)},
     "padding": {"vocab_valid": 195},
     "padding over tiles": {"vocab_valid": 100},
-    "column_weights": {"column_weights": torch.linspace(-1, 2, 200, dtype=torch.float64)},
+    "mean_logit_weights": {"mean_logit_weights": torch.linspace(-1, 2, 200, dtype=torch.float64)},
     "all together": {
         "softcap": 7.0,
         "scale": 1.5,
         "temperature": torch.linspace(0.3, 2, 11, dtype=torch.float64),
         "vocab_valid": 195,
-        "column_weights": torch.linspace(-1, 2, 200, dtype=torch.float64),
+        "mean_logit_weights": torch.linspace(-1, 2, 200, dtype=torch.float64),
     },
 }
 

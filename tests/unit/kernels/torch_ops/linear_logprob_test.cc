@@ -26,12 +26,12 @@ Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
                          .findSchemaOrThrow("logprobd::linear_logprob", "")
                          .typed<LinearLogprob>();
-  return score.call(hidden, weight, target, std::nullopt, std::nullopt, std::nullopt,
-                    /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
-                    /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
-                    /*sequence_parallel=*/false, /*unowned_is_zero=*/false, /*need_entropy=*/true,
-                    /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0,
-                    std::nullopt);
+  return score.call(
+      hidden, weight, target, std::nullopt, std::nullopt, std::nullopt,
+      /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
+      /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
+      /*sequence_parallel=*/false, /*out_of_vocab_is_zero=*/false, /*need_entropy=*/true,
+      /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0, std::nullopt);
 }
 
 class LinearLogprobTest : public ::testing::Test {

@@ -79,14 +79,14 @@ def assert_matches_reference(hidden, weight, target, bias=None, **options) -> No
     shaping = {k: options[k] for k in options if k in ("temperature", "scale", "softcap")}
     vocab_valid = options.get("vocab_valid")
     x = reference_logits(hidden, weight, bias, vocab_valid=vocab_valid, **shaping)
-    is_counted = target != options.get("ignore_index", IGNORED)
-    size = torch.where(is_counted, x.abs().amax(-1), 0.0) / LOGIT_MAX
+    is_valid = target != options.get("ignore_index", IGNORED)
+    size = torch.where(is_valid, x.abs().amax(-1), 0.0) / LOGIT_MAX
     factor = size.clamp(min=1)
     assert_near(logprob, truth.logprob, LOGPROB_TOLERANCE[dtype] * factor, "logprob")
     assert_near(lse, truth.lse, LOGPROB_TOLERANCE[dtype] * factor, "lse")
     assert_near(entropy, truth.entropy, ENTROPY_TOLERANCE[dtype] * factor, "entropy")
-    column_weights = options.get("column_weights")
-    mass = 1.0 if column_weights is None else max(1.0, column_weights.abs().sum().item())
+    mean_logit_weights = options.get("mean_logit_weights")
+    mass = 1.0 if mean_logit_weights is None else max(1.0, mean_logit_weights.abs().sum().item())
     assert_near(mean_logit, truth.mean_logit, LOGPROB_TOLERANCE[dtype] * factor * mass, "mean")
     assert argmax.dtype == torch.int64
     if options.get("softcap") is None:

@@ -28,7 +28,10 @@ BAD_ARGUMENTS = {
     "bias of two dimensions": ({"bias": torch.ones(20, 1)}, "bias"),
     "bias of one": ({"bias": torch.ones(1)}, "bias"),
     "complex bias": ({"bias": torch.ones(20, dtype=torch.complex64)}, "bias"),
-    "column_weights of another size": ({"column_weights": torch.ones(21)}, "column_weights"),
+    "mean_logit_weights of another size": (
+        {"mean_logit_weights": torch.ones(21)},
+        "mean_logit_weights",
+    ),
     "temperature of another size": ({"temperature": torch.ones(5)}, "temperature"),
     "temperature a column": ({"temperature": torch.ones(6, 1)}, "temperature"),
     "temperature of zero": ({"temperature": 0}, "temperature"),
@@ -39,15 +42,15 @@ BAD_ARGUMENTS = {
     "vocab_start below zero": ({"vocab_start": -1}, "vocab_start"),
     "vocab_valid of zero": ({"vocab_valid": 0}, "vocab_valid"),
     "vocab_valid below zero": ({"vocab_valid": -2}, "vocab_valid"),
-    "unowned_target of another kind": ({"unowned_target": "nothing"}, "unowned_target"),
+    "out_of_vocab of another kind": ({"out_of_vocab": "nothing"}, "out_of_vocab"),
     "sequence_parallel alone": ({"sequence_parallel": True}, "sequence_parallel"),
     "weight elsewhere": ({"weight": torch.ones(20, 8, device="meta")}, "weight"),
     "hidden elsewhere": ({"hidden": torch.ones(6, 8, device="meta")}, "hidden"),
     "bias elsewhere": ({"bias": torch.ones(20, device="meta")}, "bias"),
     "temperature elsewhere": ({"temperature": torch.ones(6, device="meta")}, "temperature"),
-    "column_weights elsewhere": (
-        {"column_weights": torch.ones(20, device="meta"), "return_mean_logit": True},
-        "column_weights",
+    "mean_logit_weights elsewhere": (
+        {"mean_logit_weights": torch.ones(20, device="meta"), "return_mean_logit": True},
+        "mean_logit_weights",
     ),
 }
 
@@ -104,19 +107,19 @@ def test_a_row_of_minus_infinities_has_no_scores():
 def test_what_the_padding_of_the_weight_holds_does_not_matter():
     hidden, weight, target, bias = exact_case(vocab=257)
     target %= 125
-    column_weights = torch.linspace(0, 1, 257).double()
+    mean_logit_weights = torch.linspace(0, 1, 257).double()
     truth = linear_logprob(
         hidden,
         weight[:125],
         target,
         bias[:125],
-        column_weights=column_weights[:125],
+        mean_logit_weights=mean_logit_weights[:125],
         return_argmax=True,
         return_mean_logit=True,
     )
     weight[125:] = math.nan
     bias[125:] = math.inf
-    column_weights[125:] = math.nan
+    mean_logit_weights[125:] = math.nan
 
     scores = linear_logprob(
         hidden,
@@ -124,7 +127,7 @@ def test_what_the_padding_of_the_weight_holds_does_not_matter():
         target,
         bias,
         vocab_valid=125,
-        column_weights=column_weights,
+        mean_logit_weights=mean_logit_weights,
         return_argmax=True,
         return_mean_logit=True,
     )

@@ -321,8 +321,8 @@ def test_a_mean_loss_of_rows_found_late_is_right(ignored_tenths):
     ours = mean_loss_and_gradients(hidden, weight, target)
 
     exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
-    num_counted = max(1, int((target != IGNORED).sum()))
-    true_loss = -reference(*exact, target).logprob[target != IGNORED].sum() / num_counted
+    num_valid = max(1, int((target != IGNORED).sum()))
+    true_loss = -reference(*exact, target).logprob[target != IGNORED].sum() / num_valid
     true = [true_loss, *torch.autograd.grad(true_loss, exact)]
     assert (ours[0] - true[0]).abs() <= 1e-4
     assert (ours[1][target == IGNORED] == 0).all()

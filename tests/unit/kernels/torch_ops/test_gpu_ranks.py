@@ -14,7 +14,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 BACKENDS = (pytest.param("gloo"), pytest.param("nccl", marks=needs_two))
 TILED = [0, 1152, 2000]
 UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
-# Losses form gradients in the forward, those of logprobs alone of powers as they are kept. At a low temperature
+# Losses form gradients in the forward, those of logprobs alone of exponentials as they are kept. At a low temperature
 # shards lie far below others that have all that counts of a row, and have its target.
 MODES = (
     *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),

@@ -64,8 +64,8 @@ def test_numeric_derivatives_agree(name):
         case.target[:] = torch.tensor([0, IGNORED, 6, 3])
     if "temperature" in options:
         options["temperature"] = torch.linspace(0.3, 2, rows, dtype=torch.float64)
-    if "column_weights" in options:
-        options["column_weights"] = torch.linspace(-1, 2, vocab, dtype=torch.float64)
+    if "mean_logit_weights" in options:
+        options["mean_logit_weights"] = torch.linspace(-1, 2, vocab, dtype=torch.float64)
 
     def scores(hidden, weight, bias):
         return tuple(score(Case(hidden, weight, case.target, bias), **options))
@@ -82,7 +82,7 @@ def test_numeric_derivatives_agree_over_several_tiles():
     assert torch.autograd.gradcheck(scores, case.leaves, fast_mode=True)
 
 
-def test_unowned_targets_have_the_gradient_of_minus_lse():
+def test_out_of_vocab_targets_have_the_gradient_of_minus_lse():
     case = make_case()
     case.target[:] %= 195
     case.target[[0, 5]] = torch.tensor([-1, 2**31])
@@ -90,13 +90,13 @@ def test_unowned_targets_have_the_gradient_of_minus_lse():
     unowned = [0, 3, 5]
     upstream = upstream_of(11)
 
-    ours = gradients(score(case, unowned_target="zero", vocab_valid=195), case, upstream)
+    ours = gradients(score(case, out_of_vocab="zero", vocab_valid=195), case, upstream)
 
-    is_unowned = torch.zeros(11, dtype=torch.bool)
-    is_unowned[unowned] = True
-    owned = case._replace(target=case.target.masked_fill(is_unowned, 0))
+    is_out_of_vocab = torch.zeros(11, dtype=torch.bool)
+    is_out_of_vocab[unowned] = True
+    owned = case._replace(target=case.target.masked_fill(is_out_of_vocab, 0))
     logprob, entropy, lse, mean_logit = true_scores(owned, vocab_valid=195)
-    logprob = torch.where(is_unowned, -lse, logprob)
+    logprob = torch.where(is_out_of_vocab, -lse, logprob)
     truth = gradients([logprob, entropy, lse, mean_logit], case, upstream)
     for our, true in zip(ours, truth, strict=True):
         torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)

@@ -57,7 +57,7 @@ def test_expanded_and_strided_tensors_of_every_argument():
     one_row = hidden[2:3].expand(7, 31)
     targets = torch.stack([target, target + 1], 1)[:, 0]
     biases = torch.stack([bias, bias + 1], 1)[:, 0]
-    column_weights = torch.tensor([0.25]).expand(257)
+    mean_logit_weights = torch.tensor([0.25]).expand(257)
 
     scores = linear_logprob(
         one_row,
@@ -65,7 +65,7 @@ def test_expanded_and_strided_tensors_of_every_argument():
         targets,
         biases,
         temperature=torch.tensor([0.5]).expand(7),
-        column_weights=column_weights,
+        mean_logit_weights=mean_logit_weights,
         return_mean_logit=True,
     )
 
@@ -75,7 +75,7 @@ def test_expanded_and_strided_tensors_of_every_argument():
         target,
         bias,
         temperature=torch.full((7,), 0.5),
-        column_weights=column_weights.contiguous(),
+        mean_logit_weights=mean_logit_weights.contiguous(),
         return_mean_logit=True,
     )
     assert all(torch.equal(ours, same) for ours, same in zip(scores, truth, strict=True))

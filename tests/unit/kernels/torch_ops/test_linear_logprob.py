@@ -89,12 +89,12 @@ def test_argmax_is_the_lowest_id_among_equals_of_different_blocks():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
-def test_column_weights_weigh_the_mean_logit(dtype):
+def test_mean_logit_weights_weigh_the_mean_logit(dtype):
     hidden, weight, target, bias = exact_case(13, 31, 507)
-    column_weights = (torch.arange(507).remainder(9) - 2).to(dtype) / 64
+    mean_logit_weights = (torch.arange(507).remainder(9) - 2).to(dtype) / 64
 
     assert_matches_reference(
-        hidden, weight, target, bias, column_weights=column_weights, temperature=0.5
+        hidden, weight, target, bias, mean_logit_weights=mean_logit_weights, temperature=0.5
     )
 
 

@@ -183,14 +183,14 @@ def test_token_scaling_multiplies_each_loss_by_the_constant_probability_of_its_t
     )
 
     logits = logits_of(case, softcap=30.0)
-    is_counted = case.target != IGNORED
+    is_valid = case.target != IGNORED
     ids = case.target.clamp(min=0).unsqueeze(-1)
-    probability = (logits.softmax(-1).gather(-1, ids).squeeze(-1) * is_counted).detach()
+    probability = (logits.softmax(-1).gather(-1, ids).squeeze(-1) * is_valid).detach()
     assert probability.max() > 0.9  # else the rows with confident targets would go untested
     nll = cross_entropy(logits, case.target, class_weights, reduction="none", label_smoothing=0.1)
-    z = 1e-2 * logits.logsumexp(-1).square() * is_counted
+    z = 1e-2 * logits.logsumexp(-1).square() * is_valid
     if reduction == "mean":
-        nll, z = nll / class_weights[case.target[is_counted]].sum(), z / 11
+        nll, z = nll / class_weights[case.target[is_valid]].sum(), z / 11
     truth, z_truth = (nll + z) * probability, (z * probability).detach()
     if reduction != "none":
         truth, z_truth = truth.sum(), z_truth.sum()
@@ -206,9 +206,9 @@ def test_predicted_tokens_and_accuracy_are_those_of_the_argmax():
         *case, return_token_accuracy=True, return_predicted_tokens=True
     )
 
-    is_counted = case.target != IGNORED
+    is_valid = case.target != IGNORED
     assert predicted.dtype == torch.int64
-    assert predicted.tolist() == truth.argmax.masked_fill(~is_counted, -1).tolist()
+    assert predicted.tolist() == truth.argmax.masked_fill(~is_valid, -1).tolist()
     hits = (truth.argmax == case.target).sum().item()
     assert 0 < hits < 11
     assert accuracy.item() == pytest.approx(hits / 11)

@@ -381,9 +381,9 @@ def test_a_target_that_no_shard_owns_may_have_the_gradient_of_the_softmax_alone(
     given = head()
     given["target"][3] = VOCAB
 
-    parts = ranks.results(score_shard, given, UNEVEN["aligned"], {"unowned_target": "zero"})
+    parts = ranks.results(score_shard, given, UNEVEN["aligned"], {"out_of_vocab": "zero"})
 
-    whole = score(given, unowned_target="zero")
+    whole = score(given, out_of_vocab="zero")
     assert whole["logprob"][3] == 0
     assert whole["d_hidden"][3].any()
     assert_close(parts, whole, UNEVEN["aligned"])

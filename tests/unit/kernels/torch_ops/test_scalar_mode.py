@@ -76,9 +76,9 @@ def test_one_kind_of_weights_alone(name):
 def test_numbers_weigh_every_row_that_counts_alike(reduction, memory_budget):
     case = make_case()
     case.target[::3] = IGNORED
-    num_counted = 7
+    num_valid = 7
     numbers = {"logprob_weights": -1.0, "entropy_weights": 0.25, "lse_weights": 0.0}
-    share = 1 / num_counted if reduction == "mean" else 1
+    share = 1 / num_valid if reduction == "mean" else 1
     tensors = {
         name: torch.full(case.target.shape, number * share, dtype=torch.float64)
         for name, number in numbers.items()
@@ -266,14 +266,14 @@ def test_no_rows_and_only_ignored_rows_give_exact_zeros():
         assert all((each == 0).all() for each in gradients(loss, case))
 
 
-def test_unowned_targets_have_the_gradient_of_minus_lse():
+def test_out_of_vocab_targets_have_the_gradient_of_minus_lse():
     case = make_case()
     case.target[5] = 2**31
     weights = weights_of(11)
 
-    loss, *_ = linear_logprob_loss(*case, **weights, unowned_target="zero", memory_budget=0)
+    loss, *_ = linear_logprob_loss(*case, **weights, out_of_vocab="zero", memory_budget=0)
 
-    truth = token_loss(case, weights, unowned_target="zero")
+    truth = token_loss(case, weights, out_of_vocab="zero")
     assert_same([loss, *gradients(loss, case)], [truth, *gradients(truth, case)])
 
 

@@ -99,13 +99,13 @@ OPTIONS = {
     "temperature a row": {"temperature": lambda: torch.linspace(0.3, 2, 70)},
     "padding": {"vocab_valid": 500},
     "padding over tiles": {"vocab_valid": 100},
-    "column_weights": {"column_weights": lambda: torch.linspace(-1, 2, 507) / 507},
+    "mean_logit_weights": {"mean_logit_weights": lambda: torch.linspace(-1, 2, 507) / 507},
     "all together": {
         "softcap": 7.0,
         "scale": 1.5,
         "temperature": lambda: torch.linspace(0.3, 2, 70),
         "vocab_valid": 500,
-        "column_weights": lambda: torch.linspace(-1, 2, 507) / 507,
+        "mean_logit_weights": lambda: torch.linspace(-1, 2, 507) / 507,
     },
 }
 

@@ -77,13 +77,13 @@ def test_vocab_start_shifts_the_ids(vocab_start):
     assert torch.equal(argmax, scores[3] + vocab_start)
 
 
-def test_unowned_targets_count_as_zero_where_asked():
+def test_out_of_vocab_targets_count_as_zero_where_asked():
     hidden, weight, target, _ = exact_case(vocab=193)
     truth = reference(hidden, weight, target)
     unowned = [1, 5, 8, 12]
     target[unowned] = torch.tensor([-1, 193, 2**31, 250])
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, unowned_target="zero")
+    logprob, entropy, lse = linear_logprob(hidden, weight, target, out_of_vocab="zero")
 
     owned = [row for row in range(13) if row not in unowned]
     assert (logprob[unowned] == 0).all()

@@ -12,12 +12,12 @@ namespace {
 
 using ::testing::ElementsAre;
 
-StatusFacts FactsOf(const std::vector<std::string>& heads) {
-  StatusFacts facts;
+ServerStatus FactsOf(const std::vector<std::string>& heads) {
+  ServerStatus facts;
   facts.version = "1.2.3";
   facts.state = ServingState::kReady;
   for (const std::string& name : heads) {
-    HeadFacts head;
+    HeadStatus head;
     head.info.name = name;
     head.state_text = "state of " + name;
     head.queue_rows_max = 100;
@@ -147,7 +147,7 @@ TEST_F(StatusBoardTest, ShowsTheQueueAndWhatIsRefused) {
 }
 
 TEST_F(StatusBoardTest, JoinsHostMemoryByKindAndTakesGpusFromTheMetrics) {
-  StatusFacts facts = FactsOf({"a"});
+  ServerStatus facts = FactsOf({"a"});
   facts.memory = {{"host", "staging", 100}, {"host", "staging", 50, true},
                   {"host", "receive", 900}, {"host", "shared", 800},
                   {"gpu1", "weights", 1},   {"elsewhere", "weights", 20}};

@@ -31,8 +31,8 @@ HeadInfo Head(int64_t vocab_size = 151'936) {
 }
 
 /// `count` H200 of which each has so much free.
-std::vector<GpuFacts> Gpus(int32_t count, int64_t free_gib = 139) {
-  std::vector<GpuFacts> gpus;
+std::vector<GpuInfo> Gpus(int32_t count, int64_t free_gib = 139) {
+  std::vector<GpuInfo> gpus;
   for (int32_t ordinal = 0; ordinal < count; ++ordinal) {
     gpus.push_back({ordinal, "NVIDIA H200", 9, 0, 140 * kGib, free_gib * kGib});
   }
@@ -60,12 +60,12 @@ std::string Summary(const absl::StatusOr<Layout>& layout) {
   return text;
 }
 
-std::string Plan(const EngineOptions& options, const std::vector<GpuFacts>& gpus,
+std::string Plan(const EngineOptions& options, const std::vector<GpuInfo>& gpus,
                  int64_t head_gib = 10) {
   return Summary(PlanGpuLayout(Head(), options, gpus, NeedsOf(head_gib)));
 }
 
-std::string ReasonOf(const EngineOptions& options, const std::vector<GpuFacts>& gpus,
+std::string ReasonOf(const EngineOptions& options, const std::vector<GpuInfo>& gpus,
                      int64_t head_gib) {
   const auto layout = PlanGpuLayout(Head(), options, gpus, NeedsOf(head_gib));
   EXPECT_TRUE(layout.ok()) << layout.status();
@@ -200,7 +200,7 @@ TEST(GpuLayoutTest, NeverCutsFinerThanATile) {
 }
 
 TEST(GpuLayoutTest, RefusesGpusThatAreTooOld) {
-  std::vector<GpuFacts> gpus = Gpus(2);
+  std::vector<GpuInfo> gpus = Gpus(2);
   gpus[1] = {1, "Tesla V100", 7, 0, 140 * kGib, 139 * kGib};
 
   EXPECT_THAT(Plan({}, gpus),
@@ -209,12 +209,12 @@ TEST(GpuLayoutTest, RefusesGpusThatAreTooOld) {
 }
 
 TEST(GpuLayoutTest, RefusesGpusOfTwoModelsAndNamesBoth) {
-  const GpuFacts others[] = {{2, "NVIDIA H100", 9, 0, 140 * kGib, 139 * kGib},
-                             {2, "NVIDIA H200", 10, 0, 140 * kGib, 139 * kGib},
-                             {2, "NVIDIA H200", 9, 1, 140 * kGib, 139 * kGib},
-                             {2, "NVIDIA H200", 9, 0, 138 * kGib, 137 * kGib}};
-  for (const GpuFacts& other : others) {
-    std::vector<GpuFacts> gpus = Gpus(4);
+  const GpuInfo others[] = {{2, "NVIDIA H100", 9, 0, 140 * kGib, 139 * kGib},
+                            {2, "NVIDIA H200", 10, 0, 140 * kGib, 139 * kGib},
+                            {2, "NVIDIA H200", 9, 1, 140 * kGib, 139 * kGib},
+                            {2, "NVIDIA H200", 9, 0, 138 * kGib, 137 * kGib}};
+  for (const GpuInfo& other : others) {
+    std::vector<GpuInfo> gpus = Gpus(4);
     gpus[2] = other;
 
     const std::string text = Plan({}, gpus);
@@ -225,7 +225,7 @@ TEST(GpuLayoutTest, RefusesGpusOfTwoModelsAndNamesBoth) {
 }
 
 TEST(GpuLayoutTest, LooksOnlyAtTheGpusThatItTakes) {
-  std::vector<GpuFacts> gpus = Gpus(4);
+  std::vector<GpuInfo> gpus = Gpus(4);
   gpus[1] = {1, "Tesla V100", 7, 0, 16 * kGib, 1 * kGib};
 
   EXPECT_EQ(Plan(Asked(1, 1), gpus), "1x1: gpu0");
@@ -233,7 +233,7 @@ TEST(GpuLayoutTest, LooksOnlyAtTheGpusThatItTakes) {
 }
 
 TEST(GpuLayoutTest, TakesGpusWhoseMemoryDiffersByLessThanOnePercent) {
-  std::vector<GpuFacts> gpus = Gpus(2);
+  std::vector<GpuInfo> gpus = Gpus(2);
   gpus[1].total_bytes -= kGib;
 
   EXPECT_EQ(Plan({}, gpus), "2x1: gpu0 gpu1");
@@ -242,7 +242,7 @@ TEST(GpuLayoutTest, TakesGpusWhoseMemoryDiffersByLessThanOnePercent) {
 // One busy GPU once made a small head lie in shards over all of them.
 TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessFills) {
   for (const size_t busy : {0U, 2U, 3U}) {
-    std::vector<GpuFacts> gpus = Gpus(4);
+    std::vector<GpuInfo> gpus = Gpus(4);
     gpus[busy].free_bytes = 1 * kGib;
 
     const std::string unused = absl::StrCat("3 replicas of 1 shard; not used: gpu", busy);
@@ -253,7 +253,7 @@ TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessFills) {
 }
 
 TEST(GpuLayoutTest, ShardsNamedGpusForTheOneWithTheLeastFreeMemory) {
-  std::vector<GpuFacts> gpus = Gpus(2);
+  std::vector<GpuInfo> gpus = Gpus(2);
   gpus[1].free_bytes = 15 * kGib;
 
   EXPECT_EQ(Plan(Asked(0, 0, {0, 1}), gpus, 10), "1x2: gpu0 gpu1");
@@ -262,7 +262,7 @@ TEST(GpuLayoutTest, ShardsNamedGpusForTheOneWithTheLeastFreeMemory) {
 }
 
 TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
-  std::vector<GpuFacts> gpus = Gpus(3);
+  std::vector<GpuInfo> gpus = Gpus(3);
 
   Reserve({{"gpu1", "weights", 100 * kGib},
            {"gpu1", "workspace", kGib},
@@ -282,7 +282,7 @@ TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
 }
 
 TEST(GpuLayoutTest, CountsWhatIsGivenBackAsFree) {
-  std::vector<GpuFacts> gpus = Gpus(1);
+  std::vector<GpuInfo> gpus = Gpus(1);
   gpus[0].free_bytes = 20 * kGib;
 
   Reserve({{"gpu0", "weights", -60 * kGib}}, gpus);
@@ -292,7 +292,7 @@ TEST(GpuLayoutTest, CountsWhatIsGivenBackAsFree) {
 }
 
 TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
-  std::vector<GpuFacts> gpus = Gpus(4);
+  std::vector<GpuInfo> gpus = Gpus(4);
   gpus[1].free_bytes = 30 * kGib;
 
   const std::string text = Plan(Asked(0, 1, {0, 1, 2, 3}), gpus, 80);

@@ -49,7 +49,7 @@ class ScoreHandlerTest : public ::testing::Test {
   FakeRegistry registry_;
   Metrics metrics_{Metrics::Options{.heads = {"fake"}}};
   ScoreHandler handler_{registry_, metrics_, clock_};
-  CallFacts facts_;
+  CallInfo facts_;
   std::optional<ScoreReply> reply_;
 };
 

@@ -59,7 +59,7 @@ class FusedLinearLogprob:
                 vocab_start=vocab_start_index,
                 process_group=tp_group,
                 need_entropy=False,
-                unowned_target="zero",
+                out_of_vocab="zero",
             )
         return logprob
 

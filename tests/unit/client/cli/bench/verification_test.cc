@@ -41,7 +41,7 @@ class VerificationTest : public ::testing::Test {
   const Head head_ = CaseHead();
   HeapRowMemory memory_;
   RowPool pool_ = *RowPool::Create(head_, Dtype::kBf16, 20, 1, memory_);
-  AnswerBook book_{pool_.distinct_rows()};
+  Baseline book_{pool_.distinct_rows()};
   ScoreResult answer_;  ///< The truth, rounded to fp32.
 };
 

@@ -1,4 +1,4 @@
-#include "client/cli/bench/answer_book.h"
+#include "client/cli/bench/baseline.h"
 
 #include <cmath>
 #include <string>
@@ -25,8 +25,8 @@ ScoreResult Scores(int64_t first, int64_t rows) {
   return result;
 }
 
-TEST(AnswerBookTest, FindsEqualAnswersEqual) {
-  AnswerBook book(100);
+TEST(BaselineTest, FindsEqualAnswersEqual) {
+  Baseline book(100);
 
   book.Add(0, Scores(0, 10));
   book.Add(5, Scores(5, 10));
@@ -37,8 +37,8 @@ TEST(AnswerBookTest, FindsEqualAnswersEqual) {
   EXPECT_EQ(book.weights_version(), 3U);
 }
 
-TEST(AnswerBookTest, NoticesASingleBit) {
-  AnswerBook book(100);
+TEST(BaselineTest, NoticesASingleBit) {
+  Baseline book(100);
   ScoreResult other = Scores(0, 10);
   other.entropy[7] = std::nextafter(other.entropy[7], 100.0F);
 
@@ -49,7 +49,7 @@ TEST(AnswerBookTest, NoticesASingleBit) {
   EXPECT_THAT(book.first_difference(), HasSubstr("row 7 of the load, in a request of 10 rows"));
 }
 
-TEST(AnswerBookTest, ComparesEveryOutput) {
+TEST(BaselineTest, ComparesEveryOutput) {
   const auto full = [] {
     ScoreResult result = Scores(0, 2);
     result.lse = {1, 2};
@@ -72,7 +72,7 @@ TEST(AnswerBookTest, ComparesEveryOutput) {
       [](ScoreResult& r) { r.top_k_ids[3] = 9; }, [](ScoreResult& r) { r.top_k_logprobs[3] = 9; }};
 
   for (size_t i = 0; i < changes.size(); ++i) {
-    AnswerBook book(2);
+    Baseline book(2);
     ScoreResult changed = full();
     changes[i](changed);
 
@@ -83,8 +83,8 @@ TEST(AnswerBookTest, ComparesEveryOutput) {
   }
 }
 
-TEST(AnswerBookTest, ComparesTheRepeatedRowsOfOneAnswer) {
-  AnswerBook book(3);
+TEST(BaselineTest, ComparesTheRepeatedRowsOfOneAnswer) {
+  Baseline book(3);
 
   book.Add(2, Scores(2, 3));  // rows 2, 0, 1: logprobs -2, -3, -4
   book.Add(0, Scores(0, 1));  // row 0: -0
@@ -93,8 +93,8 @@ TEST(AnswerBookTest, ComparesTheRepeatedRowsOfOneAnswer) {
   EXPECT_EQ(book.rows_different(), 1);
 }
 
-TEST(AnswerBookTest, SaysThatTheWeightsChanged) {
-  AnswerBook book(3);
+TEST(BaselineTest, SaysThatTheWeightsChanged) {
+  Baseline book(3);
   ScoreResult swapped = Scores(0, 1);
   swapped.weights_version = 4;
 
@@ -105,11 +105,11 @@ TEST(AnswerBookTest, SaysThatTheWeightsChanged) {
   EXPECT_THAT(book.first_difference(), HasSubstr("the weights changed from version 3 to 4"));
 }
 
-TEST(AnswerBookTest, SamplesRowsThatWereAnsweredFromAllOver) {
-  AnswerBook book(100);
+TEST(BaselineTest, SamplesRowsThatWereAnsweredFromAllOver) {
+  Baseline book(100);
   book.Add(10, Scores(10, 40));
 
-  const std::vector<AnswerBook::Answer> sample = book.Sample(4);
+  const std::vector<Baseline::Answer> sample = book.Sample(4);
 
   ASSERT_EQ(sample.size(), 4U);
   EXPECT_EQ(sample[0].row, 10);
@@ -117,7 +117,7 @@ TEST(AnswerBookTest, SamplesRowsThatWereAnsweredFromAllOver) {
   EXPECT_EQ(sample[3].logprob, -40);
   EXPECT_EQ(sample[3].entropy, 20);
   EXPECT_EQ(book.Sample(1'000).size(), 40U);
-  EXPECT_THAT(AnswerBook(5).Sample(3), IsEmpty());
+  EXPECT_THAT(Baseline(5).Sample(3), IsEmpty());
 }
 
 }  // namespace

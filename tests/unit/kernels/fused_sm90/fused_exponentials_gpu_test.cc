@@ -29,15 +29,15 @@ constexpr int32_t kExponentPoison = -777;
 /// What a launch keeps, and the partials beside.
 struct KeptRun {
   int64_t row_tiles = 0;
-  std::vector<uint16_t> powers;    ///< [num_rows + 1, row_tiles, 192]; the last row is poison.
-  std::vector<int32_t> exponents;  ///< [num_rows + 1, row_tiles], likewise.
+  std::vector<uint16_t> exponentials;  ///< [num_rows + 1, row_tiles, 192]; the last row is poison.
+  std::vector<int32_t> exponents;      ///< [num_rows + 1, row_tiles], likewise.
   ShardPartials partials;
 
   float Power(int64_t row, int64_t tile, int64_t column) const {
     return FromBits(Bits(row, tile, column), Dtype::kBf16);
   }
   uint16_t Bits(int64_t row, int64_t tile, int64_t column) const {
-    return powers[static_cast<size_t>((row * row_tiles + tile) * kTileColumns + column)];
+    return exponentials[static_cast<size_t>((row * row_tiles + tile) * kTileColumns + column)];
   }
   int32_t Exponent(int64_t row, int64_t tile) const {
     return exponents[static_cast<size_t>(row * row_tiles + tile)];
@@ -53,16 +53,17 @@ KeptRun Keep(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
   KeptRun kept;
   kept.row_tiles = TilesOf(c, tiles) + more_tiles;
   const auto places = static_cast<size_t>((c.num_rows + 1) * kept.row_tiles);
-  const DeviceArray<uint16_t> powers(
+  const DeviceArray<uint16_t> exponentials(
       std::vector<uint16_t>(places * size_t{kTileColumns}, kPowerPoison));
   const DeviceArray<int32_t> exponents(std::vector<int32_t>(places, kExponentPoison));
   const DeviceArray<kernels::TileSums> level_array(
       levels.empty() ? std::vector<kernels::TileSums>(1) : levels);
-  kept.partials = run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(powers.data()),
-                                         .exponents = exponents.data(),
-                                         .row_tiles = kept.row_tiles,
-                                         .levels = levels.empty() ? nullptr : level_array.data()});
-  kept.powers = powers.Read();
+  kept.partials =
+      run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
+                             .exponents = exponents.data(),
+                             .row_tiles = kept.row_tiles,
+                             .levels = levels.empty() ? nullptr : level_array.data()});
+  kept.exponentials = exponentials.Read();
   kept.exponents = exponents.Read();
   return kept;
 }
@@ -81,7 +82,7 @@ void ExpectSamePartials(const ShardPartials& a, const ShardPartials& b) {
   EXPECT_EQ(a.min_keys, b.min_keys);
 }
 
-/// A launch that keeps powers takes no squares.
+/// A launch that keeps exponentials takes no squares.
 ShardPartials WithoutSquares(ShardPartials partials) {
   for (kernels::TileSums& sums : partials.sums) sums.sum_squares = 0;
   return partials;
@@ -105,7 +106,7 @@ void ExpectPower(float power, float logit, float log2_scale, int32_t k) {
 }
 
 /// Powers and exponents of the first rows, some in the middle and the last.
-void ExpectPowersOfTheLogits(const FusedCase& c) {
+void ExpectExponentialsOfTheLogits(const FusedCase& c) {
   FusedRun run(c);
   const KeptRun kept = Keep(c, run);
   const int64_t step = std::max<int64_t>(1, c.num_rows / 5);
@@ -135,26 +136,26 @@ void ExpectPowersOfTheLogits(const FusedCase& c) {
   }
 }
 
-class FusedPowersTest : public HopperTest {};
+class FusedExponentialsTest : public HopperTest {};
 
-TEST_F(FusedPowersTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
+TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300, 1'100}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-      ExpectPowersOfTheLogits(
+      ExpectExponentialsOfTheLogits(
           MakeFusedCase({.rows = rows, .hidden = 72, .vocab = 500, .dtype = dtype}));
     }
   }
 }
 
-TEST_F(FusedPowersTest, AreThoseOfTheLogitsInEveryVocabularyAndHiddenSize) {
+TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsInEveryVocabularyAndHiddenSize) {
   for (const int64_t vocab : {1, 191, 192, 193, 1'000}) {
     for (const int64_t hidden : {8, 64, 72, 896}) {
-      ExpectPowersOfTheLogits(MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab}));
+      ExpectExponentialsOfTheLogits(MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab}));
     }
   }
 }
 
-TEST_F(FusedPowersTest, AreThoseOfTransformedAndPeakedLogitsAtTemperaturesOfTheirOwn) {
+TEST_F(FusedExponentialsTest, AreThoseOfTransformedAndPeakedLogitsAtTemperaturesOfTheirOwn) {
   for (const double stddev : {3.0, 50.0}) {
     for (const float softcap : {0.0F, 20.0F}) {
       FusedCase c =
@@ -164,12 +165,12 @@ TEST_F(FusedPowersTest, AreThoseOfTransformedAndPeakedLogitsAtTemperaturesOfThei
       for (size_t row = 0; row < 140; ++row) {
         c.temperatures[row] = 0.25F + static_cast<float>(row % 4);
       }
-      ExpectPowersOfTheLogits(c);
+      ExpectExponentialsOfTheLogits(c);
     }
   }
 }
 
-TEST_F(FusedPowersTest, MaskedLogitsAndTilesHaveThePowerZero) {
+TEST_F(FusedExponentialsTest, MaskedLogitsAndTilesHaveThePowerZero) {
   FusedCase c = MakeFusedCase({.rows = 9, .hidden = 64, .vocab = 600});
   c.bias.assign(600, 0.0F);
   const float mask = -std::numeric_limits<float>::infinity();
@@ -186,10 +187,10 @@ TEST_F(FusedPowersTest, MaskedLogitsAndTilesHaveThePowerZero) {
       ASSERT_EQ(kept.Bits(row, 1, column), 0) << "row " << row << ", column " << column;
     }
   }
-  ExpectPowersOfTheLogits(c);
+  ExpectExponentialsOfTheLogits(c);
 }
 
-TEST_F(FusedPowersTest, ARowThatIsNotFiniteStaysAlone) {
+TEST_F(FusedExponentialsTest, ARowThatIsNotFiniteStaysAlone) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 300});
   FusedRun clean_run(c);
   const KeptRun clean = Keep(c, clean_run);
@@ -213,7 +214,7 @@ TEST_F(FusedPowersTest, ARowThatIsNotFiniteStaysAlone) {
   EXPECT_EQ(kept.Exponent(33, 0), kernels::kEmptyExponent);
 }
 
-TEST_F(FusedPowersTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
+TEST_F(FusedExponentialsTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
   for (const int64_t rows : {1, 64, 128, 300, 1'100}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       for (const bool transforms : {false, true}) {
@@ -235,7 +236,7 @@ TEST_F(FusedPowersTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
 }
 
 /// Powers relative to the exponents of one tile, against those relative to each tile's own.
-void ExpectPowersAtTheLevelOf(const FusedCase& c, int64_t level_tile, int64_t& num_above) {
+void ExpectExponentialsAtTheLevelOf(const FusedCase& c, int64_t level_tile, int64_t& num_above) {
   FusedRun run(c);
   const KeptRun plain = Keep(c, run);
   std::vector<kernels::TileSums> levels;
@@ -268,31 +269,31 @@ void ExpectPowersAtTheLevelOf(const FusedCase& c, int64_t level_tile, int64_t& n
   }
 }
 
-TEST_F(FusedPowersTest, PowersAtALevelAreThoseOfTheTileTimesAPowerOfTwo) {
+TEST_F(FusedExponentialsTest, PowersAtALevelAreThoseOfTheTileTimesAPowerOfTwo) {
   int64_t num_above = 0;
   for (const bool transforms : {false, true}) {
     FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 3});
     if (transforms) c.transform = {.scale = 0.5F, .softcap = 20.0F};
-    ExpectPowersAtTheLevelOf(c, 0, num_above);
-    ExpectPowersAtTheLevelOf(c, 5, num_above);
+    ExpectExponentialsAtTheLevelOf(c, 0, num_above);
+    ExpectExponentialsAtTheLevelOf(c, 5, num_above);
   }
   EXPECT_EQ(num_above, 0);
 }
 
-TEST_F(FusedPowersTest, TilesFarAboveTheLevelOrOfRowsWithoutOneKeepTheirOwnExponent) {
+TEST_F(FusedExponentialsTest, TilesFarAboveTheLevelOrOfRowsWithoutOneKeepTheirOwnExponent) {
   FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 60});
   int64_t num_above = 0;
-  ExpectPowersAtTheLevelOf(c, 3, num_above);
+  ExpectExponentialsAtTheLevelOf(c, 3, num_above);
   EXPECT_GT(num_above, 0);
 
   c.bias.assign(1'000, 0.0F);
   std::fill(c.bias.begin(), c.bias.begin() + kTileColumns, -std::numeric_limits<float>::infinity());
   num_above = 0;
-  ExpectPowersAtTheLevelOf(c, 0, num_above);
+  ExpectExponentialsAtTheLevelOf(c, 0, num_above);
   EXPECT_EQ(num_above, 140 * 5);
 }
 
-TEST_F(FusedPowersTest, PowersOfAShardAreThoseOfTheWholeAndNothingElseIsWritten) {
+TEST_F(FusedExponentialsTest, ExponentialsOfAShardAreThoseOfTheWholeAndNothingElseIsWritten) {
   const FusedCase c = MakeFusedCase({.rows = 130, .hidden = 64, .vocab = 1'000});
   FusedRun run(c);
   const KeptRun whole = Keep(c, run);
@@ -318,7 +319,7 @@ TEST_F(FusedPowersTest, PowersOfAShardAreThoseOfTheWholeAndNothingElseIsWritten)
 }
 
 // What the forward pass keeps is what the backward pass reads: half a last place of bf16 apart.
-TEST_F(FusedPowersTest, KeptGradientsComeAsNearAsThePowers) {
+TEST_F(FusedExponentialsTest, KeptGradientsComeAsNearAsThePowers) {
   GradientCase c = MakeGradientCase({.rows = 130, .hidden = 72, .vocab = 1'000});
   const GradientRun gradient_run(c);
   FusedRun run(c.head);
@@ -333,48 +334,48 @@ TEST_F(FusedPowersTest, KeptGradientsComeAsNearAsThePowers) {
     rows[row].max_exponent = exponent(largest.logit);
     rows[row].target_exponent = exponent(kept.partials.target_logits[row]);
   }
-  const DeviceArray<uint16_t> powers(kept.powers);
+  const DeviceArray<uint16_t> exponentials(kept.exponentials);
   const DeviceArray<int32_t> exponents(kept.exponents);
   const DeviceArray<kernels::RowGradient> row_array(rows);
   const DeviceArray<uint16_t> gradients(
       std::vector<uint16_t>(size_t{130} * 6 * kTileColumns, kGradientPoison));
 
-  ASSERT_EQ(
-      kernels::LaunchKeptGradients({.num_rows = 130,
-                                    .powers = reinterpret_cast<const __nv_bfloat16*>(powers.data()),
-                                    .exponents = exponents.data(),
-                                    .row_tiles = 6,
-                                    .tile_end = 6,
-                                    .rows = row_array.data(),
-                                    .gradients = gradients.data(),
-                                    .gradient_stride = 6 * kTileColumns},
-                                   nullptr),
-      cudaSuccess);
+  ASSERT_EQ(kernels::LaunchKeptGradients(
+                {.num_rows = 130,
+                 .exponentials = reinterpret_cast<const __nv_bfloat16*>(exponentials.data()),
+                 .exponents = exponents.data(),
+                 .row_tiles = 6,
+                 .tile_end = 6,
+                 .rows = row_array.data(),
+                 .gradients = gradients.data(),
+                 .gradient_stride = 6 * kTileColumns},
+                nullptr),
+            cudaSuccess);
 
-  const std::vector<uint16_t> from_powers = gradients.Read();
+  const std::vector<uint16_t> from_exponentials = gradients.Read();
   const std::vector<uint16_t> from_logits = gradient_run.Run();
-  ASSERT_EQ(from_powers.size(), from_logits.size());
-  for (size_t i = 0; i < from_powers.size(); ++i) {
+  ASSERT_EQ(from_exponentials.size(), from_logits.size());
+  for (size_t i = 0; i < from_exponentials.size(); ++i) {
     const size_t row = i / (6 * kTileColumns);
     const size_t column = i % (6 * kTileColumns);
     const double p = column < 1'000 ? gradient_run.truth()[row].softmax.p[column] : 0.0;
     const double logits_gradient = FromBits(from_logits[i], Dtype::kBf16);
     // Of the terms that a power's 2^-8 weighs, p's factor and the entropy's, neither is above 10.
-    ASSERT_NEAR(FromBits(from_powers[i], Dtype::kBf16), logits_gradient,
+    ASSERT_NEAR(FromBits(from_exponentials[i], Dtype::kBf16), logits_gradient,
                 10 * p * 0x1p-7 + 2 * HalfUlp(1.1 * logits_gradient, Dtype::kBf16))
         << "row " << row << ", column " << column;
   }
 }
 
-TEST_F(FusedPowersTest, RefusesWhatItCannotServe) {
+TEST_F(FusedExponentialsTest, RefusesWhatItCannotServe) {
   const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
   const FusedRun run(c);
-  const DeviceArray<uint16_t> powers(std::vector<uint16_t>(size_t{2} * 3 * kTileColumns + 8));
+  const DeviceArray<uint16_t> exponentials(std::vector<uint16_t>(size_t{2} * 3 * kTileColumns + 8));
   const DeviceArray<int32_t> exponents(std::vector<int32_t>(6));
   kernels::FusedPartialsParams good = run.Partials();
-  good.powers = {.values = reinterpret_cast<__nv_bfloat16*>(powers.data()),
-                 .exponents = exponents.data(),
-                 .row_tiles = 3};
+  good.exponentials = {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
+                       .exponents = exponents.data(),
+                       .row_tiles = 3};
   const auto launch_with = [&](const auto& change) {
     kernels::FusedPartialsParams params = good;
     change(params);
@@ -382,9 +383,10 @@ TEST_F(FusedPowersTest, RefusesWhatItCannotServe) {
   };
   using Params = kernels::FusedPartialsParams;
   EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
-  EXPECT_EQ(launch_with([](Params& p) { p.powers.exponents = nullptr; }), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.powers.values += 1; }), cudaErrorInvalidValue);
-  EXPECT_EQ(launch_with([](Params& p) { p.powers.row_tiles = 2; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponentials.exponents = nullptr; }),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponentials.values += 1; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.exponentials.row_tiles = 2; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.wants_sum_squares = true; }), cudaErrorInvalidValue);
   for (const kernels::FusedTile tile :
        {kernels::FusedTile::k64PingPong, kernels::FusedTile::k64Pair,

@@ -15,7 +15,7 @@ namespace logprobd::testing {
 
 /// A random bf16 head and hidden rows on the GPU, and what the fused kernel needs beside them,
 /// within the workspace that the engine gives it.
-class FusedScene {
+class FusedFixture {
  public:
   struct Sizes {
     int64_t hidden_size = 0;
@@ -34,9 +34,9 @@ class FusedScene {
     bool sum_p_squared = false;
     bool entropy_temperature = false;
     /// Of the rows. Those in fp32 and fp16 are split into bf16 terms before each launch, which
-    /// takes as many rows as the engine's, whatever num_terms is.
+    /// takes as many rows as the engine's, whatever num_splits is.
     kernels::Dtype dtype = kernels::Dtype::kBf16;
-    int32_t num_terms = kernels::kHiddenTerms;  ///< Of rows that are split.
+    int32_t num_splits = kernels::kHiddenSplits;  ///< Of rows that are split.
     bool corrected = false;   ///< The tensor cores' truncation is taken back (truncation.h).
     int32_t top_k = 0;        ///< 0 to kListMax.
     bool candidates = false;  ///< kListMax ids a row, spread over the vocabulary.
@@ -45,7 +45,7 @@ class FusedScene {
 
   static constexpr int32_t kListMax = 20;
 
-  static absl::StatusOr<std::unique_ptr<FusedScene>> Create(const Sizes& sizes);
+  static absl::StatusOr<std::unique_ptr<FusedFixture>> Create(const Sizes& sizes);
 
   /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace asks for.
   absl::Status Score(int64_t num_rows, const Ask& ask, cudaStream_t stream);
@@ -80,10 +80,10 @@ class FusedScene {
   struct PreparedRows {
     const std::byte* data;
     int64_t stride;  ///< Elements.
-    int32_t num_terms;
+    int32_t num_splits;
   };
 
-  explicit FusedScene(const Sizes& sizes)
+  explicit FusedFixture(const Sizes& sizes)
       : sizes_(sizes),
         plan_(kernels::PlanChunks({.vocab_size = sizes.vocab_size,
                                    .hidden_size = sizes.hidden_size,

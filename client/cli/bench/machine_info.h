@@ -8,13 +8,13 @@
 namespace logprobd::client {
 
 /// What a number cannot be read without. The machine's name is left out on purpose.
-struct MachineFacts {
+struct MachineInfo {
   std::string cpu_model;  ///< "unknown" where the system does not say.
   int cores = 1;          ///< That this process may use.
   std::string date;       ///< UTC, "2026-11-21T22:16:00Z".
 };
 
-MachineFacts ReadMachineFacts();
+MachineInfo ReadMachineInfo();
 
 /// The value of "model name" in the text of /proc/cpuinfo; "unknown" where there is none.
 std::string CpuModelOf(absl::string_view cpuinfo);

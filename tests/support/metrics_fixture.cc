@@ -116,18 +116,18 @@ int Run() {
   // By CUDA's numbers, which the driver's library has the other way round.
   Metrics metrics({.heads = {std::begin(kHeads), std::end(kHeads)},
                    .version = "1.2.3",
-                   .commit = "a scene",
+                   .commit = "a fixture",
                    .gpus = {0, 1},
                    .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}, {1, "0000:3b:00.0"}}});
   StatusBoard board(metrics, Clock::Steady());
   SetStage(metrics);
   HttpServer::Options options;
   options.listen = "127.0.0.1:0";
-  options.status_text = [] { return "a scene\n"; };
+  options.status_text = [] { return "a fixture\n"; };
   options.status_page = [&board] {
-    StatusFacts facts;
+    ServerStatus facts;
     facts.version = "1.2.3";
-    facts.commit = "a scene";
+    facts.commit = "a fixture";
     facts.state = ServingState::kDegraded;
     facts.state_text = "ready, but 1 of 2 replicas has failed";
     facts.memory = Memory();

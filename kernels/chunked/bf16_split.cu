@@ -1,4 +1,4 @@
-// SplitTermsKernel: hidden rows in fp32 or fp16 to sums of bf16 terms.
+// Bf16SplitKernel: hidden rows in fp32 or fp16 to sums of bf16 terms.
 //
 // Idea      x = hi + lo, hi the bf16 value nearest x, lo the one nearest x - hi, and so on: tensor
 //           cores then multiply what they otherwise could not, at nearly fp32's precision.
@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "kernels/chunked/split_terms.h"
+#include "kernels/chunked/bf16_split.h"
 #include "kernels/common/terms.h"
 
 namespace logprobd::kernels {
@@ -34,17 +34,17 @@ __device__ __forceinline__ float Element(const void* row, int64_t k) {
 /// A term has `pairs` pairs of elements.
 template <Dtype kDtype>
 __global__ void __launch_bounds__(kBlockThreads)
-    SplitTermsKernel(const SplitTermsParams params, const int64_t pairs) {
+    Bf16SplitKernel(const Bf16SplitParams params, const int64_t pairs) {
   constexpr int64_t kElementBytes = kDtype == Dtype::kF32 ? 4 : 2;
   const int64_t row = blockIdx.x;
   const auto* const in =
       static_cast<const char*>(params.in) + row * params.in_stride * kElementBytes;
-  auto* const out = static_cast<__nv_bfloat162*>(params.out) + row * params.num_terms * pairs;
+  auto* const out = static_cast<__nv_bfloat162*>(params.out) + row * params.num_splits * pairs;
   for (int64_t pair = threadIdx.x; pair < pairs; pair += kBlockThreads) {
     const int64_t k = 2 * pair;
     float x = k < params.hidden_size ? Element<kDtype>(in, k) : 0.0F;
     float y = k + 1 < params.hidden_size ? Element<kDtype>(in, k + 1) : 0.0F;
-    for (int32_t term = params.num_terms - 1; term >= 0; --term) {
+    for (int32_t term = params.num_splits - 1; term >= 0; --term) {
       const __nv_bfloat162 nearest(__float2bfloat16_rn(x), __float2bfloat16_rn(y));
       out[term * pairs + pair] = nearest;
       x = __fsub_rn(x, __low2float(nearest));  // exact
@@ -55,18 +55,18 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace
 
-cudaError_t LaunchSplitTerms(const SplitTermsParams& params, cudaStream_t stream) {
+cudaError_t LaunchBf16Split(const Bf16SplitParams& params, cudaStream_t stream) {
   if (params.dtype == Dtype::kBf16 || params.in == nullptr || params.out == nullptr ||
       params.num_rows < 0 || params.num_rows > INT32_MAX || params.hidden_size < 1 ||
-      params.in_stride < params.hidden_size || params.in_stride % 4 != 0 || params.num_terms < 1 ||
-      params.num_terms > kHiddenTermsMax) {
+      params.in_stride < params.hidden_size || params.in_stride % 4 != 0 || params.num_splits < 1 ||
+      params.num_splits > kHiddenSplitsMax) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0) return cudaSuccess;
   const auto kernel =
-      params.dtype == Dtype::kF32 ? SplitTermsKernel<Dtype::kF32> : SplitTermsKernel<Dtype::kF16>;
+      params.dtype == Dtype::kF32 ? Bf16SplitKernel<Dtype::kF32> : Bf16SplitKernel<Dtype::kF16>;
   kernel<<<static_cast<uint32_t>(params.num_rows), kBlockThreads, 0, stream>>>(
-      params, TermPitch(params.hidden_size) / 2);
+      params, SplitPitch(params.hidden_size) / 2);
   return cudaGetLastError();
 }
 

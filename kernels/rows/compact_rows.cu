@@ -1,4 +1,4 @@
-// SelectRowsKernel: targets and upstream gradients -> the rows that are to be computed.
+// CompactRowsKernel: targets and upstream gradients -> the rows that are to be computed.
 //
 // Idea      One launch instead of a dozen: for few rows launches are what takes time.
 // Work      One block; a thread four rows in a row, 4,096 rows a step, with a running count.
@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/rows/select_rows.h"
+#include "kernels/rows/compact_rows.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -20,7 +20,7 @@ constexpr int kWarps = kThreads / kWarpThreads;
 constexpr int kThreadRows = 4;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
-__device__ bool IsReached(const SelectRowsParams& params, int64_t row) {
+__device__ bool IsReached(const CompactRowsParams& params, int64_t row) {
   bool has_gradient = false;
   bool is_reached = false;
 #pragma unroll
@@ -85,16 +85,16 @@ __device__ void BoundOverBlock(long long least, long long greatest, long long* l
   atomicMax(greatest_of_all, greatest);
 }
 
-__global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsParams params) {
+__global__ void __launch_bounds__(kThreads) CompactRowsKernel(const CompactRowsParams params) {
   __shared__ int32_t warp_counts[kWarps];
-  __shared__ unsigned long long first_unowned;
-  __shared__ unsigned long long num_unowned;
+  __shared__ unsigned long long first_out_of_vocab;
+  __shared__ unsigned long long num_out_of_vocab;
   __shared__ unsigned long long target_checksum;
   __shared__ long long least_target;
   __shared__ long long greatest_target;
   if (threadIdx.x == 0) {
-    first_unowned = ~0ULL;
-    num_unowned = 0;
+    first_out_of_vocab = ~0ULL;
+    num_out_of_vocab = 0;
     target_checksum = 0;
     least_target = INT64_MAX;
     greatest_target = INT64_MIN;
@@ -104,51 +104,51 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
   long long least = INT64_MAX;
   long long greatest = INT64_MIN;
   int64_t num_selected = 0;
-  int64_t num_counted = 0;
+  int64_t num_valid = 0;
   for (int64_t begin = 0; begin < params.num_rows; begin += kThreads * kThreadRows) {
     const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kThreadRows;
     bool is_selected[kThreadRows];
-    bool is_counted[kThreadRows];
+    bool is_valid[kThreadRows];
     int32_t selected = 0;
     int32_t counted = 0;
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       const int64_t row = first + i;
-      is_selected[i] = is_counted[i] = false;
+      is_selected[i] = is_valid[i] = false;
       if (row >= params.num_rows) continue;
       const int64_t target = params.targets[row];
       checksum += static_cast<unsigned long long>(target) * (row + 1);
-      is_counted[i] = target != params.ignore_index;
-      counted += is_counted[i] ? 1 : 0;
-      is_selected[i] = is_counted[i] && IsReached(params, row);
+      is_valid[i] = target != params.ignore_index;
+      counted += is_valid[i] ? 1 : 0;
+      is_selected[i] = is_valid[i] && IsReached(params, row);
       selected += is_selected[i] ? 1 : 0;
       if (is_selected[i]) {
         least = min(least, static_cast<long long>(target));
         greatest = max(greatest, static_cast<long long>(target));
       }
       if (is_selected[i] && (target < params.first_id || target >= params.end_id)) {
-        atomicMin(&first_unowned, static_cast<unsigned long long>(row));
-        atomicAdd(&num_unowned, 1ULL);
+        atomicMin(&first_out_of_vocab, static_cast<unsigned long long>(row));
+        atomicAdd(&num_out_of_vocab, 1ULL);
       }
     }
     int32_t total = 0;
     const int32_t before = CountBefore(Packed(selected, counted), warp_counts, total);
     int64_t place = num_selected + SelectedOf(before);
-    int64_t counted_place = num_counted + CountedOf(before);
+    int64_t counted_place = num_valid + CountedOf(before);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       if (is_selected[i]) {
-        if (params.counted_places != nullptr) params.counted_places[place] = counted_place;
+        if (params.valid_indices != nullptr) params.valid_indices[place] = counted_place;
         params.index[place++] = first + i;
       }
-      if (is_counted[i]) ++counted_place;
+      if (is_valid[i]) ++counted_place;
     }
     num_selected += SelectedOf(total);
-    num_counted += CountedOf(total);
+    num_valid += CountedOf(total);
   }
   for (int64_t place = num_selected + threadIdx.x; place < params.num_rows; place += kThreads) {
     params.index[place] = 0;
-    if (params.counted_places != nullptr) params.counted_places[place] = 0;
+    if (params.valid_indices != nullptr) params.valid_indices[place] = 0;
   }
   AddOverBlock(checksum, &target_checksum);
   BoundOverBlock(least, greatest, &least_target, &greatest_target);
@@ -156,9 +156,9 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
   if (threadIdx.x == 0) {
     if (params.num_selected != nullptr) *params.num_selected = num_selected;
     *params.selected = {num_selected,
-                        num_counted,
-                        static_cast<int64_t>(first_unowned),
-                        static_cast<int64_t>(num_unowned),
+                        num_valid,
+                        static_cast<int64_t>(first_out_of_vocab),
+                        static_cast<int64_t>(num_out_of_vocab),
                         least_target,
                         greatest_target,
                         static_cast<int64_t>(target_checksum)};
@@ -167,12 +167,12 @@ __global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectRowsPar
 
 }  // namespace
 
-cudaError_t LaunchSelectRows(const SelectRowsParams& params, cudaStream_t stream) {
+cudaError_t LaunchCompactRows(const CompactRowsParams& params, cudaStream_t stream) {
   if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.selected == nullptr ||
       (params.num_rows > 0 && (params.targets == nullptr || params.index == nullptr))) {
     return cudaErrorInvalidValue;
   }
-  SelectRowsKernel<<<1, kThreads, 0, stream>>>(params);
+  CompactRowsKernel<<<1, kThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -1,4 +1,4 @@
-#include "client/cli/bench/answer_book.h"
+#include "client/cli/bench/baseline.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -44,9 +44,9 @@ uint64_t DigestOf(const ScoreResult& result, size_t row) {
 
 }  // namespace
 
-AnswerBook::AnswerBook(int64_t distinct_rows) : entries_(static_cast<size_t>(distinct_rows)) {}
+Baseline::Baseline(int64_t distinct_rows) : entries_(static_cast<size_t>(distinct_rows)) {}
 
-void AnswerBook::Add(int64_t first, const ScoreResult& result) {
+void Baseline::Add(int64_t first, const ScoreResult& result) {
   const auto rows = static_cast<size_t>(result.rows);
   std::vector<uint64_t> digests(rows);
   for (size_t row = 0; row < rows; ++row) digests[row] = DigestOf(result, row);
@@ -86,27 +86,27 @@ void AnswerBook::Add(int64_t first, const ScoreResult& result) {
   }
 }
 
-int64_t AnswerBook::rows_compared() const {
+int64_t Baseline::rows_compared() const {
   absl::MutexLock lock(&mutex_);
   return compared_;
 }
 
-int64_t AnswerBook::rows_different() const {
+int64_t Baseline::rows_different() const {
   absl::MutexLock lock(&mutex_);
   return different_;
 }
 
-std::string AnswerBook::first_difference() const {
+std::string Baseline::first_difference() const {
   absl::MutexLock lock(&mutex_);
   return first_difference_;
 }
 
-uint64_t AnswerBook::weights_version() const {
+uint64_t Baseline::weights_version() const {
   absl::MutexLock lock(&mutex_);
   return weights_version_.value_or(0);
 }
 
-std::vector<AnswerBook::Answer> AnswerBook::Sample(int64_t count) const {
+std::vector<Baseline::Answer> Baseline::Sample(int64_t count) const {
   absl::MutexLock lock(&mutex_);
   std::vector<Answer> answered;
   for (size_t row = 0; row < entries_.size(); ++row) {

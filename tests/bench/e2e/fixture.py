@@ -20,7 +20,7 @@ class Skipped(RuntimeError):
 
 
 @dataclasses.dataclass
-class Scene:
+class Fixture:
     binaries: pathlib.Path
     work: pathlib.Path  # a folder for models and sockets, removed at the end
     device: str  # "cpu" or "cuda"

@@ -1,18 +1,18 @@
-"""What operators see of a server with two heads on two GPUs, on a machine without one (metrics_scene.cc)."""
+"""What operators see of a server with two heads on two GPUs, on a machine without one (metrics_fixture.cc)."""
 
 import pathlib
 import subprocess
 import urllib.request
 
 
-class MetricsScene:
-    """A running metrics_scene; `http` is its address. Use as a context."""
+class MetricsFixture:
+    """A running metrics_fixture; `http` is its address. Use as a context."""
 
     def __init__(self, binaries: pathlib.Path) -> None:
-        self.program = binaries.parent / "tests" / "metrics_scene"
+        self.program = binaries.parent / "tests" / "metrics_fixture"
         assert self.program.exists(), f"{self.program} is missing: build it"
 
-    def __enter__(self) -> "MetricsScene":
+    def __enter__(self) -> "MetricsFixture":
         self.process = subprocess.Popen(
             [self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

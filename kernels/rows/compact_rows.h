@@ -10,19 +10,19 @@ namespace logprobd::kernels {
 
 inline constexpr int kRowGradients = 4;
 
-/// What LaunchSelectRows found.
-struct SelectedRows {
+/// What LaunchCompactRows found.
+struct CompactedRows {
   int64_t num_selected;
-  int64_t num_counted;    ///< Rows that are not ignored, whatever their gradients.
-  int64_t first_unowned;  ///< The first selected row whose target is not among the ids; or -1.
-  int64_t num_unowned;
+  int64_t num_valid;           ///< Rows that are not ignored, whatever their gradients.
+  int64_t first_out_of_vocab;  ///< The first selected row whose target is not among the ids; or -1.
+  int64_t num_out_of_vocab;
   int64_t least_target;  ///< Of the selected rows; INT64_MAX and INT64_MIN of none.
   int64_t greatest_target;
   int64_t target_checksum;  ///< The sum of (i + 1) targets[i] over all rows, modulo 2^64.
 };
 
-/// Inputs and outputs of LaunchSelectRows. Pointers are device memory and stay the caller's.
-struct SelectRowsParams {
+/// Inputs and outputs of LaunchCompactRows. Pointers are device memory and stay the caller's.
+struct CompactRowsParams {
   int64_t num_rows = 0;              ///< 0 to 2^31 - 1.
   const int64_t* targets = nullptr;  ///< [num_rows]
   int64_t ignore_index = 0;          ///< Rows with this target are not selected.
@@ -33,14 +33,14 @@ struct SelectRowsParams {
   int64_t* index = nullptr;  ///< [num_rows]: the selected rows, rising; behind them 0.
   /// [num_rows], or null: of the selected rows, how many before each are not ignored; behind them
   /// 0.
-  int64_t* counted_places = nullptr;
-  int64_t* num_selected = nullptr;   ///< Or null: SelectedRows's once more, for kernels.
-  SelectedRows* selected = nullptr;  ///< One; may be pinned memory of the host.
+  int64_t* valid_indices = nullptr;
+  int64_t* num_selected = nullptr;    ///< Or null: CompactedRows's once more, for kernels.
+  CompactedRows* selected = nullptr;  ///< One; may be pinned memory of the host.
 };
 
 /// Enqueues the search for the rows that are to be computed on `stream` and returns without
 /// waiting. Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's
 /// own error.
-[[nodiscard]] cudaError_t LaunchSelectRows(const SelectRowsParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t LaunchCompactRows(const CompactRowsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -1,14 +1,16 @@
-// LevelPowersKernel: powers of a row's tiles -> operands of the products, and the row's factor.
+// RebaseExponentialsKernel: exponentials of a row's tiles -> operands of the products, and the
+// row's factor.
 //
 // Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
-//           f = free 2^(e - K): with one e a row, powers need not be touched but the target's.
+//           f = free 2^(e - K): with one e a row, exponentials need not be touched but the
+//           target's.
 // Work      A block a row. A tile with another exponent than the row's level is scaled by a warp:
 //           the largest, or one that is not too far below the row's sum. Warps look at 32 tiles at
 //           a time, since mostly none is to be scaled.
 // Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
 // Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
-//           is free times a power of two times 2^x with x in [0, 1): powers relative to another
-//           exponent give the same bits of all gradients. The target's is taken from fp32.
+//           is free times a power of two times 2^x with x in [0, 1): exponentials relative to
+//           another exponent give the same bits of all gradients. The target's is taken from fp32.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
@@ -17,7 +19,7 @@
 
 #include "kernels/common/tile.h"
 #include "kernels/common/tile_sums.cuh"
-#include "kernels/gradient/level_powers.h"
+#include "kernels/gradient/rebase_exponentials.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -73,11 +75,11 @@ __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
   *words = eight;
 }
 
-/// What a row's powers become relative to, 2^level, and their factor.
+/// What a row's exponentials become relative to, 2^level, and their factor.
 struct RowScale {
   int64_t level;
   float factor;
-  bool is_zero;  // powers are 0, the target's element its gradient, and the factor 1
+  bool is_zero;  // exponentials are 0, the target's element its gradient, and the factor 1
 };
 
 __device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {
@@ -94,10 +96,11 @@ __device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {
   return scale;
 }
 
-__global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersParams params) {
+__global__ void __launch_bounds__(kThreads)
+    RebaseExponentialsKernel(const RebaseExponentialsParams params) {
   const int64_t i = blockIdx.x;
   const int32_t* const exponents = params.exponents + i * params.exponent_stride;
-  __nv_bfloat16* const powers = params.powers + i * params.row_tiles * kTileColumns;
+  __nv_bfloat16* const exponentials = params.exponentials + i * params.row_tiles * kTileColumns;
   const RowGradient row = params.rows[i];
   const RowScale scale = ScaleOf(row, LargestExponent(exponents, params.num_tiles));
   const auto lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersP
       const int next = __ffs(static_cast<int>(left)) - 1;
       const int32_t of_tile = __shfl_sync(kFullWarp, exponent, next);
       const float factor = scale.is_zero ? 0.0F : PowerOfTwo(of_tile - scale.level);
-      ScaleTile(powers + (first + next) * kTileColumns, factor, lane);
+      ScaleTile(exponentials + (first + next) * kTileColumns, factor, lane);
     }
   }
   __syncthreads();
@@ -120,22 +123,23 @@ __global__ void __launch_bounds__(kThreads) LevelPowersKernel(const LevelPowersP
   if (target < 0 || target >= params.num_tiles * kTileColumns) return;
   const float p = Exp2(MaxOrNan(row.target_exponent, kGradientExponentMin));
   const float gradient = __fadd_rn(row.free == 0.0F ? 0.0F : __fmul_rn(p, row.free), row.target);
-  powers[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
+  exponentials[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
 }
 
 }  // namespace
 
-cudaError_t LaunchLevelPowers(const LevelPowersParams& params, cudaStream_t stream) {
+cudaError_t LaunchRebaseExponentials(const RebaseExponentialsParams& params, cudaStream_t stream) {
   if (params.num_rows == 0) return cudaSuccess;
-  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.powers == nullptr ||
-      reinterpret_cast<uintptr_t>(params.powers) % 16 != 0 || params.exponents == nullptr ||
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.exponentials == nullptr ||
+      reinterpret_cast<uintptr_t>(params.exponentials) % 16 != 0 || params.exponents == nullptr ||
       params.rows == nullptr || params.factors == nullptr || params.num_tiles < 1 ||
       params.num_tiles > params.row_tiles) {
     return cudaErrorInvalidValue;
   }
-  LevelPowersParams strided = params;
+  RebaseExponentialsParams strided = params;
   if (strided.exponent_stride == 0) strided.exponent_stride = params.row_tiles;
-  LevelPowersKernel<<<static_cast<uint32_t>(params.num_rows), kThreads, 0, stream>>>(strided);
+  RebaseExponentialsKernel<<<static_cast<uint32_t>(params.num_rows), kThreads, 0, stream>>>(
+      strided);
   return cudaGetLastError();
 }
 

@@ -11,7 +11,7 @@
 namespace logprobd {
 
 /// What a call says beside its messages.
-struct CallFacts {
+struct CallInfo {
   std::string client_id;
   absl::Time deadline = absl::InfiniteFuture();  ///< On the server's Clock.
 };
@@ -21,7 +21,7 @@ inline constexpr size_t kClientIdBytesMax = 64;
 
 /// Read once, when the call arrives: gRPC's deadline is on the wall clock and is carried over to
 /// `clock` by the time left now.
-CallFacts FactsOf(const grpc::CallbackServerContext& context, const Clock& clock);
+CallInfo FactsOf(const grpc::CallbackServerContext& context, const Clock& clock);
 
 namespace internal {
 

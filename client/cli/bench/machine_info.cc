@@ -1,4 +1,4 @@
-#include "client/cli/bench/machine_facts.h"
+#include "client/cli/bench/machine_info.h"
 
 #include <sched.h>
 
@@ -25,7 +25,7 @@ std::string CpuModelOf(absl::string_view cpuinfo) {
   return "unknown";
 }
 
-MachineFacts ReadMachineFacts() {
+MachineInfo ReadMachineInfo() {
   std::ifstream file("/proc/cpuinfo");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   cpu_set_t allowed;

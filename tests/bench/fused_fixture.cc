@@ -1,11 +1,11 @@
-#include "tests/bench/fused_scene.h"
+#include "tests/bench/fused_fixture.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "kernels/chunked/bf16_split.h"
 #include "kernels/chunked/chunk_plan.h"
-#include "kernels/chunked/split_terms.h"
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/common/tile.h"
@@ -28,30 +28,30 @@ constexpr int64_t kSpareRows = 256;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<FusedScene>> FusedScene::Create(const Sizes& sizes) {
-  std::unique_ptr<FusedScene> scene(new FusedScene(sizes));
-  LOGPROBD_RETURN_IF_ERROR(scene->Allocate());
-  LOGPROBD_RETURN_IF_ERROR(scene->Fill());
-  return scene;
+absl::StatusOr<std::unique_ptr<FusedFixture>> FusedFixture::Create(const Sizes& sizes) {
+  std::unique_ptr<FusedFixture> fixture(new FusedFixture(sizes));
+  LOGPROBD_RETURN_IF_ERROR(fixture->Allocate());
+  LOGPROBD_RETURN_IF_ERROR(fixture->Fill());
+  return fixture;
 }
 
-int64_t FusedScene::AllRows() const { return sizes_.rows_max + kSpareRows; }
+int64_t FusedFixture::AllRows() const { return sizes_.rows_max + kSpareRows; }
 
-int64_t FusedScene::weight_bytes() const {
+int64_t FusedFixture::weight_bytes() const {
   return kernels::NumTiles(sizes_.vocab_size) * kTileColumns * sizes_.hidden_size * 2;
 }
 
-absl::Status FusedScene::Allocate() {
+absl::Status FusedFixture::Allocate() {
   const int64_t rows = AllRows();
   // The engine's launches are largest for the rows that are shortest.
   const int64_t split_rows =
       std::min(sizes_.rows_max, RowsOfLaunch({.dtype = Dtype::kF16})) + kSpareRows;
-  const int64_t term_bytes = kernels::TermPitch(sizes_.hidden_size) * 2;
+  const int64_t split_bytes = kernels::SplitPitch(sizes_.hidden_size) * 2;
   LOGPROBD_ASSIGN_OR_RETURN(hidden_, AllocateDevice(rows * sizes_.hidden_size * 2, "hidden rows"));
   LOGPROBD_ASSIGN_OR_RETURN(
       source_, AllocateDevice(sizes_.rows_max * sizes_.hidden_size * 4, "hidden rows"));
   LOGPROBD_ASSIGN_OR_RETURN(
-      terms_, AllocateDevice(split_rows * kernels::kHiddenTermsMax * term_bytes, "terms"));
+      terms_, AllocateDevice(split_rows * kernels::kHiddenSplitsMax * split_bytes, "terms"));
   LOGPROBD_ASSIGN_OR_RETURN(weights_, AllocateDevice(sizes_.num_heads * weight_bytes(), "weights"));
   LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(plan_.arena_bytes, "partials"));
   LOGPROBD_ASSIGN_OR_RETURN(lists_, AllocateDevice(sizes_.rows_max * kListMax * 4 * 4, "lists"));
@@ -64,7 +64,7 @@ absl::Status FusedScene::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status FusedScene::Fill() {
+absl::Status FusedFixture::Fill() {
   const double weight_stddev =
       sizes_.logit_stddev / std::sqrt(static_cast<double>(sizes_.hidden_size));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
@@ -102,20 +102,20 @@ absl::Status FusedScene::Fill() {
   return absl::OkStatus();
 }
 
-int64_t FusedScene::RowsOfLaunch(const Ask& ask) const {
+int64_t FusedFixture::RowsOfLaunch(const Ask& ask) const {
   return plan_.FusedRows(ask.dtype, ask.entropy_temperature ? 2 : 1, ask.top_k);
 }
 
-std::byte* FusedScene::Rows(Dtype dtype) const {
+std::byte* FusedFixture::Rows(Dtype dtype) const {
   return dtype == Dtype::kBf16 ? hidden_.get() : source_.get();
 }
 
-const std::byte* FusedScene::NextWeight() {
+const std::byte* FusedFixture::NextWeight() {
   turn_ = (turn_ + 1) % sizes_.num_heads;
   return weights_.get() + turn_ * weight_bytes();
 }
 
-absl::Status FusedScene::Score(int64_t num_rows, const Ask& ask, cudaStream_t stream) {
+absl::Status FusedFixture::Score(int64_t num_rows, const Ask& ask, cudaStream_t stream) {
   const std::byte* const weight = NextWeight();
   const int64_t block_rows = RowsOfLaunch(ask);
   for (int64_t row = 0; row < num_rows; row += block_rows) {
@@ -125,29 +125,29 @@ absl::Status FusedScene::Score(int64_t num_rows, const Ask& ask, cudaStream_t st
   return absl::OkStatus();
 }
 
-absl::StatusOr<FusedScene::PreparedRows> FusedScene::PrepareRows(int64_t row, int64_t num_rows,
-                                                                 const Ask& ask,
-                                                                 cudaStream_t stream) {
+absl::StatusOr<FusedFixture::PreparedRows> FusedFixture::PrepareRows(int64_t row, int64_t num_rows,
+                                                                     const Ask& ask,
+                                                                     cudaStream_t stream) {
   const std::byte* const rows =
       Rows(ask.dtype) + row * sizes_.hidden_size * kernels::DtypeBytes(ask.dtype);
   if (ask.dtype == Dtype::kBf16) {
-    return PreparedRows{.data = rows, .stride = sizes_.hidden_size, .num_terms = 1};
+    return PreparedRows{.data = rows, .stride = sizes_.hidden_size, .num_splits = 1};
   }
-  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchSplitTerms({.dtype = ask.dtype,
-                                                           .in = rows,
-                                                           .in_stride = sizes_.hidden_size,
-                                                           .num_rows = num_rows,
-                                                           .hidden_size = sizes_.hidden_size,
-                                                           .num_terms = ask.num_terms,
-                                                           .out = terms_.get()},
-                                                          stream));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchBf16Split({.dtype = ask.dtype,
+                                                          .in = rows,
+                                                          .in_stride = sizes_.hidden_size,
+                                                          .num_rows = num_rows,
+                                                          .hidden_size = sizes_.hidden_size,
+                                                          .num_splits = ask.num_splits,
+                                                          .out = terms_.get()},
+                                                         stream));
   return PreparedRows{.data = terms_.get(),
-                      .stride = ask.num_terms * kernels::TermPitch(sizes_.hidden_size),
-                      .num_terms = ask.num_terms};
+                      .stride = ask.num_splits * kernels::SplitPitch(sizes_.hidden_size),
+                      .num_splits = ask.num_splits};
 }
 
-absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& ask,
-                                    const std::byte* weight, cudaStream_t stream) {
+absl::Status FusedFixture::ScoreBlock(int64_t row, int64_t num_rows, const Ask& ask,
+                                      const std::byte* weight, cudaStream_t stream) {
   LOGPROBD_ASSIGN_OR_RETURN(const PreparedRows rows, PrepareRows(row, num_rows, ask, stream));
   const int64_t num_tiles = kernels::NumTiles(sizes_.vocab_size);
   auto* const sums = reinterpret_cast<kernels::TileSums*>(
@@ -157,7 +157,7 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
   params.num_rows = num_rows;
   params.readable_rows = num_rows + kSpareRows;
   params.hidden_size = sizes_.hidden_size;
-  params.num_terms = rows.num_terms;
+  params.num_splits = rows.num_splits;
   params.hidden = rows.data;
   params.hidden_stride = rows.stride;
   params.weight = weight;
@@ -206,8 +206,8 @@ absl::Status FusedScene::ScoreBlock(int64_t row, int64_t num_rows, const Ask& as
   return ScoreLists(row, params, ask, stream);
 }
 
-absl::Status FusedScene::ScoreLists(int64_t row, const kernels::FusedPartialsParams& params,
-                                    const Ask& ask, cudaStream_t stream) {
+absl::Status FusedFixture::ScoreLists(int64_t row, const kernels::FusedPartialsParams& params,
+                                      const Ask& ask, cudaStream_t stream) {
   const int64_t array = sizes_.rows_max * kListMax;
   const auto* const normalizers =
       reinterpret_cast<const kernels::RowNormalizer*>(normalizers_.get()) + row;

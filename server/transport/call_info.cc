@@ -1,4 +1,4 @@
-#include "server/transport/call_facts.h"
+#include "server/transport/call_info.h"
 
 #include <chrono>
 
@@ -33,8 +33,8 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer) {
 
 }  // namespace internal
 
-CallFacts FactsOf(const grpc::CallbackServerContext& context, const Clock& clock) {
-  CallFacts facts;
+CallInfo FactsOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  CallInfo facts;
   const auto& metadata = context.client_metadata();
   const auto claimed = metadata.find("client_id");
   facts.client_id = internal::ClientId(

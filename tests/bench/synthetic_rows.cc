@@ -1,4 +1,4 @@
-#include "tests/bench/made_rows.h"
+#include "tests/bench/synthetic_rows.h"
 
 #include <cmath>
 #include <numeric>

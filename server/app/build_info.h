@@ -5,10 +5,10 @@
 namespace logprobd {
 
 /// Version and commit of this build.
-struct BuildFacts {
+struct BuildInfo {
   std::string version;
   std::string commit;
 };
-BuildFacts Build();
+BuildInfo Build();
 
 }  // namespace logprobd

@@ -13,7 +13,7 @@ namespace logprobd::client {
 
 /// The first answer to every distinct row of a run, against which all later ones are compared bit
 /// by bit: a row's scores depend neither on what is scored beside it nor on when. Thread-safe.
-class AnswerBook {
+class Baseline {
  public:
   struct Answer {
     int64_t row = 0;  ///< Of the pool.
@@ -21,7 +21,7 @@ class AnswerBook {
     float entropy = 0;
   };
 
-  explicit AnswerBook(int64_t distinct_rows);
+  explicit Baseline(int64_t distinct_rows);
 
   /// Takes an answer to rows `first`, `first + 1`, ... (in a circle); both logprob and entropy were
   /// asked for.

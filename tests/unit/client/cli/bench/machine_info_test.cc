@@ -1,4 +1,4 @@
-#include "client/cli/bench/machine_facts.h"
+#include "client/cli/bench/machine_info.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -8,15 +8,15 @@ namespace {
 
 using ::testing::MatchesRegex;
 
-TEST(MachineFactsTest, FindsTheCpuModel) {
+TEST(MachineInfoTest, FindsTheCpuModel) {
   EXPECT_EQ(
       CpuModelOf("processor\t: 0\nmodel\t\t: 143\nmodel name\t: Some CPU @ 2 GHz\nflags\t: x\n"),
       "Some CPU @ 2 GHz");
   EXPECT_EQ(CpuModelOf("processor : 0\n"), "unknown");
 }
 
-TEST(MachineFactsTest, TellsCoresAndDate) {
-  const MachineFacts facts = ReadMachineFacts();
+TEST(MachineInfoTest, TellsCoresAndDate) {
+  const MachineInfo facts = ReadMachineInfo();
 
   EXPECT_GE(facts.cores, 1);
   EXPECT_THAT(facts.date, MatchesRegex("[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+Z"));

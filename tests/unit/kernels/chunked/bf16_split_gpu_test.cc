@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/split_terms.h"
+#include "kernels/chunked/bf16_split.h"
 #include "kernels/common/terms.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
@@ -21,21 +21,21 @@ using logprobd::testing::ToBits;
 constexpr uint16_t kPoison = 0x7FC0;  // NaN
 constexpr int64_t kRows = 3;
 
-/// Terms as they lie in memory, [rows + 1, num_terms, pitch]: the last row is not to be written.
+/// Terms as they lie in memory, [rows + 1, num_splits, pitch]: the last row is not to be written.
 struct Terms {
   int64_t hidden_size;
-  int32_t num_terms;
+  int32_t num_splits;
   std::vector<uint16_t> bits;
 
   uint16_t Bits(int64_t row, int32_t term, int64_t k) const {
-    return bits[static_cast<size_t>((row * num_terms + term) * TermPitch(hidden_size) + k)];
+    return bits[static_cast<size_t>((row * num_splits + term) * SplitPitch(hidden_size) + k)];
   }
   double Value(int64_t row, int32_t term, int64_t k) const {
     return FromBits(Bits(row, term, k), Dtype::kBf16);
   }
   double Sum(int64_t row, int64_t k) const {
     double sum = 0;
-    for (int32_t term = 0; term < num_terms; ++term) sum += Value(row, term, k);
+    for (int32_t term = 0; term < num_splits; ++term) sum += Value(row, term, k);
     return sum;
   }
 };
@@ -44,21 +44,21 @@ int64_t StrideOf(int64_t hidden_size) { return (hidden_size + 3) / 4 * 4 + 4; }
 
 /// Splits rows of fp32 or of bits of fp16, [rows, StrideOf(hidden_size)].
 template <typename T>
-Terms Split(const std::vector<T>& rows, int64_t hidden_size, int32_t num_terms) {
+Terms Split(const std::vector<T>& rows, int64_t hidden_size, int32_t num_splits) {
   const int64_t num_rows = static_cast<int64_t>(rows.size()) / StrideOf(hidden_size);
   const DeviceArray<T> in(rows);
   const DeviceArray<uint16_t> out(std::vector<uint16_t>(
-      static_cast<size_t>((num_rows + 1) * num_terms * TermPitch(hidden_size)), kPoison));
-  EXPECT_EQ(LaunchSplitTerms({.dtype = sizeof(T) == 4 ? Dtype::kF32 : Dtype::kF16,
-                              .in = in.data(),
-                              .in_stride = StrideOf(hidden_size),
-                              .num_rows = num_rows,
-                              .hidden_size = hidden_size,
-                              .num_terms = num_terms,
-                              .out = out.data()},
-                             nullptr),
+      static_cast<size_t>((num_rows + 1) * num_splits * SplitPitch(hidden_size)), kPoison));
+  EXPECT_EQ(LaunchBf16Split({.dtype = sizeof(T) == 4 ? Dtype::kF32 : Dtype::kF16,
+                             .in = in.data(),
+                             .in_stride = StrideOf(hidden_size),
+                             .num_rows = num_rows,
+                             .hidden_size = hidden_size,
+                             .num_splits = num_splits,
+                             .out = out.data()},
+                            nullptr),
             cudaSuccess);
-  return {hidden_size, num_terms, out.Read()};
+  return {hidden_size, num_splits, out.Read()};
 }
 
 /// Values of every sign, significand and of magnitudes 2^-100 to 2^100; NaN beyond a row's end.
@@ -81,12 +81,12 @@ float At(const std::vector<float>& rows, int64_t hidden_size, int64_t row, int64
   return rows[static_cast<size_t>(row * StrideOf(hidden_size) + k)];
 }
 
-class SplitTermsTest : public testing::GpuTest {};
+class Bf16SplitTest : public testing::GpuTest {};
 
 // Sizes at the edges of pairs, of a term's alignment and of a block's threads.
 constexpr int64_t kHiddenSizes[] = {1, 2, 63, 64, 65, 511, 512, 513, 896};
 
-TEST_F(SplitTermsTest, OneTermIsTheNearestBf16) {
+TEST_F(Bf16SplitTest, OneTermIsTheNearestBf16) {
   for (const int64_t hidden_size : kHiddenSizes) {
     const std::vector<float> rows = MakeRows(hidden_size);
     const Terms terms = Split(rows, hidden_size, 1);
@@ -98,7 +98,7 @@ TEST_F(SplitTermsTest, OneTermIsTheNearestBf16) {
   }
 }
 
-TEST_F(SplitTermsTest, TwoTermsHoldFp32To17Bits) {
+TEST_F(Bf16SplitTest, TwoTermsHoldFp32To17Bits) {
   for (const int64_t hidden_size : kHiddenSizes) {
     const std::vector<float> rows = MakeRows(hidden_size);
     const Terms terms = Split(rows, hidden_size, 2);
@@ -111,7 +111,7 @@ TEST_F(SplitTermsTest, TwoTermsHoldFp32To17Bits) {
   }
 }
 
-TEST_F(SplitTermsTest, ThreeTermsHoldFp32Exactly) {
+TEST_F(Bf16SplitTest, ThreeTermsHoldFp32Exactly) {
   for (const int64_t hidden_size : kHiddenSizes) {
     const std::vector<float> rows = MakeRows(hidden_size);
     const Terms terms = Split(rows, hidden_size, 3);
@@ -123,7 +123,7 @@ TEST_F(SplitTermsTest, ThreeTermsHoldFp32Exactly) {
   }
 }
 
-TEST_F(SplitTermsTest, TwoAndThreeTermsHoldEveryFp16Exactly) {
+TEST_F(Bf16SplitTest, TwoAndThreeTermsHoldEveryFp16Exactly) {
   std::vector<uint16_t> values;
   for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
     if ((bits & 0x7C00U) != 0x7C00U) values.push_back(static_cast<uint16_t>(bits));
@@ -131,8 +131,8 @@ TEST_F(SplitTermsTest, TwoAndThreeTermsHoldEveryFp16Exactly) {
   const auto hidden_size = static_cast<int64_t>(values.size());
   std::vector<uint16_t> row = values;
   row.resize(static_cast<size_t>(StrideOf(hidden_size)), 0x7E00);
-  for (const int32_t num_terms : {2, 3}) {
-    const Terms terms = Split(row, hidden_size, num_terms);
+  for (const int32_t num_splits : {2, 3}) {
+    const Terms terms = Split(row, hidden_size, num_splits);
     for (int64_t k = 0; k < hidden_size; ++k) {
       ASSERT_EQ(terms.Sum(0, k),
                 static_cast<double>(FromBits(values[static_cast<size_t>(k)], Dtype::kF16)));
@@ -140,7 +140,7 @@ TEST_F(SplitTermsTest, TwoAndThreeTermsHoldEveryFp16Exactly) {
   }
 }
 
-TEST_F(SplitTermsTest, TheSmallestTermComesFirstAndMoreTermsChangeNoLargerOne) {
+TEST_F(Bf16SplitTest, TheSmallestTermComesFirstAndMoreTermsChangeNoLargerOne) {
   for (const int64_t hidden_size : kHiddenSizes) {
     const std::vector<float> rows = MakeRows(hidden_size);
     const Terms one = Split(rows, hidden_size, 1);
@@ -159,18 +159,18 @@ TEST_F(SplitTermsTest, TheSmallestTermComesFirstAndMoreTermsChangeNoLargerOne) {
   }
 }
 
-TEST_F(SplitTermsTest, ZerosLieBetweenTermsAndNothingIsWrittenBeyondTheLastRow) {
+TEST_F(Bf16SplitTest, ZerosLieBetweenTermsAndNothingIsWrittenBeyondTheLastRow) {
   for (const int64_t hidden_size : kHiddenSizes) {
     const std::vector<float> rows = MakeRows(hidden_size);
-    for (const int32_t num_terms : {1, 2, 3}) {
-      const Terms terms = Split(rows, hidden_size, num_terms);
-      for (int32_t term = 0; term < num_terms; ++term) {
+    for (const int32_t num_splits : {1, 2, 3}) {
+      const Terms terms = Split(rows, hidden_size, num_splits);
+      for (int32_t term = 0; term < num_splits; ++term) {
         for (int64_t row = 0; row < kRows; ++row) {
-          for (int64_t k = hidden_size; k < TermPitch(hidden_size); ++k) {
+          for (int64_t k = hidden_size; k < SplitPitch(hidden_size); ++k) {
             ASSERT_EQ(terms.Bits(row, term, k), 0);
           }
         }
-        for (int64_t k = 0; k < TermPitch(hidden_size); ++k) {
+        for (int64_t k = 0; k < SplitPitch(hidden_size); ++k) {
           ASSERT_EQ(terms.Bits(kRows, term, k), kPoison);
         }
       }
@@ -178,51 +178,51 @@ TEST_F(SplitTermsTest, ZerosLieBetweenTermsAndNothingIsWrittenBeyondTheLastRow) 
   }
 }
 
-TEST_F(SplitTermsTest, NanAndInfinityStayNotFinite) {
+TEST_F(Bf16SplitTest, NanAndInfinityStayNotFinite) {
   constexpr int64_t kHidden = 4;
   std::vector<float> row(static_cast<size_t>(StrideOf(kHidden)), 1.0F);
   row[0] = std::numeric_limits<float>::quiet_NaN();
   row[1] = std::numeric_limits<float>::infinity();
   row[2] = -std::numeric_limits<float>::max();  // beyond bf16's largest
-  for (const int32_t num_terms : {1, 2, 3}) {
-    const Terms terms = Split(row, kHidden, num_terms);
+  for (const int32_t num_splits : {1, 2, 3}) {
+    const Terms terms = Split(row, kHidden, num_splits);
     for (int64_t k = 0; k < 3; ++k) EXPECT_FALSE(std::isfinite(terms.Sum(0, k))) << k;
     EXPECT_EQ(terms.Sum(0, 3), 1.0);
   }
 }
 
-TEST_F(SplitTermsTest, NoRowsAreNoWork) {
+TEST_F(Bf16SplitTest, NoRowsAreNoWork) {
   const DeviceArray<float> in(std::vector<float>(8, 1.0F));
-  const DeviceArray<uint16_t> out(std::vector<uint16_t>(2 * kTermAlignment, kPoison));
+  const DeviceArray<uint16_t> out(std::vector<uint16_t>(2 * kSplitAlignment, kPoison));
 
-  EXPECT_EQ(LaunchSplitTerms({.in = in.data(), .in_stride = 8, .hidden_size = 8, .out = out.data()},
-                             nullptr),
+  EXPECT_EQ(LaunchBf16Split({.in = in.data(), .in_stride = 8, .hidden_size = 8, .out = out.data()},
+                            nullptr),
             cudaSuccess);
 
   EXPECT_EQ(out.Read()[0], kPoison);
 }
 
-TEST_F(SplitTermsTest, RefusesBrokenBounds) {
+TEST_F(Bf16SplitTest, RefusesBrokenBounds) {
   const DeviceArray<float> in(std::vector<float>(8, 1.0F));
-  const DeviceArray<uint16_t> out(std::vector<uint16_t>(4 * kTermAlignment, kPoison));
-  const SplitTermsParams good = {
+  const DeviceArray<uint16_t> out(std::vector<uint16_t>(4 * kSplitAlignment, kPoison));
+  const Bf16SplitParams good = {
       .in = in.data(), .in_stride = 8, .num_rows = 1, .hidden_size = 8, .out = out.data()};
-  ASSERT_EQ(LaunchSplitTerms(good, nullptr), cudaSuccess);
+  ASSERT_EQ(LaunchBf16Split(good, nullptr), cudaSuccess);
   const auto refuses = [&](auto change) {
-    SplitTermsParams params = good;
+    Bf16SplitParams params = good;
     change(params);
-    return LaunchSplitTerms(params, nullptr) == cudaErrorInvalidValue;
+    return LaunchBf16Split(params, nullptr) == cudaErrorInvalidValue;
   };
 
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_terms = 0; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_terms = kHiddenTermsMax + 1; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.dtype = Dtype::kBf16; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in = nullptr; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.out = nullptr; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.num_rows = -1; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.hidden_size = 0; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in_stride = 4; }));
-  EXPECT_TRUE(refuses([](SplitTermsParams& p) { p.in_stride = 10; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.num_splits = 0; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.num_splits = kHiddenSplitsMax + 1; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.dtype = Dtype::kBf16; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.in = nullptr; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.out = nullptr; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.num_rows = -1; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.hidden_size = 0; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.in_stride = 4; }));
+  EXPECT_TRUE(refuses([](Bf16SplitParams& p) { p.in_stride = 10; }));
 }
 
 }  // namespace
