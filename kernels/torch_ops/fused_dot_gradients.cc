@@ -12,9 +12,9 @@
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_gradient.h"
-#include "kernels/gradient/kept_gradients.h"
-#include "kernels/gradient/rebase_exponentials.h"
-#include "kernels/gradient/row_gradients.h"
+#include "kernels/row_ops/cached_gradients.h"
+#include "kernels/row_ops/rebase_exponentials.h"
+#include "kernels/row_ops/row_gradients.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/fused_head.h"
@@ -147,7 +147,7 @@ class FusedDotGradients : public DotGradients {
 
   void TakeKept(int64_t tile_begin, int64_t tile_end, const at::Tensor& place) const {
     const KeptRow<int64_t> layout = kept_layout();
-    kernels::KeptGradientsParams params;
+    kernels::CachedGradientsParams params;
     params.num_rows = num_rows_;
     params.row_count = row_count();
     params.kept_places = kept_places();
@@ -163,7 +163,7 @@ class FusedDotGradients : public DotGradients {
         place.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
     params.gradients = place.mutable_data_ptr();
     params.gradient_stride = place.stride(0);
-    CheckLaunch(LaunchKeptGradients(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchCachedGradients(params, at::cuda::getCurrentCUDAStream()),
                 "the gradient of kept logits");
   }
 

@@ -19,7 +19,7 @@
 #include "kernels/combine/shard_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/rows/row_operands.h"
+#include "kernels/row_ops/row_operands.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_head.h"
 #include "kernels/torch_ops/kept_row.h"

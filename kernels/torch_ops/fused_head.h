@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/rows/row_source.h"
+#include "kernels/row_ops/row_source.h"
 #include "kernels/torch_ops/linear_logprob.h"
 #include "kernels/torch_ops/rows.h"
 #include "kernels/torch_ops/shard.h"

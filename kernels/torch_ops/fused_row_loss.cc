@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "kernels/gradient/row_loss.h"
+#include "kernels/row_ops/row_loss.h"
 #include "kernels/torch_ops/device_arrays.h"
 
 namespace logprobd::torch_ops {

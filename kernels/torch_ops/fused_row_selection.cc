@@ -11,8 +11,8 @@
 
 #include <optional>
 
-#include "kernels/rows/compact_rows.h"
-#include "kernels/rows/copy_rows.h"
+#include "kernels/row_ops/compact_rows.h"
+#include "kernels/row_ops/copy_rows.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/views.h"
 

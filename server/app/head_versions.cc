@@ -100,7 +100,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAlone(const WeightsLoad& load,
   if (!staged.ok() || !load.commit) {
     return staged;
   }
-  std::unique_ptr<HeadVersion> next;
+  std::unique_ptr<VersionEngines> next;
   {
     const absl::MutexLock lock(&mutex_);
     next = std::move(staged_);
@@ -163,9 +163,9 @@ MemoryPlan HeadVersions::MemoryThatGoes(bool in_place) const {
   return freed;
 }
 
-absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(const Planned& planned,
-                                                                LoadTicker& ticker) const {
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made,
+absl::StatusOr<std::unique_ptr<VersionEngines>> HeadVersions::Make(const Planned& planned,
+                                                                   LoadTicker& ticker) const {
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made,
                             loader_.Make(planned.candidate.weights, planned.plan, ticker));
   made->facts = planned.candidate.facts;
   made->facts.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<HeadVersion>> HeadVersions::Make(const Planned& p
 
 absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
   DropPrevious();  // never three in memory
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HeadVersion> made, Make(planned, ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made, Make(planned, ticker));
   LOGPROBD_RETURN_IF_ERROR(ticker.Tell("committing", 0, 0));  // the last chance to give it up
   const WeightsVersion facts = made->facts;
   LogInfo("weights staged", {{"head", name()},
@@ -197,7 +197,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
   DropPrevious();
   LogInfo("replacing weights in place: requests wait",
           {{"head", name()}, {"version", facts.version}});
-  std::unique_ptr<HeadVersion> old = head_.Commit(nullptr);
+  std::unique_ptr<VersionEngines> old = head_.Commit(nullptr);
   WeightsVersion old_facts;
   {
     const absl::MutexLock lock(&mutex_);
@@ -208,7 +208,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
     old->engines.clear();
     NotifyChange();
   }
-  absl::StatusOr<std::unique_ptr<HeadVersion>> made = Make(planned, ticker);
+  absl::StatusOr<std::unique_ptr<VersionEngines>> made = Make(planned, ticker);
   if (!made.ok()) {
     if (old != nullptr) {
       Restore(*old, old_facts);
@@ -224,7 +224,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
 }
 
 /// Loads the version that had to go once more, from the files that are still open.
-void HeadVersions::Restore(const HeadVersion& old, const WeightsVersion& facts) {
+void HeadVersions::Restore(const VersionEngines& old, const WeightsVersion& facts) {
   LogWarning("the new weights could not be loaded: loading those before again",
              {{"head", name()}, {"version", facts.version}});
   const LoadTicker::Progress none;
@@ -248,10 +248,10 @@ void HeadVersions::Restore(const HeadVersion& old, const WeightsVersion& facts) 
   NotifyChange();
 }
 
-void HeadVersions::MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previous) {
+void HeadVersions::MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous) {
   const WeightsVersion facts = next->facts;
   const std::shared_ptr<const HeadInfo> info = next->info;
-  std::unique_ptr<HeadVersion> old = head_.Commit(std::move(next));
+  std::unique_ptr<VersionEngines> old = head_.Commit(std::move(next));
   {
     const absl::MutexLock lock(&mutex_);
     if (old != nullptr && keeps_previous) {
@@ -273,7 +273,7 @@ void HeadVersions::MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previo
 absl::StatusOr<HeadWeightsState> HeadVersions::Commit(uint64_t version) {
   const Change change(*this);
   LOGPROBD_RETURN_IF_ERROR(change.status());
-  std::unique_ptr<HeadVersion> next;
+  std::unique_ptr<VersionEngines> next;
   {
     const absl::MutexLock lock(&mutex_);
     if (staged_ == nullptr) {
@@ -297,7 +297,7 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Commit(uint64_t version) {
 absl::StatusOr<HeadWeightsState> HeadVersions::Rollback() {
   const Change change(*this);
   LOGPROBD_RETURN_IF_ERROR(change.status());
-  std::unique_ptr<HeadVersion> next;
+  std::unique_ptr<VersionEngines> next;
   {
     const absl::MutexLock lock(&mutex_);
     if (previous_ == nullptr) {
@@ -321,13 +321,13 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
   if (!staged && !previous) {
     return absl::InvalidArgumentError("staged or previous must be set: nothing is to be dropped");
   }
-  std::unique_ptr<HeadVersion> dropped[2];
+  std::unique_ptr<VersionEngines> dropped[2];
   {
     const absl::MutexLock lock(&mutex_);
     dropped[0] = staged ? std::move(staged_) : nullptr;
     dropped[1] = previous ? std::move(previous_) : nullptr;
   }
-  for (std::unique_ptr<HeadVersion>& version : dropped) {
+  for (std::unique_ptr<VersionEngines>& version : dropped) {
     version.reset();
   }
   NotifyChange();
@@ -361,7 +361,7 @@ HeadWeightsState HeadVersions::List() {
 MemoryPlan HeadVersions::memory() const {
   MemoryPlan plan;
   const absl::MutexLock lock(&mutex_);
-  for (const HeadVersion* version : {staged_.get(), previous_.get()}) {
+  for (const VersionEngines* version : {staged_.get(), previous_.get()}) {
     if (version != nullptr) {
       for (const MemoryUse& use : version->memory()) {
         AddMemory(plan, use);
@@ -372,7 +372,7 @@ MemoryPlan HeadVersions::memory() const {
 }
 
 void HeadVersions::DropPrevious() {
-  std::unique_ptr<HeadVersion> dropped;
+  std::unique_ptr<VersionEngines> dropped;
   {
     const absl::MutexLock lock(&mutex_);
     dropped = std::move(previous_);

@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/app/head_version.h"
 #include "server/app/load_ticker.h"
 #include "server/app/load_turn.h"
 #include "server/app/local_head.h"
+#include "server/app/version_engines.h"
 #include "server/app/version_loader.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
@@ -76,12 +76,12 @@ class HeadVersions {
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
   MemoryPlan MemoryThatGoes(bool in_place) const;
-  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(const Planned& planned,
-                                                    LoadTicker& ticker) const;
+  absl::StatusOr<std::unique_ptr<VersionEngines>> Make(const Planned& planned,
+                                                       LoadTicker& ticker) const;
   absl::StatusOr<WeightsVersion> Stage(const Planned& planned, LoadTicker& ticker);
   absl::StatusOr<WeightsVersion> ReplaceInPlace(const Planned& planned, LoadTicker& ticker);
-  void Restore(const HeadVersion& old, const WeightsVersion& facts);
-  void MakeLive(std::unique_ptr<HeadVersion> next, bool keeps_previous);
+  void Restore(const VersionEngines& old, const WeightsVersion& facts);
+  void MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous);
   void DropPrevious();
   HeadWeightsState State() const;
   void NotifyChange() const;
@@ -96,8 +96,8 @@ class HeadVersions {
 
   mutable absl::Mutex mutex_;
   WeightsVersion live_ ABSL_GUARDED_BY(mutex_);  // version 0: none is
-  std::unique_ptr<HeadVersion> staged_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<HeadVersion> previous_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<VersionEngines> staged_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<VersionEngines> previous_ ABSL_GUARDED_BY(mutex_);
   uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // that it has ever had
   /// The first version's, which was not checked when it was loaded; `unread_` until it is known.
   std::string first_sha256_ ABSL_GUARDED_BY(mutex_);

@@ -44,15 +44,15 @@ absl::StatusOr<std::shared_ptr<LocalHead>> LocalHead::Create(
     std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
     const Clock& clock, Metrics& metrics) {
   LOGPROBD_ASSIGN_OR_RETURN(
-      std::unique_ptr<HeadVersion> live,
-      HeadVersion::Create(std::move(info), std::move(weights), std::move(replicas), options));
-  Generation& first = *live->generation;
+      std::unique_ptr<VersionEngines> live,
+      VersionEngines::Create(std::move(info), std::move(weights), std::move(replicas), options));
+  VersionReplicas& first = *live->generation;
   std::shared_ptr<LocalHead> head(new LocalHead(std::move(live), clock));
   LOGPROBD_ASSIGN_OR_RETURN(head->batcher_, Batcher::Create(options, first, clock, metrics));
   return head;
 }
 
-LocalHead::LocalHead(std::unique_ptr<HeadVersion> live, const Clock& clock)
+LocalHead::LocalHead(std::unique_ptr<VersionEngines> live, const Clock& clock)
     : clock_(clock),
       live_(std::move(live)),
       info_(live_->info),
@@ -106,7 +106,7 @@ bool LocalHead::is_replica_healthy(int replica) const {
   return live_ == nullptr || live_->engines[static_cast<size_t>(replica)]->healthy();
 }
 
-std::unique_ptr<HeadVersion> LocalHead::Commit(std::unique_ptr<HeadVersion> next) {
+std::unique_ptr<VersionEngines> LocalHead::Commit(std::unique_ptr<VersionEngines> next) {
   {
     const absl::MutexLock lock(&version_mutex_);
     batcher_->Commit(next == nullptr ? nullptr : next->generation.get());

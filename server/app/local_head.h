@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/app/head_version.h"
+#include "server/app/version_engines.h"
 #include "server/base/clock.h"
 #include "server/base/scoring_engine.h"
 #include "server/base/served_head.h"
@@ -52,7 +52,7 @@ class LocalHead final : public ServedHead {
   /// Makes `next` live between two batches; see Batcher::Commit. Returns the version that was live,
   /// which nothing uses any more, or null. Null makes none live: requests wait. From one thread at
   /// a time.
-  std::unique_ptr<HeadVersion> Commit(std::unique_ptr<HeadVersion> next);
+  std::unique_ptr<VersionEngines> Commit(std::unique_ptr<VersionEngines> next);
   /// After Commit(nullptr), when no version can be had: not ready until the next Commit; what waits
   /// and comes is UNAVAILABLE with this reason.
   void Fail(const std::string& reason);
@@ -74,7 +74,7 @@ class LocalHead final : public ServedHead {
   MemoryPlan memory() const;
 
  private:
-  LocalHead(std::unique_ptr<HeadVersion> live, const Clock& clock);
+  LocalHead(std::unique_ptr<VersionEngines> live, const Clock& clock);
 
   /// `options.stop` is set.
   absl::StatusOr<VerifyReport> RunVerify(const VerifyOptions& options);
@@ -85,7 +85,7 @@ class LocalHead final : public ServedHead {
   const Clock& clock_;
   /// Taken before the Batcher's, so that info() never lags behind what requests are scored with.
   mutable absl::Mutex version_mutex_;
-  std::unique_ptr<HeadVersion> live_ ABSL_GUARDED_BY(version_mutex_);
+  std::unique_ptr<VersionEngines> live_ ABSL_GUARDED_BY(version_mutex_);
   std::shared_ptr<const HeadInfo> info_ ABSL_GUARDED_BY(version_mutex_);
   RequestLimits limits_ ABSL_GUARDED_BY(version_mutex_);
   int num_replicas_ ABSL_GUARDED_BY(version_mutex_);  // of the last live version

@@ -159,7 +159,7 @@ absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& can
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<HeadVersion>> VersionLoader::Make(
+absl::StatusOr<std::unique_ptr<VersionEngines>> VersionLoader::Make(
     const std::shared_ptr<const HeadWeights>& weights, const EnginePlan& plan,
     LoadTicker& ticker) const {
   const absl::Time start = parts_.clock->Now();
@@ -170,13 +170,13 @@ absl::StatusOr<std::unique_ptr<HeadVersion>> VersionLoader::Make(
   info.engine_reason = plan.reason;
   info.layout = plan.layout;
   LOGPROBD_ASSIGN_OR_RETURN(
-      std::unique_ptr<HeadVersion> made,
-      HeadVersion::Create(std::move(info), weights, std::move(engines), options_.batcher));
+      std::unique_ptr<VersionEngines> made,
+      VersionEngines::Create(std::move(info), weights, std::move(engines), options_.batcher));
   metrics_.RecordWeightsLoad(name(), absl::ToDoubleSeconds(parts_.clock->Now() - start));
   return made;
 }
 
-EnginePlan VersionLoader::PlanOf(const HeadVersion& made) const {
+EnginePlan VersionLoader::PlanOf(const VersionEngines& made) const {
   EnginePlan plan = options_.plan;
   plan.engine = made.info->engine;
   plan.reason = made.info->engine_reason;

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/app/head_version.h"
 #include "server/app/load_ticker.h"
+#include "server/app/version_engines.h"
 #include "server/base/clock.h"
 #include "server/base/weight_store.h"
 #include "server/batching/batcher.h"
@@ -71,12 +71,12 @@ class VersionLoader {
                             LoadTicker& ticker) const;
 
   /// Reads the weight into engines. Errors are theirs and `ticker`'s.
-  absl::StatusOr<std::unique_ptr<HeadVersion>> Make(
+  absl::StatusOr<std::unique_ptr<VersionEngines>> Make(
       const std::shared_ptr<const HeadWeights>& weights, const EnginePlan& plan,
       LoadTicker& ticker) const;
 
   /// The engines of a version that has been made before, on an empty place.
-  EnginePlan PlanOf(const HeadVersion& made) const;
+  EnginePlan PlanOf(const VersionEngines& made) const;
 
  private:
   absl::Status CheckHostMemory(const HeadInfo& found, const HeadInfo& live, const EnginePlan& plan,

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/batching/batcher_impl.h"
-#include "server/batching/generation.h"
+#include "server/batching/version_replicas.h"
 
 namespace logprobd {
 namespace {
@@ -48,16 +48,17 @@ absl::Status CheckOptions(const Batcher::Options& options) {
 absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
                                                          absl::Span<ScoringEngine* const> replicas,
                                                          const Clock& clock, Metrics& metrics) {
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Generation> first,
-                            Generation::Create(options, replicas));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionReplicas> first,
+                            VersionReplicas::Create(options, replicas));
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             Create(options, *first, clock, metrics));
   batcher->first_ = std::move(first);
   return batcher;
 }
 
-absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options, Generation& first,
-                                                         const Clock& clock, Metrics& metrics) {
+absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
+                                                         VersionReplicas& first, const Clock& clock,
+                                                         Metrics& metrics) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
   auto impl = std::make_unique<Impl>(options, first, clock, metrics);
   LOGPROBD_RETURN_IF_ERROR(impl->Start());
@@ -82,7 +83,7 @@ absl::Status Batcher::SetLimits(const Options& options) {
   return absl::OkStatus();
 }
 
-void Batcher::Commit(Generation* next) { impl_->Commit(next); }
+void Batcher::Commit(VersionReplicas* next) { impl_->Commit(next); }
 
 void Batcher::AwaitRetired() { impl_->AwaitRetired(); }
 

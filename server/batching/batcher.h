@@ -20,7 +20,7 @@
 namespace logprobd {
 
 class StagingStore;
-struct Generation;
+struct VersionReplicas;
 
 /// Groups the rows of requests into batches for the engines of one head, its replicas.
 ///
@@ -86,8 +86,9 @@ class Batcher {
 
   /// As above, with a generation that is the caller's and must stay until it has been retired or
   /// the Batcher is gone.
-  static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options, Generation& first,
-                                                         const Clock& clock, Metrics& metrics);
+  static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
+                                                         VersionReplicas& first, const Clock& clock,
+                                                         Metrics& metrics);
 
   /// As Stop.
   ~Batcher();
@@ -114,7 +115,7 @@ class Batcher {
   /// requests that have begun on it or are pinned to it go to its engines first, all others to
   /// `next`. Null: no version is live for now, and what is not the retiring one's waits. From one
   /// thread at a time, which calls AwaitRetired before the next Commit.
-  void Commit(Generation* next);
+  void Commit(VersionReplicas* next);
 
   /// Returns when the generation that Commit has retired has no row and no batch left, so that its
   /// engines may be destroyed. At once if there is none.
@@ -141,7 +142,7 @@ class Batcher {
  private:
   struct Impl;
   explicit Batcher(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Generation> first_;  // where it is not the caller's
+  std::unique_ptr<VersionReplicas> first_;  // where it is not the caller's
   std::unique_ptr<Impl> impl_;
 };
 

@@ -14,7 +14,7 @@ constexpr int64_t kTurnBatches = ScoringEngine::kBatchesInFlight;
 
 }  // namespace
 
-void Batcher::Impl::Commit(Generation* next) {
+void Batcher::Impl::Commit(VersionReplicas* next) {
   absl::MutexLock lock(&mutex_);
   LOGPROBD_CHECK(retiring_ == nullptr, "the generation before has not retired");
   LOGPROBD_CHECK(next == nullptr || next->hidden_size == hidden_size_);
@@ -72,8 +72,8 @@ void Batcher::Impl::Fail(const absl::Status& why) {
 /// Whether a batch of `generation` may be started: always, unless one of another could wait on the
 /// same devices for kernels that cannot begin before it ends. Then both take turns of a few batches
 /// and begin one when the other has nothing in flight.
-bool Batcher::Impl::IsTurnOfLocked(const Generation& generation) const {
-  const Generation* other = &generation == live_ ? retiring_ : live_;
+bool Batcher::Impl::IsTurnOfLocked(const VersionReplicas& generation) const {
+  const VersionReplicas* other = &generation == live_ ? retiring_ : live_;
   if (other == nullptr || !(generation.waits_for_peers && other->waits_for_peers)) {
     return true;
   }
@@ -90,7 +90,7 @@ RowQueue& Batcher::Impl::QueueOfLocked(const PendingRequest& pending) {
   return pending.is_retiring ? retiring_queue_ : queue_;
 }
 
-RowQueue& Batcher::Impl::QueueOfLocked(const Generation& generation) {
+RowQueue& Batcher::Impl::QueueOfLocked(const VersionReplicas& generation) {
   return &generation == retiring_ ? retiring_queue_ : queue_;
 }
 

@@ -19,11 +19,11 @@
 #include "server/batching/admission.h"
 #include "server/batching/batcher.h"
 #include "server/batching/drain_rate.h"
-#include "server/batching/generation.h"
 #include "server/batching/payload_gather.h"
 #include "server/batching/pending_request.h"
 #include "server/batching/row_queue.h"
 #include "server/batching/task_pool.h"
+#include "server/batching/version_replicas.h"
 
 namespace logprobd {
 
@@ -38,14 +38,14 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options);
 /// metrics or a copy runs. Callbacks run on the batch thread, an engine's or the answer pool's,
 /// never inside Submit or Cancel.
 struct Batcher::Impl {
-  Impl(const Options& options, Generation& first, const Clock& clock, Metrics& metrics);
+  Impl(const Options& options, VersionReplicas& first, const Clock& clock, Metrics& metrics);
 
   absl::Status Start();
   void Stop();
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
   void Cancel(RequestTicket ticket);
   void SetLimits(const Options& options);
-  void Commit(Generation* next);
+  void Commit(VersionReplicas* next);
   void AwaitRetired();
   void Fail(const absl::Status& why);
   bool Drain(absl::Time deadline);
@@ -53,8 +53,8 @@ struct Batcher::Impl {
 
  private:
   using Pending = std::shared_ptr<PendingRequest>;
-  using Slot = Generation::Slot;
-  using SlotState = Generation::SlotState;
+  using Slot = VersionReplicas::Slot;
+  using SlotState = VersionReplicas::SlotState;
 
   /// A request that has left the maps and waits for its callback to be called.
   struct Ending {
@@ -69,10 +69,11 @@ struct Batcher::Impl {
   /// When the queue's next batch may leave in that slot of the live generation.
   absl::Time LaunchTimeLocked(const Slot& slot, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsTurnOfLocked(const Generation& generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsTurnOfLocked(const VersionReplicas& generation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Whose rows `generation`, live or retiring, scores.
-  RowQueue& QueueOfLocked(const Generation& generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  RowQueue& QueueOfLocked(const VersionReplicas& generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -111,7 +112,7 @@ struct Batcher::Impl {
   void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Turns on devices that heads share: batcher_turns.cc.
-  bool LaunchInTurnLocked(RowQueue& queue, Generation& generation)
+  bool LaunchInTurnLocked(RowQueue& queue, VersionReplicas& generation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveTurnBack(const Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -144,17 +145,17 @@ struct Batcher::Impl {
 
   mutable absl::Mutex mutex_;
   /// Null: none is, for now (Commit) or because it failed (then `failure_` says why).
-  Generation* live_ ABSL_GUARDED_BY(mutex_);
-  Generation* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  VersionReplicas* live_ ABSL_GUARDED_BY(mutex_);
+  VersionReplicas* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
   uint64_t version_ ABSL_GUARDED_BY(mutex_);  // that is live, or was last
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   RowQueue queue_ ABSL_GUARDED_BY(mutex_);
   RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // rows of requests with is_retiring
   /// Whose batch the batch thread wants a turn for, prepares or starts: an engine may end it before
   /// Start returns.
-  Generation* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  VersionReplicas* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
   /// Whose turn it is on devices where batches of two must not meet, and its batches in it.
-  Generation* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  VersionReplicas* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
   int64_t turn_batches_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // of the generation that `rate_` measures
   Admission admission_ ABSL_GUARDED_BY(mutex_);

@@ -26,7 +26,8 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options) {
           .client_share = options.client_share_max};
 }
 
-Batcher::Impl::Impl(const Options& options, Generation& first, const Clock& clock, Metrics& metrics)
+Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock& clock,
+                    Metrics& metrics)
     : options_(options),
       clock_(clock),
       metrics_(metrics),
@@ -363,7 +364,7 @@ absl::Time Batcher::Impl::OldestSubmittedLocked() const {
 }
 
 Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
-  for (const Generation* generation : {retiring_, live_}) {
+  for (const VersionReplicas* generation : {retiring_, live_}) {
     if (generation != nullptr) {
       if (Slot* slot = generation->FindRelaunch(); slot != nullptr) {
         return slot;

@@ -13,7 +13,7 @@ namespace logprobd {
 
 /// Launches the next batch if the head can have its turn, else waits for it; whether anything was
 /// done.
-bool Batcher::Impl::LaunchInTurnLocked(RowQueue& queue, Generation& generation) {
+bool Batcher::Impl::LaunchInTurnLocked(RowQueue& queue, VersionReplicas& generation) {
   std::vector<std::pair<int, int>> free;  // batches in flight, replica
   for (const std::unique_ptr<Slot>& slot : generation.slots) {
     if (slot->state == SlotState::kFree && slot->replica.engine.healthy()) {

@@ -34,8 +34,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 
 import bench_records
 from e2e import baselines, latency, swap, throughput
-from e2e.processes import gpu_memory_mib
 from e2e.fixture import Fixture, Skipped, say
+from e2e.processes import gpu_memory_mib
 from e2e.time_limit import GRACE_S, within
 
 ROOT = bench_records.ROOT

@@ -5,9 +5,9 @@ import functools
 
 from bench_records import record, record_of_rounds
 from e2e import grpc_load
+from e2e.fixture import Fixture, checked, in_turn, same_rounds, say
 from e2e.load import RETRIES, LoadPlan
 from e2e.processes import gpu_memory_mib
-from e2e.fixture import Fixture, checked, in_turn, same_rounds, say
 from server_process import ServerProcess
 
 SMALL_ROWS = 16

@@ -5,8 +5,8 @@ import itertools
 import time
 
 from bench_records import record_of_rounds
-from e2e.load import Load, LoadPlan
 from e2e.fixture import Fixture, checked, in_turn, median, say
+from e2e.load import Load, LoadPlan
 
 P50_ABOVE_ENGINE_US = 250
 P99_ABOVE_ENGINE_US = 600

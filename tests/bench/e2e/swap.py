@@ -10,8 +10,8 @@ import itertools
 import time
 
 from bench_records import record, record_of_rounds
-from e2e.grpc_load import Answer, Clients, Requests, call
 from e2e.fixture import Fixture, say
+from e2e.grpc_load import Answer, Clients, Requests, call
 from e2e.time_limit import OutOfTime
 from e2e.weights import WeightsTool, free_port, server_flags
 from scoring_rpc import Scoring

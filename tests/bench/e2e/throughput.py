@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 
 from bench_records import record_of_rounds
-from e2e.load import RETRIES, TRANSPORTS, LoadPlan
 from e2e.fixture import Fixture, Skipped, checked, in_turn, same_rounds, say
+from e2e.load import RETRIES, TRANSPORTS, LoadPlan
 
 WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)

@@ -14,7 +14,7 @@ BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import e2e_bench
-from e2e import latency, load, processes, fixture, swap, throughput
+from e2e import fixture, latency, load, processes, swap, throughput
 from e2e.grpc_load import Answer
 from e2e.made_head import write_head
 from e2e.time_limit import OutOfTime, within

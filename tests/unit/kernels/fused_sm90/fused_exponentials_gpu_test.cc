@@ -11,7 +11,7 @@
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/gradient/kept_gradients.h"
+#include "kernels/row_ops/cached_gradients.h"
 #include "tests/unit/kernels/common/gradient_truth.h"
 #include "tests/unit/kernels/fused_sm90/fused_case.h"
 #include "tests/unit/kernels/fused_sm90/gradient_case.h"
@@ -319,7 +319,7 @@ TEST_F(FusedExponentialsTest, ExponentialsOfAShardAreThoseOfTheWholeAndNothingEl
 }
 
 // What the forward pass keeps is what the backward pass reads: half a last place of bf16 apart.
-TEST_F(FusedExponentialsTest, KeptGradientsComeAsNearAsThePowers) {
+TEST_F(FusedExponentialsTest, CachedGradientsComeAsNearAsThePowers) {
   GradientCase c = MakeGradientCase({.rows = 130, .hidden = 72, .vocab = 1'000});
   const GradientRun gradient_run(c);
   FusedRun run(c.head);
@@ -340,7 +340,7 @@ TEST_F(FusedExponentialsTest, KeptGradientsComeAsNearAsThePowers) {
   const DeviceArray<uint16_t> gradients(
       std::vector<uint16_t>(size_t{130} * 6 * kTileColumns, kGradientPoison));
 
-  ASSERT_EQ(kernels::LaunchKeptGradients(
+  ASSERT_EQ(kernels::LaunchCachedGradients(
                 {.num_rows = 130,
                  .exponentials = reinterpret_cast<const __nv_bfloat16*>(exponentials.data()),
                  .exponents = exponents.data(),

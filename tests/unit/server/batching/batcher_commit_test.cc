@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/batching/generation.h"
+#include "server/batching/version_replicas.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 /// A version of the weights: its engine, which holds its batches, and its generation.
 struct Version {
   std::unique_ptr<FakeEngine> engine;
-  std::unique_ptr<Generation> generation;
+  std::unique_ptr<VersionReplicas> generation;
 };
 
 std::vector<ShardPlace> OnTwoGpus() {
@@ -35,7 +35,7 @@ class BatcherCommitTest : public BatcherTest {
       engine.weights_version = version;
       auto fake = std::make_unique<FakeEngine>(engine);
       fake->Hold();
-      auto generation = Generation::Create(options, {fake.get()});
+      auto generation = VersionReplicas::Create(options, {fake.get()});
       ASSERT_TRUE(generation.ok()) << generation.status();
       versions_.push_back({std::move(fake), *std::move(generation)});
     }
@@ -437,7 +437,7 @@ TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
   const RequestSpec soon = {.rows = 4, .deadline = clock_.Now() + absl::Milliseconds(10)};
   EXPECT_EQ(Refusal(soon).code(), absl::StatusCode::kDeadlineExceeded);
   FakeEngine other({.dtype = Dtype::kF16, .weights_version = 4});
-  auto generation = Generation::Create(kAtOnce, {&other});
+  auto generation = VersionReplicas::Create(kAtOnce, {&other});
   ASSERT_TRUE(generation.ok());
 
   batcher_->Commit(generation->get());

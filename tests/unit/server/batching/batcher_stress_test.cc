@@ -12,7 +12,7 @@
 #include "server/base/check.h"
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
-#include "server/batching/generation.h"
+#include "server/batching/version_replicas.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_requests.h"
 
@@ -166,7 +166,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
       .batch_rows_max = 64, .batch_wait_max = absl::Microseconds(50), .client_share_max = 1};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
   std::vector<std::unique_ptr<FakeEngine>> engines;
-  std::vector<std::unique_ptr<Generation>> generations;
+  std::vector<std::unique_ptr<VersionReplicas>> generations;
   for (uint64_t version = 1; version <= 2; ++version) {
     engines.push_back(std::make_unique<FakeEngine>(
         FakeEngine::Options{.batch_rows_max = 64,
@@ -174,7 +174,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
                             .logprob_offset = -100 * static_cast<float>(version),
                             .reads_in_place = true,
                             .record = false}));
-    auto generation = Generation::Create(kOptions, {engines.back().get()});
+    auto generation = VersionReplicas::Create(kOptions, {engines.back().get()});
     ASSERT_TRUE(generation.ok());
     generations.push_back(*std::move(generation));
   }

@@ -12,7 +12,7 @@
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
 #include "server/batching/device_turns.h"
-#include "server/batching/generation.h"
+#include "server/batching/version_replicas.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -172,7 +172,7 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   options.batch_wait_max = absl::ZeroDuration();
   options.turns = &turns;
   std::vector<std::unique_ptr<FakeEngine>> engines;
-  std::vector<std::unique_ptr<Generation>> versions;
+  std::vector<std::unique_ptr<VersionReplicas>> versions;
   for (const uint64_t version : {1, 2}) {
     std::vector<ScoringEngine*> replicas;
     for (int replica = 0; replica < 2; ++replica) {
@@ -180,7 +180,7 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
           std::make_unique<FakeEngine>(FakeEngine::Options{.weights_version = version}));
       replicas.push_back(engines.back().get());
     }
-    versions.push_back(*Generation::Create(options, replicas));
+    versions.push_back(*VersionReplicas::Create(options, replicas));
   }
   FakeEngine& busy = *engines[1];  // of version 1, on gpu1
   busy.Hold();

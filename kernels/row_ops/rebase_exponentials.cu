@@ -1,0 +1,146 @@
+// RebaseExponentialsKernel: exponentials of a row's tiles -> operands of the products, and the
+// row's factor.
+//
+// Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
+//           f = free 2^(e - K): with one e a row, exponentials need not be touched but the
+//           target's.
+// Work      A block a row. A tile with another exponent than the row's level is scaled by a warp:
+//           the largest, or one that is not too far below the row's sum. Warps look at 32 tiles at
+//           a time, since mostly none is to be scaled.
+// Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
+// Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
+//           is free times a power of two times 2^x with x in [0, 1): exponentials relative to
+//           another exponent give the same bits of all gradients. The target's is taken from fp32.
+// Limits    2^31 - 1 rows.
+// Source    Our own.
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/common/tile.h"
+#include "kernels/common/tile_sums.cuh"
+#include "kernels/row_ops/rebase_exponentials.h"
+
+namespace logprobd::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xFFFFFFFFU;
+constexpr int kVector = 8;  // columns, 16 bytes
+constexpr int kTileVectors = kTileColumns / kVector;
+static_assert(kTileVectors <= kWarpSize);
+
+/// How far a row's sum may be above its level: other shards may have all that counts of a row, and
+/// a factor, and what is divided by it, must be in range.
+constexpr int64_t kGapMax = 60;
+
+/// 2^exponent; 0 below the normal range, and no more than 2^127.
+__device__ __forceinline__ float PowerOfTwo(int64_t exponent) {
+  constexpr int64_t kBias = 127;
+  const int64_t bits = min(max(exponent, -kBias), kBias) + kBias;
+  return __int_as_float(static_cast<int32_t>(bits) << 23);
+}
+
+/// The row's largest exponent, kEmptyExponent if it has none; all threads call it.
+__device__ int32_t LargestExponent(const int32_t* exponents, int64_t num_tiles) {
+  __shared__ int32_t largest;
+  if (threadIdx.x == 0) largest = kEmptyExponent;
+  __syncthreads();
+  int32_t mine = kEmptyExponent;
+  for (int64_t tile = threadIdx.x; tile < num_tiles; tile += kThreads) {
+    mine = max(mine, exponents[tile]);
+  }
+  atomicMax(&largest, mine);
+  __syncthreads();
+  return largest;
+}
+
+__device__ __forceinline__ uint32_t Scaled(uint32_t pair, __nv_bfloat162 factor) {
+  const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<__nv_bfloat162*>(&pair), factor);
+  return *reinterpret_cast<const uint32_t*>(&scaled);
+}
+
+/// Eight columns of a tile that a warp scales; the last lanes have none.
+__device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
+  if (lane >= kTileVectors) return;
+  auto* const words = reinterpret_cast<uint4*>(tile) + lane;
+  uint4 eight = make_uint4(0, 0, 0, 0);
+  if (factor != 0.0F) {
+    const __nv_bfloat162 twice = __float2bfloat162_rn(factor);
+    eight = *words;
+    eight = make_uint4(Scaled(eight.x, twice), Scaled(eight.y, twice), Scaled(eight.z, twice),
+                       Scaled(eight.w, twice));
+  }
+  *words = eight;
+}
+
+/// What a row's exponentials become relative to, 2^level, and their factor.
+struct RowScale {
+  int64_t level;
+  float factor;
+  bool is_zero;  // exponentials are 0, the target's element its gradient, and the factor 1
+};
+
+__device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {
+  constexpr float kBound = 4e9F;  // of whole numbers that an exponent or a sum can be
+  const float whole = ceilf(row.log2_sum);
+  const auto sum = static_cast<int64_t>(fminf(fmaxf(whole, -kBound), kBound));
+  RowScale scale;
+  scale.level = max(int64_t{largest}, sum - kGapMax);
+  const float part = Exp2(__fsub_rn(whole, row.log2_sum));
+  scale.factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(scale.level - sum));
+  // NaN stays.
+  scale.is_zero = row.free == 0.0F || fabsf(scale.factor) < FLT_MIN;
+  if (scale.is_zero) scale.factor = 1.0F;
+  return scale;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    RebaseExponentialsKernel(const RebaseExponentialsParams params) {
+  const int64_t i = blockIdx.x;
+  const int32_t* const exponents = params.exponents + i * params.exponent_stride;
+  __nv_bfloat16* const exponentials = params.exponentials + i * params.row_tiles * kTileColumns;
+  const RowGradient row = params.rows[i];
+  const RowScale scale = ScaleOf(row, LargestExponent(exponents, params.num_tiles));
+  const auto lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int64_t first = threadIdx.x - lane; first < params.num_tiles; first += kThreads) {
+    const int64_t mine = first + lane;
+    const int32_t exponent = mine < params.num_tiles ? exponents[mine] : kEmptyExponent;
+    const bool is_off = scale.is_zero ? mine < params.num_tiles
+                                      : exponent != scale.level && exponent != kEmptyExponent;
+    for (uint32_t left = __ballot_sync(kFullWarp, is_off); left != 0; left &= left - 1) {
+      const int next = __ffs(static_cast<int>(left)) - 1;
+      const int32_t of_tile = __shfl_sync(kFullWarp, exponent, next);
+      const float factor = scale.is_zero ? 0.0F : PowerOfTwo(of_tile - scale.level);
+      ScaleTile(exponentials + (first + next) * kTileColumns, factor, lane);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  params.factors[i] = scale.factor;
+  const int32_t target = row.target_column;
+  if (target < 0 || target >= params.num_tiles * kTileColumns) return;
+  const float p = Exp2(MaxOrNan(row.target_exponent, kGradientExponentMin));
+  const float gradient = __fadd_rn(row.free == 0.0F ? 0.0F : __fmul_rn(p, row.free), row.target);
+  exponentials[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
+}
+
+}  // namespace
+
+cudaError_t LaunchRebaseExponentials(const RebaseExponentialsParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0) return cudaSuccess;
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.exponentials == nullptr ||
+      reinterpret_cast<uintptr_t>(params.exponentials) % 16 != 0 || params.exponents == nullptr ||
+      params.rows == nullptr || params.factors == nullptr || params.num_tiles < 1 ||
+      params.num_tiles > params.row_tiles) {
+    return cudaErrorInvalidValue;
+  }
+  RebaseExponentialsParams strided = params;
+  if (strided.exponent_stride == 0) strided.exponent_stride = params.row_tiles;
+  RebaseExponentialsKernel<<<static_cast<uint32_t>(params.num_rows), kThreads, 0, stream>>>(
+      strided);
+  return cudaGetLastError();
+}
+
+}  // namespace logprobd::kernels

@@ -1,0 +1,134 @@
+#include "server/batching/version_replicas.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/device_name.h"
+#include "server/base/errors.h"
+
+namespace logprobd {
+namespace {
+
+/// What a row's scores and the sizes of batches follow from.
+auto HeadStatus(const ScoringEngine& engine) {
+  const HeadInfo& info = engine.info();
+  return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
+                    info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
+                    info.engine, engine.batch_rows_max());
+}
+
+absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batch_rows_max) {
+  if (engines.empty()) {
+    return absl::InvalidArgumentError("replicas: there must be at least one");
+  }
+  for (size_t i = 1; i < engines.size(); ++i) {
+    if (HeadStatus(*engines[i]) != HeadStatus(*engines.front())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
+    }
+  }
+  const int64_t engine_rows_max = engines.front()->batch_rows_max();
+  if (batch_rows_max < 1 || batch_rows_max > engine_rows_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch_rows_max: ", batch_rows_max, " is not in [1, ", engine_rows_max, "]"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<VersionReplicas>> VersionReplicas::Create(
+    const Batcher::Options& options, absl::Span<ScoringEngine* const> engines) {
+  LOGPROBD_RETURN_IF_ERROR(CheckEngines(engines, options.batch_rows_max));
+  const HeadInfo& head = engines.front()->info();
+  const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
+  if (options.staging != nullptr) {
+    // First, so that memory holds no more than it will.
+    options.staging->FreeAllBut(static_cast<int>(engines.size()), staging_bytes);
+  }
+  auto generation = std::make_unique<VersionReplicas>(options, *engines.front());
+  for (ScoringEngine* engine : engines) {
+    const auto index = static_cast<int>(generation->replicas.size());
+    generation->reads_in_place = generation->reads_in_place && engine->reads_in_place();
+    Replica& replica = *generation->replicas.emplace_back(
+        std::make_unique<Replica>(Replica{.engine = *engine, .index = index}));
+    for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<StagingBuffer> staging,
+                                options.staging == nullptr
+                                    ? engine->AllocateStaging(staging_bytes)
+                                    : options.staging->Take(index, *engine, staging_bytes));
+      generation->slots.push_back(std::make_unique<Slot>(*generation, replica, std::move(staging)));
+    }
+  }
+  return generation;
+}
+
+VersionReplicas::VersionReplicas(const Batcher::Options& options, const ScoringEngine& engine)
+    : weights_version(engine.info().weights_version),
+      hidden_size(engine.info().hidden_size),
+      kind(absl::StrCat(engine.info().engine, " ", DtypeName(engine.info().dtype))),
+      waits_for_peers(WaitsForPeers(engine.info().layout)),
+      launch_rule(options.batch_rows_max,
+                  std::min(options.batch_rows_max,
+                           Batcher::StagingBytes(options.batch_rows_max, engine.info()) /
+                               (hidden_size * DtypeBytes(Dtype::kF32))),
+                  engine, options.batch_wait_max),
+      staging_(options.staging) {}
+
+VersionReplicas::~VersionReplicas() {
+  if (staging_ != nullptr) {
+    for (const std::unique_ptr<Slot>& slot : slots) {
+      staging_->Return(slot->replica.index, slot->batch.TakeStaging());
+    }
+  }
+}
+
+int VersionReplicas::NumHealthy() const {
+  return static_cast<int>(
+      absl::c_count_if(replicas, [](const auto& replica) { return replica->engine.healthy(); }));
+}
+
+int VersionReplicas::NumInFlight() const {
+  int in_flight = 0;
+  for (const std::unique_ptr<Replica>& replica : replicas) {
+    in_flight += replica->in_flight;
+  }
+  return in_flight;
+}
+
+/// Of equals the one that is idle first, else the first: a row's scores are the same wherever it is
+/// scored, so taking turns would only add state.
+VersionReplicas::Slot* VersionReplicas::FindFreeSlot() const {
+  const auto load = [](const Slot& slot) {
+    return std::pair(slot.replica.in_flight, slot.replica.idle_time());
+  };
+  Slot* best = nullptr;
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    if (slot->state == SlotState::kFree && (best == nullptr || load(*slot) < load(*best)) &&
+        slot->replica.engine.healthy()) {
+      best = slot.get();
+    }
+  }
+  return best;
+}
+
+VersionReplicas::Slot* VersionReplicas::FindRelaunch() const {
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    if (slot->state == SlotState::kRelaunch) {
+      return slot.get();
+    }
+  }
+  return nullptr;
+}
+
+int64_t VersionReplicas::staging_bytes() const {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    bytes += slot->batch.staging_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace logprobd
