@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "server/base/device_name.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 namespace {

@@ -10,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
-#include "server/transport/text_check.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

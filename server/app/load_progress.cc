@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/human_bytes.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 

@@ -10,7 +10,7 @@
 #include "server/app/plan.h"
 #include "server/app/verify_probe.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
 
 namespace logprobd {
 namespace {

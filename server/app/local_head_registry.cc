@@ -5,7 +5,6 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "server/app/head_lookup.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 
 namespace logprobd {

@@ -53,7 +53,7 @@ void SetLocalOptions(const ServerOptions& options, const LocalSharing& sharing,
   if (options.local != kAuto) {
     return;
   }
-  grpc.local_is_optional = true;
+  grpc.unix_socket_is_optional = true;
   const absl::StatusOr<ListenAddress> data = ParseListenAddress("--listen", options.listen);
   absl::StatusOr<std::string> path = AutoLocalPath(data.ok() ? data->port : 0, LocalFolders());
   if (!path.ok()) {

@@ -4,7 +4,6 @@
 
 #include "absl/status/status.h"
 #include "server/app/head_lookup.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 
 namespace logprobd {

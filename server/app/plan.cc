@@ -9,10 +9,10 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
 #include "server/base/scoring_engine.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "server/app/server_options.h"
 #include "server/base/head_info.h"
-#include "server/base/host_memory_size.h"
+#include "server/base/host.h"
 #include "server/batching/batcher.h"
 #include "server/engine/engines.h"
 #include "server/weights/allowed_roots.h"

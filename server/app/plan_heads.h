@@ -10,7 +10,7 @@
 #include "server/app/plan.h"
 #include "server/app/server_options.h"
 #include "server/base/clock.h"
-#include "server/base/host_memory_size.h"
+#include "server/base/host.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/engines.h"
 #include "server/weights/head_weights.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/common/tile.h"
 #include "server/app/plan.h"
-#include "server/base/human_bytes.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

@@ -22,11 +22,10 @@
 #include "server/app/local_weight_store.h"
 #include "server/app/reload.h"
 #include "server/app/status.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
 #include "server/base/listen_address.h"
 #include "server/base/log.h"
+#include "server/base/text.h"
 #include "server/batching/device_turns.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
@@ -313,7 +312,7 @@ void Server::Impl::LogReady(absl::Duration load_time) {
        {"engine", absl::StrJoin(engines, ", ")},
        {"grpc", WithPort(options.listen, grpc->port())},
        {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
-       {"local", grpc->local_path().empty() ? "none" : grpc->local_path()},
+       {"local", grpc->unix_socket_path().empty() ? "none" : grpc->unix_socket_path()},
        {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
        {"memory", MemoryText(now.memory())},
        {"load_seconds", absl::ToDoubleSeconds(load_time)}});

@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/base/device_name.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 #include "server/http/html_text.h"
 #include "server/metrics/label_value.h"
 

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "server/base/check.h"
-#include "server/base/start_thread.h"
+#include "server/base/errors.h"
+#include "server/base/host.h"
 
 namespace logprobd {
 namespace {

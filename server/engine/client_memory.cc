@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "server/base/device_name.h"
+#include "server/base/head_info.h"
 #include "server/engine/cuda_host_pinning.h"
 #include "server/engine/cuda_ipc_memory.h"
 

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/base/local_memory.h"
+#include "server/base/client_memory.h"
 #include "server/engine/engines.h"
 #include "server/metrics/metrics.h"
 

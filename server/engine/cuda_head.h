@@ -6,7 +6,7 @@
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 #include "server/engine/cuda_memory.h"
 #include "server/engine/load_meter.h"
 #include "server/weights/head_weights.h"

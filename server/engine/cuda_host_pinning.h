@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "server/base/local_memory.h"
+#include "server/base/client_memory.h"
 
 namespace logprobd {
 

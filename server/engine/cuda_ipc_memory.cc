@@ -17,8 +17,8 @@
 #include "absl/synchronization/mutex.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
 #include "server/engine/cuda_status.h"
 
 namespace logprobd {

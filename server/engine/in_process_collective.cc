@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "server/base/check.h"
 #include "server/base/errors.h"
 
 namespace logprobd {

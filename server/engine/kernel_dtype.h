@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/common/dtype.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

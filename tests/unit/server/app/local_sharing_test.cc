@@ -38,7 +38,7 @@ TEST(LocalSharingTest, GivesALeaseAClientsShare) {
   SetLocalOptions(options, sharing, grpc);
 
   EXPECT_EQ(grpc.local, "/run/logprobd.sock");
-  EXPECT_FALSE(grpc.local_is_optional);
+  EXPECT_FALSE(grpc.unix_socket_is_optional);
   EXPECT_EQ(grpc.shared_memory.bytes_max, 1'000'000);
   EXPECT_EQ(grpc.shared_memory.lease_bytes_max, 250'000);
   EXPECT_EQ(grpc.shared_memory.region_bytes_max, 5'000);
@@ -54,7 +54,7 @@ TEST(LocalSharingTest, FindsAPlaceForTheSocketsItself) {
   SetLocalOptions(options, LocalSharing(), grpc);
 
   EXPECT_THAT(grpc.local, EndsWith("/logprobd-8499.sock"));
-  EXPECT_TRUE(grpc.local_is_optional);
+  EXPECT_TRUE(grpc.unix_socket_is_optional);
 }
 
 TEST(LocalSharingTest, PlansNoMemoryWithoutASocket) {
