@@ -226,7 +226,7 @@ def test_an_include_against_the_layers_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "ARCHITECTURE.md").write_text((ROOT / "ARCHITECTURE.md").read_text())
     wrong = tmp_path / "server" / "base" / "clock.h"
     wrong.parent.mkdir(parents=True)
-    wrong.write_text('#include "server/app/run.h"\n')
+    wrong.write_text('#include "server/app/run/run.h"\n')
 
     result = subprocess.run(
         [sys.executable, ROOT / ".ci" / "check_layers.py", tmp_path], capture_output=True, text=True
