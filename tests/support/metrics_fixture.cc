@@ -132,11 +132,12 @@ int Run() {
     status.state_text = "ready, but 1 of 2 replicas has failed";
     status.memory = Memory();
     for (const char* const head : kHeads) {
-      status.heads.push_back({.info = InfoOf(head, 3),
-                              .state = status.state,
-                              .state_text = status.state_text,
-                              .is_replica_healthy = {true, false},
-                              .queue_rows_max = 65'536});
+      HeadStatus& added = status.heads.emplace_back();
+      added.info = InfoOf(head, 3);
+      added.state = status.state;
+      added.state_text = status.state_text;
+      added.is_replica_healthy = {true, false};
+      added.queue_rows_max = 65'536;
     }
     status.warnings = {"a model may say <b>anything</b> & more"};
     return board.Page(status);

@@ -43,7 +43,7 @@ std::vector<HeadInfo> Infos(const std::vector<std::string>& names) {
   return infos;
 }
 
-TEST(HeadTableTest, SaysThatNothingIsLoadedAndWhenToAskAgain) {
+TEST(HeadTableTest, SaysThatNothingIsLoadedAndWhenToRetry) {
   const HeadTable table(Infos({"default"}));
 
   const absl::Status status = table.Find("default").status();
@@ -62,7 +62,7 @@ TEST(HeadTableTest, FindsTheOnlyHeadWithoutItsName) {
   EXPECT_EQ(table.List().size(), 1U);
 }
 
-TEST(HeadTableTest, ListsTheNamesWhereOneIsWrongOrMissing) {
+TEST(HeadTableTest, ListsTheNamesIfOneIsUnknownOrMissing) {
   HeadTable table(Infos({"policy", "reference"}));
   table.Publish(std::make_shared<NamedHead>("policy"), nullptr);
   table.Publish(std::make_shared<NamedHead>("reference"), nullptr);
@@ -89,7 +89,7 @@ TEST(HeadTableTest, FindsEachHeadAsSoonAsItIsLoaded) {
   EXPECT_EQ(table.Find("").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A client that picks its head from the list would else not find it and give up.
+// A client that picks its head from the list would otherwise not find it and give up.
 TEST(HeadTableTest, ListsHeadsThatAreLoadingAsNotReady) {
   HeadTable table(Infos({"policy", "reference"}));
   table.Publish(std::make_shared<NamedHead>("reference"), nullptr);
@@ -106,14 +106,14 @@ TEST(HeadTableTest, ListsHeadsThatAreLoadingAsNotReady) {
   EXPECT_TRUE(heads[1]->ready());
 }
 
-TEST(HeadTableTest, KeepsMessagesShortWhateverTheName) {
+TEST(HeadTableTest, KeepsMessagesShortForLongNames) {
   HeadTable table(Infos({"policy"}));
   table.Publish(std::make_shared<NamedHead>("policy"), nullptr);
 
   EXPECT_LT(table.Find(std::string(1 << 20, 'x')).status().message().size(), 200U);
 }
 
-// Found when a name of two-byte characters made the answer's text invalid UTF-8 for Protobuf
+// Regression: a name of two-byte characters made the text of the answer invalid UTF-8 for Protobuf
 // clients.
 TEST(HeadTableTest, CutsANameBetweenCharacters) {
   HeadTable table(Infos({"policy"}));
@@ -147,7 +147,7 @@ class HeadTableWeightsTest : public HeadVersionsTest {
   HeadTable table_{Infos({"default"})};
 };
 
-TEST_F(HeadTableWeightsTest, SaysThatNothingIsLoadedAndWhenToAskAgain) {
+TEST_F(HeadTableWeightsTest, SaysThatNothingIsLoadedAndWhenToRetry) {
   const std::vector<absl::Status> all = {
       table_.Load({.path = "/m/2"}, {}).status(), table_.Commit("", 0).status(),
       table_.Rollback("").status(), table_.Discard("", true, true).status(),
@@ -158,7 +158,7 @@ TEST_F(HeadTableWeightsTest, SaysThatNothingIsLoadedAndWhenToAskAgain) {
   }
 }
 
-TEST_F(HeadTableWeightsTest, ChangesTheHeadThatIsNamedOrTheOnlyOne) {
+TEST_F(HeadTableWeightsTest, ChangesTheNamedHeadOrTheOnlyOne) {
   PublishOne();
 
   EXPECT_EQ(table_.Load({.head = "default", .path = "/m/2"}, {})->version, 2U);
@@ -169,7 +169,7 @@ TEST_F(HeadTableWeightsTest, ChangesTheHeadThatIsNamedOrTheOnlyOne) {
   EXPECT_EQ(table_.List("default")->size(), 1U);
 }
 
-TEST_F(HeadTableWeightsTest, NamesTheHeadsThatAreThere) {
+TEST_F(HeadTableWeightsTest, ListsTheHeadsIfTheNameIsUnknown) {
   PublishOne();
 
   for (const absl::Status& status :
@@ -179,8 +179,9 @@ TEST_F(HeadTableWeightsTest, NamesTheHeadsThatAreThere) {
   }
 }
 
-// Without a name the head that was loaded first was changed, and the other did not exist.
-TEST_F(HeadTableWeightsTest, KnowsTheHeadsThatAreYetToCome) {
+// Regression: without a name the head that was loaded first was changed, and the other head was
+// unknown.
+TEST_F(HeadTableWeightsTest, KnowsTheHeadsThatAreNotYetLoaded) {
   Make();
   HeadTable table(Infos({"default", "reference"}));
   table.Publish(head_, std::shared_ptr<HeadVersions>(std::move(versions_)));

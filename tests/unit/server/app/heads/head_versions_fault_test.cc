@@ -7,7 +7,7 @@
 #include "server/app/heads/head_versions.h"
 #include "tests/unit/server/app/heads/head_versions_fixture.h"
 
-// Whatever fails or is given up leaves the live version as it was.
+// A change that fails or is cancelled leaves the live version unchanged.
 
 namespace logprobd::testing {
 namespace {
@@ -43,7 +43,7 @@ TEST_F(HeadVersionsFaultTest, RefusesBadFoldersBeforeAnyEngineIsMade) {
        "quantised"},
       {{.hidden_size = 8}, "", kInvalid, "hidden_size: the folder's head has 8, the live one 4"},
       {{.vocab_size = 999}, "", kInvalid, "vocab_size: the folder's head has 999"},
-      {{}, std::string(64, 'a'), kDataLoss, "asked for was aaaa"},
+      {{}, std::string(64, 'a'), kDataLoss, "expects aaaa"},
       {{}, "abc", kInvalid, "64 hexadecimal digits"},
       {{}, std::string(64, 'g'), kInvalid, "64 hexadecimal digits"},
       {{.has_nan = true}, "", kInvalid, "row 0 column 0 is NaN or Inf; allow_nonfinite"},
@@ -62,7 +62,7 @@ TEST_F(HeadVersionsFaultTest, RefusesBadFoldersBeforeAnyEngineIsMade) {
   EXPECT_EQ(NumSwaps("failed"), std::to_string(cases.size() + 1));
 }
 
-TEST_F(HeadVersionsFaultTest, LoadsNothingWhereNoRootIsAllowed) {
+TEST_F(HeadVersionsFaultTest, LoadsNothingWithoutAnAllowedRoot) {
   load_.model.roots = nullptr;
   Make();
 
@@ -73,7 +73,7 @@ TEST_F(HeadVersionsFaultTest, LoadsNothingWhereNoRootIsAllowed) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, TakesTheRightDigestInEitherCase) {
+TEST_F(HeadVersionsFaultTest, AcceptsADigestInUpperCase) {
   Make();
   std::string sha256 = Load({.path = "/m/2"})->sha256;
   ASSERT_TRUE(versions_->Discard(true, false).ok());
@@ -84,7 +84,7 @@ TEST_F(HeadVersionsFaultTest, TakesTheRightDigestInEitherCase) {
   EXPECT_TRUE(Load({.path = "/m/2", .sha256 = sha256}).ok());
 }
 
-TEST_F(HeadVersionsFaultTest, LoadsWhatIsNotFiniteWhenItIsAllowed) {
+TEST_F(HeadVersionsFaultTest, LoadsNonfiniteWeightsIfThatIsAllowed) {
   Make();
   folders_["/m/2"].has_nan = true;
 
@@ -93,7 +93,7 @@ TEST_F(HeadVersionsFaultTest, LoadsWhatIsNotFiniteWhenItIsAllowed) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-TEST_F(HeadVersionsFaultTest, ACheckThatFailsKeepsThePreviousVersion) {
+TEST_F(HeadVersionsFaultTest, KeepsThePreviousVersionWhenACheckFails) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   folders_["/m/3"].has_nan = true;
@@ -104,7 +104,7 @@ TEST_F(HeadVersionsFaultTest, ACheckThatFailsKeepsThePreviousVersion) {
   EXPECT_EQ(ScoredBy(), 1U);
 }
 
-TEST_F(HeadVersionsFaultTest, EnginesThatCannotBeMadeChangeNothing) {
+TEST_F(HeadVersionsFaultTest, ChangesNothingWhenEnginesCannotBeMade) {
   Make();
   on_create_ = [](const HeadWeights&) { return absl::ResourceExhaustedError("gpu0: no memory"); };
 
@@ -114,7 +114,7 @@ TEST_F(HeadVersionsFaultTest, EnginesThatCannotBeMadeChangeNothing) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, StagingMemoryThatIsNotThereChangesNothing) {
+TEST_F(HeadVersionsFaultTest, ChangesNothingWhenStagingMemoryIsMissing) {
   Make();
   staging_bytes_max_ = 0;
 
@@ -123,7 +123,7 @@ TEST_F(HeadVersionsFaultTest, StagingMemoryThatIsNotThereChangesNothing) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, ALoadThatIsGivenUpLeavesItsStagingToTheNext) {
+TEST_F(HeadVersionsFaultTest, ReusesTheStagingOfACancelledLoad) {
   staging_bytes_max_ = 0;
   MakeWithSpareStaging();
   progress_ = [](const WeightsProgress& progress) { return progress.phase != "committing"; };
@@ -136,7 +136,7 @@ TEST_F(HeadVersionsFaultTest, ALoadThatIsGivenUpLeavesItsStagingToTheNext) {
   EXPECT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
 }
 
-TEST_F(HeadVersionsFaultTest, StagingOfAnotherDtypeThatIsLeftIsToldOf) {
+TEST_F(HeadVersionsFaultTest, NotifiesWhenACancelledLoadLeavesStagingOfAnotherDtype) {
   MakeWithSpareStaging();
   folders_["/m/2"].dtype = Dtype::kF32;
   progress_ = [](const WeightsProgress& progress) { return progress.phase != "committing"; };
@@ -150,7 +150,7 @@ TEST_F(HeadVersionsFaultTest, StagingOfAnotherDtypeThatIsLeftIsToldOf) {
   EXPECT_EQ(staging_.spare_bytes(), 0);
 }
 
-TEST_F(HeadVersionsFaultTest, AsksForNoHostMemoryThatSpareStagingHas) {
+TEST_F(HeadVersionsFaultTest, NeedsNoHostMemoryThatSpareStagingProvides) {
   constexpr int64_t kLoadBytes = int64_t{64} << 20;
   MakeWithSpareStaging();
 
@@ -160,7 +160,7 @@ TEST_F(HeadVersionsFaultTest, AsksForNoHostMemoryThatSpareStagingHas) {
   EXPECT_TRUE(Load({.path = "/m/2"}).ok());
 }
 
-TEST_F(HeadVersionsFaultTest, RowsThatCannotBeReadTheSecondTimeChangeNothing) {
+TEST_F(HeadVersionsFaultTest, ChangesNothingWhenRowsCannotBeReadAgain) {
   Make();
   on_create_ = [](const HeadWeights&) { return absl::DataLossError("the file has shrunk"); };
 
@@ -183,14 +183,14 @@ TEST_F(HeadVersionsFaultTest, SaysHowMuchHostMemoryIsMissing) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, LoadsWithoutACheckWhereTheKernelDoesNotSayWhatIsLeft) {
+TEST_F(HeadVersionsFaultTest, LoadsWithoutACheckIfFreeHostMemoryIsUnknown) {
   Make();
   available_ = absl::UnavailableError("no /proc");
 
   EXPECT_TRUE(Load({.path = "/m/2"}).ok());
 }
 
-TEST_F(HeadVersionsFaultTest, NoRoomOnTheGpusForASecondCopyIsSaid) {
+TEST_F(HeadVersionsFaultTest, SaysThatTheGpusHaveNoRoomForASecondCopy) {
   Make();
   plan_ = [](int64_t freed_bytes) {
     EXPECT_EQ(freed_bytes, 0);
@@ -206,21 +206,21 @@ TEST_F(HeadVersionsFaultTest, NoRoomOnTheGpusForASecondCopyIsSaid) {
   ExpectUnharmed();
 }
 
-// Two heads were loaded at once, each into the same free memory.
-TEST_F(HeadVersionsFaultTest, WaitsWhileAnotherHeadIsLoadedAndCanBeGivenUpMeanwhile) {
+// Regression: two heads were loaded at the same time, each into the same free memory.
+TEST_F(HeadVersionsFaultTest, WaitsWhileAnotherHeadIsLoadedAndCanBeCancelledMeanwhile) {
   Make();
   std::optional<LoadTurn::Holder> other = load_turn_.Take(absl::ZeroDuration());
   ASSERT_TRUE(other.has_value());
-  int num_told = 0;
+  int num_reports = 0;
   progress_ = [&](const WeightsProgress& progress) {
     EXPECT_EQ(progress.phase, "checking");
-    return ++num_told < 2;
+    return ++num_reports < 2;
   };
   EXPECT_EQ(Load({.path = "/m/2"}).status().code(), kCancelled);
   ExpectUnharmed();
 
   progress_ = [&](const WeightsProgress&) {
-    other.reset();  // as the other load ends
+    other.reset();  // the other load ends
     return true;
   };
 
@@ -228,7 +228,7 @@ TEST_F(HeadVersionsFaultTest, WaitsWhileAnotherHeadIsLoadedAndCanBeGivenUpMeanwh
   EXPECT_TRUE(load_turn_.Take(absl::ZeroDuration()).has_value());
 }
 
-TEST_F(HeadVersionsFaultTest, CountsTheRoomThatThePreviousVersionGives) {
+TEST_F(HeadVersionsFaultTest, CountsTheMemoryThatThePreviousVersionFrees) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   plan_ = [](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
@@ -243,7 +243,7 @@ TEST_F(HeadVersionsFaultTest, CountsTheRoomThatThePreviousVersionGives) {
   EXPECT_EQ(ScoredBy(), 3U);
 }
 
-TEST_F(HeadVersionsFaultTest, AnotherDtypeThatTheEngineCannotHaveIsItsOwnError) {
+TEST_F(HeadVersionsFaultTest, ReportsADtypeThatTheEngineDoesNotSupport) {
   Make();
   folders_["/m/2"].dtype = Dtype::kF32;
   plan_ = [](int64_t) { return absl::FailedPreconditionError("no engine for f32"); };
@@ -255,7 +255,7 @@ TEST_F(HeadVersionsFaultTest, AnotherDtypeThatTheEngineCannotHaveIsItsOwnError) 
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, CancelledInAnyPhaseItChangesNothing) {
+TEST_F(HeadVersionsFaultTest, ChangesNothingWhenCancelledInAnyPhase) {
   Make();
   int64_t num_cancelled = 0;
   for (const std::string phase : {"checking", "verifying", "loading", "committing"}) {
@@ -270,13 +270,13 @@ TEST_F(HeadVersionsFaultTest, CancelledInAnyPhaseItChangesNothing) {
   EXPECT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
 }
 
-TEST_F(HeadVersionsFaultTest, CancelledWhileItReadsItStopsReading) {
+TEST_F(HeadVersionsFaultTest, StopsReadingWhenCancelled) {
   Make();
   bool is_reading = false;
   on_create_ = [&](const HeadWeights& weights) {
     std::vector<std::byte> row(kHidden * 2);
     absl::Status read;
-    while (read.ok()) {  // for ever, were it not told
+    while (read.ok()) {  // ends only because the load is cancelled
       read = weights.ReadRows(0, 1, row.data(), kHidden * 2);
     }
     is_reading = true;
@@ -290,7 +290,7 @@ TEST_F(HeadVersionsFaultTest, CancelledWhileItReadsItStopsReading) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsFaultTest, StoppedInAnyPhaseItChangesNothing) {
+TEST_F(HeadVersionsFaultTest, ChangesNothingWhenStoppedInAnyPhase) {
   for (const std::string phase : {"checking", "verifying", "loading"}) {
     Make();
     progress_ = [&](const WeightsProgress& progress) {

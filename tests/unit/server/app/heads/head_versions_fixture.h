@@ -23,25 +23,25 @@
 
 namespace logprobd::testing {
 
-/// A folder as the fake opens it.
+/// A model folder of the fake.
 struct FakeFolder {
-  absl::Status status = absl::OkStatus();  ///< Not OK: cannot be opened.
+  absl::Status status = absl::OkStatus();  ///< If not OK, opening the folder fails.
   int64_t hidden_size = 4;
   int64_t vocab_size = 1'000;
   Dtype dtype = Dtype::kBf16;
   uint64_t seed = 2;
   bool has_nan = false;
-  absl::Status read = absl::OkStatus();  ///< Of its second half.
+  absl::Status read = absl::OkStatus();  ///< If not OK, reading its second half fails.
 };
 
-/// The versions of a head of FakeEngines. Version 1 is live; "/m/2" and "/m/3" hold good folders.
-/// Which version has scored a row shows in its logprob.
+/// A head of FakeEngines and its versions. Version 1 is live; "/m/2" and "/m/3" are valid folders.
+/// The logprob of a row shows which version has scored it.
 class HeadVersionsTest : public ::testing::Test {
  protected:
   static constexpr int64_t kHidden = 4;
   static constexpr int64_t kVocab = 1'000;
   static constexpr int64_t kWeightBytes = kVocab * kHidden * 2;
-  static constexpr int64_t kStagingBytes = 2 * 64 * kHidden * 2;  // of a version
+  static constexpr int64_t kStagingBytes = 2 * 64 * kHidden * 2;  // staging of one version
 
   HeadVersionsTest() {
     load_.model.roots = std::make_shared<const AllowedRoots>(*AllowedRoots::Create({"/"}));
@@ -67,7 +67,7 @@ class HeadVersionsTest : public ::testing::Test {
     parts_.available_host_bytes = [this] { return available_; };
   }
 
-  /// Hands staging on, with a spare set beside that of version 1.
+  /// Shares staging between versions and reserves a spare set in addition to that of version 1.
   void MakeWithSpareStaging() {
     load_.batcher.staging = &staging_;
     FakeEngine engine;
@@ -80,7 +80,7 @@ class HeadVersionsTest : public ::testing::Test {
     head_ = nullptr;
   }
 
-  /// With the options and parts as they are.
+  /// Makes the head with the current options and parts.
   void Make() {
     auto weights = MakeWeights({.seed = 1}, 1);
     std::vector<std::unique_ptr<ScoringEngine>> replicas;
@@ -97,8 +97,8 @@ class HeadVersionsTest : public ::testing::Test {
     return versions_->Load(load, progress_);
   }
 
-  /// The version whose engine scores a request now; it must be the one that the answer names. 0:
-  /// refused.
+  /// Scores a request and returns the version of the engine that scored it, which must be the
+  /// version that the answer names. Returns 0 if the request is refused.
   uint64_t ScoredBy() {
     ScoreRequest request = RequestOfRows(1);
     const float plain = ExpectedResult(request).logprob.at(0);
@@ -123,7 +123,7 @@ class HeadVersionsTest : public ::testing::Test {
     return version;
   }
 
-  /// Version 1 is as it was and alone.
+  /// Expects that version 1 is live, unchanged and the only version.
   void ExpectUnharmed() {
     EXPECT_EQ(ScoredBy(), 1U);
     EXPECT_TRUE(head_->ready());
@@ -136,7 +136,7 @@ class HeadVersionsTest : public ::testing::Test {
     EXPECT_TRUE(versions_->memory().empty());
   }
 
-  /// Samples of logprobd_weights_swaps_total.
+  /// Returns the sample of logprobd_weights_swaps_total.
   std::string NumSwaps(const std::string& result) const {
     const std::string text = metrics_.Serialize();
     const std::string name =
@@ -160,15 +160,15 @@ class HeadVersionsTest : public ::testing::Test {
   LoadTurn load_turn_;
   LoadTicker::Progress progress_;
   std::map<std::string, FakeFolder> folders_;
-  /// Instead of the plan that fits, given what will be freed before.
+  /// If set, replaces the plan that fits; gets the bytes that are freed first.
   std::function<absl::StatusOr<EnginePlan>(int64_t freed_bytes)> plan_;
   /// Called with the weights on the loading thread, before engines are made.
   std::function<absl::Status(const HeadWeights&)> on_create_;
   absl::StatusOr<int64_t> available_ = int64_t{1} << 40;
-  int64_t staging_bytes_max_ = int64_t{1} << 40;  ///< Of the next engines.
+  int64_t staging_bytes_max_ = int64_t{1} << 40;  ///< Limit of the engines that are made next.
   int num_created_ = 0;
   int num_changes_ = 0;
-  absl::Status refusal_;  ///< Of ScoredBy.
+  absl::Status refusal_;  ///< Set by ScoredBy.
   std::map<uint64_t, FakeEngine*> engines_;
   Metrics metrics_{{.heads = {"default"}}};
   std::shared_ptr<InProcessHead> head_;

@@ -8,7 +8,7 @@
 #include "server/app/heads/head_versions.h"
 #include "tests/unit/server/app/heads/head_versions_fixture.h"
 
-// Weights that are replaced where they lie: the old ones go before the new ones are read.
+// Replacing weights in place: the old weights are freed before the new ones are read.
 
 namespace logprobd::testing {
 namespace {
@@ -39,7 +39,7 @@ TEST_F(HeadVersionsInPlaceTest, FreesTheOldEnginesBeforeItMakesNewOnes) {
   EXPECT_EQ(NumSwaps("committed"), "1");
 }
 
-TEST_F(HeadVersionsInPlaceTest, RequestsThatComeMeanwhileWaitAndGetTheNewVersion) {
+TEST_F(HeadVersionsInPlaceTest, ScoresRequestsThatArriveMeanwhileWithTheNewVersion) {
   Make();
   absl::Notification done;
   absl::StatusOr<ScoreResult> result;
@@ -61,7 +61,7 @@ TEST_F(HeadVersionsInPlaceTest, RequestsThatComeMeanwhileWaitAndGetTheNewVersion
   EXPECT_EQ(result->weights_version, 2U);
 }
 
-TEST_F(HeadVersionsInPlaceTest, TheStagingOfTheOldVersionStays) {
+TEST_F(HeadVersionsInPlaceTest, KeepsTheStagingOfTheOldVersion) {
   staging_bytes_max_ = 0;
   MakeWithSpareStaging();
   int64_t spare_bytes = 0;
@@ -77,8 +77,8 @@ TEST_F(HeadVersionsInPlaceTest, TheStagingOfTheOldVersionStays) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-// It was counted as given back, and its spares once more.
-TEST_F(HeadVersionsInPlaceTest, StagingThatStaysGivesNoRoom) {
+// Regression: staging was counted as freed, and its spare buffers were counted again.
+TEST_F(HeadVersionsInPlaceTest, DoesNotCountKeptStagingAsFreed) {
   constexpr int64_t kLoadBytes = int64_t{64} << 20;
   MakeWithSpareStaging();
 
@@ -89,20 +89,20 @@ TEST_F(HeadVersionsInPlaceTest, StagingThatStaysGivesNoRoom) {
   EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
 }
 
-TEST_F(HeadVersionsInPlaceTest, NeedsRoomForOneCopyOnly) {
+TEST_F(HeadVersionsInPlaceTest, NeedsMemoryForOneCopyOnly) {
   Make();
   int64_t live_bytes = 0;
   for (const MemoryUse& use : head_->memory()) {
     live_bytes += use.bytes;
   }
-  available_ = int64_t{64} << 20;  // what loading takes beyond the copies
+  available_ = int64_t{64} << 20;  // the memory that loading itself takes
   ASSERT_EQ(Load({.path = "/m/2"}).status().code(), absl::StatusCode::kResourceExhausted);
   ASSERT_GT(live_bytes, 0);
 
   EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
 }
 
-TEST_F(HeadVersionsInPlaceTest, CountsTheRoomThatTheLiveVersionGives) {
+TEST_F(HeadVersionsInPlaceTest, CountsTheMemoryThatTheLiveVersionFrees) {
   Make();
   plan_ = [](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
     if (freed_bytes < kWeightBytes) {
@@ -116,8 +116,9 @@ TEST_F(HeadVersionsInPlaceTest, CountsTheRoomThatTheLiveVersionGives) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-// A head that is larger than the live one was found not to fit when that one was gone already.
-TEST_F(HeadVersionsInPlaceTest, WhatHasNoRoomEvenThenIsRefusedBeforeAnythingGoes) {
+// Regression: a head larger than the live one was found not to fit only after the live one was
+// freed.
+TEST_F(HeadVersionsInPlaceTest, RefusesAVersionThatDoesNotFitBeforeAnythingIsFreed) {
   Make();
   plan_ = [](int64_t) { return absl::FailedPreconditionError("gpu0 has 80 GiB, needs 90 GiB"); };
 
@@ -129,8 +130,8 @@ TEST_F(HeadVersionsInPlaceTest, WhatHasNoRoomEvenThenIsRefusedBeforeAnythingGoes
   ExpectUnharmed();
 }
 
-// It was advised to load in place.
-TEST_F(HeadVersionsInPlaceTest, SaysWhatIsMissingForOneCopy) {
+// Regression: the message advised to load in place.
+TEST_F(HeadVersionsInPlaceTest, SaysHowMuchMemoryIsMissingForOneCopy) {
   Make();
   available_ = 0;
 
@@ -144,7 +145,7 @@ TEST_F(HeadVersionsInPlaceTest, SaysWhatIsMissingForOneCopy) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsInPlaceTest, ChecksTheFolderBeforeAnythingGoes) {
+TEST_F(HeadVersionsInPlaceTest, ChecksTheFolderBeforeAnythingIsFreed) {
   Make();
   folders_["/m/2"].has_nan = true;
 
@@ -173,13 +174,13 @@ TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenTheNewOneFails) {
   EXPECT_EQ(NumSwaps("failed"), "1");
 }
 
-TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenItIsCancelled) {
+TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenCancelled) {
   Make();
-  int num_told = 0;
+  int num_reports = 0;
   progress_ = [&](const WeightsProgress& progress) {
-    // The second time in this phase the old version is gone.
-    num_told += progress.phase == "loading" ? 1 : 0;
-    return num_told < 2;
+    // By the second report of this phase the old version has been freed.
+    num_reports += progress.phase == "loading" ? 1 : 0;
+    return num_reports < 2;
   };
   on_create_ = [](const HeadWeights& weights) {
     std::vector<std::byte> row(kHidden * 2);
@@ -196,7 +197,7 @@ TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenItIsCancelled) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsInPlaceTest, IsNotReadyWhenNeitherVersionCanBeHadUntilOneIsLoaded) {
+TEST_F(HeadVersionsInPlaceTest, IsNotReadyAfterBothVersionsFailUntilOneIsLoaded) {
   Make();
   on_create_ = [](const HeadWeights&) { return absl::ResourceExhaustedError("no memory"); };
 
@@ -215,8 +216,8 @@ TEST_F(HeadVersionsInPlaceTest, IsNotReadyWhenNeitherVersionCanBeHadUntilOneIsLo
   EXPECT_EQ(ScoredBy(), versions_->List().live.version);
 }
 
-// Requests that waited were told that the weights were lost, and so was the log.
-TEST_F(HeadVersionsInPlaceTest, StoppedMeanwhileItSaysSo) {
+// Regression: waiting requests and the log got the message that the weights were lost.
+TEST_F(HeadVersionsInPlaceTest, SaysThatItIsShuttingDownWhenStoppedMeanwhile) {
   Make();
   absl::Notification done;
   absl::StatusOr<ScoreResult> result;
@@ -248,7 +249,7 @@ TEST_F(HeadVersionsInPlaceTest, StoppedMeanwhileItSaysSo) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("shutting down"));
 }
 
-TEST_F(HeadVersionsInPlaceTest, FailsAgainFromNothingAndStaysNotReady) {
+TEST_F(HeadVersionsInPlaceTest, StaysNotReadyWhenALoadFailsAgain) {
   Make();
   on_create_ = [](const HeadWeights&) { return absl::ResourceExhaustedError("no memory"); };
   ASSERT_FALSE(Load({.path = "/m/2", .in_place = true}).ok());

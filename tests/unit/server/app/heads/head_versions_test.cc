@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 constexpr auto kAborted = absl::StatusCode::kAborted;
 constexpr auto kFailedPrecondition = absl::StatusCode::kFailedPrecondition;
 
-TEST_F(HeadVersionsTest, StagesAVersionBesideTheLiveOne) {
+TEST_F(HeadVersionsTest, StagesAVersionNextToTheLiveOne) {
   Make();
 
   const absl::StatusOr<WeightsVersion> loaded = Load({.path = "/m/2", .version = 7});
@@ -44,7 +44,7 @@ TEST_F(HeadVersionsTest, StagesAVersionBesideTheLiveOne) {
   EXPECT_EQ(num_changes_, 1);
 }
 
-TEST_F(HeadVersionsTest, CountsTheMemoryOfWhatIsBesideTheLiveVersion) {
+TEST_F(HeadVersionsTest, CountsTheMemoryOfVersionsNextToTheLiveOne) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());
 
@@ -57,7 +57,7 @@ TEST_F(HeadVersionsTest, CountsTheMemoryOfWhatIsBesideTheLiveVersion) {
   EXPECT_GT(memory[1].bytes, 0);
 }
 
-TEST_F(HeadVersionsTest, HandsStagingOnFromTheVersionThatGoes) {
+TEST_F(HeadVersionsTest, ReusesTheStagingOfTheVersionThatIsDropped) {
   staging_bytes_max_ = 0;
   MakeWithSpareStaging();
   for (const std::string path : {"/m/2", "/m/3", "/m/2"}) {
@@ -72,7 +72,7 @@ TEST_F(HeadVersionsTest, HandsStagingOnFromTheVersionThatGoes) {
   EXPECT_EQ(staging_.spare_bytes(), kStagingBytes);
 }
 
-TEST_F(HeadVersionsTest, TellsThePhasesOfALoadInTheirOrder) {
+TEST_F(HeadVersionsTest, ReportsThePhasesOfALoadInOrder) {
   Make();
   std::vector<std::string> phases;
   progress_ = [&](const WeightsProgress& progress) {
@@ -88,7 +88,7 @@ TEST_F(HeadVersionsTest, TellsThePhasesOfALoadInTheirOrder) {
   EXPECT_THAT(phases, ElementsAre("checking", "verifying", "loading", "committing"));
 }
 
-TEST_F(HeadVersionsTest, CommitMakesTheStagedVersionLiveAndKeepsTheOneBefore) {
+TEST_F(HeadVersionsTest, CommitMakesTheStagedVersionLiveAndKeepsThePreviousOne) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());
 
@@ -109,7 +109,7 @@ TEST_F(HeadVersionsTest, CommitMakesTheStagedVersionLiveAndKeepsTheOneBefore) {
                     HasSubstr("engine=\"fake/2\"")));
 }
 
-TEST_F(HeadVersionsTest, LoadWithCommitGoesLiveAtOnce) {
+TEST_F(HeadVersionsTest, LoadWithCommitMakesTheVersionLiveAtOnce) {
   Make();
 
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
@@ -120,7 +120,7 @@ TEST_F(HeadVersionsTest, LoadWithCommitGoesLiveAtOnce) {
   EXPECT_EQ(NumSwaps("committed"), "1");
 }
 
-TEST_F(HeadVersionsTest, RollbackMakesThePreviousVersionLiveAndMayBeUndone) {
+TEST_F(HeadVersionsTest, RollbackMakesThePreviousVersionLiveAndCanBeUndone) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
 
@@ -136,7 +136,7 @@ TEST_F(HeadVersionsTest, RollbackMakesThePreviousVersionLiveAndMayBeUndone) {
   EXPECT_EQ(NumSwaps("rolled_back"), "2");
 }
 
-TEST_F(HeadVersionsTest, NumbersAVersionOneAboveAllThatItHas) {
+TEST_F(HeadVersionsTest, NumbersAVersionOneAboveAllExistingOnes) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .version = 9, .commit = true}).ok());
   ASSERT_TRUE(versions_->Rollback().ok());
@@ -144,8 +144,8 @@ TEST_F(HeadVersionsTest, NumbersAVersionOneAboveAllThatItHas) {
   EXPECT_EQ(Load({.path = "/m/3"})->version, 10U);
 }
 
-// Other weights got the number of a version that had answered requests.
-TEST_F(HeadVersionsTest, NumbersNoVersionLikeOneThatItHasHad) {
+// Regression: other weights got the number of a version that had answered requests.
+TEST_F(HeadVersionsTest, NeverReusesTheNumberOfADroppedVersion) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   ASSERT_TRUE(versions_->Rollback().ok());
@@ -154,8 +154,8 @@ TEST_F(HeadVersionsTest, NumbersNoVersionLikeOneThatItHasHad) {
   EXPECT_EQ(Load({.path = "/m/3"})->version, 3U);
 }
 
-// After the largest number came 0, which stands for no version.
-TEST_F(HeadVersionsTest, RefusesNumbersThatLeaveNoNextOne) {
+// Regression: the number after the largest was 0, which means no version.
+TEST_F(HeadVersionsTest, RefusesNumbersWithoutASuccessor) {
   Make();
 
   const absl::Status refused =
@@ -175,11 +175,11 @@ TEST_F(HeadVersionsTest, RefusesNumbersThatAreLiveOrKept) {
   const absl::Status kept = Load({.path = "/m/3", .version = 1}).status();
 
   EXPECT_EQ(kept.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(kept.message(), "version 1 is kept already");
+  EXPECT_EQ(kept.message(), "version 1 is already kept");
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-TEST_F(HeadVersionsTest, RefusesToLoadOverWhatIsStaged) {
+TEST_F(HeadVersionsTest, RefusesToLoadWhileAVersionIsStaged) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());
 
@@ -190,7 +190,7 @@ TEST_F(HeadVersionsTest, RefusesToLoadOverWhatIsStaged) {
   EXPECT_EQ(versions_->List().staged->source, "/m/2");
 }
 
-TEST_F(HeadVersionsTest, RefusesToCommitWhatIsNotStaged) {
+TEST_F(HeadVersionsTest, RefusesToCommitAVersionThatIsNotStaged) {
   Make();
   EXPECT_THAT(versions_->Commit(0).status().message(), HasSubstr("no version is staged"));
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());
@@ -249,7 +249,7 @@ TEST_F(HeadVersionsTest, DiscardsThePreviousVersion) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-TEST_F(HeadVersionsTest, DiscardOfNothingIsWellButMustBeNamed) {
+TEST_F(HeadVersionsTest, DiscardsNothingIfNothingIsThereButRequiresAChoice) {
   Make();
 
   EXPECT_TRUE(versions_->Discard(true, true).ok());
@@ -258,7 +258,7 @@ TEST_F(HeadVersionsTest, DiscardOfNothingIsWellButMustBeNamed) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsTest, DropsThePreviousVersionBeforeAThirdIsMade) {
+TEST_F(HeadVersionsTest, DropsThePreviousVersionBeforeAThirdOneIsMade) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   size_t num_uses = 1;
@@ -274,7 +274,7 @@ TEST_F(HeadVersionsTest, DropsThePreviousVersionBeforeAThirdIsMade) {
   EXPECT_EQ(versions_->List().previous->version, 2U);
 }
 
-TEST_F(HeadVersionsTest, ChangesOneAtATime) {
+TEST_F(HeadVersionsTest, AllowsOneChangeAtATime) {
   Make();
   std::vector<absl::StatusCode> codes;
   progress_ = [&](const WeightsProgress&) {
@@ -292,7 +292,7 @@ TEST_F(HeadVersionsTest, ChangesOneAtATime) {
   EXPECT_TRUE(versions_->Commit(2).ok());
 }
 
-TEST_F(HeadVersionsTest, ListReadsTheFirstVersionsDigestOnceAndKeepsItThroughACommit) {
+TEST_F(HeadVersionsTest, ListComputesTheFirstDigestOnceAndKeepsItAcrossACommit) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
 
@@ -304,8 +304,8 @@ TEST_F(HeadVersionsTest, ListReadsTheFirstVersionsDigestOnceAndKeepsItThroughACo
   EXPECT_EQ(versions_->List().live.sha256, state.previous->sha256);
 }
 
-// The digest of the first weights was shown for others that had been given their number.
-TEST_F(HeadVersionsTest, ListTellsTheDigestOfTheWeightsThatHaveTheNumberNow) {
+// Regression: the digest of the first weights was shown for other weights with the same number.
+TEST_F(HeadVersionsTest, ListReportsTheDigestOfTheCurrentWeights) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   ASSERT_TRUE(versions_->Discard(false, true).ok());
@@ -328,14 +328,14 @@ TEST_F(HeadVersionsTest, RefusesEverythingOnceItIsStopped) {
   ExpectUnharmed();
 }
 
-TEST_F(HeadVersionsTest, ScoresWithTheVersionThatAnswersNameWhileVersionsChange) {
+TEST_F(HeadVersionsTest, ScoresWithTheVersionThatTheAnswerNamesWhileVersionsChange) {
   Make();
   std::atomic<bool> is_over = false;
   std::atomic<int> num_refused = 0;
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
   std::thread client([&] {
     while (!is_over) {
-      num_refused += ScoredBy() == 0 ? 1 : 0;  // it looks whether the answer names what scored it
+      num_refused += ScoredBy() == 0 ? 1 : 0;  // ScoredBy checks that the answer names the version
     }
   });
 

@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// An answer that a test waits for.
+/// An asynchronous answer that a test waits for.
 template <typename T>
 class Answer {
  public:
@@ -56,7 +56,7 @@ class InProcessHeadTest : public ::testing::Test {
  protected:
   InProcessHeadTest() { MakeHead({{}}); }
 
-  /// On a replica for each of `engines`.
+  /// Makes the head with one replica for each of `engines`.
   void MakeHead(const std::vector<testing::FakeEngine::Options>& engines) {
     std::vector<std::unique_ptr<ScoringEngine>> replicas;
     engines_.clear();
@@ -118,7 +118,7 @@ TEST_F(InProcessHeadTest, IsReadyWhileAnyReplicaIsHealthy) {
   EXPECT_FALSE(head_->healthy());
 }
 
-TEST_F(InProcessHeadTest, ScoresOnTheReplicasThatAreLeft) {
+TEST_F(InProcessHeadTest, ScoresOnTheHealthyReplicas) {
   MakeHead({{}, {}});
   engines_[0]->SetHealthy(false);
   Answer<ScoreResult> answer;
@@ -130,7 +130,7 @@ TEST_F(InProcessHeadTest, ScoresOnTheReplicasThatAreLeft) {
   EXPECT_EQ(engines_[1]->num_batches(), 1);
 }
 
-TEST_F(InProcessHeadTest, PublishesNewLimitsAndHoldsItsQueueToThem) {
+TEST_F(InProcessHeadTest, PublishesAndAppliesNewLimits) {
   const std::shared_ptr<const HeadInfo> before = head_->info();
   Batcher::Options options = SmallBatches();
   options.queue_rows_max = 4;
@@ -143,7 +143,7 @@ TEST_F(InProcessHeadTest, PublishesNewLimitsAndHoldsItsQueueToThem) {
 
   EXPECT_EQ(head_->info()->limits.top_k_max, 3);
   EXPECT_EQ(head_->info()->name, "default");
-  EXPECT_EQ(before->limits.top_k_max, 128);  // who has it keeps it
+  EXPECT_EQ(before->limits.top_k_max, 128);  // a published info does not change
   EXPECT_EQ(head_->Submit(testing::RequestOfRows(5), answer.Callback()).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -175,7 +175,7 @@ TEST_F(InProcessHeadTest, RefusesWorkOnceItDrains) {
   EXPECT_EQ(report.Wait().status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(InProcessHeadTest, VerifyFindsAnEngineThatComputesSomethingElse) {
+TEST_F(InProcessHeadTest, VerifyDetectsAnEngineWithWrongScores) {
   Answer<VerifyReport> report;
 
   head_->Verify({.rows = 4, .seed = 9}, report.Callback());
@@ -186,7 +186,7 @@ TEST_F(InProcessHeadTest, VerifyFindsAnEngineThatComputesSomethingElse) {
   EXPECT_GT(report.Wait()->logprob_difference_max, kVerifyLogprobTolerance);
 }
 
-TEST_F(InProcessHeadTest, VerifiesOneAtATimeAndThenAgain) {
+TEST_F(InProcessHeadTest, RunsOneVerifyAtATime) {
   engine_->Hold();
   Answer<VerifyReport> first;
   Answer<VerifyReport> second;
@@ -203,7 +203,7 @@ TEST_F(InProcessHeadTest, VerifiesOneAtATimeAndThenAgain) {
   EXPECT_TRUE(third.Wait().ok()) << third.Wait().status();
 }
 
-TEST_F(InProcessHeadTest, VerifyChecksItsRows) {
+TEST_F(InProcessHeadTest, VerifyChecksItsNumberOfRows) {
   for (const int32_t rows : {0, -1, 65}) {
     Answer<VerifyReport> report;
     head_->Verify({.rows = rows}, report.Callback());
@@ -252,8 +252,8 @@ TEST(InProcessHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
   }
 }
 
-TEST_F(InProcessHeadTest, AVerifyThatIsStoppedMakesRoomForTheNext) {
-  engine_->Hold();  // the probe's scores do not come
+TEST_F(InProcessHeadTest, VerifiesAgainAfterAVerifyWasStopped) {
+  engine_->Hold();  // holds back the scores of the probe
   Answer<VerifyReport> stopped;
   const auto stop = std::make_shared<std::atomic<bool>>(false);
   head_->Verify({.stop = stop}, stopped.Callback());
@@ -278,13 +278,12 @@ TEST_F(InProcessHeadTest, EndsAVerifyWhenItIsDestroyed) {
     engine_->Release();
   });
   releasing.join();
-  head_.reset();  // wherever the Verify is: about to submit, scoring, or done
+  head_.reset();  // the Verify may be about to submit, scoring, or done
 
   report.Wait();
 }
 
-// Found by reading: a callback that asks again would have waited for the lock that it was called
-// under.
+// Regression: a callback that called Verify again waited for the lock under which it was called.
 TEST_F(InProcessHeadTest, AnswersARefusedVerifyUnderNoLock) {
   engine_->Hold();
   Answer<VerifyReport> first;

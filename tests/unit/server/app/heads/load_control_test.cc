@@ -17,10 +17,10 @@ namespace {
 
 using ::testing::IsSupersetOf;
 
-TEST(LoadTickerTest, TellsTheBeginAndTheEndOfEachPhase) {
-  std::vector<std::string> told;
+TEST(LoadTickerTest, ReportsTheBeginningAndTheEndOfEachPhase) {
+  std::vector<std::string> reports;
   const LoadTicker::Progress progress = [&](const WeightsProgress& step) {
-    told.push_back(absl::StrCat(step.phase, " ", step.bytes_done, "/", step.bytes_total));
+    reports.push_back(absl::StrCat(step.phase, " ", step.bytes_done, "/", step.bytes_total));
     return true;
   };
   const std::atomic<bool> is_stopped = false;
@@ -32,12 +32,12 @@ TEST(LoadTickerTest, TellsTheBeginAndTheEndOfEachPhase) {
     }
   }
 
-  EXPECT_THAT(told, IsSupersetOf({"verifying 0/1000000", "verifying 1000000/1000000",
-                                  "loading 0/1000000", "loading 1000000/1000000"}));
-  EXPECT_LT(told.size(), 1'000U);
+  EXPECT_THAT(reports, IsSupersetOf({"verifying 0/1000000", "verifying 1000000/1000000",
+                                     "loading 0/1000000", "loading 1000000/1000000"}));
+  EXPECT_LT(reports.size(), 1'000U);
 }
 
-TEST(LoadTickerTest, EndsALoadThatItsCallerGivesUp) {
+TEST(LoadTickerTest, EndsALoadThatItsCallerCancels) {
   const LoadTicker::Progress progress = [](const WeightsProgress&) { return false; };
   const std::atomic<bool> is_stopped = false;
 
@@ -45,7 +45,7 @@ TEST(LoadTickerTest, EndsALoadThatItsCallerGivesUp) {
             absl::StatusCode::kCancelled);
 }
 
-TEST(LoadTickerTest, EndsALoadWhenTheServerStopsWhetherOrNotItTellsAnybody) {
+TEST(LoadTickerTest, EndsALoadWhenTheServerStopsEvenWithoutACallback) {
   const LoadTicker::Progress none;
   std::atomic<bool> is_stopped = false;
   LoadTicker ticker(none, is_stopped);

@@ -38,14 +38,14 @@ EnginePlan CpuPlan() {
           {{"host", "weights", 311'164'928}, {"host", "workspace", 12 << 20}}};
 }
 
-/// Of a server with these heads, on a host of unknown size.
+/// Returns the plan text of a server with these heads on a host of unknown size.
 std::string TextOf(std::vector<ServingPlan> heads) {
   const auto plan = MakeServerPlan(ServerOptions(), std::move(heads), {});
   EXPECT_TRUE(plan.ok()) << plan.status();
   return plan.ok() ? PlanText(*plan) : "";
 }
 
-TEST(PlanTest, PrintsEveryFact) {
+TEST(PlanTest, PrintsEveryValue) {
   const ServingPlan plan =
       MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {"config.json says 151669"});
 
@@ -71,7 +71,7 @@ TEST(PlanTest, PrintsEveryFact) {
             "warning      config.json says 151669\n");
 }
 
-TEST(PlanTest, PrintsTransformsAndEachPlaceOfMemory) {
+TEST(PlanTest, PrintsTransformsAndTheMemoryOfEachDevice) {
   HeadInfo head = Qwen();
   head.scale = 0.0625F;
   head.softcap = 30;
@@ -107,7 +107,7 @@ TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
   EXPECT_THAT(text, HasSubstr("memory       gpu11 total         2.0 MiB\n"));
 }
 
-TEST(PlanTest, PrintsEachHeadAndTheSumsAgainstWhatIsThere) {
+TEST(PlanTest, PrintsEachHeadAndTheSumsWithTheFreeMemory) {
   HeadInfo small = Qwen();
   small.name = "draft";
   EnginePlan first = {Device::kCuda,
@@ -115,7 +115,7 @@ TEST(PlanTest, PrintsEachHeadAndTheSumsAgainstWhatIsThere) {
                       "found",
                       {{0, 0, "gpu0", 0, 151'669}},
                       {{"gpu0", "weights", 5 << 20}, {"host", "workspace", 1 << 20}}};
-  first.there = {{"gpu0", "there", 100 << 20}};
+  first.there = {{"gpu0", "available", 100 << 20}};
   EnginePlan second = first;
   second.memory.front().bytes = 3 << 20;
   std::vector<ServingPlan> heads = {MakeServingPlan(ServerOptions(), Qwen(), first, {"one"}),
@@ -145,22 +145,22 @@ TEST(PlanTest, PrintsEachHeadAndTheSumsAgainstWhatIsThere) {
                              "memory       host  total         4.1 GiB  of 4.0 GiB free\n"));
 }
 
-TEST(PlanTest, RefusesHeadsThatTheHostCanNeverHold) {
+TEST(PlanTest, RefusesHeadsThatNeverFitInHostMemory) {
   const ServingPlan head = MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {});
   constexpr int64_t kMib = 1 << 20;  // a head takes 341 MiB
 
   const auto one = MakeServerPlan(ServerOptions(), {head}, {300 * kMib, 200 * kMib});
   EXPECT_EQ(one.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(one.status().message(),
-            "host memory: the head reserves 340.8 MiB, but the process can have 300.0 MiB: lower "
-            "--batch-rows");
+            "host memory: the head reserves 340.8 MiB, but the process can have at most 300.0 MiB: "
+            "lower --batch-rows");
   const auto two = MakeServerPlan(ServerOptions(), {head, head}, {600 * kMib, 500 * kMib});
   EXPECT_EQ(two.status().message(),
-            "host memory: all heads together reserve 681.5 MiB, but the process can have 600.0 "
-            "MiB: lower --batch-rows or serve fewer heads");
+            "host memory: all heads together reserve 681.5 MiB, but the process can have at most "
+            "600.0 MiB: lower --batch-rows or serve fewer heads");
 }
 
-TEST(PlanTest, WarnsOfMemoryThatOthersHaveNow) {
+TEST(PlanTest, WarnsIfHostMemoryIsNotAvailableNow) {
   const ServingPlan head = MakeServingPlan(ServerOptions(), Qwen(), CpuPlan(), {});
   constexpr int64_t kMib = 1 << 20;
 
@@ -168,8 +168,8 @@ TEST(PlanTest, WarnsOfMemoryThatOthersHaveNow) {
 
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_THAT(plan->heads.back().warnings,
-              ElementsAre("host memory: 340.8 MiB are to be reserved for the head, but only 300.0 "
-                          "MiB are available now"));
+              ElementsAre("host memory: the head will reserve 340.8 MiB, but only 300.0 MiB are "
+                          "available now"));
 }
 
 TEST(PlanTest, FindsTheGpusOfTheLayouts) {
@@ -190,7 +190,7 @@ TEST(PlanTest, FindsTheGpusOfTheLayouts) {
   EXPECT_THAT(GpusOf(ServerPlan()), IsEmpty());
 }
 
-TEST(PlanTest, CompletesTheHeadsFacts) {
+TEST(PlanTest, CompletesTheHeadInfo) {
   ServerOptions options;
   options.top_k_max = 5;
   EnginePlan engine = CpuPlan();
@@ -205,7 +205,7 @@ TEST(PlanTest, CompletesTheHeadsFacts) {
   EXPECT_EQ(plan.head.layout[0].device, "cpu");
 }
 
-TEST(PlanTest, CountsStagingForTwoVersionsWhereWeightsCanBeSwapped) {
+TEST(PlanTest, CountsStagingForTwoVersionsIfWeightsCanBeSwapped) {
   ServerOptions options;
   EXPECT_EQ(MakeServingPlan(options, Qwen(), CpuPlan(), {}).memory.back().bytes, 32 << 20);
 
@@ -230,14 +230,14 @@ ServerPlan Plan(std::vector<ServingPlan> heads) {
   return plan;
 }
 
-TEST(TurnHeadsTest, ThereAreNoneWhereNoDeviceIsShared) {
+TEST(TurnHeadsTest, IsEmptyIfNoDeviceIsShared) {
   EXPECT_THAT(TurnHeadsOf(Plan({PlanOn(Device::kCuda, {{0, 0, "gpu0"}, {1, 0, "gpu1"}}),
                                 PlanOn(Device::kCuda, {{0, 0, "gpu2"}})})),
               IsEmpty());
   EXPECT_THAT(TurnHeadsOf(Plan({PlanOn(Device::kCpu, {{0, 0, "cpu"}, {1, 0, "cpu"}})})), IsEmpty());
 }
 
-TEST(TurnHeadsTest, EachReplicaIsALaneOnItsDevices) {
+TEST(TurnHeadsTest, MakesEachReplicaALaneOnItsDevices) {
   const auto heads = TurnHeadsOf(Plan({PlanOn(Device::kCuda, {{0, 0, "gpu0"}, {1, 0, "gpu1"}}),
                                        PlanOn(Device::kCuda, {{0, 0, "gpu1"}})}));
 
@@ -250,7 +250,7 @@ TEST(TurnHeadsTest, EachReplicaIsALaneOnItsDevices) {
   EXPECT_FALSE(AnyWaitsForPeers(heads));
 }
 
-TEST(TurnHeadsTest, ShardsOnGpusWaitForEachOtherAndShardsOnACpuDoNot) {
+TEST(TurnHeadsTest, OnlyShardsOnGpusWaitForPeers) {
   const auto on_gpus = TurnHeadsOf(Plan({PlanOn(Device::kCuda, {{0, 0, "gpu0"}, {0, 1, "gpu1"}}),
                                          PlanOn(Device::kCuda, {{0, 0, "gpu0"}})}));
   ASSERT_THAT(on_gpus, SizeIs(2));

@@ -22,7 +22,7 @@ const std::atomic<bool> never_stop = false;
 
 class VerifyProbeTest : public ::testing::TestWithParam<Dtype> {};
 
-TEST_P(VerifyProbeTest, SpreadsLogitsByAboutThree) {
+TEST_P(VerifyProbeTest, ScalesLogitsToAStandardDeviationOfAboutThree) {
   for (const float scale : {1.0F, 0.0625F, 40.0F}) {
     const auto head = testing::MakeRandomHead({.vocab_size = 700,
                                                .hidden_size = 96,
@@ -40,7 +40,7 @@ TEST_P(VerifyProbeTest, SpreadsLogitsByAboutThree) {
   }
 }
 
-TEST_P(VerifyProbeTest, GivesTheReferencesScores) {
+TEST_P(VerifyProbeTest, ScoresLikeTheReference) {
   const auto head = testing::MakeRandomHead({.vocab_size = 401,
                                              .hidden_size = 36,
                                              .padding_rows = 7,
@@ -81,7 +81,7 @@ TEST(VerifyProbeTest, SpreadsTargetsFromTheFirstIdToTheLast) {
   EXPECT_THAT(MakeVerifyProbe(*head, {.rows = 1})->targets, ElementsAre(0));
 }
 
-TEST(VerifyProbeTest, IsTheSameForASeed) {
+TEST(VerifyProbeTest, DependsOnlyOnTheSeed) {
   const auto head = testing::MakeRandomHead({.vocab_size = 50, .hidden_size = 16});
 
   const auto probe = MakeVerifyProbe(*head, {.rows = 2, .seed = 1});
@@ -106,7 +106,7 @@ TEST(VerifyProbeTest, WorksOnAWeightOfZeros) {
   EXPECT_EQ(truth->logit_stddev, 0);
 }
 
-TEST(VerifyProbeTest, StopsWhenAsked) {
+TEST(VerifyProbeTest, StopsOnRequest) {
   const auto head = testing::MakeRandomHead({.vocab_size = 50, .hidden_size = 16});
   const auto probe = MakeVerifyProbe(*head, {.rows = 2});
   const std::atomic<bool> stop = true;
@@ -123,7 +123,7 @@ TEST(VerifyProbeTest, ReportsAWeightThatCannotBeRead) {
   EXPECT_TRUE(absl::IsDataLoss(MakeVerifyProbe(*head, {.rows = 2}).status()));
 }
 
-TEST(CompareWithTruthTest, PassesUpToTheTolerances) {
+TEST(CompareWithTruthTest, PassesDifferencesUpToTheTolerances) {
   const VerifyTruth truth = {{-1, -2}, {3, 4}, 3};
 
   const VerifyReport near = CompareWithTruth(truth, {-1.00005F, -2}, {3, 4.0001F});

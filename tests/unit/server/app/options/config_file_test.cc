@@ -72,12 +72,12 @@ TEST(ConfigFileTest, NamesAnUnknownKeyAndTheNearest) {
 TEST(ConfigFileTest, NamesAKeyOfTheWrongType) {
   EXPECT_THAT(ErrorOf("batch_rows = \"8\""),
               HasSubstr("key batch_rows is a string, but must be a whole number"));
-  EXPECT_THAT(ErrorOf("batch_rows = 8.0"), HasSubstr("a number with a point"));
+  EXPECT_THAT(ErrorOf("batch_rows = 8.0"), HasSubstr("a number with a decimal point"));
   EXPECT_THAT(ErrorOf("insecure = 1"), HasSubstr("but must be true or false"));
   EXPECT_THAT(ErrorOf("listen = [\"a\"]"), HasSubstr("is an array, but must be a string"));
   EXPECT_THAT(ErrorOf("max_message_bytes = 1.5"), HasSubstr("64MiB"));
   EXPECT_THAT(ErrorOf("gpus = [0, 1]"),
-              HasSubstr("is an array, but must be a string as \"0,1\" or \"auto\""));
+              HasSubstr("is an array, but must be a string such as \"0,1\" or \"auto\""));
   EXPECT_THAT(ErrorOf("shards = 2.0"), HasSubstr("must be a whole number or \"auto\""));
   EXPECT_THAT(ErrorOf("model = 1979-05-27"), HasSubstr("is a date or time"));
 }
@@ -95,15 +95,15 @@ TEST(ConfigFileTest, ReadsValuesOfHeadsAsTextAndAsArrays) {
   EXPECT_EQ(text, "include-padding:b=true model:a=/x|b=/y shards:a=2,b=1 weights-version:a=7 ");
 }
 
-TEST(ConfigFileTest, RefusesArraysThatAreNotOfStringsOrNotOfHeads) {
-  EXPECT_THAT(ErrorOf("shards = [2]"), HasSubstr("or an array of strings as \"NAME=VALUE\""));
+TEST(ConfigFileTest, AcceptsOnlyArraysOfStringsForFlagsOfHeads) {
+  EXPECT_THAT(ErrorOf("shards = [2]"), HasSubstr("or an array of strings such as \"NAME=VALUE\""));
   EXPECT_THAT(ErrorOf("model = []"), HasSubstr("is an array"));
   EXPECT_THAT(ErrorOf("model = [\"a=/x\", 3]"), HasSubstr("is an array"));
   EXPECT_THAT(ErrorOf("weights-version = \"7\""), HasSubstr("is a string, but must be a whole"));
   EXPECT_THAT(ErrorOf("batch-rows = \"a=7\""), HasSubstr("is a string, but must be a whole"));
 }
 
-TEST(ConfigFileTest, RefusesAKeyTwice) {
+TEST(ConfigFileTest, RefusesTheSameKeyTwice) {
   EXPECT_THAT(ErrorOf("batch_rows = 1\nbatch_rows = 2\n"), HasSubstr("batch_rows"));
   EXPECT_THAT(ErrorOf("batch_rows = 1\nbatch-rows = 2\n"), HasSubstr("batch-rows is set twice"));
 }
@@ -113,7 +113,7 @@ TEST(ConfigFileTest, RefusesActionsOfTheCommandLine) {
   EXPECT_THAT(ErrorOf("config = \"other.toml\""), HasSubstr("--config cannot be set in a file"));
 }
 
-TEST(ConfigFileTest, RefusesWhatIsNoToml) {
+TEST(ConfigFileTest, RefusesTextThatIsNotToml) {
   for (const char* text :
        {"batch_rows", "batch_rows =", "= 3", "model = \"open", "[", "\x01\x02"}) {
     const auto settings = Read(text);
@@ -122,7 +122,7 @@ TEST(ConfigFileTest, RefusesWhatIsNoToml) {
   }
 }
 
-TEST(ConfigFileTest, SaysThatAFileDoesNotExistOrIsNone) {
+TEST(ConfigFileTest, SaysThatAFileDoesNotExistOrIsNotRegular) {
   EXPECT_EQ(ReadConfigFile(PathOf(".missing")).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ReadConfigFile(::testing::TempDir()).status().code(),
             absl::StatusCode::kInvalidArgument);

@@ -21,7 +21,7 @@ absl::Status Set(absl::string_view name, absl::string_view text) {
   return SetFlag(*FindFlag(name), text, options);
 }
 
-TEST(FlagsTest, HaveDistinctNamesAndAText) {
+TEST(FlagsTest, HaveDistinctNamesAndHelp) {
   std::set<absl::string_view> names;
   for (const Flag& flag : Flags()) {
     EXPECT_TRUE(names.insert(flag.name).second) << flag.name;
@@ -32,7 +32,7 @@ TEST(FlagsTest, HaveDistinctNamesAndAText) {
   }
 }
 
-TEST(FlagsTest, DefaultsLieInTheirRanges) {
+TEST(FlagsTest, HaveDefaultsWithinTheirRanges) {
   for (const Flag& flag : Flags()) {
     std::string text = FlagValueAsToml(flag, ServerOptions());
     std::erase(text, '"');
@@ -42,7 +42,7 @@ TEST(FlagsTest, DefaultsLieInTheirRanges) {
   }
 }
 
-TEST(FlagsTest, KeepTheLimitsOfIntegers) {
+TEST(FlagsTest, CheckTheRangeOfIntegers) {
   EXPECT_TRUE(Set("batch-rows", "1").ok());
   EXPECT_TRUE(Set("batch-rows", "1048576").ok());
   for (const char* text : {"0", "-1", "1048577", "1.5", "1e3", "", " ", "x", "0x10", "+5", "64KiB",
@@ -72,7 +72,7 @@ TEST(FlagsTest, ReadRealNumbers) {
   }
 }
 
-// 0.123456789 was served as 0.123457.
+// Regression: 0.123456789 was printed as 0.123457.
 TEST(FlagsTest, PrintRealNumbersWithAllTheirDigits) {
   ServerOptions options;
   options.client_share = 0.123456789;
@@ -104,9 +104,9 @@ TEST(FlagsTest, ReadListsOfGpusAndNameTheBadItem) {
   EXPECT_THAT(options.gpus, ElementsAre(3, 0, 12));
   EXPECT_EQ(FlagValueAsToml(flag, options), "\"3,0,12\"");
   const std::pair<const char*, const char*> kBad[] = {
-      {"0,x,1", "\"x\" is not one"}, {"0,,1", "\"\" is not one"}, {"", "\"\" is not one"},
-      {"0;1", "\"0;1\" is not one"}, {"-1", "\"-1\" is not one"}, {"1024", "from 0 to 1023"},
-      {"auto,1", "\"auto\" is"},     {"1,2,1", "GPU 1 twice"},    {"2,+2", "\"+2\" is"}};
+      {"0,x,1", "\"x\" is not a"}, {"0,,1", "\"\" is not a"}, {"", "\"\" is not a"},
+      {"0;1", "\"0;1\" is not a"}, {"-1", "\"-1\" is not a"}, {"1024", "from 0 to 1023"},
+      {"auto,1", "\"auto\" is"},   {"1,2,1", "GPU 1 twice"},  {"2,+2", "\"+2\" is"}};
   for (const auto& [text, message] : kBad) {
     const absl::Status status = SetFlag(flag, text, options);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
@@ -124,12 +124,12 @@ TEST(FlagsTest, FindTheNearestName) {
   EXPECT_FALSE(NearestFlag(std::string(1'000'000, 'x')).empty());
 }
 
-TEST(FlagsTest, CopyThreadsAreAsManyAsTheBatcherTakes) {
+TEST(FlagsTest, AllowAsManyCopyThreadsAsTheBatcherTakes) {
   EXPECT_TRUE(Set("copy-threads", "256").ok());
   EXPECT_FALSE(Set("copy-threads", "257").ok());
 }
 
-/// "[head]text" for each part.
+/// Returns "[head]text" for each part.
 std::vector<std::string> Split(absl::string_view flag, absl::string_view text) {
   std::vector<std::string> parts;
   for (const HeadText& part : SplitByHead(*FindFlag(flag), text)) {
@@ -138,7 +138,7 @@ std::vector<std::string> Split(absl::string_view flag, absl::string_view text) {
   return parts;
 }
 
-TEST(SplitByHeadTest, TakesValuesOfHeadsApart) {
+TEST(SplitByHeadTest, SplitsTheValuesOfHeads) {
   EXPECT_THAT(Split("model", "a=/x"), ElementsAre("[a]/x"));
   EXPECT_THAT(Split("model", "a=/x,b=/y"), ElementsAre("[a]/x", "[b]/y"));
   EXPECT_THAT(Split("model", "a=/x, b =/y"), ElementsAre("[a]/x", "[b]/y"));
@@ -149,7 +149,7 @@ TEST(SplitByHeadTest, TakesValuesOfHeadsApart) {
   EXPECT_THAT(Split("shards", "a="), ElementsAre("[a]"));
 }
 
-TEST(SplitByHeadTest, LeavesPathsWholeThatDoNotBeginWithAName) {
+TEST(SplitByHeadTest, DoesNotSplitPathsThatDoNotBeginWithAName) {
   EXPECT_THAT(Split("model", "/models/a=b,c=d"), ElementsAre("[]/models/a=b,c=d"));
   EXPECT_THAT(Split("model", "./a=b"), ElementsAre("[]./a=b"));
   EXPECT_THAT(Split("model", "=b"), ElementsAre("[]=b"));
@@ -157,11 +157,11 @@ TEST(SplitByHeadTest, LeavesPathsWholeThatDoNotBeginWithAName) {
   EXPECT_THAT(Split("model", "a=./b=c,d"), ElementsAre("[a]./b=c,d"));
 }
 
-TEST(SplitByHeadTest, LeavesFlagsThatAreNotOfHeadsAlone) {
+TEST(SplitByHeadTest, DoesNotSplitFlagsThatHeadsCannotSet) {
   EXPECT_THAT(Split("listen", "a=b,c=d"), ElementsAre("[]a=b,c=d"));
 }
 
-TEST(SetFlagFromSourceTest, ReplacesAllThatAWeakerSourceSaid) {
+TEST(SetFlagFromSourceTest, ReplacesAllValuesOfASourceWithoutPrecedence) {
   ServerOptions options;
   ASSERT_TRUE(SetFlagFromSource(*FindFlag("shards"), {"4,a=2"}, options).ok());
 

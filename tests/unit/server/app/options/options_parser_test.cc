@@ -40,7 +40,7 @@ std::string Error(const Arguments& arguments, const Arguments& environment = {})
   return message;
 }
 
-/// A configuration file of this text.
+/// Writes a configuration file with this text and returns its path.
 std::string FileWith(const std::string& text) {
   const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
   const std::string path = absl::StrCat(::testing::TempDir(), "/options_parser_test_",
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(
                        3, "--batch-rows"}),
     [](const auto& param_info) { return param_info.param.name; });
 
-TEST(OptionsParserTest, TakesTheFilesNameFromTheEnvironmentToo) {
+TEST(OptionsParserTest, TakesTheNameOfTheFileFromTheEnvironment) {
   const std::string file = FileWith("head_name = \"policy\"");
 
   EXPECT_EQ(Parse({}, {absl::StrCat("LOGPROBD_CONFIG=", file)}).options.head_name, "policy");
@@ -185,13 +185,13 @@ TEST(OptionsParserTest, NamesTheValueTheSourceAndTheRange) {
               AllOf(HasSubstr("LOGPROBD_DEVICE is \"gpu\""), HasSubstr("auto, cpu, cuda")));
   EXPECT_THAT(Error({"--config", FileWith("gpus = 99999999999999999999")}), HasSubstr("gpus in "));
   EXPECT_THAT(Error({}, {"LOGPROBD_GPUS=0,one"}),
-              AllOf(HasSubstr("LOGPROBD_GPUS is \"0,one\""), HasSubstr("\"one\" is not one")));
+              AllOf(HasSubstr("LOGPROBD_GPUS is \"0,one\""), HasSubstr("\"one\" is not a number")));
   EXPECT_THAT(Error({"--shards", "0"}), HasSubstr("it must be auto or a whole number from 1"));
   EXPECT_THAT(Error({"--config", FileWith("grace_s = -1")}),
               AllOf(HasSubstr("grace_s in "), HasSubstr("from 0 to 86400")));
 }
 
-TEST(OptionsParserTest, RefusesUnknownVariablesButNotTheClients) {
+TEST(OptionsParserTest, RefusesUnknownVariablesExceptThoseOfTheClients) {
   EXPECT_THAT(Error({}, {"LOGPROBD_BATCHROWS=3"}),
               AllOf(HasSubstr("LOGPROBD_BATCHROWS"), HasSubstr("LOGPROBD_BATCH_ROWS")));
   EXPECT_THAT(Error({}, {"LOGPROBD_BATCH-ROWS=3"}), HasSubstr("LOGPROBD_BATCH-ROWS"));
@@ -202,15 +202,15 @@ TEST(OptionsParserTest, RefusesUnknownVariablesButNotTheClients) {
              "LOGPROBD_TRANSPORT=tcp", "PATH=/bin"});
 }
 
-// They were let through as the clients', which do not read them: TLS that was asked for was not
-// there.
-TEST(OptionsParserTest, RefusesVariablesOfTlsAndTokensThatNothingReads) {
+// Regression: these variables were accepted as variables of the clients, which do not read them, so
+// TLS was silently off.
+TEST(OptionsParserTest, RefusesVariablesForTlsAndTokensThatNothingReads) {
   for (const char* variable : {"LOGPROBD_TLS_CA", "LOGPROBD_TOKEN"}) {
     EXPECT_THAT(Error({}, {absl::StrCat(variable, "=x")}), HasSubstr(variable));
   }
 }
 
-TEST(OptionsParserTest, HelpShowsEveryFlagWithItsDefault) {
+TEST(OptionsParserTest, HelpShowsEveryFlagWithRangeAndDefault) {
   const std::string help = HelpText();
 
   for (const Flag& flag : Flags()) {
@@ -218,8 +218,8 @@ TEST(OptionsParserTest, HelpShowsEveryFlagWithItsDefault) {
                                              flag.placeholder)));
     EXPECT_THAT(help, HasSubstr(absl::StrCat("\n", flag.group, ":\n")));
   }
-  EXPECT_THAT(help, HasSubstr("[default 64MiB]"));
-  EXPECT_THAT(help, HasSubstr("(auto, cpu, cuda) [default auto]"));
+  EXPECT_THAT(help, HasSubstr("Default: 64MiB."));
+  EXPECT_THAT(help, HasSubstr("One of auto, cpu, cuda. Default: auto."));
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(help, '\n'))) {
     EXPECT_LE(line.size(), 120) << line;
   }
@@ -269,17 +269,17 @@ TEST(OptionsParserTest, PrintedConfigurationOfSeveralHeadsReadsBackAsItself) {
   EXPECT_EQ(second.options.shards, 2);
 }
 
-TEST(OptionsParserTest, HelpMarksWhatCanBeReloaded) {
-  EXPECT_THAT(HelpText(), HasSubstr("[default 262144] (SIGHUP)\n"));
+TEST(OptionsParserTest, HelpMarksReloadableFlags) {
+  EXPECT_THAT(HelpText(), HasSubstr("Default: 262144. (SIGHUP)\n"));
   EXPECT_FALSE(FindFlag("batch-rows")->is_reloadable);
 }
 
-TEST(OptionsParserTest, ExampleFileHoldsEverySettingAtItsDefault) {
+TEST(OptionsParserTest, ExampleFileContainsEverySettingAtItsDefault) {
   std::ifstream file(LOGPROBD_EXAMPLE_CONFIG);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   ASSERT_FALSE(text.empty());
 
-  // A comment that starts with a key is a setting that is left at its default.
+  // In the example file a comment that starts with a key shows the default of a setting.
   const ParsedOptions parsed =
       Parse({"--config", FileWith(absl::StrReplaceAll(text, {{"\n#", "\n"}, {"\n# ", "\n# "}}))});
 

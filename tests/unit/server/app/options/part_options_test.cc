@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(PartOptionsTest, PromisesNoMoreThanOneClientMayQueue) {
+TEST(PartOptionsTest, PublishesNoLargerLimitsThanOneClientMayQueue) {
   ServerOptions options;
   EXPECT_EQ(LimitsOf(options).request_rows_max, 65'536);
   EXPECT_EQ(LimitsOf(options).message_bytes_max, 64 << 20);
@@ -28,7 +28,7 @@ TEST(PartOptionsTest, PromisesNoMoreThanOneClientMayQueue) {
   EXPECT_EQ(LimitsOf(options).request_rows_max, 1);
 }
 
-TEST(PartOptionsTest, TurnsSettingsIntoThePartsOptions) {
+TEST(PartOptionsTest, TranslatesSettingsIntoTheOptionsOfTheParts) {
   ServerOptions options;
   options.device = "cuda";
   options.gpus = {3, 2};
@@ -61,7 +61,7 @@ TEST(PartOptionsTest, TurnsSettingsIntoThePartsOptions) {
   EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCpu), absl::InfiniteDuration());
 }
 
-TEST(WeightsRootsTest, AreTheFolderAroundTheModelUnlessItIsTheWholeMachine) {
+TEST(WeightsRootsTest, AreTheParentOfTheModelUnlessItIsTheRoot) {
   const testing::ModelFolder folder;
   folder.WriteFile("model/config.json", "{}");
   folder.WriteFile("other/config.json", "{}");
@@ -77,7 +77,7 @@ TEST(WeightsRootsTest, AreTheFolderAroundTheModelUnlessItIsTheWholeMachine) {
   EXPECT_EQ((*own)->Text(), "'/tmp'");
 }
 
-TEST(WeightsRootsTest, AreThoseOfTheFlag) {
+TEST(WeightsRootsTest, AreTheFoldersOfTheFlag) {
   const testing::ModelFolder folder;
   folder.WriteFile("a/x", "");
   folder.WriteFile("b/x", "");
@@ -90,14 +90,14 @@ TEST(WeightsRootsTest, AreThoseOfTheFlag) {
   EXPECT_EQ(*WeightsRootsOf(options), nullptr);
 }
 
-TEST(WeightsRootsTest, AreNoneWhereTheModelIsNotThere) {
+TEST(WeightsRootsTest, AreOffIfTheModelDoesNotExist) {
   ServerOptions options;
   options.model = "/absent/model";
 
   EXPECT_EQ(*WeightsRootsOf(options), nullptr);
 }
 
-TEST(WeightsRootsTest, MustExistWhereTheyAreNamed) {
+TEST(WeightsRootsTest, MustExistIfTheFlagNamesThem) {
   ServerOptions options;
   options.weights_root = "/tmp,/absent";
 

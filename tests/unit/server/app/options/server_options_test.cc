@@ -25,7 +25,7 @@ ServerOptions Valid() {
   return options;
 }
 
-/// Options with these values, each "flag", "text".
+/// Returns options with these values, each a pair of flag and text.
 ServerOptions With(const std::vector<std::pair<std::string, std::string>>& values) {
   ServerOptions options;
   for (const auto& [flag, text] : values) {
@@ -54,9 +54,9 @@ TEST(CheckServerOptionsTest, NamesWhatIsMissingOrContradictory) {
   EXPECT_THAT(std::string(CheckServerOptions(padding).message()), HasSubstr("--include-padding"));
 }
 
-// What follows passed --dry-run, and ended a start after the weight had been read or with the wrong
-// exit status.
-TEST(CheckServerOptionsTest, TheReceiveQuotaHoldsTwoMessagesAndTheQueue) {
+// Regression: these settings passed --dry-run, but ended a start after the weight had been read or
+// with the wrong exit status.
+TEST(CheckServerOptionsTest, RequiresReceiveBytesForTwoMessagesAndTheQueue) {
   ServerOptions options = Valid();
   options.max_message_bytes = 1 << 20;
   options.queue_bytes = 1 << 20;
@@ -68,8 +68,8 @@ TEST(CheckServerOptionsTest, TheReceiveQuotaHoldsTwoMessagesAndTheQueue) {
   EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--queue-bytes 2MiB"));
 }
 
-// `--device auto` would have taken the CPU for it.
-TEST(CheckServerOptionsTest, NamedGpusAreAsManyAsReplicasAndShardsUse) {
+// Regression: `--device auto` fell back to the CPU.
+TEST(CheckServerOptionsTest, RequiresAsManyGpusAsReplicasAndShardsUse) {
   ServerOptions options = Valid();
   options.gpus = {0, 1, 2, 3};
   for (const auto& [replicas, shards] :
@@ -88,10 +88,10 @@ TEST(CheckServerOptionsTest, NamedGpusAreAsManyAsReplicasAndShardsUse) {
   }
   options.device = "cpu";
   EXPECT_THAT(std::string(CheckServerOptions(options).message()),
-              StartsWith("--gpus names GPUs, but --device cpu"));
+              StartsWith("--gpus contradicts --device cpu"));
 }
 
-TEST(CheckServerOptionsTest, EveryAddressIsReadAndMustBeLoopbackUnlessInsecure) {
+TEST(CheckServerOptionsTest, RequiresLoopbackAddressesUnlessInsecure) {
   for (const auto& [flag, member] : {std::pair{"--listen", &ServerOptions::listen},
                                      {"--http", &ServerOptions::http},
                                      {"--admin", &ServerOptions::admin}}) {
@@ -104,11 +104,11 @@ TEST(CheckServerOptionsTest, EveryAddressIsReadAndMustBeLoopbackUnlessInsecure) 
     EXPECT_TRUE(CheckServerOptions(options).ok()) << flag;
   }
   ServerOptions local = Valid();
-  local.local = std::string(100, 'a');  // with ".control" one too many
+  local.local = std::string(100, 'a');  // one byte too long with ".control"
   EXPECT_THAT(std::string(CheckServerOptions(local).message()), StartsWith("--local"));
 }
 
-TEST(CheckServerOptionsTest, CudaIpcNeedsAGpuAndTheControlSocket) {
+TEST(CheckServerOptionsTest, RequiresAGpuAndTheControlSocketForCudaIpc) {
   ServerOptions options = Valid();
   options.cuda_ipc = true;
   EXPECT_TRUE(CheckServerOptions(options).ok());
@@ -119,8 +119,9 @@ TEST(CheckServerOptionsTest, CudaIpcNeedsAGpuAndTheControlSocket) {
   EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--device cpu"));
 }
 
-// Such a head could not be asked for, broke ListHeads, or shared its metrics with all other names.
-TEST(CheckServerOptionsTest, AHeadsNameCanBeSentAndCounted) {
+// Regression: requests could not name such a head, or it broke ListHeads, or it shared its metrics
+// with unknown names.
+TEST(CheckServerOptionsTest, RequiresHeadNamesThatRequestsAndMetricsCanCarry) {
   for (const std::string& name :
        {std::string(), std::string(257, 'a'), std::string("a\nb"), std::string("\xFF"),
         std::string("\xC2\x85"), std::string("unknown")}) {
@@ -135,7 +136,7 @@ TEST(CheckServerOptionsTest, AHeadsNameCanBeSentAndCounted) {
   }
 }
 
-TEST(HeadOptionsTest, GivesASingleHeadTheOptionsAsTheyAre) {
+TEST(HeadOptionsTest, GivesASingleHeadTheOptionsUnchanged) {
   const ServerOptions options = With({{"model", "/x"}, {"head-name", "policy"}});
 
   const std::vector<ServerOptions> heads = HeadOptions(options);
@@ -146,7 +147,7 @@ TEST(HeadOptionsTest, GivesASingleHeadTheOptionsAsTheyAre) {
   EXPECT_EQ(heads[0].queue_bytes, options.queue_bytes);
 }
 
-TEST(HeadOptionsTest, GivesEachHeadItsOwnValuesAndItsPartOfTheBytes) {
+TEST(HeadOptionsTest, GivesEachHeadItsOwnValuesAndItsShareOfTheQueueBytes) {
   const std::vector<ServerOptions> heads = HeadOptions(With({{"model", "b=/x,a=/y"},
                                                              {"head-tensor", "lm_head,b=score"},
                                                              {"weights-version", "a=7"},
@@ -184,24 +185,26 @@ TEST(CheckHeadsTest, AcceptsOneNamedHeadAndSeveral) {
   EXPECT_TRUE(CheckServerOptions(With({{"model", "/x"}, {"shards", "default=2"}})).ok());
 }
 
-TEST(CheckHeadsTest, NamesThatCannotBeServedAreRefused) {
+TEST(CheckHeadsTest, RefusesNamesThatCannotBeServed) {
   EXPECT_THAT(ErrorOf({{"model", "unknown=/x"}}), StartsWith("--model: a head must not be"));
   EXPECT_THAT(ErrorOf({{"model", "a\x01=/x"}}), HasSubstr("without control characters"));
   EXPECT_THAT(ErrorOf({{"model", absl::StrCat(std::string(129, 'a'), "=/x")}}),
               HasSubstr("must have 1 to 128"));
   EXPECT_THAT(ErrorOf({{"model", "a=,b=/y"}}), HasSubstr("no folder for head \"a\""));
-  EXPECT_THAT(ErrorOf({{"model", "a=/x"}, {"head-name", "b"}}), StartsWith("--head-name names"));
+  EXPECT_THAT(ErrorOf({{"model", "a=/x"}, {"head-name", "b"}}),
+              StartsWith("--head-name cannot be combined"));
 }
 
-TEST(CheckHeadsTest, AFolderWithoutANameBesideNamedOnesIsRefused) {
+TEST(CheckHeadsTest, RefusesAFolderWithoutANameNextToNamedOnes) {
   ServerOptions options;
   ASSERT_TRUE(SetFlagFromSource(*FindFlag("model"), {"a=/x", "/y"}, options).ok());
 
   EXPECT_THAT(std::string(CheckServerOptions(options).message()),
-              AllOf(HasSubstr("/y, beside the heads a"), HasSubstr("write NAME=DIR for each")));
+              AllOf(HasSubstr("/y without a name next to the heads a"),
+                    HasSubstr("write NAME=DIR for each")));
 }
 
-TEST(CheckHeadsTest, AHeadTwiceIsRefused) {
+TEST(CheckHeadsTest, RefusesTheSameHeadTwice) {
   ServerOptions options;
 
   const absl::Status status = SetFlagFromSource(*FindFlag("model"), {"a=/x", "a=/y"}, options);
@@ -209,12 +212,12 @@ TEST(CheckHeadsTest, AHeadTwiceIsRefused) {
   EXPECT_EQ(status.message(), "is given twice for head \"a\"");
 }
 
-TEST(CheckHeadsTest, AValueForAHeadThatIsNotThereNamesFlagAndHeads) {
+TEST(CheckHeadsTest, NamesFlagAndHeadsForAValueOfAnUnknownHead) {
   EXPECT_EQ(ErrorOf({{"model", "a=/x,b=/y"}, {"shards", "c=2"}}),
-            "--shards is for a head \"c\", but there is: a, b");
+            "--shards has a value for head \"c\", but the heads are: a, b");
 }
 
-TEST(CheckHeadsTest, SettingsOfAHeadThatContradictEachOtherNameIt) {
+TEST(CheckHeadsTest, NamesTheHeadWhoseSettingsContradictEachOther) {
   EXPECT_THAT(
       ErrorOf({{"model", "a=/x,b=/y"}, {"valid-vocab", "b=5"}, {"include-padding", "true"}}),
       StartsWith("head \"b\": --valid-vocab and --include-padding"));
@@ -222,16 +225,16 @@ TEST(CheckHeadsTest, SettingsOfAHeadThatContradictEachOtherNameIt) {
               StartsWith("head \"b\": --gpus names 3 GPUs"));
 }
 
-TEST(CheckHeadsTest, MoreHeadsThanCanBeServedAreRefused) {
+TEST(CheckHeadsTest, RefusesMoreHeadsThanTheLimit) {
   std::string models = "h0=/x";
   for (int head = 1; head <= 64; ++head) {
     absl::StrAppend(&models, ",h", head, "=/x");
   }
 
-  EXPECT_THAT(ErrorOf({{"model", models}}), HasSubstr("names 65 heads, must be at most 64"));
+  EXPECT_THAT(ErrorOf({{"model", models}}), HasSubstr("names 65 heads, but at most 64"));
 }
 
-TEST(ReloadTest, ChangesNothingWhereNothingHasChanged) {
+TEST(ReloadTest, AppliesNothingIfNothingHasChanged) {
   const auto reload = PlanReload(Valid(), Valid(), Valid());
 
   ASSERT_TRUE(reload.ok()) << reload.status();
@@ -239,7 +242,7 @@ TEST(ReloadTest, ChangesNothingWhereNothingHasChanged) {
   EXPECT_THAT(reload->needs_restart, IsEmpty());
 }
 
-TEST(ReloadTest, TakesOverWhatIsReloadableAndNamesTheRest) {
+TEST(ReloadTest, AppliesReloadableFlagsAndNamesTheOthers) {
   ServerOptions next = Valid();
   next.model = "/models/b";
   next.queue_rows = 7;
@@ -259,7 +262,7 @@ TEST(ReloadTest, TakesOverWhatIsReloadableAndNamesTheRest) {
   EXPECT_THAT(reload->options.head_values, IsEmpty());
 }
 
-TEST(ReloadTest, EveryReloadableFlagIsTakenOver) {
+TEST(ReloadTest, AppliesEveryReloadableFlag) {
   ServerOptions next = Valid();
   next.stream_window = 2;
   next.request_rows = 3;
@@ -286,7 +289,7 @@ TEST(ReloadTest, EveryReloadableFlagIsTakenOver) {
   EXPECT_EQ(reload->applied.size(), num_reloadable);
 }
 
-TEST(ReloadTest, TakesOverNoMoreTopKThanTheWorkspaceHolds) {
+TEST(ReloadTest, AppliesNoLargerTopKThanTheWorkspaceHolds) {
   ServerOptions start = Valid();
   start.top_k_max = 50;
   ServerOptions current = start;
@@ -302,10 +305,10 @@ TEST(ReloadTest, TakesOverNoMoreTopKThanTheWorkspaceHolds) {
   EXPECT_THAT(reload->needs_restart, ElementsAre("top-k-max above 50"));
 }
 
-TEST(ReloadTest, RefusesWhatContradictsSettingsThatStay) {
+TEST(ReloadTest, RefusesSettingsThatContradictThoseThatNeedARestart) {
   ServerOptions next = Valid();
   next.queue_bytes = int64_t{3} << 30;
-  next.receive_bytes = int64_t{4} << 30;  // needs a restart, so 2 GiB stay
+  next.receive_bytes = int64_t{4} << 30;  // needs a restart, so 2 GiB stay in force
 
   const auto reload = PlanReload(Valid(), Valid(), next);
 

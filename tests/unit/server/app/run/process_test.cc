@@ -48,12 +48,12 @@ TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
   EXPECT_THAT(seen, ElementsAre(Pair(SIGTERM, 1), Pair(SIGHUP, 0), Pair(SIGINT, 2)));
 }
 
-TEST(StopSignalsTest, EndsWithoutASignal) {
+TEST(StopSignalsTest, JoinsItsThreadWithoutASignal) {
   const StopSignals signals([](int, int) { FAIL() << "nothing was sent"; },
                             [] { FAIL() << "nothing was sent"; });
 }
 
-/// Ends the process with 0 when the check passes, else prints its message and ends with 1.
+/// Prints the message of the check and exits with 0 if the check passes, otherwise with 1.
 [[noreturn]] void CheckWithOpenFiles(rlim_t soft, rlim_t hard) {
   const rlimit limit{soft, hard};
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -70,7 +70,7 @@ TEST(ProcessLimitsDeathTest, RefusesTooFewOpenFilesAndNamesTheLimit) {
               "open files is 40, at least 256");
 }
 
-TEST(ProcessLimitsDeathTest, RaisesTheSoftLimitAsFarAsItMay) {
+TEST(ProcessLimitsDeathTest, RaisesTheSoftLimitToTheHardLimit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(CheckWithOpenFiles(40, 1'000), ::testing::ExitedWithCode(0), "soft limit 1000");
 }

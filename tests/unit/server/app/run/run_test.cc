@@ -40,7 +40,7 @@ TEST(RunTest, PrintsHelpVersionAndConfiguration) {
   EXPECT_EQ(RunProgram({"--help"}).exit_status, kExitStopped);
 }
 
-TEST(RunTest, EndsWith2AndOneLineForBadSettings) {
+TEST(RunTest, ExitsWith2AndOneLineForBadSettings) {
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{},
                                                     {"--bogus"},
                                                     {"--model=x", "--batch-rows=0"},
@@ -52,7 +52,7 @@ TEST(RunTest, EndsWith2AndOneLineForBadSettings) {
   }
 }
 
-TEST(RunTest, EndsWith1AndOneLineForAModelThatIsNotThere) {
+TEST(RunTest, ExitsWith1AndOneLineForAMissingModel) {
   for (const char* action : {"--dry-run", "--log-level=error"}) {
     const Outcome outcome =
         RunProgram({"--model=/nowhere\nat all", "--listen=127.0.0.1:0", action});

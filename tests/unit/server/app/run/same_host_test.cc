@@ -18,7 +18,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(SameHostTest, PinsNothingOnACpuAndHasNoGpusMemory) {
+TEST(SameHostTest, PinsNothingAndHasNoDeviceMemoryOnACpu) {
   Metrics metrics({});
   ServerOptions options;
 
@@ -33,7 +33,7 @@ TEST(SameHostTest, PinsNothingOnACpuAndHasNoGpusMemory) {
   EXPECT_THAT(std::string(refusal.message()), HasSubstr("--cuda-ipc"));
 }
 
-TEST(SameHostTest, GivesALeaseAClientsShare) {
+TEST(SameHostTest, LimitsALeaseToTheClientShare) {
   ServerOptions options;
   options.local = "/run/logprobd.sock";
   options.shared_memory_bytes = 1'000'000;
@@ -53,7 +53,7 @@ TEST(SameHostTest, GivesALeaseAClientsShare) {
   EXPECT_EQ(SharedMemoryBytesMax(options), 1'000'000);
 }
 
-TEST(SameHostTest, FindsAPlaceForTheSocketsItself) {
+TEST(SameHostTest, FindsAFolderForTheSockets) {
   ServerOptions options;
   options.listen = "127.0.0.1:8499";
   GrpcServer::Options grpc;
@@ -64,7 +64,7 @@ TEST(SameHostTest, FindsAPlaceForTheSocketsItself) {
   EXPECT_TRUE(grpc.local_is_optional);
 }
 
-TEST(SameHostTest, PlansNoMemoryWithoutASocket) {
+TEST(SameHostTest, PlansNoSharedMemoryWithoutASocket) {
   ServerOptions options;
   options.local = "";
 
@@ -73,7 +73,7 @@ TEST(SameHostTest, PlansNoMemoryWithoutASocket) {
 
 class AutoSocketPathTest : public ::testing::Test {
  protected:
-  /// A new folder of that mode.
+  /// Creates a folder with that mode and returns its path.
   std::string Folder(mode_t mode) {
     std::string folder = ::testing::TempDir() + "/same_host_XXXXXX";
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
@@ -82,7 +82,7 @@ class AutoSocketPathTest : public ::testing::Test {
   }
 };
 
-TEST_F(AutoSocketPathTest, IsNamedAfterThePortInTheFirstFolderThatIsOurs) {
+TEST_F(AutoSocketPathTest, IsNamedAfterThePortInTheFirstPrivateFolder) {
   const std::string open = Folder(0755);
   const std::string ours = Folder(0700);
 
@@ -90,7 +90,7 @@ TEST_F(AutoSocketPathTest, IsNamedAfterThePortInTheFirstFolderThatIsOurs) {
             ours + "/logprobd-8470.sock");
 }
 
-TEST_F(AutoSocketPathTest, HasANameByChanceForAPortThatIsNotKnown) {
+TEST_F(AutoSocketPathTest, IsRandomIfThePortIsNotKnown) {
   const std::string folder = Folder(0700);
 
   const std::string first = AutoSocketPath(0, {folder}).value();
@@ -110,12 +110,13 @@ TEST_F(AutoSocketPathTest, SaysWhatIsWrongWithEachFolder) {
   EXPECT_EQ(none.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(
       std::string(none.status().message()),
-      AllOf(HasSubstr("relative: no absolute path"), HasSubstr("/no/such/folder: No such file"),
-            HasSubstr(open + ": others may"), HasSubstr(link + ": no folder of this user")));
+      AllOf(HasSubstr("relative: it is not an absolute path"),
+            HasSubstr("/no/such/folder: No such file"), HasSubstr(open + ": other users may"),
+            HasSubstr(link + ": it is not a folder of this user")));
   unlink(link.c_str());
 }
 
-TEST_F(AutoSocketPathTest, MakesAFolderOfItsOwnInTmp) {
+TEST_F(AutoSocketPathTest, CreatesAPrivateFolderInTmp) {
   const std::string last = SameHostFolders().back();
 
   EXPECT_EQ(last, "/tmp/logprobd-" + std::to_string(geteuid()));

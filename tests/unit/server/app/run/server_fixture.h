@@ -29,7 +29,7 @@ namespace logprobd::testing {
 inline constexpr int64_t kHidden = 4;
 inline constexpr int64_t kVocab = 1'000;
 
-/// The answer to a GET, status line and headers included.
+/// Returns the answer to a GET, including status line and headers.
 inline std::string HttpGet(int port, const std::string& path) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -58,7 +58,7 @@ inline v1::ScoreRequest OneRow() {
   return request;
 }
 
-/// A server of FakeEngines on free ports of the loopback; its only head is called "default".
+/// A server of FakeEngines on free loopback ports; its only head is called "default".
 class ServerTest : public ::testing::Test {
  protected:
   ServerTest() {
@@ -115,7 +115,7 @@ class ServerTest : public ::testing::Test {
     return server.ok() ? *std::move(server) : nullptr;
   }
 
-  /// Sends a row and returns the call's status, later.
+  /// Sends a row on another thread and returns the future status of the call.
   static std::future<grpc::Status> ScoreSoon(const Server& server, const std::string& head = "") {
     return std::async(std::launch::async, [port = server.grpc_port(), head] {
       const auto stub = v1::Scoring::NewStub(grpc::CreateChannel(
@@ -129,7 +129,7 @@ class ServerTest : public ::testing::Test {
     });
   }
 
-  /// "rows:bytes" of the limits of each head.
+  /// Returns the limits of each head as "rows:bytes ".
   static std::string LimitsOfHeads(const Server& server) {
     std::string text;
     for (const ServingPlan& plan : server.plan().heads) {
@@ -139,7 +139,7 @@ class ServerTest : public ::testing::Test {
     return text;
   }
 
-  /// Heads "a" and "b" in place of the only one.
+  /// Configures heads "a" and "b" instead of the only one.
   void NameTwoHeads() {
     options_.model = "";
     options_.head_values = {{"model", "a", "/models/a"}, {"model", "b", "/models/b"}};
@@ -148,7 +148,7 @@ class ServerTest : public ::testing::Test {
   ServerOptions options_;
   ServerParts parts_;
   std::function<void()> before_load_;
-  absl::Status refusal_;  // of the next engines
+  absl::Status refusal_;  // if not OK, the next engines cannot be made
   int num_replicas_ = 1;
   std::vector<ShardPlace> layout_;
   std::vector<FakeEngine*> engines_;

@@ -12,7 +12,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// Several heads in one server.
+// A server with several heads.
 
 namespace logprobd::testing {
 namespace {
@@ -25,7 +25,7 @@ using ::testing::StartsWith;
 
 using ServerHeadsTest = ServerTest;
 
-TEST_F(ServerHeadsTest, PlansEachHeadWithWhatThoseBeforeItLeave) {
+TEST_F(ServerHeadsTest, PlansEachHeadWithTheMemoryThatEarlierHeadsLeave) {
   NameTwoHeads();
   std::vector<std::pair<std::string, int64_t>> planned;
   parts_.plan_engine = [&](const HeadInfo& head,
@@ -93,7 +93,7 @@ TEST_F(ServerHeadsTest, ServesEachHeadAsSoonAsItIsLoadedAndIsReadyWhenAllAre) {
                     HasSubstr("logprobd_host_memory_bytes{kind=\"staging\"} 2048\n")));
 }
 
-TEST_F(ServerHeadsTest, HeadsThatShareADeviceTakeTurns) {
+TEST_F(ServerHeadsTest, LetsHeadsThatShareADeviceTakeTurns) {
   NameTwoHeads();
   layout_ = {{0, 0, "cpu"}};
   const std::unique_ptr<Server> server = Create();
@@ -118,8 +118,8 @@ TEST_F(ServerHeadsTest, HeadsThatShareADeviceTakeTurns) {
   EXPECT_TRUE(first.get().ok() && second.get().ok());
 }
 
-// Loading a team of GPUs launches kernels that wait for each other, and so does serving one.
-TEST_F(ServerHeadsTest, ServesNoHeadWhileTeamsThatShareGpusAreLoaded) {
+// Both loading and serving a team of GPUs launch kernels that wait for each other.
+TEST_F(ServerHeadsTest, ServesNoHeadWhileHeadsOnSharedGpusAreLoaded) {
   NameTwoHeads();
   parts_.plan_engine = [](const HeadInfo&, const EngineOptions&) -> absl::StatusOr<EnginePlan> {
     return EnginePlan{Device::kCuda,
@@ -176,7 +176,7 @@ TEST_F(ServerHeadsTest, ServesTheOtherHeadsWhenOneIsLost) {
   EXPECT_TRUE(server->HasLostReplica());
 }
 
-TEST_F(ServerHeadsTest, StopsWhenItHasLostAllOfItsHeads) {
+TEST_F(ServerHeadsTest, StopsWhenAllHeadsAreLost) {
   NameTwoHeads();
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());

@@ -12,7 +12,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// Settings that are read again.
+// A server that reads its settings again on SIGHUP.
 
 namespace logprobd::testing {
 namespace {
@@ -43,7 +43,7 @@ TEST_F(ServerReloadTest, AppliesReloadedLimitsToAllHeads) {
   while (LimitsOfHeads(*server) != "7:250000 7:250000 ") {
     std::this_thread::yield();
   }
-  // It was that of the start.
+  // Regression: the page showed the limit of the start.
   EXPECT_THAT(HttpGet(server->http_port(), "/?format=html"), HasSubstr("at most 1,000 rows"));
   server->RequestStop();
 
@@ -54,7 +54,7 @@ TEST_F(ServerReloadTest, AppliesReloadedLimitsToAllHeads) {
                              "batch-rows\n"));
 }
 
-TEST_F(ServerReloadTest, KeepsItsSettingsWhenReloadedOnesAreWrong) {
+TEST_F(ServerReloadTest, KeepsItsSettingsWhenTheNewOnesAreWrong) {
   std::atomic<int> num_read = 0;
   parts_.read_options = [&]() -> absl::StatusOr<ServerOptions> {
     const int number = num_read++;
@@ -70,7 +70,7 @@ TEST_F(ServerReloadTest, KeepsItsSettingsWhenReloadedOnesAreWrong) {
   ::testing::internal::CaptureStderr();
 
   std::future<Server::End> end = std::async(std::launch::async, [&] { return server->Run(); });
-  for (int number = 1; number <= 3; ++number) {  // one is done when the next is read
+  for (int number = 1; number <= 3; ++number) {  // a reload is done when the next one is read
     server->RequestReload();
     while (num_read < number) {
       std::this_thread::yield();

@@ -83,7 +83,7 @@ TEST_F(ServerTest, ScoresOnceItsWeightsAreLoaded) {
   EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("engine       fake: a test"));
 }
 
-TEST_F(ServerTest, DrawsItsStateAndItsReplicasForBrowsers) {
+TEST_F(ServerTest, ShowsItsStateAndItsReplicasToBrowsers) {
   num_replicas_ = 2;
   layout_ = {{0, 0, "gpu1", 0, kVocab}, {1, 0, "gpu4", 0, kVocab}};
   const std::unique_ptr<Server> server = Create();
@@ -105,8 +105,8 @@ TEST_F(ServerTest, DrawsItsStateAndItsReplicasForBrowsers) {
   EXPECT_THAT(degraded, AllOf(HasSubstr(">ok<"), HasSubstr("failed</b>")));
 }
 
-// The version was live in the metrics from the start.
-TEST_F(ServerTest, CountsNoVersionAsLiveBeforeItsWeightsAreLoaded) {
+// Regression: the metrics showed the version as live from the start.
+TEST_F(ServerTest, ReportsNoLiveVersionBeforeItsWeightsAreLoaded) {
   const std::unique_ptr<Server> server = Create();
   EXPECT_THAT(HttpGet(server->http_port(), "/metrics"),
               HasSubstr("logprobd_weights_version{head=\"default\"} 0\n"));
@@ -117,7 +117,7 @@ TEST_F(ServerTest, CountsNoVersionAsLiveBeforeItsWeightsAreLoaded) {
               HasSubstr("logprobd_weights_version{head=\"default\"} 1\n"));
 }
 
-TEST_F(ServerTest, PlansTheStagingThatItReserves) {
+TEST_F(ServerTest, ReservesTheStagingThatItPlans) {
   const std::unique_ptr<Server> server = Create();
   const auto staging = [&server] {
     for (const MemoryUse& use : server->plan().memory()) {
@@ -135,7 +135,7 @@ TEST_F(ServerTest, PlansTheStagingThatItReserves) {
   EXPECT_EQ(staging(), planned);
 }
 
-TEST_F(ServerTest, FinishesWhatIsInFlightWhenItStops) {
+TEST_F(ServerTest, FinishesWorkInFlightWhenItStops) {
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());
   engine_->Hold();
@@ -153,7 +153,7 @@ TEST_F(ServerTest, FinishesWhatIsInFlightWhenItStops) {
   EXPECT_TRUE(call.get().ok());
 }
 
-TEST_F(ServerTest, CutsWorkThatOutlivesTheGraceTime) {
+TEST_F(ServerTest, CancelsWorkThatOutlivesTheGraceTime) {
   options_.grace_s = 0.05;
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());
@@ -165,7 +165,7 @@ TEST_F(ServerTest, CutsWorkThatOutlivesTheGraceTime) {
 
   EXPECT_EQ(server->Run(), Server::End::kWorkCut);
   EXPECT_FALSE(call.get().ok());
-  engine_->Release();  // the program ends here without waiting; an object has to
+  engine_->Release();  // the program would exit here, but the object's destructor waits
 }
 
 TEST_F(ServerTest, StopsWhenItsEngineFails) {
@@ -178,7 +178,7 @@ TEST_F(ServerTest, StopsWhenItsEngineFails) {
   EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
 }
 
-TEST_F(ServerTest, ServesOnWhenItLosesOneOfItsReplicas) {
+TEST_F(ServerTest, ContinuesToServeWhenItLosesOneOfItsReplicas) {
   num_replicas_ = 2;
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());
@@ -207,7 +207,7 @@ TEST_F(ServerTest, StopsWhenItHasLostAllOfItsReplicas) {
   EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
 }
 
-TEST_F(ServerTest, LogsEachReplicaThatItLosesOnce) {
+TEST_F(ServerTest, LogsTheLossOfEachReplicaOnce) {
   num_replicas_ = 3;
   layout_ = {{.replica = 0, .device = "gpu0"},
              {.replica = 1, .device = "gpu1"},
@@ -228,14 +228,14 @@ TEST_F(ServerTest, LogsEachReplicaThatItLosesOnce) {
   EXPECT_EQ(log.find("a replica", log.find(line) + line.size()), std::string::npos);
 }
 
-TEST_F(ServerTest, GivesUpLoadingWhenItIsToStop) {
+TEST_F(ServerTest, CancelsLoadingOnAStopRequest) {
   const std::unique_ptr<Server> server = Create();
   before_load_ = [&server] { server->RequestStop(); };
 
   EXPECT_TRUE(absl::IsCancelled(server->Load()));
 }
 
-TEST_F(ServerTest, DoesNotBecomeReadyWhenItIsToStopAlready) {
+TEST_F(ServerTest, DoesNotBecomeReadyAfterAStopRequest) {
   const std::unique_ptr<Server> server = Create();
 
   server->RequestStop();
@@ -244,11 +244,11 @@ TEST_F(ServerTest, DoesNotBecomeReadyWhenItIsToStopAlready) {
   EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), StartsWith("HTTP/1.1 503"));
 }
 
-TEST_F(ServerTest, ReportsAnEngineThatCannotBeMade) {
+TEST_F(ServerTest, ReportsThatAnEngineCannotBeMade) {
   parts_.create_engines =
       [](const HeadWeights&, const EnginePlan&,
          const EngineOptions&) -> absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> {
-    return absl::ResourceExhaustedError("8000 bytes for the weight are not there");
+    return absl::ResourceExhaustedError("8000 bytes for the weight are not available");
   };
   const std::unique_ptr<Server> server = Create();
 
@@ -270,7 +270,7 @@ TEST_F(ServerTest, NamesAPortThatIsInUse) {
   }
 }
 
-TEST_F(ServerTest, WantsLoopbackUnlessToldOtherwise) {
+TEST_F(ServerTest, RequiresLoopbackUnlessInsecure) {
   options_.http = "0.0.0.0:0";
   const auto refused = Server::Create(options_, parts_);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);

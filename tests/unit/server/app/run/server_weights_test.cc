@@ -10,7 +10,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// Weights that are changed while a server serves.
+// A server whose weights change while it serves.
 
 namespace logprobd::testing {
 namespace {
@@ -21,13 +21,13 @@ using ::testing::StartsWith;
 
 using ServerWeightsTest = ServerTest;
 
-/// Calls the Weights service of a server with a fresh channel.
+/// Returns a stub of the server's Weights service on a new channel.
 std::unique_ptr<v1::Weights::Stub> AdminOf(const Server& server) {
   return v1::Weights::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server.admin_port()),
                                                   grpc::InsecureChannelCredentials()));
 }
 
-/// Loads "/models/new" and returns how the call ended.
+/// Loads "/models/new" and returns the status of the call.
 grpc::Status LoadWeights(const Server& server, bool in_place) {
   v1::LoadWeightsRequest request;
   request.set_path("/models/new");
@@ -42,7 +42,7 @@ grpc::Status LoadWeights(const Server& server, bool in_place) {
   return reader->Finish();
 }
 
-TEST_F(ServerWeightsTest, ShowsTheVersionThatIsLiveAndScoresWithIt) {
+TEST_F(ServerWeightsTest, ShowsTheLiveVersionAndScoresWithIt) {
   options_.admin = "127.0.0.1:0";
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
@@ -82,15 +82,15 @@ TEST_F(ServerWeightsTest, ReservesStagingForTwoVersionsAtStartAndNoneLater) {
   EXPECT_TRUE(ScoreSoon(*server).get().ok());
 }
 
-TEST_F(ServerWeightsTest, HasNoWeightsToChangeBeforeTheyAreLoaded) {
+TEST_F(ServerWeightsTest, RefusesToChangeWeightsBeforeTheyAreLoaded) {
   options_.admin = "127.0.0.1:0";
   const std::unique_ptr<Server> server = Create();
 
   EXPECT_EQ(LoadWeights(*server, false).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-// They took the memory that was planned for a head of the start, which then could not be loaded.
-TEST_F(ServerWeightsTest, NewWeightsWaitUntilAllHeadsOfTheStartAreLoaded) {
+// Regression: new weights took the memory planned for a head that was not loaded yet.
+TEST_F(ServerWeightsTest, LoadsNewWeightsOnlyAfterAllHeadsAreLoaded) {
   NameTwoHeads();
   options_.admin = "127.0.0.1:0";
   options_.weights_root = "/";
@@ -121,7 +121,7 @@ TEST_F(ServerWeightsTest, NewWeightsWaitUntilAllHeadsOfTheStartAreLoaded) {
   EXPECT_EQ(engines_.size(), 3U);
 }
 
-TEST_F(ServerWeightsTest, IsNotReadyWhileItsWeightsAreLostAndReadyAgainOnceSomeAreLoaded) {
+TEST_F(ServerWeightsTest, IsNotReadyWhileItsWeightsAreLostAndReadyAgainAfterALoad) {
   options_.admin = "127.0.0.1:0";
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
@@ -151,7 +151,7 @@ TEST_F(ServerWeightsTest, IsNotReadyWhileItsWeightsAreLostAndReadyAgainOnceSomeA
   EXPECT_EQ(end.get(), Server::End::kStopped);
 }
 
-TEST_F(ServerWeightsTest, RefusesToStartWithARootThatIsNotThere) {
+TEST_F(ServerWeightsTest, RefusesToStartWithAMissingWeightsRoot) {
   options_.weights_root = "/absent";
 
   const absl::Status status = Server::Create(options_, parts_).status();

@@ -42,7 +42,7 @@ class StatusBoardTest : public ::testing::Test {
   StatusBoard board_{metrics_, clock_};
 };
 
-TEST_F(StatusBoardTest, TakesRatesSinceTheStartAtFirst) {
+TEST_F(StatusBoardTest, TakesRatesSinceTheStartDuringTheFirstWindow) {
   Score("a", 30, 0.010);
   Score("b", 10, 0.010, absl::StatusCode::kInternal);
   clock_.Advance(absl::Seconds(2));
@@ -62,8 +62,8 @@ TEST_F(StatusBoardTest, TakesRatesSinceTheStartAtFirst) {
   EXPECT_EQ(page.heads[1].queue_rows_max, 100);
 }
 
-TEST_F(StatusBoardTest, ForgetsWhatIsOlderThanItsWindow) {
-  Score("a", 1'000, 9);  // long ago
+TEST_F(StatusBoardTest, IgnoresRequestsBeforeTheWindow) {
+  Score("a", 1'000, 9);  // before the window
   for (int i = 0; i < 30; ++i) {
     clock_.Advance(StatusBoard::kSamplePeriod);
     board_.Sample();
@@ -78,10 +78,10 @@ TEST_F(StatusBoardTest, ForgetsWhatIsOlderThanItsWindow) {
   EXPECT_LT(page.heads[0].latency.p99_seconds, 0.002);
 }
 
-TEST_F(StatusBoardTest, LooksNoMoreOftenThanItsPeriod) {
+TEST_F(StatusBoardTest, SamplesNoMoreOftenThanItsPeriod) {
   Score("a", 10, 0.001);
   clock_.Advance(absl::Seconds(1));
-  board_.Sample();  // too soon: the first look stays the only one
+  board_.Sample();  // too soon: the first sample stays the only one
   clock_.Advance(StatusBoard::kWindow);
 
   const StatusPage page = board_.Page(StatusOf({"a"}));
@@ -90,7 +90,7 @@ TEST_F(StatusBoardTest, LooksNoMoreOftenThanItsPeriod) {
   EXPECT_EQ(page.heads[0].latency.count, 10);
 }
 
-TEST_F(StatusBoardTest, AtItsVeryStartRatesAreZero) {
+TEST_F(StatusBoardTest, ReportsZeroRatesAtTheStart) {
   Score("a", 5, 0.001);
 
   const StatusPage page = board_.Page(StatusOf({"a"}));
@@ -100,7 +100,7 @@ TEST_F(StatusBoardTest, AtItsVeryStartRatesAreZero) {
   EXPECT_EQ(page.heads[0].latency.count, 5);
 }
 
-TEST_F(StatusBoardTest, LeavesTheOtherCallsOutOfTheLatency) {
+TEST_F(StatusBoardTest, ExcludesOtherCallsFromTheLatency) {
   Score("a", 10, 0.001);
   metrics_.RecordRequest(Metrics::Method::kVerify, "a", absl::StatusCode::kOk, 30,
                          Metrics::Transport::kTcp);
@@ -110,7 +110,7 @@ TEST_F(StatusBoardTest, LeavesTheOtherCallsOutOfTheLatency) {
   EXPECT_EQ(page.heads[0].latency.count, 10);
 }
 
-TEST_F(StatusBoardTest, ListsStagesInTheOrderOfARequestsWay) {
+TEST_F(StatusBoardTest, ListsStagesInTheOrderOfProcessing) {
   metrics_.RecordStage(Metrics::Stage::kKernel, 0.25);
 
   const StatusPage page = board_.Page(StatusOf({"a"}));
@@ -126,14 +126,14 @@ TEST_F(StatusBoardTest, ListsStagesInTheOrderOfARequestsWay) {
   EXPECT_EQ(page.stages[5].count, 0);
 }
 
-TEST_F(StatusBoardTest, ShowsTheQueueAndWhatIsRefused) {
+TEST_F(StatusBoardTest, ShowsTheQueueAndRefusals) {
   metrics_.SetQueue("a", Priority::kHigh, {.rows = 7, .bytes = 70, .requests = 2});
   metrics_.SetQueue("a", Priority::kLow, {.rows = 3, .bytes = 30, .requests = 1});
   metrics_.SetQueueOldestAge("a", 1.5);
   metrics_.SetInflightBytesLimit(1'000);
   metrics_.RecordRejection(Rejection::kQueueRows);
   metrics_.RecordRejection(Rejection::kClientShare);
-  metrics_.RecordRejection(Rejection::kInvalid);  // the client's doing
+  metrics_.RecordRejection(Rejection::kInvalid);  // an error of the client
   clock_.Advance(absl::Seconds(1));
 
   const StatusPage page = board_.Page(StatusOf({"a"}));
@@ -146,7 +146,7 @@ TEST_F(StatusBoardTest, ShowsTheQueueAndWhatIsRefused) {
   EXPECT_DOUBLE_EQ(page.refused_per_second, 2);
 }
 
-TEST_F(StatusBoardTest, JoinsHostMemoryByKindAndTakesGpusFromTheMetrics) {
+TEST_F(StatusBoardTest, SumsHostMemoryByKindAndTakesGpusFromTheMetrics) {
   ServerStatus status = StatusOf({"a"});
   status.memory = {{"host", "staging", 100}, {"host", "staging", 50, true},
                    {"host", "receive", 900}, {"host", "shared", 800},
@@ -162,7 +162,7 @@ TEST_F(StatusBoardTest, JoinsHostMemoryByKindAndTakesGpusFromTheMetrics) {
   EXPECT_EQ(page.memory[0].parts[0].bytes, 150);
   EXPECT_FALSE(page.memory[0].parts[0].is_bound);
   EXPECT_TRUE(page.memory[0].parts[1].is_bound);
-  EXPECT_TRUE(page.memory[0].parts[2].is_bound);  // was drawn as if it were reserved
+  EXPECT_TRUE(page.memory[0].parts[2].is_bound);  // regression: it was drawn as reserved memory
   EXPECT_EQ(page.memory[1].place, "elsewhere");
   EXPECT_EQ(page.memory[2].place, "gpu0");
   EXPECT_EQ(page.memory[3].place, "gpu1");
@@ -195,7 +195,7 @@ TEST_F(StatusBoardTest, FindsAHeadWhoseNameIsNotSafeAsALabel) {
   EXPECT_EQ(page.heads[0].nonfinite_rows, 2);
 }
 
-TEST(LoadProgressTest, SaysHowFarItIs) {
+TEST(LoadProgressTest, ReportsThePercentageRead) {
   const testing::FakeClock clock;
   LoadProgress progress(false, clock);
   EXPECT_EQ(progress.Text(), "");
@@ -204,10 +204,10 @@ TEST(LoadProgressTest, SaysHowFarItIs) {
 
   EXPECT_EQ(progress.Text(), "25 % of 100.0 MiB");
   progress.Finish();
-  EXPECT_EQ(progress.Text(), "");  // the next head began with what the one before had ended
+  EXPECT_EQ(progress.Text(), "");  // regression: the next head started at 100 %
 }
 
-TEST(LoadProgressTest, DrawsOnATerminalTenTimesASecondAtMost) {
+TEST(LoadProgressTest, DrawsOnATerminalAtMostTenTimesASecond) {
   testing::FakeClock clock;
   LoadProgress progress(true, clock);
   ::testing::internal::CaptureStderr();
