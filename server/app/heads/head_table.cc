@@ -60,8 +60,9 @@ absl::StatusOr<size_t> HeadTable::IndexOf(absl::string_view name) const {
   }
   const auto found = absl::c_find(names_, name);
   if (found == names_.end()) {
-    return absl::NotFoundError(absl::StrCat("head: no \"", CutUtf8(name, kNameBytesShown),
-                                            "\" here; there is: ", absl::StrJoin(names_, ", ")));
+    return absl::NotFoundError(
+        absl::StrCat("head: \"", CutUtf8(name, kNameBytesShown),
+                     "\" is not served here; the heads are: ", absl::StrJoin(names_, ", ")));
   }
   return static_cast<size_t>(found - names_.begin());
 }

@@ -175,7 +175,7 @@ TEST_F(HeadTableWeightsTest, ListsTheHeadsIfTheNameIsUnknown) {
   for (const absl::Status& status :
        {table_.Commit("other", 0).status(), table_.List("other").status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-    EXPECT_EQ(status.message(), "head: no \"other\" here; there is: default");
+    EXPECT_EQ(status.message(), "head: \"other\" is not served here; the heads are: default");
   }
 }
 
