@@ -123,21 +123,33 @@ def write(records: list[dict], out: pathlib.Path | None) -> None:
         print(text, end="")
 
 
-WANTED = re.compile(r"wanted at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
+# Records up to November 2026 say "wanted" instead of "target".
+TARGET = re.compile(
+    r"(?:target|wanted) at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)"
+)
+
+
+def target_of(entry: dict) -> tuple[str, str] | None:
+    """The bound in a record's note: ("most" or "least", the limit). None without a bound."""
+    match = TARGET.search(entry["note"])
+    return (match["bound"], match["limit"]) if match else None
 
 
 def misses(entry: dict) -> bool:
-    """Whether the figure, or its ratio where there is a baseline, is beyond what its note wants."""
-    wanted = WANTED.search(entry["note"])
-    if not wanted:
+    """Whether the ratio, or the figure if there is no baseline, is beyond the target in the note."""
+    target = target_of(entry)
+    if target is None:
         return False
     figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
-    excess = figure - float(wanted["limit"])
-    return excess > 0 if wanted["bound"] == "most" else excess < 0
+    excess = figure - float(target[1])
+    return excess > 0 if target[0] == "most" else excess < 0
 
 
-def missed(records: list[dict]) -> bool:
-    """Whether any misses, saying which; one marked "missed" does too, and the mark is taken off."""
+def report_misses(records: list[dict]) -> bool:
+    """Prints the records that miss their target and returns whether there are any.
+
+    A record may also be marked with "missed"; the mark is removed.
+    """
     found = False
     for entry in records:
         if entry.pop("missed", False) or misses(entry):
