@@ -1,4 +1,4 @@
-"""Model folders with a random head of a real size, written in a second or two."""
+"""Model folders with a random head of a real size, written in one or two seconds."""
 
 import concurrent.futures
 import json
@@ -12,7 +12,7 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
-    """fp32 rounded to nearest even, as the 16 bits of bf16."""
+    """The bits of fp32 values as bf16, rounded to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -20,9 +20,9 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 def write_head(
     folder: pathlib.Path, *, vocab: int, hidden: int, logit_stddev: float = 3.0, seed: int = 1
 ) -> pathlib.Path:
-    """A bf16 lm_head whose logits have that spread for hidden rows of unit normal elements.
+    """Writes a bf16 lm_head whose logits have that standard deviation for standard normal hidden rows.
 
-    The folder is made, and ends up in the page cache. The same seed gives the same head.
+    Creates the folder, whose files end up in the page cache. The same seed gives the same head.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -56,7 +56,7 @@ def write_head(
         random = np.random.Generator(np.random.SFC64([seed, block]))
         weight[begin:end] = to_bf16(random.standard_normal(end - begin, dtype=np.float32) * scale)
 
-    # NumPy lets go of Python's lock in these.
+    # NumPy releases the GIL in these functions.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(fill, range(-(-elements // BLOCK_ELEMENTS))))
     return folder
