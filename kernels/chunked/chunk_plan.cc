@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/combine/exchange_mailbox.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/top_k_scratch.h"
 

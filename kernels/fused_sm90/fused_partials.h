@@ -14,20 +14,20 @@ namespace logprobd::kernels {
 
 /// How far a tile's exponent may be above its row's level for its exponentials to be relative to
 /// that: far enough for any but the most peaked rows, and small enough for a product's sums.
-inline constexpr int32_t kLevelReach = 40;
+inline constexpr int32_t kReferenceReach = 40;
 
 /// Every logit as 2^(y - e) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
-/// k; kernels/gradient uses them). e is the tile's k, or, with levels, the row's level unless k is
-/// more than kLevelReach above: exponentials of a row that are relative to one exponent can be
-/// multiplied as they are. Device memory that stays the caller's.
+/// k; kernels/gradient uses them). e is the tile's k, or, with reference_sums, the row's level
+/// unless k is more than kReferenceReach above: exponentials of a row that are relative to one
+/// exponent can be multiplied as they are. Device memory that stays the caller's.
 struct CachedExponentials {
   __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
   int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], e; kEmptyExponent: k is not real.
   int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
   int64_t exponent_stride = 0;      ///< int32s from row to row; 0: row_tiles.
   /// [num_rows], the sums of any one tile of each row: its exponent is the level, where it is real.
-  /// Null: no levels.
-  const TileSums* levels = nullptr;
+  /// Null: no reference_sums.
+  const TileSums* reference_sums = nullptr;
 };
 
 /// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;

@@ -129,8 +129,9 @@ class HeadEpilogue
 
  private:
   __device__ __forceinline__ int32_t LevelOf(int32_t row) const {
-    return params_.exponentials.levels == nullptr ? kEmptyExponent
-                                                  : params_.exponentials.levels[row].exponent;
+    return params_.exponentials.reference_sums == nullptr
+               ? kEmptyExponent
+               : params_.exponentials.reference_sums[row].exponent;
   }
 
   /// Writes exponentials relative to a tile's k as exponentials relative to 2^e
@@ -155,7 +156,7 @@ class HeadEpilogue
     int32_t exponent = origin.is_real ? origin.exponent : kEmptyExponent;
     float factor = 1.0F;
     const bool has_level = level != kEmptyExponent && level != kNonfiniteExponent;
-    if (origin.is_real && has_level && exponent <= level + kLevelReach) {
+    if (origin.is_real && has_level && exponent <= level + kReferenceReach) {
       constexpr int kBias = 127;
       // Exact; 0 where exponentials would be that small.
       factor = __int_as_float((max(exponent - level, -kBias) + kBias) << 23);

@@ -11,7 +11,7 @@
 #include "cutlass/bfloat16.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/half.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/head_mainloop.cuh"

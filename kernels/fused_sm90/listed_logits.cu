@@ -10,7 +10,7 @@
 // Limits    2^31 pairs a launch.
 // Source    Our own; the layout of fragments is PTX's (mma.m16n8k16).
 
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/listed_logits.h"
 #include "kernels/fused_sm90/operands.h"

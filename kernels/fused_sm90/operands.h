@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
 

@@ -16,7 +16,7 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/bfloat16.h"
 #include "cutlass/half.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/tile_logits.h"
 

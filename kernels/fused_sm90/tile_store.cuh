@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/pack_pair.cuh"
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/tile.h"
 
 namespace logprobd::kernels::internal {

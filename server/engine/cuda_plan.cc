@@ -9,8 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/chunked/tile_stats.h"
-#include "kernels/chunked/top_k.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/check.h"
 #include "server/base/device_name.h"

@@ -6,17 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/chunked/bf16_split.h"
-#include "kernels/chunked/gather_logits.h"
-#include "kernels/chunked/tile_stats.h"
-#include "kernels/chunked/top_k.h"
-#include "kernels/chunked/widen.h"
+#include "kernels/chunked/convert_elements.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/combine/list_scores.h"
-#include "kernels/combine/merge_top_k.h"
 #include "kernels/combine/peer_scores.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
-#include "kernels/common/truncation.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"

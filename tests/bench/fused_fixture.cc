@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/chunked/bf16_split.h"
 #include "kernels/chunked/chunk_plan.h"
+#include "kernels/chunked/convert_elements.h"
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
-#include "kernels/common/truncation.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"

@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 #include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/dtype.h"
-#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "server/engine/cuda_memory.h"
 

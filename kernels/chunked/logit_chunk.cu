@@ -1,26 +1,74 @@
-// TileStatsKernel: one pass over a chunk of fp32 dot products gives the partials of its tiles.
+// The kernels that read a chunk of fp32 dot products: TileStatsKernel, TopKKernel and
+// GatherLogitsKernel.
 //
-// Idea      Eight lanes own a tile of a row, a chain of 24 columns a lane, all in registers: the
-//           maximum fixes the exponent, then the sums follow. No dot product is read twice, and
-//           three butterfly steps finish four rows of a warp at once.
-// Work      A warp takes a tile of four consecutive rows. Lane l of a row takes the columns
+// TileStatsKernel: computes the partials of every (row, tile) of a chunk.
+//
+// Idea      Eight lanes own one tile of a row, each lane one chain of 24 columns, all in registers.
+//           The maximum fixes the exponent, then the sums follow. Every dot product is read once,
+//           and three butterfly steps finish four rows of a warp at the same time.
+// Work      A warp processes one tile of four consecutive rows. Lane l of a row owns columns
 //           8 j + l, j = 0..23.
-// Traffic   Reads 4 bytes a logit, whole sectors, writes 16 a tile: memory bound.
-// Numerics  kernels/common/tile_sums.cuh: the order and with it the bits of the fused kernel. -inf
-//           adds exactly 0. NaN reaches the tile's maximum.
-// Limits    Compute capability 8.0 (max.NaN). 2^24 rows, 2^20 columns.
-// Source    Our own; the exponents by tile follow kernels/common/tile.h.
+// Traffic   Reads 4 bytes per logit in whole sectors and writes 16 bytes per tile: memory bound.
+// Numerics  kernels/common/tile_sums.cuh: the order of additions, and so the bits, are those of the
+//           fused kernel. A logit of -inf adds exactly 0. NaN propagates to the tile's maximum.
+// Limits    Compute capability 8.0 (max.NaN), 2^24 rows, 2^20 columns.
+// Source    Our own; exponents per tile follow kernels/common/tile.h.
+//
+// TopKKernel: merges a chunk into the running top-k of each row.
+//
+// Idea      kernels/common/top_k.cuh.
+// Work      One block per row, four columns per thread and step.
+// Traffic   Reads 4 bytes per logit; reads and writes 8 k bytes per row and chunk.
+// Numerics  Exact.
+// Limits    k <= kTopKMax.
+// Source    Our own.
+//
+// GatherLogitsKernel: looks up the logits of listed (row, id) pairs in a chunk.
+//
+// Idea      The next chunk overwrites this one, so each pair copies its logit from its chunk.
+// Work      One thread per pair.
+// Traffic   8 bytes per pair and chunk, and one sector for each pair that the chunk holds.
+// Numerics  Logits have the bits that the other kernels use.
+// Limits    2^31 - 1 pairs per launch.
+// Source    Our own.
 
 #include <climits>
 #include <cstdint>
 
-#include "kernels/chunked/logit_chunk.cuh"
-#include "kernels/chunked/tile_stats.h"
-#include "kernels/common/logit_key.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/common/top_k.cuh"
 
 namespace logprobd::kernels {
 namespace {
+
+/// Returns the number of columns of the chunk that lie in the vocabulary.
+int64_t ValidColumns(const LogitChunk& chunk) {
+  const int64_t begin = chunk.tile_begin * kTileColumns;
+  const int64_t columns = chunk.num_tiles * kTileColumns;
+  return chunk.vocab_size - begin < columns ? chunk.vocab_size - begin : columns;
+}
+
+bool IsValid(const LogitChunk& chunk) {
+  return chunk.dots != nullptr && chunk.num_rows >= 0 && chunk.num_rows <= (1 << 24) &&
+         chunk.tile_begin >= 0 && chunk.num_tiles >= 1 && chunk.row_stride % 4 == 0 &&
+         chunk.row_stride >= chunk.num_tiles * kTileColumns && chunk.vocab_size >= 1 &&
+         (chunk.tile_begin + chunk.num_tiles - 1) * kTileColumns < chunk.vocab_size;
+}
+
+bool HasTransform(const LogitChunk& chunk) {
+  return chunk.bias != nullptr || !chunk.transform.IsIdentity();
+}
+
+/// Returns the logit of a valid column, counted from the chunk's first.
+template <bool kTransform>
+__device__ __forceinline__ float LogitAt(const LogitChunk& chunk, int64_t row, int64_t column) {
+  const float dot = chunk.dots[row * chunk.row_stride + column];
+  if constexpr (!kTransform) return dot;
+  const float bias =
+      chunk.bias == nullptr ? 0.0F : chunk.bias[chunk.tile_begin * kTileColumns + column];
+  return LogitOf(dot, bias, chunk.transform);
+}
 
 constexpr int kBlockThreads = 256;
 constexpr int kWarpThreads = 32;
@@ -28,7 +76,7 @@ constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
 constexpr int kWarpRows = kWarpThreads / kTileChains;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
-/// The tile's sums, the same in its eight lanes.
+/// Returns the sums of the tile; all of its eight lanes get the same bits.
 template <bool kSquares>
 __device__ __forceinline__ ChainSums SumsOf(const float (&z)[kChainColumns],
                                             const TileOrigin& origin, float log2_scale) {
@@ -46,11 +94,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   const LogitChunk& chunk = params.chunk;
   const uint32_t warp = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
   const int64_t tile = warp / row_groups;
-  if (tile >= chunk.num_tiles) return;  // a whole warp
+  if (tile >= chunk.num_tiles) return;  // the whole warp returns
   const int warp_lane = static_cast<int>(threadIdx.x % kWarpThreads);
   const int lane = warp_lane % kTileChains;
   const int64_t row = static_cast<int64_t>(warp % row_groups) * kWarpRows + warp_lane / kTileChains;
-  const bool has_row = row < chunk.num_rows;  // all lanes stay for the butterflies
+  const bool has_row = row < chunk.num_rows;  // all lanes take part in the butterflies
   const int64_t some_row = has_row ? row : chunk.num_rows - 1;
   const int64_t first_column = tile * kTileColumns + lane;
   const int64_t vocab_tile = chunk.tile_begin + tile;
@@ -129,7 +177,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-/// Warps that the rows of one tile take.
+/// Returns the number of warps per tile.
 int64_t RowGroups(const LogitChunk& chunk) { return (chunk.num_rows + kWarpRows - 1) / kWarpRows; }
 
 template <bool kTransform, bool kSquares, bool kEntropy>
@@ -152,6 +200,38 @@ cudaError_t Dispatch(const TileStatsParams& params, cudaStream_t stream) {
     return flags[sizeof...(kFlags)] ? Dispatch<kFlags..., true>(params, stream)
                                     : Dispatch<kFlags..., false>(params, stream);
   }
+}
+
+/// A row of a chunk, as a source of FindTopK.
+template <bool kTransform>
+struct ChunkRow {
+  const LogitChunk& chunk;
+  int64_t row;
+
+  __device__ __forceinline__ float Load(int32_t column) const {
+    return LogitAt<kTransform>(chunk, row, column);
+  }
+  __device__ __forceinline__ uint64_t Key(int32_t column, float logit) const {
+    return LogitKey(logit, static_cast<int32_t>(chunk.tile_begin) * kTileColumns + column);
+  }
+};
+
+template <bool kTransform>
+__global__ void __launch_bounds__(kTopKThreads)
+    TopKKernel(const TopKParams params, const int32_t valid_columns) {
+  const int64_t row = blockIdx.x;
+  FindTopK(ChunkRow<kTransform>{params.chunk, row}, valid_columns, params.top_k,
+           {.from_best = true}, params.keys + row * params.top_k);
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    GatherLogitsKernel(const GatherLogitsParams params, const int64_t valid_columns) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (i >= params.count) return;
+  const int64_t row = static_cast<int64_t>(params.rows[i]) - params.row_begin;
+  const int64_t column = params.ids[i] - params.chunk.tile_begin * kTileColumns;
+  if (row < 0 || row >= params.chunk.num_rows || column < 0 || column >= valid_columns) return;
+  params.logits[i] = LogitAt<true>(params.chunk, row, column);
 }
 
 }  // namespace
@@ -178,6 +258,33 @@ cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream) 
 cudaError_t ProbeTileStats() {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, TileStatsKernel<false, false, false>);
+}
+
+cudaError_t LaunchTopK(const TopKParams& params, cudaStream_t stream) {
+  if (!IsValid(params.chunk) || params.top_k < 1 || params.top_k > kTopKMax ||
+      params.keys == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.chunk.num_rows == 0) return cudaSuccess;
+  const auto blocks = static_cast<uint32_t>(params.chunk.num_rows);
+  const auto kernel = HasTransform(params.chunk) ? TopKKernel<true> : TopKKernel<false>;
+  kernel<<<blocks, kTopKThreads, 0, stream>>>(params,
+                                              static_cast<int32_t>(ValidColumns(params.chunk)));
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchGatherLogits(const GatherLogitsParams& params, cudaStream_t stream) {
+  if (!IsValid(params.chunk) || params.count < 0 || params.count > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.count == 0 || params.chunk.num_rows == 0) return cudaSuccess;
+  if (params.rows == nullptr || params.ids == nullptr || params.logits == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t blocks = (params.count + kBlockThreads - 1) / kBlockThreads;
+  GatherLogitsKernel<<<static_cast<uint32_t>(blocks), kBlockThreads, 0, stream>>>(
+      params, ValidColumns(params.chunk));
+  return cudaGetLastError();
 }
 
 }  // namespace logprobd::kernels
