@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "server/base/errors.h"
-#include "server/engine/host_memory.h"
+#include "server/engine/cpu_head.h"
 #include "server/engine/kernel_dtype.h"
 
 namespace logprobd {
@@ -89,7 +89,7 @@ absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
     scorer_.Score(params);
     return absl::OkStatus();
   }
-  const absl::Status status = ScoreTogether(params, team.collective());
+  const absl::Status status = ScoreInShards(params, team.collective());
   if (!status.ok()) {
     team.Abort(status);
     return team.aborted();
@@ -97,7 +97,7 @@ absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
   return absl::OkStatus();
 }
 
-absl::Status CpuShard::ScoreTogether(const kernels::ScoreRowsParams& params,
+absl::Status CpuShard::ScoreInShards(const kernels::ScoreRowsParams& params,
                                      Collective& collective) {
   for (int64_t row = 0; row < params.num_rows; row += scorer_.step_rows()) {
     const int64_t num_rows = std::min(scorer_.step_rows(), params.num_rows - row);

@@ -6,7 +6,7 @@
 #include "kernels/common/tile.h"
 #include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 
 namespace logprobd {
 namespace {
@@ -19,14 +19,14 @@ void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
   if (count > 0) std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// Whether some row takes its entropy at another temperature than the rest of its scores.
+/// True if some row has an entropy temperature that differs from its temperature.
 bool NeedsEntropyScales(const ScoreBatch& batch) {
   return batch.outputs.Has(Output::kEntropy) && !batch.entropy_temperatures.empty() &&
          !std::equal(batch.temperatures.begin(), batch.temperatures.end(),
                      batch.entropy_temperatures.begin(), batch.entropy_temperatures.end());
 }
 
-int64_t BlocksMax(const kernels::ChunkPlan& plan) {
+int64_t BlocksMax(const WorkspacePlan& plan) {
   int64_t least_rows = plan.batch_rows_max;
   for (const auto dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
     least_rows = std::min(least_rows, plan.BlockRows(dtype));
@@ -38,13 +38,12 @@ int64_t BlocksMax(const kernels::ChunkPlan& plan) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<PinnedBuffer>> CudaSlot::CreateHostSide(
-    const kernels::ChunkPlan& plan) {
+absl::StatusOr<std::shared_ptr<PinnedBuffer>> CudaSlot::CreateHostSide(const WorkspacePlan& plan) {
   LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(plan.slot_bytes, "a batch's scores"));
   return std::make_shared<PinnedBuffer>(std::move(host));
 }
 
-absl::StatusOr<CudaSlot> CudaSlot::Create(const kernels::ChunkPlan& plan,
+absl::StatusOr<CudaSlot> CudaSlot::Create(const WorkspacePlan& plan,
                                           std::shared_ptr<PinnedBuffer> host) {
   CudaSlot slot;
   slot.host_ = std::move(host);

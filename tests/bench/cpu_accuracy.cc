@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/row_reference.h"
 #include "server/base/check.h"
-#include "server/engine/cpu_count.h"
 #include "server/engine/cpu_engine.h"
 #include "tests/support/engine_case.h"
 #include "tests/support/in_memory_head.h"
