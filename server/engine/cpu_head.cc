@@ -13,7 +13,7 @@
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {

@@ -7,41 +7,30 @@
 
 #include "server/base/errors.h"
 #include "server/engine/cpu_head.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {
 
 using kernels::Reduction;
 
-template <typename T>
-T* DataIf(bool wanted, absl::Span<T> span) {
-  return wanted ? span.data() : nullptr;
-}
-
 kernels::ScoreRowsParams ParamsOf(ScoreBatch& batch) {
-  const OutputSet outputs = batch.outputs;
   kernels::ScoreRowsParams params;
   params.hidden_dtype = KernelDtype(batch.dtype);
   params.hidden = batch.hidden;
   params.num_rows = batch.num_rows;
   params.targets = batch.targets.data();
   params.temperatures = batch.temperatures.data();
-  params.entropy_temperatures =
-      DataIf(!batch.entropy_temperatures.empty(), batch.entropy_temperatures);
+  if (!batch.entropy_temperatures.empty()) {
+    params.entropy_temperatures = batch.entropy_temperatures.data();
+  }
   params.top_k = batch.top_k;
   params.num_candidates = static_cast<int64_t>(batch.candidate_ids.size());
   params.candidate_rows = batch.candidate_rows.data();
   params.candidate_ids = batch.candidate_ids.data();
-  params.logprob = DataIf(outputs.Has(Output::kLogprob), batch.logprob);
-  params.entropy = DataIf(outputs.Has(Output::kEntropy), batch.entropy);
-  params.lse = DataIf(outputs.Has(Output::kLse), batch.lse);
-  params.argmax_id =
-      DataIf(outputs.Has(Output::kArgmax) || outputs.Has(Output::kGreedy), batch.argmax_id);
-  params.argmax_logprob = DataIf(outputs.Has(Output::kArgmax), batch.argmax_logprob);
-  params.sum_p_squared = DataIf(outputs.Has(Output::kSumPSquared), batch.sum_p_squared);
-  params.max_logit = DataIf(outputs.Has(Output::kMaxLogit), batch.max_logit);
-  params.min_logit = DataIf(outputs.Has(Output::kMinLogit), batch.min_logit);
+  ForEachRowColumn([&](const auto& column) {
+    if (column.IsScored(batch.outputs)) SetRowScore(params, column, (batch.*column.span).data());
+  });
   params.top_k_ids = batch.top_k_ids.data();
   params.top_k_logprobs = batch.top_k_logprobs.data();
   params.candidate_logprobs = batch.candidate_logprobs.data();

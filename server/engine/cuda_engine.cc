@@ -20,7 +20,7 @@
 #include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_shard.h"
 #include "server/engine/cuda_slot.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 #include "server/engine/layout.h"
 #include "server/engine/load_meter.h"
 #include "server/engine/nccl_collective.h"

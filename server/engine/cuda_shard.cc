@@ -9,7 +9,7 @@
 #include "server/base/errors.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {

@@ -78,21 +78,15 @@ class CudaSlot {
   cudaEvent_t output_end() const { return output_end_.get(); }
 
  private:
-  /// Scores of four bytes a row, in the order in which they lie behind the inputs.
-  enum Field {
-    kLogprobField,
-    kEntropyField,
-    kLseField,
-    kArgmaxIdField,
-    kArgmaxLogprobField,
-    kSumPSquaredField,
-    kMaxLogitField,
-    kMinLogitField,
-    kNonfiniteField,  // one byte a row used
-    kNumFields,
-  };
+  /// Inputs and scores have four bytes each.
+  static constexpr int64_t kWordBytes = 4;
 
-  int64_t field(Field index) const { return outputs_ + index * num_rows_ * 4; }
+  /// Calls `visit(column, offset)` with each column of one score per row that the pass computes and
+  /// with its byte offset. The flags for nonfinite rows follow behind the last column.
+  template <typename Visit>
+  void ForEachScoredColumn(const Visit& visit) const;
+  int64_t nonfinite() const { return top_k_ids_ - num_rows_ * kWordBytes; }
+
   template <typename T>
   T* device(int64_t offset) const {
     return reinterpret_cast<T*>(device_.get() + offset);
@@ -114,7 +108,7 @@ class CudaSlot {
   int64_t row_begin_ = 0;
   int64_t row_end_ = 0;
   int32_t top_k_ = 0;
-  OutputSet outputs_asked_;
+  OutputSet pass_outputs_;
   bool has_entropy_scales_ = false;
   int64_t candidate_begin_ = 0;
   int64_t num_candidates_ = 0;

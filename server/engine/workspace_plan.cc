@@ -35,8 +35,8 @@ constexpr int64_t kFusedGranularity = 512;
 constexpr int64_t kBlockRowsWithFused = 512;
 constexpr int64_t kLogitsBytesWithFused = int64_t{34} << 20;
 constexpr int64_t kTopKEntryBytes = 8;
-/// Four bytes each: a target and two scales as inputs, nine scores.
-constexpr int64_t kSlotBytesPerRow = int64_t{3 + 9} * 4;
+/// A target and two scales of four bytes each as inputs, and the scores.
+constexpr int64_t kSlotBytesPerRow = int64_t{3} * 4 + kRowScoreBytes;
 /// Four bytes each: row and id as inputs, a logprob.
 constexpr int64_t kSlotBytesPerCandidate = int64_t{3} * 4;
 /// Alignment of buffers.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 
@@ -47,6 +48,22 @@ inline constexpr int64_t kSharedSumFields = 5;
 /// Device memory that a GEMM may use in addition to its operands: the counter from which the blocks
 /// of a persistent kernel take their tiles. Partial sums would need a thousand times more.
 inline constexpr int64_t kGemmCounterBytes = 256;
+
+/// Bytes per row of the scores that a GPU returns: all columns with one score per row, and four
+/// bytes for the flag of a nonfinite row.
+inline constexpr int64_t kRowScoreBytes = [] {
+  int64_t bytes = 4;
+  ForEachRowColumn([&bytes](const auto& column) { bytes += column.kElementBytes; });
+  return bytes;
+}();
+static_assert(
+    [] {
+      bool all_have_four = true;
+      ForEachRowColumn(
+          [&](const auto& column) { all_have_four = all_have_four && column.kElementBytes == 4; });
+      return all_have_four;
+    }(),
+    "slots lay out columns without padding");
 
 /// How hidden rows and a weight of given dtypes are multiplied.
 enum class ProductForm {

@@ -27,6 +27,7 @@
 #include "server/base/dtype.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
+#include "server/engine/kernel_params.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_fixture.h"
