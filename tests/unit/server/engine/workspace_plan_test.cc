@@ -1,4 +1,4 @@
-#include "kernels/chunked/chunk_plan.h"
+#include "server/engine/workspace_plan.h"
 
 #include <cstdint>
 #include <string>
@@ -8,8 +8,11 @@
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/top_k_scratch.h"
 
-namespace logprobd::kernels {
+namespace logprobd {
 namespace {
+
+using kernels::Dtype;
+using kernels::kTileColumns;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
@@ -21,10 +24,10 @@ struct HeadCase {
   Dtype dtype;
 };
 
-class ChunkPlanTest : public ::testing::TestWithParam<HeadCase> {
+class WorkspacePlanTest : public ::testing::TestWithParam<HeadCase> {
  protected:
-  static ChunkPlanOptions Options(int64_t batch_rows_max) {
-    ChunkPlanOptions options;
+  static WorkspacePlanOptions Options(int64_t batch_rows_max) {
+    WorkspacePlanOptions options;
     options.vocab_size = GetParam().vocab_size;
     options.hidden_size = GetParam().hidden_size;
     options.head_dtype = GetParam().dtype;
@@ -33,26 +36,26 @@ class ChunkPlanTest : public ::testing::TestWithParam<HeadCase> {
   }
 };
 
-TEST_P(ChunkPlanTest, TheWorkspaceStaysWithinItsBound) {
+TEST_P(WorkspacePlanTest, WorkspaceStaysWithinItsBound) {
   for (const int64_t rows : {1, 64, 100, 4096, 8192, 32768, 150'000}) {
     for (const bool with_fused : {false, true}) {
-      ChunkPlanOptions options = Options(rows);
+      WorkspacePlanOptions options = Options(rows);
       options.with_fused = with_fused;
-      EXPECT_LE(PlanChunks(options).workspace_bytes, 512 * kMiB) << rows;
+      EXPECT_LE(PlanWorkspace(options).workspace_bytes, 512 * kMiB) << rows;
     }
   }
 }
 
-TEST_P(ChunkPlanTest, TheWorkspaceIsTheSumOfItsBuffers) {
-  const ChunkPlan plan = PlanChunks(Options(8192));
+TEST_P(WorkspacePlanTest, WorkspaceIsTheSumOfItsBuffers) {
+  const WorkspacePlan plan = PlanWorkspace(Options(8192));
 
   EXPECT_EQ(plan.workspace_bytes, 2 * (plan.hidden_bytes + plan.slot_bytes) + plan.logits_bytes +
                                       plan.converted_weight_bytes + plan.partial_bytes +
                                       plan.row_state_bytes + plan.gemm_bytes);
 }
 
-TEST_P(ChunkPlanTest, EveryBlockFitsItsBuffers) {
-  const ChunkPlan plan = PlanChunks(Options(8192));
+TEST_P(WorkspacePlanTest, EveryBlockFitsItsBuffers) {
+  const WorkspacePlan plan = PlanWorkspace(Options(8192));
   for (const Dtype dtype : kDtypes) {
     const int64_t block_rows = plan.BlockRows(dtype);
     ASSERT_GE(block_rows, kRowGranularity);
@@ -67,10 +70,10 @@ TEST_P(ChunkPlanTest, EveryBlockFitsItsBuffers) {
   }
 }
 
-TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
-  ChunkPlanOptions options = Options(8192);
+TEST_P(WorkspacePlanTest, FusedBlocksFitTheArenaAndItsBound) {
+  WorkspacePlanOptions options = Options(8192);
   options.with_fused = true;
-  const ChunkPlan plan = PlanChunks(options);
+  const WorkspacePlan plan = PlanWorkspace(options);
   EXPECT_LE(plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes, 64 * kMiB);
   EXPECT_GE(plan.arena_bytes, plan.partial_bytes + plan.logits_bytes + plan.converted_weight_bytes);
   for (const Dtype dtype : kDtypes) {
@@ -82,12 +85,13 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
         EXPECT_LE(rows, plan.HiddenRows(dtype));
         EXPECT_LE(rows, plan.row_state_rows);
         const int64_t tile_bytes = num_sums * 16 + (top_k > 0 ? 4 : 0);
-        EXPECT_LE(ChunkPlan::FusedKeyBytes(rows, top_k) + rows * plan.num_tiles * tile_bytes,
+        EXPECT_LE(WorkspacePlan::TopKKeyBytes(rows, top_k) + rows * plan.num_tiles * tile_bytes,
                   plan.arena_bytes);
-        // A vocabulary of 192 left no room for a list's search: the engine failed for good.
+        // Regression: a vocabulary of 192 left no room for the search of a list, and the engine
+        // failed.
         if (top_k > 0) {
-          EXPECT_LE(ChunkPlan::FusedKeyBytes(rows, top_k) +
-                        TopKScratchOf(1, top_k, plan.num_tiles).size_bytes,
+          EXPECT_LE(WorkspacePlan::TopKKeyBytes(rows, top_k) +
+                        kernels::TopKScratchOf(1, top_k, plan.num_tiles).size_bytes,
                     plan.arena_bytes);
         }
       }
@@ -95,23 +99,23 @@ TEST_P(ChunkPlanTest, TheFusedKernelKeepsToItsWorkspaceAndItsBlocksFit) {
   }
 }
 
-TEST(FusedPlanTest, FourThousandRowsOfALargeVocabularyAreOneLaunch) {
-  const ChunkPlan plan =
-      PlanChunks({.vocab_size = 152'064, .hidden_size = 3'584, .with_fused = true});
+TEST(PlanWorkspaceTest, FusedLaunchTakesFourThousandRowsOfALargeVocabulary) {
+  const WorkspacePlan plan =
+      PlanWorkspace({.vocab_size = 152'064, .hidden_size = 3'584, .with_fused = true});
   EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 0), 4'096);
   EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 20), 4'096);
   EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2, 0), 2'048);
 }
 
-TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {
-  const ChunkPlan plan = PlanChunks(Options(8192));
+TEST_P(WorkspacePlanTest, EveryChunkFitsItsBuffers) {
+  const WorkspacePlan plan = PlanWorkspace(Options(8192));
   for (const Dtype dtype : kDtypes) {
     for (int64_t rows = 1; rows <= plan.BlockRows(dtype); rows += 63) {
       const int64_t tiles = plan.ChunkTiles(dtype, rows);
       ASSERT_GE(tiles, 1);
       ASSERT_LE(tiles, plan.num_tiles);
       ASSERT_LE(tiles * kTileColumns * PadRows(rows) * 4, plan.logits_bytes);
-      if (plan.PairOf(dtype) != ChunkPlan::Pair::kNative && plan.head_dtype != Dtype::kF32) {
+      if (plan.ProductFormOf(dtype) != ProductForm::kNative && plan.head_dtype != Dtype::kF32) {
         ASSERT_LE(tiles * kTileColumns * plan.MultipliedRowBytes(dtype),
                   plan.converted_weight_bytes);
       }
@@ -119,17 +123,17 @@ TEST_P(ChunkPlanTest, EveryChunkFitsItsBuffersAndAllTilesAreCovered) {
   }
 }
 
-TEST_P(ChunkPlanTest, ThePitchHoldsTheRowAndIsAMultipleOf16Bytes) {
-  const ChunkPlan plan = PlanChunks(Options(64));
+TEST_P(WorkspacePlanTest, PaddedRowIsAMultipleOf16Bytes) {
+  const WorkspacePlan plan = PlanWorkspace(Options(64));
 
   EXPECT_GE(plan.padded_hidden, plan.hidden_size);
   EXPECT_EQ(plan.padded_hidden * 2 % 16, 0);
   EXPECT_GE(plan.num_tiles * kTileColumns, plan.vocab_size);
-  EXPECT_EQ(plan.weight_bytes(),
-            plan.num_tiles * kTileColumns * plan.padded_hidden * DtypeBytes(plan.head_dtype));
+  EXPECT_EQ(plan.weight_bytes(), plan.num_tiles * kTileColumns * plan.padded_hidden *
+                                     kernels::DtypeBytes(plan.head_dtype));
 }
 
-INSTANTIATE_TEST_SUITE_P(Heads, ChunkPlanTest,
+INSTANTIATE_TEST_SUITE_P(Heads, WorkspacePlanTest,
                          ::testing::Values(HeadCase{"Qwen3Of8B", 151'936, 4'096, Dtype::kBf16},
                                            HeadCase{"LlamaOf70B", 128'256, 8'192, Dtype::kBf16},
                                            HeadCase{"Gemma27B", 262'208, 5'376, Dtype::kBf16},
@@ -143,21 +147,22 @@ INSTANTIATE_TEST_SUITE_P(Heads, ChunkPlanTest,
                                            HeadCase{"OddSizes", 1'003, 77, Dtype::kF16}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(ChunkPlanTest, DoesNotDependOnAnythingButHeadAndLimits) {
-  const ChunkPlanOptions options = {.vocab_size = 151'936, .hidden_size = 4'096};
+TEST(PlanWorkspaceTest, IsTheSameForTheSameHeadAndLimits) {
+  const WorkspacePlanOptions options = {.vocab_size = 151'936, .hidden_size = 4'096};
 
-  EXPECT_EQ(PlanChunks(options).workspace_bytes, PlanChunks(options).workspace_bytes);
+  EXPECT_EQ(PlanWorkspace(options).workspace_bytes, PlanWorkspace(options).workspace_bytes);
 }
 
-TEST(ChunkPlanTest, ASmallBatchTakesTheWholeVocabularyInOneChunk) {
-  const ChunkPlan plan = PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096});
+TEST(PlanWorkspaceTest, SmallBatchTakesTheWholeVocabularyInOneChunk) {
+  const WorkspacePlan plan = PlanWorkspace({.vocab_size = 151'936, .hidden_size = 4'096});
 
   EXPECT_EQ(plan.ChunkTiles(Dtype::kBf16, 1), plan.num_tiles);
   EXPECT_EQ(plan.ChunkTiles(Dtype::kBf16, 64), plan.num_tiles);
 }
 
-TEST(ChunkPlanTest, ChunksOfALargeBlockFillTheLastWaveOfBlocks) {
-  const ChunkPlan plan = PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096, .num_sms = 132});
+TEST(PlanWorkspaceTest, ChunksOfALargeBlockFillTheLastWaveOfBlocks) {
+  const WorkspacePlan plan =
+      PlanWorkspace({.vocab_size = 151'936, .hidden_size = 4'096, .num_sms = 132});
   const int64_t rows = plan.BlockRows(Dtype::kBf16);
 
   const int64_t tiles = plan.ChunkTiles(Dtype::kBf16, rows);
@@ -166,13 +171,13 @@ TEST(ChunkPlanTest, ChunksOfALargeBlockFillTheLastWaveOfBlocks) {
   EXPECT_EQ(blocks % 132, 0) << tiles << " tiles, " << blocks << " blocks";
 }
 
-TEST(ChunkPlanTest, AShortBoundGivesSmallerBlocks) {
-  const ChunkPlan plan =
-      PlanChunks({.vocab_size = 151'936, .hidden_size = 4'096, .workspace_bytes_max = 200 * kMiB});
+TEST(PlanWorkspaceTest, TightBoundGivesSmallerBlocks) {
+  const WorkspacePlan plan = PlanWorkspace(
+      {.vocab_size = 151'936, .hidden_size = 4'096, .workspace_bytes_max = 200 * kMiB});
 
   EXPECT_LE(plan.workspace_bytes, 200 * kMiB);
   EXPECT_LT(plan.block_rows, 2'048);
 }
 
 }  // namespace
-}  // namespace logprobd::kernels
+}  // namespace logprobd

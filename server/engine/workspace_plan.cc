@@ -1,4 +1,4 @@
-#include "kernels/chunked/chunk_plan.h"
+#include "server/engine/workspace_plan.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,39 +8,45 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/top_k_scratch.h"
+#include "server/base/scoring_engine.h"
 
-namespace logprobd::kernels {
+namespace logprobd {
 namespace {
+
+using kernels::kHiddenSplits;
+using kernels::kTileColumns;
+using kernels::SplitPitch;
+using kernels::TileSums;
 
 constexpr int64_t kWidestElementBytes = 4;
 constexpr int64_t kHiddenBytesMax = int64_t{64} << 20;
 constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
-/// Where the fused kernel leaves little for the chunked path.
+/// Smaller, since the fused path leaves little work for the chunked path.
 constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
-/// TileSums at two temperatures.
+/// A tile has TileSums at two temperatures.
 constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
-/// Normaliser (24), largest logit (8), target logit (4), smallest logit (4).
+/// Normalizer (24), largest logit (8), target logit (4), smallest logit (4).
 constexpr int64_t kRowStateBytes = 40;
-/// Rows from which more in one launch of the fused kernel no longer shows, and those from which a
-/// power of two is taken: its block tiles are then taken in whole groups.
+/// Most rows of one fused launch: more rows make it no faster per row. From kFusedGranularity rows
+/// on the count is a power of two, so that the kernel's block tiles form whole groups.
 constexpr int64_t kFusedRowsMax = 8'192;
 constexpr int64_t kFusedGranularity = 512;
-/// The chunked path beside it serves only what it cannot.
+/// Limits of the chunked path next to the fused path, which takes most of the rows.
 constexpr int64_t kBlockRowsWithFused = 512;
 constexpr int64_t kLogitsBytesWithFused = int64_t{34} << 20;
 constexpr int64_t kTopKEntryBytes = 8;
-/// Target and two scales in, nine scores out; four bytes each.
-constexpr int64_t kSlotBytesPerRow = int64_t{3 + 9} * 4;
-/// Row and id in, logprob out.
+/// A target and two scales of four bytes each as inputs, and the scores.
+constexpr int64_t kSlotBytesPerRow = int64_t{3} * 4 + kRowScoreBytes;
+/// Four bytes each: row and id as inputs, a logprob.
 constexpr int64_t kSlotBytesPerCandidate = int64_t{3} * 4;
-/// Buffers start at multiples of this.
+/// Alignment of buffers.
 constexpr int64_t kAlignment = 256;
 
 /// Outputs of one thread block of the GEMM that cuBLASLt picks on Hopper for a large bf16 product.
-/// If another is picked, chunks are only sized less well.
+/// With another GEMM the chunks are sized less well but still fit.
 constexpr int64_t kGemmBlockColumns = 256;
 constexpr int64_t kGemmBlockRows = 128;
-/// Launches and the ramps at their ends cost about a seventh of a wave a chunk (H=4096).
+/// A chunk costs about a seventh of a wave more for its launches and their ramps (H=4096).
 constexpr int64_t kWaveCost = 7;
 constexpr int64_t kChunkCost = 1;
 
@@ -52,26 +58,27 @@ int64_t RoundDownRows(int64_t rows) {
   return std::max(rows / kRowGranularity * kRowGranularity, kRowGranularity);
 }
 
-/// Bytes of a hidden row or a row of the weight in the widest form that a chunk may need.
-int64_t WidestRowBytes(const ChunkPlan& plan) {
+/// Bytes of a hidden row or a weight row in the widest form that a product may need.
+int64_t WidestRowBytes(const WorkspacePlan& plan) {
   return std::max(plan.padded_hidden * kWidestElementBytes,
                   SplitPitch(plan.hidden_size) * kHiddenSplits * 2);
 }
 
-/// Bytes of an array of exponents at both temperatures and of the sums, a row.
+/// Bytes per row of the exponents at both temperatures and of the shared sums.
 constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
 
-/// Keys of the longest lists of `rows` rows, and the fused path's scratch to search `rows_at_once`
-/// or the lists of all shards.
-int64_t ListBytes(const ChunkPlan& plan, int64_t rows, int64_t rows_at_once) {
+/// Bytes for the keys of the longest top-k lists of `rows` rows, followed by the larger of the
+/// fused path's scratch for a search of `rows_at_once` rows and the lists of all shards.
+int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once) {
   if (plan.top_k_max == 0) return 0;
-  return ChunkPlan::FusedKeyBytes(rows, plan.top_k_max) +
-         std::max(TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
-                  plan.GatheredKeyBytes(rows, plan.top_k_max)) +
+  return WorkspacePlan::TopKKeyBytes(rows, plan.top_k_max) +
+         std::max(
+             kernels::TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
+             plan.GatheredKeyBytes(rows, plan.top_k_max)) +
          kAlignment;
 }
 
-void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
+void SizeBuffers(WorkspacePlan& plan, const WorkspacePlanOptions& options) {
   const int64_t widest_row = WidestRowBytes(plan);
   const int64_t hidden_rows =
       plan.with_fused ? std::max(plan.block_rows, plan.row_state_rows) : plan.block_rows;
@@ -84,7 +91,7 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
       Align(std::max(std::min(options.logits_bytes, whole), plan.block_rows * tile_logits));
   const int64_t tile_weight = kTileColumns * widest_row;
   plan.converted_weight_bytes =
-      plan.head_dtype == Dtype::kF32
+      plan.head_dtype == kernels::Dtype::kF32
           ? 0
           : Align(std::max(
                 std::min(plan.with_fused ? kConvertedWeightBytesWithFused : kConvertedWeightBytes,
@@ -97,17 +104,18 @@ void SizeBuffers(ChunkPlan& plan, const ChunkPlanOptions& options) {
   plan.slot_bytes =
       Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
             plan.candidates_per_pass * kSlotBytesPerCandidate);
-  plan.gemm_bytes = (plan.head_dtype == Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
+  plan.gemm_bytes = (plan.head_dtype == kernels::Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
   plan.arena_bytes = std::max(plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
                               plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max));
   if (plan.with_fused) {
     plan.arena_bytes = std::max(plan.arena_bytes, ListBytes(plan, kRowGranularity, 1));
   }
-  plan.workspace_bytes = kChunkSlots * (plan.hidden_bytes + plan.slot_bytes) + plan.arena_bytes +
-                         plan.row_state_bytes + plan.gemm_bytes + plan.exchange_bytes;
+  plan.workspace_bytes = ScoringEngine::kBatchesInFlight * (plan.hidden_bytes + plan.slot_bytes) +
+                         plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes +
+                         plan.exchange_bytes;
 }
 
-bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
+bool Fits(const WorkspacePlan& plan, const WorkspacePlanOptions& options) {
   return plan.workspace_bytes <= options.workspace_bytes_max &&
          (!plan.with_fused || plan.arena_bytes + plan.row_state_bytes + plan.gemm_bytes <=
                                   options.fused_workspace_bytes);
@@ -115,60 +123,68 @@ bool Fits(const ChunkPlan& plan, const ChunkPlanOptions& options) {
 
 }  // namespace
 
-int64_t ChunkPlan::weight_bytes() const {
-  return num_tiles * kTileColumns * padded_hidden * DtypeBytes(head_dtype);
+int64_t WorkspacePlan::weight_bytes() const {
+  return num_tiles * kTileColumns * padded_hidden * kernels::DtypeBytes(head_dtype);
 }
 
-ChunkPlan::Pair ChunkPlan::PairOf(Dtype hidden_dtype) const {
-  if (hidden_dtype == head_dtype) return Pair::kNative;
-  return head_dtype == Dtype::kBf16 ? Pair::kNumSplits : Pair::kWidened;
+ProductForm WorkspacePlan::ProductFormOf(kernels::Dtype hidden_dtype) const {
+  if (hidden_dtype == head_dtype) return ProductForm::kNative;
+  return head_dtype == kernels::Dtype::kBf16 ? ProductForm::kBf16Split : ProductForm::kWidened;
 }
 
-int64_t ChunkPlan::MultipliedRowBytes(Dtype hidden_dtype) const {
-  switch (PairOf(hidden_dtype)) {
-    case Pair::kNative:
-      return padded_hidden * DtypeBytes(hidden_dtype);
-    case Pair::kNumSplits:
-      return SplitPitch(hidden_size) * kHiddenSplits * DtypeBytes(Dtype::kBf16);
-    case Pair::kWidened:
+int64_t WorkspacePlan::MultipliedRowBytes(kernels::Dtype hidden_dtype) const {
+  switch (ProductFormOf(hidden_dtype)) {
+    case ProductForm::kNative:
+      return padded_hidden * kernels::DtypeBytes(hidden_dtype);
+    case ProductForm::kBf16Split:
+      return SplitPitch(hidden_size) * kHiddenSplits * kernels::DtypeBytes(kernels::Dtype::kBf16);
+    case ProductForm::kWidened:
       break;
   }
   return padded_hidden * kWidestElementBytes;
 }
 
-int64_t ChunkPlan::SourceRowBytes(Dtype hidden_dtype) const {
-  const Pair pair = PairOf(hidden_dtype);
-  const bool is_own_form =
-      pair == Pair::kNative || (pair == Pair::kWidened && hidden_dtype == Dtype::kF32);
-  return is_own_form ? 0 : padded_hidden * DtypeBytes(hidden_dtype);
+int64_t WorkspacePlan::SourceRowBytes(kernels::Dtype hidden_dtype) const {
+  const ProductForm form = ProductFormOf(hidden_dtype);
+  const bool is_multiplied_as_given =
+      form == ProductForm::kNative ||
+      (form == ProductForm::kWidened && hidden_dtype == kernels::Dtype::kF32);
+  return is_multiplied_as_given ? 0 : padded_hidden * kernels::DtypeBytes(hidden_dtype);
 }
 
-int64_t ChunkPlan::HiddenRows(Dtype hidden_dtype) const {
+int64_t WorkspacePlan::HiddenRows(kernels::Dtype hidden_dtype) const {
   return RoundDownRows(hidden_bytes /
                        (MultipliedRowBytes(hidden_dtype) + SourceRowBytes(hidden_dtype)));
 }
 
-int64_t ChunkPlan::BlockRows(Dtype hidden_dtype) const {
+int64_t WorkspacePlan::HiddenOffset(kernels::Dtype hidden_dtype) const {
+  return SourceRowBytes(hidden_dtype) == 0
+             ? 0
+             : HiddenRows(hidden_dtype) * MultipliedRowBytes(hidden_dtype);
+}
+
+int64_t WorkspacePlan::BlockRows(kernels::Dtype hidden_dtype) const {
   return std::min(block_rows, HiddenRows(hidden_dtype));
 }
 
-int64_t ChunkPlan::FusedKeyBytes(int64_t rows, int32_t top_k) {
+int64_t WorkspacePlan::TopKKeyBytes(int64_t rows, int32_t top_k) {
   return Align(rows * top_k * kTopKEntryBytes);
 }
 
-int64_t ChunkPlan::GatheredKeyBytes(int64_t rows, int32_t top_k) const {
+int64_t WorkspacePlan::GatheredKeyBytes(int64_t rows, int32_t top_k) const {
   return num_shards == 1 ? 0 : num_shards * rows * top_k * kTopKEntryBytes;
 }
 
-int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) const {
+int64_t WorkspacePlan::FusedRows(kernels::Dtype hidden_dtype, int num_sums, int32_t top_k) const {
   const int64_t tile_bytes =
       num_sums * int64_t{sizeof(TileSums)} + (top_k > 0 ? int64_t{sizeof(float)} : 0);
   const int64_t row_bytes = num_tiles_max * tile_bytes + top_k * kTopKEntryBytes;
   int64_t rows =
       std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   if (top_k > 0) {
-    // Once the partials are joined, the list's scratch lies in their place, then all shards' lists.
-    const int64_t scratch = TopKScratchOf(1, top_k, num_tiles_max).size_bytes;
+    // After the combine, the search's scratch and then the lists of all shards overwrite the
+    // partials.
+    const int64_t scratch = kernels::TopKScratchOf(1, top_k, num_tiles_max).size_bytes;
     const int64_t row_keys = top_k * kTopKEntryBytes;
     rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
                      (arena_bytes - kAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});
@@ -178,7 +194,7 @@ int64_t ChunkPlan::FusedRows(Dtype hidden_dtype, int num_sums, int32_t top_k) co
              : RoundDownRows(rows);
 }
 
-int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {
+int64_t WorkspacePlan::ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) const {
   int64_t tiles = logits_bytes / (PadRows(rows) * kTileColumns * int64_t{sizeof(float)});
   if (ConvertsWeight(hidden_dtype)) {
     tiles =
@@ -207,8 +223,8 @@ int64_t ChunkPlan::ChunkTiles(Dtype hidden_dtype, int64_t rows) const {
   return best_tiles;
 }
 
-ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
-  ChunkPlan plan;
+WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
+  WorkspacePlan plan;
   plan.vocab_size = options.vocab_size;
   plan.hidden_size = options.hidden_size;
   plan.head_dtype = options.head_dtype;
@@ -219,17 +235,19 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
   plan.num_shards = options.num_shards;
   plan.tile_begin = options.tile_begin;
   plan.num_tiles =
-      (options.tile_end > 0 ? options.tile_end : NumTiles(options.vocab_size)) - options.tile_begin;
-  plan.num_tiles_max = CeilDivide(NumTiles(options.vocab_size), options.num_shards);
-  plan.exchange_bytes =
-      options.num_shards == 1 ? 0 : Align(MailboxBytes(options.num_shards, kExchangeSliceBytes));
+      (options.tile_end > 0 ? options.tile_end : kernels::NumTiles(options.vocab_size)) -
+      options.tile_begin;
+  plan.num_tiles_max = CeilDivide(kernels::NumTiles(options.vocab_size), options.num_shards);
+  plan.exchange_bytes = options.num_shards == 1
+                            ? 0
+                            : Align(kernels::MailboxBytes(options.num_shards, kExchangeSliceBytes));
   plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
   plan.block_rows =
       std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));
   plan.with_fused = options.with_fused;
   plan.row_state_rows =
       plan.with_fused ? std::min(PadRows(options.batch_rows_max), kFusedRowsMax) : plan.block_rows;
-  ChunkPlanOptions sized = options;
+  WorkspacePlanOptions sized = options;
   if (plan.with_fused) {
     plan.block_rows = std::min(plan.block_rows, kBlockRowsWithFused);
     sized.logits_bytes = std::min(sized.logits_bytes, kLogitsBytesWithFused);
@@ -245,18 +263,18 @@ ChunkPlan PlanChunks(const ChunkPlanOptions& options) {
     SizeBuffers(plan, sized);
   }
   if (plan.with_fused) {
-    // What is left of the bound, as far as whole batches can use it.
+    // The arena takes the rest of the bound, as far as whole batches can use it.
     const int64_t room = std::min(
         options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
-    const int64_t wanted = std::max(plan.row_state_rows * plan.num_tiles_max * kPartialBytesPerTile,
+    const int64_t useful = std::max(plan.row_state_rows * plan.num_tiles_max * kPartialBytesPerTile,
                                     ListBytes(plan, plan.row_state_rows, plan.row_state_rows));
     const int64_t grown =
-        std::max(plan.arena_bytes, std::min(room, wanted) / kAlignment * kAlignment);
+        std::max(plan.arena_bytes, std::min(room, useful) / kAlignment * kAlignment);
     plan.workspace_bytes += grown - plan.arena_bytes;
     plan.arena_bytes = grown;
   }
   return plan;
 }
 
-}  // namespace logprobd::kernels
+}  // namespace logprobd

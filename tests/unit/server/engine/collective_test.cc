@@ -1,4 +1,4 @@
-#include "server/engine/in_process_collective.h"
+#include "server/engine/collective.h"
 
 #include <bit>
 #include <cstring>
@@ -18,7 +18,7 @@ using kernels::ReductionType;
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-/// What every rank holds after all have given their values.
+/// Returns the values of every rank after an AllReduce.
 template <typename T>
 std::vector<std::vector<T>> ReduceAll(std::vector<std::vector<T>> ranks, ReductionType type) {
   InProcessCollective collective(static_cast<int32_t>(ranks.size()));
@@ -47,7 +47,7 @@ TEST(InProcessCollectiveTest, AddsIntegersExactly) {
               Each(ElementsAre(2 * kLarge - 7, -1)));
 }
 
-TEST(InProcessCollectiveTest, PassesTheBitsOfAFloatThatOneRankHasBesideZeros) {
+TEST(InProcessCollectiveTest, KeepsTheBitsOfAFloatThatOnlyOneRankHas) {
   const float value = -0.0F;
   const auto bits = std::bit_cast<int32_t>(value);
 
@@ -55,7 +55,7 @@ TEST(InProcessCollectiveTest, PassesTheBitsOfAFloatThatOneRankHasBesideZeros) {
               Each(ElementsAre(bits)));
 }
 
-TEST(InProcessCollectiveTest, JoinsSeveralArraysAtOnceOfAnySize) {
+TEST(InProcessCollectiveTest, ReducesSeveralArraysOfAnySizeInOneCall) {
   constexpr size_t kCount = 1'001;
   std::vector<std::vector<int32_t>> largest(5, std::vector<int32_t>(kCount));
   std::vector<std::vector<int64_t>> sums(5, std::vector<int64_t>(3));
@@ -96,7 +96,7 @@ TEST(InProcessCollectiveTest, GathersToTheFirstRank) {
   EXPECT_THAT(all, ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
-TEST(InProcessCollectiveTest, AnAbortReleasesWhoWaitsAndRefusesLaterCalls) {
+TEST(InProcessCollectiveTest, AbortReleasesWaitingRanksAndRefusesLaterCalls) {
   InProcessCollective collective(2);
   int32_t value = 1;
   const Reduction item = {&value, 1, ReductionType::kMaxInt32};

@@ -1,4 +1,4 @@
-#include "server/engine/cuda_ipc_memory.h"
+#include "server/engine/cuda_client_memory.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -19,23 +19,53 @@
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 
 namespace logprobd {
 namespace {
+
+class CudaHostPinning final : public HostPinning {
+ public:
+  explicit CudaHostPinning(int32_t gpu) : gpu_(gpu) {}
+
+  absl::Status Pin(absl::Span<std::byte> memory) override {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaSetDevice(gpu_));  // otherwise CUDA creates a context on GPU 0
+    const cudaError_t error =
+        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
+    if (error == cudaSuccess) return absl::OkStatus();
+    (void)cudaGetLastError();
+    return absl::ResourceExhaustedError(
+        absl::StrCat(memory.size(),
+                     " bytes of memory could not be pinned for GPUs: ", cudaGetErrorString(error)));
+  }
+
+  void Unpin(absl::Span<std::byte> memory) override {
+    (void)cudaSetDevice(gpu_);
+    const cudaError_t error = cudaHostUnregister(memory.data());
+    if (error == cudaSuccess) return;
+    (void)cudaGetLastError();
+    LogWarning("client memory could not be unpinned", {{"error", cudaGetErrorString(error)}});
+  }
+
+  bool pins() const override { return true; }
+
+ private:
+  const int32_t gpu_;
+};
 
 using Uuid = std::array<uint8_t, 16>;
 using Handle = std::array<uint8_t, 64>;
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(Handle));
 
-/// A GPU on which clients may have their memory.
+/// A GPU on which clients may have memory.
 struct Gpu {
   Uuid uuid = {};
   int32_t ordinal = 0;
 };
 
-/// cuMemGetAddressRange, which the runtime does not have; libcuda is not linked, so that the
-/// program starts without a driver.
+/// The driver's cuMemGetAddressRange, which the runtime does not offer. libcuda is not linked, so
+/// that the program starts without a driver.
 using AddressRange = CUresult (*)(CUdeviceptr* base, size_t* size, CUdeviceptr pointer);
 
 absl::StatusOr<AddressRange> FindAddressRange() {
@@ -49,7 +79,7 @@ absl::StatusOr<AddressRange> FindAddressRange() {
   return reinterpret_cast<AddressRange>(function);
 }
 
-/// Those that score and those that all of them reach.
+/// The GPUs that score and those that all of them reach.
 absl::StatusOr<std::vector<Gpu>> ReachableGpus(const std::vector<int32_t>& scoring) {
   int count = 0;
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&count));
@@ -73,7 +103,7 @@ absl::StatusOr<std::vector<Gpu>> ReachableGpus(const std::vector<int32_t>& scori
   return gpus;
 }
 
-/// Why a handle could not be opened. None of these errors stays in the context.
+/// Converts an error of opening a handle. None of these errors is sticky.
 absl::Status OpenStatus(cudaError_t error) {
   (void)cudaGetLastError();
   const std::string why = cudaGetErrorString(error);
@@ -82,14 +112,14 @@ absl::Status OpenStatus(cudaError_t error) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorMapBufferObjectFailed:
       return absl::InvalidArgumentError(
-          absl::StrCat("cuda_ipc.handle: no memory that another process has: ", why));
+          absl::StrCat("cuda_ipc.handle: names no memory of another process: ", why));
     case cudaErrorMemoryAllocation:
     case cudaErrorTooManyPeers:
       return absl::ResourceExhaustedError(
           absl::StrCat("cuda_ipc.handle: the memory cannot be mapped: ", why));
     case cudaErrorDeviceUninitialized:
       return absl::FailedPreconditionError(
-          "cuda_ipc.handle: memory of the server's own process: send the rows as hidden");
+          "cuda_ipc.handle: names memory of the server's own process: send the rows as hidden");
     default:
       return absl::FailedPreconditionError(absl::StrCat(
           "cuda_ipc.handle: this host does not share the memory: ", why,
@@ -107,7 +137,7 @@ struct Mapping {
   absl::Time idle_since;
 };
 
-/// The mappings and the thread that closes them.
+/// The open mappings and the thread that closes idle ones.
 class Mappings {
  public:
   Mappings(CudaIpcOptions options, std::vector<Gpu> gpus, AddressRange address_range)
@@ -127,7 +157,7 @@ class Mappings {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// A use of the mapping, which Release ends.
+  /// Returns the mapping of the slice's allocation and counts a use, which Release ends.
   absl::StatusOr<Mapping*> Use(const DeviceSlice& slice);
   void Release(Mapping& mapping);
   int64_t size() const {
@@ -154,7 +184,7 @@ class Mappings {
   const AddressRange address_range_;
   mutable absl::Mutex mutex_;
   absl::node_hash_map<Key, Mapping> mappings_ ABSL_GUARDED_BY(mutex_);
-  absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Time next_check_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
@@ -168,7 +198,7 @@ absl::StatusOr<int32_t> Mappings::OrdinalOf(const Uuid& uuid) const {
       absl::StrCat("cuda_ipc.device_uuid: ",
                    absl::BytesToHexString(
                        absl::string_view(reinterpret_cast<const char*>(uuid.data()), uuid.size())),
-                   " is no GPU that this server uses or reaches: send the rows as hidden"));
+                   " is not a GPU that this server uses or reaches: send the rows as hidden"));
 }
 
 absl::StatusOr<Mapping*> Mappings::Use(const DeviceSlice& slice) {
@@ -176,7 +206,7 @@ absl::StatusOr<Mapping*> Mappings::Use(const DeviceSlice& slice) {
   const Key key(gpu, slice.handle);
   Mapping* mapping = nullptr;
   {
-    // A handle is opened once: who comes while it is opened or closed waits for that.
+    // A handle is opened once: callers wait while another thread opens or closes it.
     const auto is_settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto found = mappings_.find(key);
       return found == mappings_.end() || found->second.state == Mapping::State::kOpen;
@@ -190,7 +220,7 @@ absl::StatusOr<Mapping*> Mappings::Use(const DeviceSlice& slice) {
       return WithRetryAfter(
           absl::ResourceExhaustedError(absl::StrCat(
               "cuda_ipc: all ", options_.mappings_max,
-              " mappings of GPU memory are taken: use fewer allocations, or try later")),
+              " mappings of GPU memory are in use: use fewer allocations, or try later")),
           options_.idle_time_max);
     }
     mapping = &mappings_[key];
@@ -225,8 +255,7 @@ absl::Status Mappings::Map(const Handle& handle, Mapping& mapping) const {
       attributes.type != cudaMemoryTypeDevice || attributes.device != mapping.gpu ||
       address_range_(&base, &size, address) != CUDA_SUCCESS) {
     Unmap(mapping);
-    return absl::InvalidArgumentError(
-        "cuda_ipc.device_uuid: the memory does not lie on the GPU that is named");
+    return absl::InvalidArgumentError("cuda_ipc.device_uuid: the memory does not lie on this GPU");
   }
   mapping.bytes = static_cast<int64_t>(base + size - address);
   return absl::OkStatus();
@@ -237,7 +266,7 @@ void Mappings::Unmap(const Mapping& mapping) {
   if (error == cudaSuccess) error = cudaIpcCloseMemHandle(mapping.data);
   (void)cudaGetLastError();
   if (error != cudaSuccess) {
-    LogWarning("GPU memory of a client could not be closed",
+    LogWarning("a mapping of client GPU memory could not be closed",
                {{"error", cudaGetErrorString(error)}});
   }
 }
@@ -246,10 +275,11 @@ void Mappings::Release(Mapping& mapping) {
   const absl::MutexLock lock(&mutex_);
   if (--mapping.uses > 0) return;
   mapping.idle_since = Clock::Steady().Now();
-  wake_ = wake_ || mapping.idle_since + options_.idle_time_max < next_look_ || is_stopping_;
+  wake_ = wake_ || mapping.idle_since + options_.idle_time_max < next_check_ || is_stopping_;
 }
 
-/// Closes what has been idle for long, or at the end all that is not used; when to look again.
+/// Closes mappings that have been idle for long enough; when stopping, all that are idle. Returns
+/// the time of the next check.
 absl::Time Mappings::CloseIdleLocked(absl::Time now) {
   const auto is_due = [&](const Mapping& mapping) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return mapping.state == Mapping::State::kOpen && mapping.uses == 0 &&
@@ -283,8 +313,8 @@ void Mappings::Run() {
   const absl::MutexLock lock(&mutex_);
   while (!is_stopping_) {
     wake_ = false;
-    next_look_ = CloseIdleLocked(Clock::Steady().Now());
-    Clock::Steady().AwaitUntil(mutex_, absl::Condition(&wake_), next_look_);
+    next_check_ = CloseIdleLocked(Clock::Steady().Now());
+    Clock::Steady().AwaitUntil(mutex_, absl::Condition(&wake_), next_check_);
   }
   CloseIdleLocked(Clock::Steady().Now());
 }
@@ -319,6 +349,10 @@ class CudaIpcMemory final : public DeviceMemory {
 };
 
 }  // namespace
+
+std::unique_ptr<HostPinning> CreateCudaHostPinning(int32_t gpu) {
+  return std::make_unique<CudaHostPinning>(gpu);
+}
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateCudaIpcMemory(CudaIpcOptions options) {
   LOGPROBD_ASSIGN_OR_RETURN(const AddressRange address_range, FindAddressRange());
