@@ -83,9 +83,9 @@ LOGPROBD_HOST_DEVICE inline int32_t TileExponent(float max_logit, float log2_sca
   return static_cast<int32_t>(ceilf(fmaxf(y, -kExponentMax)));
 }
 
-/// Returns c of a temperature: log2(e) * correction / temperature, rounded once. `correction` is the
-/// TruncationCorrection of the logits (logit_transform.h). Host code only, so that every engine gets
-/// the same bits.
+/// Returns c of a temperature: log2(e) * correction / temperature, rounded once. `correction` is
+/// the TruncationCorrection of the logits (logit_transform.h). Host code only, so that every engine
+/// gets the same bits.
 inline float Log2Scale(float temperature, double correction = 1.0) {
   return static_cast<float>(1.4426950408889634 * correction / static_cast<double>(temperature));
 }
