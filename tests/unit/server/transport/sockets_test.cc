@@ -22,7 +22,7 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-TEST(ListenCheckTest, LeavesFilesAloneThatAreNoSocket) {
+TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
   const std::string path = ::testing::TempDir() + "/listen_check_test.file";
   std::ofstream(path) << "precious";
 
@@ -34,8 +34,8 @@ TEST(ListenCheckTest, LeavesFilesAloneThatAreNoSocket) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// The start of a server waited for ever behind one that hung.
-TEST(ListenCheckTest, DoesNotWaitForAServerWhoseQueueIsFull) {
+// Regression: a server waited forever for another server that hung.
+TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/listen_check_", getpid());
   const sockaddr_un address = AddressOf(path);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
