@@ -14,7 +14,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/reference/row_reference.h"
 #include "server/base/errors.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {

@@ -17,7 +17,7 @@
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
 #include "server/base/log.h"
-#include "server/engine/client_memory.h"
+#include "server/engine/engines.h"
 
 namespace logprobd {
 namespace {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/row_reference.h"
+#include "server/engine/kernel_params.h"
 #include "tests/support/in_memory_head.h"
 
 namespace logprobd {
@@ -56,7 +57,7 @@ TEST_P(VerifyProbeTest, ScoresLikeTheReference) {
   ASSERT_TRUE(truth.ok()) << truth.status();
   for (int64_t row = 0; row < 18; ++row) {
     const std::byte* hidden = probe->hidden.data() + row * 36 * DtypeBytes(GetParam());
-    const kernels::Dtype dtype = testing::KernelDtype(GetParam());
+    const kernels::Dtype dtype = KernelDtype(GetParam());
     const std::vector<double> logits = kernels::LogitsReference(
         hidden, dtype, head->weight(), dtype, 401, 36, {.scale = 0.5F, .softcap = 30},
         std::span<const float>(head->bias()).first(401));
