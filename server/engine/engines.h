@@ -72,7 +72,7 @@ struct EnginePlan {
   /// PCI bus ids of the machine's GPUs ("0000:3b:00.0") by CUDA ordinal.
   std::map<int, std::string> gpu_pci_bus_ids = {};
   /// Free memory of each GPU of the layout, before this head and `reserved` are subtracted.
-  MemoryPlan there = {};
+  MemoryPlan available = {};
 
   int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }

@@ -177,7 +177,7 @@ absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
   int64_t reserved = 0;
   for (const ServingPlan& head : plan.heads) {
     reserved += TotalBytes(head.memory, "host");
-    for (const MemoryUse& free : head.engine.there) {
+    for (const MemoryUse& free : head.engine.available) {
       if (TotalBytes(plan.available, free.place) == 0) {
         plan.available.push_back(free);
       }

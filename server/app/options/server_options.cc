@@ -52,8 +52,7 @@ absl::Status CheckName(absl::string_view flag, const std::string& name, size_t b
   }
   if (name == "unknown") {
     return absl::InvalidArgumentError(absl::StrCat(
-        flag,
-        ": a head must not be \"unknown\": the metrics count requests for other heads there"));
+        flag, ": the name \"unknown\" is reserved: the metrics count unknown heads under it"));
   }
   return absl::OkStatus();
 }

@@ -23,8 +23,7 @@
 namespace logprobd {
 namespace {
 
-/// More files than any realistic number of connections; some systems set the hard limit to a
-/// billion.
+/// More files than any realistic server needs; some systems set the hard limit to a billion.
 constexpr rlim_t kOpenFilesTarget = 65'536;
 
 absl::Status CheckOpenFiles() {

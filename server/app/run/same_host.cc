@@ -24,8 +24,7 @@ namespace {
 
 constexpr char kAuto[] = "auto";
 
-/// Returns one plan with the GPUs of all heads, because memory that a client shares may go to any
-/// head.
+/// Returns one plan with the GPUs of all heads, because a client's memory may go to any head.
 EnginePlan Joined(const ServerPlan& plan) {
   EnginePlan joined;
   for (const ServingPlan& head : plan.heads) {

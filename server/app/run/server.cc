@@ -423,8 +423,7 @@ absl::Status Server::Load() {
   Impl& impl = *impl_;
   const absl::Time start = impl.clock.Now();
   {
-    // New weights of loaded heads wait for this turn: the free memory is planned for the other
-    // heads.
+    // New weights of loaded heads wait for this turn: the free memory is for the other heads.
     const auto turn = impl.load_turn.Take(absl::InfiniteDuration());
     for (const std::unique_ptr<HeadManager>& head : impl.heads) {
       LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
