@@ -60,7 +60,7 @@ void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
   }
 }
 
-void Fill(const SameHostAccess::Info\& local, v1::LocalAccess& out) {
+void Fill(const SameHostAccess::Info& local, v1::LocalAccess& out) {
   out.set_boot_id(local.boot_id);
   out.set_grpc_path(local.grpc_path);
   out.set_control_path(local.control_path);

@@ -35,7 +35,7 @@ class HostMemorySizeTest : public ::testing::Test {
   }
 
   const std::string root_ =
-      absl::StrCat(::testing::TempDir(), "/host_memory_size_test_",
+      absl::StrCat(::testing::TempDir(), "/host_test_",
                    ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 

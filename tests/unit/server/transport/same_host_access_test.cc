@@ -269,10 +269,11 @@ TEST(SameHostAccessOffTest, RefusesSlicesOfASwitchedOffKind) {
     const v1::ScoreRequest& request;
     std::string message;
   };
-  for (const Case& test : {Case{without_socket, shared, "shared_memory: this server has no local"},
-                           Case{without_socket, gpu, "cuda_ipc: this server has no local"},
-                           Case{without_memory, shared, "--shared-memory-bytes"},
-                           Case{without_memory, gpu, "--cuda-ipc"}}) {
+  for (const Case& test :
+       {Case{without_socket, shared, "shared_memory: this server has no Unix socket"},
+        Case{without_socket, gpu, "cuda_ipc: this server has no Unix socket"},
+        Case{without_memory, shared, "--shared-memory-bytes"},
+        Case{without_memory, gpu, "--cuda-ipc"}}) {
     grpc::ClientContext context;
     v1::ScoreResponse response;
     const grpc::Status status = test.server.stub->Score(&context, test.request, &response);

@@ -116,11 +116,11 @@ TEST_F(SharedRegionsTest, GivesTheSameErrorForUnknownRegionsAndRegionsOfOthers) 
   const RandomId other_lease = *regions_->OpenLease();
 
   const absl::Status of_another = regions_->CloseRegion(other_lease, region.id);
-  const absl::Status unknown = regions_->CloseRegion(other_lease, MakeRandomId());
+  const absl::Status unknown = regions_->CloseRegion(other_lease, RandomId());
 
   EXPECT_EQ(of_another.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(of_another, unknown);
-  EXPECT_EQ(regions_->Find({.region = MakeRandomId()}).status(), unknown);
+  EXPECT_EQ(regions_->Find({.region = RandomId()}).status(), unknown);
   EXPECT_EQ(FindCode(region.id, 0, 64), absl::StatusCode::kOk);
 }
 

@@ -23,7 +23,7 @@ sockaddr_un AddressOf(const std::string& path) {
 }
 
 TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
-  const std::string path = ::testing::TempDir() + "/listen_check_test.file";
+  const std::string path = ::testing::TempDir() + "/sockets_test.file";
   std::ofstream(path) << "precious";
 
   const absl::Status status = CheckSocketPath("--local", path);
@@ -36,7 +36,7 @@ TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
 
 // Regression: a server waited forever for another server that hung.
 TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/listen_check_", getpid());
+  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_", getpid());
   const sockaddr_un address = AddressOf(path);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   const FileDescriptor server(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(
              "dtype: 68719476735, must fit into 32 bits"},
         Case{"TruncatedBytes", Tag(32, 2) + "\x05" + "1234",
              "hidden: length 5, but 4 bytes are left"},
-        Case{"LongLength", Tag(32, 2) + std::string(5, '\xFF') + "\x01", "hidden: a length that"},
+        Case{"LongLength", Tag(32, 2) + std::string(5, '\xFF') + "\x01", "hidden: the length is"},
         Case{"HugeLength", Tag(32, 2) + std::string(4, '\xFF') + "\x0F",
              "hidden: length 4294967295, but 0 bytes are left"},
         Case{"TruncatedFloat", Tag(8, 5) + "123", "temperature: truncated"},
