@@ -54,8 +54,8 @@ struct StatsCase {
     params.num_rows = num_rows;
     params.num_columns = kTileColumns;
     params.log2_scales = scales.data();
-    params.squares = true;
-    params.extremes_wanted = true;
+    params.wants_sum_squares = true;
+    params.wants_extremes = true;
     params.sums = sums.data();
     params.extremes = extremes.data();
     return params;

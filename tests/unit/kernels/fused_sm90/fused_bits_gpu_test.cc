@@ -49,12 +49,12 @@ TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
   }
   const FusedScores truth = RunFused(all);
   for (const int64_t count : {1, 7, 64, 77, 128, 200, 1'000}) {
-    ExpectSameBits(RunFused(CompactRows(all, Range(3, 3 + count))),
+    ExpectSameBits(RunFused(SelectRows(all, Range(3, 3 + count))),
                    Select(truth, Range(3, 3 + count)));
   }
   std::vector<int64_t> shuffled = Range(0, 8'192);
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(5));
-  ExpectSameBits(RunFused(CompactRows(all, shuffled)), Select(truth, shuffled));
+  ExpectSameBits(RunFused(SelectRows(all, shuffled)), Select(truth, shuffled));
 }
 
 TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {

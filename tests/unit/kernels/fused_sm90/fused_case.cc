@@ -115,7 +115,7 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-FusedCase CompactRows(const FusedCase& all, const std::vector<int64_t>& rows) {
+FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows) {
   FusedCase chosen = all;
   chosen.num_rows = static_cast<int64_t>(rows.size());
   chosen.hidden.clear();

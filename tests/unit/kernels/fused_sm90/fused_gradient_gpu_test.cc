@@ -157,7 +157,7 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
       const std::vector<int64_t> rows(shuffled.begin(),
                                       shuffled.begin() + static_cast<int64_t>(count));
 
-      const GradientCase some = CompactRows(all, rows);
+      const GradientCase some = SelectRows(all, rows);
       const std::vector<uint16_t> gradients = GradientRun(some).Run();
 
       for (size_t i = 0; i < count; ++i) {

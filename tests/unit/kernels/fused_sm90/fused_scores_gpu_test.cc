@@ -43,7 +43,7 @@ TEST_F(FusedScoresTest, MatchTheTruthAtEveryHiddenSize) {
 
 TEST_F(FusedScoresTest, NoRowsAreNoWork) {
   FusedCase c = MakeFusedCase({.rows = 1});
-  c = CompactRows(c, {});
+  c = SelectRows(c, {});
   FusedRun run(c);
   run.Enqueue();
   EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);

@@ -145,7 +145,7 @@ TEST_F(FusedTopKTest, AListIsTheSameAtEveryCountOfRows) {
   for (const int64_t count : {1, 7, 64, 77, 200, 1'000}) {
     std::vector<int64_t> rows(static_cast<size_t>(count));
     std::iota(rows.begin(), rows.end(), 3);
-    const FusedCase some = CompactRows(all, rows);
+    const FusedCase some = SelectRows(all, rows);
     FusedRun run(some);
     const auto begin = truth.begin() + 3 * kTopK;
     EXPECT_EQ(run.TopK(kTopK, ScratchBytes(some, count, kTopK)),

@@ -74,9 +74,9 @@ GradientCase MakeGradientCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows) {
+GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows) {
   GradientCase chosen = all;
-  chosen.head = CompactRows(all.head, rows);
+  chosen.head = SelectRows(all.head, rows);
   chosen.upstream.clear();
   for (const int64_t row : rows) chosen.upstream.push_back(all.upstream[static_cast<size_t>(row)]);
   return chosen;
