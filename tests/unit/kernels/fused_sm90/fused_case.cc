@@ -23,7 +23,7 @@ using kernels::kTileColumns;
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
-/// [rows, pitch] of 16-bit elements, zero beyond the row; rows of room are NaN.
+/// Returns [rows, pitch] of 16-bit elements, zero after the end of a row; additional rows are NaN.
 std::vector<uint16_t> Packed(const std::vector<float>& values, int64_t columns, Dtype dtype,
                              int64_t rows_of_room) {
   const int64_t pitch = Pitch(columns);
@@ -324,7 +324,7 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   Memory& m = *memory_;
   const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
   const auto rows = static_cast<size_t>(c.num_rows);
-  // What an earlier run left would pass for this one's.
+  // Results of an earlier run could be mistaken for those of this one.
   const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
   ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
   ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
@@ -454,7 +454,7 @@ void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolera
     ASSERT_NEAR(scores.sum_p_squared[index], truth.sum_p_squared, tolerance.entropy);
     ASSERT_GE(scores.argmax_id[index], 0);
     ASSERT_LT(scores.argmax_id[index], c.vocab_size);
-    // Another id may win where two logits are as close as the error.
+    // Another id may win if two logits differ by less than the error.
     const double chosen = Logit(c, row, scores.argmax_id[index]);
     ASSERT_NEAR(chosen, truth.max_logit, relative + tolerance.logprob);
     ASSERT_EQ(scores.nonfinite[index], 0);
