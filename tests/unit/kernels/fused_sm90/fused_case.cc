@@ -168,7 +168,7 @@ struct FusedRun::Memory {
                   rows.begin() + row * pitch);
     }
     source.emplace(rows);
-    terms.emplace(
+    splits.emplace(
         Poisoned<uint16_t>(c.num_rows * c.num_splits * kernels::SplitPitch(c.hidden_size), 0x7FC0));
     EXPECT_EQ(kernels::LaunchBf16Split({.dtype = Dtype::kF32,
                                         .in = source->data(),
@@ -176,7 +176,7 @@ struct FusedRun::Memory {
                                         .num_rows = c.num_rows,
                                         .hidden_size = c.hidden_size,
                                         .num_splits = c.num_splits,
-                                        .out = terms->data()},
+                                        .out = splits->data()},
                                        nullptr),
               cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -199,7 +199,7 @@ struct FusedRun::Memory {
   DeviceArray<int32_t> argmax_id;
   std::optional<DeviceArray<float>> bias;
   std::optional<DeviceArray<float>> source;
-  std::optional<DeviceArray<uint16_t>> terms;
+  std::optional<DeviceArray<uint16_t>> splits;
 };
 
 FusedRun::FusedRun(const FusedCase& inputs, int64_t rows_of_room)
@@ -223,7 +223,7 @@ kernels::FusedPartialsParams FusedRun::Partials(const ShardTiles& tiles) const {
   params.hidden_stride = Pitch(c.hidden_size);
   if (c.is_f32) {
     params.num_splits = c.num_splits;
-    params.hidden = m.terms->data();
+    params.hidden = m.splits->data();
     params.hidden_stride = c.num_splits * kernels::SplitPitch(c.hidden_size);
   }
   params.weight_stride = Pitch(c.hidden_size);
