@@ -1,5 +1,6 @@
-#include "gtest/gtest.h"
 #include "kernels/common/logit_transform.h"
+
+#include "gtest/gtest.h"
 #include "kernels/common/tile.h"
 
 namespace logprobd::kernels {
@@ -10,7 +11,7 @@ TEST(TruncationTest, GrowsWithTheNumberOfProducts) {
   EXPECT_NEAR(TruncationCorrection(4'096) - 1.0, 3.83e-6, 0.01e-6);
 }
 
-TEST(TruncationTest, LiesInTheScaleBesideTheTemperature) {
+TEST(TruncationTest, IsAFactorOfTheScaleOfATemperature) {
   const double correction = TruncationCorrection(8'192);
 
   EXPECT_FLOAT_EQ(Log2Scale(0.5F, correction),

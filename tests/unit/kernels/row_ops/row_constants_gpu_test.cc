@@ -18,15 +18,74 @@ namespace {
 
 using logprobd::testing::DeviceArray;
 
+constexpr double kLog2E = 1.4426950408889634;
+
+class RowOperandsTest : public testing::GpuTest {};
+
+TEST_F(RowOperandsTest, ComputesTheScaleAndTheTargetColumnOfEachRow) {
+  const std::vector<double> temperature_values = {1.0, 0.7, 2.0, 1e-3, 0.1};
+  const DeviceArray<double> temperatures(temperature_values);
+  const DeviceArray<int64_t> targets(std::vector<int64_t>{99, 100, 149, 150, -100});
+  const std::vector<int64_t> row_index_values = {4, 2, 0, 3, 1};
+  const DeviceArray<int64_t> row_indices(row_index_values);
+  const DeviceArray<float> log2_scales(std::vector<float>(5, -1.0F));
+  const DeviceArray<int32_t> columns(std::vector<int32_t>(5, -7));
+  const DeviceArray<float> target_logits(std::vector<float>(5, 3.0F));
+  const DeviceArray<uint64_t> max_keys(std::vector<uint64_t>(5, 9));
+  RowOperandsParams params;
+  params.num_rows = 5;
+  params.source = {row_indices.data(), targets.data(), temperatures.data(), 1.0, kLog2E, 100, 50};
+  params.log2_scales = log2_scales.data();
+  params.target_columns = columns.data();
+  params.target_logits = target_logits.data();
+  params.max_keys = max_keys.data();
+
+  ASSERT_EQ(LaunchRowOperands(params, nullptr), cudaSuccess);
+
+  const std::vector<float> scales = log2_scales.Read();
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const double temperature = temperature_values[static_cast<size_t>(row_index_values[i])];
+    EXPECT_EQ(scales[i], static_cast<float>(kLog2E / temperature)) << i;
+  }
+  EXPECT_EQ(columns.Read(), (std::vector<int32_t>{-1, 49, -1, -1, 0}));
+  EXPECT_EQ(target_logits.Read(), std::vector<float>(5, 0.0F));
+  EXPECT_EQ(max_keys.Read(), std::vector<uint64_t>(5, 0));
+}
+
+TEST_F(RowOperandsTest, AppliesOneTemperatureToAllRowsWithoutRowIndices) {
+  const DeviceArray<int64_t> targets(std::vector<int64_t>(300, 7));
+  const DeviceArray<float> log2_scales(std::vector<float>(300));
+  const DeviceArray<int32_t> columns(std::vector<int32_t>(300));
+  const DeviceArray<float> target_logits(std::vector<float>(300));
+  RowOperandsParams params;
+  params.num_rows = 300;
+  params.source = {nullptr, targets.data(), nullptr, 0.5, kLog2E, 0, 10};
+  params.log2_scales = log2_scales.data();
+  params.target_columns = columns.data();
+  params.target_logits = target_logits.data();
+
+  ASSERT_EQ(LaunchRowOperands(params, nullptr), cudaSuccess);
+
+  EXPECT_EQ(log2_scales.Read(), std::vector<float>(300, static_cast<float>(2 * kLog2E)));
+  EXPECT_EQ(columns.Read(), std::vector<int32_t>(300, 7));
+}
+
+TEST_F(RowOperandsTest, RefusesBrokenBoundsAndDoesNothingForNoRows) {
+  RowOperandsParams params;
+  EXPECT_EQ(LaunchRowOperands(params, nullptr), cudaSuccess);
+  params.num_rows = 1;
+  EXPECT_EQ(LaunchRowOperands(params, nullptr), cudaErrorInvalidValue);
+}
+
 constexpr double kGradientPerLog2Scale = 0.75;
 constexpr double kLog2Factor = 1.4426950408889634 * 1.000001;
 constexpr double kTemperature = 0.7;
-constexpr int64_t kFirstId = 1'920;  // of the shard
+constexpr int64_t kFirstId = 1'920;  // first id of the shard
 constexpr int64_t kShardColumns = 500;
 constexpr int64_t kIgnoreIndex = -100;
 constexpr int32_t kPoison = -77;
 
-/// Upstream gradients and scores of all rows, and what was kept of those that are computed.
+/// Upstream gradients and scores of all rows, and the cached values of the computed rows.
 struct RowsCase {
   std::vector<float> d_logprob;
   std::vector<float> d_entropy;
@@ -36,15 +95,15 @@ struct RowsCase {
   std::vector<float> entropy;
   std::vector<double> temperatures;
   std::vector<int64_t> targets;
-  std::vector<int64_t> row_indices;  ///< Of the rows that are computed, among all.
-  std::vector<int64_t> cached_rows;  ///< The last computed row's first.
-  std::vector<float> target_logits;  ///< Of kept rows, as the next.
-  std::vector<uint64_t> max_keys;
+  std::vector<int64_t> row_indices;  ///< [computed rows]: index among all rows.
+  std::vector<int64_t> cached_rows;  ///< [computed rows]: index in the cache, in reverse order.
+  std::vector<float> target_logits;  ///< [cached rows]
+  std::vector<uint64_t> max_keys;    ///< [cached rows]
 
   size_t size() const { return row_indices.size(); }
 };
 
-/// Every second of twice as many rows is computed.
+/// Makes twice as many rows, of which every second one is computed.
 RowsCase MakeRows(size_t num_rows) {
   std::mt19937 random(static_cast<uint32_t>(num_rows));
   std::normal_distribution<float> normal;
@@ -68,11 +127,11 @@ RowsCase MakeRows(size_t num_rows) {
   return c;
 }
 
-/// What of that which may be left out is given.
+/// Which of the optional inputs are passed.
 struct Ask {
   bool upstream = true;
-  bool kept = true;
-  bool kept_largest = true;
+  bool cached = true;
+  bool cached_max = true;
   bool cached_rows = true;
   bool temperatures = true;
 };
@@ -102,7 +161,7 @@ class RowGradientsRun {
         entropy_(c.entropy),
         temperatures_(c.temperatures),
         targets_(c.targets),
-        places_(c.row_indices),
+        row_indices_(c.row_indices),
         cached_rows_(c.cached_rows),
         target_logits_(c.target_logits),
         max_keys_(c.max_keys),
@@ -111,7 +170,7 @@ class RowGradientsRun {
   RowGradientsParams Params(const Ask& ask = {}) const {
     RowGradientsParams params;
     params.num_rows = static_cast<int64_t>(num_rows_);
-    params.source.row_indices = places_.data();
+    params.source.row_indices = row_indices_.data();
     params.source.targets = targets_.data();
     if (ask.temperatures) params.source.temperatures = temperatures_.data();
     params.source.temperature = kTemperature;
@@ -129,16 +188,16 @@ class RowGradientsRun {
     params.lse = lse_.data();
     params.lse_rest = lse_rest_.data();
     params.gradient_per_log2_scale = kGradientPerLog2Scale;
-    if (ask.kept) {
+    if (ask.cached) {
       params.target_logits = target_logits_.data();
-      if (ask.kept_largest) params.max_keys = max_keys_.data();
+      if (ask.cached_max) params.max_keys = max_keys_.data();
       if (ask.cached_rows) params.cached_rows = cached_rows_.data();
     }
     params.rows = rows_.data();
     return params;
   }
 
-  /// The rows, and one behind them that is not to be written; waits.
+  /// Returns the rows and one more, which must not be written; waits.
   std::vector<RowGradient> Run(const RowGradientsParams& params) const {
     EXPECT_EQ(LaunchRowGradients(params, nullptr), cudaSuccess);
     return rows_.Read();
@@ -162,34 +221,35 @@ class RowGradientsRun {
   DeviceArray<float> entropy_;
   DeviceArray<double> temperatures_;
   DeviceArray<int64_t> targets_;
-  DeviceArray<int64_t> places_;
+  DeviceArray<int64_t> row_indices_;
   DeviceArray<int64_t> cached_rows_;
   DeviceArray<float> target_logits_;
   DeviceArray<uint64_t> max_keys_;
   DeviceArray<RowGradient> rows_;
 };
 
-/// The host's constants of a computed row, but for its largest logit.
+/// Returns the constants of a computed row as the host computes them, without the largest logit.
 RowGradient HostRow(const RowsCase& c, size_t row, const Ask& ask = {}) {
-  const auto place = static_cast<size_t>(c.row_indices[row]);
-  const double temperature = ask.temperatures ? c.temperatures[place] : kTemperature;
+  const auto index = static_cast<size_t>(c.row_indices[row]);
+  const double temperature = ask.temperatures ? c.temperatures[index] : kTemperature;
   const auto log2_scale = static_cast<float>(kLog2Factor / temperature);
   testing::ScoreGradients d;
   if (ask.upstream) {
-    d = {.lse = c.d_lse[place],
-         .logprob = c.d_logprob[place],
-         .entropy = c.d_entropy[place],
-         .mean_logit = c.d_mean_logit[place]};
+    d = {.lse = c.d_lse[index],
+         .logprob = c.d_logprob[index],
+         .entropy = c.d_entropy[index],
+         .mean_logit = c.d_mean_logit[index]};
   }
-  RowGradient host = RowGradientOf(testing::UpstreamOf(d), c.exact_lse[place],
-                                   static_cast<double>(c.entropy[place]), log2_scale,
+  RowGradient host = RowGradientOf(testing::UpstreamOf(d), c.exact_lse[index],
+                                   static_cast<double>(c.entropy[index]), log2_scale,
                                    static_cast<double>(log2_scale) * kGradientPerLog2Scale);
-  const int64_t column = c.targets[place] - kFirstId;
+  const int64_t column = c.targets[index] - kFirstId;
   host.target_column = column >= 0 && column < kShardColumns ? static_cast<int32_t>(column) : -1;
   return host;
 }
 
-/// The exact lse comes as two floats, and 2^x in double may differ by its last place.
+/// Compares with tolerance where the device differs: it gets the exact lse as two floats, and 2^x
+/// in double may differ in the last place.
 void ExpectHostRow(const RowGradient& row, const RowGradient& host) {
   EXPECT_EQ(row.log2_scale, host.log2_scale);
   EXPECT_EQ(row.log2_sum, host.log2_sum);
@@ -202,7 +262,7 @@ void ExpectHostRow(const RowGradient& row, const RowGradient& host) {
 
 class RowGradientsTest : public testing::GpuTest {};
 
-TEST_F(RowGradientsTest, AreThoseOfTheHostAtEveryCountOfRows) {
+TEST_F(RowGradientsTest, MatchTheHostForAnyNumberOfRows) {
   for (const size_t num_rows : {1, 127, 128, 129, 1'000}) {
     const RowsCase c = MakeRows(num_rows);
 
@@ -213,7 +273,7 @@ TEST_F(RowGradientsTest, AreThoseOfTheHostAtEveryCountOfRows) {
   }
 }
 
-TEST_F(RowGradientsTest, UpstreamGradientsThatAreNotThereAreZero) {
+TEST_F(RowGradientsTest, MissingUpstreamGradientsCountAsZero) {
   const RowsCase c = MakeRows(10);
   const Ask ask = {.upstream = false};
 
@@ -226,7 +286,7 @@ TEST_F(RowGradientsTest, UpstreamGradientsThatAreNotThereAreZero) {
   }
 }
 
-TEST_F(RowGradientsTest, OneUpstreamGradientAndOneTemperatureMayServeAllRows) {
+TEST_F(RowGradientsTest, BroadcastsOneUpstreamGradientAndOneTemperature) {
   RowsCase c = MakeRows(10);
   const RowGradientsRun run(c);
   RowGradientsParams params = run.Params({.temperatures = false});
@@ -240,38 +300,38 @@ TEST_F(RowGradientsTest, OneUpstreamGradientAndOneTemperatureMayServeAllRows) {
   }
 }
 
-TEST_F(RowGradientsTest, TargetAndLargestLogitAreTakenFromTheirKeptPlaces) {
+TEST_F(RowGradientsTest, TargetAndLargestLogitComeFromTheirCachedRows) {
   const RowsCase c = MakeRows(300);
   const RowGradientsRun run(c);
   for (const bool cached_rows : {false, true}) {
     const std::vector<RowGradient> rows = run.Run({.cached_rows = cached_rows});
 
     for (size_t i = 0; i < c.size(); ++i) {
-      const size_t kept = cached_rows ? static_cast<size_t>(c.cached_rows[i]) : i;
-      const LogitEntry largest = LogitEntryOf(c.max_keys[kept]);
+      const size_t cached = cached_rows ? static_cast<size_t>(c.cached_rows[i]) : i;
+      const LogitEntry largest = LogitEntryOf(c.max_keys[cached]);
       EXPECT_EQ(rows[i].max_column, largest.id);
       EXPECT_EQ(rows[i].max_exponent,
                 std::fma(largest.logit, rows[i].log2_scale, -rows[i].log2_sum));
       EXPECT_EQ(rows[i].target_exponent,
-                std::fma(c.target_logits[kept], rows[i].log2_scale, -rows[i].log2_sum));
+                std::fma(c.target_logits[cached], rows[i].log2_scale, -rows[i].log2_sum));
     }
   }
 }
 
-TEST_F(RowGradientsTest, WithoutKeptLogitsThereIsNoLargest) {
+TEST_F(RowGradientsTest, WithoutCachedLogitsThereIsNoLargestLogit) {
   const RowsCase c = MakeRows(3);
 
-  const std::vector<RowGradient> rows = RowGradientsRun(c).Run({.kept = false});
+  const std::vector<RowGradient> rows = RowGradientsRun(c).Run({.cached = false});
 
   for (size_t i = 0; i < c.size(); ++i) EXPECT_EQ(rows[i].max_column, -1);
 }
 
-TEST_F(RowGradientsTest, TheTargetIsTakenThoughNoLargestLogitWasKept) {
+TEST_F(RowGradientsTest, TheTargetIsUsedWithoutACachedLargestLogit) {
   const RowsCase c = MakeRows(3);
   const RowGradientsRun run(c);
   const std::vector<RowGradient> both = run.Run();
 
-  const std::vector<RowGradient> rows = run.Run({.kept_largest = false});
+  const std::vector<RowGradient> rows = run.Run({.cached_max = false});
 
   for (size_t i = 0; i < c.size(); ++i) {
     EXPECT_EQ(rows[i].max_column, -1);
@@ -279,8 +339,9 @@ TEST_F(RowGradientsTest, TheTargetIsTakenThoughNoLargestLogitWasKept) {
   }
 }
 
-// Its scores are zeros, not those of its logits, which may be anything: all -inf, or far above 0.
-TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
+// The scores of an ignored row are zeros and do not match its logits, which may be all -inf or far
+// above 0.
+TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientForAnyLogits) {
   RowsCase c = MakeRows(3);
   const auto ignored = static_cast<size_t>(c.row_indices[1]);
   c.targets[ignored] = kIgnoreIndex;
@@ -296,14 +357,14 @@ TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
     EXPECT_EQ(exponent, -200.0F);
     EXPECT_EQ(std::exp2(exponent) * std::fma(row.weighted, exponent, row.free), 0.0F);
   }
-  for (const float kept_exponent : {-1e5F, 0.0F, 1e5F}) {
-    EXPECT_EQ(std::exp2(kept_exponent - row.log2_sum), 0.0F);
+  for (const float cached_exponent : {-1e5F, 0.0F, 1e5F}) {
+    EXPECT_EQ(std::exp2(cached_exponent - row.log2_sum), 0.0F);
   }
   ExpectHostRow(rows[0], HostRow(c, 0));
   ExpectHostRow(rows[2], HostRow(c, 2));
 }
 
-TEST_F(RowGradientsTest, ARowThatIsNotFiniteStaysAlone) {
+TEST_F(RowGradientsTest, ANonfiniteRowDoesNotAffectOthers) {
   RowsCase c = MakeRows(5);
   c.exact_lse[static_cast<size_t>(c.row_indices[2])] = NAN;
   c.max_keys[static_cast<size_t>(c.cached_rows[2])] = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/logit_key.h"
+#include "kernels/common/tile.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
@@ -17,9 +19,11 @@ namespace {
 using logprobd::testing::DeviceArray;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// A tile's sums add 192 terms of at most 1 in fp32 (24 in a row, then 4 joins), each 2 ulp off.
+/// Tolerance of a tile's sum: 192 terms of at most 1 in fp32 (chains of 24, then 4 joins), each
+/// with an error of 2 ulp.
 constexpr double kSumTolerance = 192 * 4 * 1.2e-7;
-/// A term of W is up to 0.53 (at y - k = -1.44), and inherits the error of y - k: |y| 2^-24.
+/// Tolerance of W: a term is up to 0.53 (at y - k = -1.44) and inherits the error of y - k, |y|
+/// 2^-24.
 constexpr double kWeightedTolerance = 2 * kSumTolerance;
 
 struct StatsOutput {
@@ -30,7 +34,7 @@ struct StatsOutput {
   std::vector<float> target_logits;
 };
 
-/// Logits [num_rows, num_tiles * 192] with what stands beyond vocab_size poisoned.
+/// Logits [num_rows, num_tiles * 192]; columns beyond vocab_size are poison.
 struct StatsCase {
   int64_t num_rows = 3;
   int64_t vocab_size = 192;
@@ -39,7 +43,7 @@ struct StatsCase {
   std::vector<int32_t> targets;
   LogitTransform transform;
   std::vector<float> bias;
-  int64_t shard_begin = 0;  ///< First tile that is taken.
+  int64_t shard_begin = 0;  ///< First tile of the shard.
 
   int64_t num_tiles() const { return NumTiles(vocab_size); }
   int64_t stride() const { return num_tiles() * kTileColumns; }
@@ -64,7 +68,7 @@ StatsCase MakeCase(int64_t num_rows, int64_t vocab_size, float stddev) {
 }
 
 StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entropy,
-                     int64_t tiles_a_launch) {
+                     int64_t launch_tiles) {
   const auto num_partials = static_cast<size_t>(c.num_rows * (c.num_tiles() - c.shard_begin));
   const DeviceArray<float> logits(c.logits);
   const DeviceArray<float> scales(c.log2_scales);
@@ -78,13 +82,13 @@ StatsOutput RunStats(const StatsCase& c, bool extremes, bool squares, bool entro
   const DeviceArray<uint32_t> min_keys(std::vector<uint32_t>(static_cast<size_t>(c.num_rows), 0));
   const DeviceArray<float> target_logits(
       std::vector<float>(static_cast<size_t>(c.num_rows), -777.0F));
-  for (int64_t tile = c.shard_begin; tile < c.num_tiles(); tile += tiles_a_launch) {
+  for (int64_t tile = c.shard_begin; tile < c.num_tiles(); tile += launch_tiles) {
     TileStatsParams params;
     params.chunk.dots = logits.data() + tile * kTileColumns;
     params.chunk.row_stride = c.stride();
     params.chunk.num_rows = c.num_rows;
     params.chunk.tile_begin = tile;
-    params.chunk.num_tiles = std::min(tiles_a_launch, c.num_tiles() - tile);
+    params.chunk.num_tiles = std::min(launch_tiles, c.num_tiles() - tile);
     params.chunk.vocab_size = c.vocab_size;
     params.chunk.transform = c.transform;
     params.chunk.bias = c.bias.empty() ? nullptr : bias_array.data();
@@ -155,7 +159,7 @@ TEST_F(TileStatsTest, MatchesTheDoubleReferenceAtTileAndWarpEdges) {
   }
 }
 
-TEST_F(TileStatsTest, TheCutIntoChunksDoesNotShow) {
+TEST_F(TileStatsTest, TheCutIntoChunksDoesNotChangeTheBits) {
   const StatsCase c = MakeCase(7, 5'000, 3.0F);
   const StatsOutput whole = RunStats(c, true, true, true, c.num_tiles());
   for (const int64_t tiles : {1, 3, 4, 5, 26}) {
@@ -169,7 +173,7 @@ TEST_F(TileStatsTest, TheCutIntoChunksDoesNotShow) {
   }
 }
 
-TEST_F(TileStatsTest, AShardsPartialsLieFromItsFirstTileOn) {
+TEST_F(TileStatsTest, PartialsOfAShardStartWithItsFirstTile) {
   for (const int64_t num_rows : {7, 600}) {  // partials by row, and by tile
     const StatsCase c = MakeCase(num_rows, 5'000, 3.0F);
     const StatsOutput whole = RunStats(c, true, true, true, c.num_tiles());
@@ -198,7 +202,7 @@ TEST_F(TileStatsTest, AShardsPartialsLieFromItsFirstTileOn) {
   }
 }
 
-TEST_F(TileStatsTest, WhatIsAskedBesideDoesNotShow) {
+TEST_F(TileStatsTest, OtherOutputsDoNotChangeTheBits) {
   for (const bool has_transform : {false, true}) {
     StatsCase c = MakeCase(7, 5'000, 3.0F);
     if (has_transform) {
@@ -242,7 +246,7 @@ TEST_F(TileStatsTest, ATileOfNegativeInfinityIsEmpty) {
   EXPECT_NE(output.sums[1].exponent, kEmptyExponent);
 }
 
-TEST_F(TileStatsTest, NanAndInfinityMarkTheirTileAlone) {
+TEST_F(TileStatsTest, NanAndInfinityMarkOnlyTheirTile) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
     for (const size_t column : {0U, 5U, 100U, 191U}) {
       StatsCase c = MakeCase(1, 576, 3.0F);
@@ -283,6 +287,86 @@ TEST_F(TileStatsTest, RefusesBrokenBounds) {
   EXPECT_EQ(launch_with([](Params& p) { p.tile_origin = 4; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.tile_origin = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+std::vector<uint64_t> TopKReference(const std::vector<float>& row, int32_t top_k) {
+  std::vector<uint64_t> keys;
+  for (size_t id = 0; id < row.size(); ++id) {
+    keys.push_back(LogitKey(row[id], static_cast<int32_t>(id)));
+  }
+  keys.resize(std::max(keys.size(), static_cast<size_t>(top_k)));
+  std::partial_sort(keys.begin(), keys.begin() + top_k, keys.end(), std::greater<>());
+  keys.resize(static_cast<size_t>(top_k));
+  return keys;
+}
+
+/// Computes the top-k of rows of equal width, in chunks of `chunk_tiles` tiles.
+std::vector<uint64_t> RunTopK(const std::vector<std::vector<float>>& rows, int32_t top_k,
+                              int64_t chunk_tiles) {
+  const auto vocab_size = static_cast<int64_t>(rows[0].size());
+  const int64_t num_tiles = NumTiles(vocab_size);
+  std::vector<float> padded;
+  for (const std::vector<float>& row : rows) {
+    padded.insert(padded.end(), row.begin(), row.end());
+    padded.resize(padded.size() + static_cast<size_t>(num_tiles * kTileColumns - vocab_size),
+                  1e30F);
+  }
+  const DeviceArray<float> logits(padded);
+  const DeviceArray<uint64_t> keys(
+      std::vector<uint64_t>(rows.size() * static_cast<size_t>(top_k), 0));
+  for (int64_t tile = 0; tile < num_tiles; tile += chunk_tiles) {
+    TopKParams params;
+    params.chunk.dots = logits.data() + tile * kTileColumns;
+    params.chunk.row_stride = num_tiles * kTileColumns;
+    params.chunk.num_rows = static_cast<int64_t>(rows.size());
+    params.chunk.tile_begin = tile;
+    params.chunk.num_tiles = std::min(chunk_tiles, num_tiles - tile);
+    params.chunk.vocab_size = vocab_size;
+    params.top_k = top_k;
+    params.keys = keys.data();
+    EXPECT_EQ(LaunchTopK(params, nullptr), cudaSuccess);
+  }
+  return keys.Read();
+}
+
+class TopKTest : public testing::GpuTest {
+ protected:
+  static void ExpectRight(const std::vector<std::vector<float>>& rows) {
+    for (const int32_t top_k : {1, 2, 20, 127, 128}) {
+      for (const int64_t tiles : {1, 7, 1000}) {
+        SCOPED_TRACE(::testing::Message() << "k " << top_k << ", tiles " << tiles);
+        const std::vector<uint64_t> keys = RunTopK(rows, top_k, tiles);
+        for (size_t row = 0; row < rows.size(); ++row) {
+          const auto begin = keys.begin() + static_cast<int64_t>(row) * top_k;
+          ASSERT_EQ(std::vector<uint64_t>(begin, begin + top_k), TopKReference(rows[row], top_k));
+        }
+      }
+    }
+  }
+};
+
+TEST_F(TopKTest, FindsTheBestOfRandomRows) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0.0F, 3.0F);
+  for (const size_t vocab_size : {1U, 100U, 192U, 1'023U, 1'024U, 1'025U, 10'007U}) {
+    std::vector<std::vector<float>> rows(4, std::vector<float>(vocab_size));
+    for (auto& row : rows) std::generate(row.begin(), row.end(), [&] { return normal(random); });
+    ExpectRight(rows);
+  }
+}
+
+TEST_F(TopKTest, FindsTheBestOfRisingAndFallingRows) {
+  std::vector<float> rising(9'001);
+  std::iota(rising.begin(), rising.end(), -4'000.0F);
+  const std::vector<float> falling(rising.rbegin(), rising.rend());
+  ExpectRight({rising, falling});
+}
+
+TEST_F(TopKTest, EqualLogitsKeepTheLowestIds) {
+  std::vector<float> flat(5'000, 0.25F);
+  std::vector<float> zeros(5'000, 0.0F);
+  for (size_t i = 0; i < zeros.size(); i += 3) zeros[i] = -0.0F;
+  ExpectRight({flat, zeros});
 }
 
 }  // namespace

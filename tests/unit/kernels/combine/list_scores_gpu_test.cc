@@ -21,7 +21,7 @@ struct Lists {
   std::vector<uint64_t> keys;  ///< [num_shards, num_rows, top_k]
 };
 
-/// Distinct keys; a list holds `most` of them at most, then free places.
+/// Makes distinct keys; a list holds at most `most` keys, followed by empty slots.
 Lists MakeLists(int64_t num_rows, int32_t top_k, int32_t num_shards, int32_t most) {
   Lists lists = {num_rows, top_k, num_shards, {}};
   std::mt19937_64 random(static_cast<uint64_t>(num_rows * 7 + top_k * 13 + num_shards));
@@ -82,7 +82,7 @@ TEST_F(MergeTopKTest, KeepsTheLargestOfAllShardsInOrder) {
   }
 }
 
-TEST_F(MergeTopKTest, FreePlacesComeLast) {
+TEST_F(MergeTopKTest, EmptySlotsComeLast) {
   for (const int32_t most : {0, 1, 6}) {
     for (const int32_t shards : {2, 3, 16}) {
       const Lists lists = MakeLists(50, 20, shards, most);
@@ -94,7 +94,7 @@ TEST_F(MergeTopKTest, FreePlacesComeLast) {
   }
 }
 
-TEST_F(MergeTopKTest, OneShardMayHaveThemAll) {
+TEST_F(MergeTopKTest, OneShardCanHoldTheWholeList) {
   Lists lists = MakeLists(3, 128, 4, 128);
   for (size_t i = 0; i < lists.keys.size(); ++i) {
     const bool is_best_shard = i / (3 * 128) == 2;
