@@ -1,9 +1,12 @@
 """Every option means what it means in the reference, and scores have the same bits every time."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from linear_logprob_reference import requested, seeded
+from logprobd_ops._operator import HeadOptions
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import (
     IGNORED,
@@ -114,6 +117,22 @@ def test_scores_that_are_not_requested_are_empty_or_none_and_change_nothing():
     assert entropy.numel() == 0
     assert torch.equal(logprob, full.logprob) and torch.equal(lse, full.lse)
     assert with_mean.argmax is None and torch.equal(with_mean.mean_logit, full.mean_logit)
+
+
+def test_the_result_has_named_fields_in_a_fixed_order():
+    hidden, weight, target, bias = exact_case(vocab=257)
+
+    scores = linear_logprob(hidden, weight, target, bias)
+
+    assert scores._fields[:5] == ("logprob", "entropy", "lse", "argmax", "mean_logit")
+    assert scores.argmax is None and scores.mean_logit is None
+    assert scores[0] is scores.logprob
+
+
+def test_the_other_functions_take_the_options_of_the_head():
+    parameters = inspect.signature(linear_logprob).parameters
+
+    assert HeadOptions.__annotations__.keys() <= parameters.keys()
 
 
 # Bits.

@@ -227,6 +227,24 @@ def test_the_operator_returns_the_cache():
     assert empty.numel() == 0
 
 
+@pytest.mark.parametrize("keep_logits", (1, 2))
+@pytest.mark.parametrize("vocab", (1, 192, 200, 151_936))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
+def test_the_library_knows_the_size_of_the_cache(keep_logits, vocab, dtype):
+    hidden = torch.empty(7, 16, dtype=dtype, device="meta")
+    weight = torch.empty(vocab, 16, dtype=dtype, device="meta")
+    case = Case(hidden, weight, torch.empty(7, dtype=torch.int64, device="meta"), None)
+
+    row_bytes = torch.ops.logprobd.logit_cache_row_bytes(keep_logits, dtype, dtype, vocab)
+
+    assert cache_of(case, keep_logits).nbytes == 7 * row_bytes
+
+
+def test_the_fused_kernels_do_not_support_a_cpu():
+    cpu = torch.device("cpu")
+    assert not torch.ops.logprobd.is_fused(cpu, torch.bfloat16, torch.bfloat16, 64)
+
+
 @pytest.mark.parametrize("needed", (0, 1, 2))
 def test_logits_are_cached_if_any_input_needs_a_gradient(needed):
     case = make_case()
