@@ -239,7 +239,7 @@ std::string Server::Impl::ReadyText() {
 
 std::string Server::Impl::StatusText() {
   return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateNow().second, "\n",
-                      PlanText(Plan()), "\nSee /metrics, /healthz and /readyz.\n");
+                      PlanText(Plan()));
 }
 
 /// State of the server as the status page words it.

@@ -9,8 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "server/base/device_name.h"
 #include "server/base/human_bytes.h"
-#include "server/http/html_text.h"
-#include "server/metrics/label_value.h"
+#include "server/http/status_page.h"
+#include "server/metrics/families.h"
 
 namespace logprobd {
 namespace {
@@ -65,10 +65,10 @@ LatencySummary SummaryOf(std::string name, const HistogramCounts& counts) {
   return summary;
 }
 
-HeadStatus HeadOf(const HeadStatus& facts, const Window& window) {
+HeadLoad HeadOf(const HeadStatus& facts, const Window& window) {
   const std::string label = LabelValue(facts.info.name);
   const Labels labels = {{"head", label}};
-  HeadStatus head;
+  HeadLoad head;
   head.info = facts.info;
   head.state = facts.state;
   head.state_text = facts.state_text;

@@ -15,7 +15,7 @@
 #include "server/base/human_bytes.h"
 #include "server/base/log.h"
 #include "server/base/start_thread.h"
-#include "server/batching/staging_store.h"
+#include "server/batching/version_replicas.h"
 #include "server/weights/content_check.h"
 
 namespace logprobd {

@@ -18,7 +18,7 @@ absl::Span<T> Range(std::vector<T>& values, int64_t begin, int64_t end) {
                                         static_cast<size_t>(end - begin));
 }
 
-/// Sizes an output: `count` elements if it is wanted, else none; memory is kept.
+/// Resizes an output to `count` elements if it is requested, otherwise to none. Memory is kept.
 template <typename T>
 void Size(std::vector<T>& values, bool wanted, int64_t count) {
   values.resize(wanted ? static_cast<size_t>(count) : 0);
@@ -125,7 +125,7 @@ void BatchSlot::SizeOutputs() {
 void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   range_begin_ = row_begin;
   range_end_ = row_end;
-  // Candidates are in the order of their rows.
+  // The candidates are sorted by row.
   const auto candidates_below = [&](int64_t row) {
     return std::lower_bound(candidate_rows_.begin(), candidate_rows_.end(), row) -
            candidate_rows_.begin();
@@ -181,7 +181,7 @@ void BatchSlot::ReleaseLargeArrays() {
     };
     (release_one(arrays), ...);
   };
-  // The others have an element a row.
+  // All other arrays have one element per row.
   release(candidate_rows_, candidate_ids_, outputs_.candidate_logprobs, outputs_.top_k_ids,
           outputs_.top_k_logprobs);
   batch_ = ScoreBatch();
@@ -199,8 +199,8 @@ bool BatchSlot::NextHalf(const absl::Status& status) {
     return false;
   }
   first_status_ = status;
-  // A batch begins at the start of its staging buffer, and its candidates' rows count from there.
-  // Runs point to where the rows lie.
+  // A batch must begin at the start of its staging buffer, and its candidates count rows from
+  // there. Runs already point to the rows in memory.
   if (runs_.empty()) {
     std::memmove(staging_->data(), staging_->data() + middle_ * row_bytes_,
                  static_cast<size_t>((num_rows_ - middle_) * row_bytes_));

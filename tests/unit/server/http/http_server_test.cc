@@ -76,6 +76,7 @@ class HttpServerTest : public ::testing::Test {
     options.status_page = [] {
       StatusPage page;
       page.state_text = "drawn, for a test";
+      page.stages = {{"queue", 10, 0.001, 0.001, 0.002, 0.004}};
       return page;
     };
     auto server = HttpServer::Create(options, metrics_);
@@ -131,6 +132,24 @@ TEST_F(HttpServerTest, GivesTheStatusAsTextToWhoDoesNotAskForHtml) {
     EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain")) << accept;
     EXPECT_THAT(answer, HasSubstr("logprobd, a test")) << accept;
   }
+}
+
+TEST_F(HttpServerTest, GivesTheLatenciesInTheTextFormToo) {
+  const std::string answer = Get(port(), "/");
+
+  EXPECT_THAT(answer, HasSubstr("stage queue                       10       1 ms"));
+  EXPECT_THAT(answer, HasSubstr("\nSee /metrics, /healthz and /readyz.\n"));
+}
+
+TEST_F(HttpServerTest, TellsAGrpcClientThatThisIsTheHttpPort) {
+  const int fd = Connect(port());
+  Send(fd, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+
+  const std::string answer = ReadToEnd(fd);
+
+  // gRPC reports this answer as "Trying to connect an http1.x server".
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(answer, HasSubstr("This is the --http port"));
 }
 
 TEST_F(HttpServerTest, GivesBrowsersADrawnStatusPage) {

@@ -1,10 +1,13 @@
 #include "server/metrics/metrics.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <set>
 #include <string>
@@ -15,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/metrics/nvml.h"
 
 namespace logprobd {
 namespace {
@@ -387,6 +391,38 @@ TEST(MetricsTest, PassesPromtool) {
   std::ifstream report(report_path);
   EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(report), {});
 #endif
+}
+
+TEST(ProcessMetricsTest, AreAllPlausible) {
+  const MetricsSnapshot metrics = Metrics({}).Snapshot();
+
+  EXPECT_GE(metrics.Sum("process_cpu_seconds_total"), 0);
+  EXPECT_GT(metrics.Sum("process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(metrics.Sum("process_virtual_memory_bytes"),
+            metrics.Sum("process_resident_memory_bytes"));
+  EXPECT_GE(metrics.Sum("process_max_fds"), metrics.Sum("process_open_fds"));
+  EXPECT_NEAR(metrics.Sum("process_start_time_seconds"), static_cast<double>(std::time(nullptr)),
+              300);
+}
+
+TEST(ProcessMetricsTest, CountAFurtherOpenFile) {
+  const Metrics metrics({});
+  const double before = metrics.Snapshot().Sum("process_open_fds");
+  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+  EXPECT_EQ(metrics.Snapshot().Sum("process_open_fds"), before + 1);
+
+  close(fd);
+}
+
+TEST(NvmlTest, GivesZerosForADeviceThatDoesNotExist) {
+  const Nvml nvml;
+
+  const GpuReadings readings = nvml.Read(4'095, "");
+
+  EXPECT_FALSE(readings.is_read);
+  EXPECT_EQ(readings.memory_free_bytes, 0);
+  EXPECT_EQ(readings.utilization_ratio, 0);
 }
 
 }  // namespace

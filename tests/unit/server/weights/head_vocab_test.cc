@@ -34,7 +34,7 @@ TEST(HeadVocabTest, LeavesPaddedRowsOutAndWarns) {
   ASSERT_THAT(head, Succeeds());
   EXPECT_EQ(head->weights->info().vocab_rows, 50'176);
   EXPECT_EQ(head->weights->info().vocab_size, 49'159);
-  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("the last 1017 take no part")));
+  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("the last 1017 are not used")));
 }
 
 TEST(HeadVocabTest, IncludesPaddingWhenAsked) {

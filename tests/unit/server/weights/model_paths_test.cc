@@ -59,7 +59,7 @@ TEST(ModelPathsTest, PrefersTheSingleFileToAnIndex) {
 TEST(ModelPathsTest, AMissingFolderIsNotFound) {
   const ModelFolder folder;
   EXPECT_THAT(OpenModelFolder(folder.PathOf("none"), {}), Fails(kNotFound, "does not exist"));
-  EXPECT_THAT(OpenModelFolder("Some/Model-7B", {}), Fails(kNotFound, "nothing is downloaded"));
+  EXPECT_THAT(OpenModelFolder("Some/Model-7B", {}), Fails(kNotFound, "not downloaded by name"));
 }
 
 TEST(ModelPathsTest, AnEmptyPathIsInvalid) {
@@ -196,7 +196,7 @@ TEST(ModelPathsTest, UnreadableFoldersAreDenied) {
 
   {
     const WithoutPrivileges nobody;
-    EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kDenied, "open it to the user"));
+    EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kDenied, "read permission"));
     EXPECT_THAT(OpenModelFolder(folder.PathOf("model.safetensors"), {}), Fails(kDenied, ""));
   }
   chmod(folder.path().c_str(), 0700);

@@ -1,4 +1,4 @@
-#include "server/batching/hidden_runs.h"
+#include "server/batching/hidden_rows.h"
 
 #include <memory>
 #include <string>
