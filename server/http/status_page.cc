@@ -389,7 +389,7 @@ std::string RenderStatusPage(const StatusPage& page, int refresh_seconds) {
       EscapeHtml(page.commit),
       ")</span><nav><a href=\"/metrics\">metrics</a><a href=\"/healthz\">healthz</a>"
       "<a href=\"/readyz\">readyz</a><a href=\"/?format=text\">text</a></nav></header>\n"
-      "<p class=\"soft\">Rates and latencies are of the last ",
+      "<p class=\"soft\">Rates and latencies cover the last ",
       HumanSeconds(page.window_seconds), ".",
       refresh_seconds > 0 ? absl::StrCat(" Reloaded every ", refresh_seconds, " s.") : "",
       "</p>\n");

@@ -17,9 +17,9 @@ namespace {
 
 constexpr size_t kLabelBytesMax = 128;
 
-/// Rounds to 12 significant digits: the text format prints 16, and without rounding it would show
-/// the errors of the multiplications (7.500000000000001e-05 instead of 7.5e-05).
-double WithoutNoise(double bound) {
+/// Rounds to 12 significant digits, with which the bounds are served. This removes the rounding
+/// errors of the multiplications.
+double RoundTo12Digits(double bound) {
   double rounded = bound;
   return absl::SimpleAtod(absl::StrFormat("%.12g", bound), &rounded) ? rounded : bound;
 }
@@ -27,7 +27,7 @@ double WithoutNoise(double bound) {
 std::vector<double> Geometric(double first, double factor, double last) {
   std::vector<double> bounds;
   for (double bound = first; bound <= last; bound *= factor) {
-    bounds.push_back(WithoutNoise(bound));
+    bounds.push_back(RoundTo12Digits(bound));
   }
   return bounds;
 }

@@ -17,8 +17,8 @@ class Family;
 
 namespace logprobd {
 
-/// Upper bounds of histogram buckets in seconds, ascending: 50 us x 1.5^n up to 32 s. For requests
-/// and their stages.
+/// Upper bounds of histogram buckets in seconds, ascending: 50 us x 1.5^n up to 32 s, rounded to 12
+/// significant digits. For requests and their stages.
 std::vector<double> DurationBuckets();
 /// The same for reading a weight from a disk: 50 ms x 2^n up to 27 min.
 std::vector<double> LoadBuckets();

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -25,6 +26,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "server/metrics/families.h"
@@ -163,6 +165,32 @@ void AppendProcessFamilies(std::vector<prometheus::MetricFamily>& families) {
   families.push_back(ProcessFamily("process_start_time_seconds",
                                    "Start time of the process, in seconds since the epoch.",
                                    MetricType::Gauge, stats.start_time_seconds));
+}
+
+/// Rewrites the bounds of histogram buckets with 12 significant digits, which is what they have.
+/// The serializer writes 16 and so shows representation errors: le="7.499999999999999e-05".
+std::string WithShortBounds(absl::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  constexpr absl::string_view kLabel = "le=\"";
+  while (true) {
+    const size_t label = text.find(kLabel);
+    if (label == absl::string_view::npos) {
+      return absl::StrCat(result, text);
+    }
+    const size_t begin = label + kLabel.size();
+    const size_t end = text.find('"', begin);
+    const bool is_whole_name = label > 0 && (text[label - 1] == '{' || text[label - 1] == ',');
+    const absl::string_view bound = text.substr(begin, end - begin);
+    double value = 0;
+    absl::StrAppend(&result, text.substr(0, begin));
+    if (is_whole_name && absl::SimpleAtod(bound, &value) && std::isfinite(value)) {
+      absl::StrAppendFormat(&result, "%.12g", value);
+    } else {
+      absl::StrAppend(&result, bound);
+    }
+    text.remove_prefix(end);
+  }
 }
 
 }  // namespace
@@ -406,7 +434,7 @@ std::string Metrics::Serialize() const {
     std::sort(family.metric.begin(), family.metric.end(),
               [](const auto& a, const auto& b) { return a.label < b.label; });
   }
-  return prometheus::TextSerializer().Serialize(families);
+  return WithShortBounds(prometheus::TextSerializer().Serialize(families));
 }
 
 }  // namespace logprobd

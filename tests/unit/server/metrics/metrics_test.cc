@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <regex>
 #include <set>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/metrics/nvml.h"
 
@@ -153,10 +156,34 @@ TEST(MetricsTest, UsesTheDocumentedBuckets) {
   const std::string text = Metrics(OneHead()).Serialize();
 
   EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="5e-05"} 0)"));
-  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="7.5)"));
-  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.35)"));
+  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="7.5e-05"} 0)"));
+  EXPECT_THAT(text,
+              HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.3579912455"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1048576"} 0)"));
+}
+
+TEST(MetricsTest, PrintsEveryBoundWithAtMost12Digits) {
+  const std::string text = Metrics(OneHead()).Serialize();
+  const std::regex bound("[{,]le=\"([^\"]*)\"");
+  int num_bounds = 0;
+
+  for (std::sregex_iterator match(text.begin(), text.end(), bound), end; match != end; ++match) {
+    const std::string printed = (*match)[1];
+    const std::string digits =
+        absl::StrReplaceAll(printed.substr(0, printed.find('e')), {{".", ""}});
+    EXPECT_LE(digits.substr(std::min(digits.find_first_not_of('0'), digits.size())).size(), 12U)
+        << printed;
+    ++num_bounds;
+  }
+
+  EXPECT_GT(num_bounds, 100);
+}
+
+TEST(MetricsTest, LeavesAHeadNameThatLooksLikeABoundAsItIs) {
+  const std::string text = Metrics({.heads = {R"(a,le="0.50000000000000001")"}}).Serialize();
+
+  EXPECT_THAT(text, HasSubstr(R"(head="a,le=\"0.50000000000000001\"")"));
 }
 
 TEST(MetricsTest, CountsWhatIsRecorded) {
