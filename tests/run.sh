@@ -2,33 +2,40 @@
 # Installs what is missing, builds, runs every test, and prints a summary last.
 #   bash tests/run.sh            everything
 #   bash tests/run.sh --quick    no installation; only what CTest and pytest label as unit tests
+#   bash tests/run.sh --build    installation and build only
+#   bash tests/run.sh --test     the tests of what --build has built
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-quick=false
+installs=true builds=true tests=true quick=false
 case "${1:-}" in
-  --quick) quick=true ;;
+  --quick) quick=true installs=false ;;
+  --build) tests=false ;;
+  --test) installs=false builds=false ;;
   "") ;;
-  *) echo "usage: bash tests/run.sh [--quick]" >&2; exit 2 ;;
+  *) echo "usage: bash tests/run.sh [--quick | --build | --test]" >&2; exit 2 ;;
 esac
 
-step_logs=build/tests-logs step_count=3
-$quick && step_count=1
+step_logs=build/tests-logs step_count=0
+$installs && step_count=$((step_count + 2))
+$builds && step_count=$((step_count + 1))
 source deploy/packages.sh
 source deploy/steps.sh
-
-export CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
 jobs=$(nproc)
 
+# The tests' Python packages, among them Torch, lie in the user's cache folder: all clones share them.
 python_environment() {
-  local stamp=build/venv-tests/.requirements wanted
-  wanted=$(sha256sum tests/requirements.txt client/python/pyproject.toml)
-  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
-  /usr/bin/python3 -m venv build/venv-tests
-  local -a install=(build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check)
-  "${install[@]}" -r tests/requirements.txt
-  "${install[@]}" --editable ./client/python
-  printf '%s' "$wanted" >"$stamp"
+  local name environment
+  name=venv-$(sha256sum tests/requirements.txt | cut -c1-16)
+  environment=${XDG_CACHE_HOME:-$HOME/.cache}/logprobd/$name
+  if [ ! -f "$environment/.complete" ]; then
+    rm -rf "$environment"
+    /usr/bin/python3 -m venv "$environment"
+    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+    touch "$environment/.complete"
+  fi
+  rm -rf build/venv-tests
+  ln -s "$environment" build/venv-tests
 }
 
 build() {
@@ -41,47 +48,60 @@ build() {
     -DCMAKE_CUDA_ARCHITECTURES=90
   rm -f build/release/.quickstart  # quickstart.sh's note of how it configured this tree
   cmake --build build/release -j "$jobs"
+  ccache --show-stats 2>/dev/null || true
 }
 
-if ! $quick; then
+if $builds; then rm -f "$step_logs/timings"; fi
+# timed NAME COMMAND...: runs the command and appends its time to the log of timings.
+timed() {
+  local name=$1 started=$SECONDS status=0
+  shift
+  "$@" || status=$?
+  printf '%6d s  %s\n' $((SECONDS - started)) "$name" >>"$step_logs/timings"
+  return "$status"
+}
+
+if $installs; then
   packages=("${build_packages[@]}" "${run_packages[@]}" "${test_packages[@]}")
   prepare_install "${packages[@]}"
-  step "installing distribution packages" install_packages "${packages[@]}"
-  step "installing Python packages" python_environment
+  timed "install distribution packages" step "installing distribution packages" install_packages "${packages[@]}"
+  timed "install Python packages" step "installing Python packages" python_environment
 fi
-step "building everything (Release)" build
+if $builds; then timed "build" step "building everything (Release)" build; fi
+$tests || exit 0
 
-# Both suites run to their end whatever the first one says: a summary names all that is broken.
 export TEST_BINARIES=$PWD/build/release/bin
-ctest_log=build/tests-logs/ctest.log pytest_log=build/tests-logs/pytest.log
-operator_log=build/tests-logs/pytest_operator.log operator_tests=tests/unit/kernels/torch_ops
+python=build/venv-tests/bin/python operator_tests=tests/unit/kernels/torch_ops
 ctest_options=(--test-dir build/release --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
-pytest_options=(-q tests --ignore "$operator_tests")
+pytest_options=(-q tests --ignore "$operator_tests" --durations 10)
 if $quick; then
   ctest_options+=(-L unit)
   pytest_options=(-q tests/unit --ignore "$operator_tests")
 fi
-set +e
-ctest "${ctest_options[@]}" 2>&1 | tee "$ctest_log" |
-  grep -vE '^ *(Start|[0-9]+/[0-9]+ Test.*(Passed|Skipped))'
-ctest_status=${PIPESTATUS[0]}
-build/venv-tests/bin/python -m pytest "${pytest_options[@]}" 2>&1 | tee "$pytest_log"
-pytest_status=${PIPESTATUS[0]}
-# In a process of its own: after all other tests, gRPC's threads among them, torch's autograd ended it once.
-build/venv-tests/bin/python -m pytest -q "$operator_tests" 2>&1 | tee "$operator_log"
-operator_status=${PIPESTATUS[0]}
-set -e
+# Each suite writes its own log; a summary names all that is broken.
+cpp_suite() {
+  ctest "${ctest_options[@]}" 2>&1 | tee "$step_logs/ctest.log" |
+    grep -vE '^ *(Start|[0-9]+/[0-9]+ Test.*(Passed|Skipped))'
+  return "${PIPESTATUS[0]}"
+}
+python_suite() { "$python" -m pytest "${pytest_options[@]}" 2>&1 | tee "$step_logs/pytest.log"; }
+# The operator's tests run in a process of their own: after all other tests, with gRPC's threads in the process, torch's
+# autograd crashed once.
+operator_suite() { "$python" -m pytest -q "$operator_tests" 2>&1 | tee "$step_logs/pytest_operator.log"; }
+
 status=0
-[ "$ctest_status" -eq 0 ] && [ "$pytest_status" -eq 0 ] && [ "$operator_status" -eq 0 ] || status=1
+timed "C++ tests" cpp_suite || status=1
+timed "Python tests" python_suite || status=1
+timed "operator tests" operator_suite || status=1
 
 echo
 echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
-{ grep -E '^[0-9]+% tests passed' "$ctest_log" || echo "did not finish"; } | sed 's/^/  C++     /'
-# A skipped test proves nothing, so it is counted where the passed ones are.
-skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$ctest_log" || true)
-[ "$skipped" -eq 0 ] || echo "          $skipped skipped: see $ctest_log"
-tail -n 1 "$pytest_log" | sed 's/^/  Python  /'
-tail -n 1 "$operator_log" | sed 's/^/  Torch   /'
+{ grep -E '^[0-9]+% tests passed' "$step_logs/ctest.log" || echo "did not finish"; } | sed 's/^/  C++     /'
+# Skipped tests prove nothing, so they are counted next to the passed ones.
+skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$step_logs/ctest.log" || true)
+[ "$skipped" -eq 0 ] || echo "          $skipped skipped: see $step_logs/ctest.log"
+tail -n 1 "$step_logs/pytest.log" | sed 's/^/  Python  /'
+tail -n 1 "$step_logs/pytest_operator.log" | sed 's/^/  Torch   /'
 echo "  GPU     not run here: see tests/gpu/README.md"
-[ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: logs in build/tests-logs."
+[ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: logs in $step_logs."
 exit "$status"

@@ -100,8 +100,12 @@ if(LOGPROBD_HAVE_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a?(-|;|$)|nat
 endif()
 message(STATUS "logprobd ${PROJECT_VERSION}: CUDA engine ${LOGPROBD_HAVE_CUDA}, fused kernel ${LOGPROBD_HAVE_FUSED}")
 
+# Compiled objects are kept in the user's cache folder (ccache's default, or CCACHE_DIR). Paths below the source folder are
+# hashed as relative ones, so that all clones of this repository share them.
 find_program(LOGPROBD_CCACHE ccache)
 if(LOGPROBD_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOGPROBD_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${LOGPROBD_CCACHE})
+  set(launcher env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_ctime,include_file_mtime ${LOGPROBD_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()

@@ -35,6 +35,8 @@ function(logprobd_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;LABELS" ${ARGN})
   logprobd_executable(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS} GTest::gmock_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  # The code of tests themselves compiles a quarter faster at -O1; what they test keeps its flags.
+  target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()

@@ -1,22 +1,85 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
+#include "kernels/common/logit_key.h"
 #include "kernels/common/logit_transform.h"
+#include "kernels/common/tile.h"
 
+// A chunk of fp32 dot products, as cuBLASLt writes it, and the kernels that read it: partial sums
+// per tile, the running top-k of each row, and single logits. Every launch below enqueues on
+// `stream`, returns without waiting and is thread-safe. It returns cudaErrorInvalidValue when a
+// bound is broken, else the launch's own error. Pointers in the *Params are device memory and stay
+// the caller's.
 namespace logprobd::kernels {
 
-/// Dot products of a block of rows with a run of whole tiles, in device memory, and what makes
-/// logits of them.
+/// Dot products of a block of rows with consecutive whole tiles, in device memory, and how they
+/// become logits.
 struct LogitChunk {
   const float* dots = nullptr;  ///< [num_rows, row_stride], 16-byte aligned.
   int64_t row_stride = 0;       ///< Elements, >= num_tiles * 192, a multiple of 4.
   int64_t num_rows = 0;         ///< 0 to 2^24; 0 does nothing.
-  int64_t tile_begin = 0;       ///< Of the whole vocabulary.
-  int64_t num_tiles = 0;        ///< >= 1. The last tile of the vocabulary may reach beyond it.
-  int64_t vocab_size = 0;       ///< Columns at or beyond it take no part.
+  int64_t tile_begin = 0;       ///< First tile, counted in the whole vocabulary.
+  int64_t num_tiles = 0;        ///< >= 1. The last tile may extend beyond the vocabulary.
+  int64_t vocab_size = 0;       ///< Columns at or beyond it are ignored.
   LogitTransform transform;
   const float* bias = nullptr;  ///< [tiles of the whole vocabulary * 192], or null.
 };
+
+/// Inputs and outputs of LaunchTileStats.
+struct TileStatsParams {
+  LogitChunk chunk;
+  const float* log2_scales = nullptr;          ///< [num_rows], Log2Scale of the temperature.
+  const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: entropy_sums is not computed.
+  const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
+
+  /// First tile of the chunk's shard: sums and entropy_sums start with it.
+  int64_t tile_origin = 0;
+  PartialLayout layout;              ///< Layout of sums and entropy_sums.
+  TileSums* sums = nullptr;          ///< The partials of the chunk's tiles are written.
+  TileSums* entropy_sums = nullptr;  ///< Partials at entropy_log2_scales; null without them.
+  bool wants_sum_squares = false;    ///< False leaves TileSums::sum_squares at 0.
+
+  float* target_logits = nullptr;  ///< [num_rows]; written where the chunk holds the target.
+  /// [num_rows]: maximum of the old value and the LogitKey of the chunk's largest logit; null: not
+  /// requested.
+  uint64_t* max_keys = nullptr;
+  /// [num_rows]: maximum of the old value and ~OrderedBits of the chunk's smallest logit; null: not
+  /// requested.
+  uint32_t* min_keys = nullptr;
+};
+
+/// Computes the partials of every tile of a chunk. The bits of a (row, tile) depend only on its
+/// logits and scales, not on which outputs are requested.
+[[nodiscard]] cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream);
+
+/// Returns cudaErrorNoKernelImageForDevice when this build has no code for the current device.
+[[nodiscard]] cudaError_t ProbeTileStats();
+
+/// Inputs and outputs of LaunchTopK.
+struct TopKParams {
+  LogitChunk chunk;
+  int32_t top_k = 0;         ///< 1 to kTopKMax.
+  uint64_t* keys = nullptr;  ///< [num_rows, top_k], LogitKeys, best first; 0 marks an empty slot.
+};
+
+/// Merges a chunk into the running top-k of every row. `keys` must be all zero before the first
+/// chunk. The result does not depend on the order or the boundaries of the chunks.
+[[nodiscard]] cudaError_t LaunchTopK(const TopKParams& params, cudaStream_t stream);
+
+/// Inputs and outputs of LaunchGatherLogits.
+struct GatherLogitsParams {
+  LogitChunk chunk;
+  const int32_t* rows = nullptr;  ///< [count], rows of the batch.
+  const int32_t* ids = nullptr;   ///< [count], ids in the whole vocabulary.
+  int32_t row_begin = 0;          ///< Row of the batch that is row 0 of the chunk.
+  int64_t count = 0;              ///< 0 does nothing.
+  float* logits = nullptr;        ///< [count]; written where the chunk holds the row and the id.
+};
+
+/// Looks up the logits of listed (row, id) pairs in a chunk.
+[[nodiscard]] cudaError_t LaunchGatherLogits(const GatherLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

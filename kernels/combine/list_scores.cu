@@ -1,26 +1,37 @@
-// CandidateScoresKernel, TopKScoresKernel: logits of listed ids -> logprobs.
+// CandidateScoresKernel, TopKScoresKernel: turn the logits of listed ids into log-probabilities.
 //
-// Idea      The same LogprobOf as for the target, once the row's normaliser is known: equal logits
-//           get equal bits whichever list they stand in.
-// Work      A thread an entry.
-// Traffic   Some 40 bytes an entry.
+// Idea      The same LogprobOf as for the target, once the row's normalizer is known: equal logits
+//           get equal bits in every list.
+// Work      One thread per entry.
+// Traffic   About 40 bytes per entry.
 // Numerics  fp64, rounded once.
-// Limits    2^31 entries a launch.
+// Limits    2^31 - 1 entries per launch.
+// Source    Our own.
+//
+// MergeTopKKernel: merges the shards' lists of a row's largest logits into the row's list.
+//
+// Idea      The rank of a key among all keys is its index in its own list plus the number of keys
+//           of every other list that precede it, which bisection finds: no sorting and no
+//           synchronisation. Among equal keys (empty slots) the lower shard's come first, so ranks
+//           are distinct.
+// Work      One block per row, one thread per key.
+// Traffic   8 bytes per key. Bisections run in shared memory and stop once k keys precede.
+// Numerics  Exact.
+// Limits    num_shards * k <= 2,048.
 // Source    Our own.
 
 #include <cstdint>
 
 #include "kernels/combine/list_scores.h"
-#include "kernels/common/logit_key.h"
 
 namespace logprobd::kernels {
 namespace {
 
-constexpr int kBlockThreads = 256;
+constexpr int kScoreThreads = 256;
 
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kScoreThreads)
     CandidateScoresKernel(const CandidateScoresParams params) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kScoreThreads + threadIdx.x;
   if (i >= params.count) return;
   const int32_t row = params.rows[i];
   if (row < params.row_begin || row >= params.row_end) return;
@@ -29,8 +40,8 @@ __global__ void __launch_bounds__(kBlockThreads)
       LogprobOf(params.scores[i], params.log2_scales[local], params.normalizers[local]);
 }
 
-__global__ void __launch_bounds__(kBlockThreads) TopKScoresKernel(const TopKScoresParams params) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+__global__ void __launch_bounds__(kScoreThreads) TopKScoresKernel(const TopKScoresParams params) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kScoreThreads + threadIdx.x;
   if (i >= params.num_rows * params.top_k) return;
   const int64_t row = i / params.top_k;
   const uint64_t key = params.keys[i];
@@ -46,7 +57,46 @@ __global__ void __launch_bounds__(kBlockThreads) TopKScoresKernel(const TopKScor
 }
 
 uint32_t Blocks(int64_t count) {
-  return static_cast<uint32_t>((count + kBlockThreads - 1) / kBlockThreads);
+  return static_cast<uint32_t>((count + kScoreThreads - 1) / kScoreThreads);
+}
+
+constexpr int kMergeThreads = 128;
+
+/// Returns the number of keys of a descending list that are larger than `key`, or also equal to it
+/// if `or_equal`.
+__device__ __forceinline__ int NumBefore(const uint64_t* list, int count, uint64_t key,
+                                         bool or_equal) {
+  int begin = 0;
+  while (begin < count) {
+    const int middle = begin + (count - begin) / 2;
+    if (list[middle] > key || (or_equal && list[middle] == key)) {
+      begin = middle + 1;
+    } else {
+      count = middle;
+    }
+  }
+  return begin;
+}
+
+__global__ void __launch_bounds__(kMergeThreads) MergeTopKKernel(const MergeTopKParams params) {
+  __shared__ uint64_t lists[kMergeShardsMax * kTopKMax];  // [num_shards, top_k]
+  const int64_t row = blockIdx.x;
+  const int top_k = params.top_k;
+  const int num_keys = params.num_shards * top_k;
+  for (int i = static_cast<int>(threadIdx.x); i < num_keys; i += kMergeThreads) {
+    const int64_t list = i / top_k * params.num_rows + row;
+    lists[i] = params.gathered[list * top_k + i % top_k];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < num_keys; i += kMergeThreads) {
+    const int own_shard = i / top_k;
+    int rank = i % top_k;
+    for (int shard = 0; shard < params.num_shards && rank < top_k; ++shard) {
+      if (shard == own_shard) continue;
+      rank += NumBefore(lists + shard * top_k, top_k, lists[i], shard < own_shard);
+    }
+    if (rank < top_k) params.keys[row * top_k + rank] = lists[i];
+  }
 }
 
 }  // namespace
@@ -58,7 +108,7 @@ cudaError_t LaunchCandidateScores(const CandidateScoresParams& params, cudaStrea
       params.scores == nullptr) {
     return cudaErrorInvalidValue;
   }
-  CandidateScoresKernel<<<Blocks(params.count), kBlockThreads, 0, stream>>>(params);
+  CandidateScoresKernel<<<Blocks(params.count), kScoreThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 
@@ -72,7 +122,18 @@ cudaError_t LaunchTopKScores(const TopKScoresParams& params, cudaStream_t stream
       params.ids == nullptr || params.logprobs == nullptr) {
     return cudaErrorInvalidValue;
   }
-  TopKScoresKernel<<<Blocks(params.num_rows * params.top_k), kBlockThreads, 0, stream>>>(params);
+  TopKScoresKernel<<<Blocks(params.num_rows * params.top_k), kScoreThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchMergeTopK(const MergeTopKParams& params, cudaStream_t stream) {
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.top_k < 1 ||
+      params.top_k > kTopKMax || params.num_shards < 1 || params.num_shards > kMergeShardsMax) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.num_rows == 0) return cudaSuccess;
+  if (params.gathered == nullptr || params.keys == nullptr) return cudaErrorInvalidValue;
+  MergeTopKKernel<<<static_cast<uint32_t>(params.num_rows), kMergeThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -23,6 +23,6 @@ const DotKernel& Avx2Dots() {
   return kKernel;
 }
 
-void TileStatsAvx2(const TileStatsParams& params) { TileStats<V>(params); }
+void TileStatsAvx2(const CpuTileStatsParams& params) { TileStats<V>(params); }
 
 }  // namespace logprobd::kernels::internal

@@ -24,6 +24,6 @@ const DotKernel& Avx512Dots() {
   return kKernel;
 }
 
-void TileStatsAvx512(const TileStatsParams& params) { TileStats<V>(params); }
+void TileStatsAvx512(const CpuTileStatsParams& params) { TileStats<V>(params); }
 
 }  // namespace logprobd::kernels::internal

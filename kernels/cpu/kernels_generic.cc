@@ -23,6 +23,6 @@ const DotKernel& GenericDots() {
   return kKernel;
 }
 
-void TileStatsGeneric(const TileStatsParams& params) { TileStats<V>(params); }
+void TileStatsGeneric(const CpuTileStatsParams& params) { TileStats<V>(params); }
 
 }  // namespace logprobd::kernels::internal

@@ -14,7 +14,6 @@
 #include "kernels/cpu/row_workspace.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/top_rows.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -228,7 +227,7 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
   const int64_t first_column = tile * kTileColumns;
   const auto num_columns =
       static_cast<int32_t>(std::min<int64_t>(kTileColumns, head.vocab_size - first_column));
-  TileStatsFor(options.isa)(TileStatsParams{
+  TileStatsFor(options.isa)(CpuTileStatsParams{
       .logits = tile_logits,
       .num_rows = unit_rows,
       .first_column = static_cast<int32_t>(first_column),

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/common/tile.h"
+#include "kernels/cpu/combine_tiles.h"
 #include "kernels/cpu/tile_kernels.h"
-#include "kernels/cpu/top_rows.h"
 
 namespace logprobd::kernels {
 namespace {

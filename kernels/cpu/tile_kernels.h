@@ -38,7 +38,7 @@ struct DotKernel {
 };
 
 /// One pass over the logits of some rows in one tile.
-struct TileStatsParams {
+struct CpuTileStatsParams {
   float* logits;  ///< [num_rows, kTileColumns]: dot products, which become logits. Aligned to 64.
   int64_t num_rows;
   int32_t first_column;  ///< Of the tile, in the vocabulary.
@@ -54,7 +54,7 @@ struct TileStatsParams {
   TileExtremes* extremes;            ///< [num_rows]; max_logit always.
 };
 
-using TileStatsFunction = void (*)(const TileStatsParams& params);
+using TileStatsFunction = void (*)(const CpuTileStatsParams& params);
 
 /// `isa` must run on this machine. bf16 x bf16 may use instructions for it; every other pair is
 /// converted, exactly, to fp32 and multiplied there.
@@ -69,9 +69,9 @@ const DotKernel& Avx2Dots();
 const DotKernel& Avx512Dots();
 const DotKernel& Avx512Bf16Dots();
 const DotKernel& AmxBf16Dots();
-void TileStatsGeneric(const TileStatsParams& params);
-void TileStatsAvx2(const TileStatsParams& params);
-void TileStatsAvx512(const TileStatsParams& params);
+void TileStatsGeneric(const CpuTileStatsParams& params);
+void TileStatsAvx2(const CpuTileStatsParams& params);
+void TileStatsAvx512(const CpuTileStatsParams& params);
 
 }  // namespace internal
 }  // namespace logprobd::kernels

@@ -57,7 +57,7 @@ inline typename V::Float Tanh(typename V::Float x) {
 }
 
 template <class V>
-inline void TransformRow(const TileStatsParams& params, float* logits) {
+inline void TransformRow(const CpuTileStatsParams& params, float* logits) {
   using Float = typename V::Float;
   const Float scale = V::Set(params.transform.scale);
   const float softcap = params.transform.softcap;
@@ -180,7 +180,7 @@ inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_
 }
 
 template <class V, bool kSquares>
-inline void StatsOfGroup(const TileStatsParams& params, int64_t row_begin, int64_t num_rows) {
+inline void StatsOfGroup(const CpuTileStatsParams& params, int64_t row_begin, int64_t num_rows) {
   using Float = typename V::Float;
   const bool transforms =
       params.transform.scale != 1.0F || params.transform.softcap > 0 || params.bias != nullptr;
@@ -216,7 +216,7 @@ inline void StatsOfGroup(const TileStatsParams& params, int64_t row_begin, int64
 }
 
 template <class V>
-inline void TileStats(const TileStatsParams& params) {
+inline void TileStats(const CpuTileStatsParams& params) {
   for (int64_t row = 0; row < params.num_rows; row += V::kLanes) {
     const int64_t rest = params.num_rows - row;
     const int64_t num_rows = rest < V::kLanes ? rest : V::kLanes;

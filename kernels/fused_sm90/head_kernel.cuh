@@ -1,8 +1,9 @@
 #pragma once
 
-// CUTLASS's kernel around our producer and an epilogue of ours. Its template arguments are all the
-// difference that there is between instances, so that no two share a name: the linker would keep
-// one of them and run it for both.
+// CUTLASS's GEMM kernel with our mainloop (head_mainloop.cuh), epilogue and scheduler.
+//
+// Every difference between two instances must be a template argument of HeadKernel. If two source
+// files defined kernels with the same mangled name, the linker would keep one and use it for both.
 
 #include <cuda_runtime_api.h>
 
@@ -11,7 +12,7 @@
 #include "cutlass/bfloat16.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/half.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/dtype.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/head_mainloop.cuh"
@@ -19,6 +20,7 @@
 
 namespace logprobd::kernels::internal {
 
+/// Assembles the types of one kernel.
 template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 struct HeadKernel {
   static_assert(kDtype != Dtype::kF32);
@@ -44,8 +46,8 @@ struct HeadKernel {
                                            Mainloop, Epilogue, RowSchedulerTag>;
 };
 
-/// Enqueues the products of the operands in `params`, which have been checked; what becomes of them
-/// is the epilogue's.
+/// Enqueues the products of the operands in `params`, which have been checked. The epilogue
+/// processes the results.
 template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoice& choice,
                              const typename EpilogueOp::Arguments& epilogue, cudaStream_t stream) {

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/pack_pair.cuh"
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/tile.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/row_ops/cached_gradients.h"
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     CachedGradientsKernel(const CachedGradientsParams params) {
   const int64_t i = blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z;
   if (i >= params.num_rows || (params.row_count != nullptr && i >= *params.row_count)) return;
-  const int64_t kept = params.kept_places == nullptr ? i : params.kept_places[i];
+  const int64_t kept = params.cached_rows == nullptr ? i : params.cached_rows[i];
   const int32_t* const exponents = params.exponents + kept * params.exponent_stride;
   const int in_tile = static_cast<int>(threadIdx.x) % kTileVectors * kVector;
   const int64_t first_tile = params.tile_begin + static_cast<int64_t>(blockIdx.x) * kBlockTiles +

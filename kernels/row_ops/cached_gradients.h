@@ -11,32 +11,35 @@
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchCachedGradients. Pointers are device memory, 16-byte aligned, and
-/// stay the caller's. Powers and exponents are those of CachedExponentials (kernels/fused_sm90).
+/// stay the caller's. Exponentials and exponents are those of CachedExponentials
+/// (kernels/fused_sm90/fused_partials.h).
 struct CachedGradientsParams {
   int64_t num_rows = 0;  ///< 0 to 2^31 - 1; 0 does nothing.
-  /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
-  /// those of others are left as they are.
+  /// One number in device memory, 0 to num_rows, or null. The kernel reads it and computes only the
+  /// first *row_count rows; the output of the other rows is not touched.
   const int64_t* row_count = nullptr;
-  const int64_t* kept_places = nullptr;  ///< [num_rows]: rows of the exponentials; null: 0, 1, ...
-  const __nv_bfloat16* exponentials = nullptr;  ///< [kept rows, row_tiles, 192]
-  const int32_t* exponents = nullptr;           ///< [kept rows, row_tiles]
-  int64_t row_tiles = 0;                        ///< Of the whole shard, or more.
-  int64_t exponent_stride = 0;                  ///< int32s from row to row; 0: row_tiles.
-  int64_t tile_begin = 0;                       ///< Tiles of the shard, half-open.
+  const int64_t* cached_rows = nullptr;  ///< [num_rows]: index of each row in the cache; null: i.
+  const __nv_bfloat16* exponentials = nullptr;  ///< [cached rows, row_tiles, 192]
+  const int32_t* exponents = nullptr;           ///< [cached rows, row_tiles]
+  int64_t row_tiles = 0;                        ///< At least the tiles of the whole shard.
+  int64_t exponent_stride = 0;                  ///< int32s from one row to the next; 0: row_tiles.
+  int64_t tile_begin = 0;                       ///< First tile, counted from the shard's first.
   int64_t tile_end = 0;                         ///< > tile_begin, <= row_tiles.
-  /// [num_rows], with what was kept; `mean` is not used. A target of another shard is in no tile.
+  /// [num_rows], with the cached values of target and largest logit; `mean` is not used. A target
+  /// in another shard has no column here.
   const RowGradient* rows = nullptr;
-  float softcap = 0.0F;        ///< 0: none.
-  Dtype dtype = Dtype::kBf16;  ///< Of the gradients, kBf16 or kF16.
-  /// [num_rows, gradient_stride]; may be where the exponentials of the same rows and tiles lie.
+  float softcap = 0.0F;        ///< Cap of the head (LogitTransform); 0: none.
+  Dtype dtype = Dtype::kBf16;  ///< Element type of the gradients, kBf16 or kF16.
+  /// [num_rows, gradient_stride], written. May be the memory of the exponentials of the same rows
+  /// and tiles.
   void* gradients = nullptr;
-  int64_t gradient_stride = 0;  ///< Elements, >= 192 a tile, a multiple of 8.
+  int64_t gradient_stride = 0;  ///< Elements, at least 192 per tile, a multiple of 8.
 };
 
-/// Enqueues the gradients with respect to the dot products of some tiles on `stream`, as
-/// LaunchFusedGradient makes them, from the kept exponentials: they differ by the exponentials'
-/// rounding, but for the target and the largest logit, which are known in fp32. Returns without
-/// waiting.
+/// Enqueues on `stream` the gradients of the dot products of tiles [tile_begin, tile_end), computed
+/// from cached exponentials, and returns without waiting. They differ from those of
+/// LaunchFusedGradient by the rounding of the exponentials to bf16, except for the target and the
+/// largest logit, which are cached in fp32.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchCachedGradients(const CachedGradientsParams& params,

@@ -90,20 +90,20 @@ __global__ void __launch_bounds__(kThreads) CompactRowsKernel(const CompactRowsP
   __shared__ unsigned long long first_out_of_vocab;
   __shared__ unsigned long long num_out_of_vocab;
   __shared__ unsigned long long target_checksum;
-  __shared__ long long least_target;
-  __shared__ long long greatest_target;
+  __shared__ long long min_target;
+  __shared__ long long max_target;
   if (threadIdx.x == 0) {
     first_out_of_vocab = ~0ULL;
     num_out_of_vocab = 0;
     target_checksum = 0;
-    least_target = INT64_MAX;
-    greatest_target = INT64_MIN;
+    min_target = INT64_MAX;
+    max_target = INT64_MIN;
   }
   __syncthreads();
   unsigned long long checksum = 0;
   long long least = INT64_MAX;
   long long greatest = INT64_MIN;
-  int64_t num_selected = 0;
+  int64_t num_compacted = 0;
   int64_t num_valid = 0;
   for (int64_t begin = 0; begin < params.num_rows; begin += kThreads * kThreadRows) {
     const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kThreadRows;
@@ -133,43 +133,43 @@ __global__ void __launch_bounds__(kThreads) CompactRowsKernel(const CompactRowsP
     }
     int32_t total = 0;
     const int32_t before = CountBefore(Packed(selected, counted), warp_counts, total);
-    int64_t place = num_selected + SelectedOf(before);
+    int64_t place = num_compacted + SelectedOf(before);
     int64_t counted_place = num_valid + CountedOf(before);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       if (is_selected[i]) {
         if (params.valid_indices != nullptr) params.valid_indices[place] = counted_place;
-        params.index[place++] = first + i;
+        params.row_indices[place++] = first + i;
       }
       if (is_valid[i]) ++counted_place;
     }
-    num_selected += SelectedOf(total);
+    num_compacted += SelectedOf(total);
     num_valid += CountedOf(total);
   }
-  for (int64_t place = num_selected + threadIdx.x; place < params.num_rows; place += kThreads) {
-    params.index[place] = 0;
+  for (int64_t place = num_compacted + threadIdx.x; place < params.num_rows; place += kThreads) {
+    params.row_indices[place] = 0;
     if (params.valid_indices != nullptr) params.valid_indices[place] = 0;
   }
   AddOverBlock(checksum, &target_checksum);
-  BoundOverBlock(least, greatest, &least_target, &greatest_target);
+  BoundOverBlock(least, greatest, &min_target, &max_target);
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (params.num_selected != nullptr) *params.num_selected = num_selected;
-    *params.selected = {num_selected,
-                        num_valid,
-                        static_cast<int64_t>(first_out_of_vocab),
-                        static_cast<int64_t>(num_out_of_vocab),
-                        least_target,
-                        greatest_target,
-                        static_cast<int64_t>(target_checksum)};
+    if (params.num_compacted != nullptr) *params.num_compacted = num_compacted;
+    *params.result = {num_compacted,
+                      num_valid,
+                      static_cast<int64_t>(first_out_of_vocab),
+                      static_cast<int64_t>(num_out_of_vocab),
+                      min_target,
+                      max_target,
+                      static_cast<int64_t>(target_checksum)};
   }
 }
 
 }  // namespace
 
 cudaError_t LaunchCompactRows(const CompactRowsParams& params, cudaStream_t stream) {
-  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.selected == nullptr ||
-      (params.num_rows > 0 && (params.targets == nullptr || params.index == nullptr))) {
+  if (params.num_rows < 0 || params.num_rows > INT32_MAX || params.result == nullptr ||
+      (params.num_rows > 0 && (params.targets == nullptr || params.row_indices == nullptr))) {
     return cudaErrorInvalidValue;
   }
   CompactRowsKernel<<<1, kThreads, 0, stream>>>(params);

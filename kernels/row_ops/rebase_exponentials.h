@@ -10,25 +10,27 @@
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchRebaseExponentials. Pointers are device memory and stay the
-/// caller's.
+/// caller's. Exponentials and exponents are those of CachedExponentials
+/// (kernels/fused_sm90/fused_partials.h).
 struct RebaseExponentialsParams {
   int64_t num_rows = 0;                   ///< 0 to 2^31 - 1; 0 does nothing.
-  __nv_bfloat16* exponentials = nullptr;  ///< [num_rows, row_tiles, 192], 16-byte aligned; changed.
-  const int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], of before.
+  __nv_bfloat16* exponentials = nullptr;  ///< [num_rows, row_tiles, 192], 16-byte aligned; in, out.
+  const int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], of the exponentials passed in.
   int64_t row_tiles = 0;                  ///< >= num_tiles.
-  int64_t exponent_stride = 0;            ///< int32s from row to row; 0: row_tiles.
-  int64_t num_tiles = 0;                  ///< >= 1, of the whole shard.
-  /// [num_rows], with what was kept of the target; `weighted` and `mean` must be 0, and there is no
-  /// cap.
+  int64_t exponent_stride = 0;            ///< int32s from one row to the next; 0: row_tiles.
+  int64_t num_tiles = 0;                  ///< Tiles of the whole shard, >= 1.
+  /// [num_rows], with the cached values of the target. `weighted` and `mean` must be 0, and the
+  /// head must have no cap.
   const RowGradient* rows = nullptr;
-  float* factors = nullptr;  ///< [num_rows]
+  float* factors = nullptr;  ///< [num_rows], written: factor of each row.
 };
 
-/// Enqueues on `stream` what makes kept exponentials (CachedExponentials in kernels/fused_sm90) of
-/// rows whose gradient is linear in the probabilities the gradients of their dot products, but for
-/// a factor a row, which is written beside: a row's exponentials become relative to one exponent,
-/// and the target's becomes what its gradient wants. Of rows that were kept with a level, next to
-/// nothing is left to do. Returns without waiting.
+/// Enqueues on `stream` the conversion of cached exponentials into gradients of the dot products,
+/// up to one factor per row, and returns without waiting: the gradient of a row is factors[row]
+/// times its converted exponentials. The exponentials of a row are rebased to one exponent, and the
+/// target's element becomes its gradient divided by the factor. Rows that were cached with a
+/// reference exponent need almost no work. Requires a loss whose gradient is linear in the
+/// probabilities.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchRebaseExponentials(const RebaseExponentialsParams& params,

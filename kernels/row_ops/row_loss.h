@@ -4,27 +4,29 @@
 
 #include <cstdint>
 
-#include "kernels/row_ops/row_values.h"
+#include "kernels/row_ops/row_source.h"
 
 namespace logprobd::kernels {
 
-/// One score of the rows, and what it counts.
+/// One kind of score of all rows, and the weight of each in the loss.
 struct WeightedScore {
   const float* scores = nullptr;  ///< [num_rows]
-  RowValues weights;              ///< Absent: the score has no part.
+  RowValues weights;              ///< [num_rows]; null values: the score is not part of the loss.
 };
 
+/// Largest number of kinds of scores in a loss.
 inline constexpr int kRowScores = 4;
 
 /// Inputs and outputs of LaunchRowLoss. Pointers are device memory and stay the caller's.
 struct RowLossParams {
-  int64_t num_rows = 0;  ///< 0 to 2^31 - 1
+  int64_t num_rows = 0;  ///< 0 to 2^31 - 1.
   WeightedScore scores[kRowScores];
-  float* loss = nullptr;  ///< One: the sum of scores times weights.
+  float* loss = nullptr;  ///< One number: the sum of scores times weights.
 };
 
-/// Enqueues the sum on `stream`: in fp64, of the same bits for the same inputs. A score whose
-/// weight is 0 has no part, though it be NaN. Returns without waiting.
+/// Enqueues on `stream` the sum of weighted scores and returns without waiting. The sum is formed
+/// in fp64, in an order that depends only on num_rows. A score whose weight is 0 is skipped, even
+/// if it is NaN.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchRowLoss(const RowLossParams& params, cudaStream_t stream);

@@ -6,29 +6,36 @@
 
 namespace logprobd::kernels {
 
-/// Where a trainer keeps what is one a row. Pointers are device memory and stay the caller's.
+/// One number per row, in device memory that stays the caller's. A broadcast scalar has stride 0.
+struct RowValues {
+  const float* values = nullptr;  ///< Null: every row has the value 0.
+  int64_t stride = 1;             ///< Elements from one row to the next.
+};
+
+/// Per-row inputs as a trainer stores them, and the rows that are computed. Pointers are device
+/// memory and stay the caller's. A "row index" counts all rows; a "row" counts the computed ones.
 struct RowSource {
-  /// [rows that are computed], their places among all rows; null: 0, 1, ...
+  /// [computed rows]: row index of each computed row; null: row i has the row index i.
   const int64_t* row_indices = nullptr;
-  const int64_t* targets = nullptr;      ///< [all rows], ids of the whole vocabulary.
-  const double* temperatures = nullptr;  ///< [all rows], or null: `temperature`.
+  const int64_t* targets = nullptr;      ///< [all rows], ids in the whole vocabulary.
+  const double* temperatures = nullptr;  ///< [all rows]; null: every row has `temperature`.
   double temperature = 1;
-  /// log2(e), and what logits lack (kernels/common/truncation.h): a row's log2_scale is this over
-  /// its temperature, rounded once.
+  /// log2(e) times the truncation correction of the logits (kernels/common/logit_transform.h). The
+  /// log2_scale of a row is this factor over the row's temperature, rounded once.
   double log2_factor = 0;
-  int64_t first_id = 0;     ///< Of the shard.
-  int64_t num_columns = 0;  ///< Of the shard.
+  int64_t first_id = 0;     ///< Vocabulary id of the shard's first column.
+  int64_t num_columns = 0;  ///< Columns of the shard.
 
   LOGPROBD_HOST_DEVICE int64_t RowIndexOf(int64_t row) const {
     return row_indices == nullptr ? row : row_indices[row];
   }
-  LOGPROBD_HOST_DEVICE float Log2ScaleAt(int64_t place) const {
+  LOGPROBD_HOST_DEVICE float Log2ScaleAt(int64_t row_index) const {
     return static_cast<float>(log2_factor /
-                              (temperatures == nullptr ? temperature : temperatures[place]));
+                              (temperatures == nullptr ? temperature : temperatures[row_index]));
   }
-  /// The target's column in the shard; -1 where the shard does not have it.
-  LOGPROBD_HOST_DEVICE int32_t TargetColumnAt(int64_t place) const {
-    const int64_t id = targets[place];
+  /// Column of the target in the shard, or -1 when another shard holds the target.
+  LOGPROBD_HOST_DEVICE int32_t TargetColumnAt(int64_t row_index) const {
+    const int64_t id = targets[row_index];
     const bool is_here = id >= first_id && id - first_id < num_columns;
     return is_here ? static_cast<int32_t>(id - first_id) : -1;
   }

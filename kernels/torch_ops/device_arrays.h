@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "kernels/row_ops/copy_rows.h"
-#include "kernels/row_ops/row_values.h"
+#include "kernels/row_ops/copy_and_scale.h"
+#include "kernels/row_ops/row_source.h"
 #include "kernels/torch_ops/linear_logprob.h"
 
 namespace logprobd::torch_ops {

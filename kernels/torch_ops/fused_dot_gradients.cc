@@ -14,7 +14,7 @@
 #include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/row_ops/cached_gradients.h"
 #include "kernels/row_ops/rebase_exponentials.h"
-#include "kernels/row_ops/row_gradients.h"
+#include "kernels/row_ops/row_constants.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_forward.h"
 #include "kernels/torch_ops/fused_head.h"
@@ -150,7 +150,7 @@ class FusedDotGradients : public DotGradients {
     kernels::CachedGradientsParams params;
     params.num_rows = num_rows_;
     params.row_count = row_count();
-    params.kept_places = kept_places();
+    params.cached_rows = kept_places();
     params.exponentials = reinterpret_cast<const __nv_bfloat16*>(kept());
     params.exponents = reinterpret_cast<const int32_t*>(kept() + layout.exponents());
     params.row_tiles = layout.row_tiles();
@@ -214,8 +214,8 @@ class FusedDotGradients : public DotGradients {
     params.gradient_per_log2_scale = head_.gradient_per_log2_scale();
     if (uses_kept()) {
       const KeptRow<int64_t> layout = kept_layout();
-      params.kept_places = kept_places();
-      params.kept_row_bytes = layout.row_bytes();
+      params.cached_rows = kept_places();
+      params.cached_row_bytes = layout.row_bytes();
       if (arguments_.options.keep_logits == KeptLogits::kExponentials) {
         params.max_keys = reinterpret_cast<const uint64_t*>(kept() + layout.max_key());
       }

@@ -19,7 +19,7 @@
 #include "kernels/combine/shard_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/row_ops/row_operands.h"
+#include "kernels/row_ops/row_constants.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/fused_head.h"
 #include "kernels/torch_ops/kept_row.h"
@@ -147,7 +147,7 @@ void MakePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
   params.exponentials.exponents = reinterpret_cast<int32_t*>(bytes + kept.exponents());
   params.exponentials.row_tiles = kept.row_tiles();
   params.exponentials.exponent_stride = kept.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
-  params.exponentials.levels = memory.levels;
+  params.exponentials.reference_sums = memory.levels;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
   const auto keep = [&](const auto* values, int64_t place) {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(*values));

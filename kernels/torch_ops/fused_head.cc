@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
-#include "kernels/common/truncation.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/torch_ops/logits.h"
 #include "kernels/torch_ops/products.h"

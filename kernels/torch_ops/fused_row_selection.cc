@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "kernels/row_ops/compact_rows.h"
-#include "kernels/row_ops/copy_rows.h"
+#include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/torch_ops/device_arrays.h"
 #include "kernels/torch_ops/views.h"
 
@@ -39,10 +39,10 @@ class GpuRowCompaction : public RowCompaction {
     params.gradients[3] = gradients.mean_logit();
     params.first_id = owned.begin;
     params.end_id = owned.end;
-    params.index = found_.mutable_data_ptr<int64_t>();
-    if (has_places_) params.valid_indices = params.index + num_rows_;
-    params.num_selected = params.index + count_place();
-    params.selected = static_cast<kernels::CompactedRows*>(selected_.mutable_data_ptr());
+    params.row_indices = found_.mutable_data_ptr<int64_t>();
+    if (has_places_) params.valid_indices = params.row_indices + num_rows_;
+    params.num_compacted = params.row_indices + count_place();
+    params.result = static_cast<kernels::CompactedRows*>(selected_.mutable_data_ptr());
     CheckLaunch(LaunchCompactRows(params, at::cuda::getCurrentCUDAStream()),
                 "the search for rows that count");
     end_.record();
@@ -80,12 +80,12 @@ class GpuRowCompaction : public RowCompaction {
     end_.synchronize();
     const auto& found = *static_cast<const kernels::CompactedRows*>(selected_.const_data_ptr());
     RowSelection& result = result_.emplace();
-    if (found.num_selected < num_rows_) result.index = found_.narrow(0, 0, found.num_selected);
-    result.has_all_counted = found.num_selected == found.num_valid;
+    if (found.num_compacted < num_rows_) result.index = found_.narrow(0, 0, found.num_compacted);
+    result.has_all_counted = found.num_compacted == found.num_valid;
     result.num_out_of_vocab = found.num_out_of_vocab;
     result.first_out_of_vocab = found.first_out_of_vocab;
-    if (found.num_selected > 0) {
-      result.targets = IdRange::From(found.least_target, found.greatest_target);
+    if (found.num_compacted > 0) {
+      result.targets = IdRange::From(found.min_target, found.max_target);
     }
     result.target_checksum = found.target_checksum;
     return result;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/row_ops/scale_unless_one.h"
+#include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/torch_ops/device_arrays.h"
 
 namespace logprobd::torch_ops {

@@ -30,25 +30,7 @@ int64_t FieldBytes(const ScoreRequest& request) {
 }
 
 int64_t AnswerBytes(const ScoreRequest& request) {
-  OutputSet outputs = request.outputs();
-  if (!request.segment_offsets.empty()) {
-    outputs = outputs.With(Output::kLogprob).With(Output::kGreedy);
-  }
-  int64_t row_bytes = 8 * request.top_k;
-  const auto add = [&](Output output, int64_t bytes) {
-    row_bytes += outputs.Has(output) ? bytes : 0;
-  };
-  add(Output::kLogprob, 4);
-  add(Output::kEntropy, 4);
-  add(Output::kLse, 4);
-  add(Output::kArgmax, 8);
-  add(Output::kGreedy, 1);
-  add(Output::kSumPSquared, 4);
-  add(Output::kMaxLogit, 4);
-  add(Output::kMinLogit, 4);
-  constexpr int64_t kSegmentBytes = 8 + 4 + 1;
-  return request.rows * row_bytes + 4 * static_cast<int64_t>(request.candidate_ids.size()) +
-         kSegmentBytes * request.num_segments();
+  return ColumnBytes(request.computed_outputs(), request.column_counts());
 }
 
 }  // namespace logprobd

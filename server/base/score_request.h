@@ -78,6 +78,17 @@ struct ScoreRequest {
   int64_t num_segments() const {
     return segment_offsets.empty() ? 0 : static_cast<int64_t>(segment_offsets.size()) - 1;
   }
+  ColumnCounts column_counts() const {
+    return {.rows = rows,
+            .top_k = top_k,
+            .candidates = static_cast<int64_t>(candidate_ids.size()),
+            .segments = num_segments()};
+  }
+  /// outputs(), and for segments also the row scores that their sums are computed from.
+  OutputSet computed_outputs() const {
+    return segment_offsets.empty() ? outputs()
+                                   : outputs().With(Output::kLogprob).With(Output::kGreedy);
+  }
 };
 
 /// How much before a call's deadline gRPC may end it: its timers are coarser than ours.

@@ -1,14 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "server/base/outputs.h"
 
 namespace logprobd {
 
-/// Where a request's time went, in seconds; the longest of its parts where it was cut.
+/// The seconds that a request spent in each stage. For a request that was cut into parts, each
+/// figure is the longest of its parts.
 struct StageSeconds {
   double queue = 0;
   double copy = 0;
@@ -16,29 +17,12 @@ struct StageSeconds {
   double total = 0;
 };
 
-/// The answer to a ScoreRequest; arrays not asked for are empty, shapes as in proto ScoreResponse.
-struct ScoreResult {
+/// The answer to a ScoreRequest. Columns that the request did not ask for are empty.
+struct ScoreResult : ScoreColumns {
   int64_t rows = 0;
   int64_t ignored_rows = 0;
   int64_t nonfinite_rows = 0;
   uint64_t weights_version = 0;
-
-  std::vector<float> logprob;
-  std::vector<float> entropy;
-  std::vector<float> lse;
-  std::vector<int32_t> argmax_id;
-  std::vector<float> argmax_logprob;
-  std::vector<uint8_t> greedy;
-  std::vector<float> sum_p_squared;
-  std::vector<float> max_logit;
-  std::vector<float> min_logit;
-  std::vector<int32_t> top_k_ids;
-  std::vector<float> top_k_logprobs;
-  std::vector<float> candidate_logprobs;
-  std::vector<double> segment_logprob;
-  std::vector<uint32_t> segment_rows;
-  std::vector<uint8_t> segment_greedy;
-
   StageSeconds stages;
 };
 

@@ -14,10 +14,6 @@
 
 namespace logprobd {
 
-/// The outputs that the engine must compute to answer the request: the requested ones and, if the
-/// request has segments, logprob and argmax.
-OutputSet EngineOutputs(const ScoreRequest& request);
-
 /// A batch and all of its memory. An array keeps its memory from batch to batch unless it is larger
 /// than kKeptArrayBytes.
 ///
@@ -65,22 +61,10 @@ class BatchSlot {
   /// Moves the parts out, so that the slot is ready for the next Fill.
   std::vector<BatchPart> TakeParts() { return std::move(parts_); }
 
-  /// Outputs of all rows, in the batch's order. An output that no request asked for is empty.
-  struct Outputs {
-    std::vector<float> logprob;
-    std::vector<float> entropy;
-    std::vector<float> lse;
-    std::vector<int32_t> argmax_id;
-    std::vector<float> argmax_logprob;
-    std::vector<float> sum_p_squared;
-    std::vector<float> max_logit;
-    std::vector<float> min_logit;
-    std::vector<int32_t> top_k_ids;     ///< [num_rows, top_k]
-    std::vector<float> top_k_logprobs;  ///< [num_rows, top_k]
-    std::vector<float> candidate_logprobs;
-    std::vector<uint8_t> nonfinite;
-  };
-  const Outputs& outputs() const { return outputs_; }
+  /// Scores of all rows, in the batch's order; a column that no request needs is empty.
+  const ScoreColumns& scores() const { return scores_; }
+  /// [num_rows()], 1 for rows with nonfinite logits.
+  const std::vector<uint8_t>& nonfinite() const { return nonfinite_; }
   int32_t top_k() const { return top_k_; }
 
   /// Times of the batch, from which the requests' StageSeconds are computed.
@@ -92,7 +76,9 @@ class BatchSlot {
   void AppendRows(const BatchPart& part);
   void AppendEntropyTemperatures(const BatchPart& part);
   void AppendCandidates(BatchPart& part);
-  void SizeOutputs();
+  void SizeScores();
+  /// Lengths of the score columns of the rows before `row`.
+  ColumnCounts CountsBefore(int64_t row) const;
   void SetRange(int64_t row_begin, int64_t row_end);
 
   std::unique_ptr<StagingBuffer> staging_;
@@ -101,14 +87,15 @@ class BatchSlot {
   int64_t num_rows_ = 0;
   int64_t row_bytes_ = 0;
   int32_t top_k_ = 0;
-  OutputSet wanted_;
+  OutputSet outputs_;
   Dtype dtype_ = Dtype::kBf16;
   std::vector<int32_t> targets_;
   std::vector<float> temperatures_;
   std::vector<float> entropy_temperatures_;
   std::vector<int32_t> candidate_rows_;
   std::vector<int32_t> candidate_ids_;
-  Outputs outputs_;
+  ScoreColumns scores_;
+  std::vector<uint8_t> nonfinite_;
   ScoreBatch batch_;
   int64_t range_begin_ = 0;  // Rows [range_begin_, range_end_) are in batch_.
   int64_t range_end_ = 0;

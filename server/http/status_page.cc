@@ -169,7 +169,7 @@ void PutLatencies(std::string& html, const std::vector<LatencySummary>& rows,
   Put(html, "</table>\n");
 }
 
-void PutLayout(std::string& html, const HeadLoad& head) {
+void PutLayout(std::string& html, const HeadStatus& head) {
   if (head.info.layout.empty()) {
     return;
   }
@@ -190,7 +190,7 @@ void PutLayout(std::string& html, const HeadLoad& head) {
   Put(html, "</table>\n");
 }
 
-void PutHeadInfo(std::string& html, const HeadLoad& head) {
+void PutHeadInfo(std::string& html, const HeadStatus& head) {
   const HeadInfo& info = head.info;
   const RequestLimits& limits = info.limits;
   const auto none_or = [](float value, float none) {
@@ -216,7 +216,7 @@ void PutHeadInfo(std::string& html, const HeadLoad& head) {
   Put(html, "</dl>\n");
 }
 
-void PutQueue(std::string& html, const HeadLoad& head) {
+void PutQueue(std::string& html, const HeadStatus& head) {
   Put(html, "<h3>Queue</h3>\n<p>", HumanNumber(static_cast<double>(head.queue_rows)), " rows of ",
       HumanNumber(static_cast<double>(head.queue_requests)), " requests");
   if (head.queue_requests > 0) {
@@ -234,7 +234,7 @@ void PutQueue(std::string& html, const HeadLoad& head) {
   }
 }
 
-void PutHead(std::string& html, const HeadLoad& head) {
+void PutHead(std::string& html, const HeadStatus& head) {
   Put(html, "<section class=\"head\"><h2><span>", EscapeHtml(head.info.name), "</span> ",
       Badge(head.state, head.state_text), "</h2>\n<div class=\"figures\">\n");
   PutFigure(html, HumanNumber(head.rows_per_second), "rows/s");
@@ -366,7 +366,7 @@ std::string RenderLatencyText(const StatusPage& page) {
     }
     text += "\n";
   };
-  for (const HeadLoad& head : page.heads) {
+  for (const HeadStatus& head : page.heads) {
     put(absl::StrCat("calls of ", head.info.name), head.latency);
   }
   for (const LatencySummary& stage : page.stages) {
@@ -396,7 +396,7 @@ std::string RenderStatusPage(const StatusPage& page, int refresh_seconds) {
   for (const std::string& warning : page.warnings) {
     Put(html, "<p><b>Warning:</b> ", EscapeHtml(warning), "</p>\n");
   }
-  for (const HeadLoad& head : page.heads) {
+  for (const HeadStatus& head : page.heads) {
     PutHead(html, head);
   }
   Put(html, "<div class=\"pair\">\n<div><section><h2>Latency by stage</h2>\n");

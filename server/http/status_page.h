@@ -24,7 +24,7 @@ struct LatencySummary {
 };
 
 /// A head and its load. Rates cover the page's window.
-struct HeadLoad {
+struct HeadStatus {
   HeadInfo info;
   ServingState state = ServingState::kNotReady;
   std::string state_text;
@@ -79,7 +79,7 @@ struct StatusPage {
   double refused_per_second = 0;  ///< Requests refused before they were queued.
   int64_t inflight_bytes = 0;
   int64_t inflight_bytes_max = 0;
-  std::vector<HeadLoad> heads = {};
+  std::vector<HeadStatus> heads = {};
   std::vector<LatencySummary> stages = {};
   std::vector<GpuStatus> gpus = {};
   std::vector<MemoryPlace> memory = {};

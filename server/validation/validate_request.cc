@@ -149,17 +149,7 @@ absl::Status CheckTopK(const ScoreRequest& request, const HeadInfo& head) {
 
 /// The answer is held in memory until it is sent, and a client has to be able to receive it.
 absl::Status CheckAnswerSize(const ScoreRequest& request, const HeadInfo& head) {
-  const OutputSet outputs = request.outputs();
-  int64_t row_bytes = 8 * request.top_k;
-  for (const Output output : {Output::kLogprob, Output::kEntropy, Output::kLse,
-                              Output::kSumPSquared, Output::kMaxLogit, Output::kMinLogit}) {
-    row_bytes += outputs.Has(output) ? 4 : 0;
-  }
-  row_bytes += outputs.Has(Output::kArgmax) ? 8 : 0;
-  row_bytes += outputs.Has(Output::kGreedy) ? 1 : 0;
-  const int64_t bytes = request.rows * row_bytes +
-                        4 * static_cast<int64_t>(request.candidate_ids.size()) +
-                        13 * request.num_segments();
+  const int64_t bytes = ColumnBytes(request.outputs(), request.column_counts());
   if (bytes > head.limits.message_bytes_max) {
     return Invalid("rows: ", request.rows, " rows with top_k ", request.top_k,
                    " give an answer of ", bytes, " bytes, must be at most ",

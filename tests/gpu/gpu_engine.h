@@ -14,7 +14,7 @@
 #include "kernels/common/tile.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
-#include "server/engine/vocab_partition.h"
+#include "server/engine/layout.h"
 
 namespace logprobd::testing {
 

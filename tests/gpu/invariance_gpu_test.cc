@@ -57,7 +57,7 @@ std::vector<int64_t> Range(int64_t count) {
 
 void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, ScoringEngine& engine,
                     const std::vector<int64_t>& rows, bool with_lists) {
-  const EngineCase chosen = CompactRows(all, rows);
+  const EngineCase chosen = SelectRows(all, rows);
   const EngineScores scores = RunCase(engine, chosen);
   ASSERT_TRUE(scores.status.ok()) << scores.status;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -1,15 +1,63 @@
 #!/usr/bin/env bash
-# Collects GPU tests and benchmarks of a build, stripped, with the distribution's libraries that they need,
-# so that they run on a GPU machine of another distribution.
-#   bash tests/gpu/pack.sh [BUILD] [OUT]    build/release and build/gpu by default
+# Packs the GPU tests, the benchmarks, the server, its command line client and the operator's library into one
+# archive, stripped, with the distribution's libraries that they need. run.sh runs them on a GPU machine of another
+# distribution, which needs no compiler.
+#   bash tests/gpu/pack.sh [BUILD] [ARCHIVE]   by default build/release and build/gpu.tar.xz
+#   bash tests/gpu/pack.sh --wheels [FOLDER]   the Python packages of the service's baselines, for Python 3.12, into
+#                                              build/wheels, for a machine that cannot fetch them itself
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-source tests/gpu/collect.sh
-build=${1:-build/release} out=${2:-build/gpu}
+
+fetch_wheels() {
+  local folder=$1 version package
+  local -a packages=() platforms=()
+  # The tests' versions; protobuf is the version that this grpcio-tools generates code for.
+  for package in grpcio grpcio-tools; do
+    version=$(sed -n "s/^$package==//p" tests/requirements.txt)
+    packages+=("$package==$version")
+  done
+  packages+=("protobuf==$(build/venv-tests/bin/python -c 'import google.protobuf as p; print(p.__version__)')")
+  for version in manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1; do
+    platforms+=(--platform "${version}_x86_64")
+  done
+  rm -rf "$folder"
+  build/venv-tests/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+    --only-binary=:all: --python-version 3.12 --implementation cp "${platforms[@]}" \
+    --dest "$folder" "${packages[@]}"
+  du -ch "$folder"/*.whl
+}
+
+if [ "${1:-}" = --wheels ]; then
+  fetch_wheels "${2:-build/wheels}"
+  exit
+fi
+build=${1:-build/release} archive=${2:-build/gpu.tar.xz}
 
 shopt -s nullglob
 binaries=("$build"/tests/*_gpu_test "$build"/bin/gpu_*_bench)
-[ ${#binaries[@]} -gt 0 ] || { echo "no GPU tests in $build: build with -DLOGPROBD_CUDA=ON" >&2; exit 1; }
-rm -rf "$out"
-collect "$out" "$out/lib" "${binaries[@]}"
-du -sh "$out" | cut -f1
+[ ${#binaries[@]} -gt 0 ] || { echo "pack.sh: error: no GPU tests in $build: build with -DLOGPROBD_CUDA=ON" >&2; exit 1; }
+for name in logprobd logprobctl engine_bench transport_bench transport_load_bench; do
+  if [ -x "$build/bin/$name" ]; then
+    binaries+=("$build/bin/$name")
+  else
+    echo "pack.sh: note: $build/bin/$name is missing and left out: build with -DLOGPROBD_BENCHMARKS=ON" >&2
+  fi
+done
+
+staging=$(mktemp -d)
+trap 'rm -rf "$staging"' EXIT
+mkdir "$staging/bin" "$staging/lib"
+for binary in "${binaries[@]}"; do
+  strip -o "$staging/bin/$(basename "$binary")" "$binary"
+done
+# The C and C++ libraries and everything of CUDA belong to the other machine.
+ldd "${binaries[@]}" | awk '$3 ~ /^\// {print $3}' | sort -u |
+  grep -vE '/(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|/libcu|/libnv' |
+  while read -r library; do strip -o "$staging/lib/$(basename "$library")" "$(readlink -f "$library")"; done
+for library in "$build"/lib/liblogprobd_torch_ops.so; do
+  strip -o "$staging/bin/$(basename "$library")" "$library"
+done
+# The memory leak that the soak test must find; the other machine may have no compiler.
+"${CC:-cc}" -O1 -shared -fPIC -o "$staging/bin/leak.so" tests/soak/leak.c -ldl
+tar -C "$staging" -c bin lib | xz -T0 -6 >"$archive"
+du -h "$archive"

@@ -1,35 +1,38 @@
 #!/usr/bin/env bash
-# Runs every GPU test from binaries built elsewhere (pack.sh), on a machine with a GPU, and fails if any
-# test failed or was skipped.
-#   bash tests/gpu/run.sh [DIR]    DIR holds *_gpu_test and lib/; build/gpu by default
-set -uo pipefail
+# Runs a command with the binaries that pack.sh packed, on a machine with a GPU.
+#   bash tests/gpu/run.sh ARCHIVE COMMAND...
+# In the command, @BIN@ stands for the folder of the binaries:
+#   bash tests/gpu/run.sh build/gpu.tar.xz python3 tests/gpu/gate.py --bin-dir @BIN@ --commit ID
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-source tests/gpu/libraries.sh
-directory=${1:-build/gpu}
+[ $# -ge 2 ] || { echo "usage: bash tests/gpu/run.sh ARCHIVE COMMAND..." >&2; exit 2; }
+archive=$1
+shift
 
-LD_LIBRARY_PATH=$(library_path "$directory/lib")
-export LD_LIBRARY_PATH
+# The packed libraries, then cuBLASLt and NCCL of the toolkit or of a PyTorch wheel.
+library_path() {
+  local libraries=$1:/usr/local/cuda/lib64 folder
+  for folder in $(python3 - <<'PYTHON' 2>/dev/null
+import glob, os, site, sys
+for base in {*site.getsitepackages(), *sys.path}:
+    for path in glob.glob(os.path.join(base, "nvidia", "*", "lib")):
+        print(path)
+PYTHON
+  ); do libraries+=:$folder; done
+  echo "$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
 
-shopt -s nullglob
-tests=("$directory"/*_gpu_test)
-if [ ${#tests[@]} -eq 0 ]; then
-  echo "no *_gpu_test in $directory: run tests/gpu/pack.sh where the build is" >&2
-  exit 1
-fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-bad=0
-for test in "${tests[@]}"; do
-  started=$SECONDS
-  "$test" --gtest_brief=1 >"$log" 2>&1
-  status=$?
-  skipped=$(grep -c '^\[  SKIPPED \]' "$log")
-  if [ "$status" -ne 0 ] || [ "$skipped" -ne 0 ]; then
-    bad=1
-    grep -v ' info ' "$log" | tail -n 60
-  fi
-  grep -hE '^(GPU |\[  PASSED  \]|\[  FAILED  \].*tests?,)' "$log" | sed 's/^/  /'
-  echo "$(basename "$test"): exit $status, skipped $skipped, $((SECONDS - started)) s"
+unpacked=$(mktemp -d)
+trap 'rm -rf "$unpacked"' EXIT
+# Python unpacks xz archives where the command is missing.
+python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' "$archive" "$unpacked"
+# Each binary gets the library path through a wrapper of its own: Python has libraries of the same names.
+libraries=$(library_path "$unpacked/lib")
+mkdir "$unpacked/run"
+for binary in "$unpacked"/bin/*; do
+  case $binary in *.so) cp "$binary" "$unpacked/run"; continue ;; esac
+  wrapper=$unpacked/run/$(basename "$binary")
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$binary" >"$wrapper"
+  chmod +x "$wrapper"
 done
-[ "$bad" -eq 0 ] && echo "All GPU tests passed." || echo "Some GPU tests failed or were skipped."
-exit "$bad"
+"${@//@BIN@/$unpacked/run}"

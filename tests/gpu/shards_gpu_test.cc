@@ -57,7 +57,7 @@ EngineCase MixedCase(const LargeHead& head, int64_t num_rows, uint64_t seed) {
 
 void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, ScoringEngine& engine,
                     const std::vector<int64_t>& rows) {
-  const EngineCase chosen = CompactRows(all, rows);
+  const EngineCase chosen = SelectRows(all, rows);
   const EngineScores scores = RunCase(engine, chosen);
   ASSERT_TRUE(scores.status.ok()) << scores.status;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -169,7 +169,7 @@ TEST_F(GpuShardsTest, AThousandBatchesOfRandomSizesAndCutsHaveOneSetOfBits) {
       const auto count = static_cast<int64_t>(1 + random() % (1ULL << (random() % 12)));
       rows[i] = Rows(static_cast<int64_t>(random() % static_cast<uint64_t>(kRows - count)), count);
       if (random() % 2 == 0) std::shuffle(rows[i].begin(), rows[i].end(), random);
-      cases[i] = CompactRows(all, rows[i]);
+      cases[i] = SelectRows(all, rows[i]);
       started[i] = std::make_unique<StartedCase>(engine, cases[i]);
     }
     for (int i = 0; i < 2; ++i) {

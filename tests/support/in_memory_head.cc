@@ -38,18 +38,6 @@ std::vector<std::byte> EncodeFloats(absl::Span<const float> values, Dtype dtype)
   return bytes;
 }
 
-kernels::Dtype KernelDtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      return kernels::Dtype::kF32;
-  }
-  return kernels::Dtype::kF32;
-}
-
 InMemoryHead::InMemoryHead(HeadInfo info, std::vector<std::byte> weight, std::vector<float> bias)
     : info_(std::move(info)),
       weight_(std::move(weight)),

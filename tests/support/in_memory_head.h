@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/common/dtype.h"
 #include "server/base/head_info.h"
 #include "server/weights/head_weights.h"
 
@@ -15,9 +14,6 @@ namespace logprobd::testing {
 
 /// `values` rounded to nearest even and stored as `dtype`, little-endian.
 std::vector<std::byte> EncodeFloats(absl::Span<const float> values, Dtype dtype);
-
-/// The same type as kernels/ name it.
-kernels::Dtype KernelDtype(Dtype dtype);
 
 /// A head whose weight lies in memory: [info.vocab_rows, info.hidden_size] of info.dtype.
 class InMemoryHead : public HeadWeights {

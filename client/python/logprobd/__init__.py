@@ -25,7 +25,7 @@ from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncClient",

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/bf16_split.h"
-#include "kernels/common/terms.h"
+#include "kernels/chunked/convert_elements.h"
+#include "kernels/common/dtype.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"

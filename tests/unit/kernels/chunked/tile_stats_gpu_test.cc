@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/tile_stats.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/logit_key.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/top_k.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
 #include "tests/support/gpu_test.h"

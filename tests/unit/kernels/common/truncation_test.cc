@@ -1,6 +1,5 @@
-#include "kernels/common/truncation.h"
-
 #include "gtest/gtest.h"
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
 
 namespace logprobd::kernels {

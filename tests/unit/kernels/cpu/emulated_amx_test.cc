@@ -77,7 +77,7 @@ void MultiplyTiles(int sums, int left, int right) {
 namespace logprobd::kernels::internal {
 const DotKernel& EmulatedAmxBf16Dots();
 }  // namespace logprobd::kernels::internal
-#include "kernels/cpu/kernels_amx_bf16.cc"  // NOLINT: under test
+#include "kernels/cpu/kernels_amx_bf16.cc"
 
 namespace logprobd::kernels {
 namespace {

@@ -34,7 +34,7 @@ inline __m512 EmulatedDotProducts(__m512 sums, __m512bh left, __m512bh right) {
 namespace logprobd::kernels::internal {
 const DotKernel& EmulatedAvx512Bf16Dots();
 }  // namespace logprobd::kernels::internal
-#include "kernels/cpu/kernels_avx512_bf16.cc"  // NOLINT: under test
+#include "kernels/cpu/kernels_avx512_bf16.cc"
 #pragma GCC pop_options
 
 namespace logprobd::kernels {

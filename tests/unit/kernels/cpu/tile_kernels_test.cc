@@ -48,8 +48,8 @@ struct StatsCase {
     }
   }
 
-  TileStatsParams Params() {
-    TileStatsParams params{};
+  CpuTileStatsParams Params() {
+    CpuTileStatsParams params{};
     params.logits = logits.data();
     params.num_rows = num_rows;
     params.num_columns = kTileColumns;
@@ -110,7 +110,7 @@ TEST_P(TileKernelsTest, ColumnsBeyondTheVocabularyTakeNoPart) {
     StatsCase c(3);
     std::fill(c.logits.begin() + kTileColumns + num_columns, c.logits.begin() + 2 * kTileColumns,
               std::numeric_limits<float>::quiet_NaN());
-    TileStatsParams params = c.Params();
+    CpuTileStatsParams params = c.Params();
     params.num_columns = num_columns;
     params.first_column = 1920;
 
@@ -175,7 +175,7 @@ TEST_P(TileKernelsTest, TheSecondScaleGivesWhatItWouldGiveAlone) {
   StatsCase c(20);
   std::vector<float> entropy_scales(20, Log2Scale(0.3F));
   entropy_scales[7] = c.scales[7];
-  TileStatsParams params = c.Params();
+  CpuTileStatsParams params = c.Params();
   params.entropy_log2_scales = entropy_scales.data();
   params.entropy_sums = c.entropy_sums.data();
   StatsCase alone(20);
@@ -197,7 +197,7 @@ TEST_P(TileKernelsTest, TransformsAreScaleThenBiasThenCap) {
     const std::vector<float> dots = c.logits;
     std::vector<float> bias(kTileColumns);
     for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i) * 0.25F - 24.0F;
-    TileStatsParams params = c.Params();
+    CpuTileStatsParams params = c.Params();
     params.transform = {.scale = 0.75F, .softcap = softcap};
     params.bias = bias.data();
 

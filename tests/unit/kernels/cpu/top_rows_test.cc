@@ -1,5 +1,3 @@
-#include "kernels/cpu/top_rows.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/combine_tiles.h"
 
 namespace logprobd::kernels {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kernels/chunked/bf16_split.h"
+#include "kernels/chunked/convert_elements.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"

@@ -11,7 +11,6 @@
 #include "gtest/gtest.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
-#include "kernels/common/terms.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "tests/unit/kernels/chunked/device_array.h"

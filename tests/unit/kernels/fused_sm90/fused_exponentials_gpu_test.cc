@@ -62,7 +62,7 @@ KeptRun Keep(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
       run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
                              .exponents = exponents.data(),
                              .row_tiles = kept.row_tiles,
-                             .levels = levels.empty() ? nullptr : level_array.data()});
+                             .reference_sums = levels.empty() ? nullptr : level_array.data()});
   kept.exponentials = exponentials.Read();
   kept.exponents = exponents.Read();
   return kept;
@@ -254,7 +254,7 @@ void ExpectExponentialsAtTheLevelOf(const FusedCase& c, int64_t level_tile, int6
       const int32_t exponent = plain.Exponent(row, tile);
       const bool is_real = exponent != kernels::kEmptyExponent;
       const bool is_above = level == kernels::kEmptyExponent ||
-                            int64_t{exponent} - level > int64_t{kernels::kLevelReach};
+                            int64_t{exponent} - level > int64_t{kernels::kReferenceReach};
       num_above += is_real && is_above ? 1 : 0;
       const bool is_scaled = is_real && !is_above;
       ASSERT_EQ(leveled.Exponent(row, tile), is_scaled ? level : exponent) << "tile " << tile;

@@ -140,7 +140,7 @@ struct KeptAsk {
   Dtype dtype = Dtype::kBf16;
   int64_t tile_begin = 0;
   int64_t tile_end = std::numeric_limits<int64_t>::max();
-  std::vector<int64_t> kept_places = {};
+  std::vector<int64_t> cached_rows = {};
   int64_t more_stride = 0;
   std::optional<int64_t> row_count = {};  ///< As the kernel reads it; by default there is none.
 };
@@ -173,14 +173,14 @@ class KeptRun {
     CachedGradientsParams params = Params(ask);
     params.num_rows = static_cast<int64_t>(rows.size());
     const DeviceArray<RowGradient> row_array(rows);
-    const DeviceArray<int64_t> row_indices(ask.kept_places.empty() ? std::vector<int64_t>(1)
-                                                                   : ask.kept_places);
+    const DeviceArray<int64_t> row_indices(ask.cached_rows.empty() ? std::vector<int64_t>(1)
+                                                                   : ask.cached_rows);
     const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(
         (rows.size() + 1) * static_cast<size_t>(params.gradient_stride), kPoison));
     const DeviceArray<int64_t> row_count(std::vector<int64_t>{ask.row_count.value_or(0)});
     params.rows = row_array.data();
     if (ask.row_count.has_value()) params.row_count = row_count.data();
-    if (!ask.kept_places.empty()) params.kept_places = row_indices.data();
+    if (!ask.cached_rows.empty()) params.cached_rows = row_indices.data();
     params.gradients = gradients.data();
     EXPECT_EQ(LaunchCachedGradients(params, nullptr), cudaSuccess);
     return gradients.Read();

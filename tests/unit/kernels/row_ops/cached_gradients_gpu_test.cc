@@ -144,7 +144,7 @@ TEST_F(CachedGradientsTest, RowsAreFoundAtTheirKeptPlaces) {
   std::vector<RowGradient> rows;
   for (const int64_t place : row_indices) rows.push_back(all[static_cast<size_t>(place)]);
 
-  const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = row_indices});
+  const std::vector<uint16_t> gradients = run.Run(rows, {.cached_rows = row_indices});
 
   constexpr int64_t kStride = 3 * kTileColumns;
   for (size_t i = 0; i < row_indices.size(); ++i) {
@@ -210,7 +210,7 @@ TEST_F(CachedGradientsTest, MoreRowsThanAGridHasAreAllWritten) {
       rows.push_back(few[static_cast<size_t>(i % 7)]);
     }
 
-    const std::vector<uint16_t> gradients = run.Run(rows, {.kept_places = row_indices});
+    const std::vector<uint16_t> gradients = run.Run(rows, {.cached_rows = row_indices});
 
     for (int64_t i = 0; i < num_rows; ++i) {
       const auto own = gradients.begin() + i * kTileColumns;

@@ -21,7 +21,7 @@ struct Found {
   CompactedRows selected;
   std::vector<int64_t> index;
   std::vector<int64_t> valid_indices;
-  int64_t num_selected;  // as kernels find it
+  int64_t num_compacted;  // as kernels find it
 };
 
 /// `gradients`, where not empty, are those of the first and the third of the four.
@@ -32,7 +32,7 @@ Found Select(const std::vector<int64_t>& targets, const std::vector<float>& firs
   const DeviceArray<float> third_array(third);
   const DeviceArray<int64_t> index(std::vector<int64_t>(targets.size(), -1));
   const DeviceArray<int64_t> valid_indices(std::vector<int64_t>(targets.size(), -1));
-  const DeviceArray<int64_t> num_selected(std::vector<int64_t>(1, -1));
+  const DeviceArray<int64_t> num_compacted(std::vector<int64_t>(1, -1));
   const DeviceArray<CompactedRows> selected(std::vector<CompactedRows>(1));
   CompactRowsParams params;
   params.num_rows = static_cast<int64_t>(targets.size());
@@ -42,12 +42,13 @@ Found Select(const std::vector<int64_t>& targets, const std::vector<float>& firs
   if (!third.empty()) params.gradients[2] = {third_array.data(), third_stride};
   params.first_id = kFirstId;
   params.end_id = kEndId;
-  params.index = index.data();
+  params.row_indices = index.data();
   params.valid_indices = valid_indices.data();
-  params.num_selected = num_selected.data();
-  params.selected = selected.data();
+  params.num_compacted = num_compacted.data();
+  params.result = selected.data();
   EXPECT_EQ(LaunchCompactRows(params, nullptr), cudaSuccess);
-  return {selected.Read().front(), index.Read(), valid_indices.Read(), num_selected.Read().front()};
+  return {selected.Read().front(), index.Read(), valid_indices.Read(),
+          num_compacted.Read().front()};
 }
 
 class CompactRowsTest : public testing::GpuTest {};
@@ -67,15 +68,15 @@ TEST_F(CompactRowsTest, RowsThatAreNotIgnoredComeInTheirOrderAtAnyCount) {
 
     const Found found = Select(targets);
 
-    ASSERT_EQ(found.selected.num_selected, static_cast<int64_t>(expected.size())) << count;
-    EXPECT_EQ(found.num_selected, found.selected.num_selected);
+    ASSERT_EQ(found.selected.num_compacted, static_cast<int64_t>(expected.size())) << count;
+    EXPECT_EQ(found.num_compacted, found.selected.num_compacted);
     for (size_t i = 0; i < count; ++i) {
       const bool is_there = i < expected.size();
       ASSERT_EQ(found.index[i], is_there ? expected[i] : 0) << count;
       ASSERT_EQ(found.valid_indices[i], is_there ? static_cast<int64_t>(i) : 0) << count;
     }
     EXPECT_EQ(found.selected.num_out_of_vocab, 0);
-    EXPECT_EQ(found.selected.num_valid, found.selected.num_selected);
+    EXPECT_EQ(found.selected.num_valid, found.selected.num_compacted);
     EXPECT_EQ(found.selected.target_checksum, static_cast<int64_t>(checksum)) << count;
   }
 }
@@ -85,15 +86,15 @@ TEST_F(CompactRowsTest, TheLeastAndTheGreatestTargetAreThoseOfSelectedRows) {
   targets[17] = 45;
   targets[4'321] = 88;
   targets[1] = targets[4'999] = kIgnoreIndex;
-  EXPECT_EQ(Select(targets).selected.least_target, 45);
-  EXPECT_EQ(Select(targets).selected.greatest_target, 88);
+  EXPECT_EQ(Select(targets).selected.min_target, 45);
+  EXPECT_EQ(Select(targets).selected.max_target, 88);
 
   std::vector<float> gradients(5'000, 1.0F);
   gradients[17] = gradients[4'321] = 0;
   const CompactedRows reached = Select(targets, gradients).selected;
-  EXPECT_EQ(reached.least_target, 60);
-  EXPECT_EQ(reached.greatest_target, 60);
-  EXPECT_EQ(reached.num_selected, 4'996);
+  EXPECT_EQ(reached.min_target, 60);
+  EXPECT_EQ(reached.max_target, 60);
+  EXPECT_EQ(reached.num_compacted, 4'996);
   EXPECT_EQ(reached.num_valid, 4'998);
 }
 
@@ -101,7 +102,7 @@ TEST_F(CompactRowsTest, ARowThatNoGradientReachesIsLeftOut) {
   const Found found = Select({50, 50, 50, 50, kIgnoreIndex}, {0.0F, 1e-30F, 0.0F, NAN, 1.0F},
                              {0.0F, 0.0F, -2.0F, 0.0F, 1.0F});
 
-  ASSERT_EQ(found.selected.num_selected, 3);
+  ASSERT_EQ(found.selected.num_compacted, 3);
   EXPECT_EQ(found.index[0], 1);
   EXPECT_EQ(found.index[1], 2);
   EXPECT_EQ(found.index[2], 3) << "NaN is a gradient";
@@ -124,13 +125,13 @@ TEST_F(CompactRowsTest, CountedPlacesCountRowsThatNoGradientReaches) {
   const Found found = Select(targets, gradients);
 
   EXPECT_EQ(found.selected.num_valid, num_valid);
-  ASSERT_EQ(found.num_selected, static_cast<int64_t>(expected.size()));
+  ASSERT_EQ(found.num_compacted, static_cast<int64_t>(expected.size()));
   for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found.valid_indices[i], expected[i]);
 }
 
 TEST_F(CompactRowsTest, AnExpandedGradientIsOneNumber) {
-  EXPECT_EQ(Select({50, 51, 52}, {}, {1.0F}, 0).selected.num_selected, 3);
-  EXPECT_EQ(Select({50, 51, 52}, {}, {0.0F}, 0).selected.num_selected, 0);
+  EXPECT_EQ(Select({50, 51, 52}, {}, {1.0F}, 0).selected.num_compacted, 3);
+  EXPECT_EQ(Select({50, 51, 52}, {}, {0.0F}, 0).selected.num_compacted, 0);
 }
 
 TEST_F(CompactRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
@@ -138,7 +139,7 @@ TEST_F(CompactRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
 
   const Found found = Select({kFirstId, kIgnoreIndex, kEndId - 1, kEndId, kFirstId - 1, far, -far});
 
-  EXPECT_EQ(found.selected.num_selected, 6);
+  EXPECT_EQ(found.selected.num_compacted, 6);
   EXPECT_EQ(found.selected.num_out_of_vocab, 4);
   EXPECT_EQ(found.selected.first_out_of_vocab, 3);
   EXPECT_EQ(Select({50, kEndId}, {1.0F, 0.0F}).selected.num_out_of_vocab, 0);
@@ -146,15 +147,15 @@ TEST_F(CompactRowsTest, TargetsOutsideOfTheIdsAreCountedWhereTheyAreSelected) {
 
 TEST_F(CompactRowsTest, OfNoRowsNoneIsSelected) {
   const CompactedRows none = Select({}).selected;
-  EXPECT_EQ(none.num_selected, 0);
-  EXPECT_GT(none.least_target, none.greatest_target);
+  EXPECT_EQ(none.num_compacted, 0);
+  EXPECT_GT(none.min_target, none.max_target);
 }
 
 TEST_F(CompactRowsTest, RefusesBrokenBounds) {
   const DeviceArray<CompactedRows> selected(std::vector<CompactedRows>(1));
   CompactRowsParams params;
   EXPECT_EQ(LaunchCompactRows(params, nullptr), cudaErrorInvalidValue) << "no place for the result";
-  params.selected = selected.data();
+  params.result = selected.data();
   params.num_rows = 1;
   EXPECT_EQ(LaunchCompactRows(params, nullptr), cudaErrorInvalidValue) << "no targets";
   params.num_rows = -1;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/row_ops/copy_rows.h"
+#include "kernels/row_ops/copy_and_scale.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"

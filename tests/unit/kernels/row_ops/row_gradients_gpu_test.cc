@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/row_gradient.h"
-#include "kernels/row_ops/row_gradients.h"
+#include "kernels/row_ops/row_constants.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/common/gradient_truth.h"
@@ -37,7 +37,7 @@ struct RowsCase {
   std::vector<double> temperatures;
   std::vector<int64_t> targets;
   std::vector<int64_t> row_indices;  ///< Of the rows that are computed, among all.
-  std::vector<int64_t> kept_places;  ///< The last computed row's first.
+  std::vector<int64_t> cached_rows;  ///< The last computed row's first.
   std::vector<float> target_logits;  ///< Of kept rows, as the next.
   std::vector<uint64_t> max_keys;
 
@@ -61,7 +61,7 @@ RowsCase MakeRows(size_t num_rows) {
   }
   for (size_t row = 0; row < num_rows; ++row) {
     c.row_indices.push_back(static_cast<int64_t>(2 * row + 1));
-    c.kept_places.push_back(static_cast<int64_t>(num_rows - 1 - row));
+    c.cached_rows.push_back(static_cast<int64_t>(num_rows - 1 - row));
     c.target_logits.push_back(normal(random));
     c.max_keys.push_back(LogitKey(3 + normal(random), static_cast<int32_t>(row * 31)));
   }
@@ -73,7 +73,7 @@ struct Ask {
   bool upstream = true;
   bool kept = true;
   bool kept_largest = true;
-  bool kept_places = true;
+  bool cached_rows = true;
   bool temperatures = true;
 };
 
@@ -103,7 +103,7 @@ class RowGradientsRun {
         temperatures_(c.temperatures),
         targets_(c.targets),
         places_(c.row_indices),
-        kept_places_(c.kept_places),
+        cached_rows_(c.cached_rows),
         target_logits_(c.target_logits),
         max_keys_(c.max_keys),
         rows_(Poisoned(c.size() + 1)) {}
@@ -132,7 +132,7 @@ class RowGradientsRun {
     if (ask.kept) {
       params.target_logits = target_logits_.data();
       if (ask.kept_largest) params.max_keys = max_keys_.data();
-      if (ask.kept_places) params.kept_places = kept_places_.data();
+      if (ask.cached_rows) params.cached_rows = cached_rows_.data();
     }
     params.rows = rows_.data();
     return params;
@@ -163,7 +163,7 @@ class RowGradientsRun {
   DeviceArray<double> temperatures_;
   DeviceArray<int64_t> targets_;
   DeviceArray<int64_t> places_;
-  DeviceArray<int64_t> kept_places_;
+  DeviceArray<int64_t> cached_rows_;
   DeviceArray<float> target_logits_;
   DeviceArray<uint64_t> max_keys_;
   DeviceArray<RowGradient> rows_;
@@ -243,11 +243,11 @@ TEST_F(RowGradientsTest, OneUpstreamGradientAndOneTemperatureMayServeAllRows) {
 TEST_F(RowGradientsTest, TargetAndLargestLogitAreTakenFromTheirKeptPlaces) {
   const RowsCase c = MakeRows(300);
   const RowGradientsRun run(c);
-  for (const bool kept_places : {false, true}) {
-    const std::vector<RowGradient> rows = run.Run({.kept_places = kept_places});
+  for (const bool cached_rows : {false, true}) {
+    const std::vector<RowGradient> rows = run.Run({.cached_rows = cached_rows});
 
     for (size_t i = 0; i < c.size(); ++i) {
-      const size_t kept = kept_places ? static_cast<size_t>(c.kept_places[i]) : i;
+      const size_t kept = cached_rows ? static_cast<size_t>(c.cached_rows[i]) : i;
       const LogitEntry largest = LogitEntryOf(c.max_keys[kept]);
       EXPECT_EQ(rows[i].max_column, largest.id);
       EXPECT_EQ(rows[i].max_exponent,
@@ -306,7 +306,7 @@ TEST_F(RowGradientsTest, AnIgnoredRowHasNoGradientWhateverItsLogits) {
 TEST_F(RowGradientsTest, ARowThatIsNotFiniteStaysAlone) {
   RowsCase c = MakeRows(5);
   c.exact_lse[static_cast<size_t>(c.row_indices[2])] = NAN;
-  c.max_keys[static_cast<size_t>(c.kept_places[2])] = 0;
+  c.max_keys[static_cast<size_t>(c.cached_rows[2])] = 0;
 
   const std::vector<RowGradient> rows = RowGradientsRun(c).Run();
 

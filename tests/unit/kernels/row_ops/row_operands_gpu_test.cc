@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/row_ops/row_operands.h"
+#include "kernels/row_ops/row_constants.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/row_ops/scale_unless_one.h"
+#include "kernels/row_ops/copy_and_scale.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"

@@ -17,10 +17,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A version of the weights: its engine, which holds its batches, and its generation.
+/// A version of the weights: its engine, which holds its batches, and its replicas.
 struct Version {
   std::unique_ptr<FakeEngine> engine;
-  std::unique_ptr<VersionReplicas> generation;
+  std::unique_ptr<VersionReplicas> replicas;
 };
 
 std::vector<ShardPlace> OnTwoGpus() {
@@ -35,11 +35,11 @@ class BatcherCommitTest : public BatcherTest {
       engine.weights_version = version;
       auto fake = std::make_unique<FakeEngine>(engine);
       fake->Hold();
-      auto generation = VersionReplicas::Create(options, {fake.get()});
-      ASSERT_TRUE(generation.ok()) << generation.status();
-      versions_.push_back({std::move(fake), *std::move(generation)});
+      auto replicas = VersionReplicas::Create(options, {fake.get()});
+      ASSERT_TRUE(replicas.ok()) << replicas.status();
+      versions_.push_back({std::move(fake), *std::move(replicas)});
     }
-    auto batcher = Batcher::Create(options, *versions_[0].generation, clock_, metrics_);
+    auto batcher = Batcher::Create(options, *versions_[0].replicas, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }
@@ -53,7 +53,7 @@ class BatcherCommitTest : public BatcherTest {
 
   FakeEngine& EngineOf(uint64_t version) { return *versions_[version - 1].engine; }
   void Commit(uint64_t version) {
-    batcher_->Commit(version == 0 ? nullptr : versions_[version - 1].generation.get());
+    batcher_->Commit(version == 0 ? nullptr : versions_[version - 1].replicas.get());
   }
 
   /// Both slots of version 1 taken, by requests of one row: what is submitted now waits.
@@ -437,10 +437,10 @@ TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
   const RequestSpec soon = {.rows = 4, .deadline = clock_.Now() + absl::Milliseconds(10)};
   EXPECT_EQ(Refusal(soon).code(), absl::StatusCode::kDeadlineExceeded);
   FakeEngine other({.dtype = Dtype::kF16, .weights_version = 4});
-  auto generation = VersionReplicas::Create(kAtOnce, {&other});
-  ASSERT_TRUE(generation.ok());
+  auto replicas = VersionReplicas::Create(kAtOnce, {&other});
+  ASSERT_TRUE(replicas.ok());
 
-  batcher_->Commit(generation->get());
+  batcher_->Commit(replicas->get());
 
   EXPECT_TRUE(Submit(soon).Wait().ok());
   EngineOf(1).Release();
@@ -450,7 +450,7 @@ TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
 
 TEST_F(BatcherCommitTest, NamesTheStagingOfTheLiveVersion) {
   MakeVersions({.batch_rows_max = 8});
-  EXPECT_EQ(batcher_->memory()[0].bytes, versions_[0].generation->staging_bytes());
+  EXPECT_EQ(batcher_->memory()[0].bytes, versions_[0].replicas->staging_bytes());
 
   Commit(0);
 

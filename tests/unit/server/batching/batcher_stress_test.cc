@@ -166,7 +166,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
       .batch_rows_max = 64, .batch_wait_max = absl::Microseconds(50), .client_share_max = 1};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
   std::vector<std::unique_ptr<FakeEngine>> engines;
-  std::vector<std::unique_ptr<VersionReplicas>> generations;
+  std::vector<std::unique_ptr<VersionReplicas>> versions;
   for (uint64_t version = 1; version <= 2; ++version) {
     engines.push_back(std::make_unique<FakeEngine>(
         FakeEngine::Options{.batch_rows_max = 64,
@@ -174,11 +174,11 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
                             .logprob_offset = -100 * static_cast<float>(version),
                             .reads_in_place = true,
                             .record = false}));
-    auto generation = VersionReplicas::Create(kOptions, {engines.back().get()});
-    ASSERT_TRUE(generation.ok());
-    generations.push_back(*std::move(generation));
+    auto replicas = VersionReplicas::Create(kOptions, {engines.back().get()});
+    ASSERT_TRUE(replicas.ok());
+    versions.push_back(*std::move(replicas));
   }
-  auto created = Batcher::Create(kOptions, *generations[0], Clock::Steady(), metrics);
+  auto created = Batcher::Create(kOptions, *versions[0], Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
   std::unique_ptr<Batcher> batcher = *std::move(created);
   std::atomic<bool> is_over = false;
@@ -226,7 +226,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
       batcher->Commit(nullptr);
       batcher->AwaitRetired();
     }
-    batcher->Commit(generations[swap % 2].get());
+    batcher->Commit(versions[swap % 2].get());
     batcher->AwaitRetired();
   }
   is_over = true;

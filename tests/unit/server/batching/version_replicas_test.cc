@@ -106,19 +106,19 @@ TEST_F(VersionReplicasTest, FreesSparesOfAnotherSizeAndAllocatesItsOwn) {
 // The next batch waited for the first replica, though the second fell idle before it.
 TEST_F(VersionReplicasTest, OfReplicasWithAsManyBatchesTakesTheOneThatIsIdleFirst) {
   FakeEngine first, second;
-  const auto generation = Make(first, second);
-  ASSERT_TRUE(generation.ok()) << generation.status();
+  const auto replicas = Make(first, second);
+  ASSERT_TRUE(replicas.ok()) << replicas.status();
   const absl::Time begin = absl::FromUnixSeconds(0);
   const absl::Duration batches[] = {absl::Milliseconds(9), absl::Milliseconds(2)};
   for (size_t i = 0; i < 2; ++i) {
-    VersionReplicas::Replica& replica = *(*generation)->replicas[i];
+    VersionReplicas::Replica& replica = *(*replicas)->replicas[i];
     replica.NoteBegin(begin);
     replica.NoteEnd(begin + batches[i]);
     replica.NoteBegin(begin + absl::Seconds(1));
-    (*generation)->slots[2 * i]->state = VersionReplicas::SlotState::kInFlight;
+    (*replicas)->slots[2 * i]->state = VersionReplicas::SlotState::kInFlight;
   }
 
-  EXPECT_EQ((*generation)->FindFreeSlot()->replica.index, 1);
+  EXPECT_EQ((*replicas)->FindFreeSlot()->replica.index, 1);
 }
 
 TEST_F(VersionReplicasTest, ThatCannotBeMadeGivesBackWhatItTook) {

@@ -12,8 +12,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-HeadLoad Head(const std::string& name) {
-  HeadLoad head;
+HeadStatus Head(const std::string& name) {
+  HeadStatus head;
   head.info.name = name;
   head.info.model_type = "qwen3";
   head.info.tensor = "lm_head.weight";
@@ -27,7 +27,7 @@ HeadLoad Head(const std::string& name) {
   return head;
 }
 
-StatusPage OneHead(const HeadLoad& head) {
+StatusPage OneHead(const HeadStatus& head) {
   StatusPage page;
   page.version = "1.2.3";
   page.commit = "abc";
@@ -57,7 +57,7 @@ TEST(StatusPageTest, NamesVersionStateAndEachHead) {
 
 TEST(StatusPageTest, EscapesEveryTextThatIsNotOurs) {
   const std::string evil = R"(<script>"x"</script>)";
-  HeadLoad head = Head(evil);
+  HeadStatus head = Head(evil);
   head.info.model_type = evil;
   head.info.tensor = evil;
   head.info.engine = evil;
@@ -124,7 +124,7 @@ TEST(StatusPageTest, SaysWhereNothingWasMeasured) {
 }
 
 TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsTextToo) {
-  HeadLoad head = Head("policy");
+  HeadStatus head = Head("policy");
   head.latency = {"scoring", 1'234, 0.01, 0.0123, 0.02, 1.5};
   StatusPage page = OneHead(head);
   page.stages = {{"queue", 10, 28.5e-6, 28.5e-6, 0.002, 0.004}, {"combine"}};
@@ -156,7 +156,7 @@ TEST(StatusPageTest, DrawsMemoryToScaleWithoutWhatIsOnlyABound) {
 }
 
 TEST(StatusPageTest, ShowsTheQueueAgainstItsLimit) {
-  HeadLoad head = Head("default");
+  HeadStatus head = Head("default");
   head.queue_rows = 750;
   head.queue_rows_max = 1'000;
   head.queue_requests = 3;
@@ -169,7 +169,7 @@ TEST(StatusPageTest, ShowsTheQueueAgainstItsLimit) {
 }
 
 TEST(StatusPageTest, MarksAFailedReplica) {
-  HeadLoad head = Head("default");
+  HeadStatus head = Head("default");
   head.info.layout = {{0, 0, "gpu0", 0, 1'000}, {1, 0, "gpu1", 0, 1'000}};
   head.is_replica_healthy = {true, false};
 

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Runs clang-tidy over the host C++ files and remembers which ones are clean.
+
+    python3 .ci/clang_tidy.py [--build build/release] [FILE...]    default: every .cc of kernels, server and client
+
+A file's result is cached by a hash of everything that clang-tidy reads for it: the tool's version, .clang-tidy,
+the compile command, and the contents of the file and of all headers that it includes (as ninja recorded them in the
+last build). So a file is checked again only when one of these changes. The cache lies in the user's cache folder
+(XDG_CACHE_HOME, by default ~/.cache) and is shared by all clones.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CACHE = pathlib.Path(
+    os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "logprobd", "clang-tidy"
+)
+KEEP_SECONDS = 30 * 24 * 3600
+OBJECT = re.compile(r" -o (\S+)")
+
+
+@functools.cache
+def content_hash(path: str) -> str:
+    try:
+        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return "missing"
+
+
+def recorded_includes(build: pathlib.Path) -> dict[str, list[str]]:
+    """The files that each object was built from, by the object's path within the build folder."""
+    text = subprocess.run(
+        ["ninja", "-C", build, "-t", "deps"], check=True, capture_output=True, text=True
+    ).stdout
+    includes: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            current.append(os.path.normpath(build / line.strip()))
+        elif ": #deps" in line:
+            current = includes.setdefault(line.split(": #deps")[0], [])
+    return includes
+
+
+def cache_key(entry: dict[str, str], includes: list[str], tool: str) -> str:
+    digest = hashlib.sha256(tool.encode())
+    digest.update(content_hash(str(ROOT / ".clang-tidy")).encode())
+    digest.update(entry["command"].replace(str(ROOT), ".").encode())
+    for path in sorted({entry["file"], *includes}):
+        digest.update(f"{path.replace(str(ROOT), '.')} {content_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    parser.add_argument("files", nargs="*", help="paths relative to the root of the repository")
+    arguments = parser.parse_args()
+
+    tool = shutil.which("clang-tidy-14") or shutil.which("clang-tidy")
+    if tool is None:
+        sys.exit("clang_tidy.py: error: clang-tidy was not found: install clang-tidy-14")
+    version = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
+    build = arguments.build.resolve()
+    wanted = arguments.files or subprocess.run(
+        ["git", "ls-files", "kernels/*.cc", "server/*.cc", "client/*.cc"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    # A file that this configuration does not compile (the CUDA engine without CUDA) has no command.
+    commands = {
+        entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())
+    }
+    entries = [commands[str(ROOT / file)] for file in wanted if str(ROOT / file) in commands]
+    includes = recorded_includes(build)
+
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for old in CACHE.iterdir():
+        if time.time() - old.stat().st_mtime > KEEP_SECONDS:
+            old.unlink(missing_ok=True)
+
+    def check(entry: dict[str, str]) -> str | None:
+        """The tool's complaints, empty for a clean file; None when the cache knows the file as clean."""
+        recorded = includes.get(OBJECT.search(entry["command"])[1])
+        key = CACHE / cache_key(entry, recorded, version) if recorded is not None else None
+        if key is not None and key.exists():
+            key.touch()
+            return None
+        run = subprocess.run(
+            [tool, "-p", str(build), "--quiet", entry["file"]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode != 0:
+            return run.stdout + run.stderr
+        if key is not None:
+            key.touch()
+        return ""
+
+    started = time.monotonic()
+    num_cached = num_failed = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for complaints in pool.map(check, entries):
+            num_cached += complaints is None
+            if complaints:
+                num_failed += 1
+                print(complaints, flush=True)
+    seconds = time.monotonic() - started
+    print(
+        f"clang-tidy: {len(entries)} files, {num_cached} cached, {num_failed} with complaints, {seconds:.0f} s"
+    )
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
