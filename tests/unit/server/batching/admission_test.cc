@@ -9,7 +9,7 @@ namespace {
 
 constexpr absl::Time kBegin = absl::UnixEpoch();
 
-TEST(DrainRateTest, KnowsNothingAtFirst) {
+TEST(DrainRateTest, HasNoEstimateAtFirst) {
   const DrainRate rate(100);
 
   EXPECT_FALSE(rate.TimeFor(10).has_value());
@@ -17,7 +17,7 @@ TEST(DrainRateTest, KnowsNothingAtFirst) {
   EXPECT_EQ(rate.RetryAfter(10), DrainRate::kRetryAfterUnmeasured);
 }
 
-TEST(DrainRateTest, MeasuresRowsASecond) {
+TEST(DrainRateTest, MeasuresRowsPerSecond) {
   DrainRate rate(100);
 
   rate.AddBatch(200, kBegin, kBegin + absl::Milliseconds(100));
@@ -44,7 +44,7 @@ TEST(DrainRateTest, SharesRowsAmongTheReplicas) {
   EXPECT_EQ(rate.LeastTimeFor(400, kBegin + absl::Seconds(1)), absl::Seconds(1));
 }
 
-TEST(DrainRateTest, MeasuresReplicasByThemselvesWhoseBatchesEndTogether) {
+TEST(DrainRateTest, MeasuresReplicasSeparatelyWhenTheirBatchesEndTogether) {
   DrainRate rate(100);
   rate.set_num_replicas(2);
   const absl::Time end = kBegin + absl::Seconds(1);
@@ -56,7 +56,7 @@ TEST(DrainRateTest, MeasuresReplicasByThemselvesWhoseBatchesEndTogether) {
   EXPECT_EQ(rate.LeastTimeFor(200, end), absl::Seconds(1));
 }
 
-TEST(DrainRateTest, PassesOverBatchesTooSmallToTell) {
+TEST(DrainRateTest, IgnoresBatchesThatAreTooSmall) {
   DrainRate rate(100);
 
   rate.AddBatch(99, kBegin, kBegin + absl::Seconds(10));
@@ -65,7 +65,7 @@ TEST(DrainRateTest, PassesOverBatchesTooSmallToTell) {
   EXPECT_FALSE(rate.LeastTimeFor(1, kBegin + absl::Seconds(10)).has_value());
 }
 
-TEST(DrainRateTest, TakesTheBestRateOfLateAsTheLeastTime) {
+TEST(DrainRateTest, EstimatesTheLeastTimeFromTheBestRecentRate) {
   DrainRate rate(100);
   absl::Time now = kBegin;
   const auto add = [&](int64_t rows, absl::Duration taken) {
@@ -74,9 +74,9 @@ TEST(DrainRateTest, TakesTheBestRateOfLateAsTheLeastTime) {
   };
 
   add(100, absl::Seconds(1));
-  add(100, absl::Seconds(3));  // a stall
+  add(100, absl::Seconds(3));  // A stall.
   EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Seconds(1));
-  add(10, absl::Milliseconds(10));  // small, but faster
+  add(10, absl::Milliseconds(10));  // A small but faster batch.
   EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Milliseconds(100));
 }
 
@@ -101,7 +101,7 @@ TEST(DrainRateTest, KeepsHintsBetweenAMillisecondAndTenSeconds) {
 
 namespace {
 
-TEST(AdmissionTest, CountsInStepsWhatIsReleased) {
+TEST(AdmissionTest, ReleasesWhatItChargedInSteps) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}});
   const DrainRate rate(1);
   ASSERT_TRUE(
@@ -117,7 +117,7 @@ TEST(AdmissionTest, CountsInStepsWhatIsReleased) {
   EXPECT_EQ(admission.of(Priority::kLow).requests, 0);
 }
 
-TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
+TEST(AdmissionTest, ChargesNothingForARefusedRequest) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
   const DrainRate rate(1);
 
@@ -128,7 +128,7 @@ TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
   EXPECT_EQ(admission.total().rows, 0);
 }
 
-TEST(AdmissionTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
+TEST(AdmissionTest, AppliesNewLimitsAndKeepsAdmittedRequests) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
   const DrainRate rate(1);
   ASSERT_TRUE(
@@ -151,7 +151,7 @@ TEST(AdmissionTest, LetsAClientHoldAtLeastOneRowAndRequest) {
   EXPECT_FALSE(admission.CheckPossible({.rows = 2, .bytes = 10, .requests = 1}).ok());
 }
 
-TEST(AdmissionTest, HintsWithoutAMeasurementToo) {
+TEST(AdmissionTest, GivesARetryHintWithoutAMeasurement) {
   Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 1});
 
   const auto refusal =

@@ -47,7 +47,8 @@ RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
   return spec;
 }
 
-/// With so many replicas; of several, one fails for good on the way.
+/// The parameter is the number of replicas. With several, one of them fails for good during the
+/// test.
 class BatcherStressTest : public ::testing::TestWithParam<int> {
  protected:
   BatcherStressTest() {
@@ -62,7 +63,7 @@ class BatcherStressTest : public ::testing::TestWithParam<int> {
   std::vector<ScoringEngine*> replicas_;
 };
 
-TEST_P(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
+TEST_P(BatcherStressTest, EndsEveryRequestOnceAndReleasesAllBudgets) {
   const std::vector<std::string> priorities = {"high", "normal", "low"};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
   auto created = Batcher::Create({.batch_rows_max = 64,
@@ -125,7 +126,7 @@ TEST_P(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
   EXPECT_EQ(admitted + refused, kThreads * kRequestsPerThread);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(succeeded, 0);
-  batcher = nullptr;  // publishes the gauges a last time
+  batcher = nullptr;  // Publishes the gauges a last time.
   const std::string text = metrics.Serialize();
   for (const std::string& priority : priorities) {
     for (const char* gauge : {"rows", "bytes", "requests"}) {
@@ -159,7 +160,7 @@ TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   }
 }
 
-// Every row of an answer has the logprob of the version that the answer names.
+// Every row of an answer must have the logprob of the version that the answer names.
 TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
   constexpr int kSwaps = 300;
   const Batcher::Options kOptions = {
@@ -222,7 +223,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
     for (const int before = answers(); answers() < before + kThreads && failed == 0;) {
       std::this_thread::yield();
     }
-    if (swap % 7 == 0) {  // with a pause, as when weights are replaced in place
+    if (swap % 7 == 0) {  // Sometimes with no live version, as when weights are replaced in place.
       batcher->Commit(nullptr);
       batcher->AwaitRetired();
     }
@@ -240,7 +241,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
   EXPECT_GT(of_version[2], 0);
 }
 
-// The preset tsan selects by how names begin.
+// The preset tsan selects tests by the beginning of their names.
 INSTANTIATE_TEST_SUITE_P(BatcherReplicas, BatcherStressTest, ::testing::Values(1, 3),
                          ::testing::PrintToStringParamName());
 

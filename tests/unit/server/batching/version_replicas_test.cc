@@ -9,7 +9,7 @@
 namespace logprobd::testing {
 namespace {
 
-TEST(StagingStoreTest, HandsOnWhatWasReturnedAlsoOnceItsEngineIsGone) {
+TEST(StagingStoreTest, ReusesAReturnedBufferAfterItsEngineIsDestroyed) {
   StagingStore store;
   auto first = std::make_unique<FakeEngine>();
   std::unique_ptr<StagingBuffer> buffer = *store.Take(0, *first, 64);
@@ -26,7 +26,7 @@ TEST(StagingStoreTest, HandsOnWhatWasReturnedAlsoOnceItsEngineIsGone) {
   EXPECT_EQ(store.spare_bytes(), 0);
 }
 
-TEST(StagingStoreTest, AllocatesWhatNoSpareOfThisReplicaAndSizeIsThereFor) {
+TEST(StagingStoreTest, AllocatesABufferWhenThereIsNoSpareOfThisReplicaAndSize) {
   StagingStore store;
   FakeEngine engine;
   ASSERT_TRUE(store.Reserve(1, engine, 64, 1).ok());
@@ -41,7 +41,7 @@ TEST(StagingStoreTest, AllocatesWhatNoSpareOfThisReplicaAndSizeIsThereFor) {
   EXPECT_EQ(store.spare_bytes(), 64);
 }
 
-TEST(StagingStoreTest, FreesOnlyWhatDoesNotFit) {
+TEST(StagingStoreTest, FreesOnlyBuffersThatDoNotFit) {
   StagingStore store;
   FakeEngine engine;
   ASSERT_TRUE(store.Reserve(0, engine, 64, 2).ok());
@@ -53,7 +53,7 @@ TEST(StagingStoreTest, FreesOnlyWhatDoesNotFit) {
   EXPECT_EQ(store.spare_bytes(), 2 * 64);
 }
 
-TEST(StagingStoreTest, SaysThatThereIsNoMemoryToReserve) {
+TEST(StagingStoreTest, FailsToReserveWithoutMemory) {
   StagingStore store;
   FakeEngine engine({.staging_bytes_max = 100});
 
@@ -70,12 +70,12 @@ class VersionReplicasTest : public ::testing::Test {
     return VersionReplicas::Create({.batch_rows_max = 8, .staging = &store_}, {&first, &second});
   }
 
-  static constexpr int64_t kBytes = 2 * 2 * 8 * 4 * 2;  // of two replicas, in bf16
+  static constexpr int64_t kBytes = 2 * 2 * 8 * 4 * 2;  // Two replicas in bf16.
 
   StagingStore store_;
 };
 
-TEST_F(VersionReplicasTest, LeavesItsStagingToTheNextOne) {
+TEST_F(VersionReplicasTest, LeavesItsStagingToTheNextVersion) {
   FakeEngine old_first, old_second, first, second;
   auto old = Make(old_first, old_second);
   ASSERT_TRUE(old.ok()) << old.status();
@@ -103,8 +103,8 @@ TEST_F(VersionReplicasTest, FreesSparesOfAnotherSizeAndAllocatesItsOwn) {
   EXPECT_EQ(first.staging_bytes() + second.staging_bytes(), 2 * kBytes);
 }
 
-// The next batch waited for the first replica, though the second fell idle before it.
-TEST_F(VersionReplicasTest, OfReplicasWithAsManyBatchesTakesTheOneThatIsIdleFirst) {
+// Regression: the next batch waited for the first replica although the second became idle earlier.
+TEST_F(VersionReplicasTest, PrefersTheReplicaThatIsIdleFirstAmongThoseWithEquallyManyBatches) {
   FakeEngine first, second;
   const auto replicas = Make(first, second);
   ASSERT_TRUE(replicas.ok()) << replicas.status();
@@ -121,7 +121,7 @@ TEST_F(VersionReplicasTest, OfReplicasWithAsManyBatchesTakesTheOneThatIsIdleFirs
   EXPECT_EQ((*replicas)->FindFreeSlot()->replica.index, 1);
 }
 
-TEST_F(VersionReplicasTest, ThatCannotBeMadeGivesBackWhatItTook) {
+TEST_F(VersionReplicasTest, ReturnsItsBuffersWhenItCannotBeCreated) {
   FakeEngine first, second({.staging_bytes_max = 0});
   ASSERT_TRUE(store_.Reserve(0, first, kBytes / 4, 2).ok());
 

@@ -55,7 +55,7 @@ TEST(StatusPageTest, NamesVersionStateAndEachHead) {
   EXPECT_THAT(html, HasSubstr("<b>7</b><span>weights version</span>"));
 }
 
-TEST(StatusPageTest, EscapesEveryTextThatIsNotOurs) {
+TEST(StatusPageTest, EscapesAllTextFromOutside) {
   const std::string evil = R"(<script>"x"</script>)";
   HeadStatus head = Head(evil);
   head.info.model_type = evil;
@@ -81,7 +81,7 @@ TEST(StatusPageTest, EscapesEveryTextThatIsNotOurs) {
   EXPECT_THAT(html, HasSubstr("&lt;script&gt;&quot;x&quot;&lt;/script&gt;"));
 }
 
-TEST(StatusPageTest, AsksForNothingElse) {
+TEST(StatusPageTest, LoadsNothingElse) {
   const std::string html = RenderStatusPage(OneHead(Head("default")), 5);
 
   for (const char* const outside : {"http://", "https://", "src=", "url(", "@import", "<script"}) {
@@ -90,7 +90,7 @@ TEST(StatusPageTest, AsksForNothingElse) {
   EXPECT_THAT(html, HasSubstr("<link rel=\"icon\" href=\"data:,\">"));
 }
 
-TEST(StatusPageTest, LoadsItselfAgainWhereAskedTo) {
+TEST(StatusPageTest, ReloadsOnRequest) {
   const StatusPage page = OneHead(Head("default"));
 
   EXPECT_THAT(RenderStatusPage(page, 5), HasSubstr("<meta http-equiv=\"refresh\" content=\"5\">"));
@@ -111,7 +111,7 @@ TEST(StatusPageTest, DrawsLatenciesAgainstTheLongest) {
   EXPECT_THAT(html, HasSubstr(R"(width="25.00%" height="100%" class="c1">)"));
 }
 
-TEST(StatusPageTest, SaysWhereNothingWasMeasured) {
+TEST(StatusPageTest, SaysWhenNothingWasMeasured) {
   StatusPage page = OneHead(Head("default"));
   page.stages = {{"combine"}};
   page.gpus = {{.gpu = 3}};
@@ -123,7 +123,7 @@ TEST(StatusPageTest, SaysWhereNothingWasMeasured) {
   EXPECT_THAT(html, HasSubstr("the driver gives no readings"));
 }
 
-TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsTextToo) {
+TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsText) {
   HeadStatus head = Head("policy");
   head.latency = {"scoring", 1'234, 0.01, 0.0123, 0.02, 1.5};
   StatusPage page = OneHead(head);
@@ -138,7 +138,7 @@ TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsTextToo) {
             "stage combine                      0   none in this time\n");
 }
 
-TEST(StatusPageTest, DrawsMemoryToScaleWithoutWhatIsOnlyABound) {
+TEST(StatusPageTest, DrawsMemoryToScaleWithoutUpperBounds) {
   StatusPage page = OneHead(Head("default"));
   page.memory = {{"host",
                   {{"weights", 300 << 20},
@@ -181,7 +181,7 @@ TEST(StatusPageTest, MarksAFailedReplica) {
                               "<td class=\"number\"><b class=\"alarm\">failed</b></td>"));
 }
 
-TEST(StatusPageTest, ShowsWhatTheDriverSaysOfAGpu) {
+TEST(StatusPageTest, ShowsTheDriversReadingsOfAGpu) {
   StatusPage page = OneHead(Head("default"));
   page.gpus = {{.gpu = 1,
                 .has_readings = true,
@@ -204,13 +204,13 @@ TEST(StatusPageTest, ShowsWhatTheDriverSaysOfAGpu) {
 
 namespace {
 
-TEST(HtmlTextTest, EscapesWhatHtmlWouldTakeForItsOwn) {
+TEST(HtmlTextTest, EscapesCharactersWithAMeaningInHtml) {
   EXPECT_EQ(EscapeHtml(R"(<a b="c" d='e'>&amp;)"),
             "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;amp;");
   EXPECT_EQ(EscapeHtml("modèle 模型"), "modèle 模型");
 }
 
-TEST(HtmlTextTest, GivesDurationsThreeDigitsInAFittingUnit) {
+TEST(HtmlTextTest, FormatsDurationsWithThreeDigitsInASuitableUnit) {
   EXPECT_EQ(HumanSeconds(0), "0");
   EXPECT_EQ(HumanSeconds(28.54e-6), "28.5 µs");
   EXPECT_EQ(HumanSeconds(999.9e-6), "1 ms");
@@ -233,7 +233,7 @@ TEST(HtmlTextTest, GroupsLargeNumbersAndShortensHugeOnes) {
   EXPECT_EQ(HumanNumber(3.1e9), "3.10 G");
 }
 
-TEST(HtmlTextTest, GivesSmallSharesADigitMore) {
+TEST(HtmlTextTest, FormatsSmallSharesWithOneMoreDigit) {
   EXPECT_EQ(HumanShare(0), "0%");
   EXPECT_EQ(HumanShare(0.0081), "0.8%");
   EXPECT_EQ(HumanShare(0.42), "42%");

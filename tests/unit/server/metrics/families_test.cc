@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 
 TEST(LabelValueTest, KeepsPlainAndUtf8Text) {
   EXPECT_EQ(LabelValue("Qwen3-0.6B"), "Qwen3-0.6B");
-  EXPECT_EQ(LabelValue("a\"b\\c"), "a\"b\\c");  // the serialiser escapes these
+  EXPECT_EQ(LabelValue("a\"b\\c"), "a\"b\\c");  // The serializer escapes these.
   EXPECT_EQ(LabelValue("modèle 模型 \xF0\x9F\x98\x80"), "modèle 模型 \xF0\x9F\x98\x80");
 }
 
@@ -28,10 +28,10 @@ TEST(LabelValueTest, ReplacesControlCharacters) {
 
 TEST(LabelValueTest, ReplacesBytesThatAreNotUtf8) {
   EXPECT_EQ(LabelValue("\xFFz"), "_z");
-  EXPECT_EQ(LabelValue("\xC0\x80"), "__");            // overlong
-  EXPECT_EQ(LabelValue("\xED\xA0\x80"), "___");       // surrogate
-  EXPECT_EQ(LabelValue("\xF4\x90\x80\x80"), "____");  // beyond U+10FFFF
-  EXPECT_EQ(LabelValue("a\xE4\xBD"), "a__");          // cut short
+  EXPECT_EQ(LabelValue("\xC0\x80"), "__");            // Overlong.
+  EXPECT_EQ(LabelValue("\xED\xA0\x80"), "___");       // A surrogate.
+  EXPECT_EQ(LabelValue("\xF4\x90\x80\x80"), "____");  // Beyond U+10FFFF.
+  EXPECT_EQ(LabelValue("a\xE4\xBD"), "a__");          // Truncated.
 }
 
 TEST(LabelValueTest, CutsLongTextBetweenCharacters) {

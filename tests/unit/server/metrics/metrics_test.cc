@@ -91,7 +91,7 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
                   "process_start_time_seconds gauge", "process_virtual_memory_bytes gauge"));
 }
 
-TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
+TEST(MetricsTest, AddsTheGpuFamiliesWhenThereIsAGpu) {
   const Metrics without(OneHead());
   const Metrics with(WithGpus({0}));
 
@@ -110,7 +110,7 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
                   "logprobd_gpu_utilization_ratio gauge", "logprobd_host_pinned_bytes gauge"));
 }
 
-TEST(MetricsTest, AddsCollectiveErrorsWhereThereAreSeveralGpus) {
+TEST(MetricsTest, AddsCollectiveErrorsWhenThereAreSeveralGpus) {
   const Metrics one(WithGpus({0}));
   const Metrics several(WithGpus({3, 1}));
 
@@ -255,7 +255,7 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   }
 }
 
-TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
+TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
   Metrics metrics(WithGpus({0}));
 
   metrics.RecordFlops(0, 1e12, 0.5);
@@ -282,7 +282,7 @@ TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
   }
 }
 
-TEST(MetricsTest, CountsEachGpuOnItsOwn) {
+TEST(MetricsTest, CountsEachGpuSeparately) {
   Metrics metrics(WithGpus({0, 2}));
 
   metrics.RecordFlops(0, 100, 1);
@@ -323,7 +323,7 @@ TEST(MetricsTest, OneGpuHasNoCollectives) {
   EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("collective")));
 }
 
-TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
+TEST(MetricsTest, CountsUnknownHeadsUnderOneLabel) {
   Metrics metrics(OneHead());
   const size_t series = CountSeries(metrics);
 
@@ -342,7 +342,7 @@ TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
       HasSubstr(R"(logprobd_requests_total{code="NOT_FOUND",head="unknown",method="Score"} 1000)"));
 }
 
-TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
+TEST(MetricsTest, KeepsOneLinePerSeriesWhateverTheHeadsName) {
   const std::string name = "a\"} 1\nlogprobd_ready 5\xFF";
   Metrics metrics({.heads = {name}});
   metrics.SetReady(name, true);
@@ -353,7 +353,7 @@ TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
   EXPECT_THAT(text, Not(HasSubstr("\nlogprobd_ready 5")));
 }
 
-TEST(MetricsTest, ReplacesTheFactsOfAHead) {
+TEST(MetricsTest, ReplacesTheInfoOfAHead) {
   Metrics metrics(OneHead());
   metrics.SetHead(Head("default", "old", 1));
   HeadInfo sharded = Head("default", "new", 2);
@@ -394,7 +394,7 @@ TEST(MetricsTest, CountsFromManyThreadsWhileScraped) {
   EXPECT_THAT(text, HasSubstr(absl::StrCat(
                         R"(logprobd_requests_total{code="OK",head="default",method="Score"} )",
                         kThreads * kCalls, "\n")));
-  // The series of a transport is made by whoever comes first.
+  // The first thread that uses a transport creates its series.
   EXPECT_THAT(text, HasSubstr(absl::StrCat(
                         R"(logprobd_request_duration_seconds_count{head="default",method="Score",)",
                         R"(transport="shm"} )", kThreads * kCalls, "\n")));
@@ -432,7 +432,7 @@ TEST(ProcessMetricsTest, AreAllPlausible) {
               300);
 }
 
-TEST(ProcessMetricsTest, CountAFurtherOpenFile) {
+TEST(ProcessMetricsTest, CountOneMoreOpenFile) {
   const Metrics metrics({});
   const double before = metrics.Snapshot().Sum("process_open_fds");
   const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);

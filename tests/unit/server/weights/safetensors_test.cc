@@ -20,12 +20,12 @@ using ::testing::ElementsAre;
 using testing::MemoryBytes;
 using testing::SafetensorsCase;
 
-bool WantAll(absl::string_view /*name*/) { return true; }
+bool SelectAll(absl::string_view /*name*/) { return true; }
 
 class SafetensorsCasesTest : public ::testing::TestWithParam<SafetensorsCase> {};
 
-TEST_P(SafetensorsCasesTest, IsJudgedByTheFormat) {
-  const auto header = ReadSafetensorsHeader(MemoryBytes(GetParam().bytes), WantAll);
+TEST_P(SafetensorsCasesTest, IsAcceptedOrRefusedAsTheFormatSays) {
+  const auto header = ReadSafetensorsHeader(MemoryBytes(GetParam().bytes), SelectAll);
 
   if (GetParam().complaint.empty()) {
     EXPECT_THAT(header, Succeeds());
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, SafetensorsCasesTest,
                          ::testing::ValuesIn(testing::SafetensorsCases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(SafetensorsHeaderTest, DescribesTheTensorsThatAreWanted) {
+TEST(SafetensorsHeaderTest, DescribesTheSelectedTensors) {
   const std::string bytes = testing::SafetensorsBytes({testing::MakeZeroTensor("a", "U8", {3}),
                                                        testing::MakeZeroTensor("b", "BF16", {2, 4}),
                                                        testing::MakeZeroTensor("c", "I64", {})});
@@ -58,11 +58,11 @@ TEST(SafetensorsHeaderTest, DescribesTheTensorsThatAreWanted) {
   EXPECT_EQ(header->Find("a"), nullptr);
 }
 
-TEST(SafetensorsHeaderTest, ReadsNothingBehindTheHeader) {
+TEST(SafetensorsHeaderTest, ReadsNothingAfterTheHeader) {
   const std::string json = R"({"t":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}})";
   const MemoryBytes file(testing::SafetensorsBytesOf(json, std::string(1'000'000, '\0')));
 
-  ASSERT_THAT(ReadSafetensorsHeader(file, WantAll), Succeeds());
+  ASSERT_THAT(ReadSafetensorsHeader(file, SelectAll), Succeeds());
 
   EXPECT_EQ(file.read_bytes(), static_cast<int64_t>(8 + json.size()));
 }
@@ -74,7 +74,7 @@ TEST(SafetensorsHeaderTest, ReadsALongHeaderInPieces) {
   }
 
   const auto header =
-      ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytes(tensors)), WantAll);
+      ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytes(tensors)), SelectAll);
 
   ASSERT_THAT(header, Succeeds());
   EXPECT_EQ(header->num_tensors, 5'000);
@@ -84,12 +84,12 @@ TEST(SafetensorsHeaderTest, AcceptsMegabytesOfPadding) {
   const std::string json =
       absl::StrCat(std::string(3 << 20, ' '), "{}", std::string(3 << 20, '\n'));
 
-  EXPECT_THAT(ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytesOf(json, "")), WantAll),
+  EXPECT_THAT(ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytesOf(json, "")), SelectAll),
               Succeeds());
 }
 
 TEST(SafetensorsHeaderTest, StopsAtTheLimitOfTensors) {
-  // Were it read to its end, this would be about the largest header that the format allows.
+  // Read completely, this would be about the largest header that the format allows.
   std::string json = "{";
   for (int i = 0; i < 1'500'000; ++i) {
     absl::StrAppend(&json, i == 0 ? "" : ",", "\"", i,
@@ -99,7 +99,7 @@ TEST(SafetensorsHeaderTest, StopsAtTheLimitOfTensors) {
   ASSERT_LT(static_cast<int64_t>(json.size()), kSafetensorsHeaderBytesMax);
   const MemoryBytes file(testing::SafetensorsBytesOf(json, ""));
 
-  const auto header = ReadSafetensorsHeader(file, WantAll);
+  const auto header = ReadSafetensorsHeader(file, SelectAll);
 
   EXPECT_THAT(header, Fails(absl::StatusCode::kInvalidArgument, "more than 500000 tensors"));
   EXPECT_LT(file.read_bytes(), file.size_bytes() / 2);
@@ -112,7 +112,7 @@ TEST(SafetensorsHeaderTest, StopsAtTheLimitOfMetadata) {
   }
   json += "}}";
 
-  EXPECT_THAT(ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytesOf(json, "")), WantAll),
+  EXPECT_THAT(ReadSafetensorsHeader(MemoryBytes(testing::SafetensorsBytesOf(json, "")), SelectAll),
               Fails(absl::StatusCode::kInvalidArgument, "more than 500000 entries"));
 }
 
@@ -127,7 +127,7 @@ absl::StatusOr<WeightMap> Read(const std::string& json) {
   return ReadSafetensorsIndex(MemoryBytes(json), [](absl::string_view) { return true; });
 }
 
-TEST(SafetensorsIndexTest, KeepsTheEntriesThatAreWanted) {
+TEST(SafetensorsIndexTest, KeepsTheSelectedEntries) {
   const MemoryBytes file(R"({"metadata":{"total_size":12,"deep":[{"weight_map":{"x":"y"}}]},
       "weight_map":{"a":"1.safetensors","b":"parts/2.safetensors"}})");
 
