@@ -14,8 +14,8 @@
 namespace logprobd::kernels::internal {
 
 /// Offsets the pointers so that tiles of the whole vocabulary index them.
-inline CachedExponentials IndexedByVocabularyTile(CachedExponentials exponentials,
-                                                  int64_t tile_begin) {
+inline CachedExponentials CacheIndexedByVocabularyTile(CachedExponentials exponentials,
+                                                       int64_t tile_begin) {
   exponentials.values =
       IndexedByVocabularyTile(exponentials.values, tile_begin, int64_t{kTileColumns});
   exponentials.exponents = IndexedByVocabularyTile(exponentials.exponents, tile_begin, int64_t{1});
@@ -47,7 +47,7 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       IndexedByVocabularyTile(params.tile_max, params.tile_begin, 1),
       num_tiles,
       params.wants_sum_squares,
-      IndexedByVocabularyTile(params.exponentials, params.tile_begin)};
+      CacheIndexedByVocabularyTile(params.exponentials, params.tile_begin)};
   return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(
       params, choice, epilogue, stream);
 }

@@ -15,7 +15,7 @@
 
 namespace logprobd::testing {
 
-/// Counts what is pinned. Thread-safe.
+/// Counts pinned bytes. Thread-safe.
 class FakePinning final : public HostPinning {
  public:
   absl::Status Pin(absl::Span<std::byte> memory) override {
@@ -36,7 +36,7 @@ class FakePinning final : public HostPinning {
     const absl::MutexLock lock(&mutex_);
     failure_ = std::move(status);
   }
-  /// Pin waits from now on, until Release.
+  /// Makes Pin wait until Release.
   void Hold() {
     const absl::MutexLock lock(&mutex_);
     is_released_ = false;
@@ -49,7 +49,7 @@ class FakePinning final : public HostPinning {
     const absl::MutexLock lock(&mutex_);
     return pinned_bytes_;
   }
-  /// Blocks until so many bytes are pinned.
+  /// Blocks until exactly `bytes` bytes are pinned.
   void WaitForPinned(int64_t bytes) const {
     const auto is_so = [&]()
                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pinned_bytes_ == bytes; };
@@ -63,8 +63,8 @@ class FakePinning final : public HostPinning {
   bool is_released_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
-/// A GPU of this process's memory: a handle of 64 equal bytes is an allocation of `bytes`, filled
-/// with that byte, any other one is unknown. From one thread.
+/// Fakes GPU memory with memory of this process. A handle of 64 equal bytes names an allocation of
+/// `bytes` bytes that is filled with that byte; other handles are unknown. Use it from one thread.
 class FakeDeviceMemory final : public DeviceMemory {
  public:
   explicit FakeDeviceMemory(size_t bytes) : bytes_(bytes) {}
@@ -73,7 +73,7 @@ class FakeDeviceMemory final : public DeviceMemory {
     opened_.push_back(slice);
     for (const uint8_t byte : slice.handle) {
       if (byte != slice.handle.front()) {
-        return absl::InvalidArgumentError("cuda_ipc.handle: no memory that another process has");
+        return absl::InvalidArgumentError("cuda_ipc.handle: names no memory of another process");
       }
     }
     auto memory = std::make_shared<std::vector<std::byte>>(

@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(
                  [](auto&, auto& gpu) {
                    gpu.mutable_cuda_ipc()->set_handle(std::string(63, 'h') + "x");
                  },
-                 grpc::StatusCode::INVALID_ARGUMENT, "no memory that another process has"},
+                 grpc::StatusCode::INVALID_ARGUMENT, "names no memory of another process"},
         BadSlice{"BeyondTheAllocation",
                  [](auto&, auto& gpu) { gpu.mutable_cuda_ipc()->set_offset(kAllocationBytes); },
                  grpc::StatusCode::INVALID_ARGUMENT, "beyond 1024"},
