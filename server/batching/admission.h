@@ -84,7 +84,7 @@ class Admission {
     QueueLoad total;  ///< Limits for all clients together.
     /// Share of `total` that one client may hold, in (0, 1]. A client may always hold one row, byte
     /// and request.
-    double client_share = 0.5;
+    double client_share = 1;
   };
 
   explicit Admission(const Limits& limits);

@@ -108,7 +108,7 @@ TEST_F(HttpServerTest, IsHealthyWhileItIsNotReady) {
   EXPECT_THAT(Get(port(), "/readyz"), HasSubstr("loading weights"));
 }
 
-TEST_F(HttpServerTest, IsReadyOnceThereIsNoReasonForTheContrary) {
+TEST_F(HttpServerTest, IsReadyWithoutANotReadyReason) {
   EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
 }
 
