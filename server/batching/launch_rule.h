@@ -16,7 +16,7 @@ namespace logprobd {
 /// holds:
 ///   - its budget is full;
 ///   - its oldest request has waited `wait_max`;
-///   - an engine will be idle in kPrepareTime, judged by the duration of its last batch.
+///   - an engine will be idle within kPrepareTime, judged by the duration of its last batch.
 /// When every replica has two in flight there is no free slot, and the batch waits for one.
 ///
 /// Small requests. While a small request waits, or one arrived within kSmallMemory, a batch takes

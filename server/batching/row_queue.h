@@ -19,8 +19,8 @@ namespace logprobd {
 /// Limits on the rows of one batch.
 struct BatchBudget {
   int64_t rows_max = 1;  ///< Most rows of a 16-bit dtype.
-  int64_t rows_max_f32 =
-      1;  ///< Most rows of f32; fewer if the staging buffer is sized for 16 bits.
+  /// Most rows of f32: fewer if the staging buffer is sized for a 16-bit dtype.
+  int64_t rows_max_f32 = 1;
   int64_t bulk_rows_max = 1;  ///< Most rows of requests that are not small.
   /// Most rows of all requests together, to take fewer than fit. The length of clients' turns still
   /// follows rows_max.

@@ -66,7 +66,7 @@ struct VersionReplicas {
     ScoringEngine& engine;
     int index;
     int in_flight = 0;                               ///< Number of its slots that are not free.
-    absl::Time busy_since = absl::InfiniteFuture();  ///< When its oldest batch in flight began.
+    absl::Time busy_since = absl::InfiniteFuture();  ///< When work on its oldest batch began.
     /// How long its last batch took; infinite before the first one ends.
     absl::Duration last_batch = absl::InfiniteDuration();
 
