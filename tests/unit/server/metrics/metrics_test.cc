@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -127,6 +128,41 @@ TEST(MetricsTest, AddsCollectiveErrorsWhenThereAreSeveralGpus) {
                                          "\",kind=\"", kind, "\"} 0\n")));
     }
   }
+}
+
+/// Returns what the help of a metric must contain to state its unit.
+std::string UnitOf(const std::string& name) {
+  const std::string base = absl::StrReplaceAll(name, {{"_total", ""}});
+  for (const char* const unit : {"seconds", "bytes", "watts", "hertz"}) {
+    if (absl::EndsWith(base, unit) || absl::EndsWith(base, absl::StrCat(unit, "_limit"))) {
+      return absl::StrCat("in ", unit);
+    }
+  }
+  if (absl::EndsWith(base, "_ratio")) {
+    return "0 to 1";
+  }
+  return base == name ? "" : "Number of ";
+}
+
+TEST(MetricsTest, DescribesEveryFamilyByASentenceThatStatesTheUnit) {
+  const std::string text = Metrics(WithGpus({0, 1})).Serialize();
+  int num_families = 0;
+
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    if (parts.size() < 4 || parts[1] != "HELP") {
+      continue;
+    }
+    const std::string& help = parts[3];
+    EXPECT_TRUE(absl::ascii_isupper(static_cast<unsigned char>(help.front())) ||
+                help.front() == '1')
+        << line;
+    EXPECT_EQ(help.back(), '.') << line;
+    EXPECT_THAT(help, HasSubstr(UnitOf(parts[2])));
+    ++num_families;
+  }
+
+  EXPECT_EQ(static_cast<size_t>(num_families), Families(Metrics(WithGpus({0, 1}))).size());
 }
 
 TEST(MetricsTest, StartsLabelSetsAtZero) {
