@@ -1,12 +1,31 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "server/base/dtype.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace logprobd {
+
+/// Element type of hidden states and of a head's weight. Values are those of proto Dtype.
+enum class Dtype : int32_t { kBf16 = 1, kF16 = 2, kF32 = 3 };
+
+constexpr int64_t DtypeBytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
+
+constexpr absl::string_view DtypeName(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return "bf16";
+    case Dtype::kF16:
+      return "f16";
+    case Dtype::kF32:
+      return "f32";
+  }
+  return "unknown";
+}
 
 /// Limits of a request. A request above one of them is INVALID_ARGUMENT, however small the load is.
 struct RequestLimits {
@@ -63,5 +82,18 @@ struct MemoryUse {
 };
 
 using MemoryPlan = std::vector<MemoryUse>;
+
+/// How a GPU is called in ShardPlace::device and MemoryUse::place: "gpu3" for CUDA ordinal 3.
+std::string GpuName(int32_t ordinal);
+
+/// The ordinal of a GPU's name; nothing for the name of something else.
+std::optional<int32_t> GpuOrdinal(absl::string_view name);
+
+/// The ordinals of the GPUs that `places` name, each once, in order of first use.
+std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places);
+
+/// Whether kernels of one GPU wait for another's: a head in shards. Those on a CPU are threads, all
+/// of which the system lets run.
+bool WaitsForPeers(absl::Span<const ShardPlace> places);
 
 }  // namespace logprobd

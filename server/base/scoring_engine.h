@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/base/dtype.h"
 #include "server/base/head_info.h"
 #include "server/base/outputs.h"
 

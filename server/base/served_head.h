@@ -12,8 +12,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/base/head_info.h"
+#include "server/base/outputs.h"
 #include "server/base/score_request.h"
-#include "server/base/score_result.h"
 
 namespace logprobd {
 

@@ -10,11 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
-#include "server/base/request_size.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
+#include "server/base/score_request.h"
 #include "server/batching/batcher_impl.h"
 #include "server/batching/version_replicas.h"
 

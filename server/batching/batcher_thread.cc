@@ -10,8 +10,8 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {

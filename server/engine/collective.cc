@@ -4,7 +4,6 @@
 #include <thread>
 
 #include "absl/strings/cord.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 
 namespace logprobd {

@@ -42,10 +42,11 @@ int32_t AffinityCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int32_t>(std::thread::hardware_concurrency());  // more than 1024 CPUs
+  return static_cast<int32_t>(
+      std::thread::hardware_concurrency());  // the machine has more than 1024 CPUs
 }
 
-/// The instruction set as people write it.
+/// The name of the instruction set as text for the log.
 absl::string_view IsaText(kernels::CpuIsa isa) {
   switch (isa) {
     case kernels::CpuIsa::kGeneric:

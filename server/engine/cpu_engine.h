@@ -10,8 +10,8 @@
 
 namespace logprobd {
 
-/// Number of cores that this process may use, at least 1: those of its CPU affinity, or the CPU
-/// quota of its control group (version 2), rounded up, where that is less.
+/// Number of cores that this process may use, at least 1. It is the smaller of its CPU affinity and
+/// the CPU quota of its control group (version 2), rounded up.
 int32_t UsableCpuCount();
 
 /// Plans a CPU engine; see PlanEngine. `why_cpu` is the first clause of the plan's reason, for

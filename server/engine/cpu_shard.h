@@ -23,7 +23,7 @@ class CpuShard final : public EngineShard {
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
-  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override { return true; }  // once enqueued
+  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override { return true; }  // Enqueue scores
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) override;
   bool IsIdle() override { return !is_scoring_.load(); }
 

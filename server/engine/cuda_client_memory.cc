@@ -17,8 +17,8 @@
 #include "absl/synchronization/mutex.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
 #include "server/engine/cuda_resources.h"
 
 namespace logprobd {
@@ -29,8 +29,8 @@ class CudaHostPinning final : public HostPinning {
   explicit CudaHostPinning(int32_t gpu) : gpu_(gpu) {}
 
   absl::Status Pin(absl::Span<std::byte> memory) override {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cudaSetDevice(gpu_));  // otherwise CUDA creates a context on GPU 0
+    // Without this, CUDA would create a context on GPU 0.
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu_));
     const cudaError_t error =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
     if (error == cudaSuccess) return absl::OkStatus();

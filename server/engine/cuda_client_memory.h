@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/base/local_memory.h"
+#include "server/base/client_memory.h"
 #include "server/metrics/metrics.h"
 
 // Memory of clients on this host that GPUs read: pinned host memory, and GPU memory of their

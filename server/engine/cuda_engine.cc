@@ -12,9 +12,8 @@
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "server/base/check.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
+#include "server/base/head_info.h"
 #include "server/base/log.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
@@ -43,8 +42,8 @@ constexpr int64_t kNcclBytes = int64_t{96} << 20;
 constexpr absl::Duration kRestTime = absl::Seconds(5);
 
 /// How long the submit thread polls for a batch. Waking it takes about 50 us of a small batch's
-/// time; polling takes a core. The time is that for which the batch thread polls for a request, so
-/// that both are awake together.
+/// time; polling takes a core. The batch thread polls for requests for the same time, so both are
+/// awake together.
 constexpr absl::Duration kBusyPollBatch = absl::Microseconds(500);
 
 /// Why no GPU can be used, as a clause, and what to do about it. Both are empty if one can be used.
@@ -58,7 +57,7 @@ struct Obstacle {
   }
 };
 
-/// The obstacle that an error of the first CUDA calls stands for.
+/// Converts an error of the first CUDA calls.
 Obstacle NoGpu(cudaError_t error) {
   (void)cudaGetLastError();
   int driver_version = 0;
@@ -145,7 +144,8 @@ absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpu
   return absl::OkStatus();
 }
 
-/// The workspace with the memory of the exchange: our mailboxes, or NCCL's communicator.
+/// Bytes of the workspace including the exchange: the mailboxes of peer memory, or NCCL's
+/// communicator.
 int64_t WorkspaceBytes(const WorkspacePlan& plan, Exchange exchange) {
   return exchange == Exchange::kNccl ? plan.workspace_bytes - plan.exchange_bytes + kNcclBytes
                                      : plan.workspace_bytes;
@@ -374,7 +374,8 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
     if (absl::c_any_of(plan.layout, [&gpu](const ShardPlace& place) {
           return place.device == GpuName(gpu.ordinal);
         })) {
-      plan.there.push_back({GpuName(gpu.ordinal), "there", gpu.free_bytes + gpu.reserved_bytes});
+      plan.available.push_back(
+          {GpuName(gpu.ordinal), "available", gpu.free_bytes + gpu.reserved_bytes});
     }
   }
   int64_t host_bytes = 0;

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/load_meter.h"
 #include "server/engine/workspace_plan.h"

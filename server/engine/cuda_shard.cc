@@ -355,8 +355,8 @@ absl::Status CudaShard::EnqueuePeerRows(const ScoreBatch& batch, const RowBlock&
   const HiddenBuffer& buffer = hidden_[block.buffer];
   const int64_t pitch = options_.plan.padded_hidden * DtypeBytes(batch.dtype);
   const int64_t offset = options_.plan.HiddenOffset(KernelDtype(batch.dtype));
-  for (int64_t i = 1; i < num_shards();
-       ++i) {  // ranks start with different peers, which spreads the load
+  // Ranks start with different peers, which spreads the load over the links.
+  for (int64_t i = 1; i < num_shards(); ++i) {
     const int64_t rank = (options_.rank + i) % num_shards();
     const CudaShard& peer = *peers_[static_cast<size_t>(rank)];
     const HiddenBuffer& source = peer.hidden_[block.buffer];

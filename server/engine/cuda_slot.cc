@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/common/tile.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/kernel_params.h"

@@ -57,7 +57,7 @@ class CudaSlot {
   int64_t row_begin() const { return row_begin_; }
   int64_t row_end() const { return row_end_; }
 
-  /// What the prepared pass computes that takes memory per row.
+  /// Outputs of the prepared pass that take memory per row.
   int32_t top_k() const { return top_k_; }
   bool has_entropy_scales() const { return has_entropy_scales_; }
 
@@ -78,7 +78,7 @@ class CudaSlot {
   cudaEvent_t output_end() const { return output_end_.get(); }
 
  private:
-  /// Inputs and scores have four bytes each.
+  /// Size of every input and every score.
   static constexpr int64_t kWordBytes = 4;
 
   /// Calls `visit(column, offset)` with each column of one score per row that the pass computes and

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "server/base/device_name.h"
+#include "server/base/head_info.h"
 #include "server/engine/cpu_engine.h"
 #include "server/engine/cuda_client_memory.h"
 #include "server/engine/cuda_engine.h"

@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/base/client_memory.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
-#include "server/base/local_memory.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/fault_points.h"
 #include "server/metrics/metrics.h"
@@ -72,7 +72,7 @@ struct EnginePlan {
   /// PCI bus ids of the machine's GPUs ("0000:3b:00.0") by CUDA ordinal.
   std::map<int, std::string> gpu_pci_bus_ids = {};
   /// Free memory of each GPU of the layout, before this head and `reserved` are subtracted.
-  MemoryPlan there = {};
+  MemoryPlan available = {};
 
   int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/common/dtype.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 #include "server/base/outputs.h"
 
 // The types of this server in the terms of kernels/.
@@ -33,6 +33,12 @@ constexpr void ForEachRowColumn(const Visit& visit) {
   });
 }
 
+inline constexpr size_t kNumRowColumns = [] {
+  size_t count = 0;
+  ForEachRowColumn([&count](const auto& /*column*/) { ++count; });
+  return count;
+}();
+
 /// The pointers through which kernels return scores per row: kernels::RowScoresParams on a GPU and
 /// kernels::ScoreRowsParams on a CPU. A new output adds one line.
 template <typename Params>
@@ -49,6 +55,8 @@ inline constexpr auto kRowScorePointers =
 /// Sets the pointer of `params` through which kernels return `column`.
 template <typename Params, typename T>
 void SetRowScore(Params& params, const OutputColumn<T>& column, T* scores) {
+  static_assert(std::tuple_size_v<decltype(kRowScorePointers<Params>)> == kNumRowColumns,
+                "kRowScorePointers has a line for every output of an engine");
   const auto set_if_same = [&](const auto& line) {
     if constexpr (std::is_same_v<decltype(line.second), T * Params::*>) {
       if (line.first == column.span) params.*line.second = scores;

@@ -12,9 +12,9 @@
 #include "absl/strings/string_view.h"
 #include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/tile.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

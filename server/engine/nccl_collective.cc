@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/nccl_library.h"
 

@@ -15,11 +15,10 @@
 #include "absl/time/clock.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/thread_pool.h"
-#include "server/base/check.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
 
 namespace logprobd {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

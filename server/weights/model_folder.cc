@@ -14,8 +14,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
-#include "server/base/check.h"
-#include "server/base/dtype.h"
 #include "server/base/errors.h"
 #include "server/base/head_info.h"
 #include "server/weights/checkpoint.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 #include "server/weights/regular_file.h"
 
 // Strict reading of the safetensors format: headers, index files, dtypes and layout.

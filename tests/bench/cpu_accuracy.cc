@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/row_reference.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/engine/cpu_engine.h"
 #include "server/engine/kernel_params.h"
 #include "tests/support/engine_case.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/weights/safetensors.h"
 #include "tests/support/memory_bytes.h"
 

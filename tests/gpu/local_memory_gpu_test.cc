@@ -151,7 +151,7 @@ TEST_P(LocalMemoryGpuTest, RowsInGpuMemoryOfAnotherProcessHaveTheBitsOfStagedRow
 
 TEST_P(LocalMemoryGpuTest, RowsOnAPeerGpuHaveTheBitsOfStagedRows) {
   if (NumGpus() < 2) {
-    // Machines with one GPU are usual, and run.sh counts a skipped test as a failure.
+    // Machines with one GPU are usual, and gate.py counts a skipped test as a failure.
     return;
   }
   MemoryExporter exporter;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "absl/types/span.h"
-#include "server/base/local_slice.h"
+#include "server/base/score_request.h"
 
 namespace logprobd::testing {
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/engine/kernel_params.h"
 
 namespace logprobd::testing {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 namespace {

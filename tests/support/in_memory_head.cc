@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "tests/support/half_floats.h"
 
 namespace logprobd::testing {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 
 namespace logprobd::testing {
 

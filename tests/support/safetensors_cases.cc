@@ -113,8 +113,8 @@ void AddEntryCases(std::vector<SafetensorsCase>& cases) {
                    Entry(R"({"dtype":"U8","shape":[[1]],"data_offsets":[0,1]})", 1),
                    "an array in an unexpected position"});
   cases.push_back({"NegativeDimension", Tensor("U8", "-1", "0,1", 1), "a negative number"});
-  cases.push_back({"FractionalDimension", Tensor("U8", "1.0", "0,1", 1), "no integer"});
-  cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "no integer"});
+  cases.push_back({"FractionalDimension", Tensor("U8", "1.0", "0,1", 1), "not an integer"});
+  cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "not an integer"});
   cases.push_back(
       {"DimensionBeyondTheSchema", Tensor("U8", "281474976710656", "0,1", 1), "beyond 2^48 - 1"});
   cases.push_back({"HugeDimension", Tensor("U8", "99999999999999999999999999", "0,1", 1),
@@ -146,9 +146,9 @@ void AddOffsetCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"SpanLongerThanTheShape", Tensor("F32", "2", "0,12", 12), "its shape needs 8"});
   cases.push_back({"EndBeforeBegin", Tensor("U8", "1", "2,1", 2), "before they begin at 2"});
   cases.push_back({"NegativeOffset", Tensor("U8", "1", "-1,0", 1), "a negative number"});
-  cases.push_back({"FractionalOffset", Tensor("U8", "1", "0,1.0", 1), "no integer"});
-  cases.push_back({"ExponentInAnOffset", Tensor("U8", "1000000000", "0,1e9", 1), "no integer"});
-  cases.push_back({"HugeOffset", Tensor("U8", "1", "0,18446744073709551616", 1), "no integer"});
+  cases.push_back({"FractionalOffset", Tensor("U8", "1", "0,1.0", 1), "not an integer"});
+  cases.push_back({"ExponentInAnOffset", Tensor("U8", "1000000000", "0,1e9", 1), "not an integer"});
+  cases.push_back({"HugeOffset", Tensor("U8", "1", "0,18446744073709551616", 1), "not an integer"});
   cases.push_back(
       {"OffsetBeyondTheSchema", Tensor("U8", "1", "0,18446744073709551615", 1), "beyond 2^48 - 1"});
   cases.push_back({"OneOffset", Tensor("U8", "0", "0", 0), "must have 2 numbers"});

@@ -13,8 +13,7 @@ namespace logprobd {
 namespace {
 
 /// Value of Batcher::Options::busy_poll. It exceeds the round trip of an answer and the next
-/// request of the same client, about 300 us, so that such a request does not have to wake the batch
-/// thread.
+/// request of the same client, about 300 us, so that such a request need not wake the batch thread.
 constexpr absl::Duration kBusyPollRequest = absl::Microseconds(500);
 
 /// Returns the devices of a replica as "gpu2, gpu3"; empty if the layout is not known.

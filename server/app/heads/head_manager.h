@@ -25,8 +25,7 @@
 namespace logprobd {
 
 /// Manages one of the server's heads from its plan to its end: loads it, watches its replicas,
-/// applies limits and drains it. Load and Watch are called from one thread; all other calls from
-/// any.
+/// applies limits and drains it. Load and Watch are called from one thread, all others from any.
 class HeadManager {
  public:
   /// The turns that the head takes with the other heads of the server.

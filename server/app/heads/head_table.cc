@@ -6,9 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

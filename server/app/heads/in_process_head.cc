@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "server/app/heads/verify_probe.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
 
 namespace logprobd {
 namespace {

@@ -31,8 +31,7 @@ class InProcessHead final : public ServedHead {
       std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
       const Clock& clock, Metrics& metrics);
 
-  /// Ends a running Verify (CANCELLED), answers queued requests (UNAVAILABLE) and joins all
-  /// threads.
+  /// Ends a running Verify (CANCELLED), answers queued requests (UNAVAILABLE), joins all threads.
   ~InProcessHead() override;
 
   std::shared_ptr<const HeadInfo> info() const override;

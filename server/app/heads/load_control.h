@@ -67,8 +67,7 @@ class LoadTicker {
       : progress_(progress), is_stopped_(is_stopped) {}
 
   /// Passes the progress on a few times a second; may be called much more often. If the result is
-  /// not OK, the load ends with it: CANCELLED by the caller, or UNAVAILABLE once `is_stopped` is
-  /// set.
+  /// not OK, the load ends with it: CANCELLED by the caller, UNAVAILABLE once `is_stopped` is set.
   absl::Status Report(absl::string_view phase, int64_t bytes_done, int64_t bytes_total);
 
  private:

@@ -10,9 +10,9 @@
 #include "absl/strings/str_join.h"
 #include "kernels/common/tile.h"
 #include "server/app/options/part_options.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 #include "server/batching/batcher.h"
 
 namespace logprobd {
@@ -177,7 +177,7 @@ absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
   int64_t reserved = 0;
   for (const ServingPlan& head : plan.heads) {
     reserved += TotalBytes(head.memory, "host");
-    for (const MemoryUse& free : head.engine.there) {
+    for (const MemoryUse& free : head.engine.available) {
       if (TotalBytes(plan.available, free.place) == 0) {
         plan.available.push_back(free);
       }

@@ -13,7 +13,7 @@
 #include "server/app/options/server_options.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
-#include "server/base/host_memory_size.h"
+#include "server/base/host.h"
 #include "server/base/scoring_engine.h"
 #include "server/batching/device_turns.h"
 #include "server/engine/engines.h"

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 #include "server/base/served_head.h"
 #include "server/weights/head_weights.h"
 

@@ -283,19 +283,20 @@ absl::Status SetFlagFromSource(const Flag& flag, absl::Span<const std::string> t
   for (const std::string& text : texts) {
     for (HeadText& part : SplitByHead(flag, text)) {
       const bool is_plain = part.head.empty();
-      const std::string whose = is_plain ? "" : absl::StrCat(" for head \"", part.head, "\"");
+      const std::string for_head = is_plain ? "" : absl::StrCat(" for head \"", part.head, "\"");
       const auto is_same = [&](const HeadValue& value) {
         return value.flag == flag.name && value.head == part.head;
       };
       if (is_plain ? has_plain : absl::c_any_of(options.head_values, is_same)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("is given twice", is_plain ? " without a head's name" : whose));
+            absl::StrCat("is given twice", is_plain ? " without a head's name" : for_head));
       }
       ServerOptions scratch;
       const absl::Status status = SetFlag(flag, part.text, is_plain ? options : scratch);
       if (!status.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "is \"", part.text.substr(0, kTextBytesShown), "\"", whose, ": it ", status.message()));
+        return absl::InvalidArgumentError(absl::StrCat("is \"",
+                                                       part.text.substr(0, kTextBytesShown), "\"",
+                                                       for_head, ": it ", status.message()));
       }
       if (is_plain) {
         has_plain = true;

@@ -70,7 +70,7 @@ struct HeadText {
 /// not empty and contains no slash, comma or "=". A path that contains "=" is therefore written
 /// with a slash before it, as in "./a=b". The next value begins at a comma that is followed by
 /// NAME=. A text that does not begin with NAME= is a value for all heads up to the first such
-/// comma; for --model it is one path as a whole. The text of a flag that heads cannot set is not
+/// comma; for --model it is one path as a whole. Only the text of a flag that heads can set is
 /// split.
 std::vector<HeadText> SplitByHead(const Flag& flag, absl::string_view text);
 

@@ -24,6 +24,7 @@ namespace {
 
 constexpr size_t kHelpColumn = 34;  // where the help text of a flag begins
 constexpr size_t kHelpWidth = 80;
+constexpr absl::string_view kNoBreak = "\1";  // a space that Wrapped does not break
 
 /// Returns the sentence about the values that a flag takes; empty if any text is one.
 std::string RangeSentence(const Flag& flag) {
@@ -37,7 +38,8 @@ std::string RangeSentence(const Flag& flag) {
     case Flag::Kind::kInteger:
     case Flag::Kind::kBytes:
     case Flag::Kind::kNumber:
-      return absl::StrCat(" From ", number(flag.min), " to ", number(flag.max), ".");
+      return absl::StrCat(" From", kNoBreak, number(flag.min), kNoBreak, "to", kNoBreak,
+                          number(flag.max), ".");
     case Flag::Kind::kCount:
       return absl::StrCat(" Either auto or from ", number(flag.min), " to ", number(flag.max), ".");
     default:
@@ -53,8 +55,8 @@ std::string HelpOf(const Flag& flag) {
   const std::string value =
       absl::StrReplaceAll(FlagValueAsToml(flag, ServerOptions()), {{"\"", ""}});
   return absl::StrCat(flag.help, RangeSentence(flag),
-                      value.empty() ? "" : absl::StrCat(" Default: ", value, "."),
-                      flag.is_reloadable ? " (SIGHUP)" : "");
+                      value.empty() ? "" : absl::StrCat(" Default:", kNoBreak, value, "."),
+                      flag.is_reloadable ? absl::StrCat(kNoBreak, "(SIGHUP)") : "");
 }
 
 /// Breaks text into lines of at most kHelpWidth characters.
@@ -67,7 +69,7 @@ std::string Wrapped(absl::string_view text) {
     absl::StrAppend(&lines, is_first ? "" : fits ? " " : "\n", word);
     length = fits && !is_first ? length + 1 + word.size() : word.size();
   }
-  return lines;
+  return absl::StrReplaceAll(lines, {{kNoBreak, " "}});
 }
 
 /// Splits the command line and prints --help with CLI11. CLI11 does not read the file and the
@@ -152,8 +154,7 @@ class CommandLine {
     options_.push_back(option);
   }
 
-  /// Replaces underscores in names by dashes, and "--name=" by two words; CLI11 accepts neither
-  /// form.
+  /// Replaces underscores in names by dashes, and "--name=" by two words, as CLI11 requires.
   static std::vector<std::string> Normalized(absl::Span<const std::string> arguments) {
     std::vector<std::string> words;
     for (const std::string& argument : arguments) {

@@ -13,8 +13,7 @@
 #include "server/app/options/flags.h"
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
-#include "server/base/utf8.h"
-#include "server/transport/text_check.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
@@ -53,8 +52,7 @@ absl::Status CheckName(absl::string_view flag, const std::string& name, size_t b
   }
   if (name == "unknown") {
     return absl::InvalidArgumentError(absl::StrCat(
-        flag,
-        ": a head must not be \"unknown\": the metrics count requests for other heads there"));
+        flag, ": the name \"unknown\" is reserved: the metrics count unknown heads under it"));
   }
   return absl::OkStatus();
 }

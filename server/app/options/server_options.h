@@ -16,8 +16,7 @@
 
 namespace logprobd {
 
-/// Largest version number of weights: JSON and metrics represent it exactly, and it has a
-/// successor.
+/// Largest version number of weights. JSON and metrics represent it and its successor exactly.
 inline constexpr int64_t kWeightsVersionMax = 9'000'000'000'000'000;
 
 /// The value of a flag for one head only, as in `--shards policy=2`.

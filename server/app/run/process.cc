@@ -17,14 +17,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "server/base/check.h"
-#include "server/base/start_thread.h"
+#include "server/base/errors.h"
+#include "server/base/host.h"
 
 namespace logprobd {
 namespace {
 
-/// More files than any realistic number of connections; some systems set the hard limit to a
-/// billion.
+/// More files than any realistic server needs; some systems set the hard limit to a billion.
 constexpr rlim_t kOpenFilesTarget = 65'536;
 
 absl::Status CheckOpenFiles() {

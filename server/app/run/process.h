@@ -30,8 +30,7 @@ absl::Status PrepareProcessLimits();
 /// called.
 ///
 /// Create it in main before any other thread: it blocks the signals in the calling thread and in
-/// all threads that this one starts later. The destructor ends the thread; the signals stay
-/// blocked.
+/// all threads that this one starts later. The destructor ends the thread but unblocks no signal.
 class StopSignals {
  public:
   /// `on_stop` gets SIGTERM or SIGINT and how many of them have arrived, including this one.

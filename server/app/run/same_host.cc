@@ -24,8 +24,7 @@ namespace {
 
 constexpr char kAuto[] = "auto";
 
-/// Returns one plan with the GPUs of all heads, because memory that a client shares may go to any
-/// head.
+/// Returns one plan with the GPUs of all heads, because a client's memory may go to any head.
 EnginePlan Joined(const ServerPlan& plan) {
   EnginePlan joined;
   for (const ServingPlan& head : plan.heads) {
@@ -97,7 +96,7 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
   if (options.local != kAuto) {
     return;
   }
-  grpc.local_is_optional = true;
+  grpc.unix_socket_is_optional = true;
   const absl::StatusOr<ListenAddress> data = ParseListenAddress("--listen", options.listen);
   absl::StatusOr<std::string> path = AutoSocketPath(data.ok() ? data->port : 0, SameHostFolders());
   if (!path.ok()) {

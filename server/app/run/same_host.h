@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "server/app/heads/plan.h"
 #include "server/app/options/server_options.h"
-#include "server/base/local_memory.h"
+#include "server/base/client_memory.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
 

@@ -17,11 +17,10 @@
 #include "server/app/run/process.h"
 #include "server/app/run/same_host.h"
 #include "server/app/run/status.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
 #include "server/base/listen_address.h"
 #include "server/base/log.h"
+#include "server/base/text.h"
 #include "server/batching/device_turns.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
@@ -308,7 +307,7 @@ void Server::Impl::LogReady(absl::Duration load_time) {
        {"engine", absl::StrJoin(engines, ", ")},
        {"grpc", WithPort(options.listen, grpc->port())},
        {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
-       {"local", grpc->local_path().empty() ? "none" : grpc->local_path()},
+       {"local", grpc->unix_socket_path().empty() ? "none" : grpc->unix_socket_path()},
        {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
        {"memory", MemoryText(now.memory())},
        {"load_seconds", absl::ToDoubleSeconds(load_time)}});
@@ -424,8 +423,7 @@ absl::Status Server::Load() {
   Impl& impl = *impl_;
   const absl::Time start = impl.clock.Now();
   {
-    // New weights of loaded heads wait for this turn: the free memory is planned for the other
-    // heads.
+    // New weights of loaded heads wait for this turn: the free memory is for the other heads.
     const auto turn = impl.load_turn.Take(absl::InfiniteDuration());
     for (const std::unique_ptr<HeadManager>& head : impl.heads) {
       LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));

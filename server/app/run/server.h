@@ -14,8 +14,7 @@ namespace logprobd {
 ///   Create (listens; health reports NOT_SERVING) -> Load (reads the weights; ready) -> Run
 ///   (serves)
 ///
-/// Load and Run are called from one thread; RequestStop and RequestReload from any thread at any
-/// time.
+/// Load and Run are called from one thread, RequestStop and RequestReload from any at any time.
 class Server {
  public:
   enum class End {
@@ -38,8 +37,7 @@ class Server {
 
   /// Serves until RequestStop or until no head has a healthy replica left. Then refuses new work
   /// (health and /readyz first), finishes the work in flight within the grace time and stops
-  /// listening. The loss of one of several replicas or heads is logged, and the others continue to
-  /// serve.
+  /// listening. The loss of one of several replicas or heads is logged; the others still serve.
   End Run();
 
   void RequestStop();
@@ -49,8 +47,7 @@ class Server {
   /// as an error. A request before Run is handled when Run begins.
   void RequestReload();
 
-  /// Returns whether a replica has failed; its device may hang and keep the destructor from
-  /// returning.
+  /// Returns whether a replica has failed. Its device may hang and thereby block the destructor.
   bool HasLostReplica() const;
 
   int grpc_port() const;

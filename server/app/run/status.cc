@@ -8,8 +8,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/base/device_name.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 #include "server/http/status_page.h"
 #include "server/metrics/families.h"
 

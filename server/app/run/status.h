@@ -82,8 +82,7 @@ class StatusBoard {
   const Clock& clock_;
   const absl::Time start_;
   mutable absl::Mutex mutex_;
-  /// Oldest first and never empty: the newest sample that is at least a window old, and all later
-  /// ones.
+  /// Oldest first, never empty: the newest sample that is a window old, and all later ones.
   std::deque<Sampled> samples_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -5,7 +5,6 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/base/score_request.h"
 
 namespace logprobd {
 namespace {
@@ -53,23 +52,6 @@ TEST(OutputColumnTest, CountsItsBytes) {
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .top_k = 5}), 2 * 5 * 8);
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .candidates = 7}), 7 * 4);
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .segments = 3}), 3 * (8 + 4 + 1));
-}
-
-TEST(ScoreRequestTest, FillsInWhatWasNotSent) {
-  ScoreRequest request;
-  EXPECT_EQ(request.outputs().bits(), kDefaultOutputs.bits());
-  EXPECT_EQ(request.priority(), Priority::kNormal);
-  EXPECT_EQ(request.num_segments(), 0);
-
-  request.output_bits = 8;
-  request.priority_number = 3;
-  request.segment_offsets = {0, 2, 5};
-
-  EXPECT_TRUE(request.outputs().Has(Output::kArgmax));
-  EXPECT_FALSE(request.outputs().Has(Output::kLogprob));
-  EXPECT_EQ(request.computed_outputs().bits(), 8U + 1U + 16U);  // segments sum logprob and greedy
-  EXPECT_EQ(request.priority(), Priority::kLow);
-  EXPECT_EQ(request.num_segments(), 2);
 }
 
 }  // namespace

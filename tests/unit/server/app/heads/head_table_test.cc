@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 #include "tests/unit/server/app/heads/head_versions_fixture.h"
 
 namespace logprobd::testing {

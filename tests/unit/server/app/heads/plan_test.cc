@@ -115,7 +115,7 @@ TEST(PlanTest, PrintsEachHeadAndTheSumsWithTheFreeMemory) {
                       "found",
                       {{0, 0, "gpu0", 0, 151'669}},
                       {{"gpu0", "weights", 5 << 20}, {"host", "workspace", 1 << 20}}};
-  first.there = {{"gpu0", "available", 100 << 20}};
+  first.available = {{"gpu0", "available", 100 << 20}};
   EnginePlan second = first;
   second.memory.front().bytes = 3 << 20;
   std::vector<ServingPlan> heads = {MakeServingPlan(ServerOptions(), Qwen(), first, {"one"}),

@@ -219,7 +219,7 @@ TEST(OptionsParserTest, HelpShowsEveryFlagWithRangeAndDefault) {
     EXPECT_THAT(help, HasSubstr(absl::StrCat("\n", flag.group, ":\n")));
   }
   EXPECT_THAT(help, HasSubstr("Default: 64MiB."));
-  EXPECT_THAT(help, HasSubstr("One of auto, cpu, cuda. Default: auto."));
+  EXPECT_THAT(help, HasSubstr("auto, cpu, cuda. Default: auto."));
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(help, '\n'))) {
     EXPECT_LE(line.size(), 120) << line;
   }

@@ -186,7 +186,8 @@ TEST(CheckHeadsTest, AcceptsOneNamedHeadAndSeveral) {
 }
 
 TEST(CheckHeadsTest, RefusesNamesThatCannotBeServed) {
-  EXPECT_THAT(ErrorOf({{"model", "unknown=/x"}}), StartsWith("--model: a head must not be"));
+  EXPECT_THAT(ErrorOf({{"model", "unknown=/x"}}),
+              StartsWith("--model: the name \"unknown\" is reserved"));
   EXPECT_THAT(ErrorOf({{"model", "a\x01=/x"}}), HasSubstr("without control characters"));
   EXPECT_THAT(ErrorOf({{"model", absl::StrCat(std::string(129, 'a'), "=/x")}}),
               HasSubstr("must have 1 to 128"));

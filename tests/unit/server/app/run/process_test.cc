@@ -67,7 +67,7 @@ TEST(StopSignalsTest, JoinsItsThreadWithoutASignal) {
 TEST(ProcessLimitsDeathTest, RefusesTooFewOpenFilesAndNamesTheLimit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(CheckWithOpenFiles(40, 40), ::testing::ExitedWithCode(1),
-              "open files is 40, at least 256");
+              "open files is 40, but at least 256");
 }
 
 TEST(ProcessLimitsDeathTest, RaisesTheSoftLimitToTheHardLimit) {

@@ -45,7 +45,7 @@ TEST(SameHostTest, LimitsALeaseToTheClientShare) {
   SetSameHostOptions(options, memory, grpc);
 
   EXPECT_EQ(grpc.local, "/run/logprobd.sock");
-  EXPECT_FALSE(grpc.local_is_optional);
+  EXPECT_FALSE(grpc.unix_socket_is_optional);
   EXPECT_EQ(grpc.shared_memory.bytes_max, 1'000'000);
   EXPECT_EQ(grpc.shared_memory.lease_bytes_max, 250'000);
   EXPECT_EQ(grpc.shared_memory.region_bytes_max, 5'000);
@@ -61,7 +61,7 @@ TEST(SameHostTest, FindsAFolderForTheSockets) {
   SetSameHostOptions(options, SameHostMemory(), grpc);
 
   EXPECT_THAT(grpc.local, EndsWith("/logprobd-8499.sock"));
-  EXPECT_TRUE(grpc.local_is_optional);
+  EXPECT_TRUE(grpc.unix_socket_is_optional);
 }
 
 TEST(SameHostTest, PlansNoSharedMemoryWithoutASocket) {
