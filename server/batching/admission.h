@@ -96,7 +96,7 @@ class Admission {
   static QueueLoad ClientLimits(const Limits& limits);
 
   /// OK when an idle server would admit `load`, otherwise INVALID_ARGUMENT with the value and its
-  /// limit. Refusals of this class carry their reason (rejection.h).
+  /// limit. Refusals of this class carry their reason (errors.h).
   absl::Status CheckPossible(const QueueLoad& load) const;
 
   /// Charges `load`, or returns RESOURCE_EXHAUSTED with a retry hint from `rate`.

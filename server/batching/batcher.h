@@ -55,7 +55,7 @@ class Batcher {
     /// never admitted.
     int64_t queue_rows_max = 262'144;
     /// Most bytes held for requests: a message counts until its rows are gathered into a batch, its
-    /// decoded fields and its answer until it is answered (request_size.h).
+    /// decoded fields and its answer until it is answered (score_request.h).
     int64_t queue_bytes_max = int64_t{1} << 30;
     int64_t queue_requests_max = 65'536;  ///< Most requests waiting, >= 1.
     /// Share of the three limits above that one client may hold, above 0, at most 1.
@@ -105,7 +105,7 @@ class Batcher {
   ///   INVALID_ARGUMENT     more rows or bytes than could ever be admitted.
   ///   FAILED_PRECONDITION  a weights_version that is neither 0 nor the live one, or rows in a
   ///                        GPU's memory when an engine does not read in place.
-  /// A refusal carries its reason (rejection.h).
+  /// A refusal carries its reason (errors.h).
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
 
   /// Implements ServedHead::Cancel.
