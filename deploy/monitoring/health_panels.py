@@ -1,4 +1,4 @@
-"""Panels of what the server is made of: memory, devices, errors, weights."""
+"""Panels about the server's health: memory, devices, errors, weights."""
 
 from panel import Kind, Panel, Row
 from promql import (
@@ -22,8 +22,8 @@ MEMORY = Row(
     (
         Panel(
             "GPU $gpu",
-            "What the memory holds: weights, workspace and staging are reserved at the start; other is what the driver"
-            " counts beyond that, of all processes.",
+            "Memory by use: weights, workspace and staging are reserved at the start; other is memory of any process that"
+            " the driver counts beyond that.",
             series(gauge, GPU_MEMORY, OURS + ', gpu=~"$gpu"', "instance, kind"),
             "bytes",
             stacked=True,
@@ -32,14 +32,14 @@ MEMORY = Row(
         ),
         Panel(
             "Peaks on GPUs",
-            "The most since the start, by kind.",
+            "Largest memory use since the start, by kind.",
             one(f"max by ({GPU}, kind) (logprobd_gpu_memory_peak_bytes{{{OURS}}})", GPU_KIND),
             "bytes",
             needs_gpu=True,
         ),
         Panel(
             "Free on GPUs",
-            "Free share of the memory.",
+            "Free share of the GPU's memory.",
             one(FREE_SHARE, GPU_NAME),
             "percentunit",
             needs_gpu=True,
@@ -47,21 +47,21 @@ MEMORY = Row(
         ),
         Panel(
             "Host memory",
-            "What is reserved at the start, by what it is for; receive is a bound on messages being received.",
+            "Memory reserved at the start, by use; receive is an upper bound on messages that are being received.",
             series(gauge, "logprobd_host_memory_bytes", OURS, "instance, kind"),
             "bytes",
             stacked=True,
         ),
         Panel(
             "Pinned host memory",
-            "Page-locked, for copies to GPUs.",
+            "Page-locked memory for copies to GPUs.",
             series(gauge, "logprobd_host_pinned_bytes", OURS, "instance, state"),
             "bytes",
             needs_gpu=True,
         ),
         Panel(
             "Resident memory",
-            "Of the process, file-backed weights included.",
+            "Resident memory of the process, including file-backed weights.",
             each("process_resident_memory_bytes", "{{instance}}"),
             "bytes",
         ),
@@ -73,7 +73,7 @@ DEVICES = Row(
     (
         Panel(
             "Utilization",
-            "Share of time with a kernel running, of any process, as the driver says.",
+            "Share of time during which a kernel of any process was running, as reported by the driver.",
             each("logprobd_gpu_utilization_ratio", GPU_NAME),
             "percentunit",
             width=6,
@@ -82,7 +82,7 @@ DEVICES = Row(
         ),
         Panel(
             "Power",
-            "Power drawn.",
+            "Power that the GPU draws.",
             each("logprobd_gpu_power_watts", GPU_NAME),
             "watt",
             width=6,
@@ -90,15 +90,15 @@ DEVICES = Row(
         ),
         Panel(
             "SM clock",
-            "Falls with power and heat, and the speed of matrix products with it.",
+            "Clock rate of the SMs. It falls with power and heat, and so does the speed of matrix products.",
             each("logprobd_gpu_sm_clock_hertz", GPU_NAME),
             "hertz",
             width=6,
             needs_gpu=True,
         ),
         Panel(
-            "Clocks held down",
-            "1 while the reason holds. power_cap is usual under full load; the others are not.",
+            "Reduced clocks",
+            "1 while the reason applies. power_cap is usual under full load; the other reasons are not.",
             each("logprobd_gpu_throttled", GPU_NAME + " {{reason}}"),
             width=6,
             needs_gpu=True,
@@ -106,20 +106,20 @@ DEVICES = Row(
         ),
         Panel(
             "CPU",
-            "Cores in use by the process.",
+            "Number of CPU cores that the process uses.",
             series(rate, "process_cpu_seconds_total", OURS, "instance"),
             width=6,
         ),
         Panel(
             "Open files",
-            "Open file descriptors, and the most that may be open.",
+            "Open file descriptors and their limit.",
             each("process_open_fds", "{{instance}}")
             + each("process_max_fds", "{{instance}} limit"),
             width=6,
         ),
         Panel(
             "Driver answers",
-            "1 where the driver's figures of a GPU could be read; else they show 0.",
+            "1 if the driver's readings of a GPU are available; otherwise they show 0.",
             each("logprobd_gpu_nvml_up", GPU_NAME),
             width=6,
             needs_gpu=True,
@@ -127,7 +127,7 @@ DEVICES = Row(
         ),
         Panel(
             "Running for",
-            "Time since the process was started.",
+            "Time since the process started.",
             one(f"time() - process_start_time_seconds{{{OURS}}}", "{{instance}}"),
             "s",
             width=6,
@@ -139,27 +139,27 @@ ERRORS = Row(
     "Errors",
     (
         Panel(
-            "Calls that failed, by code",
-            "Every code but OK and CANCELLED.",
+            "Failed calls by code",
+            "Calls per second that ended with any code except OK and CANCELLED.",
             series(rate, "logprobd_requests_total", HEAD + ', code!~"OK|CANCELLED"', "code"),
             "reqps",
         ),
         Panel(
             "Share of faults by head",
-            "As in the overview.",
+            "Share of calls that ended with a code that is the server's fault, as in the overview.",
             one(fault_share("head"), "{{head}}"),
             "percentunit",
             load_shows=False,
         ),
         Panel(
             "Rows with NaN or Inf",
-            "Bad hidden states or bad weights: the rows answer NaN.",
+            "Rows per second that were answered with NaN because of bad hidden states or bad weights.",
             series(rate, "logprobd_rows_total", HEAD + ', kind="nonfinite"', "head"),
             "short",
         ),
         Panel(
             "Errors of GPUs",
-            "cuda ends the replica, out_of_memory the batch.",
+            "Errors per second. A cuda error ends the replica; an out_of_memory error ends the batch.",
             one(rate("logprobd_gpu_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
             needs_gpu=True,
@@ -167,7 +167,7 @@ ERRORS = Row(
         ),
         Panel(
             "Errors between GPUs",
-            "Where a server has several: exchanges that failed or took too long.",
+            "Exchanges between the GPUs of a server that failed or took too long, per second.",
             one(rate("logprobd_collective_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
             needs_gpu=True,
@@ -175,7 +175,7 @@ ERRORS = Row(
         ),
         Panel(
             "Memory errors of GPUs",
-            "ECC, since the driver was loaded. Uncorrected: look at the GPU.",
+            "ECC errors since the driver was loaded. A GPU with uncorrected errors needs attention.",
             each("logprobd_gpu_ecc_errors_total", GPU_KIND),
             needs_gpu=True,
             load_shows=False,
@@ -190,7 +190,7 @@ WEIGHTS = Row(
     (
         Panel(
             "Live version",
-            "0 before the weights are loaded. Lines that stay apart: servers answer differently.",
+            "Version of the weights; 0 before they are loaded. While the lines differ, servers give different answers.",
             each("logprobd_weights_version", "{{instance}} {{head}}", HEAD),
             width=6,
         ),
@@ -206,27 +206,27 @@ WEIGHTS = Row(
         ),
         Panel(
             "Time to load",
-            "Mean of all loads since the start.",
+            "Mean duration of all loads since the start.",
             one(f"{LOADS}_sum{BY_HEAD} / {LOADS}_count{BY_HEAD} >= 0", "{{instance}} {{head}}"),
             "s",
             width=6,
         ),
         Panel(
             "Replicas",
-            "Replicas that score, and those that no longer do.",
+            "Number of replicas that score and of those that no longer do.",
             series(gauge, "logprobd_replicas", HEAD, "instance, head, state"),
             width=6,
         ),
         Panel(
             "Heads",
-            "The facts of the heads that are served.",
+            "Properties of the heads that are served.",
             each("logprobd_head_info", "", HEAD),
             kind=Kind.TABLE,
             width=16,
         ),
         Panel(
             "Builds",
-            "Which version runs where.",
+            "Version that each server runs.",
             each("logprobd_build_info", ""),
             kind=Kind.TABLE,
         ),

@@ -1,4 +1,4 @@
-"""Panels of what the server does: overview, latency, throughput, batching, saturation."""
+"""Panels about the load: overview, latency, throughput, batching, saturation."""
 
 from panel import Kind, Panel, Query, Row
 from promql import (
@@ -52,7 +52,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Replicas failed",
-            "Replicas that score no more; they come back when their server is started again.",
+            "Replicas that no longer score; they come back when their server is restarted.",
             one(gauge("logprobd_replicas", HEAD + ', state="failed"')),
             kind=Kind.STAT,
             width=3,
@@ -61,7 +61,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Requests",
-            "Calls answered a second, chunks of streams among them.",
+            "Calls answered per second; each chunk of a stream counts as one call.",
             one(rate("logprobd_requests_total", HEAD)),
             "reqps",
             Kind.STAT,
@@ -69,7 +69,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Rows",
-            "Rows scored a second.",
+            "Rows scored per second.",
             one(rate("logprobd_rows_total", HEAD + ', kind="scored"')),
             "short",
             Kind.STAT,
@@ -77,7 +77,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Faults",
-            "Share of calls that ended with a code for which the server answers: "
+            "Share of calls that ended with a code that is the server's fault: "
             + FAULTS.replace("|", ", ")
             + ".",
             one(fault_share()),
@@ -90,7 +90,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Latency p95",
-            "95 of 100 scoring calls were answered within this time.",
+            "95 of 100 scoring calls are answered within this time.",
             one(quantile(0.95, LATENCY, SCORING)),
             "s",
             Kind.STAT,
@@ -98,7 +98,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Rows waiting",
-            "Rows in the queues of all heads, waiting for a batch.",
+            "Rows that wait for a batch in the queues of all heads.",
             one(gauge("logprobd_queue_rows", HEAD)),
             kind=Kind.STAT,
             width=3,
@@ -106,7 +106,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "GPU memory free",
-            "Free share of the GPU that has the least. The server reserves what it needs at its start.",
+            "Free share of memory on the GPU that has the least. The server reserves what it needs at its start.",
             one(f"min({FREE_SHARE})"),
             "percentunit",
             Kind.STAT,
@@ -116,7 +116,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Share of peak",
-            "Matrix products of all GPUs over what the variable `peak_tflops` says that they could do.",
+            "Rate of matrix products on all GPUs, relative to the variable `peak_tflops`.",
             one(f"avg({TFLOPS}) / $peak_tflops"),
             "percentunit",
             Kind.STAT,
@@ -125,7 +125,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "Weights version",
-            "The highest version that is live; the row Weights shows each server's.",
+            "The highest live version; the row Weights shows the version of each server.",
             one(f"max(logprobd_weights_version{{{HEAD}}})"),
             kind=Kind.STAT,
             width=3,
@@ -138,7 +138,7 @@ LATENCIES = Row(
     (
         Panel(
             "Scoring calls",
-            "From a call's arrival to its answer.",
+            "Time from the arrival of a call to its answer.",
             tuple(
                 Query(quantile(q, LATENCY, SCORING), f"p{100 * q:g}")
                 for q in (0.5, 0.9, 0.95, 0.99)
@@ -146,41 +146,41 @@ LATENCIES = Row(
             "s",
         ),
         Panel(
-            "Scoring calls, all",
-            "Each column holds the calls of a moment by how long they took.",
+            "Distribution of scoring calls",
+            "Each column shows the calls of one time step by their duration.",
             heatmap(LATENCY, SCORING),
             "s",
             Kind.HEATMAP,
         ),
         Panel(
             "p95 by head",
-            "The slowest of 20 calls, head by head.",
+            "The slowest of 20 calls, by head.",
             one(quantile(0.95, LATENCY, SCORING, "head"), "{{head}}"),
             "s",
         ),
         Panel(
             "p95 by transport",
-            "tcp is everything that travels over gRPC; shm and cuda_ipc bring the rows another way.",
+            "tcp: the rows arrive over gRPC; shm and cuda_ipc: the rows arrive in shared or GPU memory.",
             one(quantile(0.95, LATENCY, SCORING, "transport"), "{{transport}}"),
             "s",
         ),
         Panel(
             "p95 by stage",
-            "receive, queue and reply are of a request; copy, h2d, kernel, combine and d2h of a batch. An engine"
-            " leaves out the stages that it does not have.",
+            "receive, queue and reply are stages of a request; copy, h2d, kernel, combine and d2h are stages of a"
+            " batch. Stages that an engine does not have are missing.",
             one(quantile(0.95, STAGES, OURS, "stage"), "{{stage}}"),
             "s",
         ),
         Panel(
             "Mean by stage",
-            "Where the time goes: the means of the stages on each other.",
+            "Mean durations of the stages, stacked.",
             one(mean(STAGES, OURS, "stage"), "{{stage}}"),
             "s",
             stacked=True,
         ),
         Panel(
-            "Stage $stage, all",
-            "Each column holds the passes through the stage that the variable `stage` names, by how long they took.",
+            "Distribution of stage $stage",
+            "Each column shows the durations of the stage that the variable `stage` names.",
             heatmap(STAGES, OURS + ', stage=~"$stage"'),
             "s",
             Kind.HEATMAP,
@@ -194,40 +194,40 @@ THROUGHPUT = Row(
     (
         Panel(
             "Rows by head",
-            "Rows answered a second: scored, ignored (the target is the ignore_index) and nonfinite (NaN or Inf among"
-            " their logits).",
+            "Rows answered per second: scored, ignored (the target is ignore_index) and nonfinite (the logits hold"
+            " NaN or Inf).",
             series(rate, "logprobd_rows_total", HEAD, "head, kind"),
             "short",
         ),
         Panel(
             "Calls by method",
-            "Calls answered a second; a chunk of a stream counts as a call.",
+            "Calls answered per second; each chunk of a stream counts as one call.",
             series(rate, "logprobd_requests_total", HEAD, "method"),
             "reqps",
         ),
         Panel(
             "Received",
-            "Bytes of requests a second, by how they came.",
+            "Bytes of requests per second, by transport.",
             series(rate, "logprobd_received_bytes_total", OURS, "transport"),
             "Bps",
         ),
         Panel(
             "Sent",
-            "Bytes of answers a second, by how they left.",
+            "Bytes of answers per second, by transport.",
             series(rate, "logprobd_sent_bytes_total", OURS, "transport"),
             "Bps",
         ),
         Panel(
             "Matrix products",
-            "TFLOP/s of the head's matrix products, each GPU, idle time included.",
+            "TFLOP/s of the heads' matrix products on each GPU, including idle time.",
             one(TFLOPS, GPU_NAME),
             "short",
             needs_gpu=True,
         ),
         Panel(
             "Share of peak",
-            "The same over `peak_tflops`, dashed where only the time counts in which kernels ran. A wide gap"
-            " between the two: the GPU waits for work.",
+            "The same relative to `peak_tflops`; the dashed line counts only the time in which kernels ran. A wide gap"
+            " between the two means that the GPU waits for work.",
             (
                 Query(f"{TFLOPS} / $peak_tflops", GPU_NAME),
                 Query(f"{TFLOPS} / {BUSY} / $peak_tflops >= 0", f"{GPU_NAME} while busy"),
@@ -243,8 +243,9 @@ BATCHING = Row(
     "Batching",
     (
         Panel(
-            "Rows a batch",
-            "More rows a batch use a GPU better; few at a high load mean that clients wait for one another.",
+            "Rows per batch",
+            "More rows per batch use a GPU better. Few rows per batch under high load mean that clients wait for each"
+            " other.",
             (
                 Query(mean(BATCH_ROWS, HEAD), "mean"),
                 Query(quantile(0.5, BATCH_ROWS, HEAD), "p50"),
@@ -254,16 +255,16 @@ BATCHING = Row(
             width=6,
         ),
         Panel(
-            "Rows a batch, all",
-            "Each column holds the batches of a moment by their rows.",
+            "Distribution of rows per batch",
+            "Each column shows the batches of one time step by their number of rows.",
             heatmap(BATCH_ROWS, HEAD),
             "short",
             Kind.HEATMAP,
             6,
         ),
         Panel(
-            "Requests a batch",
-            "How many requests share a batch.",
+            "Requests per batch",
+            "Number of requests that share a batch.",
             (
                 Query(mean("logprobd_batch_requests", HEAD), "mean"),
                 Query(quantile(0.95, "logprobd_batch_requests", HEAD), "p95"),
@@ -273,7 +274,7 @@ BATCHING = Row(
         ),
         Panel(
             "Batches",
-            "Calls of the engine a second.",
+            "Batches per second.",
             series(rate, f"{BATCH_ROWS}_count", HEAD, "head"),
             "ops",
             width=6,
@@ -286,14 +287,14 @@ SATURATION = Row(
     (
         Panel(
             "Rows waiting",
-            "Rows in the queue by head and priority. Beyond `--queue-rows` requests are refused.",
+            "Rows in the queue by head and priority. Requests beyond `--queue-rows` are refused.",
             series(gauge, "logprobd_queue_rows", HEAD, "head, priority"),
             stacked=True,
             load_shows=False,
         ),
         Panel(
             "Oldest in the queue",
-            "How long the request that waits the longest has waited.",
+            "Waiting time of the longest-waiting request.",
             one(f"max by (head) (logprobd_queue_oldest_age_seconds{{{HEAD}}})", "{{head}}"),
             "s",
             load_shows=False,
@@ -305,8 +306,8 @@ SATURATION = Row(
             load_shows=False,
         ),
         Panel(
-            "Bytes of requests at hand",
-            "Against `--queue-bytes`. Each of several heads has an equal part, beyond which its requests are refused.",
+            "Bytes held for requests",
+            "The limit is `--queue-bytes`. With several heads, each has an equal part; requests beyond it are refused.",
             series(gauge, "logprobd_inflight_bytes", OURS, "instance")
             + series(gauge, "logprobd_inflight_bytes_limit", OURS, "instance", "limit"),
             "bytes",
@@ -314,39 +315,39 @@ SATURATION = Row(
         ),
         Panel(
             "Refused by reason",
-            "Requests refused before they were queued. queue_*, client_share and answer_bytes: too much work; the"
-            " clients are told when to come back.",
+            "Requests refused before they were queued. queue_*, client_share and answer_bytes mean too much work; the"
+            " clients are told when to retry.",
             series(rate, "logprobd_rejected_total", OURS, "reason"),
             "reqps",
         ),
         Panel(
-            "Cancelled, and too late",
-            "Requests whose client left or whose deadline passed, by where they were.",
+            "Cancelled and expired requests",
+            "Requests that their client cancelled or whose deadline passed, by the stage that they were in.",
             (
-                Query(rate("logprobd_cancelled_total", OURS, "stage"), "cancelled at {{stage}}"),
+                Query(rate("logprobd_cancelled_total", OURS, "stage"), "cancelled in {{stage}}"),
                 Query(
-                    rate("logprobd_deadline_exceeded_total", OURS, "stage"), "too late at {{stage}}"
+                    rate("logprobd_deadline_exceeded_total", OURS, "stage"), "expired in {{stage}}"
                 ),
             ),
             "reqps",
         ),
         Panel(
             "GPU busy",
-            "Share of the time in which batches were in kernels.",
+            "Share of the time during which batches were in kernels.",
             one(BUSY, GPU_NAME),
             "percentunit",
             needs_gpu=True,
         ),
         Panel(
             "Shared with clients",
-            "Shared-memory regions and CUDA IPC mappings that are open.",
+            "Number of open shared-memory regions and CUDA IPC mappings of clients.",
             series(gauge, "logprobd_shm_regions", OURS, "instance", "regions")
             + series(gauge, "logprobd_cuda_ipc_mappings", OURS, "instance", "mappings"),
             load_shows=False,
         ),
         Panel(
             "Shared memory of clients",
-            "Size of the regions together.",
+            "Total size of the shared-memory regions.",
             series(gauge, "logprobd_shm_bytes", OURS, "instance"),
             "bytes",
             load_shows=False,

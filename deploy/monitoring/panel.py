@@ -1,4 +1,4 @@
-"""What a panel of the dashboard is, Grafana's JSON aside."""
+"""Description of a dashboard panel, independent of Grafana's JSON."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ import re
 
 
 class Kind(enum.Enum):
-    """Grafana's type of a panel."""
+    """Grafana's panel type."""
 
     STAT = "stat"
     LINES = "timeseries"
@@ -17,28 +17,28 @@ class Kind(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Query:
     expr: str
-    legend: str = ""  # Grafana's template of a series' name; empty: the panel's title
+    legend: str = ""  # Grafana's template for series names; empty: the panel's title
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
     title: str
-    about: str  # what it means and what to make of it; the metrics' names are appended
+    about: str  # description; the names of the metrics are appended
     queries: tuple[Query, ...]
     unit: str = "short"
     kind: Kind = Kind.LINES
-    width: int = 8  # of 24
+    width: int = 8  # of 24 columns
     stacked: bool = False
-    load_shows: bool = True  # under load every query has a series above zero
+    load_shows: bool = True  # under load, every query gives a series above zero
     needs_gpu: bool = False
-    red_above: float | None = None  # stats: the background turns red
+    red_above: float | None = None  # bounds at which the background of a stat turns red
     red_below: float | None = None
     decimals: int | None = None
-    highest: float | None = None  # end of the axis, where there is one
-    repeat: str | None = None  # a variable: one panel for each of its values
+    highest: float | None = None  # end of the axis, if it is fixed
+    repeat: str | None = None  # variable; the panel is repeated for each of its values
 
     def metrics(self) -> list[str]:
-        """Names of the metrics that the queries read, histograms by their family."""
+        """Names of the metrics that the queries read; histograms under their family name."""
         names = re.findall(
             r"\b(?:logprobd|process)_\w+|\bup\b", " ".join(q.expr for q in self.queries)
         )

@@ -2,18 +2,72 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/base/score_request.h"
-#include "server/batching/drain_rate.h"
 
 namespace logprobd {
 
-/// What is charged: rows until a batch takes them, requests and the payload's bytes until the
-/// payload has been gathered to its last row, bytes of fields and answers until they are answered.
+/// Measures how fast the replicas together take rows from the queue. Gives two rates: a running
+/// mean for retry hints, and the best of the last seconds for refusing requests that cannot be in
+/// time. A stall slows only the mean, since it must not make the server refuse work that it could
+/// do. Not thread-safe.
+///
+/// Each batch measures the replica that scored it; all replicas are taken to be equally fast. The
+/// time between the ends of any two batches would not do: batches of different replicas may end
+/// together, and a replica without work would make the others look slow.
+class DrainRate {
+ public:
+  static constexpr absl::Duration kRetryAfterMin = absl::Milliseconds(1);
+  static constexpr absl::Duration kRetryAfterMax = absl::Seconds(10);
+  /// Retry hint before anything has been measured.
+  static constexpr absl::Duration kRetryAfterUnmeasured = absl::Milliseconds(50);
+  /// The best rate covers at least the last kMemory and at most twice that.
+  static constexpr absl::Duration kMemory = absl::Seconds(5);
+
+  /// Batches of fewer than `representative_rows` rows never slow the estimates: a batch of one row
+  /// takes nearly as long as a batch of a hundred and would make the engine look slow.
+  explicit DrainRate(int64_t representative_rows) : representative_rows_(representative_rows) {}
+
+  /// Sets how many replicas share the work from now on, >= 1. The initial value is 1.
+  void set_num_replicas(int num_replicas) { num_replicas_ = num_replicas; }
+
+  /// Records a batch that replica number `replica` had from `started` to `ended`. The batch is
+  /// taken to have had the replica to itself since the end of the previous batch there.
+  void AddBatch(int64_t rows, absl::Time started, absl::Time ended, int replica = 0);
+
+  /// Time to score `rows` at the mean rate; nullopt before anything has been measured.
+  std::optional<absl::Duration> TimeFor(double rows) const;
+
+  /// Time to score `rows` at the best recent rate; nullopt if nothing was measured recently.
+  std::optional<absl::Duration> LeastTimeFor(double rows, absl::Time now) const;
+
+  /// Time until `rows` will have left the queue, clamped to the bounds above.
+  absl::Duration RetryAfter(double rows) const;
+
+ private:
+  void NoteFastest(double seconds_per_row, absl::Time now);
+  /// Best recent seconds per row with one replica; 0: not measured.
+  double Fastest(absl::Time now) const;
+
+  int64_t representative_rows_;
+  int num_replicas_ = 1;
+  std::vector<absl::Time> last_ends_;  ///< End of the last batch of each replica.
+  // The following are seconds per row with one replica; 0: not measured.
+  double mean_ = 0;
+  absl::Time period_begin_ = absl::InfinitePast();  ///< Start of the period that `fastest_` covers.
+  double fastest_ = 0;                              ///< Best rate of the current period.
+  double earlier_fastest_ = 0;                      ///< Best rate of the kMemory before the period.
+};
+
+/// The amounts that requests are charged: rows until a batch takes them, requests and payload bytes
+/// until the last row of the payload is gathered, bytes of fields and answers until the answer.
 struct QueueLoad {
   int64_t rows = 0;
   int64_t bytes = 0;
@@ -23,33 +77,33 @@ struct QueueLoad {
   QueueLoad& operator-=(const QueueLoad& other);
 };
 
-/// Keeps what waits within limits, in all and for each client. Not thread-safe.
+/// Keeps waiting requests within limits, in total and per client. Not thread-safe.
 class Admission {
  public:
   struct Limits {
-    QueueLoad total;
-    /// Share of `total` that one client may hold, in (0, 1]; at least one row and request.
-    double client_share = 0.5;
+    QueueLoad total;  ///< Limits for all clients together.
+    /// Share of `total` that one client may hold, in (0, 1]. A client may always hold one row, byte
+    /// and request.
+    double client_share = 1;
   };
 
   explicit Admission(const Limits& limits);
 
-  /// Holds from now on; what has been admitted stays.
+  /// Applies new limits to later calls of Admit. Admitted requests stay.
   void SetLimits(const Limits& limits);
 
-  /// What one client may hold.
+  /// The limits of one client.
   static QueueLoad ClientLimits(const Limits& limits);
 
-  // A refusal carries its reason (RejectionOf).
-
-  /// OK when an idle server would admit `load`, else INVALID_ARGUMENT with the value and its limit.
+  /// OK when an idle server would admit `load`, otherwise INVALID_ARGUMENT with the value and its
+  /// limit. Refusals of this class carry their reason (errors.h).
   absl::Status CheckPossible(const QueueLoad& load) const;
 
-  /// Counts `load`, or says RESOURCE_EXHAUSTED with a retry hint from `rate`.
+  /// Charges `load`, or returns RESOURCE_EXHAUSTED with a retry hint from `rate`.
   absl::Status Admit(const std::string& client_id, Priority priority, const QueueLoad& load,
                      const DrainRate& rate);
 
-  /// Takes off what Admit has counted, in one or several steps.
+  /// Releases what Admit has charged, in one or several steps.
   void Release(const std::string& client_id, Priority priority, const QueueLoad& load);
 
   const QueueLoad& total() const { return total_; }

@@ -34,7 +34,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
     runs_.Place(absl::MakeSpan(parts_), row_bytes_, staging_->data());
   }
   num_rows_ = 0;
-  wanted_ = OutputSet();
+  outputs_ = OutputSet();
   top_k_ = 0;
   targets_.clear();
   temperatures_.clear();
@@ -45,7 +45,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
   for (BatchPart& part : parts_) {
     const ScoreRequest& request = part.pending->request;
     num_rows_ += part.num_rows;
-    wanted_ = wanted_.Union(request.computed_outputs());
+    outputs_ = outputs_.Union(request.computed_outputs());
     top_k_ = std::max(top_k_, static_cast<int32_t>(request.top_k));
     has_entropy_temperature = has_entropy_temperature || request.entropy_temperature.has_value();
     AppendRows(part);
@@ -98,14 +98,14 @@ void BatchSlot::SizeScores() {
   const ColumnCounts counts = CountsBefore(num_rows_);
   ForEachOutputColumn([&](const auto& column) {
     // Unneeded columns keep their memory for later batches.
-    const int64_t size = column.IsScored(wanted_) ? counts.Of(column.shape) : 0;
+    const int64_t size = column.IsScored(outputs_) ? counts.Of(column.shape) : 0;
     (scores_.*column.values).resize(static_cast<size_t>(size));
   });
   nonfinite_.resize(static_cast<size_t>(num_rows_));
 }
 
 ColumnCounts BatchSlot::CountsBefore(int64_t row) const {
-  // Candidates are in the order of their rows.
+  // The candidates are sorted by row.
   const auto candidates = std::lower_bound(candidate_rows_.begin(), candidate_rows_.end(), row);
   return {.rows = row, .top_k = top_k_, .candidates = candidates - candidate_rows_.begin()};
 }
@@ -123,7 +123,7 @@ void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   batch_.targets = Range(targets_, row_begin, row_end);
   batch_.temperatures = Range(temperatures_, row_begin, row_end);
   batch_.entropy_temperatures = Range(entropy_temperatures_, row_begin, row_end);
-  batch_.outputs = wanted_;
+  batch_.outputs = outputs_;
   batch_.top_k = top_k_;
   batch_.candidate_rows = Range(candidate_rows_, begin.candidates, end.candidates);
   batch_.candidate_ids = Range(candidate_ids_, begin.candidates, end.candidates);
@@ -174,8 +174,8 @@ bool BatchSlot::NextHalf(const absl::Status& status) {
     return false;
   }
   first_status_ = status;
-  // A batch begins at the start of its staging buffer, and its candidates' rows count from there.
-  // Runs point to where the rows lie.
+  // A batch must begin at the start of its staging buffer, and its candidates count rows from
+  // there. Runs already point to the rows in memory.
   if (runs_.empty()) {
     std::memmove(staging_->data(), staging_->data() + middle_ * row_bytes_,
                  static_cast<size_t>((num_rows_ - middle_) * row_bytes_));

@@ -1,12 +1,18 @@
+// The Batcher's interface, and what callers' threads do: create, submit, cancel, change limits,
+// commit another version of the weights, drain, stop.
+
 #include "server/batching/batcher.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
+#include "server/base/score_request.h"
 #include "server/batching/batcher_impl.h"
 #include "server/batching/version_replicas.h"
 
@@ -41,6 +47,13 @@ absl::Status CheckOptions(const Batcher::Options& options) {
   LOGPROBD_RETURN_IF_ERROR(CheckRange("copy_threads", options.copy_threads, 0, 256));
   LOGPROBD_RETURN_IF_ERROR(CheckRange("answer_threads", options.answer_threads, 0, 256));
   return CheckLimits(options);
+}
+
+Admission::Limits AdmissionLimits(const Batcher::Options& options) {
+  return {.total = {.rows = options.queue_rows_max,
+                    .bytes = options.queue_bytes_max,
+                    .requests = options.queue_requests_max},
+          .client_share = options.client_share_max};
 }
 
 }  // namespace
@@ -94,13 +107,281 @@ bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 MemoryPlan Batcher::memory() const { return impl_->memory(); }
 
 int64_t Batcher::StagingBytes(int64_t batch_rows_max, const HeadInfo& head) {
-  // Sized for the head's own dtype; wider rows come fewer to a batch. One row of any dtype fits.
+  // The buffer is sized for rows of the head's own dtype. A batch of wider rows holds fewer of
+  // them; at least one row of any dtype fits.
   return std::max(batch_rows_max * head.hidden_size * DtypeBytes(head.dtype),
                   head.hidden_size * DtypeBytes(Dtype::kF32));
 }
 
 QueueLoad Batcher::ClientLimits(const Options& options) {
   return Admission::ClientLimits(AdmissionLimits(options));
+}
+
+Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock& clock,
+                    Metrics& metrics)
+    : options_(options),
+      clock_(clock),
+      metrics_(metrics),
+      hidden_size_(first.hidden_size),
+      copy_pool_("copy", options.copy_threads),
+      gather_(copy_pool_),
+      answer_pool_("answer", options.answer_threads),
+      live_(&first),
+      version_(first.weights_version),
+      rate_kind_(first.kind),
+      admission_(AdmissionLimits(options)),
+      rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
+      wait_max_(options.batch_wait_max) {}
+
+absl::Status Batcher::Impl::Start() {
+  if (options_.turns != nullptr) {
+    options_.turns->SetWake(options_.turns_head, [this] {
+      const absl::MutexLock lock(&mutex_);
+      wake_ = true;
+    });
+  }
+  absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
+  if (!thread.ok()) {
+    Stop();
+    return thread.status();
+  }
+  thread_ = *std::move(thread);
+  return absl::OkStatus();
+}
+
+void Batcher::Impl::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_stopping_ = true;
+    wake_ = true;
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  if (options_.turns != nullptr) {
+    options_.turns->SetWake(options_.turns_head, nullptr);
+  }
+}
+
+absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreCallback done) {
+  auto pending = std::make_shared<PendingRequest>();
+  pending->request = std::move(request);
+  pending->done = std::move(done);
+  pending->CountRows();
+  pending->payload_bytes = PayloadBytes(pending->request);
+  pending->held_bytes = FieldBytes(pending->request) + AnswerBytes(pending->request);
+
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = CheckServingLocked(pending->request);
+    if (status.ok()) {
+      status = AdmitLocked(pending);
+    }
+    if (status.ok()) {
+      return pending->ticket;
+    }
+  }
+  if (absl::IsDeadlineExceeded(status)) {
+    metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
+  }
+  return status;
+}
+
+absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) {
+  if (live_ != nullptr) {
+    const int num_healthy = live_->NumHealthy();
+    if (num_healthy == 0) {
+      return absl::UnavailableError("the engine has failed: retry on another server");
+    }
+    rate_.set_num_replicas(num_healthy);
+    if (request.hidden.place == PayloadPlace::kDevice && !live_->reads_in_place) {
+      return absl::FailedPreconditionError(
+          "cuda_ipc: this head is not scored on a GPU; send the rows as hidden or in shared "
+          "memory");
+    }
+  } else if (!failure_.ok()) {
+    return failure_;
+  }
+  if (is_draining_ || is_stopping_) {
+    return WithRejection(
+        absl::UnavailableError("the server is shutting down: retry on another server"),
+        Rejection::kDraining);
+  }
+  // Checked under the same lock under which the live version changes, so that a request that was
+  // validated against one version is never scored with the next.
+  if (request.weights_version == 0 ||
+      (live_ != nullptr && request.weights_version == live_->weights_version)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("weights_version: ", request.weights_version, ", but ",
+                   live_ == nullptr ? "the weights are being replaced"
+                                    : absl::StrCat("version ", live_->weights_version, " is live"),
+                   " for head \"", options_.head, "\""));
+}
+
+absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
+  const ScoreRequest& request = pending->request;
+  const absl::Time now = clock_.Now();
+  LOGPROBD_RETURN_IF_ERROR(CheckDeadlineLocked(*pending, now));
+  const QueueLoad load{.rows = pending->rows_to_score,
+                       .bytes = pending->payload_bytes + pending->held_bytes,
+                       .requests = 1};
+  LOGPROBD_RETURN_IF_ERROR(admission_.CheckPossible(load));
+  LOGPROBD_RETURN_IF_ERROR(admission_.Admit(request.client_id, request.priority(), load, rate_));
+  pending->is_charged = true;
+
+  pending->ticket = ++last_ticket_;
+  pending->submitted = now;
+  requests_.emplace(pending->ticket, pending);
+  is_idle_ = false;
+  if (pending->rows_to_score == 0) {
+    pending->result.weights_version = version_;
+    EndLocked(pending, absl::OkStatus(), endings_);
+    wake_ = true;
+    return absl::OkStatus();
+  }
+  if (request.deadline != absl::InfiniteFuture()) {
+    deadlines_.emplace(request.deadline, pending->ticket);
+  }
+  if (pending->is_small() && live_ != nullptr) {
+    live_->launch_rule.NoteSmallRequest(now);
+  }
+  // Wakes the batch thread only if this request changes what it waits for.
+  const bool was_empty = queue_.empty();
+  queue_.Push(pending);
+  const Slot* slot = FindFreeSlotLocked();
+  const bool may_launch =
+      slot != nullptr && !waits_for_turn_ && LaunchTimeLocked(*slot, now) <= now;
+  wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
+  return absl::OkStatus();
+}
+
+absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
+                                                absl::Time now) const {
+  const ScoreRequest& request = pending.request;
+  if (request.deadline <= now) {
+    return absl::DeadlineExceededError("the deadline had already passed on arrival");
+  }
+  if (request.deadline == absl::InfiniteFuture()) {
+    return absl::OkStatus();
+  }
+  if (const Slot* slot = FindFreeSlotLocked();
+      queue_.empty() && slot != nullptr && slot->replica.in_flight == 0) {
+    // Trying it delays no other request and shows how fast the engine is now.
+    return absl::OkStatus();
+  }
+  // A lower bound: this client's earlier rows must leave the queue first, at the best measured
+  // rate.
+  const int64_t rows = pending.rows_to_score +
+                       queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
+  const std::optional<absl::Duration> wait = rate_.LeastTimeFor(static_cast<double>(rows), now);
+  if (wait.has_value() && now + *wait > request.deadline) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the deadline is ", absl::FormatDuration(request.deadline - now), " away, but ", rows,
+        " rows of this client take at least ", absl::FormatDuration(*wait)));
+  }
+  return absl::OkStatus();
+}
+
+void Batcher::Impl::Cancel(RequestTicket ticket) {
+  auto left_at = Metrics::LeftAt::kQueue;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = requests_.find(ticket);
+    if (found == requests_.end()) {
+      return;
+    }
+    const Pending pending = found->second;
+    wake_ = true;
+    if (IsDue(pending->request.deadline, clock_.Now())) {
+      EndLocked(pending, DeadlinePassed(*pending), endings_);
+      return;  // Answer() records it as a passed deadline.
+    }
+    if (!pending->is_queued) {
+      left_at = Metrics::LeftAt::kEngine;
+    }
+    EndLocked(pending, absl::CancelledError("the client cancelled the request"), endings_);
+  }
+  metrics_.RecordCancelled(left_at);
+}
+
+void Batcher::Impl::SetLimits(const Options& options) {
+  absl::MutexLock lock(&mutex_);
+  admission_.SetLimits(AdmissionLimits(options));
+  wait_max_ = options.batch_wait_max;
+  if (live_ != nullptr) {
+    live_->launch_rule.set_wait_max(wait_max_);
+  }
+  wake_ = true;  // With the new limits a waiting batch may be due.
+}
+
+bool Batcher::Impl::Drain(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  is_draining_ = true;
+  return clock_.AwaitUntil(mutex_, absl::Condition(&is_idle_), deadline);
+}
+
+MemoryPlan Batcher::Impl::memory() const {
+  absl::MutexLock lock(&mutex_);
+  return {MemoryUse{
+      .place = "host", .kind = "staging", .bytes = live_ == nullptr ? 0 : live_->staging_bytes()}};
+}
+
+void Batcher::Impl::Commit(VersionReplicas* next) {
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(retiring_ == nullptr, "the previous version has not retired yet");
+  LOGPROBD_CHECK(next == nullptr || next->hidden_size == hidden_size_);
+  retiring_ = live_;
+  live_ = next;
+  failure_ = absl::OkStatus();
+  if (retiring_ != nullptr) {
+    std::vector<Pending> bound;  // Requests that stay with the retiring version.
+    for (const auto& [ticket, pending] : requests_) {
+      if (pending->is_queued && (pending->has_begun() || pending->request.weights_version != 0)) {
+        bound.push_back(pending);
+      }
+    }
+    std::sort(bound.begin(), bound.end(), [](const Pending& a, const Pending& b) {
+      return a->ticket < b->ticket;  // Keeps the order of arrival.
+    });
+    for (const Pending& pending : bound) {
+      queue_.Remove(*pending);
+      pending->is_retiring = true;
+      retiring_queue_.Push(pending);
+    }
+  }
+  if (live_ != nullptr) {
+    version_ = live_->weights_version;
+    live_->launch_rule.set_wait_max(wait_max_);
+    if (rate_kind_ != live_->kind) {  // The measured rate does not apply to other engines.
+      rate_kind_ = live_->kind;
+      rate_ = DrainRate(std::max<int64_t>(options_.batch_rows_max / 4, 1));
+    }
+  }
+  wake_ = true;
+}
+
+void Batcher::Impl::AwaitRetired() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &Impl::IsRetiredLocked));
+  turn_ = turn_ == retiring_ ? nullptr : turn_;
+  retiring_ = nullptr;
+  wake_ = true;  // The live version may have waited for the retired one's devices.
+}
+
+bool Batcher::Impl::IsRetiredLocked() const {
+  return retiring_ == nullptr ||
+         (retiring_queue_.empty() && retiring_->NumInFlight() == 0 && launching_ != retiring_);
+}
+
+void Batcher::Impl::Fail(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(live_ == nullptr && !why.ok(), why.message());
+  failure_ = why;
+  EndQueuedLocked(queue_, why);
+  wake_ = true;
 }
 
 }  // namespace logprobd

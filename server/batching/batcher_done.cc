@@ -1,4 +1,4 @@
-// The end of batches and of requests in a Batcher.
+// The end of batches and requests in a Batcher: scatters scores, releases limits, calls callbacks.
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +22,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     relaunch = batch.NextHalf(status);
   }
   if (relaunch) {
-    // Starting is for the batch thread alone: engines take one caller at a time.
+    // Only the batch thread may start batches: an engine takes one caller at a time.
     absl::MutexLock lock(&mutex_);
     slot.state = SlotState::kRelaunch;
     wake_ = true;
@@ -54,13 +54,15 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   parts.clear();
   absl::MutexLock lock(&mutex_);
   --answering_;
-  wake_ = true;  // for the gauges; only now, since on few cores it would delay the answers
+  // The batch thread updates the gauges. It is woken only now: with few cores it would delay the
+  // answers.
+  wake_ = true;
   UpdateIdleLocked();
 }
 
 void Batcher::Impl::RecordEngineStages(const ScoreBatch& batch) {
   const auto record = [this](Metrics::Stage stage, double seconds) {
-    if (seconds > 0) {  // else the engine has no such stage
+    if (seconds > 0) {  // Zero: the engine does not have this stage.
       metrics_.RecordStage(stage, seconds);
     }
   };
@@ -112,7 +114,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
       EndLocked(part.pending, absl::OkStatus(), endings);
     }
   }
-  if (all_scored && &slot.generation == live_) {
+  if (all_scored && &slot.version == live_) {
     rate_.AddBatch(batch.num_rows(), batch.start_time, now, slot.replica.index);
   }
 }
@@ -135,8 +137,8 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   endings.push_back(std::move(ending));
 }
 
-/// One that read the payload no longer does. The last one lets go of it, if no further batch wants
-/// it.
+/// Called when one reader of the payload is done. The last reader moves the payload to `payloads`,
+/// to be freed outside the mutex, unless a later batch still has rows to read.
 void Batcher::Impl::EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads) {
   --pending.payload_readers;
   if (pending.payload_readers == 0 &&
@@ -169,12 +171,13 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
     ending.payload = HiddenPayload();
   }
   {
-    // Before the callbacks: who is answered may send its next request.
+    // Releases the limits before the callbacks: an answered client may send its next request at
+    // once.
     absl::MutexLock lock(&mutex_);
     for (const Ending& ending : endings) {
       PendingRequest& pending = *ending.pending;
       pending.is_finished = true;
-      if (pending.payload_readers == 0) {  // else when the last of them ends
+      if (pending.payload_readers == 0) {  // Otherwise the last reader releases it.
         ReleasePayloadLocked(pending);
       }
       ReleaseHeldLocked(pending);
@@ -183,7 +186,7 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
   CallBack(endings);
 }
 
-/// Many at once with the pool's threads, unless another engine's answers have them.
+/// Calls the callbacks; many of them on the pool's threads, unless those answer another batch.
 void Batcher::Impl::CallBack(std::vector<Ending>& endings) {
   constexpr size_t kEndingsOfTask = 4;
   const size_t num_tasks = (endings.size() + kEndingsOfTask - 1) / kEndingsOfTask;
@@ -215,7 +218,7 @@ void Batcher::Impl::Answer(Ending& ending) {
     return;
   }
   if (pending.scored_rows == 0) {
-    PrepareResult(pending, pending.result.weights_version);  // no batch has
+    PrepareResult(pending, pending.result.weights_version);  // No batch has prepared it.
   }
   const absl::Time received =
       request.received == absl::Time() ? pending.submitted : request.received;

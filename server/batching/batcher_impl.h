@@ -18,8 +18,7 @@
 #include "absl/time/time.h"
 #include "server/batching/admission.h"
 #include "server/batching/batcher.h"
-#include "server/batching/drain_rate.h"
-#include "server/batching/payload_gather.h"
+#include "server/batching/hidden_rows.h"
 #include "server/batching/pending_request.h"
 #include "server/batching/row_queue.h"
 #include "server/batching/task_pool.h"
@@ -27,16 +26,12 @@
 
 namespace logprobd {
 
-Admission::Limits AdmissionLimits(const Batcher::Options& options);
-
-/// The Batcher's state and threads. batcher_submit.cc holds what callers' threads do,
-/// batcher_thread.cc the batch thread, batcher_turns.cc its turns on shared devices,
-/// batcher_done.cc what follows a batch's end, batcher_commit.cc the change from one generation to
-/// the next.
+/// The Batcher's state and threads. batcher.cc holds what callers' threads do, batcher_thread.cc
+/// the loop of the batch thread, batcher_done.cc the end of batches and requests.
 ///
-/// One mutex guards all but the batches; it is never held while a callback, a batch's start, the
-/// metrics or a copy runs. Callbacks run on the batch thread, an engine's or the answer pool's,
-/// never inside Submit or Cancel.
+/// One mutex guards everything except the batches. It is never held while a callback, the start of
+/// a batch, the metrics or a copy runs. Callbacks run on the batch thread, an engine's thread or a
+/// thread of the answer pool, never inside Submit or Cancel.
 struct Batcher::Impl {
   Impl(const Options& options, VersionReplicas& first, const Clock& clock, Metrics& metrics);
 
@@ -56,35 +51,36 @@ struct Batcher::Impl {
   using Slot = VersionReplicas::Slot;
   using SlotState = VersionReplicas::SlotState;
 
-  /// A request that has left the maps and waits for its callback to be called.
+  /// A request that has left the maps and whose callback is about to be called.
   struct Ending {
     Pending pending;
-    absl::Status status;    ///< OK: its result is in place.
-    HiddenPayload payload;  ///< Freed outside the mutex, and only then no longer charged.
+    absl::Status status;  ///< OK: `pending->result` is complete.
+    /// The request's rows. They are freed outside the mutex and stay charged until then.
+    HiddenPayload payload;
   };
 
   // Any thread.
-  /// A free slot of the live generation, null if there is none or its turn has not come.
+  /// A free slot of the live version; null if there is none or it is another version's turn.
   Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// When the queue's next batch may leave in that slot of the live generation.
+  /// The time at which the queue's next batch may leave in `slot`, which is a live one.
   absl::Time LaunchTimeLocked(const Slot& slot, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsTurnOfLocked(const VersionReplicas& generation) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsTurnOfLocked(const VersionReplicas& version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Whose rows `generation`, live or retiring, scores.
-  RowQueue& QueueOfLocked(const VersionReplicas& generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// The queue of the rows that `version`, live or retiring, scores.
+  RowQueue& QueueOfLocked(const VersionReplicas& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Callers' threads.
+  // Callers' threads: batcher.cc.
   absl::Status CheckServingLocked(const ScoreRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckDeadlineLocked(const PendingRequest& pending, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The batch thread. Those that unlock the mutex for a while hold it again on return.
+  // The batch thread: batcher_thread.cc. Functions that unlock the mutex for a while hold it again
+  // when they return.
   void Run();
   void AwaitWakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool DoNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -111,13 +107,13 @@ struct Batcher::Impl {
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
   void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Turns on devices that heads share: batcher_turns.cc.
-  bool LaunchInTurnLocked(RowQueue& queue, VersionReplicas& generation)
+  // Turns on devices that several heads share: batcher_thread.cc.
+  bool LaunchInTurnLocked(RowQueue& queue, VersionReplicas& version)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveTurnBack(const Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The end of batches and requests, on the engine's thread or the batch thread.
+  // The end of batches and requests, on an engine's thread or the batch thread: batcher_done.cc.
   void OnBatchDone(Slot& slot, const absl::Status& engine_status);
   void RecordEngineStages(const ScoreBatch& batch);
   void EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings,
@@ -139,39 +135,42 @@ struct Batcher::Impl {
   Metrics& metrics_;
   const int64_t hidden_size_;
   TaskPool copy_pool_;
-  PayloadGather gather_;  // of the batch thread
-  TaskPool answer_pool_;  // of whoever holds is_answer_pool_taken_
+  PayloadGather gather_;  // Used by the batch thread only.
+  TaskPool answer_pool_;  // Used by the thread that has set is_answer_pool_taken_.
   std::atomic<bool> is_answer_pool_taken_ = false;
 
   mutable absl::Mutex mutex_;
-  /// Null: none is, for now (Commit) or because it failed (then `failure_` says why).
+  /// Null while no version is live: during Commit(nullptr), or after Fail, when `failure_` is set.
   VersionReplicas* live_ ABSL_GUARDED_BY(mutex_);
   VersionReplicas* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  uint64_t version_ ABSL_GUARDED_BY(mutex_);  // that is live, or was last
+  uint64_t version_ ABSL_GUARDED_BY(mutex_);  // Number of the live version, or of the last one.
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   RowQueue queue_ ABSL_GUARDED_BY(mutex_);
-  RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // rows of requests with is_retiring
-  /// Whose batch the batch thread wants a turn for, prepares or starts: an engine may end it before
-  /// Start returns.
+  RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // Rows of requests that have is_retiring set.
+  /// Version for which the batch thread requests a turn, or prepares or starts a batch. The engine
+  /// may end that batch before Start returns.
   VersionReplicas* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  /// Whose turn it is on devices where batches of two must not meet, and its batches in it.
+  /// Version that launched last, and how many batches it has launched in a row. Only used when the
+  /// live and the retiring version must not have batches in flight at the same time.
   VersionReplicas* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
   int64_t turn_batches_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // of the generation that `rate_` measures
+  std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // VersionReplicas::kind that `rate_` measures.
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   DrainRate rate_ ABSL_GUARDED_BY(mutex_);
-  absl::Duration wait_max_ ABSL_GUARDED_BY(mutex_);  // of the live generation's launch rule
+  absl::Duration wait_max_ ABSL_GUARDED_BY(mutex_);  // batch_wait_max in force.
   absl::flat_hash_map<RequestTicket, Pending> requests_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<absl::Time, RequestTicket>> deadlines_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Ending> endings_ ABSL_GUARDED_BY(mutex_);  // for the batch thread to answer
+  std::vector<Ending> endings_ ABSL_GUARDED_BY(mutex_);  // Requests for the batch thread to answer.
   RequestTicket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  int answering_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that call callbacks
-  /// The batch thread has something to look at. Set under the mutex; read without it to look for.
+  int answering_ ABSL_GUARDED_BY(mutex_) = 0;  // Number of threads that are calling callbacks.
+  /// True when the batch thread has something to do. Written under the mutex; the busy poll reads
+  /// it without the mutex.
   std::atomic<bool> wake_ = false;
   bool is_idle_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool waits_for_turn_ ABSL_GUARDED_BY(mutex_) = false;  // who has it wakes the batch thread
+  /// This head waits for its turn. Whoever ends a turn wakes the batch thread.
+  bool waits_for_turn_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time wake_time_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::array<QueueLoad, kNumPriorities> published_ ABSL_GUARDED_BY(mutex_);

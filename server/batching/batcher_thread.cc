@@ -1,10 +1,14 @@
-// The batch thread of a Batcher: it cuts, gathers and starts batches, expires deadlines, and calls
-// the callbacks of requests that end without the engine.
+// The batch thread of a Batcher: it cuts, gathers and starts batches, ends requests whose deadline
+// passes, and calls the callbacks of requests that end without the engine. When a batch may leave
+// is decided by launch_rule.h; which version or head may launch next, at the end of this file.
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
 #include "server/base/host.h"
@@ -16,60 +20,11 @@ namespace {
 /// How often the age of the oldest request is refreshed while it waits.
 constexpr absl::Duration kGaugePeriod = absl::Seconds(1);
 
+/// Batches per replica that one version launches in a row while another version waits for the same
+/// devices.
+constexpr int64_t kTurnBatches = ScoringEngine::kBatchesInFlight;
+
 }  // namespace
-
-Admission::Limits AdmissionLimits(const Batcher::Options& options) {
-  return {.total = {.rows = options.queue_rows_max,
-                    .bytes = options.queue_bytes_max,
-                    .requests = options.queue_requests_max},
-          .client_share = options.client_share_max};
-}
-
-Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock& clock,
-                    Metrics& metrics)
-    : options_(options),
-      clock_(clock),
-      metrics_(metrics),
-      hidden_size_(first.hidden_size),
-      copy_pool_("copy", options.copy_threads),
-      gather_(copy_pool_),
-      answer_pool_("answer", options.answer_threads),
-      live_(&first),
-      version_(first.weights_version),
-      rate_kind_(first.kind),
-      admission_(AdmissionLimits(options)),
-      rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
-      wait_max_(options.batch_wait_max) {}
-
-absl::Status Batcher::Impl::Start() {
-  if (options_.turns != nullptr) {
-    options_.turns->SetWake(options_.turns_head, [this] {
-      const absl::MutexLock lock(&mutex_);
-      wake_ = true;
-    });
-  }
-  absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
-  if (!thread.ok()) {
-    Stop();
-    return thread.status();
-  }
-  thread_ = *std::move(thread);
-  return absl::OkStatus();
-}
-
-void Batcher::Impl::Stop() {
-  {
-    absl::MutexLock lock(&mutex_);
-    is_stopping_ = true;
-    wake_ = true;
-  }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-  if (options_.turns != nullptr) {
-    options_.turns->SetWake(options_.turns_head, nullptr);
-  }
-}
 
 void Batcher::Impl::Run() {
   absl::MutexLock lock(&mutex_);
@@ -86,7 +41,7 @@ void Batcher::Impl::Run() {
   }
 }
 
-/// Looks for a while, then sleeps, until there is something to do or wake_time_ has come.
+/// Busy-polls for a while, then sleeps, until there is something to do or wake_time_ has come.
 void Batcher::Impl::AwaitWakeLocked() {
   if (options_.busy_poll > absl::ZeroDuration()) {
     const absl::Time until = std::min(clock_.Now() + options_.busy_poll, wake_time_);
@@ -116,7 +71,8 @@ bool Batcher::Impl::DoNextLocked() {
 }
 
 bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
-  // The retiring version's first: its engines go when they are done, and no more company comes.
+  // Rows of the retiring version go first: its engines are freed when they are done, and waiting
+  // would bring no further rows to their batches.
   if (!retiring_queue_.empty() && IsTurnOfLocked(*retiring_)) {
     if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) {
       return LaunchFromLocked(retiring_queue_, *slot, now);
@@ -129,17 +85,18 @@ bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
   return LaunchFromLocked(queue_, *slot, now);
 }
 
-/// Launches a batch of `queue` in `slot`, or where devices are shared in another one of its
-/// generation, in turn; whether anything was done.
+/// Launches a batch of `queue` in `slot`; when heads share devices, in any slot of the same version
+/// that gets a turn. Returns whether anything was done.
 bool Batcher::Impl::LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   if (options_.turns != nullptr) {
-    return LaunchInTurnLocked(queue, slot.generation);
+    return LaunchInTurnLocked(queue, slot.version);
   }
   LaunchLocked(queue, slot, now);
   return true;
 }
 
-/// Ends what waits for engines that will not score it.
+/// Ends the waiting requests that no engine will score: all of them when the Batcher stops, and
+/// those of a version that has no healthy replica.
 void Batcher::Impl::EndUnservableLocked() {
   if (is_stopping_) {
     const absl::Status stopping = absl::UnavailableError("the server is shutting down");
@@ -193,9 +150,9 @@ void Batcher::Impl::AnswerEndingsLocked() {
 
 void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   std::vector<BatchPart> parts =
-      queue.Cut(slot.generation.launch_rule.CutBudget(queue, slot.replica.in_flight, now));
+      queue.Cut(slot.version.launch_rule.CutBudget(queue, slot.replica.in_flight, now));
   LOGPROBD_CHECK(!parts.empty(), queue.rows());
-  launching_ = &slot.generation;
+  launching_ = &slot.version;
   turn_batches_ = std::exchange(turn_, launching_) == launching_ ? turn_batches_ + 1 : 1;
   int64_t rows = 0;
   for (const BatchPart& part : parts) {
@@ -228,7 +185,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   const double copy_seconds = slot.batch.copy_seconds;
   mutex_.Unlock();
   StartBatch(slot);
-  // From here on the slot is the engine's thread's.
+  // From here on the slot belongs to the engine's thread.
   payloads.clear();
   metrics_.RecordBatch(options_.head, num_rows, num_requests);
   metrics_.RecordStage(Metrics::Stage::kCopy, copy_seconds);
@@ -240,10 +197,10 @@ void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
   for (const BatchPart& part : parts) {
     if (part.pending->piece_offsets.empty()) {
       IndexPieces(*part.pending);
-      PrepareResult(*part.pending, slot.generation.weights_version);
+      PrepareResult(*part.pending, slot.version.weights_version);
     }
   }
-  slot.batch.Fill(std::move(parts), hidden_size_, slot.generation.reads_in_place);
+  slot.batch.Fill(std::move(parts), hidden_size_, slot.version.reads_in_place);
   const absl::Time begin = clock_.Now();
   gather_.Gather(slot.batch.parts(), slot.batch.row_bytes(), slot.batch.staging());
   slot.batch.copy_seconds = absl::ToDoubleSeconds(clock_.Now() - begin);
@@ -252,30 +209,33 @@ void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
 void Batcher::Impl::StartBatch(Slot& slot) {
   ScoringEngine& engine = slot.replica.engine;
   if (!engine.healthy()) {
-    // Since the cut, or since the half before. The rows lie in memory of this replica alone.
-    OnBatchDone(slot, absl::UnavailableError("the engine that had the rows has failed: retry"));
+    // It failed after the cut, or after the first half. The rows lie in memory of this replica, so
+    // no other one can score them.
+    OnBatchDone(slot, absl::UnavailableError("the engine that held the rows has failed: retry"));
     return;
   }
   engine.Start(slot.batch.batch(),
                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
 }
 
+/// Lets go of the payloads that have been copied. Returns false when no request of the batch still
+/// needs its scores.
 bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads) {
   const absl::Time now = clock_.Now();
-  bool is_wanted = false;
+  bool is_needed = false;
   for (const BatchPart& part : slot.batch.parts()) {
     PendingRequest& pending = *part.pending;
     if (!part.is_in_place) {
       EndReadLocked(pending, payloads);
     }
-    is_wanted = is_wanted || (!pending.is_answered && pending.request.deadline > now);
+    is_needed = is_needed || (!pending.is_answered && pending.request.deadline > now);
   }
-  return is_wanted;
+  return is_needed;
 }
 
 void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> payloads) {
-  // The deadlines of those not answered have passed. They are ended before the lock is released, or
-  // a batch with their earlier rows could answer them as complete.
+  // The deadlines of all unanswered requests have passed. They must end before the lock is
+  // released: otherwise a batch with their earlier rows could answer them as complete.
   ExpireDeadlinesLocked(clock_.Now());
   std::vector<BatchPart> parts = slot.batch.TakeParts();
   for (const BatchPart& part : parts) {
@@ -298,7 +258,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> paylo
 
 void Batcher::Impl::RelaunchLocked(Slot& slot) {
   slot.state = SlotState::kInFlight;
-  launching_ = &slot.generation;
+  launching_ = &slot.version;
   mutex_.Unlock();
   StartBatch(slot);
   mutex_.Lock();
@@ -348,8 +308,8 @@ absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
 }
 
 absl::Time Batcher::Impl::LaunchTimeLocked(const Slot& slot, absl::Time now) const {
-  return slot.generation.launch_rule.LaunchTime(queue_, slot.replica.in_flight,
-                                                slot.replica.idle_time(), now);
+  return slot.version.launch_rule.LaunchTime(queue_, slot.replica.in_flight,
+                                             slot.replica.idle_time(), now);
 }
 
 absl::Time Batcher::Impl::OldestSubmittedLocked() const {
@@ -363,9 +323,9 @@ absl::Time Batcher::Impl::OldestSubmittedLocked() const {
 }
 
 Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
-  for (const VersionReplicas* generation : {retiring_, live_}) {
-    if (generation != nullptr) {
-      if (Slot* slot = generation->FindRelaunch(); slot != nullptr) {
+  for (const VersionReplicas* version : {retiring_, live_}) {
+    if (version != nullptr) {
+      if (Slot* slot = version->FindRelaunch(); slot != nullptr) {
         return slot;
       }
     }
@@ -375,6 +335,97 @@ Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
 
 Batcher::Impl::Slot* Batcher::Impl::FindFreeSlotLocked() const {
   return live_ != nullptr && IsTurnOfLocked(*live_) ? live_->FindFreeSlot() : nullptr;
+}
+
+/// Returns whether a batch of `version` may be started. The answer is yes unless the live and the
+/// retiring version share devices and both have kernels that wait for other GPUs: a batch of one
+/// could then wait for kernels that the other keeps from starting. In that case the versions take
+/// turns of a few batches, and one begins only when the other has nothing in flight.
+bool Batcher::Impl::IsTurnOfLocked(const VersionReplicas& version) const {
+  const VersionReplicas* other = &version == live_ ? retiring_ : live_;
+  if (other == nullptr || !(version.waits_for_peers && other->waits_for_peers)) {
+    return true;
+  }
+  if (other->NumInFlight() > 0) {
+    return false;
+  }
+  const RowQueue& others_queue = other == live_ ? queue_ : retiring_queue_;
+  const auto turn_batches_max = kTurnBatches * static_cast<int64_t>(version.replicas.size());
+  return turn_ != &version || turn_batches_ < turn_batches_max || others_queue.empty() ||
+         other->NumHealthy() == 0;
+}
+
+RowQueue& Batcher::Impl::QueueOfLocked(const PendingRequest& pending) {
+  return pending.is_retiring ? retiring_queue_ : queue_;
+}
+
+RowQueue& Batcher::Impl::QueueOfLocked(const VersionReplicas& version) {
+  return &version == retiring_ ? retiring_queue_ : queue_;
+}
+
+bool Batcher::Impl::IsQueueEmptyLocked() const { return queue_.empty() && retiring_queue_.empty(); }
+
+/// Launches the next batch if this head gets a turn on the shared devices; otherwise the head waits
+/// for one. A turn is taken before the batch is cut and given back when its engine is done. Other
+/// heads are woken while no lock is held, because waking them takes their lock. Returns whether
+/// anything was done.
+bool Batcher::Impl::LaunchInTurnLocked(RowQueue& queue, VersionReplicas& version) {
+  std::vector<std::pair<int, int>> free;  // Pairs of batches in flight and replica.
+  for (const std::unique_ptr<Slot>& slot : version.slots) {
+    if (slot->state == SlotState::kFree && slot->replica.engine.healthy()) {
+      free.emplace_back(slot->replica.in_flight, slot->replica.index);
+    }
+  }
+  std::sort(free.begin(), free.end());
+  std::vector<int> replicas;
+  replicas.reserve(free.size());
+  for (const auto& [in_flight, replica] : free) {
+    replicas.push_back(replica);
+  }
+  if (replicas.empty()) {
+    return WithdrawLocked();  // The last healthy replica has just failed.
+  }
+  launching_ = &version;  // Keeps the version alive while the mutex is released.
+  mutex_.Unlock();
+  const std::optional<int> replica = options_.turns->Take(options_.turns_head, replicas);
+  mutex_.Lock();
+  launching_ = nullptr;
+  waits_for_turn_ = !replica.has_value();
+  if (!replica.has_value()) {
+    return false;
+  }
+  // Meanwhile a Commit may have given the queue to another version, or the queue may be empty.
+  if (&queue != &QueueOfLocked(version) || !IsTurnOfLocked(version) || queue.empty() ||
+      is_stopping_) {
+    mutex_.Unlock();
+    options_.turns->GiveBack(options_.turns_head, *replica);
+    mutex_.Lock();
+    return true;
+  }
+  // Only this thread takes slots, so the replica still has a free one.
+  const auto slot = absl::c_find_if(version.slots, [&](const auto& candidate) {
+    return candidate->state == SlotState::kFree && candidate->replica.index == *replica;
+  });
+  LaunchLocked(queue, **slot, clock_.Now());
+  return true;
+}
+
+/// Ends the wait for a turn when there is nothing to launch, because a waiting head keeps devices
+/// from others. Returns whether it waited.
+bool Batcher::Impl::WithdrawLocked() {
+  if (!std::exchange(waits_for_turn_, false)) {
+    return false;
+  }
+  mutex_.Unlock();
+  options_.turns->Withdraw(options_.turns_head);
+  mutex_.Lock();
+  return true;
+}
+
+void Batcher::Impl::GiveTurnBack(const Slot& slot) {
+  if (options_.turns != nullptr) {
+    options_.turns->GiveBack(options_.turns_head, slot.replica.index);
+  }
 }
 
 }  // namespace logprobd

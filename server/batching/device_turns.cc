@@ -20,7 +20,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     HeadState state;
     state.row_cost = head.row_cost;
     state.group = heads_.size();
-    std::map<size_t, int> batches;  // of this head, by device
+    std::map<size_t, int> batches;  // Most batches in flight of this head, by device.
     for (const Lane& lane : head.lanes) {
       LaneState lane_state;
       lane_state.waits_for_peers = lane.waits_for_peers;
@@ -39,7 +39,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     wakers_.push_back(std::make_unique<Waker>());
   }
   groups_.resize(heads_.size());
-  // Heads that share a device are one group, and so are those that either shares one with.
+  // Heads that share a device belong to one group, and so do the heads that share with either.
   std::vector<size_t> group_of_device(capacity_.size(), heads_.size());
   for (HeadState& head : heads_) {
     for (const LaneState& lane : head.lanes) {
@@ -71,10 +71,10 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
     const absl::MutexLock lock(&mutex_);
     HeadState& state = heads_[index];
     Group& group = groups_[state.group];
-    const bool was_idle = state.wanted.empty() && state.in_flight == 0;
+    const bool was_idle = state.requested.empty() && state.in_flight == 0;
     const double lag_max = was_idle ? 0 : ScoringEngine::kBatchesInFlight * group.charge_max;
     state.served = std::max(state.served, group.time - lag_max);
-    state.wanted.assign(replicas.begin(), replicas.end());
+    state.requested.assign(replicas.begin(), replicas.end());
     state.is_woken = false;
     for (const Grant& grant : GrantsLocked()) {
       if (grant.head == index) {
@@ -86,13 +86,13 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
       ++lane.in_flight;
       ++lane.taken_in_hold;
       ++state.in_flight;
-      state.wanted.clear();
+      state.requested.clear();
       state.last_turn = ++num_turns_;
       group.time = std::max(group.time, state.served);
     }
     wakeable = WakeableLocked();
   }
-  Wake(wakeable);  // never this one: it has its turn, or cannot have it
+  Wake(wakeable);  // Never includes this head: it has its turn or cannot have it.
   return taken;
 }
 
@@ -125,7 +125,7 @@ void DeviceTurns::Withdraw(int head) {
   std::vector<size_t> wakeable;
   {
     const absl::MutexLock lock(&mutex_);
-    heads_[static_cast<size_t>(head)].wanted.clear();
+    heads_[static_cast<size_t>(head)].requested.clear();
     wakeable = WakeableLocked();
   }
   Wake(wakeable);
@@ -161,42 +161,42 @@ DeviceTurns::Room DeviceTurns::RoomLocked() const {
   return room;
 }
 
-/// Whether it may go on before others have their turn: to let go after one batch would leave the
-/// devices idle while the next is copied.
+/// Returns whether the head may go on before others have their turn. A hold of one batch would
+/// leave the devices idle while the next batch is copied.
 bool DeviceTurns::IsInHold(const HeadState& head) {
-  return absl::c_any_of(head.wanted, [&head](int replica) {
+  return absl::c_any_of(head.requested, [&head](int replica) {
     const LaneState& lane = head.lanes[static_cast<size_t>(replica)];
     return lane.waits_for_peers && lane.in_flight > 0 &&
            lane.taken_in_hold < ScoringEngine::kBatchesInFlight;
   });
 }
 
-/// Who of those that wait can have a turn now, and where.
+/// Returns which of the waiting heads can have a turn now, and on which replica.
 std::vector<DeviceTurns::Grant> DeviceTurns::GrantsLocked() const {
   std::vector<std::tuple<bool, double, int64_t, size_t>> order;
   for (size_t index = 0; index < heads_.size(); ++index) {
     const HeadState& head = heads_[index];
-    if (!head.wanted.empty()) {
+    if (!head.requested.empty()) {
       order.emplace_back(!IsInHold(head), head.served, head.last_turn, index);
     }
   }
   absl::c_sort(order);
   Room room = RoomLocked();
   std::vector<Grant> grants;
-  for (const auto& place : order) {
-    const size_t index = std::get<size_t>(place);
+  for (const auto& key : order) {
+    const size_t index = std::get<size_t>(key);
     const HeadState& head = heads_[index];
-    const auto replica = absl::c_find_if(head.wanted, [&](int wanted) {
-      return Fits(head.lanes[static_cast<size_t>(wanted)], room);
+    const auto replica = absl::c_find_if(head.requested, [&](int candidate) {
+      return Fits(head.lanes[static_cast<size_t>(candidate)], room);
     });
-    if (replica != head.wanted.end()) {
+    if (replica != head.requested.end()) {
       grants.push_back({index, *replica});
       Occupy(head.lanes[static_cast<size_t>(*replica)], room);
       continue;
     }
-    // What it waits for is kept for it, or a head that needs several devices would never find all
-    // of them free.
-    for (const size_t device : head.lanes[static_cast<size_t>(head.wanted.front())].devices) {
+    // The devices that it waits for are kept for it. Otherwise a head that needs several devices
+    // would never find all of them free.
+    for (const size_t device : head.lanes[static_cast<size_t>(head.requested.front())].devices) {
       room.batches[device] = 0;
     }
   }

@@ -13,94 +13,98 @@
 
 namespace logprobd {
 
-/// Shares devices among heads: a batch needs a turn from before it is cut until its engine is done.
+/// Shares devices among heads. A batch needs a turn from before it is cut until its engine is done.
 ///
-/// Fair by work, which is rows x cost of a row: of the heads that wait, the one that has been given
-/// the least goes next, as with deficit round robin over a quantum smaller than any batch. A head
-/// that has been idle starts level with the others; what it had too much before it still owes. One
-/// that has little to do saves up no more than its batches in flight could have been.
-/// Heads that share no device do not touch each other.
+/// Fairness: turns are shared by work, which is the number of rows times the cost of a row. Of the
+/// waiting heads the one that has received the least work goes next, as with deficit round robin
+/// with a quantum smaller than any batch. A head that was idle starts at the same level as the
+/// others; excess work from before is still counted against it. A head with little to do saves up
+/// at most the work of its batches in flight. Heads that share no device do not affect each other.
 ///
-/// On a device at most as many batches are in flight as the head with the most replicas there has
-/// on its own, so that copies of one overlap the kernels of another, and a head whose neighbours
-/// have nothing to do never waits. Who goes next keeps its devices free of others until it can go.
+/// Capacity: a device has at most as many batches in flight as the head with the most replicas on
+/// it would have alone. So the copies of one batch overlap the kernels of another, and a head never
+/// waits for idle neighbours. The head that goes next keeps its devices free until it can go.
 ///
-/// Replicas whose devices wait for each other are never in flight together with another such on any
-/// device: each could wait for a kernel that the other's keeps from starting. All batches of one
-/// end before the other's begin; a hold lasts for two batches, so that they overlap. Thread-safe.
+/// Peers: two replicas whose GPUs wait for each other are never in flight together on any device,
+/// because each could wait for a kernel that the other keeps from starting. All batches of one end
+/// before those of the other begin. Such a hold lasts for two batches, so that these overlap.
+///
+/// Thread-safe.
 class DeviceTurns {
  public:
-  /// Where a replica's batches run.
+  /// The devices on which a replica's batches run.
   struct Lane {
-    std::vector<std::string> devices = {};  ///< "gpu0", each once.
-    bool waits_for_peers = false;           ///< Kernels of one device wait for another's.
+    std::vector<std::string> devices = {};  ///< Names such as "gpu0", each once.
+    bool waits_for_peers = false;           ///< Kernels on one device wait for another device.
   };
 
   struct Head {
-    std::vector<Lane> lanes = {};  ///< A replica each.
-    double row_cost = 1;           ///< Work of a row, > 0, in a unit common to all heads.
+    std::vector<Lane> lanes = {};  ///< One per replica.
+    double row_cost = 1;           ///< Work per row, > 0, in a unit common to all heads.
   };
 
-  /// A batch reads the whole weight however few its rows are: as much work as so many.
+  /// A batch counts as at least this many rows, because it reads the whole weight however few its
+  /// rows are.
   static constexpr int64_t kBatchRowsMin = 128;
 
   explicit DeviceTurns(const std::vector<Head>& heads);
 
-  /// Called, on any thread, when a head that waits can have its turn now or when it should ask
-  /// again; it must not block and holds nothing of this object. Returns once no call of the former
-  /// `wake` runs. An empty one: none.
+  /// Sets the function that is called, on any thread, when waiting head `head` should call Take
+  /// again. `wake` must not block; this object holds no lock during the call except one that guards
+  /// `wake` itself. Returns once no call of the previous `wake` is running. Empty: no function.
   void SetWake(int head, std::function<void()> wake);
 
-  /// Takes a turn for a batch on one of `replicas` (not empty, most wanted first) and says which;
-  /// or nothing: then the head waits for one of them, and is woken. The caller holds no lock that a
-  /// `wake` takes.
+  /// Takes a turn for a batch on one of `replicas` (not empty, in order of preference) and returns
+  /// that replica. Returns nullopt if none is free: then the head waits for one of them and is
+  /// woken. The caller must not hold a lock that a `wake` takes.
   std::optional<int> Take(int head, absl::Span<const int> replicas);
 
-  /// Counts the rows of a batch that has its turn.
+  /// Charges the rows of a batch that has its turn.
   void Charge(int head, int64_t rows);
 
-  /// Ends a turn. Locks as for Take.
+  /// Ends a turn. The rule about locks of Take applies.
   void GiveBack(int head, int replica);
 
-  /// The head no longer waits. Locks as for Take.
+  /// Ends the head's wait. The rule about locks of Take applies.
   void Withdraw(int head);
 
  private:
   struct LaneState {
-    std::vector<size_t> devices;  ///< Indices.
+    std::vector<size_t> devices;  ///< Device indices.
     bool waits_for_peers = false;
     int in_flight = 0;
-    int taken_in_hold = 0;  ///< Turns since it was last idle.
+    int taken_in_hold = 0;  ///< Number of turns taken since the lane was last idle.
   };
 
   struct HeadState {
     std::vector<LaneState> lanes;
     double row_cost = 1;
-    size_t group = 0;  ///< Heads joined by devices.
-    double served = 0;
+    size_t group = 0;   ///< Index of the group of heads that share devices.
+    double served = 0;  ///< Work received.
     int64_t last_turn = 0;
-    std::vector<int> wanted;  ///< Replicas; empty: it does not wait.
+    std::vector<int> requested;  ///< Replicas it waits for; empty: it does not wait.
     bool is_woken = false;
     int in_flight = 0;
   };
 
   struct Group {
-    double time = 0;        ///< `served` of the last turn's head.
+    double time = 0;        ///< `served` of the head that had the last turn.
     double charge_max = 0;  ///< Largest charge of a batch.
   };
 
-  /// What is left of the devices as turns are dealt out.
+  /// Free capacity of the devices while turns are assigned.
   struct Room {
-    std::vector<int> batches;
-    std::vector<const LaneState*> holders;  ///< Of those that wait for peers, or null.
+    std::vector<int> batches;               ///< [num_devices], further batches that fit.
+    std::vector<const LaneState*> holders;  ///< [num_devices], lane that waits for peers, or null.
   };
 
-  /// A wake function, which may be running.
+  /// A wake function; `mutex` is held while it runs.
   struct Waker {
     absl::Mutex mutex;
     std::function<void()> wake ABSL_GUARDED_BY(mutex);
   };
 
+  /// A turn that a head can have now.
   struct Grant {
     size_t head;
     int replica;
@@ -111,14 +115,14 @@ class DeviceTurns {
   Room RoomLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool IsInHold(const HeadState& head);
   std::vector<Grant> GrantsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Heads to be woken.
+  /// Returns the heads to wake.
   std::vector<size_t> WakeableLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wake(const std::vector<size_t>& heads) ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::vector<std::unique_ptr<Waker>> wakers_;
   absl::Mutex mutex_;
   std::vector<HeadState> heads_ ABSL_GUARDED_BY(mutex_);
-  std::vector<int> capacity_;  ///< Batches of each device.
+  std::vector<int> capacity_;  ///< [num_devices], most batches in flight.
   std::vector<Group> groups_ ABSL_GUARDED_BY(mutex_);
   int64_t num_turns_ ABSL_GUARDED_BY(mutex_) = 0;
 };

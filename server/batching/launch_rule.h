@@ -9,29 +9,38 @@
 
 namespace logprobd {
 
-/// When a batch leaves, and how much it takes.
+/// Decides how long a batch waits and how many rows it takes.
 ///
-/// With a replica that has no batch in flight it leaves at once: waiting could only add latency.
-/// With one in flight at each, the engines are busy anyway, so it leaves when its budget is full,
-/// when the oldest request has waited `wait_max`, or kPrepareTime before an engine falls idle, if
-/// its batch takes as long as the one before. While a small request waits or came within
-/// kSmallMemory, batches take at most a quarter of their budget of large requests, so that a small
-/// one never waits for a batch full of them.
+/// Waiting. A batch leaves at once when a replica has no batch in flight: waiting could only add
+/// latency. When every replica has one in flight, the next batch leaves as soon as one of these
+/// holds:
+///   - its budget is full;
+///   - its oldest request has waited `wait_max`;
+///   - an engine will be idle within kPrepareTime, judged by the duration of its last batch.
+/// When every replica has two in flight there is no free slot, and the batch waits for one.
 ///
-/// Rows beyond a multiple of the engine's step take as long as a whole step of them. A batch of
-/// many leaves them to the next one, at the cost of large requests, where more wait than it may
-/// take or another is in flight, so that they have company. One of small requests alone that has a
-/// whole step leaves them in any case: most of its rows are answered sooner, the rest hardly later.
+/// Small requests. While a small request waits, or one arrived within kSmallMemory, a batch takes
+/// rows of large requests for at most a quarter of its budget, so that a small request never waits
+/// for a batch full of large ones.
+///
+/// Whole steps. An engine computes rows in steps (ScoringEngine::row_step); a part of a step takes
+/// as long as a whole one. A batch of several steps therefore leaves the part to the next batch,
+/// taking fewer rows of large requests, if other rows wait or another batch is in flight. A batch
+/// of small requests only leaves the part in any case once it fills a step: most of its rows are
+/// answered sooner and the rest hardly later.
 class LaunchRule {
  public:
+  /// How long a small request limits the share of large ones after it has arrived.
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
-  /// What gathering a small batch and copying it to a GPU takes.
+  /// Time to gather a small batch and copy it to a GPU.
   static constexpr absl::Duration kPrepareTime = absl::Microseconds(250);
-  /// Batches of fewer steps are left whole; fewer yet where some of their rows have to wait anyway.
+  /// A batch with fewer steps is never cut to whole steps.
   static constexpr int64_t kStepsMin = 4;
+  /// The same when some rows have to wait for the next batch anyway.
   static constexpr int64_t kCutStepsMin = 2;
 
-  /// `engine`, whose steps they are, must outlive the rule.
+  /// Batches hold at most `rows_max` rows, or `rows_max_f32` rows of f32. `engine`, whose steps
+  /// are used, must outlive the rule.
   LaunchRule(int64_t rows_max, int64_t rows_max_f32, const ScoringEngine& engine,
              absl::Duration wait_max)
       : rows_max_(rows_max), rows_max_f32_(rows_max_f32), engine_(engine), wait_max_(wait_max) {}
@@ -40,6 +49,7 @@ class LaunchRule {
 
   void NoteSmallRequest(absl::Time now) { last_small_ = now; }
 
+  /// The most that a batch may take now.
   BatchBudget Budget(const RowQueue& queue, absl::Time now) const {
     const bool is_shared = queue.has_small() || now - last_small_ <= kSmallMemory;
     return BatchBudget{
@@ -48,7 +58,8 @@ class LaunchRule {
         .bulk_rows_max = is_shared ? std::max<int64_t>(rows_max_ / 4, 1) : rows_max_};
   }
 
-  /// What a batch takes that leaves now. `in_flight`: batches of its replica.
+  /// The budget of a batch that leaves now, cut to whole steps. `in_flight`: number of batches in
+  /// flight on its replica.
   BatchBudget CutBudget(const RowQueue& queue, int in_flight, absl::Time now) const {
     BatchBudget budget = Budget(queue, now);
     const int64_t bulk = std::min(queue.bulk_rows(), budget.bulk_rows_max);
@@ -66,9 +77,9 @@ class LaunchRule {
     return budget;
   }
 
-  /// The time from which the next batch may leave, given that a slot is free; `now` if it is full.
-  /// `in_flight`: batches of the healthy replica that has the fewest; `idle_time`: when it will
-  /// probably have ended the first.
+  /// The time at which the next batch may leave if a slot is free; `now` if its budget is full, and
+  /// infinite if nothing waits. `in_flight`: number of batches in flight on the healthy replica
+  /// that has the fewest; `idle_time`: when that replica will probably end the older one.
   absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time idle_time,
                         absl::Time now) const {
     if (queue.empty()) {

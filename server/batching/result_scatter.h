@@ -8,21 +8,21 @@
 
 namespace logprobd {
 
-/// Sizes the arrays of a request's result, all zeros: what ignored rows keep. Before its first part
-/// is scattered.
+/// Sizes the arrays of a request's result and fills them with zeros, which ignored rows keep. Call
+/// it before the request's first part is scattered.
 void PrepareResult(PendingRequest& pending, uint64_t weights_version);
 
-/// What a scattered part adds to its request's counts.
+/// The counts that a scattered part adds to those of its request.
 struct ScatteredPart {
   int64_t nonfinite_rows = 0;
-  int64_t first_nonfinite_row = 0;  ///< Of the request; if there is one.
+  int64_t first_nonfinite_row = 0;  ///< Row of the request; only valid if nonfinite_rows > 0.
 };
 
 /// Copies the scores of a part from the batch to their rows in the request's result.
 ScatteredPart ScatterPart(const BatchSlot& slot, const BatchPart& part);
 
-/// The answer once every row is in place: segment sums are made, arrays that were not asked for are
-/// dropped. INVALID_ARGUMENT for a row with NaN or Inf where the request refuses those.
+/// Builds the answer once all rows are scattered: sums the segments and drops arrays that were not
+/// requested. INVALID_ARGUMENT: the request refuses nonfinite rows and has one.
 absl::StatusOr<ScoreResult> FinishResult(PendingRequest& pending);
 
 }  // namespace logprobd

@@ -8,15 +8,16 @@
 namespace logprobd {
 namespace {
 
-/// Share of a batch that a waiting lower priority earns.
+/// Share of each batch that a waiting lower priority earns.
 constexpr double kLowerPriorityShare = 1.0 / 16;
 
-/// Rows of a client's turn: many turns a batch, but few enough that their cost does not show.
+/// Rows in a client's turn: small enough for many turns in a batch, and large enough that their
+/// cost does not matter.
 int64_t TurnRows(int64_t rows_max) { return std::clamp<int64_t>(rows_max / 16, 1, 64); }
 
 }  // namespace
 
-/// The batch being cut.
+/// State of the batch that is being cut.
 struct RowQueue::Cutting {
   BatchBudget budget;
   int64_t turn_rows = 1;
@@ -31,7 +32,7 @@ struct RowQueue::Cutting {
     return !dtype.has_value() || *dtype == pending.request.dtype();
   }
 
-  /// Whether the next row's candidates fit; the first row of a batch always does.
+  /// Returns whether the next row's candidates fit. The first row of a batch always fits.
   bool FitsNextRow(const PendingRequest& pending) const {
     return !has_row || candidates_left >= NextCandidates(pending);
   }
@@ -90,7 +91,8 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
                   .bulk_rows_left = budget.bulk_rows_max,
                   .candidates_left = budget.candidates_max};
   EarnCredit(cutting.rows_left, budget.rows_max);
-  // A level owed a whole batch goes first: its rows may be of another dtype than all others.
+  // A level that has earned a whole batch goes first: its rows may have a different dtype from all
+  // others.
   for (size_t i = levels_.size(); i-- > 1;) {
     if (levels_[i].credit >= static_cast<double>(budget.rows_max)) {
       TakeFromLevel(levels_[i], cutting.rows_left, cutting);
@@ -104,7 +106,7 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
     TakeFromLevel(levels_[i], cutting.rows_left - reserved, cutting);
   }
   for (Level& level : levels_) {
-    TakeFromLevel(level, cutting.rows_left, cutting);  // what was reserved in vain
+    TakeFromLevel(level, cutting.rows_left, cutting);  // Uses reserved rows that nobody took.
   }
   int64_t batch_row = 0;
   for (BatchPart& part : cutting.parts) {
@@ -139,7 +141,7 @@ void RowQueue::EarnCredit(int64_t batch_rows, int64_t rows_max) {
 }
 
 void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
-  std::list<Flow> blocked;  // cannot give more to this batch; first in turn for the next
+  std::list<Flow> blocked;  // Cannot add rows to this batch; they go first in the next one.
   rows_max = std::min(rows_max, cutting.rows_left);
   while (rows_max > 0 && !level.flows.empty()) {
     const auto flow = level.flows.begin();
@@ -147,7 +149,7 @@ void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
       flow->deficit = cutting.turn_rows;
     }
     const int64_t taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
-    // The first row chooses the dtype, and with it the budget.
+    // The first row determines the dtype, and with it the budget.
     rows_max = std::min(rows_max - taken, cutting.rows_left);
     flow->deficit -= taken;
     level.credit = std::max(level.credit - static_cast<double>(taken), 0.0);
@@ -164,7 +166,8 @@ void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
 }
 
 int64_t RowQueue::TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting) {
-  // Small requests get half of a turn that large ones want too, and either what the other leaves.
+  // Small requests get half of a turn when large ones wait too; each kind gets what the other
+  // leaves.
   const int64_t small_share = flow.bulk.empty() ? rows_max : (rows_max + 1) / 2;
   int64_t taken = TakeFromRequests(flow, flow.small, small_share, cutting);
   const int64_t bulk_max = std::min(rows_max - taken, cutting.bulk_rows_left);
@@ -180,8 +183,8 @@ int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_
   while (taken < rows_max && !requests.empty() && cutting.Fits(*requests.front())) {
     PendingRequest& pending = *requests.front();
     cutting.ChooseDtype(pending.request.dtype());
-    const int64_t wanted = std::min(rows_max - taken, cutting.rows_left);
-    if (wanted <= 0 || !cutting.FitsNextRow(pending)) {
+    const int64_t part_rows_max = std::min(rows_max - taken, cutting.rows_left);
+    if (part_rows_max <= 0 || !cutting.FitsNextRow(pending)) {
       break;
     }
     if (pending.part_in_cut < 0) {
@@ -191,13 +194,14 @@ int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_
     }
     BatchPart& part = cutting.parts[static_cast<size_t>(pending.part_in_cut)];
     int64_t part_rows = 0;
-    while (part_rows < wanted && pending.next_row < pending.request.rows &&
+    while (part_rows < part_rows_max && pending.next_row < pending.request.rows &&
            cutting.FitsNextRow(pending)) {
       cutting.candidates_left -= Cutting::NextCandidates(pending);
       cutting.has_row = true;
       ++part_rows;
       ++pending.next_row;
-      part.row_end = pending.next_row;  // behind a scored row: contiguous parts show as such
+      // The part ends right after a scored row, so that is_contiguous() holds when it can.
+      part.row_end = pending.next_row;
       pending.SkipIgnoredRows();
     }
     pending.waiting_rows -= part_rows;
@@ -222,7 +226,7 @@ void RowQueue::Unlink(Requests& requests, PendingRequest& pending) {
   pending.is_queued = false;
   small_requests_ -= pending.is_small() ? 1 : 0;
   arrivals_.erase(pending.arrival_position);
-  requests.erase(pending.queue_position);  // may be the last owner
+  requests.erase(pending.queue_position);  // May destroy `pending`.
 }
 
 }  // namespace logprobd

@@ -12,11 +12,11 @@ namespace logprobd {
 TaskPool::TaskPool(const char* name, int32_t num_threads) {
   for (int32_t i = 0; i < num_threads; ++i) {
     absl::StatusOr<std::thread> thread = StartThread(name, [this] { Work(); });
-    if (!thread.ok()) {  // fewer do as well, if slower
-      LogWarning("a pool is short of threads", {{"pool", name},
-                                                {"wanted", num_threads},
-                                                {"started", i},
-                                                {"error", thread.status().message()}});
+    if (!thread.ok()) {  // Fewer threads work too, only slower.
+      LogWarning("a pool has fewer threads than requested", {{"pool", name},
+                                                             {"requested", num_threads},
+                                                             {"started", i},
+                                                             {"error", thread.status().message()}});
       break;
     }
     threads_.push_back(*std::move(thread));

@@ -9,25 +9,25 @@
 
 namespace logprobd {
 
-/// Threads that share the tasks of one caller at a time; they sleep in between.
+/// Threads that share the tasks of one caller at a time and sleep in between.
 class TaskPool {
  public:
-  /// `num_threads` >= 0, of that name, beside the caller, who always takes part; fewer where no
-  /// more can be had.
+  /// Starts `num_threads` >= 0 threads named `name`, in addition to the caller, which always takes
+  /// part. If the system gives fewer threads, the pool works with those and logs a warning.
   TaskPool(const char* name, int32_t num_threads);
   ~TaskPool();
   TaskPool(const TaskPool&) = delete;
   TaskPool& operator=(const TaskPool&) = delete;
 
-  /// Calls `task(i)` for every i in [0, num_tasks), in any order and on any of the threads, and
-  /// returns when all have returned. From one thread at a time.
+  /// Calls `task(i)` for every i in [0, num_tasks), in any order and on any of the threads. Returns
+  /// when all calls have returned. Call it from one thread at a time.
   void Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task);
 
  private:
   using Task = absl::FunctionRef<void(int64_t)>;
 
   void Work();
-  /// Takes tasks until none is left. The mutex is held on entry and exit, not while a task runs.
+  /// Runs tasks until none is left. The mutex is held on entry and exit but not while a task runs.
   void TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Mutex mutex_;
@@ -35,8 +35,8 @@ class TaskPool {
   int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t end_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool has_work_ ABSL_GUARDED_BY(mutex_) = false;  // tasks to take, or stopping
-  bool is_done_ ABSL_GUARDED_BY(mutex_) = true;    // every task has returned
+  bool has_work_ ABSL_GUARDED_BY(mutex_) = false;  // Tasks are left, or the pool is stopping.
+  bool is_done_ ABSL_GUARDED_BY(mutex_) = true;    // Every task has returned.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

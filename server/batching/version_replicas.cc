@@ -1,7 +1,9 @@
 #include "server/batching/version_replicas.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
+#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -11,8 +13,8 @@
 namespace logprobd {
 namespace {
 
-/// What a row's scores and the sizes of batches follow from.
-auto HeadStatus(const ScoringEngine& engine) {
+/// The properties that determine a row's scores and the sizes of batches.
+auto ScoringProperties(const ScoringEngine& engine) {
   const HeadInfo& info = engine.info();
   return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
                     info.vocab_rows, info.dtype, info.has_bias, info.scale, info.softcap,
@@ -24,9 +26,9 @@ absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batc
     return absl::InvalidArgumentError("replicas: there must be at least one");
   }
   for (size_t i = 1; i < engines.size(); ++i) {
-    if (HeadStatus(*engines[i]) != HeadStatus(*engines.front())) {
+    if (ScoringProperties(*engines[i]) != ScoringProperties(*engines.front())) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "replicas: number ", i, " has another head or batch_rows_max than number 0"));
+          "replicas: number ", i, " has a different head or batch_rows_max from number 0"));
     }
   }
   const int64_t engine_rows_max = engines.front()->batch_rows_max();
@@ -45,24 +47,24 @@ absl::StatusOr<std::unique_ptr<VersionReplicas>> VersionReplicas::Create(
   const HeadInfo& head = engines.front()->info();
   const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
   if (options.staging != nullptr) {
-    // First, so that memory holds no more than it will.
+    // Frees unusable buffers first, so that memory never holds more than it will in the end.
     options.staging->FreeAllBut(static_cast<int>(engines.size()), staging_bytes);
   }
-  auto generation = std::make_unique<VersionReplicas>(options, *engines.front());
+  auto version = std::make_unique<VersionReplicas>(options, *engines.front());
   for (ScoringEngine* engine : engines) {
-    const auto index = static_cast<int>(generation->replicas.size());
-    generation->reads_in_place = generation->reads_in_place && engine->reads_in_place();
-    Replica& replica = *generation->replicas.emplace_back(
+    const auto index = static_cast<int>(version->replicas.size());
+    version->reads_in_place = version->reads_in_place && engine->reads_in_place();
+    Replica& replica = *version->replicas.emplace_back(
         std::make_unique<Replica>(Replica{.engine = *engine, .index = index}));
     for (int i = 0; i < ScoringEngine::kBatchesInFlight; ++i) {
       LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<StagingBuffer> staging,
                                 options.staging == nullptr
                                     ? engine->AllocateStaging(staging_bytes)
                                     : options.staging->Take(index, *engine, staging_bytes));
-      generation->slots.push_back(std::make_unique<Slot>(*generation, replica, std::move(staging)));
+      version->slots.push_back(std::make_unique<Slot>(*version, replica, std::move(staging)));
     }
   }
-  return generation;
+  return version;
 }
 
 VersionReplicas::VersionReplicas(const Batcher::Options& options, const ScoringEngine& engine)
@@ -98,8 +100,9 @@ int VersionReplicas::NumInFlight() const {
   return in_flight;
 }
 
-/// Of equals the one that is idle first, else the first: a row's scores are the same wherever it is
-/// scored, so taking turns would only add state.
+/// Among replicas with equally many batches in flight, chooses the one that is expected to be idle
+/// first, then the first in order. A row's scores do not depend on the replica, so taking turns
+/// would only add state.
 VersionReplicas::Slot* VersionReplicas::FindFreeSlot() const {
   const auto load = [](const Slot& slot) {
     return std::pair(slot.replica.in_flight, slot.replica.idle_time());
@@ -127,6 +130,57 @@ int64_t VersionReplicas::staging_bytes() const {
   int64_t bytes = 0;
   for (const std::unique_ptr<Slot>& slot : slots) {
     bytes += slot->batch.staging_bytes();
+  }
+  return bytes;
+}
+
+absl::Status StagingStore::Reserve(int replica, ScoringEngine& engine, int64_t size_bytes,
+                                   int count) {
+  for (int i = 0; i < count; ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<StagingBuffer> buffer,
+                              engine.AllocateStaging(size_bytes));
+    Return(replica, std::move(buffer));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StagingBuffer>> StagingStore::Take(int replica,
+                                                                  ScoringEngine& engine,
+                                                                  int64_t size_bytes) {
+  {
+    const absl::MutexLock lock(&mutex_);
+    const auto spare = absl::c_find_if(spares_, [&](const Spare& each) {
+      return each.replica == replica && each.buffer->size_bytes() == size_bytes;
+    });
+    if (spare != spares_.end()) {
+      std::unique_ptr<StagingBuffer> buffer = std::move(spare->buffer);
+      spares_.erase(spare);
+      return buffer;
+    }
+  }
+  return engine.AllocateStaging(size_bytes);
+}
+
+void StagingStore::Return(int replica, std::unique_ptr<StagingBuffer> buffer) {
+  const absl::MutexLock lock(&mutex_);
+  spares_.push_back({replica, std::move(buffer)});
+}
+
+void StagingStore::FreeAllBut(int num_replicas, int64_t size_bytes) {
+  std::vector<Spare> useless;  // Freed after the mutex is released.
+  const absl::MutexLock lock(&mutex_);
+  const auto first = std::partition(spares_.begin(), spares_.end(), [&](const Spare& spare) {
+    return spare.replica < num_replicas && spare.buffer->size_bytes() == size_bytes;
+  });
+  std::move(first, spares_.end(), std::back_inserter(useless));
+  spares_.erase(first, spares_.end());
+}
+
+int64_t StagingStore::spare_bytes() const {
+  const absl::MutexLock lock(&mutex_);
+  int64_t bytes = 0;
+  for (const Spare& spare : spares_) {
+    bytes += spare.buffer->size_bytes();
   }
   return bytes;
 }

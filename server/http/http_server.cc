@@ -3,6 +3,7 @@
 #include <httplib.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,9 +13,11 @@
 #include <cstring>
 #include <deque>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -23,34 +26,33 @@
 #include "server/base/errors.h"
 #include "server/base/host.h"
 #include "server/base/listen_address.h"
-#include "server/http/connections.h"
 
 namespace logprobd {
 namespace {
 
 constexpr size_t kThreads = 8;
-/// Accepted connections that wait for a thread; beyond it they wait in the kernel.
+/// Most accepted connections that wait for a thread; further ones wait in the kernel.
 constexpr size_t kWaitingMax = 64;
 constexpr int kListenBacklog = 512;
-/// A client that neither sends nor reads for so long is dropped: it holds one of the threads.
+/// A client that neither sends nor reads for this long is dropped, because it holds a thread.
 constexpr std::chrono::milliseconds kReadTimeout{1'000};
 constexpr std::chrono::milliseconds kWriteTimeout{5'000};
-/// So is one that does so a byte now and then, after so long in all.
+/// Longest duration of a whole exchange, for clients that send or read a byte now and then.
 constexpr std::chrono::milliseconds kExchangeTimeout{10'000};
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
 constexpr const char* kHtml = "text/html; charset=utf-8";
-/// A page is what it says and nothing else, whatever a head is called.
+/// Keeps browsers from loading or running anything, whatever names the page shows.
 constexpr const char* kContentPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
-/// Time after which a browser loads the status page again, in seconds.
+/// Default interval at which a browser reloads the status page, in seconds, and the longest one.
 constexpr int kRefresh = 5;
 constexpr int kRefreshMax = 3'600;
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The library's own pool takes any number of connections, each an open file. This one stops
-/// accepting when enough wait.
+/// Threads for requests. The library's own pool accepts any number of connections, each an open
+/// file; this pool stops accepting when kWaitingMax connections wait.
 class BoundedPool final : public httplib::TaskQueue {
  public:
   static absl::StatusOr<std::unique_ptr<BoundedPool>> Create() {
@@ -108,8 +110,8 @@ class BoundedPool final : public httplib::TaskQueue {
   std::vector<std::thread> threads_;
 };
 
-/// A client's socket as the library reads and writes it, with a bound on the whole exchange: the
-/// library's own bounds each byte.
+/// The stream through which the library reads and writes a client's socket. It bounds the time of
+/// the whole exchange; the library's own stream only bounds the time per byte.
 class BoundedStream final : public httplib::Stream {
  public:
   explicit BoundedStream(int socket) : socket_(socket) {}
@@ -136,7 +138,7 @@ class BoundedStream final : public httplib::Stream {
   }
 
   ssize_t write(const char* data, size_t size) override {
-    // Whole: some versions of the library do not look at how much was written.
+    // Writes everything: some versions of the library ignore how much was written.
     for (size_t done = 0; done < size;) {
       if (!Await(POLLOUT, kWriteTimeout)) {
         return -1;
@@ -150,13 +152,13 @@ class BoundedStream final : public httplib::Stream {
     return static_cast<ssize_t>(size);
   }
 
-  // Asked for each request; nothing of ours uses them.
+  // The library calls these for each request; we do not use the results.
   void get_remote_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
   void get_local_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
   int socket() const override { return socket_; }
 
  private:
-  /// False when the socket is not ready within `timeout` or the exchange's.
+  /// Returns false if the socket is not ready within `timeout` or before the exchange must end.
   bool Await(int16_t events, std::chrono::milliseconds timeout) const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
         end_of_exchange_ - std::chrono::steady_clock::now());
@@ -172,17 +174,64 @@ class BoundedStream final : public httplib::Stream {
   const std::chrono::steady_clock::time_point end_of_exchange_ =
       std::chrono::steady_clock::now() + kExchangeTimeout;
   std::array<char, 4'096> buffer_{};
-  size_t begin_ = 0;  ///< Of what has been received and not yet read.
+  size_t begin_ = 0;  ///< Bytes [begin_, end_) are received but not yet read.
   size_t end_ = 0;
 };
 
-/// The library's server with a longer backlog than its built-in 5, on which a burst of scrapers
-/// would wait for a second's retransmission, and with connections that can be ended.
+/// The sockets of the requests in progress. The server can shut them down, so that it does not wait
+/// for clients that neither send nor read. Thread-safe.
+class Connections {
+ public:
+  /// Registers a socket for the lifetime of this object, then closes it.
+  class Scope {
+   public:
+    Scope(Connections& connections, int socket) : connections_(connections), socket_(socket) {
+      const absl::MutexLock lock(&connections_.mutex_);
+      connections_.sockets_.insert(socket_);
+      if (connections_.is_shut_down_) {
+        ::shutdown(socket_, SHUT_RDWR);
+      }
+    }
+    ~Scope() {
+      {
+        // Removed under the lock before it is closed: right after that, its number may be another
+        // file's.
+        const absl::MutexLock lock(&connections_.mutex_);
+        connections_.sockets_.erase(socket_);
+      }
+      ::shutdown(socket_, SHUT_RDWR);
+      close(socket_);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Connections& connections_;
+    const int socket_;
+  };
+
+  /// Shuts down all registered sockets and those of later Scopes, so that waits on them end.
+  void ShutDown() {
+    const absl::MutexLock lock(&mutex_);
+    is_shut_down_ = true;
+    for (const int socket : sockets_) {
+      ::shutdown(socket, SHUT_RDWR);
+    }
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unordered_set<int> sockets_ ABSL_GUARDED_BY(mutex_);
+};
+
+/// The library's server with two changes. The backlog is longer than the built-in 5, with which a
+/// burst of scrapers would wait a second for a retransmission, and connections can be shut down.
 class Listener final : public httplib::Server {
  public:
   void WidenBacklog() { ::listen(svr_sock_, kListenBacklog); }
 
-  /// As stop(), which alone would wait for clients.
+  /// Stops the server without waiting for clients, as stop() would.
   void StopAtOnce() {
     stop();
     connections_.ShutDown();
@@ -193,7 +242,7 @@ class Listener final : public httplib::Server {
     const Connections::Scope scope(connections_, socket);
     BoundedStream stream(socket);
     bool is_closed = false;
-    // Closed after one request: a connection that idles between two scrapes would hold a thread.
+    // Closes after one request: a connection that idles between two scrapes would hold a thread.
     return process_request(stream, /*close_connection=*/true, is_closed, nullptr);
   }
 
@@ -205,15 +254,15 @@ void Answer(httplib::Response& response, int status, const std::string& text) {
   response.set_content(text, kPlainText);
 }
 
-/// Whether the status page is to be HTML: as `format` says, else if the client says that it takes
-/// HTML. Browsers do; curl takes anything and gets text.
+/// Returns whether to send the status page as HTML: as the parameter `format` says, otherwise if
+/// the client accepts text/html. Browsers do; curl accepts anything and gets text.
 bool WantsHtml(const httplib::Request& request) {
   const std::string format = request.get_param_value("format");
   return format.empty() ? absl::StrContains(request.get_header_value("Accept"), "text/html")
                         : format == "html";
 }
 
-/// Seconds of `refresh`, or the default for what is no such number.
+/// Returns the parameter `refresh` in seconds, or the default if it is absent or not valid.
 int RefreshOf(const httplib::Request& request) {
   int seconds = 0;
   const bool is_valid = absl::SimpleAtoi(request.get_param_value("refresh"), &seconds) &&
@@ -231,7 +280,7 @@ struct HttpServer::Impl {
 
   const Options options;
   const Metrics& metrics;
-  std::unique_ptr<BoundedPool> pool;  ///< The library's once it listens.
+  std::unique_ptr<BoundedPool> pool;  ///< Owned by `server` once it listens.
   Listener server;
   int port = 0;
   std::thread thread;
@@ -241,7 +290,7 @@ void HttpServer::Impl::Configure() {
   server.new_task_queue = [this] { return pool.release(); };
   server.set_payload_max_length(0);
   server.set_tcp_nodelay(true);
-  // Not the library's default, which lets two processes share a port (SO_REUSEPORT).
+  // Replaces the library's default, which lets two processes share a port (SO_REUSEPORT).
   server.set_socket_options([](int socket) {
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -255,9 +304,16 @@ void HttpServer::Impl::Configure() {
     return httplib::Server::HandlerResponse::Handled;
   });
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (response.body.empty()) {
-      Answer(response, response.status, "Not here: see /metrics, /healthz, /readyz and /.\n");
+    if (!response.body.empty()) {
+      return;
     }
+    // The connection preface of HTTP/2, with which every gRPC client begins, is a bad request too.
+    // The client recognizes the answer as HTTP/1.1.
+    Answer(response, response.status,
+           response.status == 400
+               ? "Bad request. This is the --http port, which speaks HTTP/1.1 only; gRPC clients "
+                 "connect to the --listen port.\n"
+               : "Not found. See /metrics, /healthz, /readyz and /.\n");
   });
   server.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
     response.set_content(metrics.Serialize(), kMetricsText);
@@ -274,7 +330,10 @@ void HttpServer::Impl::Configure() {
     response.set_header("Vary", "Accept");
     response.set_header("Cache-Control", "no-store");
     if (!options.status_page || !WantsHtml(request)) {
-      Answer(response, 200, options.status_text ? options.status_text() : "");
+      Answer(response, 200,
+             absl::StrCat(options.status_text ? options.status_text() : "",
+                          options.status_page ? RenderLatencyText(options.status_page()) : "",
+                          "\nSee /metrics, /healthz and /readyz.\n"));
       return;
     }
     response.set_header("Content-Security-Policy", kContentPolicy);
@@ -305,12 +364,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& op
   if (impl->port <= 0) {
     return absl::UnavailableError(
         absl::StrCat("--http: cannot listen on ", options.listen,
-                     ": the port is in use or the address is not this machine's"));
+                     ": the port is in use or the address does not belong to this machine"));
   }
   impl->server.WidenBacklog();
   LOGPROBD_ASSIGN_OR_RETURN(
       impl->thread, StartThread("http", [server = &impl->server] { server->listen_after_bind(); }));
-  // stop() has no effect before the loop runs, so the object exists only from then on.
+  // stop() has no effect before the loop runs, so waits for the loop before returning the object.
   while (!impl->server.is_running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

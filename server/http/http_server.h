@@ -10,31 +10,34 @@
 
 namespace logprobd {
 
-/// HTTP for operators: /metrics, /healthz (the process lives), /readyz (200 when it can score, else
-/// 503 with the reason), / (a status page).
+/// HTTP/1.1 server for operators. It serves /metrics, /healthz (200 while the process runs),
+/// /readyz (200 when the server can score, otherwise 503 with the reason) and / (a status page).
 class HttpServer {
  public:
   struct Options {
-    /// host:port; port 0 takes a free one.
+    /// Address as host:port; port 0 chooses a free port.
     std::string listen = "127.0.0.1:9470";
-    /// Empty string: ready; else why not. Called on a request's thread; must not block.
+    /// Returns why the server is not ready, or an empty string if it is ready. Called on a
+    /// request's thread; must not block.
     std::function<std::string()> not_ready_reason;
-    /// What /readyz says when it is ready; not set: "ready". As above.
+    /// Returns what /readyz says when the server is ready. Unset: "ready". Called like the function
+    /// above.
     std::function<std::string()> ready_text;
-    /// The status page in plain text. As above.
+    /// Returns the first part of the status page in plain text. Called like the function above.
     std::function<std::string()> status_text;
-    /// What is drawn of it for who takes HTML; empty: the text for everybody. Holds up its own
-    /// request alone.
+    /// Returns the contents of the HTML status page; the text page shows its latencies too. Unset:
+    /// everybody gets `status_text` alone. It may block, which only delays its own request.
     std::function<StatusPage()> status_page;
   };
 
-  /// UNAVAILABLE when the port is in use, INVALID_ARGUMENT for a bad address; they name --http.
-  /// RESOURCE_EXHAUSTED when there are no threads.
+  /// UNAVAILABLE: the port is in use. INVALID_ARGUMENT: bad address. Both name --http.
+  /// RESOURCE_EXHAUSTED: no thread could be started.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const Options& options,
                                                             const Metrics& metrics);
-  /// Cuts the connections at hand: no client can delay it.
+  /// Shuts down the open connections, so that no client can delay the destructor.
   ~HttpServer();
 
+  /// The port on which the server listens.
   int port() const;
 
  private:

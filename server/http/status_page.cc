@@ -2,20 +2,86 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "server/base/head_info.h"
 #include "server/base/text.h"
-#include "server/http/html_text.h"
 #include "server/http/status_page_style.h"
 
 namespace logprobd {
 namespace {
 
-/// Appends its arguments; text that is not ours goes through EscapeHtml first.
+/// Shown for a latency without observations.
+constexpr const char* kNothing = "none in this time";
+
+constexpr int64_t kMinute = 60;
+constexpr int64_t kHour = 60 * kMinute;
+constexpr int64_t kDay = 24 * kHour;
+
+std::string WithThousands(int64_t number) {
+  std::string digits = absl::StrCat(number);
+  for (size_t place = digits.size(); place > 3;) {
+    place -= 3;
+    digits.insert(place, 1, ',');
+  }
+  return digits;
+}
+
+}  // namespace
+
+std::string EscapeHtml(absl::string_view text) {
+  return absl::StrReplaceAll(
+      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
+}
+
+std::string HumanSeconds(double seconds) {
+  if (seconds == 0) {
+    return "0";
+  }
+  if (seconds < 0.9995e-3) {
+    return absl::StrFormat("%.3g µs", seconds * 1e6);
+  }
+  if (seconds < 0.9995) {
+    return absl::StrFormat("%.3g ms", seconds * 1e3);
+  }
+  if (seconds < kMinute) {
+    return absl::StrFormat("%.3g s", seconds);
+  }
+  const auto whole = static_cast<int64_t>(seconds);
+  if (whole < kHour) {
+    return absl::StrCat(whole / kMinute, " min ", whole % kMinute, " s");
+  }
+  if (whole < kDay) {
+    return absl::StrCat(whole / kHour, " h ", whole % kHour / kMinute, " min");
+  }
+  return absl::StrCat(whole / kDay, " d ", whole % kDay / kHour, " h");
+}
+
+std::string HumanNumber(double number) {
+  if (number < 10) {
+    return absl::StrFormat("%.2g", number);
+  }
+  if (number < 1e6) {
+    return WithThousands(std::llround(number));
+  }
+  return number < 1e9 ? absl::StrFormat("%.2f M", number / 1e6)
+                      : absl::StrFormat("%.2f G", number / 1e9);
+}
+
+std::string HumanShare(double ratio) {
+  return ratio > 0 && ratio < 0.1 ? absl::StrFormat("%.1f%%", ratio * 100)
+                                  : absl::StrFormat("%.0f%%", ratio * 100);
+}
+
+namespace {
+
+/// Appends its arguments. Text from outside must go through EscapeHtml first.
 template <typename... Pieces>
 void Put(std::string& html, const Pieces&... pieces) {
   absl::StrAppend(&html, pieces...);
@@ -43,11 +109,11 @@ void PutFigure(std::string& html, absl::string_view value, absl::string_view nam
       EscapeHtml(name), "</span></div>\n");
 }
 
-void PutFact(std::string& html, absl::string_view name, absl::string_view value) {
+void PutTerm(std::string& html, absl::string_view name, absl::string_view value) {
   Put(html, "<dt>", EscapeHtml(name), "</dt><dd>", EscapeHtml(value), "</dd>\n");
 }
 
-/// A part of a bar, in percent of its width.
+/// One part of a bar; `begin` and `length` are shares of its width, 0 to 1.
 std::string Part(double begin, double length, absl::string_view css_class,
                  absl::string_view title = "") {
   return absl::StrFormat(
@@ -59,6 +125,15 @@ std::string Part(double begin, double length, absl::string_view css_class,
 std::string Bar(absl::string_view label, absl::string_view parts, absl::string_view css_class) {
   return absl::StrCat("<svg role=\"img\" class=\"", css_class, "\" aria-label=\"",
                       EscapeHtml(label), "\">", parts, "</svg>");
+}
+
+/// Appends `text` in a column of `width` characters. Counts characters of UTF-8 and not bytes,
+/// since HumanSeconds may contain a micro sign.
+void PutRightAligned(std::string& out, absl::string_view text, size_t width) {
+  const auto length = static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char byte) {
+    return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U;
+  }));
+  absl::StrAppend(&out, std::string(width - std::min(width, length), ' '), text);
 }
 
 double Share(double part, double whole) { return whole > 0 ? std::min(part / whole, 1.0) : 0; }
@@ -76,8 +151,8 @@ void PutLatencies(std::string& html, const std::vector<LatencySummary>& rows,
     const std::string name = EscapeHtml(row.name);
     if (row.count == 0) {
       Put(html, "<tr><td>", name,
-          "</td><td class=\"number wide\">0</td><td class=\"soft\" colspan=\"4\">nothing in this "
-          "time</td></tr>\n");
+          "</td><td class=\"number wide\">0</td><td class=\"soft\" colspan=\"4\">", kNothing,
+          "</td></tr>\n");
       continue;
     }
     const std::string parts = absl::StrCat(Part(0, Share(row.p99_seconds, longest), "c1 light"),
@@ -115,29 +190,29 @@ void PutLayout(std::string& html, const HeadStatus& head) {
   Put(html, "</table>\n");
 }
 
-void PutHeadFacts(std::string& html, const HeadStatus& head) {
+void PutHeadInfo(std::string& html, const HeadStatus& head) {
   const HeadInfo& info = head.info;
   const RequestLimits& limits = info.limits;
   const auto none_or = [](float value, float none) {
     return value == none ? std::string("none") : absl::StrCat(value);
   };
   Put(html, "<h3>Head</h3>\n<dl>");
-  PutFact(html, "model type", info.model_type);
-  PutFact(html, "tensor", absl::StrCat(info.tensor, info.tied ? " (tied)" : ""));
-  PutFact(html, "vocabulary", absl::StrCat(info.vocab_size, " ids, ", info.vocab_rows, " rows"));
-  PutFact(html, "hidden", absl::StrCat(info.hidden_size));
-  PutFact(
+  PutTerm(html, "model type", info.model_type);
+  PutTerm(html, "tensor", absl::StrCat(info.tensor, info.tied ? " (tied)" : ""));
+  PutTerm(html, "vocabulary", absl::StrCat(info.vocab_size, " ids, ", info.vocab_rows, " rows"));
+  PutTerm(html, "hidden", absl::StrCat(info.hidden_size));
+  PutTerm(
       html, "weight",
       absl::StrCat(absl::string_view(DtypeName(info.dtype)), ", ", HumanBytes(info.weight_bytes)));
-  PutFact(html, "bias, scale, cap",
+  PutTerm(html, "bias, scale, cap",
           absl::StrCat(info.has_bias ? "yes" : "none", ", ", none_or(info.scale, 1), ", ",
                        none_or(info.softcap, 0)));
-  PutFact(html, "engine", absl::StrCat(info.engine, ": ", info.engine_reason));
-  PutFact(html, "rows a request", absl::StrCat("at most ", limits.request_rows_max));
-  PutFact(html, "message", absl::StrCat("at most ", HumanBytes(limits.message_bytes_max)));
-  PutFact(html, "candidates, top-k",
+  PutTerm(html, "engine", absl::StrCat(info.engine, ": ", info.engine_reason));
+  PutTerm(html, "rows per request", absl::StrCat("at most ", limits.request_rows_max));
+  PutTerm(html, "message", absl::StrCat("at most ", HumanBytes(limits.message_bytes_max)));
+  PutTerm(html, "candidates, top-k",
           absl::StrCat("at most ", limits.candidates_max, ", ", limits.top_k_max));
-  PutFact(html, "stream window", absl::StrCat(limits.stream_window, " chunks"));
+  PutTerm(html, "stream window", absl::StrCat(limits.stream_window, " chunks"));
   Put(html, "</dl>\n");
 }
 
@@ -166,8 +241,8 @@ void PutHead(std::string& html, const HeadStatus& head) {
   PutFigure(html, HumanNumber(head.requests_per_second), "calls/s");
   PutFigure(html, HumanNumber(head.faults_per_second), "faults/s", head.faults_per_second > 0);
   PutFigure(html, HumanSeconds(head.latency.p99_seconds), "p99 latency");
-  PutFigure(html, HumanNumber(head.batch_rows_mean), "rows a batch");
-  PutFigure(html, HumanNumber(static_cast<double>(head.nonfinite_rows)), "nonfinite rows in all",
+  PutFigure(html, HumanNumber(head.batch_rows_mean), "rows per batch");
+  PutFigure(html, HumanNumber(static_cast<double>(head.nonfinite_rows)), "nonfinite rows in total",
             head.nonfinite_rows > 0);
   PutFigure(html, absl::StrCat(head.info.weights_version), "weights version");
   Put(html, "</div>\n<div class=\"pair\"><div>");
@@ -176,7 +251,7 @@ void PutHead(std::string& html, const HeadStatus& head) {
   PutLatencies(html, {head.latency}, "calls");
   PutLayout(html, head);
   Put(html, "</div><div>");
-  PutHeadFacts(html, head);
+  PutHeadInfo(html, head);
   Put(html, "</div></div></section>\n");
 }
 
@@ -188,9 +263,9 @@ const char* ClassOfKind(absl::string_view kind) {
   return found == kKinds.end() ? "c4" : kKindClasses[static_cast<size_t>(found - kKinds.begin())];
 }
 
-/// A bar of what is reserved at a place, and its parts by name. What is only a bound is named
-/// alone.
-void PutPlace(std::string& html, const MemoryPlace& place) {
+/// Draws a bar of the memory reserved at a place and lists its parts. A part that is only a bound
+/// is listed but not drawn.
+void PutMemoryPlace(std::string& html, const MemoryPlace& place) {
   double total = 0;
   for (const MemoryPart& part : place.parts) {
     total += part.is_bound ? 0 : static_cast<double>(part.bytes);
@@ -221,7 +296,7 @@ void PutPlace(std::string& html, const MemoryPlace& place) {
 void PutMemory(std::string& html, const std::vector<MemoryPlace>& memory) {
   Put(html, "<section><h2>Memory</h2>\n");
   for (const MemoryPlace& place : memory) {
-    PutPlace(html, place);
+    PutMemoryPlace(html, place);
   }
   Put(html, "</section>\n");
 }
@@ -244,7 +319,7 @@ void PutGpus(std::string& html, const std::vector<GpuStatus>& gpus) {
                           gpu.sm_clock_hertz / 1e6),
           "</td><td>", EscapeHtml(absl::StrJoin(gpu.throttled, ", ")), "</td></tr>\n");
     } else {
-      Put(html, "<td class=\"soft\" colspan=\"4\">the driver gives no figures</td></tr>\n");
+      Put(html, "<td class=\"soft\" colspan=\"4\">the driver gives no readings</td></tr>\n");
     }
   }
   Put(html, "</table></section>\n");
@@ -259,9 +334,9 @@ void PutServer(std::string& html, const StatusPage& page) {
   PutFigure(html, rate(page.sent_bytes_per_second), "sent");
   PutFigure(html, HumanNumber(page.refused_per_second), "refused/s", page.refused_per_second > 0);
   PutFigure(html, HumanSeconds(page.uptime_seconds), "running for");
-  Put(html, "</div>\n<h3>Bytes of requests at hand</h3>\n<p>", HumanBytes(page.inflight_bytes),
+  Put(html, "</div>\n<h3>Bytes held for requests</h3>\n<p>", HumanBytes(page.inflight_bytes),
       " of at most ", HumanBytes(page.inflight_bytes_max), "</p>\n",
-      Bar("bytes at hand",
+      Bar("bytes held for requests",
           Part(0,
                Share(static_cast<double>(page.inflight_bytes),
                      static_cast<double>(page.inflight_bytes_max)),
@@ -269,12 +344,36 @@ void PutServer(std::string& html, const StatusPage& page) {
           "inflight"),
       "\n<h3>Process</h3>\n<dl>");
   for (const auto& [name, value] : page.process) {
-    PutFact(html, name, value);
+    PutTerm(html, name, value);
   }
   Put(html, "</dl></section>\n");
 }
 
 }  // namespace
+
+std::string RenderLatencyText(const StatusPage& page) {
+  std::string text =
+      absl::StrFormat("\nLatencies of the last %s\n%-26s %9s %10s %10s %10s\n",
+                      HumanSeconds(page.window_seconds), "", "count", "p50", "p90", "p99");
+  const auto put = [&text](absl::string_view name, const LatencySummary& row) {
+    if (row.count == 0) {
+      absl::StrAppendFormat(&text, "%-26s %9d   %s\n", name, 0, kNothing);
+      return;
+    }
+    absl::StrAppendFormat(&text, "%-26s %9s", name, HumanNumber(static_cast<double>(row.count)));
+    for (const double seconds : {row.p50_seconds, row.p90_seconds, row.p99_seconds}) {
+      PutRightAligned(text, HumanSeconds(seconds), 11);
+    }
+    text += "\n";
+  };
+  for (const HeadStatus& head : page.heads) {
+    put(absl::StrCat("calls of ", head.info.name), head.latency);
+  }
+  for (const LatencySummary& stage : page.stages) {
+    put(absl::StrCat("stage ", stage.name), stage);
+  }
+  return text;
+}
 
 std::string RenderStatusPage(const StatusPage& page, int refresh_seconds) {
   std::string html;
@@ -283,16 +382,16 @@ std::string RenderStatusPage(const StatusPage& page, int refresh_seconds) {
   if (refresh_seconds > 0) {
     Put(html, "<meta http-equiv=\"refresh\" content=\"", refresh_seconds, "\">\n");
   }
-  // An icon of its own, or browsers ask for one that is not there.
+  // An empty icon keeps browsers from requesting one.
   Put(html, "<link rel=\"icon\" href=\"data:,\">\n<title>logprobd: ", EscapeHtml(page.state_text),
       "</title>\n<style>", kStatusPageStyle, "</style></head>\n<body>\n<header><h1>logprobd</h1>",
       Badge(page.state, page.state_text), "<span class=\"soft\">", EscapeHtml(page.version), " (",
       EscapeHtml(page.commit),
       ")</span><nav><a href=\"/metrics\">metrics</a><a href=\"/healthz\">healthz</a>"
       "<a href=\"/readyz\">readyz</a><a href=\"/?format=text\">text</a></nav></header>\n"
-      "<p class=\"soft\">Rates and latencies are of the last ",
+      "<p class=\"soft\">Rates and latencies cover the last ",
       HumanSeconds(page.window_seconds), ".",
-      refresh_seconds > 0 ? absl::StrCat(" Loaded again every ", refresh_seconds, " s.") : "",
+      refresh_seconds > 0 ? absl::StrCat(" Reloaded every ", refresh_seconds, " s.") : "",
       "</p>\n");
   for (const std::string& warning : page.warnings) {
     Put(html, "<p><b>Warning:</b> ", EscapeHtml(warning), "</p>\n");

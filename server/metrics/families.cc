@@ -6,13 +6,28 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <cstddef>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "server/base/text.h"
+
 namespace logprobd {
 namespace {
+
+constexpr size_t kLabelBytesMax = 128;
+
+/// Rounds to 12 significant digits, with which the bounds are served. This removes the rounding
+/// errors of the multiplications.
+double RoundTo12Digits(double bound) {
+  double rounded = bound;
+  return absl::SimpleAtod(absl::StrFormat("%.12g", bound), &rounded) ? rounded : bound;
+}
 
 std::vector<double> Geometric(double first, double factor, double last) {
   std::vector<double> bounds;
   for (double bound = first; bound <= last; bound *= factor) {
-    bounds.push_back(bound);
+    bounds.push_back(RoundTo12Digits(bound));
   }
   return bounds;
 }
@@ -40,6 +55,26 @@ prometheus::Family<prometheus::Histogram>& AddHistograms(prometheus::Registry& r
                                                          const std::string& name,
                                                          const std::string& help) {
   return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
+}
+
+std::string LabelValue(absl::string_view text) {
+  std::string value;
+  while (!text.empty()) {
+    const auto first = static_cast<unsigned char>(text[0]);
+    const size_t length = Utf8SequenceLength(text);
+    const bool keep = length > 0 && first >= 0x20 && first != 0x7F;
+    const size_t width = keep ? length : 1;
+    if (value.size() + width > kLabelBytesMax) {
+      break;
+    }
+    if (keep) {
+      value.append(text.data(), length);
+    } else {
+      value.push_back('_');
+    }
+    text.remove_prefix(width);
+  }
+  return value;
 }
 
 }  // namespace logprobd

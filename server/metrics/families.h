@@ -3,7 +3,9 @@
 #include <string>
 #include <vector>
 
-// prometheus-cpp stays out of our headers: these names are all that they show of it.
+#include "absl/strings/string_view.h"
+
+// Our headers show nothing of prometheus-cpp except these names.
 namespace prometheus {
 class Counter;
 class Gauge;
@@ -15,15 +17,15 @@ class Family;
 
 namespace logprobd {
 
-/// Upper bounds of a histogram's buckets, ascending. 50 us x 1.5^n to about 30 s: requests and
-/// their stages.
+/// Upper bounds of histogram buckets in seconds, ascending: 50 us x 1.5^n up to 32 s, rounded to 12
+/// significant digits. For requests and their stages.
 std::vector<double> DurationBuckets();
-/// 50 ms x 2^n to about 27 minutes: a weight that is read from a disk.
+/// The same for reading a weight from a disk: 50 ms x 2^n up to 27 min.
 std::vector<double> LoadBuckets();
-/// Powers of two, 1 to 2^20: rows, and requests.
+/// The same for numbers of rows and requests: powers of two from 1 to 2^20.
 std::vector<double> CountBuckets();
 
-/// A new family of the registry, which owns it. `help` states the unit.
+/// Adds a family to the registry, which owns it. `help` states the unit.
 prometheus::Family<prometheus::Counter>& AddCounters(prometheus::Registry& registry,
                                                      const std::string& name,
                                                      const std::string& help);
@@ -32,5 +34,10 @@ prometheus::Family<prometheus::Gauge>& AddGauges(prometheus::Registry& registry,
 prometheus::Family<prometheus::Histogram>& AddHistograms(prometheus::Registry& registry,
                                                          const std::string& name,
                                                          const std::string& help);
+
+/// Makes `text` safe as a label value: replaces control characters and bytes that are not UTF-8 by
+/// '_' and cuts it to 128 bytes. Names come from model folders, and one bad byte would make
+/// Prometheus refuse the whole scrape.
+std::string LabelValue(absl::string_view text);
 
 }  // namespace logprobd

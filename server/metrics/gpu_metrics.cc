@@ -23,10 +23,10 @@ constexpr size_t kKindStaging = 2;
 constexpr size_t kKindOther = 3;
 constexpr size_t kKindFree = 4;
 constexpr const char* kKindNames[] = {"weights", "workspace", "staging", "other", "free"};
-// The last counts whatever the others do not name.
+// The last name counts every kind that the others do not name.
 constexpr std::array kErrorNames = {"cuda", "out_of_memory", "other"};
 constexpr std::array kCollectiveErrorNames = {"nccl", "peer", "timeout", "other"};
-/// A reading takes milliseconds.
+/// Longest wait for another thread's reading, which normally takes milliseconds.
 constexpr absl::Duration kReadTimeMax = absl::Seconds(1);
 constexpr std::array kThrottleNames = {"power_cap", "thermal", "power_brake", "hw_slowdown"};
 
@@ -35,7 +35,8 @@ size_t IndexOf(absl::string_view kind, const std::array<const char*, kCount>& na
   return static_cast<size_t>(std::find(names.begin(), names.end() - 1, kind) - names.begin());
 }
 
-/// Counts on from `last`, a reading of the driver's own counter, to `now`; it may begin anew.
+/// Adds the increase of the driver's own counter from `last` to `now`. The driver's counter may
+/// have restarted from 0.
 void Follow(prometheus::Counter& counter, uint64_t& last, uint64_t now) {
   counter.Increment(static_cast<double>(now < last ? now : now - last));
   last = now;
@@ -46,16 +47,18 @@ void Follow(prometheus::Counter& counter, uint64_t& last, uint64_t now) {
 GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus,
                        const std::map<int, std::string>& pci_bus_ids) {
   auto& flops = AddCounters(registry, "logprobd_flops_total",
-                            "Floating-point operations of the head's matrix products.");
+                            "Number of floating-point operations of the heads' matrix products.");
   auto& busy_seconds = AddCounters(registry, "logprobd_gpu_busy_seconds_total",
-                                   "Time that batches spent in kernels, in seconds.");
-  auto& errors = AddCounters(registry, "logprobd_gpu_errors_total",
-                             "Errors of the GPU: cuda (a call failed), out_of_memory or other.");
+                                   "Time that batches have spent in kernels, in seconds.");
+  auto& errors =
+      AddCounters(registry, "logprobd_gpu_errors_total",
+                  "Number of errors of the GPU, by kind: cuda (a call failed), out_of_memory "
+                  "or other.");
   auto& memory = AddGauges(registry, "logprobd_gpu_memory_bytes",
-                           "GPU memory by what it holds, in bytes; other is what the driver counts "
-                           "as used beyond our own, of all processes.");
+                           "GPU memory by use, in bytes; other is memory of any process that the "
+                           "driver counts as used beyond this server's reservations.");
   auto& peak = AddGauges(registry, "logprobd_gpu_memory_peak_bytes",
-                         "Largest gpu_memory_bytes since the start, in bytes.");
+                         "Largest value of gpu_memory_bytes since the server started, in bytes.");
   for (const int gpu : gpus) {
     const std::string label = absl::StrCat(gpu);
     Series& series = gpus_[gpu];
@@ -78,28 +81,32 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
     AddCollectiveErrors(registry);
   }
   auto& pinned = AddGauges(registry, "logprobd_host_pinned_bytes",
-                           "Page-locked host memory that GPUs copy from, in bytes.");
+                           "Page-locked host memory from which GPUs copy, in bytes.");
   pinned_used_ = &pinned.Add({{"state", "used"}});
   pinned_free_ = &pinned.Add({{"state", "free"}});
 }
 
 void GpuMetrics::AddDriverFamilies(prometheus::Registry& registry) {
-  auto& nvml_up = AddGauges(registry, "logprobd_gpu_nvml_up",
-                            "1 when the driver's figures could be read for this scrape; else those "
-                            "of memory (other, free), power, clock, use and ECC are 0.");
+  auto& nvml_up =
+      AddGauges(registry, "logprobd_gpu_nvml_up",
+                "1 if the driver's readings are available for this scrape. Otherwise 0: "
+                "then memory of kind other and free, power, clock and utilization are "
+                "0 and the ECC counters stand still.");
   auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
-                                "Share of time with a kernel running, 0 to 1, as the driver says.");
+                                "Share of time during which a kernel was running, 0 to 1, as "
+                                "reported by the driver.");
   auto& power =
-      AddGauges(registry, "logprobd_gpu_power_watts", "Power drawn by the GPU, in watts.");
+      AddGauges(registry, "logprobd_gpu_power_watts", "Power that the GPU draws, in watts.");
   auto& sm_clock =
-      AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock of the SMs, in hertz.");
-  auto& throttled =
-      AddGauges(registry, "logprobd_gpu_throttled",
-                "1 while the clocks are held down, by reason: power_cap (its limit, usual under "
-                "full load), thermal, power_brake (the machine's supply) or hw_slowdown.");
-  auto& ecc = AddCounters(registry, "logprobd_gpu_ecc_errors_total",
-                          "Errors of the GPU's memory since its driver was loaded: corrected or "
-                          "uncorrected.");
+      AddGauges(registry, "logprobd_gpu_sm_clock_hertz", "Clock rate of the SMs, in hertz.");
+  auto& throttled = AddGauges(
+      registry, "logprobd_gpu_throttled",
+      "1 while the clocks are lowered, by reason: power_cap (the power limit, usual under "
+      "full load), thermal, power_brake (the machine's power supply) or hw_slowdown.");
+  auto& ecc =
+      AddCounters(registry, "logprobd_gpu_ecc_errors_total",
+                  "Number of ECC errors of the GPU's memory since its driver was loaded, by "
+                  "kind: corrected or uncorrected.");
   for (auto& [gpu, series] : gpus_) {
     const std::string label = absl::StrCat(gpu);
     series.nvml_up = &nvml_up.Add({{"gpu", label}});
@@ -116,9 +123,10 @@ void GpuMetrics::AddDriverFamilies(prometheus::Registry& registry) {
 }
 
 void GpuMetrics::AddCollectiveErrors(prometheus::Registry& registry) {
-  auto& errors = AddCounters(registry, "logprobd_collective_errors_total",
-                             "Errors of what GPUs do together: nccl, peer (access to another's "
-                             "memory), timeout (a batch took too long) or other.");
+  auto& errors =
+      AddCounters(registry, "logprobd_collective_errors_total",
+                  "Number of errors in operations between GPUs, by kind: nccl, peer (access "
+                  "to another GPU's memory), timeout (a batch took too long) or other.");
   for (auto& [gpu, series] : gpus_) {
     for (size_t kind = 0; kind < kNumCollectiveErrors; ++kind) {
       series.collective_errors[kind] =
@@ -156,7 +164,7 @@ void GpuMetrics::Series::SetKind(size_t kind, double bytes) {
 void GpuMetrics::SetMemory(const MemoryPlan& plan) {
   double pinned = 0;
   for (const MemoryUse& use : plan) {
-    // Engines on a GPU copy from staging; what else of the host they pinned is marked.
+    // Engines on a GPU copy from staging; other pinned host memory is marked in the plan.
     if (use.place == "host" && (use.kind == "staging" || use.is_pinned)) {
       pinned += static_cast<double>(use.bytes);
     }
@@ -192,7 +200,7 @@ void GpuMetrics::Series::SetReadings(const GpuReadings& readings) {
   for (size_t reason = 0; reason < kNumThrottleReasons; ++reason) {
     throttled[reason]->Set(reasons[reason] ? 1 : 0);
   }
-  if (readings.is_read) {  // else the counters stand still
+  if (readings.is_read) {  // Otherwise the counters stand still.
     Follow(*ecc_corrected, ecc_corrected_read, readings.ecc_corrected);
     Follow(*ecc_uncorrected, ecc_uncorrected_read, readings.ecc_uncorrected);
   }
@@ -204,7 +212,7 @@ void GpuMetrics::Refresh() {
   {
     const absl::MutexLock lock(&mutex_);
     if (is_reading_) {
-      // One thread is enough for a driver that hangs: health is answered by the others.
+      // Only one thread waits for a driver that hangs, so that the others can answer health checks.
       const auto is_done = +[](bool* is_reading) { return !*is_reading; };
       if (!mutex_.AwaitWithTimeout(absl::Condition(is_done, &is_reading_), kReadTimeMax)) {
         for (auto& [gpu, series] : gpus_) {

@@ -16,21 +16,21 @@
 
 namespace logprobd {
 
-/// All families that have a GPU as label. GPUs that are not ours are passed over.
+/// All families with a GPU as label. Calls for GPUs that the server does not use are ignored.
 class GpuMetrics {
  public:
-  /// `gpus` holds CUDA ordinals; with more than one there are the families of collectives too.
-  /// `pci_bus_ids`: of the GPUs where they are known; see Nvml::Read.
+  /// `gpus` holds CUDA ordinals; with more than one, the families of collectives exist too.
+  /// `pci_bus_ids` holds the known bus IDs by ordinal; see Nvml::Read.
   GpuMetrics(prometheus::Registry& registry, const std::vector<int>& gpus,
              const std::map<int, std::string>& pci_bus_ids);
 
   void RecordFlops(int gpu, double flops, double busy_seconds);
   void RecordError(int gpu, absl::string_view kind);
   void RecordCollectiveError(int gpu, absl::string_view kind);
-  /// Takes the entries of `plan` that lie on our GPUs, and what is pinned on the host.
+  /// Publishes the entries of `plan` on these GPUs and the pinned host memory.
   void SetMemory(const MemoryPlan& plan);
-  /// Reads the driver's figures; before each scrape. While another thread does, waits for its
-  /// reading, but not for a driver that hangs: then there are no figures (nvml_up is 0).
+  /// Reads the driver's readings; call it before each scrape. If another thread is reading, waits
+  /// up to a second for its result; after that, as when the driver hangs, nvml_up is 0.
   void Refresh();
 
  private:
@@ -44,7 +44,8 @@ class GpuMetrics {
     prometheus::Counter* flops = nullptr;
     prometheus::Counter* busy_seconds = nullptr;
     std::array<prometheus::Counter*, kNumErrors> errors{};
-    std::array<prometheus::Counter*, kNumCollectiveErrors> collective_errors{};  ///< Or null.
+    std::array<prometheus::Counter*, kNumCollectiveErrors>
+        collective_errors{};  ///< Null with one GPU.
     std::array<prometheus::Gauge*, kNumKinds> memory{};
     std::array<prometheus::Gauge*, kNumKinds> memory_peak{};
     prometheus::Gauge* utilization = nullptr;
@@ -55,7 +56,7 @@ class GpuMetrics {
     prometheus::Counter* ecc_corrected = nullptr;
     prometheus::Counter* ecc_uncorrected = nullptr;
     std::string pci_bus_id;  ///< Empty: not known.
-    // Guarded by mutex_, as what memory and memory_peak are set to.
+    // Guarded by mutex_, as are the values of memory and memory_peak.
     double reserved_bytes = 0;
     uint64_t ecc_corrected_read = 0;  ///< The driver's counters when last read.
     uint64_t ecc_uncorrected_read = 0;
@@ -70,7 +71,7 @@ class GpuMetrics {
   const Nvml nvml_;
   absl::Mutex mutex_;
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<int, Series> gpus_;  ///< By ordinal; fixed at construction but for what is guarded.
+  std::map<int, Series> gpus_;  ///< By ordinal; only the guarded members change.
   prometheus::Gauge* pinned_used_;
   prometheus::Gauge* pinned_free_;
 };

@@ -10,14 +10,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/metrics/label_value.h"
+#include "server/metrics/families.h"
 
 namespace logprobd {
 namespace {
 
 constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "ListHeads", "Verify"};
 constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
-// In the order of Metrics::WeightsSwap.
+// Indexed by Metrics::WeightsSwap.
 constexpr const char* kSwapNames[kNumSwapResults] = {"committed", "rolled_back", "failed",
                                                      "cancelled"};
 constexpr const char* kUnknownHead = "unknown";
@@ -26,39 +26,43 @@ constexpr auto kTcp = static_cast<size_t>(Metrics::Transport::kTcp);
 }  // namespace
 
 HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads)
-    : requests_(AddCounters(registry, "logprobd_requests_total",
-                            "Calls answered, by method, head and gRPC code; a chunk of a stream "
-                            "counts as a call.")),
+    : requests_(
+          AddCounters(registry, "logprobd_requests_total",
+                      "Number of calls answered, by method, head and gRPC code. Each chunk of "
+                      "a stream counts as one call.")),
       duration_(AddHistograms(registry, "logprobd_request_duration_seconds",
-                              "Time from a call's arrival to its answer, in seconds.")),
+                              "Time from the arrival of a call to its answer, in seconds.")),
       rows_(AddCounters(registry, "logprobd_rows_total",
-                        "Rows answered, by kind: scored, ignored (the target is ignore_index) or "
-                        "nonfinite (their logits held NaN or Inf).")),
-      batch_rows_(AddHistograms(registry, "logprobd_batch_rows", "Rows of an engine call.")),
+                        "Number of rows answered, by kind: scored, ignored (the target is "
+                        "ignore_index) or nonfinite (the logits hold NaN or Inf).")),
+      batch_rows_(AddHistograms(registry, "logprobd_batch_rows", "Number of rows in a batch.")),
       batch_requests_(AddHistograms(registry, "logprobd_batch_requests",
-                                    "Requests that had rows in an engine call.")),
-      queue_rows_(AddGauges(registry, "logprobd_queue_rows", "Rows waiting for a batch.")),
+                                    "Number of requests with rows in a batch.")),
+      queue_rows_(
+          AddGauges(registry, "logprobd_queue_rows", "Number of rows that wait for a batch.")),
       queue_bytes_(
           AddGauges(registry, "logprobd_queue_bytes",
-                    "Bytes charged to requests: messages until they are copied into a batch, "
-                    "their fields and answers until they are answered.")),
-      queue_requests_(
-          AddGauges(registry, "logprobd_queue_requests", "Requests waiting for a batch.")),
+                    "Size of the data held for requests, in bytes: a message counts until it "
+                    "is copied into a batch, its fields and its answer until it is answered.")),
+      queue_requests_(AddGauges(registry, "logprobd_queue_requests",
+                                "Number of requests that wait for a batch.")),
       queue_oldest_age_(AddGauges(registry, "logprobd_queue_oldest_age_seconds",
-                                  "Time that the oldest waiting request has waited, in seconds.")),
+                                  "Time that the longest-waiting request has waited, in seconds.")),
       weights_version_(AddGauges(registry, "logprobd_weights_version",
-                                 "Version of the live weights; 0 before they are loaded.")),
-      ready_(AddGauges(registry, "logprobd_ready", "1 when the head can score, else 0.")),
+                                 "Version number of the live weights; 0 before they are loaded.")),
+      ready_(AddGauges(registry, "logprobd_ready", "1 if the head can score, otherwise 0.")),
       replicas_(
           AddGauges(registry, "logprobd_replicas",
-                    "Replicas of the head, by state: healthy or failed (it scores no more).")),
+                    "Number of replicas of the head, by state: healthy, or failed (it no longer "
+                    "scores).")),
       weights_load_(AddHistograms(registry, "logprobd_weights_load_duration_seconds",
-                                  "Time to read a head's weight into its engine, in seconds.")),
+                                  "Time to load a head's weight into its engines, in seconds.")),
       weights_swaps_(AddCounters(registry, "logprobd_weights_swaps_total",
-                                 "Replacements of a head's weights while it serves, by result: "
-                                 "committed, rolled_back (to the version before), failed or "
-                                 "cancelled (the live weights stay).")),
-      info_(AddGauges(registry, "logprobd_head_info", "1; the labels are the head's facts.")) {
+                                 "Number of replacements of a head's weights while it serves, by "
+                                 "result: committed, rolled_back (to the previous version), failed "
+                                 "or cancelled (the live weights stay).")),
+      info_(
+          AddGauges(registry, "logprobd_head_info", "Constant 1; the labels describe the head.")) {
   for (const std::string& head : heads) {
     if (heads_.try_emplace(head).second) {
       CreateSeries(head, true);
@@ -130,7 +134,7 @@ void HeadMetrics::ObserveRequest(Metrics::Method method, absl::string_view head,
   std::atomic<prometheus::Histogram*>& kept = Any(head).durations[method_index][transport_index];
   prometheus::Histogram* series = kept.load(std::memory_order_acquire);
   if (series == nullptr) {
-    // Who comes at the same time gets the same series.
+    // Threads that get here at the same time get the same series.
     const std::string label = Configured(head) == nullptr ? kUnknownHead : LabelValue(head);
     series = &AddDuration(method_index, label, transport_index);
     kept.store(series, std::memory_order_release);
@@ -155,27 +159,28 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
   }
   series->weights_version->Set(static_cast<double>(info.weights_version));
   const ShardPlace last = info.layout.empty() ? ShardPlace() : info.layout.back();
-  const absl::MutexLock lock(&info_mutex_);  // before Add: what it finds must not be removed
-  prometheus::Gauge& facts = info_.Add({{"head", LabelValue(info.name)},
-                                        {"model_type", LabelValue(info.model_type)},
-                                        {"tensor", LabelValue(info.tensor)},
-                                        {"hidden", absl::StrCat(info.hidden_size)},
-                                        {"vocab", absl::StrCat(info.vocab_size)},
-                                        {"vocab_rows", absl::StrCat(info.vocab_rows)},
-                                        {"dtype", std::string(DtypeName(info.dtype))},
-                                        {"tied", info.tied ? "true" : "false"},
-                                        {"bias", info.has_bias ? "true" : "false"},
-                                        {"scale", absl::StrCat(info.scale)},
-                                        {"softcap", absl::StrCat(info.softcap)},
-                                        {"engine", LabelValue(info.engine)},
-                                        {"replicas", absl::StrCat(last.replica + 1)},
-                                        {"shards", absl::StrCat(last.shard + 1)}});
-  facts.Set(1);
+  // Locked before Add, so that the series that it finds is not removed meanwhile.
+  const absl::MutexLock lock(&info_mutex_);
+  prometheus::Gauge& info_series = info_.Add({{"head", LabelValue(info.name)},
+                                              {"model_type", LabelValue(info.model_type)},
+                                              {"tensor", LabelValue(info.tensor)},
+                                              {"hidden", absl::StrCat(info.hidden_size)},
+                                              {"vocab", absl::StrCat(info.vocab_size)},
+                                              {"vocab_rows", absl::StrCat(info.vocab_rows)},
+                                              {"dtype", std::string(DtypeName(info.dtype))},
+                                              {"tied", info.tied ? "true" : "false"},
+                                              {"bias", info.has_bias ? "true" : "false"},
+                                              {"scale", absl::StrCat(info.scale)},
+                                              {"softcap", absl::StrCat(info.softcap)},
+                                              {"engine", LabelValue(info.engine)},
+                                              {"replicas", absl::StrCat(last.replica + 1)},
+                                              {"shards", absl::StrCat(last.shard + 1)}});
+  info_series.Set(1);
   prometheus::Gauge*& current = info_series_[info.name];
-  if (current != nullptr && current != &facts) {
+  if (current != nullptr && current != &info_series) {
     info_.Remove(current);
   }
-  current = &facts;
+  current = &info_series;
 }
 
 }  // namespace logprobd

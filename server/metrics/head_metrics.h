@@ -19,22 +19,22 @@
 namespace logprobd {
 
 inline constexpr size_t kNumMethods = 4;
-inline constexpr size_t kNumCodes = 17;  ///< gRPC's codes, 0 to 16.
+inline constexpr size_t kNumCodes = 17;  ///< gRPC status codes 0 to 16.
 inline constexpr size_t kNumTransports = 3;
 inline constexpr size_t kNumSwapResults = 4;
 
-/// Label values, in the order of Metrics::Transport.
+/// Label values, indexed by Metrics::Transport.
 inline constexpr std::array<const char*, kNumTransports> kTransportNames = {"tcp", "shm",
                                                                             "cuda_ipc"};
 
-/// The series of one head, looked up once so that recording is a few atomic additions.
+/// The series of one head. They are looked up once, so that recording is a few atomic additions.
 struct HeadSeries {
   std::array<std::array<prometheus::Counter*, kNumCodes>, kNumMethods> requests{};
-  /// By method and transport; null until it is first used, but for TCP's.
+  /// Indexed by method and transport. A series is null until its first use, except that of TCP.
   std::array<std::array<std::atomic<prometheus::Histogram*>, kNumTransports>, kNumMethods>
       durations{};
 
-  /// Null for the "unknown" head, which queues and scores nothing.
+  /// All members from here on are null for the "unknown" head, which queues and scores nothing.
   prometheus::Counter* rows_scored = nullptr;
   prometheus::Counter* rows_ignored = nullptr;
   prometheus::Counter* rows_nonfinite = nullptr;
@@ -52,18 +52,20 @@ struct HeadSeries {
   std::array<prometheus::Counter*, kNumSwapResults> weights_swaps{};
 };
 
-/// All families that have a head as label. Fixed at construction but for head_info.
+/// All families with a head as label. The series are created at construction, except those of
+/// head_info and the durations of transports other than TCP.
 class HeadMetrics {
  public:
   HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads);
 
-  /// For request counts: any name that is not configured is "unknown".
+  /// The series for request counts; those of "unknown" for a name that is not configured.
   HeadSeries& Any(absl::string_view head);
-  /// The series of a configured head, or null.
+  /// The series of a configured head; null for any other name.
   HeadSeries* Configured(absl::string_view head);
 
   void ObserveRequest(Metrics::Method method, absl::string_view head, Metrics::Transport transport,
                       double seconds);
+  /// Sets head_info and the weights' version. Heads that are not configured are skipped.
   void SetInfo(const HeadInfo& info);
   /// Sum of queue_bytes over heads and priorities.
   double QueuedBytes() const;
@@ -90,7 +92,7 @@ class HeadMetrics {
   prometheus::Family<prometheus::Gauge>& info_;
   std::map<std::string, HeadSeries, std::less<>> heads_;
   HeadSeries unknown_;
-  /// head_info of each head, replaced when its facts change.
+  /// The series of head_info by head; a series is replaced when a label changes.
   absl::Mutex info_mutex_;
   std::map<std::string, prometheus::Gauge*> info_series_ ABSL_GUARDED_BY(info_mutex_);
 };

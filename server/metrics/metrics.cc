@@ -7,19 +7,31 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "server/metrics/families.h"
 #include "server/metrics/gpu_metrics.h"
 #include "server/metrics/head_metrics.h"
-#include "server/metrics/label_value.h"
-#include "server/metrics/process_stats.h"
 
 namespace logprobd {
 namespace {
@@ -32,7 +44,7 @@ constexpr std::array<const char*, 9> kRejectionNames = {
 constexpr std::array<const char*, 3> kLeftAtNames = {"arrival", "queue", "engine"};
 constexpr std::array<const char*, 4> kMemoryKinds = {"weights", "workspace", "staging", "receive"};
 
-/// One counter for each name of a fixed set, under one label.
+/// A family with one label and one counter for each value of a fixed set.
 template <size_t kCount>
 class CounterSet {
  public:
@@ -53,6 +65,77 @@ class CounterSet {
   std::array<prometheus::Counter*, kCount> counters_{};
 };
 
+std::string ReadFile(const char* path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+double Number(absl::string_view text) {
+  double value = 0;
+  return absl::SimpleAtod(text, &value) ? value : 0;
+}
+
+/// When the machine started, in seconds since the epoch.
+double BootTime() {
+  const std::string stat = ReadFile("/proc/stat");
+  for (const absl::string_view line : absl::StrSplit(stat, '\n')) {
+    const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+    if (words.size() == 2 && words[0] == "btime") {
+      return Number(words[1]);
+    }
+  }
+  return 0;
+}
+
+double CountOpenFds() {
+  std::error_code error;
+  const std::filesystem::directory_iterator open("/proc/self/fd", error);
+  if (error) {
+    return 0;
+  }
+  int64_t count = -1;  // The directory itself is open while it is read.
+  for (auto entry = begin(open); entry != end(open); entry.increment(error)) {
+    ++count;
+  }
+  return static_cast<double>(count);
+}
+
+/// The kernel's statistics of this process. A value that cannot be read is 0.
+struct ProcessStats {
+  double cpu_seconds = 0;
+  double resident_bytes = 0;
+  double virtual_bytes = 0;
+  double open_fds = 0;
+  double max_fds = 0;
+  double start_time_seconds = 0;  ///< Since the epoch.
+};
+
+/// Reads /proc/self. Takes some tens of microseconds, plus time for each open file.
+ProcessStats ReadProcessStats() {
+  ProcessStats stats;
+  const std::string stat = ReadFile("/proc/self/stat");
+  // The second field is the program's name in parentheses, which may contain any character.
+  const size_t name_end = stat.rfind(')');
+  if (name_end != std::string::npos) {
+    // The words begin at field 3, so field n of proc(5) is words[n - 3].
+    const std::vector<std::string> words =
+        absl::StrSplit(absl::string_view(stat).substr(name_end + 1), ' ', absl::SkipEmpty());
+    const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+    if (words.size() > 21 && ticks > 0) {
+      stats.cpu_seconds = (Number(words[11]) + Number(words[12])) / ticks;
+      stats.start_time_seconds = BootTime() + Number(words[19]) / ticks;
+      stats.virtual_bytes = Number(words[20]);
+      stats.resident_bytes = Number(words[21]) * static_cast<double>(sysconf(_SC_PAGESIZE));
+    }
+  }
+  stats.open_fds = CountOpenFds();
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    stats.max_fds = static_cast<double>(limit.rlim_cur);
+  }
+  return stats;
+}
+
 prometheus::MetricFamily ProcessFamily(const char* name, const char* help,
                                        prometheus::MetricType type, double value) {
   prometheus::ClientMetric metric;
@@ -64,20 +147,50 @@ prometheus::MetricFamily ProcessFamily(const char* name, const char* help,
 void AppendProcessFamilies(std::vector<prometheus::MetricFamily>& families) {
   using prometheus::MetricType;
   const ProcessStats stats = ReadProcessStats();
-  families.push_back(ProcessFamily("process_cpu_seconds_total",
-                                   "User and system CPU time spent, in seconds.",
-                                   MetricType::Counter, stats.cpu_seconds));
-  families.push_back(ProcessFamily("process_resident_memory_bytes", "Resident memory, in bytes.",
-                                   MetricType::Gauge, stats.resident_bytes));
-  families.push_back(ProcessFamily("process_virtual_memory_bytes", "Virtual memory, in bytes.",
-                                   MetricType::Gauge, stats.virtual_bytes));
-  families.push_back(ProcessFamily("process_open_fds", "Open file descriptors.", MetricType::Gauge,
-                                   stats.open_fds));
-  families.push_back(ProcessFamily("process_max_fds", "Most file descriptors that may be open.",
+  families.push_back(
+      ProcessFamily("process_cpu_seconds_total",
+                    "User and system CPU time that the process has used, in seconds.",
+                    MetricType::Counter, stats.cpu_seconds));
+  families.push_back(ProcessFamily("process_resident_memory_bytes",
+                                   "Resident memory of the process, in bytes.", MetricType::Gauge,
+                                   stats.resident_bytes));
+  families.push_back(ProcessFamily("process_virtual_memory_bytes",
+                                   "Virtual memory of the process, in bytes.", MetricType::Gauge,
+                                   stats.virtual_bytes));
+  families.push_back(ProcessFamily("process_open_fds", "Number of open file descriptors.",
+                                   MetricType::Gauge, stats.open_fds));
+  families.push_back(ProcessFamily("process_max_fds",
+                                   "Largest number of file descriptors that may be open.",
                                    MetricType::Gauge, stats.max_fds));
   families.push_back(ProcessFamily("process_start_time_seconds",
-                                   "Start of the process, in seconds since the epoch.",
+                                   "Start time of the process, in seconds since the epoch.",
                                    MetricType::Gauge, stats.start_time_seconds));
+}
+
+/// Rewrites the bounds of histogram buckets with 12 significant digits, which is what they have.
+/// The serializer writes 16 and so shows representation errors: le="7.499999999999999e-05".
+std::string WithShortBounds(absl::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  constexpr absl::string_view kLabel = "le=\"";
+  while (true) {
+    const size_t label = text.find(kLabel);
+    if (label == absl::string_view::npos) {
+      return absl::StrCat(result, text);
+    }
+    const size_t begin = label + kLabel.size();
+    const size_t end = text.find('"', begin);
+    const bool is_whole_name = label > 0 && (text[label - 1] == '{' || text[label - 1] == ',');
+    const absl::string_view bound = text.substr(begin, end - begin);
+    double value = 0;
+    absl::StrAppend(&result, text.substr(0, begin));
+    if (is_whole_name && absl::SimpleAtod(bound, &value) && std::isfinite(value)) {
+      absl::StrAppendFormat(&result, "%.12g", value);
+    } else {
+      absl::StrAppend(&result, bound);
+    }
+    text.remove_prefix(end);
+  }
 }
 
 }  // namespace
@@ -85,46 +198,55 @@ void AppendProcessFamilies(std::vector<prometheus::MetricFamily>& families) {
 struct Metrics::Impl {
   explicit Impl(const Options& options)
       : heads(registry, options.heads),
-        rejected(registry, "logprobd_rejected_total", "Requests refused before they were queued.",
-                 "reason", kRejectionNames),
+        rejected(registry, "logprobd_rejected_total",
+                 "Number of requests refused before they were queued, by reason.", "reason",
+                 kRejectionNames),
         cancelled(registry, "logprobd_cancelled_total",
-                  "Requests cancelled by their client, by where they were.", "stage", kLeftAtNames),
-        deadline_exceeded(registry, "logprobd_deadline_exceeded_total",
-                          "Requests whose deadline passed, by where they were.", "stage",
-                          kLeftAtNames),
-        received(registry, "logprobd_received_bytes_total", "Request messages received, in bytes.",
-                 "transport", kTransportNames),
-        sent(registry, "logprobd_sent_bytes_total", "Response messages sent, in bytes.",
-             "transport", kTransportNames) {
-    auto& stage_family = AddHistograms(registry, "logprobd_stage_duration_seconds",
-                                       "Time spent in a stage, in seconds.");
+                  "Number of requests that their client cancelled, by the stage that they were in.",
+                  "stage", kLeftAtNames),
+        deadline_exceeded(
+            registry, "logprobd_deadline_exceeded_total",
+            "Number of requests whose deadline passed, by the stage that they were in.", "stage",
+            kLeftAtNames),
+        received(registry, "logprobd_received_bytes_total",
+                 "Size of the requests received, by transport, in bytes.", "transport",
+                 kTransportNames),
+        sent(registry, "logprobd_sent_bytes_total",
+             "Size of the answers sent, by transport, in bytes.", "transport", kTransportNames) {
+    auto& stage_family =
+        AddHistograms(registry, "logprobd_stage_duration_seconds",
+                      "Time that a request or batch spends in a stage, in seconds.");
     for (size_t i = 0; i < kStageNames.size(); ++i) {
       stages[i] = &stage_family.Add({{"stage", kStageNames[i]}}, DurationBuckets());
     }
-    inflight_bytes = &AddGauges(registry, "logprobd_inflight_bytes",
-                                "Bytes charged to requests at hand: messages until they are copied "
-                                "into a batch, their fields and answers until they are answered.")
-                          .Add({});
+    inflight_bytes =
+        &AddGauges(registry, "logprobd_inflight_bytes",
+                   "Size of the data held for requests of all heads, in bytes: a message "
+                   "counts until it is copied into a batch, its fields and its answer "
+                   "until it is answered.")
+             .Add({});
     inflight_bytes_limit =
         &AddGauges(registry, "logprobd_inflight_bytes_limit",
-                   "Most bytes that requests may be charged, 0 before it is known; answers "
-                   "not yet sent are held to the same number on their own.")
+                   "Limit of inflight_bytes, in bytes; 0 before it is known. Answers that are "
+                   "not yet sent have a separate limit of the same size.")
              .Add({});
     shm_regions =
-        &AddGauges(registry, "logprobd_shm_regions", "Shared-memory regions of clients.").Add({});
-    shm_bytes = &AddGauges(registry, "logprobd_shm_bytes",
-                           "Size of the shared-memory regions of clients, in bytes.")
-                     .Add({});
-    cuda_ipc_mappings =
-        &AddGauges(registry, "logprobd_cuda_ipc_mappings", "Open CUDA IPC mappings of clients.")
+        &AddGauges(registry, "logprobd_shm_regions", "Number of shared-memory regions of clients.")
              .Add({});
-    auto& memory = AddGauges(registry, "logprobd_host_memory_bytes",
-                             "Host memory reserved at start, by what it is for, in bytes; receive "
-                             "is a bound on messages being received.");
+    shm_bytes = &AddGauges(registry, "logprobd_shm_bytes",
+                           "Total size of the clients' shared-memory regions, in bytes.")
+                     .Add({});
+    cuda_ipc_mappings = &AddGauges(registry, "logprobd_cuda_ipc_mappings",
+                                   "Number of open CUDA IPC mappings of clients.")
+                             .Add({});
+    auto& memory =
+        AddGauges(registry, "logprobd_host_memory_bytes",
+                  "Host memory reserved at the start, by use, in bytes; receive is an upper "
+                  "bound on messages that are being received.");
     for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
       host_memory[i] = &memory.Add({{"kind", kMemoryKinds[i]}});
     }
-    AddGauges(registry, "logprobd_build_info", "1; the labels are the build's facts.")
+    AddGauges(registry, "logprobd_build_info", "Constant 1; the labels describe the build.")
         .Add({{"version", LabelValue(options.version)}, {"commit", LabelValue(options.commit)}})
         .Set(1);
     if (!options.gpus.empty()) {
@@ -132,7 +254,7 @@ struct Metrics::Impl {
     }
   }
 
-  /// All families as they are now, of the GPUs as they were last read.
+  /// Returns all families with their current values; readings of the GPUs are the last ones.
   std::vector<prometheus::MetricFamily> Collect() const {
     inflight_bytes->Set(heads.QueuedBytes());
     std::vector<prometheus::MetricFamily> families = registry.Collect();
@@ -305,14 +427,14 @@ std::string Metrics::Serialize() const {
     impl_->gpus->Refresh();
   }
   std::vector<prometheus::MetricFamily> families = impl_->Collect();
-  // Families and series in a fixed order, so that two scrapes can be compared.
+  // Sorts families and series, so that two scrapes can be compared.
   std::sort(families.begin(), families.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   for (prometheus::MetricFamily& family : families) {
     std::sort(family.metric.begin(), family.metric.end(),
               [](const auto& a, const auto& b) { return a.label < b.label; });
   }
-  return prometheus::TextSerializer().Serialize(families);
+  return WithShortBounds(prometheus::TextSerializer().Serialize(families));
 }
 
 }  // namespace logprobd

@@ -15,20 +15,20 @@
 
 namespace logprobd {
 
-/// The server's metrics: names, labels and units are in README.md of this folder. Thread-safe;
-/// what records and sets is cheap enough for a request's path.
+/// The server's metrics. README.md of this folder lists their names, labels and units. Thread-safe.
+/// The Record and Set methods are cheap enough for the path of a request.
 ///
-/// Labels come from bounded sets: a head not configured is "unknown". All label sets are created
-/// at zero, so that rates exist from the first scrape.
+/// Label values come from bounded sets: a head that is not configured counts as "unknown". Series
+/// are created with value zero, so that rates exist from the first scrape.
 class Metrics {
  public:
   struct Options {
-    std::vector<std::string> heads = {};  ///< Configured head names.
+    std::vector<std::string> heads = {};  ///< Names of the configured heads.
     std::string version = {};
     std::string commit = {};
-    /// CUDA device ordinals of the GPUs that are used: each has its series in the GPU families.
+    /// CUDA ordinals of the GPUs that the server uses; each has a series in the GPU families.
     std::vector<int> gpus = {};
-    /// Where they sit, by ordinal, for the driver's readings; see Nvml::Read. May lack any.
+    /// Known PCI bus IDs by ordinal, for the driver's readings; see Nvml::Read.
     std::map<int, std::string> gpu_pci_bus_ids = {};
   };
 
@@ -38,7 +38,7 @@ class Metrics {
   /// How a replacement of a head's weights ended.
   enum class WeightsSwap { kCommitted, kRolledBack, kFailed, kCancelled };
   using Rejection = logprobd::Rejection;
-  /// Where a request was when it was cancelled or its deadline passed.
+  /// The stage in which a request was when it was cancelled or its deadline passed.
   enum class LeftAt { kArrival, kQueue, kEngine };
 
   explicit Metrics(const Options& options);
@@ -57,10 +57,10 @@ class Metrics {
   void RecordReceived(Transport transport, int64_t bytes);
   void RecordSent(Transport transport, int64_t bytes);
   void RecordFlops(int gpu, double flops, double busy_seconds);
-  /// `kind` is cuda or out_of_memory; any other counts as "other".
+  /// `kind` is cuda or out_of_memory; any other kind counts as "other".
   void RecordGpuError(int gpu, absl::string_view kind);
-  /// An error of what GPUs do together; counted where there are several. `kind` is nccl, peer or
-  /// timeout; any other counts as "other".
+  /// Counts an error in an operation between GPUs; ignored with one GPU. `kind` is nccl, peer or
+  /// timeout; any other kind counts as "other".
   void RecordCollectiveError(int gpu, absl::string_view kind);
 
   struct QueueState {
@@ -70,29 +70,29 @@ class Metrics {
   };
   void SetQueue(absl::string_view head, Priority priority, const QueueState& state);
   void SetQueueOldestAge(absl::string_view head, double seconds);
-  /// The bound of inflight_bytes, which is the sum of what SetQueue said.
+  /// Sets the limit of inflight_bytes, which is the sum of the bytes that SetQueue reported.
   void SetInflightBytesLimit(int64_t limit);
   void SetHead(const HeadInfo& info);
   void SetReady(absl::string_view head, bool ready);
-  /// Replicas that score, and those that no longer do.
+  /// Sets the number of replicas that score and of those that no longer do.
   void SetReplicas(absl::string_view head, int64_t healthy, int64_t failed);
   void RecordWeightsLoad(absl::string_view head, double seconds);
   void RecordWeightsSwap(absl::string_view head, WeightsSwap result);
   void SetMemory(const MemoryPlan& plan);
-  /// Shared-memory regions of clients that are mapped now, and their size together.
+  /// Sets the number and the total size of the clients' shared-memory regions that are mapped now.
   void SetShmRegions(int64_t regions, int64_t bytes);
-  /// CUDA IPC mappings of clients that are open now.
+  /// Sets the number of the clients' CUDA IPC mappings that are open now.
   void SetCudaIpcMappings(int64_t mappings);
 
-  /// Asks the driver for its figures of the GPUs: Serialize does so too, Snapshot takes the last
-  /// ones. As slow as the driver, which may hang where a GPU is lost: that holds up one caller, the
-  /// others a second.
+  /// Asks the driver for its readings of the GPUs. Serialize does so too; Snapshot uses the last
+  /// readings. Takes as long as the driver, which may hang when a GPU is lost: then one caller
+  /// hangs and the others return after a second.
   void ReadGpus();
-  /// A fraction of a millisecond.
+  /// Copies all metrics. Takes a fraction of a millisecond.
   MetricsSnapshot Snapshot() const;
 
-  /// The Prometheus text format, with process_* and, where there are GPUs, NVML's readings taken
-  /// now.
+  /// Returns all metrics in the Prometheus text format, with current values of process_* and
+  /// current NVML readings of the GPUs.
   std::string Serialize() const;
 
  private:

@@ -14,17 +14,17 @@
 namespace logprobd {
 namespace {
 
-// The few declarations of nvml.h that are used, as its stable ABI has them.
+// The declarations of nvml.h that are used, according to its stable ABI.
 using NvmlDevice = struct NvmlDeviceOpaque*;
 constexpr int kNvmlSuccess = 0;
 constexpr int kNvmlClockSm = 1;
 constexpr int kNvmlEccCorrected = 0;
 constexpr int kNvmlEccUncorrected = 1;
 constexpr int kNvmlEccSinceDriverLoad = 0;
-// Bits of the reasons that hold the clocks down.
+// Bits of the reasons that lower the clocks.
 constexpr unsigned long long kNvmlPowerCap = 0x04;
 constexpr unsigned long long kNvmlHwSlowdown = 0x08;
-constexpr unsigned long long kNvmlThermal = 0x20 | 0x40;  // by the driver, by the hardware
+constexpr unsigned long long kNvmlThermal = 0x20 | 0x40;  // By software or by hardware.
 constexpr unsigned long long kNvmlPowerBrake = 0x80;
 
 struct NvmlUtilization {
@@ -38,8 +38,8 @@ struct NvmlMemory {
   unsigned long long used;
 };
 
-/// The entry of CUDA_VISIBLE_DEVICES that CUDA device `gpu` stands for: NVML knows neither this
-/// variable nor CUDA's numbers. Empty where the variable is not set.
+/// Returns the entry of CUDA_VISIBLE_DEVICES for CUDA device `gpu`, or an empty string if there is
+/// none. NVML knows neither this variable nor CUDA's ordinals.
 std::string VisibleDevice(int gpu) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr || *visible == '\0') {
@@ -63,7 +63,7 @@ struct Nvml::Impl {
   int (*power)(NvmlDevice, unsigned int*) = nullptr;
   int (*clock)(NvmlDevice, int, unsigned int*) = nullptr;
   int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
-  // Null where the driver does not have them.
+  // Null if the driver does not provide them.
   int (*throttle)(NvmlDevice, unsigned long long*) = nullptr;
   int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
 
@@ -76,7 +76,7 @@ struct Nvml::Impl {
   NvmlDevice Device(int gpu, const std::string& pci_bus_id) const {
     NvmlDevice device = nullptr;
     const std::string entry = VisibleDevice(gpu);
-    // A MIG slice is asked for by its own name: the bus holds the whole GPU.
+    // A MIG slice is looked up by its own name, since the bus ID stands for the whole GPU.
     if (!pci_bus_id.empty() && !absl::StartsWith(entry, "MIG-")) {
       return by_bus_id(pci_bus_id.c_str(), &device) == kNvmlSuccess ? device : nullptr;
     }
@@ -124,7 +124,7 @@ Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
                         impl.Load("nvmlDeviceGetPowerUsage", impl.power) &&
                         impl.Load("nvmlDeviceGetClockInfo", impl.clock) &&
                         impl.Load("nvmlDeviceGetMemoryInfo", impl.memory);
-  // The newer name first; drivers before 535 have only the older one.
+  // Tries the newer name first; drivers before 535 provide only the older one.
   if (!impl.Load("nvmlDeviceGetCurrentClocksEventReasons", impl.throttle)) {
     (void)impl.Load("nvmlDeviceGetCurrentClocksThrottleReasons", impl.throttle);
   }

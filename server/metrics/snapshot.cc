@@ -20,8 +20,8 @@ HistogramCounts CountsOf(const prometheus::ClientMetric::Histogram& histogram) {
   return counts;
 }
 
-bool HasLabels(const MetricsSnapshot::Labels& have, const MetricsSnapshot::Labels& wanted) {
-  return absl::c_all_of(wanted,
+bool HasLabels(const MetricsSnapshot::Labels& have, const MetricsSnapshot::Labels& required) {
+  return absl::c_all_of(required,
                         [&have](const auto& label) { return absl::c_linear_search(have, label); });
 }
 

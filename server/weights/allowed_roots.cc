@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/weights/printable_name.h"
+#include "server/weights/untrusted_text.h"
 
 namespace logprobd {
 
@@ -29,7 +29,7 @@ bool IsBelow(absl::string_view path, absl::string_view root) {
          (absl::StartsWith(path, root) && path.size() > root.size() && path[root.size()] == '/');
 }
 
-/// Normal form without a slash at the end.
+/// Returns the lexically normal form without a trailing slash.
 std::string Normal(const fs::path& path) {
   std::string text = path.lexically_normal().string();
   if (text.size() > 1 && text.back() == '/') {
@@ -63,21 +63,22 @@ absl::Status AllowedRoots::CheckPath(const std::string& path) const {
   if (path.empty() || path.front() != '/' || path.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError(
         absl::StrCat("path: ", path.empty() ? "it is empty" : PrintableName(path),
-                     "; it must be absolute, on the server's host"));
+                     "; it must be an absolute path on the server's host"));
   }
   const fs::path asked(path);
   if (std::find(asked.begin(), asked.end(), "..") != asked.end()) {
     return absl::PermissionDeniedError(
-        absl::StrCat("path: ", PrintableName(path), " may not have \"..\""));
+        absl::StrCat("path: ", PrintableName(path), " must not contain \"..\""));
   }
-  // What plainly lies elsewhere is not looked at: whether it exists is nobody's business.
+  // Refuses a path outside the roots without touching the file system, so that a client cannot find
+  // out whether the path exists.
   const std::string normal = Normal(asked);
   if (std::none_of(roots_.begin(), roots_.end(), [&normal](const Root& root) {
         return IsBelow(normal, root.given) || IsBelow(normal, root.real);
       })) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("path: ", PrintableName(path), " is not below an allowed root (", Text(),
-                     "); --weights-root of the server names others"));
+    return absl::PermissionDeniedError(absl::StrCat("path: ", PrintableName(path),
+                                                    " is not below an allowed root (", Text(),
+                                                    "); the server's --weights-root adds others"));
   }
   const int descriptor = open(path.c_str(), O_PATH | O_CLOEXEC);
   if (descriptor < 0) {
@@ -96,16 +97,16 @@ absl::Status AllowedRoots::CheckDescriptor(int descriptor, const std::string& pa
       readlink(absl::StrCat("/proc/self/fd/", descriptor).c_str(), real.data(), real.size());
   if (length < 0 || static_cast<size_t>(length) >= real.size()) {
     return absl::PermissionDeniedError(
-        absl::StrCat(PrintableName(path), ": /proc does not say where it lies"));
+        absl::StrCat(PrintableName(path), ": /proc does not tell its location"));
   }
-  const absl::string_view where(real.data(), static_cast<size_t>(length));
+  const absl::string_view location(real.data(), static_cast<size_t>(length));
   if (std::any_of(roots_.begin(), roots_.end(),
-                  [where](const Root& root) { return IsBelow(where, root.real); })) {
+                  [location](const Root& root) { return IsBelow(location, root.real); })) {
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(absl::StrCat(PrintableName(path),
                                                   " leads out of the allowed roots (", Text(),
-                                                  "); --weights-root of the server names others"));
+                                                  "); the server's --weights-root adds others"));
 }
 
 std::string AllowedRoots::Text() const {

@@ -9,30 +9,33 @@
 
 namespace logprobd {
 
-/// Folders below which everything must lie that is opened on a client's word. Thread-safe.
+/// Folders that must contain every file that is opened at a client's request. Thread-safe.
 ///
-/// What counts is where an opened file really is, asked of the kernel after all links have been
-/// followed, and that very file is then read: no link, "..", magic link of /proc or change on the
-/// way leads out. A link may lead from one root into another.
+/// The check uses the real location of an opened file, which the kernel tells after following all
+/// links, and exactly that file is then read. So no link, "..", magic link of /proc or concurrent
+/// change leads out of the roots. A link may lead from one root into another.
 class AllowedRoots {
  public:
-  /// Existing folders, at least one. NOT_FOUND or INVALID_ARGUMENT names the one that is not.
+  /// `folders`: at least one, all existing. NOT_FOUND or INVALID_ARGUMENT names a path that does
+  /// not exist or is not a folder.
   static absl::StatusOr<AllowedRoots> Create(const std::vector<std::string>& folders);
 
-  /// Of a folder or file that a client names. INVALID_ARGUMENT: empty, not absolute or with a NUL;
-  /// PERMISSION_DENIED: it has "..", is not below a root, or leads out; NOT_FOUND.
+  /// Checks a folder or file that a client names. INVALID_ARGUMENT: the path is empty, not absolute
+  /// or contains a NUL. PERMISSION_DENIED: it contains "..", is not below a root, or leads out of
+  /// the roots. NOT_FOUND.
   absl::Status CheckPath(const std::string& path) const;
 
-  /// Of what `descriptor` (O_PATH will do) has been opened as. PERMISSION_DENIED names `path`.
+  /// Checks the file that is open as `descriptor` (O_PATH suffices). PERMISSION_DENIED names
+  /// `path`.
   absl::Status CheckDescriptor(int descriptor, const std::string& path) const;
 
-  /// "'/models', '/data/weights'"
+  /// The roots for messages: "'/models', '/data/weights'".
   std::string Text() const;
 
  private:
   struct Root {
     std::string given;  ///< Absolute, without "." and "..".
-    std::string real;   ///< Without links.
+    std::string real;   ///< The same folder without links.
   };
 
   AllowedRoots() = default;

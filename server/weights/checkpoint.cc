@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
-#include "server/weights/printable_name.h"
+#include "server/weights/untrusted_text.h"
 
 namespace logprobd {
 
@@ -47,13 +47,14 @@ absl::Status GgufUnsupported(absl::string_view file_name) {
 
 absl::Status PathError(const std::string& path, const std::error_code& error) {
   if (error == std::errc::permission_denied) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(PrintableName(path), " cannot be read; open it to the user of the server"));
+    return absl::PermissionDeniedError(absl::StrCat(
+        PrintableName(path), " cannot be read; give the server's user read permission"));
   }
   return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), ": ", error.message()));
 }
 
-// The folder has neither the single file nor an index: says what it has instead.
+// Builds the error for a folder with neither the single file nor an index: names what it has
+// instead.
 absl::Status ExplainNoWeights(const std::string& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -131,7 +132,7 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   if (status.type() == fs::file_type::not_found) {
     return absl::NotFoundError(absl::StrCat(
         PrintableName(path),
-        " does not exist; the model must be a local folder (nothing is downloaded by its name)"));
+        " does not exist; the model must be a local folder (models are not downloaded by name)"));
   }
   if (error) {
     return PathError(path, error);
@@ -141,7 +142,7 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   }
   for (const absl::string_view name : {kSingleFile, kIndexFile}) {
     const fs::path file = fs::path(path) / std::string(name);
-    // A dangling link counts as present, so that opening it explains what is wrong.
+    // A dangling link counts as present, so that the error of opening it explains the problem.
     if (fs::symlink_status(file, error).type() != fs::file_type::not_found && !error) {
       return ModelPaths{path, file.string(), name == kIndexFile};
     }

@@ -10,8 +10,7 @@
 #include "server/weights/allowed_roots.h"
 #include "server/weights/head_names.h"
 #include "server/weights/regular_file.h"
-#include "server/weights/safetensors_header.h"
-#include "server/weights/safetensors_index.h"
+#include "server/weights/safetensors.h"
 
 namespace logprobd {
 
@@ -21,29 +20,31 @@ struct StoredTensor {
   TensorEntry entry;
 };
 
-/// Where a model's files lie.
+/// The paths of a model's files.
 struct ModelPaths {
   std::string folder;
-  std::string weights;  ///< A .safetensors file or an index.
-  bool indexed = false;
+  std::string weights;   ///< A .safetensors file or an index.
+  bool indexed = false;  ///< `weights` is an index.
 };
 
-/// Finds the weights of a folder, or accepts the file that `path` names. NOT_FOUND,
-/// PERMISSION_DENIED, INVALID_ARGUMENT, or UNIMPLEMENTED where only pickle or GGUF files are there.
+/// Finds the weights in a folder, or accepts the file that `path` names. NOT_FOUND,
+/// PERMISSION_DENIED, INVALID_ARGUMENT, or UNIMPLEMENTED if there are only pickle or GGUF files.
 absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
 
-/// The tensors of a checkpoint that a HeadNameFilter wants: one safetensors file, or several and
-/// their index. Opens and checks a shard when a tensor in it is asked for. One thread.
+/// The tensors of a checkpoint that a HeadNameFilter selects. The checkpoint is one safetensors
+/// file, or several with an index. Opens and checks a shard when one of its tensors is requested.
+/// For use by one thread.
 class Checkpoint {
  public:
-  /// `filter` and `roots` (null: files may lie anywhere) must outlive the Checkpoint.
+  /// `filter` and `roots` (null: files may be anywhere) must outlive the Checkpoint.
   static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNameFilter& filter,
                                          const AllowedRoots* roots = nullptr);
 
   bool Has(absl::string_view name) const { return files_.contains(name); }
 
-  /// NOT_FOUND: no such tensor or its shard is missing. INVALID_ARGUMENT: a malformed shard, or one
-  /// that does not hold what the index says.
+  /// Returns a tensor. NOT_FOUND: there is no such tensor, or its shard is missing.
+  /// INVALID_ARGUMENT: the shard is malformed or does not contain the tensor that the index places
+  /// there.
   absl::StatusOr<StoredTensor> Find(absl::string_view name);
 
  private:
@@ -58,7 +59,7 @@ class Checkpoint {
   ModelPaths paths_;
   HeadNameFilter* filter_;
   const AllowedRoots* roots_;
-  WeightMap files_;  ///< Tensor -> shard, relative to the folder.
+  WeightMap files_;  ///< File name of each tensor's shard, relative to the folder.
   absl::flat_hash_map<std::string, std::unique_ptr<Shard>> shards_;
 };
 

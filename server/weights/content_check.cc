@@ -18,7 +18,7 @@
 namespace logprobd {
 namespace {
 
-/// Small enough to stay in a core's cache between reading, hashing and looking at it.
+/// Small enough that a block stays in a core's cache while it is read, hashed and checked.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 class Sha256 {
@@ -35,7 +35,7 @@ class Sha256 {
     std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
     unsigned int length = 0;
     if (!is_ok_ || EVP_DigestFinal_ex(context_.get(), digest.data(), &length) != 1) {
-      return absl::InternalError("libcrypto could not make a sha256");
+      return absl::InternalError("libcrypto could not compute a sha256");
     }
     return absl::BytesToHexString(
         {reinterpret_cast<const char*>(digest.data()), static_cast<size_t>(length)});
@@ -46,7 +46,8 @@ class Sha256 {
   bool is_ok_ = false;
 };
 
-/// Whether an exponent is all ones. Without a branch in the loop, so that it runs in vectors.
+/// Returns whether any element's exponent is all ones. The loop has no branch, so that the compiler
+/// vectorizes it.
 template <typename T, T kExponent>
 bool HasNonfinite(absl::Span<const std::byte> bytes) {
   uint32_t found = 0;
@@ -70,7 +71,7 @@ bool HasNonfinite(absl::Span<const std::byte> bytes, Dtype dtype) {
   return HasNonfinite<uint32_t, 0x7F800000>(bytes);
 }
 
-/// The first element that is not finite, of whole rows from `row_begin` on that have one.
+/// Names the first non-finite element of `rows`, which start at row `row_begin` and contain one.
 std::string NameNonfinite(absl::Span<const std::byte> rows, int64_t row_begin,
                           const HeadInfo& info) {
   const auto element_bytes = static_cast<size_t>(DtypeBytes(info.dtype));

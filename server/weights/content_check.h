@@ -9,16 +9,17 @@
 
 namespace logprobd {
 
+/// Digest and non-finite values of a head's weight and bias.
 struct ContentCheck {
-  std::string sha256;  ///< Lower-case hex, of the rows and then the bias as they lie in the files.
-  /// What of the weight or bias is NaN or Inf, "row 17 column 3 is NaN"; empty: nothing. Padding is
-  /// not looked at: it takes no part.
+  std::string sha256;  ///< Lower-case hex digest of the stored rows followed by the stored bias.
+  /// Names the first NaN or Inf of the weight or the bias: "row 17 column 3 is NaN or Inf". Empty
+  /// if all values are finite. Padding rows are not checked, since they are never used.
   std::string nonfinite;
 };
 
-/// Reads the whole weight once. `progress` (may be empty) is told the bytes done and in all after
-/// each few MiB; false from it ends the check with CANCELLED. Other errors are those of ReadRows,
-/// and INTERNAL where the library for digests fails.
+/// Reads the whole weight once and checks it. `progress` (may be empty) is called about every MiB
+/// with the bytes done and in total; if it returns false, the check ends with CANCELLED. Other
+/// errors are those of ReadRows, and INTERNAL if libcrypto fails.
 absl::StatusOr<ContentCheck> CheckContent(
     const HeadWeights& weights,
     const std::function<bool(int64_t done_bytes, int64_t total_bytes)>& progress);

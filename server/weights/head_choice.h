@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,17 +12,31 @@
 
 namespace logprobd {
 
-/// Which tensor of a checkpoint is the head, and why that may surprise.
+/// The tensor of a checkpoint that is the head, with warnings about surprising choices.
 struct HeadChoice {
   StoredTensor tensor;
   bool tied = false;
   std::vector<std::string> warnings;
 };
 
-/// Chooses the head: `head_tensor` where it is not empty, else by name and by what `config` says of
-/// tied weights; rules in README.md. NOT_FOUND lists what was looked for; UNIMPLEMENTED for a
-/// quantised head.
+/// Chooses the head: `head_tensor` if it is not empty, otherwise by name and by what `config` says
+/// about tied weights; README.md has the rules. NOT_FOUND lists the names that were tried;
+/// UNIMPLEMENTED: the head is quantised.
 absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& config,
                                       const HeadNameFilter& filter, const std::string& head_tensor);
+
+/// A head's bias, empty if there is none, with warnings about surprises.
+struct HeadBias {
+  std::vector<float> values;      ///< In fp32.
+  std::vector<std::byte> stored;  ///< The same values as stored in the file.
+  std::vector<std::string> warnings;
+};
+
+/// Reads the bias of the head `weight_name`, which has `rows` rows: its sibling "x.bias" or, for a
+/// tied embedding, also the bias of a head such as "lm_head.bias". INVALID_ARGUMENT: config.json
+/// asks for a bias that is missing, or its shape does not fit. UNIMPLEMENTED: it is not BF16, F16
+/// or F32.
+absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
+                                      const std::string& weight_name, int64_t rows);
 
 }  // namespace logprobd

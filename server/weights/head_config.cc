@@ -16,10 +16,70 @@
 #include "absl/strings/str_replace.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
-#include "server/weights/printable_name.h"
-#include "server/weights/python_json.h"
+#include "server/weights/untrusted_text.h"
 
 namespace logprobd {
+namespace {
+
+constexpr int kDepthMax = 64;
+constexpr std::array<absl::string_view, 3> kNotFinite = {"NaN", "Infinity", "-Infinity"};
+
+// Returns the length in bytes of the string literal at the front of `text`.
+size_t StringLength(absl::string_view text) {
+  for (size_t i = 1; i < text.size(); ++i) {
+    if (text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      return i + 1;
+    }
+  }
+  return text.size();
+}
+
+}  // namespace
+
+// Turns JSON as Python's json module writes it into strict JSON: NaN, Infinity and -Infinity
+// outside strings become null. INVALID_ARGUMENT for nesting deeper than 64 levels or a NUL.
+absl::StatusOr<std::string> StrictJson(absl::string_view text) {
+  std::string strict;
+  strict.reserve(text.size());
+  int depth = 0;
+  while (!text.empty()) {
+    size_t length = 1;
+    absl::string_view written = text.substr(0, 1);
+    switch (text.front()) {
+      case '\0':
+        return absl::InvalidArgumentError("it holds a NUL");
+      case '"':
+        length = StringLength(text);
+        written = text.substr(0, length);
+        break;
+      case '{':
+      case '[':
+        if (++depth > kDepthMax) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("it is nested deeper than ", kDepthMax, " levels"));
+        }
+        break;
+      case '}':
+      case ']':
+        --depth;
+        break;
+      default:
+        for (const absl::string_view name : kNotFinite) {
+          if (absl::StartsWith(text, name)) {
+            length = name.size();
+            written = "null";
+          }
+        }
+        break;
+    }
+    strict.append(written.data(), written.size());
+    text.remove_prefix(length);
+  }
+  return strict;
+}
+
 namespace {
 
 using Json = nlohmann::json;
@@ -27,23 +87,24 @@ using Json = nlohmann::json;
 constexpr int64_t kDimensionMax = int64_t{1} << 31;
 
 constexpr std::array<absl::string_view, 3> kHiddenKeys = {"hidden_size", "n_embd", "d_model"};
-// z is multiplied by these: Cohere; Falcon-H1; muP models in three spellings.
+// Keys whose value multiplies the logits z: of Cohere, of Falcon-H1, and three spellings of muP
+// models.
 constexpr std::array<absl::string_view, 5> kMultipliers = {
     "logit_scale", "lm_head_multiplier", "output_multiplier", "output_multiplier_scale",
     "mup_output_mult"};
-// Keys that look as if they touched the logits of the head and do not.
+// Keys that seem to change the head's logits but do not.
 constexpr std::array<absl::string_view, 6> kHarmless = {
     "final_logit_softcapping", "logits_scaling",  "num_logits_to_keep",
     "logits_to_keep",          "mup_denominator", "logit_scale_init_value"};
 constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
 
 // Defaults of model classes whose config files may leave the key out: a nested configuration is
-// saved without what equals the default of its class. As in Transformers 5.23.
+// saved without the values that equal the defaults of its class. Taken from Transformers 5.23.
 struct FamilyDefault {
   absl::string_view model_type;
   absl::string_view key;
-  double scale;    // 1: none
-  double softcap;  // 0: none
+  double scale;    // 1: no default
+  double softcap;  // 0: no default
 };
 constexpr std::array<FamilyDefault, 15> kFamilyDefaults = {{
     {"beam", "final_logit_softcapping", 1, 30},
@@ -63,7 +124,7 @@ constexpr std::array<FamilyDefault, 15> kFamilyDefaults = {{
     {"vaultgemma", "final_logit_softcapping", 1, 30},
 }};
 
-// The objects of a config in which a key is looked for, innermost first.
+// The objects of a config in which keys are searched, innermost first.
 class ConfigLevels {
  public:
   static absl::StatusOr<ConfigLevels> Of(const Json& top) {
@@ -89,7 +150,8 @@ class ConfigLevels {
     return levels;
   }
 
-  // Null where no level has the key, or where the innermost that has it says null.
+  // Returns null if no level has the key, or if its value is null in the innermost level that has
+  // it.
   const Json* Find(absl::string_view key) const {
     for (const Json* level : levels_) {
       const auto found = level->find(std::string(key));
@@ -105,7 +167,7 @@ class ConfigLevels {
                        [key](const Json* level) { return level->contains(std::string(key)); });
   }
 
-  // Whether the model or its text part is of this type.
+  // Returns whether the model or its text part has this type.
   bool IsOfType(absl::string_view model_type) const {
     return std::any_of(levels_.begin(), levels_.end(), [model_type](const Json* level) {
       const auto found = level->find("model_type");
@@ -131,10 +193,10 @@ class ConfigLevels {
   std::vector<const Json*> levels_;
 };
 
-absl::Status WrongValue(absl::string_view key, const Json& value, absl::string_view wanted) {
+absl::Status WrongValue(absl::string_view key, const Json& value, absl::string_view expected) {
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return absl::InvalidArgumentError(
-      absl::StrCat(key, " is ", PrintableName(text), ", not ", wanted));
+      absl::StrCat(key, " is ", PrintableName(text), ", expected ", expected));
 }
 
 absl::StatusOr<std::optional<int64_t>> Dimension(const ConfigLevels& levels,
@@ -161,7 +223,7 @@ absl::StatusOr<std::optional<bool>> Flag(const ConfigLevels& levels, absl::strin
   return std::optional<bool>(value->get<bool>());
 }
 
-// A factor or cap; false is as good as null.
+// Reads a factor or cap; false counts as null.
 absl::StatusOr<std::optional<double>> Factor(const ConfigLevels& levels, absl::string_view key) {
   const Json* value = levels.Find(key);
   if (value == nullptr || (value->is_boolean() && !value->get<bool>())) {
@@ -178,7 +240,7 @@ absl::StatusOr<std::optional<double>> Factor(const ConfigLevels& levels, absl::s
 }
 
 std::string ModelType(const ConfigLevels& levels) {
-  // The outermost names the model; a nested one only its text part.
+  // The outermost type names the model; a nested type only names its text part.
   std::string model_type = "unknown";
   for (const Json* level : levels.all()) {
     const auto found = level->find("model_type");
@@ -186,7 +248,7 @@ std::string ModelType(const ConfigLevels& levels) {
       model_type = found->get<std::string>();
     }
   }
-  // It goes into logs and labels.
+  // The type goes into logs and labels, so it is escaped and cut.
   constexpr size_t kModelTypeBytesMax = 64;
   return absl::CHexEscape(model_type.substr(0, kModelTypeBytesMax));
 }
@@ -264,12 +326,12 @@ bool IsHarmless(absl::string_view key) {
                      [key](absl::string_view part) { return absl::StrContains(key, part); });
 }
 
-// A key that nobody taught us may change the logits: the operator should know that it is ignored.
+// An unknown key may change the logits, so the operator is told that it is ignored.
 void WarnOfUnknownKeys(const ConfigLevels& levels, HeadConfig& config) {
   constexpr size_t kWarningsMax = 16;
   for (const Json* level : levels.all()) {
     for (const auto& [key, value] : level->items()) {
-      // "warmup" is not "mup".
+      // Removes "warmup", which contains "mup" but has nothing to do with it.
       const std::string lower =
           absl::StrReplaceAll(absl::AsciiStrToLower(key), {{"warmup", ""}, {"warm_up", ""}});
       const bool off = value.is_null() || (value.is_boolean() && !value.get<bool>());

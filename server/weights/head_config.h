@@ -10,25 +10,25 @@
 
 namespace logprobd {
 
-/// What config.json says about a model's head. Absent values were absent or null.
+/// What config.json says about a model's head. A value is nullopt if it is absent or null.
 struct HeadConfig {
   std::string model_type = "unknown";
   std::optional<int64_t> hidden_size;
   std::optional<int64_t> vocab_size;
   std::optional<bool> tied;
   std::optional<bool> has_bias;
-  double scale = 1.0;    ///< z = cap(scale * (h . w) + bias).
-  double softcap = 0.0;  ///< 0: none.
+  double scale = 1.0;    ///< Factor in z = cap(scale * (h . w) + bias).
+  double softcap = 0.0;  ///< Cap of the logits; 0: none.
   std::string quantization_method;
   std::vector<std::string> warnings;
 };
 
-/// Longest config.json that is read.
+/// Largest config.json that is read, in bytes.
 inline constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
-/// Resolves the text of a config.json. A nested text configuration comes before the top level, key
-/// by key; keys and families: README.md. INVALID_ARGUMENT for what is not JSON (NaN and Infinity,
-/// which Python writes, are taken for null) and for a value of a wrong type or range.
+/// Parses a config.json. For each key, a nested text configuration takes precedence over the top
+/// level; README.md lists keys and families. NaN and Infinity, which Python writes, count as null.
+/// INVALID_ARGUMENT: the text is not JSON, or a value has the wrong type or range.
 absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json);
 
 }  // namespace logprobd

@@ -40,7 +40,7 @@ constexpr std::array<absl::string_view, 14> kEmbeddings = {
     "backbone.embeddings.weight",
 };
 
-// GPTQ and AWQ; compressed-tensors and FP8; DeepSeek; bitsandbytes; MLX.
+// Suffixes of GPTQ and AWQ, compressed-tensors and FP8, DeepSeek, bitsandbytes and MLX.
 constexpr std::array<absl::string_view, 16> kQuantizedSuffixes = {
     ".qweight",        ".qzeros",           ".scales",
     ".g_idx",          ".weight_packed",    ".weight_scale",
@@ -56,7 +56,7 @@ absl::string_view BaseOf(absl::string_view weight_name) {
   return absl::StripSuffix(weight_name, ".weight");
 }
 
-// Embeddings' many relatives in the body of a model would drown the useful ones.
+// Names in the layers of a model are left out: they are many and would hide the useful ones.
 bool LooksLikeHead(absl::string_view name) {
   return absl::EndsWith(name, ".weight") && !absl::StrContains(name, "layers.") &&
          !absl::StrContains(name, "mtp") &&
@@ -85,10 +85,10 @@ std::vector<std::string> QuantizedNamesOf(absl::string_view weight_name) {
 
 HeadNameFilter::HeadNameFilter(absl::string_view head_tensor) {
   const auto add = [this](absl::string_view weight_name) {
-    wanted_.insert(std::string(weight_name));
-    wanted_.insert(BiasNameOf(weight_name));
+    selected_.insert(std::string(weight_name));
+    selected_.insert(BiasNameOf(weight_name));
     for (std::string& name : QuantizedNamesOf(weight_name)) {
-      wanted_.insert(std::move(name));
+      selected_.insert(std::move(name));
     }
   };
   std::for_each(kHeads.begin(), kHeads.end(), add);
@@ -96,11 +96,11 @@ HeadNameFilter::HeadNameFilter(absl::string_view head_tensor) {
   if (!head_tensor.empty()) {
     add(head_tensor);
   }
-  wanted_.erase("");
+  selected_.erase("");
 }
 
 bool HeadNameFilter::Wants(absl::string_view name) {
-  if (wanted_.contains(name)) {
+  if (selected_.contains(name)) {
     return true;
   }
   if (lookalikes_.size() < kLookalikesMax && LooksLikeHead(name)) {

@@ -9,35 +9,36 @@
 
 namespace logprobd {
 
-/// Names under which published checkpoints store an output head, best first. They are compared
-/// whole, so the copies that multi-token-prediction layers carry are never taken.
+/// Names under which published checkpoints store an output head, in order of preference. Names are
+/// compared as a whole, so copies in multi-token-prediction layers never match.
 absl::Span<const absl::string_view> HeadTensorNames();
 
-/// Names of input embeddings, which serve as the head of a model with tied weights.
+/// Names of input embeddings, which are the head of a model with tied weights.
 absl::Span<const absl::string_view> EmbeddingTensorNames();
 
-/// "x.weight" -> "x.bias"; empty when the name does not end in ".weight".
+/// Turns "x.weight" into "x.bias". Returns an empty string if the name does not end in ".weight".
 std::string BiasNameOf(absl::string_view weight_name);
 
-/// Names beside "x.weight" that only a quantised x has (scales, packed integers, zero points).
+/// Names next to "x.weight" that exist only if x is quantised (scales, packed integers, zero
+/// points).
 std::vector<std::string> QuantizedNamesOf(absl::string_view weight_name);
 
-/// The tensors of a checkpoint that matter for finding its head: candidates, their biases, their
-/// traces of quantisation, and the tensor that the user named. Also remembers a few other names
-/// that look like a head, for messages.
+/// Selects the tensors of a checkpoint that matter for finding its head: candidates, their biases,
+/// the tensors that show quantisation, and the tensor that the user named. Also remembers a few
+/// other names that look like a head, for messages.
 class HeadNameFilter {
  public:
   /// `head_tensor` may be empty.
   explicit HeadNameFilter(absl::string_view head_tensor);
 
-  /// Whether `name` matters; called for every name of the checkpoint.
+  /// Returns whether `name` matters. Call it for every name of the checkpoint.
   bool Wants(absl::string_view name);
 
-  /// Up to 8 names with "head", "embed", "wte" or "output" in them, and always none of the wanted.
+  /// Up to 8 names that contain "head", "embed", "wte" or "output" and do not matter.
   const std::vector<std::string>& lookalikes() const { return lookalikes_; }
 
  private:
-  absl::flat_hash_set<std::string> wanted_;
+  absl::flat_hash_set<std::string> selected_;
   std::vector<std::string> lookalikes_;
 };
 

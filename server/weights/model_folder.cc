@@ -1,4 +1,5 @@
-// OpenModelFolder: config.json and the checkpoint's headers become a HeadInfo and a reader of rows.
+// OpenModelFolder turns config.json and the checkpoint's headers into a HeadInfo and a reader of
+// rows.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,23 +11,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
+#include "server/base/head_info.h"
 #include "server/weights/checkpoint.h"
-#include "server/weights/head_bias.h"
 #include "server/weights/head_choice.h"
 #include "server/weights/head_config.h"
 #include "server/weights/head_names.h"
 #include "server/weights/head_weights.h"
-#include "server/weights/printable_name.h"
 #include "server/weights/regular_file.h"
-#include "server/weights/tensor_dtype.h"
+#include "server/weights/safetensors.h"
+#include "server/weights/untrusted_text.h"
 
 namespace logprobd {
 namespace {
 
-// Rows beyond any vocabulary mean that the tensor is something else.
+// A tensor with more rows than any vocabulary is not a head.
 constexpr int64_t kVocabRowsMax = int64_t{1} << 24;
 
 class FileHeadWeights final : public HeadWeights {
@@ -103,7 +105,8 @@ absl::Status CheckHidden(const TensorEntry& tensor, HeadConfig& config) {
   return absl::OkStatus();
 }
 
-// The ids that take part: the tensor's rows are the truth, config.json says how many are padding.
+// Returns the number of valid ids. The tensor tells the number of rows; config.json tells how many
+// of them are padding.
 absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& options,
                                    HeadConfig& config) {
   if (!config.vocab_size.has_value()) {
@@ -130,8 +133,8 @@ absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& optio
   }
   if (rows > config_vocab) {
     config.warnings.push_back(absl::StrCat(
-        "the head has ", rows, " rows, config.json says vocab_size ", config_vocab, ": the last ",
-        rows - config_vocab, " take no part (--include-padding or --valid-vocab changes that)"));
+        "the head has ", rows, " rows, config.json says vocab_size ", config_vocab, "; the last ",
+        rows - config_vocab, " are not used (--include-padding or --valid-vocab changes that)"));
   }
   return config_vocab;
 }
@@ -170,9 +173,9 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   const int64_t rows = tensor.shape[0];
   LOGPROBD_ASSIGN_OR_RETURN(const int64_t vocab_size, ValidVocab(rows, options, config));
   if (vocab_size > kVocabSizeMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the vocabulary has ", vocab_size, " ids, the limit is ", kVocabSizeMax,
-                     " (2^20); --valid-vocab can leave the rest out"));
+    return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", vocab_size,
+                                                   " ids, the limit is ", kVocabSizeMax,
+                                                   " (2^20); --valid-vocab can exclude the rest"));
   }
   LOGPROBD_ASSIGN_OR_RETURN(HeadBias bias, ReadHeadBias(checkpoint, config, tensor.name, rows));
 
@@ -199,6 +202,17 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   head.weights =
       std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
   return head;
+}
+
+std::string DescribeHead(const HeadInfo& head) {
+  constexpr double kMebibyte = 1024.0 * 1024.0;
+  const std::string cap =
+      head.softcap > 0 ? absl::StrCat("cap ", head.softcap) : std::string("no cap");
+  return absl::StrFormat("%s: hidden %d, vocab %d of %d rows, %s%s, %s, scale %g, %s, %s, %.1f MiB",
+                         head.model_type, head.hidden_size, head.vocab_size, head.vocab_rows,
+                         head.tensor, head.tied ? " (tied)" : "", DtypeName(head.dtype), head.scale,
+                         cap, head.has_bias ? "bias" : "no bias",
+                         static_cast<double>(head.weight_bytes) / kMebibyte);
 }
 
 }  // namespace logprobd

@@ -13,12 +13,13 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
-#include "server/weights/printable_name.h"
+#include "server/weights/untrusted_text.h"
 
 namespace logprobd {
 namespace {
 
-// One call's share: small enough that a signal or a slow disk is noticed, large enough for speed.
+// Most bytes and pieces in one system call: small enough that an interruption is noticed soon, and
+// large enough for speed.
 constexpr int64_t kReadBytesMax = int64_t{16} << 20;
 constexpr int kPiecesMax = 256;
 
@@ -55,31 +56,32 @@ bool SameTime(const timespec& a, const timespec& b) {
 
 absl::StatusOr<std::shared_ptr<RegularFile>> RegularFile::Open(const std::string& path,
                                                                const AllowedRoots* roots) {
-  // Looked at before it is opened: opening a device may already do something.
-  const int place = open(path.c_str(), O_PATH | O_CLOEXEC);
-  if (place < 0) {
+  // Checks the type before opening the file for reading: opening a device may have effects.
+  const int path_only = open(path.c_str(), O_PATH | O_CLOEXEC);
+  if (path_only < 0) {
     return OpenError(path, errno);
   }
-  const absl::Cleanup close_place = [place] { close(place); };
+  const absl::Cleanup close_path_only = [path_only] { close(path_only); };
   if (roots != nullptr) {
-    LOGPROBD_RETURN_IF_ERROR(roots->CheckDescriptor(place, path));
+    LOGPROBD_RETURN_IF_ERROR(roots->CheckDescriptor(path_only, path));
   }
-  struct stat facts {};
-  if (fstat(place, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+  struct stat info {};
+  if (fstat(path_only, &info) != 0 || !S_ISREG(info.st_mode)) {
     return NotRegular(path);
   }
-  // The path may lead elsewhere by now. Where that matters, what was looked at is opened.
-  const std::string opened = roots == nullptr ? path : absl::StrCat("/proc/self/fd/", place);
+  // By now the path may lead elsewhere. If roots restrict it, opens exactly the file that was
+  // checked.
+  const std::string opened = roots == nullptr ? path : absl::StrCat("/proc/self/fd/", path_only);
   const int descriptor = open(opened.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (descriptor < 0) {
     return OpenError(path, errno);
   }
-  if (fstat(descriptor, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+  if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
     close(descriptor);
     return NotRegular(path);
   }
   return std::shared_ptr<RegularFile>(
-      new RegularFile(path, descriptor, facts.st_size, facts.st_mtim));
+      new RegularFile(path, descriptor, info.st_size, info.st_mtim));
 }
 
 RegularFile::RegularFile(std::string path, int descriptor, int64_t size_bytes, timespec modified)
@@ -113,17 +115,17 @@ absl::Status RegularFile::ReadRows(int64_t offset, const StridedRows& rows) cons
   return CheckUnchanged();
 }
 
-// After a read, so that a change before it and one during it are both seen.
+// Called after each read, so that changes before and during the read are found.
 absl::Status RegularFile::CheckUnchanged() const {
-  struct stat facts {};
-  if (fstat(descriptor_, &facts) != 0) {
+  struct stat info {};
+  if (fstat(descriptor_, &info) != 0) {
     return absl::DataLossError(
         absl::StrCat(PrintableName(path_), ": fstat: ", std::strerror(errno)));
   }
-  if (facts.st_size != size_bytes_ || !SameTime(facts.st_mtim, modified_)) {
+  if (info.st_size != size_bytes_ || !SameTime(info.st_mtim, modified_)) {
     return absl::DataLossError(absl::StrCat(
         PrintableName(path_), " changed while it was read (", size_bytes_, " bytes when opened, ",
-        facts.st_size, " now); write new weights to a new file and rename it into place"));
+        info.st_size, " now); write new weights to a new file and rename it into place"));
   }
   return absl::OkStatus();
 }

@@ -14,11 +14,22 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/weights/allowed_roots.h"
-#include "server/weights/random_access_bytes.h"
 
 namespace logprobd {
 
-/// Rows of equal length, one after the other in the file, apart in memory.
+/// Bytes of known length with random access: a file, or memory in tests. Thread-safe.
+class RandomAccessBytes {
+ public:
+  virtual ~RandomAccessBytes() = default;
+
+  virtual int64_t size_bytes() const = 0;
+
+  /// Fills `out` with the bytes from `offset` on. OUT_OF_RANGE: beyond size_bytes(). DATA_LOSS: the
+  /// bytes cannot be read or have changed since opening.
+  virtual absl::Status Read(int64_t offset, absl::Span<std::byte> out) const = 0;
+};
+
+/// Rows of equal length, contiguous in the file and `row_pitch_bytes` apart in memory.
 struct StridedRows {
   int64_t num_rows = 0;
   int64_t row_bytes = 0;
@@ -26,13 +37,14 @@ struct StridedRows {
   int64_t row_pitch_bytes = 0;  ///< From one row to the next in memory, >= row_bytes.
 };
 
-/// A regular file that is open for reading. Only pread: a file that shrinks under a mapping would
-/// end the process. Thread-safe.
+/// A regular file that is open for reading. It is read with preadv and never mapped, because a
+/// mapped file that shrinks would end the process. Thread-safe.
 class RegularFile final : public RandomAccessBytes {
  public:
-  /// Follows symbolic links (caches of models consist of them); what they lead to must be a regular
-  /// file. Never waits on a FIFO. NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT when it is
-  /// something else than a file. With `roots` also PERMISSION_DENIED when it lies elsewhere.
+  /// Opens a file. Follows symbolic links, of which download caches of models consist; their target
+  /// must be a regular file. Never waits on a FIFO. NOT_FOUND; PERMISSION_DENIED, also when the
+  /// file is outside `roots` (null: no restriction); INVALID_ARGUMENT when it is not a regular
+  /// file.
   static absl::StatusOr<std::shared_ptr<RegularFile>> Open(const std::string& path,
                                                            const AllowedRoots* roots = nullptr);
 
@@ -44,7 +56,7 @@ class RegularFile final : public RandomAccessBytes {
   int64_t size_bytes() const override { return size_bytes_; }
   absl::Status Read(int64_t offset, absl::Span<std::byte> out) const override;
 
-  /// As Read, for rows; few system calls whatever the pitch.
+  /// Reads rows, with few system calls whatever the pitch. Errors are those of Read.
   absl::Status ReadRows(int64_t offset, const StridedRows& rows) const;
 
  private:
@@ -59,13 +71,15 @@ class RegularFile final : public RandomAccessBytes {
 
 namespace internal {
 
-/// preadv, or what a test puts in its place: pieces, their number, offset.
+/// Signature of preadv without the descriptor (pieces, their number, offset), so that tests can
+/// fake it.
 using ReadVectorFunction = std::function<ssize_t(const iovec*, int, off_t)>;
 
-/// Reads until all rows are full, through interruptions and short reads. DATA_LOSS at an early end
-/// of the file or another error.
+/// Reads until all rows are full, also after interruptions and short reads. DATA_LOSS: the file
+/// ends early, or another error.
 absl::Status ReadFully(const ReadVectorFunction& read_vector, int64_t offset,
                        const StridedRows& rows);
 
 }  // namespace internal
+
 }  // namespace logprobd

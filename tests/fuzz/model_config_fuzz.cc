@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/weights/head_config.h"
-#include "server/weights/safetensors_index.h"
+#include "server/weights/safetensors.h"
 #include "tests/support/memory_bytes.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

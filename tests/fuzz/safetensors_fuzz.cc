@@ -6,8 +6,7 @@
 #include <string>
 
 #include "server/base/errors.h"
-#include "server/weights/safetensors_header.h"
-#include "server/weights/tensor_layout.h"
+#include "server/weights/safetensors.h"
 #include "tests/support/memory_bytes.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -58,7 +58,7 @@ def test_it_shows_the_head_and_its_load(browser, loaded_server) -> None:
     assert float(shown["rows/s"].replace(",", "")) > 0
     assert float(shown["calls/s"]) > 0
     assert seconds(shown["p99 latency"]) > 0
-    assert int(shown["nonfinite rows in all"].replace(",", "")) > 0
+    assert int(shown["nonfinite rows in total"].replace(",", "")) > 0
     assert shown["weights version"] == "1"
     # The layout shows two healthy replicas.
     assert browser.texts("section.head table td:last-child")[-2:] == ["ok", "ok"]

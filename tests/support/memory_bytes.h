@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "server/weights/random_access_bytes.h"
+#include "server/weights/regular_file.h"
 
 namespace logprobd::testing {
 

@@ -1,6 +1,6 @@
-// The HTTP side of a server with two heads on two GPUs at work, for tests on machines without a
-// GPU: real Metrics, status page and HTTP server over the stand-in of the driver's library, and
-// made-up work. Prints its address, and ends when its standard input does.
+// The HTTP side of a busy server with two heads on two GPUs, for tests on machines without a GPU.
+// Uses the real Metrics, status page and HTTP server with a fake of the driver's library and
+// simulated work. Prints its address and ends when its standard input is closed.
 
 #include <poll.h>
 #include <unistd.h>
@@ -41,7 +41,7 @@ HeadInfo InfoOf(const std::string& name, uint64_t version) {
   info.weight_bytes = kVocab * kHidden * 2;
   info.weights_version = version;
   info.engine = "cuda/fused";
-  info.engine_reason = "NVIDIA H200, compute capability 9.0; 2 replicas of 1 shard as asked";
+  info.engine_reason = "NVIDIA H200, compute capability 9.0; 2 replicas of 1 shard as requested";
   info.layout = {{0, 0, "gpu0", 0, kVocab}, {1, 0, "gpu1", 0, kVocab}};
   return info;
 }
@@ -54,8 +54,8 @@ MemoryPlan Memory() {
           {"host", "receive", 2 * kGib}};
 }
 
-/// What stays as it is while the work goes on, but for one failed swap and one lost replica.
-void SetStage(Metrics& metrics) {
+/// Sets the gauges that do not change during the work. One replica of each head has failed.
+void SetGauges(Metrics& metrics) {
   metrics.SetMemory(Memory());
   metrics.SetInflightBytesLimit(kGib);
   metrics.SetShmRegions(2, 512 * kMib);
@@ -70,7 +70,7 @@ void SetStage(Metrics& metrics) {
   }
 }
 
-/// The work of one step.
+/// Records the work of one step.
 void Work(Metrics& metrics) {
   for (const char* const head : kHeads) {
     metrics.RecordRequest(Metrics::Method::kScore, head, absl::StatusCode::kOk, 0.0021,
@@ -103,7 +103,7 @@ void Work(Metrics& metrics) {
   metrics.RecordRejection(Rejection::kQueueRows);
   metrics.RecordCancelled(Metrics::LeftAt::kQueue);
   metrics.RecordDeadlineExceeded(Metrics::LeftAt::kEngine);
-  // Nine tenths of the time at 600 TFLOP/s.
+  // The GPU computes at 600 TFLOP/s for nine tenths of the time.
   constexpr double kBusySeconds = 0.9 * kStepMs / 1e3;
   for (const int gpu : {0, 1}) {
     metrics.RecordFlops(gpu, kBusySeconds * 600e12, kBusySeconds);
@@ -113,14 +113,14 @@ void Work(Metrics& metrics) {
 }
 
 int Run() {
-  // By CUDA's numbers, which the driver's library has the other way round.
+  // Uses CUDA's ordinals; the fake of the driver's library numbers the GPUs in reverse order.
   Metrics metrics({.heads = {std::begin(kHeads), std::end(kHeads)},
                    .version = "1.2.3",
                    .commit = "a fixture",
                    .gpus = {0, 1},
                    .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}, {1, "0000:3b:00.0"}}});
   StatusBoard board(metrics, Clock::Steady());
-  SetStage(metrics);
+  SetGauges(metrics);
   HttpServer::Options options;
   options.listen = "127.0.0.1:0";
   options.status_text = [] { return "a fixture\n"; };

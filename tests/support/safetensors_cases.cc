@@ -43,17 +43,17 @@ std::string TwoTensors(absl::string_view first_offsets, absl::string_view second
 }
 
 void AddLengthCases(std::vector<SafetensorsCase>& cases) {
-  cases.push_back({"EmptyFile", "", "8 are the least"});
-  cases.push_back({"SevenBytes", std::string(7, '\0'), "8 are the least"});
+  cases.push_back({"EmptyFile", "", "at least 8 are required"});
+  cases.push_back({"SevenBytes", std::string(7, '\0'), "at least 8 are required"});
   cases.push_back({"EmptyHeader", LengthField(0, ""), "not a JSON object"});
-  cases.push_back({"HeaderBeyondTheFile", LengthField(100, "{}"), "cut short"});
-  cases.push_back({"HeaderOneByteBeyondTheFile", LengthField(3, "{}"), "cut short"});
+  cases.push_back({"HeaderBeyondTheFile", LengthField(100, "{}"), "truncated"});
+  cases.push_back({"HeaderOneByteBeyondTheFile", LengthField(3, "{}"), "truncated"});
   cases.push_back({"LengthThatOverflows", LengthField(~uint64_t{0}, "{}"), "too large"});
   cases.push_back({"LengthThatIsNegative", LengthField(uint64_t{1} << 63, "{}"), "too large"});
   cases.push_back(
       {"LengthNearTheLargest", LengthField((uint64_t{1} << 63) - 1, "{}"), "too large"});
   cases.push_back({"LengthOneBeyondTheLimit", LengthField(100'000'001, "{}"), "too large"});
-  cases.push_back({"LengthAtTheLimit", LengthField(100'000'000, "{}"), "cut short"});
+  cases.push_back({"LengthAtTheLimit", LengthField(100'000'000, "{}"), "truncated"});
   cases.push_back(
       {"GitLfsPointer", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"});
 }
@@ -73,7 +73,7 @@ void AddJsonCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"TrailingComma", Header("{\"__metadata__\":{},}"), "not valid JSON"});
   cases.push_back({"Comment", Header("{}/* */"), "not valid JSON"});
   cases.push_back({"DeepNesting", Header(absl::StrCat("{\"a\":", std::string(100'000, '['))),
-                   "an array where it does not belong"});
+                   "an array in an unexpected position"});
   cases.push_back({"DeepNestingOfObjects", Header([] {
                      std::string json;
                      for (int i = 0; i < 100'000; ++i) {
@@ -91,8 +91,8 @@ void AddJsonCases(std::vector<SafetensorsCase>& cases) {
 }
 
 void AddEntryCases(std::vector<SafetensorsCase>& cases) {
-  cases.push_back({"EntryThatIsANumber", Entry("1"), "a number where it does not belong"});
-  cases.push_back({"EntryThatIsNull", Entry("null"), "null where it does not belong"});
+  cases.push_back({"EntryThatIsANumber", Entry("1"), "a number in an unexpected position"});
+  cases.push_back({"EntryThatIsNull", Entry("null"), "null in an unexpected position"});
   cases.push_back({"EntryThatIsEmpty", Entry("{}"), "dtype is missing"});
   cases.push_back({"NoShape", Entry(R"({"dtype":"U8","data_offsets":[0,0]})"), "shape is missing"});
   cases.push_back({"NoOffsets", Entry(R"({"dtype":"U8","shape":[]})"), "data_offsets is missing"});
@@ -105,20 +105,20 @@ void AddEntryCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"UnknownDtype", Tensor("F128", "0", "0,0"), "unknown dtype 'F128'"});
   cases.push_back({"DtypeInLowerCase", Tensor("bf16", "0", "0,0"), "unknown dtype 'bf16'"});
   cases.push_back({"DtypeThatIsANumber", Entry(R"({"dtype":8,"shape":[],"data_offsets":[0,1]})", 1),
-                   "a number where it does not belong"});
+                   "a number in an unexpected position"});
   cases.push_back({"ShapeThatIsANumber",
                    Entry(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1),
-                   "a number where it does not belong"});
+                   "a number in an unexpected position"});
   cases.push_back({"ShapeInAShape",
                    Entry(R"({"dtype":"U8","shape":[[1]],"data_offsets":[0,1]})", 1),
-                   "an array where it does not belong"});
+                   "an array in an unexpected position"});
   cases.push_back({"NegativeDimension", Tensor("U8", "-1", "0,1", 1), "a negative number"});
-  cases.push_back({"FractionalDimension", Tensor("U8", "1.0", "0,1", 1), "no integer"});
-  cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "no integer"});
+  cases.push_back({"FractionalDimension", Tensor("U8", "1.0", "0,1", 1), "not an integer"});
+  cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "not an integer"});
   cases.push_back(
       {"DimensionBeyondTheSchema", Tensor("U8", "281474976710656", "0,1", 1), "beyond 2^48 - 1"});
   cases.push_back({"HugeDimension", Tensor("U8", "99999999999999999999999999", "0,1", 1),
-                   "no integer below 2^64"});
+                   "not an integer below 2^64"});
   cases.push_back({"ProductThatOverflows", Tensor("U8", "4294967296,4294967296", "0,0"),
                    "more than 2^63 elements"});
   cases.push_back(
@@ -146,22 +146,22 @@ void AddOffsetCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"SpanLongerThanTheShape", Tensor("F32", "2", "0,12", 12), "its shape needs 8"});
   cases.push_back({"EndBeforeBegin", Tensor("U8", "1", "2,1", 2), "before they begin at 2"});
   cases.push_back({"NegativeOffset", Tensor("U8", "1", "-1,0", 1), "a negative number"});
-  cases.push_back({"FractionalOffset", Tensor("U8", "1", "0,1.0", 1), "no integer"});
-  cases.push_back({"ExponentInAnOffset", Tensor("U8", "1000000000", "0,1e9", 1), "no integer"});
-  cases.push_back({"HugeOffset", Tensor("U8", "1", "0,18446744073709551616", 1), "no integer"});
+  cases.push_back({"FractionalOffset", Tensor("U8", "1", "0,1.0", 1), "not an integer"});
+  cases.push_back({"ExponentInAnOffset", Tensor("U8", "1000000000", "0,1e9", 1), "not an integer"});
+  cases.push_back({"HugeOffset", Tensor("U8", "1", "0,18446744073709551616", 1), "not an integer"});
   cases.push_back(
       {"OffsetBeyondTheSchema", Tensor("U8", "1", "0,18446744073709551615", 1), "beyond 2^48 - 1"});
   cases.push_back({"OneOffset", Tensor("U8", "0", "0", 0), "must have 2 numbers"});
   cases.push_back({"ThreeOffsets", Tensor("U8", "0", "0,0,0", 0), "more than 2 numbers"});
   cases.push_back(
-      {"OffsetsBeyondTheFile", Tensor("U8", "1000000000", "0,1000000000", 1), "cut short"});
+      {"OffsetsBeyondTheFile", Tensor("U8", "1000000000", "0,1000000000", 1), "truncated"});
   cases.push_back({"FirstTensorNotAtZero", Tensor("U8", "1", "1,2", 2), "leave a hole"});
   cases.push_back({"Hole", TwoTensors("0,4", "5,9", 9), "leave a hole"});
   cases.push_back({"Overlap", TwoTensors("0,4", "3,7", 7), "overlap"});
   cases.push_back({"SameBytesTwice", TwoTensors("0,4", "0,4", 4), "overlap"});
-  cases.push_back({"OneTrailingByte", Tensor("U8", "4", "0,4", 5), "goes on for 1 bytes"});
-  cases.push_back({"TwoMissingBytes", Tensor("U8", "4", "0,4", 2), "cut short"});
-  cases.push_back({"BytesWithoutTensors", Header("{}", 1), "goes on for 1 bytes"});
+  cases.push_back({"OneTrailingByte", Tensor("U8", "4", "0,4", 5), "continues for 1 bytes"});
+  cases.push_back({"TwoMissingBytes", Tensor("U8", "4", "0,4", 2), "truncated"});
+  cases.push_back({"BytesWithoutTensors", Header("{}", 1), "continues for 1 bytes"});
 }
 
 void AddNameCases(std::vector<SafetensorsCase>& cases) {
@@ -180,7 +180,7 @@ void AddNameCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back(
       {"MetadataWithAnObject", Header(R"({"__metadata__":{"k":{}}})"), "all must be strings"});
   cases.push_back(
-      {"MetadataThatIsNull", Header(R"({"__metadata__":null})"), "null where it does not belong"});
+      {"MetadataThatIsNull", Header(R"({"__metadata__":null})"), "null in an unexpected position"});
   cases.push_back({"NameWithControlCharacters", Header("{\"a\\u0000\\n\\u001b[31m\":1}"),
                    R"('a\x00\n\x1b[31m')"});
   cases.push_back({"NameWithARawControlCharacter", Header("{\"a\n\":1}"), "not valid JSON"});

@@ -17,7 +17,7 @@
 #include "server/base/clock.h"
 #include "server/batching/batcher.h"
 #include "server/batching/device_turns.h"
-#include "server/batching/staging_store.h"
+#include "server/batching/version_replicas.h"
 #include "server/http/status_page.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"

@@ -14,7 +14,7 @@
 #include "server/base/host.h"
 #include "server/base/log.h"
 #include "server/base/text.h"
-#include "server/batching/staging_store.h"
+#include "server/batching/version_replicas.h"
 #include "server/weights/content_check.h"
 
 namespace logprobd {

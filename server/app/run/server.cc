@@ -233,7 +233,7 @@ std::string Server::Impl::ReadyText() {
 
 std::string Server::Impl::StatusText() {
   return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateNow().second, "\n",
-                      PlanText(Plan()), "\nSee /metrics, /healthz and /readyz.\n");
+                      PlanText(Plan()));
 }
 
 /// Returns the state of the server and the text that the status page shows for it.

@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "server/base/head_info.h"
 #include "server/base/text.h"
-#include "server/http/html_text.h"
-#include "server/metrics/label_value.h"
+#include "server/http/status_page.h"
+#include "server/metrics/families.h"
 
 namespace logprobd {
 namespace {

@@ -1,4 +1,4 @@
-"""What operators see of a server with two heads on two GPUs, on a machine without one (metrics_fixture.cc)."""
+"""Runs metrics_fixture.cc: the HTTP side of a server with two heads on two GPUs, without GPUs."""
 
 import pathlib
 import subprocess
@@ -6,11 +6,11 @@ import urllib.request
 
 
 class MetricsFixture:
-    """A running metrics_fixture; `http` is its address. Use as a context."""
+    """A running metrics_fixture; `http` is its address. Use it as a context manager."""
 
     def __init__(self, binaries: pathlib.Path) -> None:
         self.program = binaries.parent / "tests" / "metrics_fixture"
-        assert self.program.exists(), f"{self.program} is missing: build it"
+        assert self.program.exists(), f"{self.program} is missing; build it"
 
     def __enter__(self) -> "MetricsFixture":
         self.process = subprocess.Popen(

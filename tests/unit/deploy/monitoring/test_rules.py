@@ -89,7 +89,7 @@ def test_the_runbook_has_no_entry_for_an_alert_that_is_gone() -> None:
 
 def test_rules_panels_and_the_status_page_agree_on_faults_and_refusals() -> None:
     text = RULES.read_text()
-    page = (ROOT / "server" / "app" / "status.cc").read_text()
+    page = (ROOT / "server" / "app" / "run" / "status.cc").read_text()
 
     def on_the_page(name: str) -> list[str]:
         return re.findall(r'"(\w+)"', re.search(rf"{name}\[\] = \{{(.*?)\}}", page, re.DOTALL)[1])

@@ -6,7 +6,101 @@
 namespace logprobd {
 namespace {
 
-TEST(AdmissionTest, CountsInStepsWhatIsReleased) {
+constexpr absl::Time kBegin = absl::UnixEpoch();
+
+TEST(DrainRateTest, HasNoEstimateAtFirst) {
+  const DrainRate rate(100);
+
+  EXPECT_FALSE(rate.TimeFor(10).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(10, kBegin).has_value());
+  EXPECT_EQ(rate.RetryAfter(10), DrainRate::kRetryAfterUnmeasured);
+}
+
+TEST(DrainRateTest, MeasuresRowsPerSecond) {
+  DrainRate rate(100);
+
+  rate.AddBatch(200, kBegin, kBegin + absl::Milliseconds(100));
+
+  EXPECT_EQ(rate.TimeFor(1'000), absl::Milliseconds(500));
+}
+
+TEST(DrainRateTest, CountsTheTimeOfOverlappingBatchesOnce) {
+  DrainRate rate(100);
+
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+  rate.AddBatch(100, kBegin + absl::Milliseconds(1), kBegin + absl::Seconds(2));
+
+  EXPECT_EQ(rate.TimeFor(100), absl::Seconds(1));
+}
+
+TEST(DrainRateTest, SharesRowsAmongTheReplicas) {
+  DrainRate rate(100);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+
+  rate.set_num_replicas(4);
+
+  EXPECT_EQ(rate.TimeFor(400), absl::Seconds(1));
+  EXPECT_EQ(rate.LeastTimeFor(400, kBegin + absl::Seconds(1)), absl::Seconds(1));
+}
+
+TEST(DrainRateTest, MeasuresReplicasSeparatelyWhenTheirBatchesEndTogether) {
+  DrainRate rate(100);
+  rate.set_num_replicas(2);
+  const absl::Time end = kBegin + absl::Seconds(1);
+
+  rate.AddBatch(100, kBegin, end, 0);
+  rate.AddBatch(100, kBegin, end + absl::Microseconds(1), 1);
+
+  EXPECT_NEAR(absl::ToDoubleSeconds(*rate.TimeFor(200)), 1, 1e-5);
+  EXPECT_EQ(rate.LeastTimeFor(200, end), absl::Seconds(1));
+}
+
+TEST(DrainRateTest, IgnoresBatchesThatAreTooSmall) {
+  DrainRate rate(100);
+
+  rate.AddBatch(99, kBegin, kBegin + absl::Seconds(10));
+
+  EXPECT_FALSE(rate.TimeFor(1).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(1, kBegin + absl::Seconds(10)).has_value());
+}
+
+TEST(DrainRateTest, EstimatesTheLeastTimeFromTheBestRecentRate) {
+  DrainRate rate(100);
+  absl::Time now = kBegin;
+  const auto add = [&](int64_t rows, absl::Duration taken) {
+    rate.AddBatch(rows, now, now + taken);
+    now += taken;
+  };
+
+  add(100, absl::Seconds(1));
+  add(100, absl::Seconds(3));  // A stall.
+  EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Seconds(1));
+  add(10, absl::Milliseconds(10));  // A small but faster batch.
+  EXPECT_EQ(rate.LeastTimeFor(100, now), absl::Milliseconds(100));
+}
+
+TEST(DrainRateTest, ForgetsOldRates) {
+  DrainRate rate(100);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(3));
+  const absl::Time measured = kBegin + absl::Seconds(3);
+
+  EXPECT_TRUE(rate.LeastTimeFor(1, measured + DrainRate::kMemory).has_value());
+  EXPECT_FALSE(rate.LeastTimeFor(1, measured + 2 * DrainRate::kMemory).has_value());
+}
+
+TEST(DrainRateTest, KeepsHintsBetweenAMillisecondAndTenSeconds) {
+  DrainRate rate(1);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+
+  EXPECT_EQ(rate.RetryAfter(0.001), absl::Milliseconds(1));
+  EXPECT_EQ(rate.RetryAfter(1e9), absl::Seconds(10));
+}
+
+}  // namespace
+
+namespace {
+
+TEST(AdmissionTest, ReleasesWhatItChargedInSteps) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}});
   const DrainRate rate(1);
   ASSERT_TRUE(
@@ -22,7 +116,7 @@ TEST(AdmissionTest, CountsInStepsWhatIsReleased) {
   EXPECT_EQ(admission.of(Priority::kLow).requests, 0);
 }
 
-TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
+TEST(AdmissionTest, ChargesNothingForARefusedRequest) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
   const DrainRate rate(1);
 
@@ -33,7 +127,7 @@ TEST(AdmissionTest, CountsNothingOfWhatItRefuses) {
   EXPECT_EQ(admission.total().rows, 0);
 }
 
-TEST(AdmissionTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
+TEST(AdmissionTest, AppliesNewLimitsAndKeepsAdmittedRequests) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
   const DrainRate rate(1);
   ASSERT_TRUE(
@@ -56,7 +150,7 @@ TEST(AdmissionTest, LetsAClientHoldAtLeastOneRowAndRequest) {
   EXPECT_FALSE(admission.CheckPossible({.rows = 2, .bytes = 10, .requests = 1}).ok());
 }
 
-TEST(AdmissionTest, HintsWithoutAMeasurementToo) {
+TEST(AdmissionTest, GivesARetryHintWithoutAMeasurement) {
   Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 1});
 
   const auto refusal =
@@ -84,4 +178,5 @@ TEST(AdmissionTest, ConvertsBytesAndRequestsToTheRowsThatCarryThem) {
 }
 
 }  // namespace
+
 }  // namespace logprobd

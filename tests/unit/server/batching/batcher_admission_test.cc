@@ -39,7 +39,7 @@ TEST_F(BatcherAdmissionTest, AdmitsExactlyUpToTheLimit) {
   EXPECT_FALSE(Refusal({.rows = 1}).ok());
 }
 
-TEST_F(BatcherAdmissionTest, TakesOverNewLimitsWhileItServes) {
+TEST_F(BatcherAdmissionTest, AppliesNewLimitsWhileItServes) {
   MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
   OccupyBothSlots();
   Answer& queued = Submit({.rows = 8});
@@ -53,7 +53,7 @@ TEST_F(BatcherAdmissionTest, TakesOverNewLimitsWhileItServes) {
   EXPECT_TRUE(queued.Wait().ok());
 }
 
-TEST_F(BatcherAdmissionTest, KeepsItsLimitsWhenNewOnesAreWrong) {
+TEST_F(BatcherAdmissionTest, KeepsItsLimitsWhenNewOnesAreInvalid) {
   MakeBatcher({.queue_rows_max = 10, .client_share_max = 1});
 
   EXPECT_EQ(batcher_->SetLimits({.queue_rows_max = 0}).code(), absl::StatusCode::kInvalidArgument);
@@ -63,7 +63,7 @@ TEST_F(BatcherAdmissionTest, KeepsItsLimitsWhenNewOnesAreWrong) {
   EXPECT_TRUE(Refusal({.rows = 10}).ok());
 }
 
-TEST_F(BatcherAdmissionTest, ANewWaitForCompanyHoldsForWhatWaitsAlready) {
+TEST_F(BatcherAdmissionTest, ANewLongestWaitAppliesToRequestsThatAlreadyWait) {
   MakeBatcher({.batch_wait_max = absl::Hours(1)});
   OccupyEngine();
   SubmitRows(1);
@@ -76,9 +76,9 @@ TEST_F(BatcherAdmissionTest, ANewWaitForCompanyHoldsForWhatWaitsAlready) {
 }
 
 TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
-  // A row has 8 bytes of payload, 4 of target and 8 of answer; a piece has 56.
+  // A row costs 8 bytes of payload, 4 of target and 8 of answer; each piece costs 56 bytes.
   MakeBatcher({.queue_bytes_max = 320, .client_share_max = 1});
-  OccupyBothSlots();  // two rows, gathered: 12 bytes each
+  OccupyBothSlots();  // Two gathered rows, which still cost 12 bytes each.
   Submit({.rows = 10});
 
   const absl::Status status = Refusal({.rows = 1});
@@ -112,7 +112,7 @@ TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
   EXPECT_TRUE(other.ok()) << other;
 }
 
-TEST_F(BatcherAdmissionTest, SaysThatARequestCanNeverBeAdmitted) {
+TEST_F(BatcherAdmissionTest, RefusesARequestThatCanNeverBeAdmitted) {
   MakeBatcher({.queue_rows_max = 20, .queue_bytes_max = 300, .client_share_max = 0.5});
 
   const absl::Status rows = Refusal({.rows = 11});
@@ -124,7 +124,7 @@ TEST_F(BatcherAdmissionTest, SaysThatARequestCanNeverBeAdmitted) {
   EXPECT_THAT(bytes.message(), AllOf(HasSubstr("156 bytes"), HasSubstr("(150)")));
 }
 
-TEST_F(BatcherAdmissionTest, GivesTheBudgetBackAsRowsLeaveTheQueue) {
+TEST_F(BatcherAdmissionTest, ReleasesTheBudgetAsRowsLeaveTheQueue) {
   MakeBatcher({.batch_rows_max = 4,
                .batch_wait_max = absl::ZeroDuration(),
                .queue_rows_max = 8,
@@ -134,23 +134,23 @@ TEST_F(BatcherAdmissionTest, GivesTheBudgetBackAsRowsLeaveTheQueue) {
   EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
 
   engine_->ReleaseOne();
-  engine_->WaitForBatches(3);  // four rows have left
+  engine_->WaitForBatches(3);  // Four rows have left the queue.
 
   EXPECT_TRUE(Refusal({.rows = 4}).ok());
   EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
 }
 
-/// Charges of a request of one row with `count` candidates, on FakeEngine: message and the rest.
+/// Bytes charged for a request of one row with `count` candidates: message, and fields with answer.
 constexpr int64_t PayloadCharge() { return 8 + 56; }
 constexpr int64_t HeldCharge(int64_t count) { return 4 + 8 + count * (4 + 4) + 2 * 4; }
 
-// Found by 100 one-row requests of 2^20 candidates each, which grew the server by 2.3 GB.
+// Regression: 100 one-row requests with 2^20 candidates each made the server grow by 2.3 GB.
 TEST_F(BatcherAdmissionTest, ChargesCandidatesAndAnswersUntilTheyAreAnswered) {
   MakeBatcher({.queue_bytes_max = PayloadCharge() + 2 * HeldCharge(1'000), .client_share_max = 1});
   engine_->Hold();
   Answer& first = Submit({.rows = 1, .candidate_counts = {1'000}});
   engine_->WaitForBatches(1);
-  clock_.WaitUntilAsleep();  // its payload has been gathered and given back
+  clock_.WaitUntilAsleep();  // Its payload has been gathered and released.
 
   Submit({.rows = 1, .candidate_counts = {1'000}});
   EXPECT_EQ(RejectionOf(Refusal({.rows = 1})), Rejection::kQueueBytes);
@@ -163,14 +163,14 @@ TEST_F(BatcherAdmissionTest, ChargesCandidatesAndAnswersUntilTheyAreAnswered) {
 TEST_F(BatcherAdmissionTest, ChargesTheWholeMessage) {
   MakeBatcher({.queue_bytes_max = 1'000, .client_share_max = 1});
   ScoreRequest request = RequestOfRows(1);
-  request.message_bytes = 1'000;  // most of it candidates, say
+  request.message_bytes = 1'000;  // Much larger than the payload.
 
   const auto ticket = batcher_->Submit(std::move(request), [](auto) {});
 
   EXPECT_EQ(RejectionOf(ticket.status()), Rejection::kInvalid);
 }
 
-TEST_F(BatcherAdmissionTest, ChargesWhatIsCancelledUntilTheEngineIsDoneWithIt) {
+TEST_F(BatcherAdmissionTest, ChargesACancelledRequestUntilTheEngineIsDoneWithIt) {
   MakeBatcher({.queue_bytes_max = PayloadCharge() + HeldCharge(1'000), .client_share_max = 1});
   engine_->Hold();
   Answer& cancelled = Submit({.rows = 1, .candidate_counts = {1'000}});
@@ -187,7 +187,7 @@ TEST_F(BatcherAdmissionTest, ChargesWhatIsCancelledUntilTheEngineIsDoneWithIt) {
   EXPECT_TRUE(Refusal({.rows = 1, .candidate_counts = {1}}).ok());
 }
 
-TEST_F(BatcherAdmissionTest, GivesAllOfTheBudgetBackHoweverRequestsEnd) {
+TEST_F(BatcherAdmissionTest, ReleasesTheWholeBudgetHoweverRequestsEnd) {
   MakeBatcher({.batch_rows_max = 4, .queue_bytes_max = 2'000, .client_share_max = 1});
   OccupyBothSlots();
   Submit({.rows = 3});
@@ -213,7 +213,7 @@ TEST_F(BatcherAdmissionTest, GivesAllOfTheBudgetBackHoweverRequestsEnd) {
   EXPECT_EQ(Metric("logprobd_queue_rows{head=\"default\",priority=\"normal\"}"), 0);
 }
 
-TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAsNothing) {
+TEST_F(BatcherAdmissionTest, DoesNotChargeIgnoredRows) {
   MakeBatcher({.queue_rows_max = 3, .client_share_max = 1});
   OccupyBothSlots();
 
@@ -222,7 +222,7 @@ TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAsNothing) {
   EXPECT_FALSE(Refusal({.rows = 1}).ok());
 }
 
-TEST_F(BatcherAdmissionTest, CountsIgnoredRowsAtTheFrontOfARequestAsNothing) {
+TEST_F(BatcherAdmissionTest, DoesNotChargeIgnoredRowsAtTheFrontOfARequest) {
   MakeBatcher({.queue_rows_max = 4, .client_share_max = 1});
   OccupyBothSlots();
 
@@ -235,7 +235,7 @@ TEST_F(BatcherAdmissionTest, HintsWhenToRetryFromTheMeasuredRate) {
   engine_->Hold();
   Submit({.rows = 100});
   engine_->WaitForBatches(1);
-  clock_.Advance(absl::Milliseconds(200));  // 500 rows a second
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows per second.
   engine_->Release();
   EXPECT_TRUE(answers_.back()->Wait().ok());
   engine_->WaitUntilIdle();

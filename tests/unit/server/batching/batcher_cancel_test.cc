@@ -56,7 +56,7 @@ TEST_F(BatcherCancelTest, DropsTheQueuedRestOfACutRequest) {
   EXPECT_EQ(engine_->num_batches(), 2);
 }
 
-TEST_F(BatcherCancelTest, GivesTheBudgetBackAtOnce) {
+TEST_F(BatcherCancelTest, ReleasesTheBudgetAtOnce) {
   MakeBatcher({.queue_rows_max = 8, .client_share_max = 1});
   OccupyBothSlots();
   SubmitRows(8);
@@ -67,7 +67,7 @@ TEST_F(BatcherCancelTest, GivesTheBudgetBackAtOnce) {
   EXPECT_TRUE(Refusal({.rows = 8}).ok());
 }
 
-TEST_F(BatcherCancelTest, LeavesTheOthersOfABatchAlone) {
+TEST_F(BatcherCancelTest, DoesNotAffectOtherRequestsOfTheBatch) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
   ScoreRequest kept = MakeRequest({.rows = 3, .seed = 9});

@@ -17,17 +17,18 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A version of the weights: its engine, which holds its batches, and its generation.
+/// A version of the weights: its engine, which holds its batches until they are released, and its
+/// replicas.
 struct Version {
   std::unique_ptr<FakeEngine> engine;
-  std::unique_ptr<VersionReplicas> generation;
+  std::unique_ptr<VersionReplicas> replicas;
 };
 
 std::vector<ShardPlace> OnTwoGpus() {
   return {{.shard = 0, .device = "gpu0"}, {.shard = 1, .device = "gpu1"}};
 }
 
-/// Version 1 is live, 2 and 3 are ready to be committed.
+/// Version 1 is live; versions 2 and 3 are ready to be committed.
 class BatcherCommitTest : public BatcherTest {
  protected:
   void MakeVersions(const Batcher::Options& options = {}, FakeEngine::Options engine = {}) {
@@ -35,11 +36,11 @@ class BatcherCommitTest : public BatcherTest {
       engine.weights_version = version;
       auto fake = std::make_unique<FakeEngine>(engine);
       fake->Hold();
-      auto generation = VersionReplicas::Create(options, {fake.get()});
-      ASSERT_TRUE(generation.ok()) << generation.status();
-      versions_.push_back({std::move(fake), *std::move(generation)});
+      auto replicas = VersionReplicas::Create(options, {fake.get()});
+      ASSERT_TRUE(replicas.ok()) << replicas.status();
+      versions_.push_back({std::move(fake), *std::move(replicas)});
     }
-    auto batcher = Batcher::Create(options, *versions_[0].generation, clock_, metrics_);
+    auto batcher = Batcher::Create(options, *versions_[0].replicas, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }
@@ -53,10 +54,10 @@ class BatcherCommitTest : public BatcherTest {
 
   FakeEngine& EngineOf(uint64_t version) { return *versions_[version - 1].engine; }
   void Commit(uint64_t version) {
-    batcher_->Commit(version == 0 ? nullptr : versions_[version - 1].generation.get());
+    batcher_->Commit(version == 0 ? nullptr : versions_[version - 1].replicas.get());
   }
 
-  /// Both slots of version 1 taken, by requests of one row: what is submitted now waits.
+  /// Occupies both slots of version 1 with requests of one row, so that later requests wait.
   void OccupyFirst() {
     for (int i = 0; i < 2; ++i) {
       SubmitRows(1);
@@ -89,7 +90,7 @@ class BatcherCommitTest : public BatcherTest {
 
 const Batcher::Options kAtOnce = {.batch_rows_max = 4, .batch_wait_max = absl::ZeroDuration()};
 
-TEST_F(BatcherCommitTest, ScoresWhatComesWithTheNewVersion) {
+TEST_F(BatcherCommitTest, ScoresNewRequestsWithTheNewVersion) {
   MakeVersions();
   EngineOf(2).Release();
 
@@ -101,7 +102,7 @@ TEST_F(BatcherCommitTest, ScoresWhatComesWithTheNewVersion) {
   EXPECT_EQ(EngineOf(1).num_batches(), 0);
 }
 
-TEST_F(BatcherCommitTest, EndsARequestOnTheVersionOnWhichItBegan) {
+TEST_F(BatcherCommitTest, EndsARequestOnTheVersionThatBeganIt) {
   MakeVersions(kAtOnce);
   ScoreRequest request = MakeRequest({.rows = 11, .top_k = 2, .ignored_rows = {9}});
   const ScoreResult expected = ExpectedResult(request);
@@ -118,7 +119,7 @@ TEST_F(BatcherCommitTest, EndsARequestOnTheVersionOnWhichItBegan) {
   EXPECT_EQ(EngineOf(2).num_batches(), 0);
 }
 
-TEST_F(BatcherCommitTest, ScoresWhatWaitedWithTheNewVersionWithoutWaitingForTheOldOne) {
+TEST_F(BatcherCommitTest, ScoresWaitingRequestsWithTheNewVersionWithoutWaitingForTheOldOne) {
   MakeVersions(kAtOnce);
   OccupyFirst();
   Answer& waiting = SubmitRows(3);
@@ -130,7 +131,7 @@ TEST_F(BatcherCommitTest, ScoresWhatWaitedWithTheNewVersionWithoutWaitingForTheO
   EXPECT_THAT(RowsOn(2), ElementsAre(3));
 }
 
-TEST_F(BatcherCommitTest, ScoresWhatIsPinnedToTheOldVersionThereInItsOrder) {
+TEST_F(BatcherCommitTest, ScoresPinnedRequestsOnTheOldVersionInOrder) {
   MakeVersions(kAtOnce);
   OccupyFirst();
   std::vector<Answer*> pinned;
@@ -156,7 +157,7 @@ TEST_F(BatcherCommitTest, ScoresWhatIsPinnedToTheOldVersionThereInItsOrder) {
   EXPECT_EQ(scored, targets);
 }
 
-TEST_F(BatcherCommitTest, RefusesAPinToAnyVersionButTheLiveOne) {
+TEST_F(BatcherCommitTest, RefusesAPinToAVersionThatIsNotLive) {
   MakeVersions();
   EngineOf(2).Release();
   EXPECT_EQ(RefusalOf(Pinned(2)).code(), absl::StatusCode::kFailedPrecondition);
@@ -187,7 +188,7 @@ TEST_F(BatcherCommitTest, WaitsForTheLastBatchOfTheVersionThatRetires) {
   waiting.join();
 
   EXPECT_TRUE(begun.Wait().ok());
-  versions_[0] = {};  // nothing touches it any more
+  versions_[0] = {};  // Nothing uses it any more.
   EngineOf(2).Release();
   EXPECT_TRUE(SubmitRows(1).Wait().ok());
   versions_.erase(versions_.begin());
@@ -250,7 +251,7 @@ TEST_F(BatcherCommitTest, HoldsTheQueueWhileNoVersionIsLive) {
   EXPECT_THAT(RowsOn(1), ElementsAre(4, 4, 1));
 }
 
-TEST_F(BatcherCommitTest, EndsWhatIsLateWhileNoVersionIsLive) {
+TEST_F(BatcherCommitTest, EndsExpiredRequestsWhileNoVersionIsLive) {
   MakeVersions();
   Commit(0);
   batcher_->AwaitRetired();
@@ -262,7 +263,7 @@ TEST_F(BatcherCommitTest, EndsWhatIsLateWhileNoVersionIsLive) {
   EXPECT_EQ(late.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(BatcherCommitTest, RefusesAllOnceNoVersionCanBeHadUntilOneIsCommitted) {
+TEST_F(BatcherCommitTest, RefusesAllRequestsAfterAFailureUntilTheNextCommit) {
   MakeVersions();
   Commit(0);
   batcher_->AwaitRetired();
@@ -300,7 +301,7 @@ TEST_F(BatcherCommitTest, DrainsBothVersions) {
   }
 }
 
-TEST_F(BatcherCommitTest, AnswersAllWhenItIsStoppedWhileAVersionRetires) {
+TEST_F(BatcherCommitTest, AnswersAllRequestsWhenStoppedWhileAVersionRetires) {
   MakeVersions(kAtOnce);
   Answer& begun = SubmitRows(12);
   EngineOf(1).WaitUntilInFlight(2);
@@ -316,12 +317,12 @@ TEST_F(BatcherCommitTest, AnswersAllWhenItIsStoppedWhileAVersionRetires) {
 
   EXPECT_TRUE(with_new.Wait().ok());
   batcher_->AwaitRetired();
-  Commit(3);  // changes nothing any more
+  Commit(3);  // Has no effect any more.
   batcher_->AwaitRetired();
   EXPECT_EQ(RefusalOf(RequestOfRows(1)).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(BatcherCommitTest, EndsWhatWaitsForARetiringVersionWhoseEngineFails) {
+TEST_F(BatcherCommitTest, EndsRequestsOfARetiringVersionWhoseEngineFails) {
   MakeVersions(kAtOnce);
   Answer& begun = SubmitRows(12);
   EngineOf(1).WaitUntilInFlight(2);
@@ -396,7 +397,7 @@ TEST_F(BatcherCommitTest, StartsNoBatchWhileOneOfTheOtherVersionCouldWaitOnTheSa
   EngineOf(1).ReleaseOne();
   clock_.WaitUntilAsleep();
   EXPECT_EQ(EngineOf(2).num_batches(), 0);
-  EngineOf(1).Release();  // its turn of two batches is over
+  EngineOf(1).Release();  // Ends its turn of two batches.
   EngineOf(2).WaitUntilInFlight(1);
   clock_.WaitUntilAsleep();
   EXPECT_FALSE(begun.is_called());
@@ -424,12 +425,12 @@ TEST_F(BatcherCommitTest, GivesBothVersionsTheirTurnsOnTheSameGpus) {
   batcher_->AwaitRetired();
 }
 
-TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
+TEST_F(BatcherCommitTest, ForgetsTheRateOfAnEngineOfAnotherKind) {
   MakeVersions(kAtOnce);
   Answer& slow = SubmitRows(4);
   EngineOf(1).WaitUntilInFlight(1);
   clock_.WaitUntilAsleep();
-  clock_.Advance(absl::Seconds(1));  // a row takes 250 ms at best
+  clock_.Advance(absl::Seconds(1));  // A row takes at least 250 ms.
   EngineOf(1).Release();
   EXPECT_TRUE(slow.Wait().ok());
   EngineOf(1).Hold();
@@ -437,10 +438,10 @@ TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
   const RequestSpec soon = {.rows = 4, .deadline = clock_.Now() + absl::Milliseconds(10)};
   EXPECT_EQ(Refusal(soon).code(), absl::StatusCode::kDeadlineExceeded);
   FakeEngine other({.dtype = Dtype::kF16, .weights_version = 4});
-  auto generation = VersionReplicas::Create(kAtOnce, {&other});
-  ASSERT_TRUE(generation.ok());
+  auto replicas = VersionReplicas::Create(kAtOnce, {&other});
+  ASSERT_TRUE(replicas.ok());
 
-  batcher_->Commit(generation->get());
+  batcher_->Commit(replicas->get());
 
   EXPECT_TRUE(Submit(soon).Wait().ok());
   EngineOf(1).Release();
@@ -448,9 +449,9 @@ TEST_F(BatcherCommitTest, ForgetsTheSpeedOfAnEngineOfAnotherKind) {
   batcher_ = nullptr;
 }
 
-TEST_F(BatcherCommitTest, NamesTheStagingOfTheLiveVersion) {
+TEST_F(BatcherCommitTest, ReportsTheStagingMemoryOfTheLiveVersion) {
   MakeVersions({.batch_rows_max = 8});
-  EXPECT_EQ(batcher_->memory()[0].bytes, versions_[0].generation->staging_bytes());
+  EXPECT_EQ(batcher_->memory()[0].bytes, versions_[0].replicas->staging_bytes());
 
   Commit(0);
 

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 using BatcherDeadlineTest = BatcherTest;
 
-/// Once it ticks, a clock that moves on by a millisecond whenever it is read.
+/// A clock that, once it ticks, advances by a millisecond whenever it is read.
 class TickingClock final : public Clock {
  public:
   absl::Time Now() const override {
@@ -26,7 +26,7 @@ class TickingClock final : public Clock {
     return clock_.AwaitUntil(mutex, condition, absl::InfiniteFuture());
   }
 
-  /// Ticks from now on, when the thread that uses the clock sleeps; returns the time before.
+  /// Waits until the thread that uses the clock sleeps, then ticks; returns the time before.
   absl::Time StartTicking() {
     clock_.WaitUntilAsleep();
     is_ticking_ = true;
@@ -49,7 +49,7 @@ TEST_F(BatcherDeadlineTest, RefusesARequestWhoseDeadlineHasPassed) {
   EXPECT_EQ(engine_->num_batches(), 0);
 }
 
-TEST_F(BatcherDeadlineTest, AnswersFromTheQueueOnTimeWhileTheEngineIsStuck) {
+TEST_F(BatcherDeadlineTest, EndsQueuedRequestsOnTimeWhileTheEngineHangs) {
   MakeBatcher();
   OccupyBothSlots();
   Answer& late = Submit({.rows = 1, .deadline = clock_.Now() + absl::Milliseconds(30)});
@@ -88,7 +88,7 @@ TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 2));
 }
 
-TEST_F(BatcherDeadlineTest, DropsABatchOfWhichNothingIsInTimeAfterTheCopy) {
+TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   TickingClock clock;
   FakeEngine engine;
   auto batcher = Batcher::Create({}, {&engine}, clock, metrics_);
@@ -96,7 +96,8 @@ TEST_F(BatcherDeadlineTest, DropsABatchOfWhichNothingIsInTimeAfterTheCopy) {
   Answer answer;
   const absl::Time begin = clock.StartTicking();
 
-  // Read at Submit, at the cut, before and after the copy: it has passed at the fifth reading.
+  // The clock is read at Submit, at the cut, and before and after the copy; the deadline has passed
+  // at the fifth reading.
   const auto ticket = (*batcher)->Submit(
       MakeRequest({.rows = 1, .deadline = begin + absl::Microseconds(4'500)}), answer.Callback());
 
@@ -119,19 +120,19 @@ TEST_F(BatcherDeadlineTest, AnswersOnTimeForRowsThatTheEngineHas) {
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 }
 
-TEST_F(BatcherDeadlineTest, AnswersInTimeWithoutFuss) {
+TEST_F(BatcherDeadlineTest, AnswersARequestThatIsInTime) {
   MakeBatcher();
 
   EXPECT_TRUE(Submit({.rows = 3, .deadline = clock_.Now() + absl::Milliseconds(1)}).Wait().ok());
 }
 
-TEST_F(BatcherDeadlineTest, RefusesAtOnceWhatCannotBeInTimeAtTheMeasuredRate) {
+TEST_F(BatcherDeadlineTest, RefusesARequestThatCannotBeInTimeAtTheMeasuredRate) {
   MakeBatcher({.batch_rows_max = 100});
   const absl::Time soon = clock_.Now() + absl::Milliseconds(300);
   engine_->Hold();
   Answer& first = Submit({.rows = 100});
   engine_->WaitForBatches(1);
-  clock_.Advance(absl::Milliseconds(200));  // 500 rows a second
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows per second.
   engine_->Release();
   EXPECT_TRUE(first.Wait().ok());
   OccupyEngine();
@@ -144,7 +145,8 @@ TEST_F(BatcherDeadlineTest, RefusesAtOnceWhatCannotBeInTimeAtTheMeasuredRate) {
   EXPECT_TRUE(fits.ok()) << fits;
 }
 
-// Found when one stall of 3 s made an idle server refuse every request of 500 ms, for good.
+// Regression: after one stall of 3 s, an idle server refused every request with a deadline of 500
+// ms permanently.
 TEST_F(BatcherDeadlineTest, AcceptsWorkOnAnIdleEngineHoweverSlowItWas) {
   MakeBatcher({.batch_rows_max = 100});
   engine_->Hold();
@@ -182,7 +184,7 @@ TEST_F(BatcherDeadlineTest, CountsOnlyRowsToBeScoredInTheEstimate) {
   engine_->Hold();
   Answer& first = Submit({.rows = 100});
   engine_->WaitForBatches(1);
-  clock_.Advance(absl::Seconds(1));  // 100 rows a second
+  clock_.Advance(absl::Seconds(1));  // 100 rows per second.
   engine_->Release();
   EXPECT_TRUE(first.Wait().ok());
   OccupyEngine();

@@ -49,7 +49,7 @@ TEST_F(BatcherFailureTest, EndsACutRequestWithTheFirstErrorAndDropsItsRest) {
   EXPECT_EQ(engine_->num_batches(), 2);
 }
 
-TEST_F(BatcherFailureTest, AnswersWhatWaitsWhenTheEngineHasFailedForGood) {
+TEST_F(BatcherFailureTest, EndsWaitingRequestsWhenTheEngineHasFailedForGood) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
   Answer& waiting = SubmitRows(2);
@@ -102,7 +102,7 @@ TEST_F(BatcherFailureTest, GivesUpWhenAHalfDoesNotFitEither) {
   engine_->WaitForBatches(3);
   engine_->ReleaseOne();
   answers_[1]->Wait();
-  // The whole, then its second half.
+  // The whole batch does not fit, and then neither does its second half.
   engine_->FailNext(absl::ResourceExhaustedError("does not fit"));
   engine_->ReleaseOne();
   engine_->WaitForBatches(4);
@@ -126,7 +126,7 @@ TEST_F(BatcherFailureTest, CannotHalveARow) {
   EXPECT_EQ(engine_->num_batches(), 1);
 }
 
-TEST_F(BatcherFailureTest, DrainsWhatIsQueuedAndRefusesWhatIsNew) {
+TEST_F(BatcherFailureTest, DrainsQueuedRequestsAndRefusesNewOnes) {
   MakeBatcher({.batch_rows_max = 4});
   engine_->Hold();
   Answer& answer = SubmitRows(20);

@@ -11,7 +11,7 @@ namespace {
 
 class BatcherFairnessTest : public BatcherTest {
  protected:
-  /// Rows of a batch are told apart by their target.
+  /// Submits a request whose rows all have `target`, so that they can be counted in a batch.
   Answer& SubmitMarked(const RequestSpec& spec, int32_t target) {
     ScoreRequest request = MakeRequest(spec);
     std::fill(request.targets.begin(), request.targets.end(), target);

@@ -63,11 +63,11 @@ class BatcherTest : public ::testing::Test {
 
   void TearDown() override {
     if (engine_.has_value()) {
-      engine_->Release();  // a Batcher's destructor waits for its batches
+      engine_->Release();  // A Batcher's destructor waits for its batches.
     }
   }
 
-  /// Submits; fails the test when refused.
+  /// Submits a request; fails the test if it is refused.
   Answer& SubmitRequest(ScoreRequest request) {
     answers_.push_back(std::make_unique<Answer>());
     Answer& answer = *answers_.back();
@@ -79,13 +79,13 @@ class BatcherTest : public ::testing::Test {
   Answer& SubmitRows(int64_t rows) { return SubmitRequest(RequestOfRows(rows)); }
   Answer& Submit(const RequestSpec& spec) { return SubmitRequest(MakeRequest(spec)); }
 
-  /// Why Submit refuses; OK if it does not.
+  /// Returns the error of Submit, or OK.
   absl::Status Refusal(const RequestSpec& spec) {
     answers_.push_back(std::make_unique<Answer>());
     return batcher_->Submit(MakeRequest(spec), answers_.back()->Callback()).status();
   }
 
-  /// Fills the engine: one batch of one row in flight that does not end.
+  /// Puts one batch of one row in flight, which does not end until it is released.
   void OccupyEngine() {
     engine_->Hold();
     const int64_t before = engine_->num_batches();
@@ -94,12 +94,12 @@ class BatcherTest : public ::testing::Test {
     clock_.WaitUntilAsleep();
   }
 
-  /// Both slots of the engine taken: what is submitted now stays in the queue.
+  /// Occupies both slots of the engine, so that later requests stay in the queue.
   void OccupyBothSlots() {
     OccupyEngine();
     Submit(RequestSpec{.client_id = "occupant"});
     clock_.WaitUntilAsleep();
-    clock_.Advance(absl::Seconds(1));  // beyond any batch_wait_max used here
+    clock_.Advance(absl::Seconds(1));  // Longer than any batch_wait_max used here.
     engine_->WaitUntilInFlight(2);
     clock_.WaitUntilAsleep();
   }
@@ -112,7 +112,7 @@ class BatcherTest : public ::testing::Test {
     return rows;
   }
 
-  /// The value of a series as Prometheus would read it: name{labels}; -1 if it does not exist.
+  /// Returns the value of series name{labels} in the metrics text; -1 if it does not exist.
   double Metric(const std::string& series) const {
     const std::string text = absl::StrCat("\n", metrics_.Serialize());
     const size_t begin = text.find(absl::StrCat("\n", series, " "));

@@ -51,7 +51,7 @@ TEST_F(BatcherFormingTest, SendsABatchAsSoonAsItsRowBudgetIsFull) {
   EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 5 + 3));
 }
 
-TEST_F(BatcherFormingTest, SendsWhatWaitsWhenTheEngineFallsIdle) {
+TEST_F(BatcherFormingTest, SendsWaitingRowsWhenTheEngineBecomesIdle) {
   MakeBatcher({.batch_wait_max = absl::Hours(1)});
   OccupyEngine();
   SubmitRows(2);
@@ -63,14 +63,14 @@ TEST_F(BatcherFormingTest, SendsWhatWaitsWhenTheEngineFallsIdle) {
   EXPECT_THAT(engine_->WaitForBatches(2), ElementsAre(1, 2));
 }
 
-// With small batches of less than the longest wait the engine stood idle while the next one was
-// gathered and copied.
-TEST_F(BatcherFormingTest, SendsWhatWaitsShortlyBeforeTheEngineFallsIdle) {
+// Regression: when batches took less time than the longest wait, the engine was idle while the next
+// batch was gathered and copied.
+TEST_F(BatcherFormingTest, SendsWaitingRowsShortlyBeforeTheEngineBecomesIdle) {
   MakeBatcher({.batch_wait_max = absl::Hours(1)});
   OccupyEngine();
   clock_.Advance(absl::Milliseconds(2));
   engine_->ReleaseOne();
-  EXPECT_TRUE(answers_.back()->Wait().ok());  // a batch takes 2 ms
+  EXPECT_TRUE(answers_.back()->Wait().ok());  // A batch takes 2 ms.
   clock_.WaitUntilAsleep();
   SubmitRows(1);
   engine_->WaitForBatches(2);
@@ -86,7 +86,7 @@ TEST_F(BatcherFormingTest, SendsWhatWaitsShortlyBeforeTheEngineFallsIdle) {
   EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 2));
 }
 
-TEST_F(BatcherFormingTest, WaitsForNothingWhenTheWaitIsZero) {
+TEST_F(BatcherFormingTest, DoesNotWaitWhenTheLongestWaitIsZero) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   OccupyEngine();
 
@@ -133,7 +133,8 @@ TEST_F(BatcherFormingTest, FillsABatchToTheLastRowByCuttingARequest) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 8, 2));
 }
 
-// Of a bulk load over TCP batches were not full, and a part of a step cost a 25th of the GPU.
+// Regression: batches of a bulk load over TCP were not full, and partial steps cost 1/25 of the
+// GPU's time.
 TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 900});
   OccupyBothSlots();
@@ -149,7 +150,8 @@ TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 3'600, 300));
 }
 
-// One small row beside 2,048 large ones, four steps, made the GPU compute a fifth.
+// Regression: one small row in addition to 2,048 rows of large requests (four steps) made the GPU
+// compute a fifth step.
 TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
   MakeBatcher({.batch_rows_max = 4'000, .batch_wait_max = absl::ZeroDuration()}, {.row_step = 500});
   OccupyBothSlots();
@@ -161,7 +163,7 @@ TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
   EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 1'000));
 }
 
-// 290 rows of 64 clients took a GPU as long as 512.
+// Regression: 290 rows of 64 clients took a GPU as long as 512 rows.
 TEST_F(BatcherFormingTest, LeavesThePartOfAStepOfSmallRequestsToTheNextBatch) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 8});
   OccupyBothSlots();
@@ -172,7 +174,7 @@ TEST_F(BatcherFormingTest, LeavesThePartOfAStepOfSmallRequestsToTheNextBatch) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 16, 4));
 }
 
-TEST_F(BatcherFormingTest, TakesSmallRequestsWholeThatMakeOneStepOrLess) {
+TEST_F(BatcherFormingTest, TakesAllRowsOfSmallRequestsThatFillAtMostOneStep) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 10});
   OccupyBothSlots();
   for (int i = 0; i < 2; ++i) SubmitRows(5);
@@ -182,7 +184,7 @@ TEST_F(BatcherFormingTest, TakesSmallRequestsWholeThatMakeOneStepOrLess) {
   EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 10));
 }
 
-TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
+TEST_F(BatcherFormingTest, TakesAllRowsWhenFewWaitOrTheEngineIsIdle) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 800});
   EXPECT_TRUE(SubmitRows(3'500).Wait().ok());
   clock_.WaitUntilAsleep();
@@ -194,7 +196,7 @@ TEST_F(BatcherFormingTest, TakesAllRowsWhereFewWaitOrTheEngineIsIdle) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(3'500, 1, 1, 3'100));
 }
 
-TEST_F(BatcherFormingTest, KeepsIgnoredRowsAwayFromTheEngine) {
+TEST_F(BatcherFormingTest, DoesNotSendIgnoredRowsToTheEngine) {
   MakeBatcher();
   ScoreRequest request = MakeRequest({.rows = 6, .ignored_rows = {0, 2, 3, 5}});
   const std::vector<int32_t> targets = {request.targets[1], request.targets[4]};
@@ -207,7 +209,7 @@ TEST_F(BatcherFormingTest, KeepsIgnoredRowsAwayFromTheEngine) {
   EXPECT_EQ(engine_->batches()[0].targets, targets);
 }
 
-TEST_F(BatcherFormingTest, AnswersWithoutTheEngineWhenNothingIsToBeScored) {
+TEST_F(BatcherFormingTest, AnswersWithoutTheEngineWhenAllRowsAreIgnored) {
   MakeBatcher();
   engine_->Hold();
 
@@ -237,7 +239,7 @@ TEST_F(BatcherFormingTest, NeverMixesDtypesInABatch) {
   engine_->Release();
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 
-  // A row read with a wrong width would have a wrong score.
+  // A row that is read with the wrong width would have a wrong score.
   for (const auto& [answer, result] : expected) {
     ASSERT_TRUE(answer->Wait().ok());
     EXPECT_EQ(Differences(*answer->Wait(), result), "");
@@ -271,7 +273,7 @@ TEST_F(BatcherFormingTest, AlwaysHasRoomForOneRowOfTheWidestDtype) {
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1));
 }
 
-TEST_F(BatcherFormingTest, CutsLargeRequestsShorterWhileSmallOnesComeAndGo) {
+TEST_F(BatcherFormingTest, TakesFewerRowsOfLargeRequestsWhileSmallOnesArrive) {
   MakeBatcher({.batch_rows_max = 1'024, .batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
   Submit({.rows = 4'096, .client_id = "bulk"});
@@ -280,7 +282,7 @@ TEST_F(BatcherFormingTest, CutsLargeRequestsShorterWhileSmallOnesComeAndGo) {
   engine_->ReleaseOne();
   EXPECT_EQ(engine_->WaitForBatches(3)[2], 256 + 3);
   clock_.WaitUntilAsleep();
-  clock_.Advance(absl::Seconds(1));  // the last small request is long gone
+  clock_.Advance(absl::Seconds(1));  // Longer than the last small request is remembered.
   engine_->ReleaseOne();
 
   EXPECT_EQ(engine_->WaitForBatches(4)[3], 1'024);
@@ -294,7 +296,7 @@ TEST_F(BatcherFormingTest, SendsASmallRequestWithTheNextBatchHoweverLongAnotherI
   for (int i = 0; i < 20; ++i) {
     const auto batches_before = static_cast<int>(engine_->num_batches());
     Answer& small = Submit({.rows = 2, .client_id = "small"});
-    // Two batches are in flight, the third has the small request.
+    // Two batches are in flight; the third one has the small request.
     for (int step = 1; step <= 3; ++step) {
       engine_->ReleaseOne();
       engine_->WaitForBatches(batches_before + step);

@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/batching/hidden_runs.h"
+#include "server/batching/hidden_rows.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -14,7 +14,7 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// One row is as long as rows must be on average to be read in place.
+/// One row is just long enough to be read in place.
 constexpr int64_t kHiddenSize = HiddenRuns::kRunBytes / 2;
 
 const FakeEngine::Options kInPlace = {
@@ -38,7 +38,7 @@ RequestSpec OnGpu(int64_t rows) {
 
 class BatcherInPlaceTest : public BatcherTest {
  protected:
-  /// Where the rows of the batch's runs lie.
+  /// Returns the addresses of the rows in the batch's runs.
   std::vector<const std::byte*> RunsOf(size_t batch) const {
     std::vector<const std::byte*> places;
     const RecordedBatch recorded = engine_->batches().at(batch);
@@ -48,7 +48,8 @@ class BatcherInPlaceTest : public BatcherTest {
     return places;
   }
 
-  /// Submits the requests so that they share a batch, the third of the engine; their answers.
+  /// Submits the requests so that they share a batch, which is the engine's third. Returns their
+  /// answers.
   std::vector<Answer*> SubmitTogether(std::vector<ScoreRequest> requests) {
     MakeBatcher({.batch_rows_max = 16, .batch_wait_max = absl::ZeroDuration()}, kInPlace);
     engine_->Hold();

@@ -25,7 +25,7 @@ TEST_F(BatcherMetricsTest, CountsBatchesAndRows) {
   EXPECT_EQ(Metric("logprobd_stage_duration_seconds_count{stage=\"queue\"}"), 2);
 }
 
-TEST_F(BatcherMetricsTest, ShowsWhatWaitsAndForHowLong) {
+TEST_F(BatcherMetricsTest, ShowsTheQueueAndItsOldestAge) {
   MakeBatcher();
   OccupyBothSlots();
 
@@ -35,7 +35,7 @@ TEST_F(BatcherMetricsTest, ShowsWhatWaitsAndForHowLong) {
   EXPECT_EQ(Metric("logprobd_queue_bytes{head=\"default\",priority=\"low\"}"), 56 + 5 * 20);
   EXPECT_EQ(Metric("logprobd_queue_requests{head=\"default\",priority=\"low\"}"), 1);
   EXPECT_EQ(Metric("logprobd_queue_rows{head=\"default\",priority=\"high\"}"), 0);
-  // The age grows while nothing happens at all.
+  // The age grows although nothing happens.
   clock_.Advance(absl::Seconds(3));
   clock_.WaitUntilAsleep();
   EXPECT_EQ(Metric("logprobd_queue_oldest_age_seconds{head=\"default\"}"), 3);
@@ -49,7 +49,7 @@ TEST_F(BatcherMetricsTest, ShowsWhatWaitsAndForHowLong) {
   EXPECT_EQ(Metric("logprobd_queue_oldest_age_seconds{head=\"default\"}"), 0);
 }
 
-TEST_F(BatcherMetricsTest, SaysWhyRequestsAreRefused) {
+TEST_F(BatcherMetricsTest, CountsRefusalsByReason) {
   MakeBatcher({.queue_rows_max = 20, .client_share_max = 0.5});
   OccupyBothSlots();
   Submit({.rows = 10, .client_id = "a"});
@@ -62,7 +62,7 @@ TEST_F(BatcherMetricsTest, SaysWhyRequestsAreRefused) {
   engine_->SetHealthy(false);
   EXPECT_EQ(RejectionOf(Refusal({.rows = 1})), Rejection::kNotReady);
 
-  // The transport counts refusals, each once.
+  // The transport counts each refusal once, and the Batcher does not.
   EXPECT_EQ(Metric("logprobd_rejected_total{reason=\"client_share\"}"), 0);
   EXPECT_EQ(Metric("logprobd_deadline_exceeded_total{stage=\"arrival\"}"), 1);
 }
@@ -77,8 +77,8 @@ TEST_F(BatcherMetricsTest, CountsNoRowsOfARefusedAnswer) {
   EXPECT_EQ(Metric("logprobd_rows_total{head=\"default\",kind=\"nonfinite\"}"), 0);
 }
 
-// Found when 35 of 40 requests that ran out of time were counted as cancelled: gRPC's own timer
-// cancels a call a little before ours expires it.
+// Regression: 35 of 40 requests whose deadline passed were counted as cancelled, because gRPC's own
+// timer cancels a call a little before ours ends it.
 TEST_F(BatcherMetricsTest, CountsACancelAtTheDeadlineAsTheDeadline) {
   MakeBatcher();
   engine_->Hold();
@@ -94,7 +94,7 @@ TEST_F(BatcherMetricsTest, CountsACancelAtTheDeadlineAsTheDeadline) {
   EXPECT_EQ(Metric("logprobd_cancelled_total{stage=\"engine\"}"), 0);
 }
 
-TEST_F(BatcherMetricsTest, CountsWhereRequestsLeft) {
+TEST_F(BatcherMetricsTest, CountsTheStageInWhichRequestsEnd) {
   MakeBatcher();
   engine_->Hold();
   Submit({.rows = 1, .deadline = clock_.Now() + absl::Seconds(1)});

@@ -18,7 +18,7 @@ constexpr absl::Duration kWait = absl::Microseconds(500);
 
 class BatcherReplicasTest : public BatcherTest {
  protected:
-  /// On `num_replicas` engines that hold their batches.
+  /// Creates a Batcher on `num_replicas` engines that hold their batches until they are released.
   void MakeReplicas(int num_replicas, const Batcher::Options& options = {},
                     const FakeEngine::Options& engine = {}) {
     for (int i = 0; i < num_replicas; ++i) {
@@ -49,21 +49,21 @@ class BatcherReplicasTest : public BatcherTest {
     }
   }
 
-  /// Submits a row and waits until it has left for an engine or is known to wait.
+  /// Submits a row and waits until an engine has it or the batch thread sleeps.
   Answer& SubmitOne() {
     Answer& answer = SubmitRows(1);
     clock_.WaitUntilAsleep();
     return answer;
   }
 
-  /// One batch of one row in flight at each replica.
+  /// Puts one batch of one row in flight on each replica.
   void OccupyEach() {
     for (size_t i = 0; i < engines_.size(); ++i) {
       SubmitOne();
     }
   }
 
-  /// What a replica does whose devices are gone: its next batch fails.
+  /// Simulates a replica that has lost its devices: its next batch fails.
   void Lose(int replica) {
     FakeEngine& engine = *engines_[static_cast<size_t>(replica)];
     engine.FailNext(absl::InternalError("device lost"));
@@ -92,7 +92,7 @@ TEST_F(BatcherReplicasTest, SendsABatchAtOnceWhileAReplicaIsIdle) {
   EXPECT_THAT(NumBatches(), ElementsAre(1, 1, 1));
 }
 
-TEST_F(BatcherReplicasTest, WaitsForCompanyOnceEachReplicaHasABatch) {
+TEST_F(BatcherReplicasTest, WaitsForMoreRowsOnceEachReplicaHasABatch) {
   MakeReplicas(2, {.batch_wait_max = kWait});
   OccupyEach();
   SubmitOne();
@@ -104,7 +104,7 @@ TEST_F(BatcherReplicasTest, WaitsForCompanyOnceEachReplicaHasABatch) {
   EXPECT_THAT(engines_[0]->WaitForBatches(2), ElementsAre(1, 2));
 }
 
-TEST_F(BatcherReplicasTest, KeepsTwoBatchesInFlightAtEachReplica) {
+TEST_F(BatcherReplicasTest, KeepsTwoBatchesInFlightOnEachReplica) {
   MakeReplicas(2, {.batch_wait_max = absl::ZeroDuration()});
 
   for (int i = 0; i < 5; ++i) {
@@ -117,7 +117,7 @@ TEST_F(BatcherReplicasTest, KeepsTwoBatchesInFlightAtEachReplica) {
   EXPECT_THAT(NumBatches(), ElementsAre(2, 3));
 }
 
-TEST_F(BatcherReplicasTest, SendsWhatWaitsToTheReplicaThatFallsIdle) {
+TEST_F(BatcherReplicasTest, SendsWaitingRowsToTheReplicaThatBecomesIdle) {
   MakeReplicas(3, {.batch_wait_max = absl::Hours(1)});
   OccupyEach();
   SubmitOne();
@@ -146,7 +146,7 @@ TEST_F(BatcherReplicasTest, AnswersACutRequestWhoseBatchesEndInAnotherOrder) {
   EXPECT_EQ(Differences(*answer.Wait(), expected), "");
 }
 
-TEST_F(BatcherReplicasTest, TakesEachReplicasStagingFromItself) {
+TEST_F(BatcherReplicasTest, AllocatesEachReplicasStagingOnThatReplica) {
   MakeReplicas(3, {.batch_rows_max = 8});
 
   for (const std::unique_ptr<FakeEngine>& engine : engines_) {
@@ -165,7 +165,7 @@ TEST_F(BatcherReplicasTest, FailsToBeCreatedWhenOneReplicaHasNoStagingMemory) {
   EXPECT_EQ(batcher.status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(BatcherReplicasTest, RefusesReplicasThatAreNotOfOneHead) {
+TEST_F(BatcherReplicasTest, RefusesReplicasOfDifferentHeads) {
   const std::vector<FakeEngine::Options> others = {
       {.batch_rows_max = 16}, {.hidden_size = 8},     {.vocab_size = 999},
       {.dtype = Dtype::kF16}, {.weights_version = 2},
@@ -178,7 +178,7 @@ TEST_F(BatcherReplicasTest, RefusesReplicasThatAreNotOfOneHead) {
     const auto batcher = CreateOn({.batch_rows_max = 16});
 
     EXPECT_EQ(batcher.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(batcher.status().message(), HasSubstr("number 1 has another head"));
+    EXPECT_THAT(batcher.status().message(), HasSubstr("number 1 has a different head"));
   }
 }
 
@@ -205,7 +205,7 @@ TEST_F(BatcherReplicasTest, FailsOnlyTheBatchesOfAReplicaThatIsLost) {
   EXPECT_THAT(NumBatches(), ElementsAre(1, 6));
 }
 
-TEST_F(BatcherReplicasTest, KeepsWhatWaitsForTheReplicasThatAreLeft) {
+TEST_F(BatcherReplicasTest, KeepsWaitingRequestsForTheRemainingReplicas) {
   MakeReplicas(2, {.batch_wait_max = absl::ZeroDuration()});
   for (int i = 0; i < 4; ++i) {
     SubmitOne();
@@ -222,7 +222,7 @@ TEST_F(BatcherReplicasTest, KeepsWhatWaitsForTheReplicasThatAreLeft) {
   EXPECT_THAT(NumBatches(), ElementsAre(2, 3));
 }
 
-TEST_F(BatcherReplicasTest, EndsWhatWaitsWhenNoReplicaIsLeft) {
+TEST_F(BatcherReplicasTest, EndsWaitingRequestsWhenNoReplicaIsLeft) {
   MakeReplicas(2, {.batch_wait_max = absl::ZeroDuration()});
   for (int i = 0; i < 4; ++i) {
     SubmitOne();
@@ -313,20 +313,20 @@ TEST_F(BatcherReplicasTest, DrainsEveryReplica) {
 
   engines_[0]->Release();
   EXPECT_TRUE(first.Wait().ok());
-  clock_.WaitUntilAsleep(2);  // still draining
+  clock_.WaitUntilAsleep(2);  // Drain still waits.
   engines_[1]->Release();
 
   drain.join();
   EXPECT_TRUE(second.is_called());
 }
 
-TEST_F(BatcherReplicasTest, MeasuresTheRateOfAllReplicasThatAreLeft) {
+TEST_F(BatcherReplicasTest, MeasuresTheRateOfTheRemainingReplicas) {
   MakeReplicas(2, {.batch_rows_max = 100});
   SubmitRows(100);
   SubmitRows(100);
   engines_[0]->WaitUntilInFlight(1);
   engines_[1]->WaitUntilInFlight(1);
-  clock_.Advance(absl::Milliseconds(200));  // 500 rows a second each
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows per second and replica.
   for (const std::unique_ptr<FakeEngine>& engine : engines_) {
     engine->ReleaseOne();
     engine->WaitUntilIdle();
@@ -344,7 +344,7 @@ TEST_F(BatcherReplicasTest, MeasuresTheRateOfAllReplicasThatAreLeft) {
   EXPECT_THAT(with_one.message(), HasSubstr("take at least 200ms"));
 }
 
-TEST_F(BatcherReplicasTest, RefusesNothingForItsDeadlineWhileAReplicaIsIdle) {
+TEST_F(BatcherReplicasTest, RefusesNoRequestForItsDeadlineWhileAReplicaIsIdle) {
   MakeReplicas(2, {.batch_rows_max = 100});
   SubmitRows(100);
   engines_[0]->WaitUntilInFlight(1);

@@ -28,7 +28,7 @@ class BatcherResultsTest : public BatcherTest {
   }
 };
 
-TEST_F(BatcherResultsTest, PutsEveryOutputOfEveryRowInItsPlace) {
+TEST_F(BatcherResultsTest, ReturnsEveryOutputOfEveryRow) {
   MakeBatcher({.batch_rows_max = 3});
   ExpectRightAnswer(MakeRequest({.rows = 11,
                                  .outputs = kAllOutputs,
@@ -42,7 +42,7 @@ TEST_F(BatcherResultsTest, PutsEveryOutputOfEveryRowInItsPlace) {
                                  .segment_offsets = {0, 1, 1, 6, 11}}));
 }
 
-TEST_F(BatcherResultsTest, ReturnsOnlyWhatWasAskedForWhenOthersInTheBatchAskForMore) {
+TEST_F(BatcherResultsTest, ReturnsOnlyRequestedOutputsWhenOthersInTheBatchRequestMore) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
   ScoreRequest little =
@@ -69,10 +69,10 @@ TEST_F(BatcherResultsTest, ReturnsOnlyWhatWasAskedForWhenOthersInTheBatchAskForM
 TEST_F(BatcherResultsTest, AnswersManyRequestsOfABatchOnSeveralThreads) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration(), .answer_threads = 2});
   OccupyBothSlots();
-  auto* const barrier = new absl::Barrier(2);  // passed only by two threads together
+  auto* const barrier = new absl::Barrier(2);  // Only two threads together pass it.
   absl::BlockingCounter left(5);
   for (int i = 0; i < 5; ++i) {
-    const bool waits = i == 0 || i == 4;  // a thread takes four at a time
+    const bool waits = i == 0 || i == 4;  // A thread takes four answers at a time.
     ASSERT_TRUE(batcher_
                     ->Submit(MakeRequest({.rows = 1}),
                              [&, waits](const absl::StatusOr<ScoreResult>& result) {
@@ -91,7 +91,7 @@ TEST_F(BatcherResultsTest, AnswersManyRequestsOfABatchOnSeveralThreads) {
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 5));
 }
 
-TEST_F(BatcherResultsTest, AsksTheEngineForWhatSegmentsNeedWithoutReturningIt) {
+TEST_F(BatcherResultsTest, ComputesTheOutputsThatSegmentsNeedWithoutReturningThem) {
   MakeBatcher();
   ScoreRequest request = MakeRequest({.rows = 4,
                                       .outputs = OutputSet().With(Output::kLse),
@@ -121,7 +121,7 @@ TEST_F(BatcherResultsTest, CountsASegmentWithoutScoredRowsAsZeroAndGreedy) {
   EXPECT_THAT(answer.Wait()->segment_greedy, ElementsAre(1, 1));
 }
 
-TEST_F(BatcherResultsTest, GivesRowsWithoutAnEntropyTemperatureTheirOwn) {
+TEST_F(BatcherResultsTest, UsesTheRowsTemperatureWithoutAnEntropyTemperature) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();
 
@@ -149,7 +149,7 @@ TEST_F(BatcherResultsTest, NamesTheVersionOfTheWeights) {
   EXPECT_EQ(SubmitRows(0).Wait()->weights_version, 7U);
 }
 
-TEST_F(BatcherResultsTest, RefusesNonfiniteRowsByTheirFirstIfAsked) {
+TEST_F(BatcherResultsTest, RefusesNonfiniteRowsOnRequestAndNamesTheFirst) {
   MakeBatcher({.batch_rows_max = 2});
 
   const Answer& answer = Submit(
@@ -177,7 +177,7 @@ TEST_F(BatcherResultsTest, ReportsHowLongARequestWaited) {
   EXPECT_DOUBLE_EQ(answer.Wait()->stages.total, 0.007);
 }
 
-/// Sizes of pieces, bytes by which they are misaligned, rows of a batch.
+/// Parameters: piece size, misalignment in bytes, rows per batch.
 class BatcherPayloadTest : public BatcherResultsTest,
                            public ::testing::WithParamInterface<std::tuple<int, int, int>> {};
 
@@ -208,7 +208,7 @@ TEST_F(BatcherResultsTest, GathersLargeBatchesOnSeveralThreads) {
                                  .piece_bytes = 8'191}));
 }
 
-TEST_F(BatcherResultsTest, LetsGoOfThePayloadOnceItIsGathered) {
+TEST_F(BatcherResultsTest, ReleasesThePayloadOnceItIsGathered) {
   MakeBatcher();
   engine_->Hold();
   ScoreRequest request = RequestOfRows(4);

@@ -1,6 +1,6 @@
-// What happens to a request in the two stages that no fake engine can hold: while its payload is
-// copied, and while it is answered. The Batcher reads its clock just before it copies, under no
-// lock, which gives tests a way in.
+// Requests in the two stages at which no fake engine can hold them: while their payload is copied,
+// and while they are answered. The Batcher reads its clock just before it copies, without a lock,
+// so a fake clock lets tests act at that point.
 
 #include <atomic>
 #include <functional>
@@ -15,7 +15,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Calls a function at one of its next readings.
+/// A clock that calls a function at one of its next readings.
 class HookedClock final : public Clock {
  public:
   absl::Time Now() const override {
@@ -29,8 +29,8 @@ class HookedClock final : public Clock {
     return clock_.AwaitUntil(mutex, condition, until);
   }
 
-  /// Calls `hook` when the next request's payload is about to be copied, once the thread that uses
-  /// the clock sleeps: that reads it at Submit, before the cut and before the copy.
+  /// Waits until the thread that uses the clock sleeps. Then calls `hook` just before the next
+  /// request's payload is copied: the clock is read at Submit, before the cut and before the copy.
   void CallAtNextCopy(std::function<void()> hook) {
     clock_.WaitUntilAsleep();
     hook_ = std::move(hook);
@@ -64,10 +64,10 @@ TEST_F(BatcherStageTest, DropsARequestThatIsCancelledWhileItIsCopied) {
   std::atomic<RequestTicket> ticket = 0;
   bool was_held = false;
   clock_.CallAtNextCopy([&] {
-    while (ticket == 0) {  // Submit is about to return it
+    while (ticket == 0) {  // Submit is about to return it.
     }
     batcher_->Cancel(ticket);
-    was_held = !payload.expired();  // the copy reads it
+    was_held = !payload.expired();  // The copy still reads it.
   });
   Answer answer;
 
@@ -80,7 +80,7 @@ TEST_F(BatcherStageTest, DropsARequestThatIsCancelledWhileItIsCopied) {
   EXPECT_EQ(engine_.num_batches(), 0);
 }
 
-TEST_F(BatcherStageTest, ScoresTheOthersOfABatchWhenOneIsCancelledWhileItIsCopied) {
+TEST_F(BatcherStageTest, ScoresTheOtherRequestsOfABatchWhenOneIsCancelledDuringTheCopy) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
   Answer occupant;
   engine_.Hold();
@@ -136,7 +136,7 @@ TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 }
 
-// Found by reading: each such request kept its payload, uncharged, until the batch thread came by.
+// Regression: each such request kept its payload, uncharged, until the batch thread ran.
 TEST_F(BatcherStageTest, ChargesRequestsWithoutRowsThatWaitForTheBatchThread) {
   MakeBatcher({.queue_requests_max = 3, .client_share_max = 1});
   Answer empty;
@@ -159,7 +159,7 @@ TEST_F(BatcherStageTest, ChargesRequestsWithoutRowsThatWaitForTheBatchThread) {
   EXPECT_TRUE(batcher_->Submit(MakeRequest({.rows = 0}), [](auto) {}).ok());
 }
 
-TEST(BatchSlotTest, GivesBackArraysThatAnUnusualBatchMadeLarge) {
+TEST(BatchSlotTest, FreesArraysThatAnUnusualBatchMadeLarge) {
   FakeEngine engine;
   auto staging = engine.AllocateStaging(1'024);
   ASSERT_TRUE(staging.ok());

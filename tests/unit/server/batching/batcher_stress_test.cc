@@ -47,7 +47,8 @@ RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
   return spec;
 }
 
-/// With so many replicas; of several, one fails for good on the way.
+/// The parameter is the number of replicas. With several, one of them fails for good during the
+/// test.
 class BatcherStressTest : public ::testing::TestWithParam<int> {
  protected:
   BatcherStressTest() {
@@ -62,7 +63,7 @@ class BatcherStressTest : public ::testing::TestWithParam<int> {
   std::vector<ScoringEngine*> replicas_;
 };
 
-TEST_P(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
+TEST_P(BatcherStressTest, EndsEveryRequestOnceAndReleasesAllBudgets) {
   const std::vector<std::string> priorities = {"high", "normal", "low"};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
   auto created = Batcher::Create({.batch_rows_max = 64,
@@ -125,7 +126,7 @@ TEST_P(BatcherStressTest, EndsEveryRequestOnceAndGivesAllBudgetsBack) {
   EXPECT_EQ(admitted + refused, kThreads * kRequestsPerThread);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(succeeded, 0);
-  batcher = nullptr;  // publishes the gauges a last time
+  batcher = nullptr;  // Publishes the gauges a last time.
   const std::string text = metrics.Serialize();
   for (const std::string& priority : priorities) {
     for (const char* gauge : {"rows", "bytes", "requests"}) {
@@ -159,14 +160,14 @@ TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   }
 }
 
-// Every row of an answer has the logprob of the version that the answer names.
+// Every row of an answer must have the logprob of the version that the answer names.
 TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
   constexpr int kSwaps = 300;
   const Batcher::Options kOptions = {
       .batch_rows_max = 64, .batch_wait_max = absl::Microseconds(50), .client_share_max = 1};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
   std::vector<std::unique_ptr<FakeEngine>> engines;
-  std::vector<std::unique_ptr<VersionReplicas>> generations;
+  std::vector<std::unique_ptr<VersionReplicas>> versions;
   for (uint64_t version = 1; version <= 2; ++version) {
     engines.push_back(std::make_unique<FakeEngine>(
         FakeEngine::Options{.batch_rows_max = 64,
@@ -174,11 +175,11 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
                             .logprob_offset = -100 * static_cast<float>(version),
                             .reads_in_place = true,
                             .record = false}));
-    auto generation = VersionReplicas::Create(kOptions, {engines.back().get()});
-    ASSERT_TRUE(generation.ok());
-    generations.push_back(*std::move(generation));
+    auto replicas = VersionReplicas::Create(kOptions, {engines.back().get()});
+    ASSERT_TRUE(replicas.ok());
+    versions.push_back(*std::move(replicas));
   }
-  auto created = Batcher::Create(kOptions, *generations[0], Clock::Steady(), metrics);
+  auto created = Batcher::Create(kOptions, *versions[0], Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
   std::unique_ptr<Batcher> batcher = *std::move(created);
   std::atomic<bool> is_over = false;
@@ -222,11 +223,11 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
     for (const int before = answers(); answers() < before + kThreads && failed == 0;) {
       std::this_thread::yield();
     }
-    if (swap % 7 == 0) {  // with a pause, as when weights are replaced in place
+    if (swap % 7 == 0) {  // Sometimes with no live version, as when weights are replaced in place.
       batcher->Commit(nullptr);
       batcher->AwaitRetired();
     }
-    batcher->Commit(generations[swap % 2].get());
+    batcher->Commit(versions[swap % 2].get());
     batcher->AwaitRetired();
   }
   is_over = true;
@@ -240,7 +241,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
   EXPECT_GT(of_version[2], 0);
 }
 
-// The preset tsan selects by how names begin.
+// The preset tsan selects tests by the beginning of their names.
 INSTANTIATE_TEST_SUITE_P(BatcherReplicas, BatcherStressTest, ::testing::Values(1, 3),
                          ::testing::PrintToStringParamName());
 

@@ -18,7 +18,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Two heads, a batcher and an engine each, on one device.
+/// Two heads on one device, each with a batcher and an engine.
 class BatcherTurnsTest : public ::testing::Test {
  protected:
   BatcherTurnsTest() {
@@ -40,7 +40,7 @@ class BatcherTurnsTest : public ::testing::Test {
     }
   }
 
-  /// Submits a row and waits until both batchers have done what they can.
+  /// Submits a row and waits until both batch threads sleep.
   Answer& Submit(int head) {
     answers_.push_back(std::make_unique<Answer>());
     const auto ticket = batchers_[head]->Submit(RequestOfRows(1), answers_.back()->Callback());
@@ -63,14 +63,14 @@ class BatcherTurnsTest : public ::testing::Test {
   RequestTicket ticket_ = 0;
 };
 
-TEST_F(BatcherTurnsTest, AHeadAloneHasTwoBatchesInFlight) {
+TEST_F(BatcherTurnsTest, ASingleHeadHasTwoBatchesInFlight) {
   Submit(0);
   Submit(0);
 
   EXPECT_EQ(NumBatches(), std::pair(2L, 0L));
 }
 
-TEST_F(BatcherTurnsTest, AHeadWaitsForItsTurnAndHasItNext) {
+TEST_F(BatcherTurnsTest, AHeadThatWaitsGetsTheNextTurn) {
   Submit(0);
   Submit(0);
   Answer& waiting = Submit(1);
@@ -87,7 +87,7 @@ TEST_F(BatcherTurnsTest, AHeadWaitsForItsTurnAndHasItNext) {
   engines_[0].WaitForBatches(3);
 }
 
-TEST_F(BatcherTurnsTest, AHeadThatIsCancelledWhileItWaitsLetsTheOtherGoOn) {
+TEST_F(BatcherTurnsTest, AHeadWhoseRequestIsCancelledWhileItWaitsLetsTheOtherContinue) {
   Submit(0);
   Submit(0);
   Answer& cancelled = Submit(1);
@@ -103,20 +103,20 @@ TEST_F(BatcherTurnsTest, AHeadThatIsCancelledWhileItWaitsLetsTheOtherGoOn) {
   EXPECT_EQ(engines_[1].num_batches(), 0);
 }
 
-TEST_F(BatcherTurnsTest, AHeadWhoseEngineIsLostWhileItWaitsLetsTheOtherGoOn) {
+TEST_F(BatcherTurnsTest, AHeadWhoseEngineFailsWhileItWaitsLetsTheOtherContinue) {
   Submit(0);
   Submit(0);
   Answer& lost = Submit(1);
   Submit(0);
 
   engines_[1].SetHealthy(false);
-  engines_[0].ReleaseOne();  // wakes the head whose turn it is
+  engines_[0].ReleaseOne();  // Wakes the head whose turn it is.
 
   EXPECT_EQ(lost.WaitForCode(), absl::StatusCode::kUnavailable);
   engines_[0].WaitForBatches(3);
 }
 
-TEST_F(BatcherTurnsTest, ABatchThatFailsGivesItsTurnBack) {
+TEST_F(BatcherTurnsTest, ABatchThatFailsReturnsItsTurn) {
   Submit(0);
   Submit(0);
   Submit(1);
@@ -128,7 +128,7 @@ TEST_F(BatcherTurnsTest, ABatchThatFailsGivesItsTurnBack) {
   engines_[1].WaitForBatches(1);
 }
 
-TEST_F(BatcherTurnsTest, ABatcherThatStopsWhileItWaitsLetsTheOtherGoOn) {
+TEST_F(BatcherTurnsTest, ABatcherThatStopsWhileItWaitsLetsTheOtherContinue) {
   Submit(0);
   Submit(0);
   Answer& dropped = Submit(1);
@@ -150,7 +150,7 @@ TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
   Submit(0);
   Submit(1);
 
-  engines_[0].ReleaseOne();  // does not fit
+  engines_[0].ReleaseOne();  // The batch does not fit.
   clock_.WaitUntilAsleep(2);
   engines_[0].WaitForBatches(3);
 
@@ -160,8 +160,8 @@ TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
   engines_[1].WaitForBatches(1);
 }
 
-// The queue of the version for which a turn was asked was the next one's when it came: the old
-// engines, which might be gone by then, scored its rows.
+// Regression: a Commit gave the queue to the next version while a turn was requested for the old
+// one, and then the old engines, which might be destroyed by then, scored its rows.
 TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   FakeClock clock;
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
@@ -182,11 +182,12 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
     }
     versions.push_back(*VersionReplicas::Create(options, replicas));
   }
-  FakeEngine& busy = *engines[1];  // of version 1, on gpu1
+  FakeEngine& busy = *engines[1];  // Engine of version 1 on gpu1.
   busy.Hold();
   Answer answers[4];
   const std::unique_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
-  // The replica on gpu2 has to wait and keeps gpu0 from the second head, which has had much.
+  // The replica on gpu2 must wait and keeps gpu0 from the second head, which has received more
+  // work.
   ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
   ASSERT_TRUE(turns.Take(1, {0}).has_value());
   turns.Charge(1, 1'000'000);
@@ -197,14 +198,14 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   }
   ASSERT_EQ(busy.num_batches(), 2);
   ASSERT_FALSE(turns.Take(1, {0}).has_value());
-  turns.SetWake(1, [&] {  // inside the batch thread's Take
+  turns.SetWake(1, [&] {  // Called inside the batch thread's Take.
     batcher->Commit(versions[1].get());
     ScoreRequest pinned = RequestOfRows(1);
     pinned.weights_version = 2;
     ASSERT_TRUE(batcher->Submit(std::move(pinned), answers[3].Callback()).ok());
   });
 
-  busy.ReleaseOne();  // the head takes its turn on gpu1 and no longer wants gpu0
+  busy.ReleaseOne();  // The head takes its turn on gpu1 and no longer waits for gpu0.
   EXPECT_EQ(answers[0].Wait()->weights_version, 1U);
   clock.WaitUntilAsleep();
   turns.SetWake(1, nullptr);
@@ -216,9 +217,9 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   EXPECT_EQ(answers[3].Wait()->weights_version, 2U);
 }
 
-/// Three heads of different batches on two devices, each flooded by a thread of its own; one is
-/// lost on the way.
-TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndGivesAllTurnsBack) {
+/// Three heads with different batch sizes on two devices. A thread floods each of them, and one
+/// head fails during the test.
+TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndReturnsAllTurns) {
   constexpr int kHeads = 3;
   constexpr uint32_t kRequests = 600;
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
@@ -288,7 +289,7 @@ TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndGivesAllTurnsBack) {
   EXPECT_GT(succeeded, 0);
   batchers.clear();
 
-  // All are free again: each replica can have both of its batches in flight.
+  // All devices are free again: each replica can have both of its batches in flight.
   for (int head = 0; head < kHeads; ++head) {
     for (int replica = 0; replica < (head == 0 ? 2 : 1); ++replica) {
       EXPECT_TRUE(turns.Take(head, {replica}).has_value()) << head << " " << replica;

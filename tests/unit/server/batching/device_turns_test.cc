@@ -22,12 +22,12 @@ constexpr int kC = 2;
 
 DeviceTurns::Lane On(std::vector<std::string> devices) { return {.devices = std::move(devices)}; }
 
-/// Replicas on several GPUs whose kernels wait for each other.
+/// A replica on several GPUs whose kernels wait for each other.
 DeviceTurns::Lane Team(std::vector<std::string> devices) {
   return {.devices = std::move(devices), .waits_for_peers = true};
 }
 
-/// Heads with one replica each, and who was woken, in order.
+/// Heads with one replica each; records which heads were woken, in order.
 class DeviceTurnsTest : public ::testing::Test {
  protected:
   void MakeTurns(std::vector<DeviceTurns::Head> heads) {
@@ -46,8 +46,8 @@ class DeviceTurnsTest : public ::testing::Test {
     return is_taken;
   }
 
-  /// Lets heads that always have work run for `num_batches`, of which two are in flight at a time;
-  /// how many batches each had.
+  /// Runs `num_batches` batches of heads that always have work, two in flight at a time. Returns
+  /// how many batches each head had.
   std::vector<int> Flood(const std::vector<int64_t>& rows, int num_batches) {
     std::vector<int> counts(rows.size());
     std::deque<int> in_flight;
@@ -81,7 +81,7 @@ class DeviceTurnsTest : public ::testing::Test {
   std::vector<int> woken_;
 };
 
-TEST_F(DeviceTurnsTest, AHeadWhoseNeighboursAreIdleNeverWaits) {
+TEST_F(DeviceTurnsTest, AHeadNeverWaitsForIdleNeighbours) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
 
   for (int batch = 0; batch < 10; ++batch) {
@@ -92,7 +92,7 @@ TEST_F(DeviceTurnsTest, AHeadWhoseNeighboursAreIdleNeverWaits) {
   }
 }
 
-TEST_F(DeviceTurnsTest, WhoWaitsIsWokenAndServedNext) {
+TEST_F(DeviceTurnsTest, AWaitingHeadIsWokenAndServedNext) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   Take(kA);
   Take(kA);
@@ -102,7 +102,7 @@ TEST_F(DeviceTurnsTest, WhoWaitsIsWokenAndServedNext) {
   turns_->GiveBack(kA, 0);
 
   EXPECT_THAT(woken_, ElementsAre(kB));
-  EXPECT_FALSE(Take(kA));  // the place is kept for B
+  EXPECT_FALSE(Take(kA));  // The turn is kept for B.
   EXPECT_TRUE(Take(kB));
 }
 
@@ -144,7 +144,7 @@ TEST_F(DeviceTurnsTest, ABatchOfFewRowsCountsForTheWholeWeightThatItReads) {
   EXPECT_NEAR(counts[kA], counts[kB], 2);
 }
 
-TEST_F(DeviceTurnsTest, AHeadThatWasIdleStartsLevel) {
+TEST_F(DeviceTurnsTest, AnIdleHeadSavesUpNoTurns) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   for (int batch = 0; batch < 1'000; ++batch) {
     ASSERT_TRUE(Take(kA));
@@ -153,15 +153,16 @@ TEST_F(DeviceTurnsTest, AHeadThatWasIdleStartsLevel) {
 
   const std::vector<int> counts = Flood({1'000, 1'000}, 100);
 
-  EXPECT_NEAR(counts[kA], counts[kB], 3);  // B is not owed the thousand
+  EXPECT_NEAR(counts[kA], counts[kB], 3);  // B does not catch up on the thousand batches.
 }
 
-// A few clients of one row kept a batch in flight: an hour of them was an hour of the device alone.
+// Regression: a head with a few one-row clients saved up turns, and an hour of these gave it an
+// hour of the device alone.
 TEST_F(DeviceTurnsTest, AHeadWithLittleToDoDoesNotSaveUpTurns) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   ASSERT_TRUE(Take(kA, 1));
   for (int batch = 0; batch < 1'000; ++batch) {
-    ASSERT_TRUE(Take(kA, 1));  // before the one in flight has ended
+    ASSERT_TRUE(Take(kA, 1));  // Before the batch in flight has ended.
     turns_->GiveBack(kA, 0);
     ASSERT_TRUE(Take(kB, 8'192));
     turns_->GiveBack(kB, 0);
@@ -172,12 +173,12 @@ TEST_F(DeviceTurnsTest, AHeadWithLittleToDoDoesNotSaveUpTurns) {
   EXPECT_NEAR(counts[kA], counts[kB], 4);
 }
 
-TEST_F(DeviceTurnsTest, AHeadThatLeavesOwesWhatItHadTooMuch) {
+TEST_F(DeviceTurnsTest, ExcessWorkStillCountsAfterAHeadWasIdle) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   ASSERT_TRUE(Take(kB));
   ASSERT_TRUE(Take(kA, 10'000));
   turns_->GiveBack(kA, 0);
-  ASSERT_TRUE(Take(kB));  // so A is idle, ahead by 8,000 rows
+  ASSERT_TRUE(Take(kB));  // Now A is idle, ahead by 8,000 rows.
   int num_of_b = 0;
 
   while (!Take(kA) && num_of_b < 100) {
@@ -188,7 +189,7 @@ TEST_F(DeviceTurnsTest, AHeadThatLeavesOwesWhatItHadTooMuch) {
   EXPECT_EQ(num_of_b, 8);
 }
 
-TEST_F(DeviceTurnsTest, WhoNoLongerWaitsLetsOthersGoOn) {
+TEST_F(DeviceTurnsTest, AHeadThatNoLongerWaitsLetsOthersContinue) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   Take(kA);
   Take(kA);
@@ -215,7 +216,7 @@ TEST_F(DeviceTurnsTest, WakesAHeadOnceUntilItAsksAgain) {
   EXPECT_THAT(woken_, ElementsAre(kB));
 }
 
-TEST_F(DeviceTurnsTest, WakesNobodyWithoutAWake) {
+TEST_F(DeviceTurnsTest, WakesNoHeadWithoutAWakeFunction) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   Take(kA);
   Take(kA);
@@ -227,7 +228,7 @@ TEST_F(DeviceTurnsTest, WakesNobodyWithoutAWake) {
   EXPECT_THAT(woken_, ElementsAre());
 }
 
-TEST_F(DeviceTurnsTest, HeadsThatShareNoDeviceDoNotTouchEachOther) {
+TEST_F(DeviceTurnsTest, HeadsThatShareNoDeviceDoNotAffectEachOther) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu1"})}}, {.lanes = {On({"gpu0"})}}});
 
   EXPECT_TRUE(Take(kA));
@@ -237,7 +238,7 @@ TEST_F(DeviceTurnsTest, HeadsThatShareNoDeviceDoNotTouchEachOther) {
   EXPECT_TRUE(Take(kB));
 }
 
-TEST_F(DeviceTurnsTest, AHeadTakesAnotherReplicaWhereOneIsBusy) {
+TEST_F(DeviceTurnsTest, AHeadUsesAnotherReplicaWhenOneIsBusy) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"}), On({"gpu1"})}}});
   Take(kA);
   Take(kA);
@@ -247,7 +248,7 @@ TEST_F(DeviceTurnsTest, AHeadTakesAnotherReplicaWhereOneIsBusy) {
   EXPECT_EQ(turns_->Take(kB, {0}), std::nullopt);
 }
 
-TEST_F(DeviceTurnsTest, ReplicasOnOneDeviceHaveAllTheirBatches) {
+TEST_F(DeviceTurnsTest, ReplicasOnOneDeviceHaveAllTheirBatchesInFlight) {
   MakeTurns({{.lanes = {On({"cpu"}), On({"cpu"})}}, {.lanes = {On({"cpu"})}}});
 
   EXPECT_THAT(turns_->Take(kA, {0, 1}), Optional(0));
@@ -257,12 +258,12 @@ TEST_F(DeviceTurnsTest, ReplicasOnOneDeviceHaveAllTheirBatches) {
   EXPECT_FALSE(Take(kB));
 }
 
-TEST_F(DeviceTurnsTest, TeamsThatShareADeviceAreNeverInFlightTogether) {
+TEST_F(DeviceTurnsTest, ReplicasOfPeersThatShareADeviceAreNeverInFlightTogether) {
   MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {Team({"gpu1", "gpu2"})}}});
   ASSERT_TRUE(Take(kA));
   EXPECT_FALSE(Take(kB));
-  EXPECT_TRUE(Take(kA));   // a hold is of two batches
-  EXPECT_FALSE(Take(kA));  // then it is B's turn
+  EXPECT_TRUE(Take(kA));   // A hold lasts for two batches.
+  EXPECT_FALSE(Take(kA));  // Then it is B's turn.
 
   turns_->GiveBack(kA, 0);
   EXPECT_FALSE(Take(kA));
@@ -276,7 +277,7 @@ TEST_F(DeviceTurnsTest, TeamsThatShareADeviceAreNeverInFlightTogether) {
   EXPECT_FALSE(Take(kA));
 }
 
-TEST_F(DeviceTurnsTest, ATeamAloneKeepsItsDevicesBusy) {
+TEST_F(DeviceTurnsTest, ASingleReplicaOfPeersKeepsItsDevicesBusy) {
   MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {Team({"gpu0", "gpu1"})}}});
   ASSERT_TRUE(Take(kA));
 
@@ -286,14 +287,14 @@ TEST_F(DeviceTurnsTest, ATeamAloneKeepsItsDevicesBusy) {
   }
 }
 
-TEST_F(DeviceTurnsTest, AHeadOnOneDeviceRunsBesideATeam) {
+TEST_F(DeviceTurnsTest, AHeadOnOneDeviceRunsTogetherWithAReplicaOfPeers) {
   MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {On({"gpu1"})}}});
 
   EXPECT_TRUE(Take(kA));
   EXPECT_TRUE(Take(kB));
 }
 
-TEST_F(DeviceTurnsTest, ATeamFindsItsDevicesFreeAmongHeadsOnEach) {
+TEST_F(DeviceTurnsTest, AReplicaOfPeersGetsItsDevicesAmongHeadsOnEach) {
   MakeTurns(
       {{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu1"})}}});
   Take(kB);
@@ -303,7 +304,7 @@ TEST_F(DeviceTurnsTest, ATeamFindsItsDevicesFreeAmongHeadsOnEach) {
   ASSERT_FALSE(Take(kA));
 
   turns_->GiveBack(kB, 0);
-  EXPECT_FALSE(Take(kB));  // kept for A, which waits for the other device yet
+  EXPECT_FALSE(Take(kB));  // Kept for A, which still waits for the other device.
   turns_->GiveBack(kC, 0);
 
   EXPECT_THAT(woken_, ElementsAre(kA));

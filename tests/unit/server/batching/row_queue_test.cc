@@ -57,8 +57,8 @@ TEST_F(RowQueueTest, GivesARequestOnePartHoweverManyTurnsItTook) {
   EXPECT_TRUE(parts[0].is_contiguous());
 }
 
-// Turns of a quarter of the rows split the requests of most clients over two batches.
-TEST_F(RowQueueTest, TurnsAreAsLongWhereABatchTakesLessThanFits) {
+// Regression: turns of a quarter of the rows split the requests of most clients over two batches.
+TEST_F(RowQueueTest, TurnsStayAsLongWhenABatchTakesFewerRowsThanFit) {
   for (const char* client : {"a", "b", "c", "d", "e"}) Push({.rows = 60, .client_id = client});
   BatchBudget budget = Budget(8'192);
   budget.taken_rows_max = 256;
@@ -83,7 +83,7 @@ TEST_F(RowQueueTest, ALowerPriorityEarnsAShareOfWhatABatchTakes) {
   EXPECT_EQ(parts[1].num_rows, 16);
 }
 
-TEST_F(RowQueueTest, PassesOverIgnoredRowsAndDoesNotCountThem) {
+TEST_F(RowQueueTest, SkipsIgnoredRowsAndDoesNotCountThem) {
   Push({.rows = 8, .ignored_rows = {0, 2, 3, 6, 7}});
   EXPECT_EQ(queue_.rows(), 3);
 
@@ -101,7 +101,7 @@ TEST_F(RowQueueTest, PassesOverIgnoredRowsAndDoesNotCountThem) {
   EXPECT_EQ(queue_.rows(), 0);
 }
 
-TEST_F(RowQueueTest, TakesOutARequestThatWasPartlyCut) {
+TEST_F(RowQueueTest, RemovesARequestThatWasPartlyCut) {
   const auto pending = Push({.rows = 300});
   const auto other = Push({.rows = 1, .client_id = "other"});
   queue_.Cut(Budget(1));
@@ -116,7 +116,7 @@ TEST_F(RowQueueTest, TakesOutARequestThatWasPartlyCut) {
   EXPECT_FALSE(queue_.has_small());
 }
 
-TEST_F(RowQueueTest, TakesNoMoreOfLargeRequestsThanTheirBudget) {
+TEST_F(RowQueueTest, TakesNoMoreRowsOfLargeRequestsThanTheirBudget) {
   Push({.rows = 1'000, .client_id = "a"});
   Push({.rows = 1'000, .client_id = "b"});
   Push({.rows = 100, .client_id = "c"});
@@ -147,13 +147,13 @@ TEST_F(RowQueueTest, KeepsTheTurnOfAClientWhoseDtypeDidNotFit) {
   EXPECT_EQ(second[0].num_rows, 2);
 }
 
-TEST_F(RowQueueTest, CutsABatchAtItsCandidates) {
+TEST_F(RowQueueTest, EndsABatchAtTheLimitOfCandidates) {
   const auto request = Push({.rows = 4, .candidate_counts = {3, 3, 9, 1}});
   BatchBudget budget = Budget(8);
   budget.candidates_max = 7;
 
   const std::vector<BatchPart> first = queue_.Cut(budget);
-  const std::vector<BatchPart> second = queue_.Cut(budget);  // a row above the budget goes alone
+  const std::vector<BatchPart> second = queue_.Cut(budget);  // A row above the budget goes alone.
   const std::vector<BatchPart> third = queue_.Cut(budget);
 
   ASSERT_EQ(first.size(), 1U);
@@ -165,7 +165,7 @@ TEST_F(RowQueueTest, CutsABatchAtItsCandidates) {
   EXPECT_TRUE(queue_.empty());
 }
 
-TEST_F(RowQueueTest, FillsABatchWithOthersWhenCandidatesDoNotFit) {
+TEST_F(RowQueueTest, FillsABatchWithOtherRequestsWhenCandidatesDoNotFit) {
   Push({.rows = 2, .client_id = "a", .candidate_counts = {5, 5}});
   Push({.rows = 3, .client_id = "b"});
   BatchBudget budget = Budget(8);

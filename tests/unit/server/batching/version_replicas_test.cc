@@ -1,12 +1,67 @@
 #include "server/batching/version_replicas.h"
 
 #include <memory>
+#include <utility>
 
 #include "gtest/gtest.h"
-#include "server/batching/staging_store.h"
 #include "tests/support/fake_engine.h"
 
 namespace logprobd::testing {
+namespace {
+
+TEST(StagingStoreTest, ReusesAReturnedBufferAfterItsEngineIsDestroyed) {
+  StagingStore store;
+  auto first = std::make_unique<FakeEngine>();
+  std::unique_ptr<StagingBuffer> buffer = *store.Take(0, *first, 64);
+  const std::byte* const data = buffer->data();
+  store.Return(0, std::move(buffer));
+  first = nullptr;
+  FakeEngine second;
+
+  const auto taken = store.Take(0, second, 64);
+
+  ASSERT_TRUE(taken.ok());
+  EXPECT_EQ((*taken)->data(), data);
+  EXPECT_EQ(second.staging_bytes(), 0);
+  EXPECT_EQ(store.spare_bytes(), 0);
+}
+
+TEST(StagingStoreTest, AllocatesABufferWhenThereIsNoSpareOfThisReplicaAndSize) {
+  StagingStore store;
+  FakeEngine engine;
+  ASSERT_TRUE(store.Reserve(1, engine, 64, 1).ok());
+  EXPECT_EQ(store.spare_bytes(), 64);
+
+  const auto of_other_replica = store.Take(0, engine, 64);
+  const auto of_other_size = store.Take(1, engine, 63);
+
+  EXPECT_EQ((*of_other_replica)->size_bytes(), 64);
+  EXPECT_EQ((*of_other_size)->size_bytes(), 63);
+  EXPECT_EQ(engine.staging_bytes(), 64 + 64 + 63);
+  EXPECT_EQ(store.spare_bytes(), 64);
+}
+
+TEST(StagingStoreTest, FreesOnlyBuffersThatDoNotFit) {
+  StagingStore store;
+  FakeEngine engine;
+  ASSERT_TRUE(store.Reserve(0, engine, 64, 2).ok());
+  ASSERT_TRUE(store.Reserve(0, engine, 10, 1).ok());
+  ASSERT_TRUE(store.Reserve(1, engine, 64, 1).ok());
+
+  store.FreeAllBut(/*num_replicas=*/1, 64);
+
+  EXPECT_EQ(store.spare_bytes(), 2 * 64);
+}
+
+TEST(StagingStoreTest, FailsToReserveWithoutMemory) {
+  StagingStore store;
+  FakeEngine engine({.staging_bytes_max = 100});
+
+  EXPECT_EQ(store.Reserve(0, engine, 64, 2).code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+
 namespace {
 
 class VersionReplicasTest : public ::testing::Test {
@@ -15,12 +70,12 @@ class VersionReplicasTest : public ::testing::Test {
     return VersionReplicas::Create({.batch_rows_max = 8, .staging = &store_}, {&first, &second});
   }
 
-  static constexpr int64_t kBytes = 2 * 2 * 8 * 4 * 2;  // of two replicas, in bf16
+  static constexpr int64_t kBytes = 2 * 2 * 8 * 4 * 2;  // Two replicas in bf16.
 
   StagingStore store_;
 };
 
-TEST_F(VersionReplicasTest, LeavesItsStagingToTheNextOne) {
+TEST_F(VersionReplicasTest, LeavesItsStagingToTheNextVersion) {
   FakeEngine old_first, old_second, first, second;
   auto old = Make(old_first, old_second);
   ASSERT_TRUE(old.ok()) << old.status();
@@ -48,25 +103,25 @@ TEST_F(VersionReplicasTest, FreesSparesOfAnotherSizeAndAllocatesItsOwn) {
   EXPECT_EQ(first.staging_bytes() + second.staging_bytes(), 2 * kBytes);
 }
 
-// The next batch waited for the first replica, though the second fell idle before it.
-TEST_F(VersionReplicasTest, OfReplicasWithAsManyBatchesTakesTheOneThatIsIdleFirst) {
+// Regression: the next batch waited for the first replica although the second became idle earlier.
+TEST_F(VersionReplicasTest, PrefersTheReplicaThatIsIdleFirstAmongThoseWithEquallyManyBatches) {
   FakeEngine first, second;
-  const auto generation = Make(first, second);
-  ASSERT_TRUE(generation.ok()) << generation.status();
+  const auto replicas = Make(first, second);
+  ASSERT_TRUE(replicas.ok()) << replicas.status();
   const absl::Time begin = absl::FromUnixSeconds(0);
   const absl::Duration batches[] = {absl::Milliseconds(9), absl::Milliseconds(2)};
   for (size_t i = 0; i < 2; ++i) {
-    VersionReplicas::Replica& replica = *(*generation)->replicas[i];
+    VersionReplicas::Replica& replica = *(*replicas)->replicas[i];
     replica.NoteBegin(begin);
     replica.NoteEnd(begin + batches[i]);
     replica.NoteBegin(begin + absl::Seconds(1));
-    (*generation)->slots[2 * i]->state = VersionReplicas::SlotState::kInFlight;
+    (*replicas)->slots[2 * i]->state = VersionReplicas::SlotState::kInFlight;
   }
 
-  EXPECT_EQ((*generation)->FindFreeSlot()->replica.index, 1);
+  EXPECT_EQ((*replicas)->FindFreeSlot()->replica.index, 1);
 }
 
-TEST_F(VersionReplicasTest, ThatCannotBeMadeGivesBackWhatItTook) {
+TEST_F(VersionReplicasTest, ReturnsItsBuffersWhenItCannotBeCreated) {
   FakeEngine first, second({.staging_bytes_max = 0});
   ASSERT_TRUE(store_.Reserve(0, first, kBytes / 4, 2).ok());
 
@@ -76,4 +131,5 @@ TEST_F(VersionReplicasTest, ThatCannotBeMadeGivesBackWhatItTook) {
 }
 
 }  // namespace
+
 }  // namespace logprobd::testing

@@ -24,7 +24,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The library's client is not used: its classes change with macros that its package sets.
+// The tests use sockets and not the library's client, whose classes change with macros that its
+// package sets.
 int Connect(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -47,7 +48,7 @@ std::string ReadToEnd(int fd) {
   return text;
 }
 
-/// The whole answer, status line and headers included.
+/// Returns the whole answer, including status line and headers.
 std::string Ask(int port, const std::string& method, const std::string& path,
                 const std::string& body = "") {
   const int fd = Connect(port);
@@ -59,7 +60,7 @@ std::string Ask(int port, const std::string& method, const std::string& path,
 
 std::string Get(int port, const std::string& path) { return Ask(port, "GET", path); }
 
-/// `accept`: the header's whole line, or nothing.
+/// `accept`: the complete header line, or empty.
 std::string GetAccepting(int port, const std::string& path, const std::string& accept) {
   const int fd = Connect(port);
   Send(fd, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n", accept, "\r\n"));
@@ -75,7 +76,8 @@ class HttpServerTest : public ::testing::Test {
     options.status_text = [] { return "logprobd, a test\n"; };
     options.status_page = [] {
       StatusPage page;
-      page.state_text = "drawn, for a test";
+      page.state_text = "an HTML page, for a test";
+      page.stages = {{"queue", 10, 0.001, 0.001, 0.002, 0.004}};
       return page;
     };
     auto server = HttpServer::Create(options, metrics_);
@@ -106,11 +108,11 @@ TEST_F(HttpServerTest, IsHealthyWhileItIsNotReady) {
   EXPECT_THAT(Get(port(), "/readyz"), HasSubstr("loading weights"));
 }
 
-TEST_F(HttpServerTest, IsReadyOnceThereIsNoReasonAgainst) {
+TEST_F(HttpServerTest, IsReadyWithoutANotReadyReason) {
   EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST(HttpServerReadyTest, SaysWithItsReadinessWhatHasFailed) {
+TEST(HttpServerReadyTest, NamesFailuresWhileItIsReady) {
   const Metrics metrics{{.heads = {"default"}}};
   HttpServer::Options options;
   options.listen = "127.0.0.1:0";
@@ -124,7 +126,7 @@ TEST(HttpServerReadyTest, SaysWithItsReadinessWhatHasFailed) {
   EXPECT_THAT(answer, HasSubstr("ready, but a head has failed\n"));
 }
 
-TEST_F(HttpServerTest, GivesTheStatusAsTextToWhoDoesNotAskForHtml) {
+TEST_F(HttpServerTest, GivesTheStatusAsTextToClientsThatDoNotAcceptHtml) {
   for (const char* const accept : {"", "Accept: */*\r\n", "Accept: text/plain\r\n"}) {
     const std::string answer = GetAccepting(port(), "/", accept);
 
@@ -133,7 +135,25 @@ TEST_F(HttpServerTest, GivesTheStatusAsTextToWhoDoesNotAskForHtml) {
   }
 }
 
-TEST_F(HttpServerTest, GivesBrowsersADrawnStatusPage) {
+TEST_F(HttpServerTest, IncludesTheLatenciesInTheTextForm) {
+  const std::string answer = Get(port(), "/");
+
+  EXPECT_THAT(answer, HasSubstr("stage queue                       10       1 ms"));
+  EXPECT_THAT(answer, HasSubstr("\nSee /metrics, /healthz and /readyz.\n"));
+}
+
+TEST_F(HttpServerTest, TellsAGrpcClientThatThisIsTheHttpPort) {
+  const int fd = Connect(port());
+  Send(fd, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+
+  const std::string answer = ReadToEnd(fd);
+
+  // gRPC reports this answer as "Trying to connect an http1.x server".
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(answer, HasSubstr("This is the --http port"));
+}
+
+TEST_F(HttpServerTest, GivesBrowsersAnHtmlStatusPage) {
   const std::string answer =
       GetAccepting(port(), "/", "Accept: text/html,application/xml;q=0.9,*/*;q=0.8\r\n");
 
@@ -142,16 +162,16 @@ TEST_F(HttpServerTest, GivesBrowsersADrawnStatusPage) {
   EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'none';"));
   EXPECT_THAT(answer, HasSubstr("Cache-Control: no-store"));
   EXPECT_THAT(answer, HasSubstr("Vary: Accept"));
-  EXPECT_THAT(answer, HasSubstr("drawn, for a test"));
+  EXPECT_THAT(answer, HasSubstr("an HTML page, for a test"));
 }
 
-TEST_F(HttpServerTest, GivesTheStatusInTheFormatThatIsAskedFor) {
-  EXPECT_THAT(Get(port(), "/?format=html"), HasSubstr("drawn, for a test"));
+TEST_F(HttpServerTest, GivesTheStatusInTheRequestedFormat) {
+  EXPECT_THAT(Get(port(), "/?format=html"), HasSubstr("an HTML page, for a test"));
   EXPECT_THAT(GetAccepting(port(), "/?format=text", "Accept: text/html\r\n"),
               HasSubstr("logprobd, a test"));
 }
 
-TEST_F(HttpServerTest, HasTheStatusPageLoadedAgainAsOftenAsAskedFor) {
+TEST_F(HttpServerTest, ReloadsTheStatusPageAtTheRequestedInterval) {
   EXPECT_THAT(Get(port(), "/?format=html"), HasSubstr("\"refresh\" content=\"5\""));
   EXPECT_THAT(Get(port(), "/?format=html&refresh=60"), HasSubstr("\"refresh\" content=\"60\""));
   EXPECT_THAT(Get(port(), "/?format=html&refresh=0"), Not(HasSubstr("http-equiv")));
@@ -159,7 +179,7 @@ TEST_F(HttpServerTest, HasTheStatusPageLoadedAgainAsOftenAsAskedFor) {
   EXPECT_THAT(Get(port(), "/?format=html&refresh=0x"), HasSubstr("\"refresh\" content=\"5\""));
 }
 
-TEST_F(HttpServerTest, WithoutADrawnPageGivesEverybodyTheText) {
+TEST_F(HttpServerTest, GivesEverybodyTextWithoutAnHtmlPage) {
   HttpServer::Options options;
   options.listen = "127.0.0.1:0";
   options.status_text = [] { return "only text\n"; };
@@ -176,7 +196,7 @@ TEST_F(HttpServerTest, AnswersHeadWithoutABody) {
   EXPECT_THAT(answer, Not(HasSubstr("logprobd_ready{")));
 }
 
-TEST_F(HttpServerTest, HasNoFilesWhateverThePath) {
+TEST_F(HttpServerTest, ServesNoFilesForAnyPath) {
   for (const char* path : {"/nothing", "/metrics/", "/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd",
                            "/metrics/../../etc/passwd", "//etc/passwd", "/metrics%00"}) {
     const std::string answer = Get(port(), path);
@@ -197,7 +217,7 @@ TEST_F(HttpServerTest, RefusesOtherMethodsWithoutReadingTheirBody) {
   EXPECT_THAT(ReadToEnd(fd), StartsWith("HTTP/1.1 405"));
 }
 
-TEST_F(HttpServerTest, SurvivesWhatIsNoHttp) {
+TEST_F(HttpServerTest, SurvivesDataThatIsNotHttp) {
   for (const std::string& text :
        {std::string("\0\1\2\3\r\n\r\n", 8), std::string("GET\r\n\r\n"),
         absl::StrCat("GET /", std::string(100'000, 'a'), " HTTP/1.1\r\n\r\n"),
@@ -212,7 +232,7 @@ TEST_F(HttpServerTest, SurvivesWhatIsNoHttp) {
 
 TEST_F(HttpServerTest, AnswersWhileClientsSendNothing) {
   std::vector<int> idle;
-  for (int i = 0; i < 20; ++i) {  // more than there are threads
+  for (int i = 0; i < 20; ++i) {  // More clients than threads.
     idle.push_back(Connect(port()));
     Send(idle.back(), "GET /metrics HTTP/1.1\r\n");
   }
@@ -276,7 +296,7 @@ TEST_F(HttpServerTest, RefusesABadAddress) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// The end waited for such a client, which kept a stopped server alive for as long as it liked.
+// Regression: such a client could keep a stopping server alive without limit.
 TEST_F(HttpServerTest, EndsWhileAClientSendsAByteNowAndThen) {
   const int fd = Connect(port());
   Send(fd, "GET /metrics HTTP/1.1\r\nX: ");
@@ -284,11 +304,12 @@ TEST_F(HttpServerTest, EndsWhileAClientSendsAByteNowAndThen) {
   std::thread dripper([fd, &was_cut] {
     for (int bytes = 0; bytes < 400 && !was_cut; ++bytes) {
       Send(fd, "x");
-      pollfd closed{fd, POLLIN, 0};  // paces the bytes, and ends with the connection
+      pollfd closed{fd, POLLIN, 0};  // Paces the bytes, and notices the end of the connection.
       was_cut = poll(&closed, 1, 20) > 0;
     }
   });
-  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // the first is accepted too
+  EXPECT_THAT(Get(port(), "/healthz"),
+              StartsWith("HTTP/1.1 200"));  // So the first client is accepted, too.
 
   server_.reset();
 

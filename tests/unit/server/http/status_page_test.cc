@@ -48,14 +48,14 @@ TEST(StatusPageTest, NamesVersionStateAndEachHead) {
 
   EXPECT_THAT(html, HasSubstr("1.2.3 (abc)"));
   EXPECT_THAT(html, HasSubstr("<title>logprobd: ready</title>"));
-  EXPECT_THAT(html, HasSubstr("of the last 1 min 0 s."));
+  EXPECT_THAT(html, HasSubstr("cover the last 1 min 0 s."));
   EXPECT_THAT(html, HasSubstr("<span>policy</span> <span class=\"badge ready\">ready</span>"));
   EXPECT_THAT(html,
               HasSubstr("<span>reference</span> <span class=\"badge not-ready\">loading</span>"));
   EXPECT_THAT(html, HasSubstr("<b>7</b><span>weights version</span>"));
 }
 
-TEST(StatusPageTest, EscapesEveryTextThatIsNotOurs) {
+TEST(StatusPageTest, EscapesAllTextFromOutside) {
   const std::string evil = R"(<script>"x"</script>)";
   HeadStatus head = Head(evil);
   head.info.model_type = evil;
@@ -81,7 +81,7 @@ TEST(StatusPageTest, EscapesEveryTextThatIsNotOurs) {
   EXPECT_THAT(html, HasSubstr("&lt;script&gt;&quot;x&quot;&lt;/script&gt;"));
 }
 
-TEST(StatusPageTest, AsksForNothingElse) {
+TEST(StatusPageTest, LoadsNothingElse) {
   const std::string html = RenderStatusPage(OneHead(Head("default")), 5);
 
   for (const char* const outside : {"http://", "https://", "src=", "url(", "@import", "<script"}) {
@@ -90,7 +90,7 @@ TEST(StatusPageTest, AsksForNothingElse) {
   EXPECT_THAT(html, HasSubstr("<link rel=\"icon\" href=\"data:,\">"));
 }
 
-TEST(StatusPageTest, LoadsItselfAgainWhereAskedTo) {
+TEST(StatusPageTest, ReloadsOnRequest) {
   const StatusPage page = OneHead(Head("default"));
 
   EXPECT_THAT(RenderStatusPage(page, 5), HasSubstr("<meta http-equiv=\"refresh\" content=\"5\">"));
@@ -111,7 +111,7 @@ TEST(StatusPageTest, DrawsLatenciesAgainstTheLongest) {
   EXPECT_THAT(html, HasSubstr(R"(width="25.00%" height="100%" class="c1">)"));
 }
 
-TEST(StatusPageTest, SaysWhereNothingWasMeasured) {
+TEST(StatusPageTest, SaysWhenNothingWasMeasured) {
   StatusPage page = OneHead(Head("default"));
   page.stages = {{"combine"}};
   page.gpus = {{.gpu = 3}};
@@ -119,11 +119,26 @@ TEST(StatusPageTest, SaysWhereNothingWasMeasured) {
   const std::string html = RenderStatusPage(page, 0);
 
   EXPECT_THAT(html, HasSubstr("<td>combine</td><td class=\"number wide\">0</td>"
-                              "<td class=\"soft\" colspan=\"4\">nothing in this time</td>"));
-  EXPECT_THAT(html, HasSubstr("the driver gives no figures"));
+                              "<td class=\"soft\" colspan=\"4\">none in this time</td>"));
+  EXPECT_THAT(html, HasSubstr("the driver gives no readings"));
 }
 
-TEST(StatusPageTest, DrawsMemoryToScaleWithoutWhatIsOnlyABound) {
+TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsText) {
+  HeadStatus head = Head("policy");
+  head.latency = {"scoring", 1'234, 0.01, 0.0123, 0.02, 1.5};
+  StatusPage page = OneHead(head);
+  page.stages = {{"queue", 10, 28.5e-6, 28.5e-6, 0.002, 0.004}, {"combine"}};
+
+  EXPECT_EQ(RenderLatencyText(page),
+            "\n"
+            "Latencies of the last 1 min 0 s\n"
+            "                               count        p50        p90        p99\n"
+            "calls of policy                1,234    12.3 ms      20 ms      1.5 s\n"
+            "stage queue                       10    28.5 µs       2 ms       4 ms\n"
+            "stage combine                      0   none in this time\n");
+}
+
+TEST(StatusPageTest, DrawsMemoryToScaleWithoutUpperBounds) {
   StatusPage page = OneHead(Head("default"));
   page.memory = {{"host",
                   {{"weights", 300 << 20},
@@ -166,7 +181,7 @@ TEST(StatusPageTest, MarksAFailedReplica) {
                               "<td class=\"number\"><b class=\"alarm\">failed</b></td>"));
 }
 
-TEST(StatusPageTest, ShowsWhatTheDriverSaysOfAGpu) {
+TEST(StatusPageTest, ShowsTheDriversReadingsOfAGpu) {
   StatusPage page = OneHead(Head("default"));
   page.gpus = {{.gpu = 1,
                 .has_readings = true,
@@ -186,4 +201,45 @@ TEST(StatusPageTest, ShowsWhatTheDriverSaysOfAGpu) {
 }
 
 }  // namespace
+
+namespace {
+
+TEST(HtmlTextTest, EscapesCharactersWithAMeaningInHtml) {
+  EXPECT_EQ(EscapeHtml(R"(<a b="c" d='e'>&amp;)"),
+            "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;amp;");
+  EXPECT_EQ(EscapeHtml("modèle 模型"), "modèle 模型");
+}
+
+TEST(HtmlTextTest, FormatsDurationsWithThreeDigitsInASuitableUnit) {
+  EXPECT_EQ(HumanSeconds(0), "0");
+  EXPECT_EQ(HumanSeconds(28.54e-6), "28.5 µs");
+  EXPECT_EQ(HumanSeconds(999.9e-6), "1 ms");
+  EXPECT_EQ(HumanSeconds(0.0123), "12.3 ms");
+  EXPECT_EQ(HumanSeconds(0.9999), "1 s");
+  EXPECT_EQ(HumanSeconds(59.4), "59.4 s");
+  EXPECT_EQ(HumanSeconds(200), "3 min 20 s");
+  EXPECT_EQ(HumanSeconds(7'500), "2 h 5 min");
+  EXPECT_EQ(HumanSeconds(273'600), "3 d 4 h");
+}
+
+TEST(HtmlTextTest, GroupsLargeNumbersAndShortensHugeOnes) {
+  EXPECT_EQ(HumanNumber(0), "0");
+  EXPECT_EQ(HumanNumber(0.25), "0.25");
+  EXPECT_EQ(HumanNumber(7.54), "7.5");
+  EXPECT_EQ(HumanNumber(10), "10");
+  EXPECT_EQ(HumanNumber(999.6), "1,000");
+  EXPECT_EQ(HumanNumber(123'456), "123,456");
+  EXPECT_EQ(HumanNumber(1'250'000), "1.25 M");
+  EXPECT_EQ(HumanNumber(3.1e9), "3.10 G");
+}
+
+TEST(HtmlTextTest, FormatsSmallSharesWithOneMoreDigit) {
+  EXPECT_EQ(HumanShare(0), "0%");
+  EXPECT_EQ(HumanShare(0.0081), "0.8%");
+  EXPECT_EQ(HumanShare(0.42), "42%");
+  EXPECT_EQ(HumanShare(1), "100%");
+}
+
+}  // namespace
+
 }  // namespace logprobd

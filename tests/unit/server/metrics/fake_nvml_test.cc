@@ -11,7 +11,7 @@
 namespace logprobd {
 namespace {
 
-/// Over tests/support/fake_nvml.cc, which this binary finds in the driver's place.
+/// Uses tests/support/fake_nvml.cc, which this binary loads instead of the driver's library.
 class FakeNvmlTest : public ::testing::Test {
  protected:
   FakeNvmlTest() { unsetenv("CUDA_VISIBLE_DEVICES"); }
@@ -20,7 +20,7 @@ class FakeNvmlTest : public ::testing::Test {
   const Nvml nvml_;
 };
 
-TEST_F(FakeNvmlTest, ReadsEveryFigureInItsUnit) {
+TEST_F(FakeNvmlTest, ReadsEveryValueInItsUnit) {
   const GpuReadings readings = nvml_.Read(0, "0000:1a:00.0");
 
   EXPECT_TRUE(readings.is_read);
@@ -33,7 +33,7 @@ TEST_F(FakeNvmlTest, ReadsEveryFigureInItsUnit) {
   EXPECT_EQ(readings.ecc_uncorrected, 0);
 }
 
-TEST_F(FakeNvmlTest, SaysWhatHoldsTheClocksDown) {
+TEST_F(FakeNvmlTest, ReportsWhyTheClocksAreLowered) {
   const GpuThrottle capped = nvml_.Read(0, "0000:3b:00.0").throttle;
   const GpuThrottle hot = nvml_.Read(0, "0000:1a:00.0").throttle;
 
@@ -43,14 +43,14 @@ TEST_F(FakeNvmlTest, SaysWhatHoldsTheClocksDown) {
   EXPECT_FALSE(hot.power_cap || hot.power_brake);
 }
 
-// Its own number was taken for the driver's, which orders GPUs by their place on the bus.
-TEST_F(FakeNvmlTest, FindsAGpuByItsPlaceWhateverItsNumber) {
+// Regression: CUDA's ordinal was used as the driver's index, which orders GPUs by bus ID.
+TEST_F(FakeNvmlTest, FindsAGpuByItsBusIdWhateverItsOrdinal) {
   EXPECT_DOUBLE_EQ(nvml_.Read(0, "0000:1a:00.0").utilization_ratio, 0.42);
   EXPECT_DOUBLE_EQ(nvml_.Read(1, "0000:3b:00.0").utilization_ratio, 0.97);
   EXPECT_FALSE(nvml_.Read(0, "0000:ff:00.0").is_read);
 }
 
-TEST_F(FakeNvmlTest, WithoutAPlaceTakesTheNumberOrTheVisibleDevice) {
+TEST_F(FakeNvmlTest, WithoutABusIdUsesTheOrdinalOrTheVisibleDevice) {
   EXPECT_DOUBLE_EQ(nvml_.Read(0, "").utilization_ratio, 0.97);
 
   setenv("CUDA_VISIBLE_DEVICES", "1", 1);
@@ -60,7 +60,7 @@ TEST_F(FakeNvmlTest, WithoutAPlaceTakesTheNumberOrTheVisibleDevice) {
   EXPECT_FALSE(nvml_.Read(2, "").is_read);
 }
 
-TEST_F(FakeNvmlTest, ASliceOfAGpuIsNotTakenForTheGpu) {
+TEST_F(FakeNvmlTest, DoesNotReadTheWholeGpuForASlice) {
   setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown", 1);
 
   EXPECT_FALSE(nvml_.Read(0, "0000:1a:00.0").is_read);
@@ -98,8 +98,8 @@ TEST_F(FakeNvmlTest, CountsAnErrorOnceHoweverOftenItIsRead) {
   EXPECT_EQ(read.Sum("logprobd_gpu_ecc_errors_total", {{"kind", "uncorrected"}}), 1);
 }
 
-// Each scrape waited for the driver: eight of them, and no thread was left to answer /healthz.
-TEST_F(FakeNvmlTest, ADriverThatHangsHoldsOneReaderAndTheOthersGoWithoutItsFigures) {
+// Regression: each scrape waited for the driver, and after eight no thread was left for /healthz.
+TEST_F(FakeNvmlTest, ADriverThatHangsDelaysOneReaderAndTheOthersGoOnWithoutReadings) {
   void* const library = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
   const auto hang = reinterpret_cast<void (*)(bool)>(dlsym(library, "FakeNvmlHang"));
   const auto await_hang = reinterpret_cast<int (*)()>(dlsym(library, "FakeNvmlAwaitHang"));

@@ -1,20 +1,28 @@
 #include "server/metrics/metrics.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
+#include <regex>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "server/metrics/nvml.h"
 
 namespace logprobd {
 namespace {
@@ -84,7 +92,7 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
                   "process_start_time_seconds gauge", "process_virtual_memory_bytes gauge"));
 }
 
-TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
+TEST(MetricsTest, AddsTheGpuFamiliesWhenThereIsAGpu) {
   const Metrics without(OneHead());
   const Metrics with(WithGpus({0}));
 
@@ -103,7 +111,7 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhereThereIsAGpu) {
                   "logprobd_gpu_utilization_ratio gauge", "logprobd_host_pinned_bytes gauge"));
 }
 
-TEST(MetricsTest, AddsCollectiveErrorsWhereThereAreSeveralGpus) {
+TEST(MetricsTest, AddsCollectiveErrorsWhenThereAreSeveralGpus) {
   const Metrics one(WithGpus({0}));
   const Metrics several(WithGpus({3, 1}));
 
@@ -120,6 +128,41 @@ TEST(MetricsTest, AddsCollectiveErrorsWhereThereAreSeveralGpus) {
                                          "\",kind=\"", kind, "\"} 0\n")));
     }
   }
+}
+
+/// Returns what the help of a metric must contain to state its unit.
+std::string UnitOf(const std::string& name) {
+  const std::string base = absl::StrReplaceAll(name, {{"_total", ""}});
+  for (const char* const unit : {"seconds", "bytes", "watts", "hertz"}) {
+    if (absl::EndsWith(base, unit) || absl::EndsWith(base, absl::StrCat(unit, "_limit"))) {
+      return absl::StrCat("in ", unit);
+    }
+  }
+  if (absl::EndsWith(base, "_ratio")) {
+    return "0 to 1";
+  }
+  return base == name ? "" : "Number of ";
+}
+
+TEST(MetricsTest, DescribesEveryFamilyByASentenceThatStatesTheUnit) {
+  const std::string text = Metrics(WithGpus({0, 1})).Serialize();
+  int num_families = 0;
+
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    if (parts.size() < 4 || parts[1] != "HELP") {
+      continue;
+    }
+    const std::string& help = parts[3];
+    EXPECT_TRUE(absl::ascii_isupper(static_cast<unsigned char>(help.front())) ||
+                help.front() == '1')
+        << line;
+    EXPECT_EQ(help.back(), '.') << line;
+    EXPECT_THAT(help, HasSubstr(UnitOf(parts[2])));
+    ++num_families;
+  }
+
+  EXPECT_EQ(static_cast<size_t>(num_families), Families(Metrics(WithGpus({0, 1}))).size());
 }
 
 TEST(MetricsTest, StartsLabelSetsAtZero) {
@@ -149,10 +192,34 @@ TEST(MetricsTest, UsesTheDocumentedBuckets) {
   const std::string text = Metrics(OneHead()).Serialize();
 
   EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="5e-05"} 0)"));
-  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="7.5)"));
-  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.35)"));
+  EXPECT_THAT(text, HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="7.5e-05"} 0)"));
+  EXPECT_THAT(text,
+              HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.3579912455"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1048576"} 0)"));
+}
+
+TEST(MetricsTest, PrintsEveryBoundWithAtMost12Digits) {
+  const std::string text = Metrics(OneHead()).Serialize();
+  const std::regex bound("[{,]le=\"([^\"]*)\"");
+  int num_bounds = 0;
+
+  for (std::sregex_iterator match(text.begin(), text.end(), bound), end; match != end; ++match) {
+    const std::string printed = (*match)[1];
+    const std::string digits =
+        absl::StrReplaceAll(printed.substr(0, printed.find('e')), {{".", ""}});
+    EXPECT_LE(digits.substr(std::min(digits.find_first_not_of('0'), digits.size())).size(), 12U)
+        << printed;
+    ++num_bounds;
+  }
+
+  EXPECT_GT(num_bounds, 100);
+}
+
+TEST(MetricsTest, LeavesAHeadNameThatLooksLikeABoundAsItIs) {
+  const std::string text = Metrics({.heads = {R"(a,le="0.50000000000000001")"}}).Serialize();
+
+  EXPECT_THAT(text, HasSubstr(R"(head="a,le=\"0.50000000000000001\"")"));
 }
 
 TEST(MetricsTest, CountsWhatIsRecorded) {
@@ -224,7 +291,7 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   }
 }
 
-TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
+TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
   Metrics metrics(WithGpus({0}));
 
   metrics.RecordFlops(0, 1e12, 0.5);
@@ -251,7 +318,7 @@ TEST(MetricsTest, CountsGpuFiguresForItsOwnGpuOnly) {
   }
 }
 
-TEST(MetricsTest, CountsEachGpuOnItsOwn) {
+TEST(MetricsTest, CountsEachGpuSeparately) {
   Metrics metrics(WithGpus({0, 2}));
 
   metrics.RecordFlops(0, 100, 1);
@@ -292,7 +359,7 @@ TEST(MetricsTest, OneGpuHasNoCollectives) {
   EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("collective")));
 }
 
-TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
+TEST(MetricsTest, CountsUnknownHeadsUnderOneLabel) {
   Metrics metrics(OneHead());
   const size_t series = CountSeries(metrics);
 
@@ -311,7 +378,7 @@ TEST(MetricsTest, FilesUnknownHeadsUnderOneLabel) {
       HasSubstr(R"(logprobd_requests_total{code="NOT_FOUND",head="unknown",method="Score"} 1000)"));
 }
 
-TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
+TEST(MetricsTest, KeepsOneLinePerSeriesWhateverTheHeadsName) {
   const std::string name = "a\"} 1\nlogprobd_ready 5\xFF";
   Metrics metrics({.heads = {name}});
   metrics.SetReady(name, true);
@@ -322,7 +389,7 @@ TEST(MetricsTest, KeepsALineALineWhateverAHeadIsCalled) {
   EXPECT_THAT(text, Not(HasSubstr("\nlogprobd_ready 5")));
 }
 
-TEST(MetricsTest, ReplacesTheFactsOfAHead) {
+TEST(MetricsTest, ReplacesTheInfoOfAHead) {
   Metrics metrics(OneHead());
   metrics.SetHead(Head("default", "old", 1));
   HeadInfo sharded = Head("default", "new", 2);
@@ -363,7 +430,7 @@ TEST(MetricsTest, CountsFromManyThreadsWhileScraped) {
   EXPECT_THAT(text, HasSubstr(absl::StrCat(
                         R"(logprobd_requests_total{code="OK",head="default",method="Score"} )",
                         kThreads * kCalls, "\n")));
-  // The series of a transport is made by whoever comes first.
+  // The first thread that uses a transport creates its series.
   EXPECT_THAT(text, HasSubstr(absl::StrCat(
                         R"(logprobd_request_duration_seconds_count{head="default",method="Score",)",
                         R"(transport="shm"} )", kThreads * kCalls, "\n")));
@@ -387,6 +454,38 @@ TEST(MetricsTest, PassesPromtool) {
   std::ifstream report(report_path);
   EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(report), {});
 #endif
+}
+
+TEST(ProcessMetricsTest, AreAllPlausible) {
+  const MetricsSnapshot metrics = Metrics({}).Snapshot();
+
+  EXPECT_GE(metrics.Sum("process_cpu_seconds_total"), 0);
+  EXPECT_GT(metrics.Sum("process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(metrics.Sum("process_virtual_memory_bytes"),
+            metrics.Sum("process_resident_memory_bytes"));
+  EXPECT_GE(metrics.Sum("process_max_fds"), metrics.Sum("process_open_fds"));
+  EXPECT_NEAR(metrics.Sum("process_start_time_seconds"), static_cast<double>(std::time(nullptr)),
+              300);
+}
+
+TEST(ProcessMetricsTest, CountOneMoreOpenFile) {
+  const Metrics metrics({});
+  const double before = metrics.Snapshot().Sum("process_open_fds");
+  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+  EXPECT_EQ(metrics.Snapshot().Sum("process_open_fds"), before + 1);
+
+  close(fd);
+}
+
+TEST(NvmlTest, GivesZerosForADeviceThatDoesNotExist) {
+  const Nvml nvml;
+
+  const GpuReadings readings = nvml.Read(4'095, "");
+
+  EXPECT_FALSE(readings.is_read);
+  EXPECT_EQ(readings.memory_free_bytes, 0);
+  EXPECT_EQ(readings.utilization_ratio, 0);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ TEST(HistogramCountsTest, TheFirstBucketBeginsAtZero) {
   EXPECT_DOUBLE_EQ(counts.Quantile(0.5), 4);
 }
 
-TEST(HistogramCountsTest, BeyondTheLastBoundGivesThatBound) {
+TEST(HistogramCountsTest, GivesTheLastBoundForValuesBeyondIt) {
   const HistogramCounts counts{{1, 2, kInf}, {0, 0, 3}, 300};
 
   EXPECT_DOUBLE_EQ(counts.Quantile(0.5), 2);
@@ -74,7 +74,7 @@ TEST(MetricsSnapshotTest, SumsTheSeriesThatHaveTheLabels) {
   EXPECT_EQ(snapshot.Sum("no_such_family"), 0);
 }
 
-TEST(MetricsSnapshotTest, JoinsHistogramsOverMethodsAndTransports) {
+TEST(MetricsSnapshotTest, AddsHistogramsOverMethodsAndTransports) {
   Metrics metrics({.heads = {"a", "b"}});
   metrics.RecordRequest(Metrics::Method::kScore, "a", absl::StatusCode::kOk, 0.010,
                         Metrics::Transport::kTcp);

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-/// A root with a model in it, beside a folder that is none of its business.
+/// A root with a model, next to a folder outside the root.
 class AllowedRootsTest : public ::testing::Test {
  protected:
   AllowedRootsTest() {
@@ -50,7 +50,7 @@ class AllowedRootsTest : public ::testing::Test {
   std::shared_ptr<const AllowedRoots> roots_;
 };
 
-TEST_F(AllowedRootsTest, OpensWhatLiesBelowARoot) {
+TEST_F(AllowedRootsTest, OpensAModelBelowARoot) {
   EXPECT_TRUE(Open(Path("inside/model")).ok()) << Open(Path("inside/model"));
   EXPECT_TRUE(Open(Path("inside/model/")).ok());
   EXPECT_TRUE(Open(Path("inside/./model/model.safetensors")).ok());
@@ -62,7 +62,7 @@ TEST_F(AllowedRootsTest, OpensTheRootItself) {
   EXPECT_TRUE(roots->CheckPath(Path("inside/model")).ok());
 }
 
-TEST_F(AllowedRootsTest, RefusesWhatLiesElsewhereWithoutLookingWhetherItIsThere) {
+TEST_F(AllowedRootsTest, RefusesAPathOutsideTheRootsWithoutCheckingThatItExists) {
   for (const std::string& path : {Path("outside/model"), Path("outside/absent"), Path("inside-too"),
                                   std::string("/"), std::string("/dev/zero"), folder_.path()}) {
     const absl::Status status = Open(path);
@@ -93,7 +93,7 @@ TEST_F(AllowedRootsTest, RefusesLinksThatLeadOut) {
   }
 }
 
-TEST_F(AllowedRootsTest, RefusesFilesOfAModelThatLieElsewhere) {
+TEST_F(AllowedRootsTest, RefusesAModelWhoseFilesAreOutsideTheRoots) {
   for (const char* file : {"config.json", "model.safetensors"}) {
     WriteModel("inside/cheat");
     fs::remove(Path(std::string("inside/cheat/") + file));
@@ -126,7 +126,7 @@ TEST_F(AllowedRootsTest, FollowsLinksFromOneRootIntoAnother) {
   EXPECT_TRUE(Open(Path("inside/link")).ok());
 }
 
-TEST_F(AllowedRootsTest, TakesRootsByALink) {
+TEST_F(AllowedRootsTest, AcceptsARootThatIsALink) {
   fs::create_directory_symlink(Path("inside"), Path("models"));
   roots_ = std::make_shared<const AllowedRoots>(*AllowedRoots::Create({Path("models")}));
 
@@ -135,7 +135,7 @@ TEST_F(AllowedRootsTest, TakesRootsByALink) {
   EXPECT_EQ(Open(Path("outside/model")).code(), kDenied);
 }
 
-TEST_F(AllowedRootsTest, RefusesWhatIsNoRegularFileWithoutOpeningIt) {
+TEST_F(AllowedRootsTest, RefusesAFileThatIsNotRegularWithoutOpeningIt) {
   ASSERT_EQ(mkfifo(Path("inside/fifo.safetensors").c_str(), 0600), 0);
   WriteModel("inside/pipes");
   fs::remove(Path("inside/pipes/config.json"));
@@ -150,11 +150,11 @@ TEST_F(AllowedRootsTest, RefusesWhatIsNoRegularFileWithoutOpeningIt) {
   EXPECT_EQ(Open(Path("inside/fifo.safetensors")).code(), kInvalid);
 }
 
-TEST_F(AllowedRootsTest, SaysWhatIsNotThere) {
+TEST_F(AllowedRootsTest, NamesAPathThatDoesNotExist) {
   EXPECT_EQ(Open(Path("inside/absent")).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(AllowedRootsTest, TakesExistingFoldersOnly) {
+TEST_F(AllowedRootsTest, AcceptsOnlyExistingFolders) {
   EXPECT_EQ(AllowedRoots::Create({}).status().code(), kInvalid);
   EXPECT_EQ(AllowedRoots::Create({Path("absent")}).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(AllowedRoots::Create({Path("inside/model/config.json")}).status().code(), kInvalid);

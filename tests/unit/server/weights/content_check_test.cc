@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::MakeTensor;
 
-/// The head of a model with these tensors.
+/// Returns the head of a model with these tensors.
 std::unique_ptr<HeadWeights> OpenHead(const testing::ModelFolder& folder,
                                       const std::vector<testing::FileTensor>& tensors,
                                       int64_t vocab_size) {
@@ -31,7 +31,7 @@ std::unique_ptr<HeadWeights> OpenHead(const testing::ModelFolder& folder,
   return std::move(head->weights);
 }
 
-TEST(ContentCheckTest, HashesTheRowsAndThenTheBiasAsTheyLieInTheFile) {
+TEST(ContentCheckTest, HashesTheStoredRowsAndThenTheStoredBias) {
   const testing::ModelFolder folder;
   const auto head = OpenHead(folder,
                              {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4}),
@@ -46,7 +46,7 @@ TEST(ContentCheckTest, HashesTheRowsAndThenTheBiasAsTheyLieInTheFile) {
   EXPECT_EQ(check->nonfinite, "");
 }
 
-TEST(ContentCheckTest, HashesPaddingTooButDoesNotAskItToBeFinite) {
+TEST(ContentCheckTest, HashesPaddingWithoutCheckingThatItIsFinite) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const testing::ModelFolder folder;
   const auto padded =
@@ -64,9 +64,9 @@ TEST(ContentCheckTest, HashesPaddingTooButDoesNotAskItToBeFinite) {
           ->sha256);
 }
 
-TEST(ContentCheckTest, FindsTheFirstElementThatIsNotFiniteWhereverItIs) {
+TEST(ContentCheckTest, FindsTheFirstNonfiniteElementAtAnyPosition) {
   constexpr int64_t kRows = 700;
-  constexpr int64_t kHidden = 1'024;  // more than one block of each type
+  constexpr int64_t kHidden = 1'024;  // The rows fill more than one block in each dtype.
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const float bad :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -90,7 +90,7 @@ TEST(ContentCheckTest, FindsTheFirstElementThatIsNotFiniteWhereverItIs) {
   }
 }
 
-TEST(ContentCheckTest, FindsABiasThatIsNotFinite) {
+TEST(ContentCheckTest, FindsANonfiniteBias) {
   const testing::ModelFolder folder;
   const auto head = OpenHead(
       folder,
@@ -101,7 +101,7 @@ TEST(ContentCheckTest, FindsABiasThatIsNotFinite) {
   EXPECT_EQ(CheckContent(*head, {})->nonfinite, "the bias of row 1 is NaN or Inf");
 }
 
-TEST(ContentCheckTest, TellsItsProgressAndStopsWhenTold) {
+TEST(ContentCheckTest, ReportsItsProgressAndStopsOnRequest) {
   const testing::ModelFolder folder;
   const auto head = OpenHead(
       folder, {testing::MakeRandomTensor("lm_head.weight", Dtype::kF32, {3'000, 256}, 1, 1)},
@@ -121,7 +121,7 @@ TEST(ContentCheckTest, TellsItsProgressAndStopsWhenTold) {
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST(ContentCheckTest, SaysWhenAFileChanges) {
+TEST(ContentCheckTest, ReportsAFileThatChanges) {
   const testing::ModelFolder folder;
   const auto head =
       OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4})}, 2);

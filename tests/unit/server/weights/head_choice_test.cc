@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,7 @@ using testing::FileTensor;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::MakeRandomTensor;
+using testing::MakeTensor;
 using testing::MakeZeroTensor;
 using testing::ModelFolder;
 
@@ -44,7 +47,7 @@ FileTensor Embedding(uint32_t seed) {
   return MakeRandomTensor("model.embed_tokens.weight", Dtype::kBf16, {6, 8}, 1.0F, seed);
 }
 
-TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelThatStoresBothInSilenceWhenTheyAreEqual) {
+TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelWithoutAWarningWhenBothTensorsAreEqual) {
   const auto head = Open(kTied, {Head(1), Embedding(1)});
 
   ASSERT_THAT(head, Succeeds());
@@ -64,7 +67,7 @@ TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelAndWarnsWhenASingleBitDiffers) 
   EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("--head-tensor lm_head.weight")));
 }
 
-TEST(HeadChoiceTest, TakesDifferentShapesOfTiedTensorsForDifferent) {
+TEST(HeadChoiceTest, WarnsWhenTiedTensorsHaveDifferentShapes) {
   const auto head =
       Open(kTied, {Head(1), MakeZeroTensor("model.embed_tokens.weight", "F32", {6, 8})});
 
@@ -73,7 +76,7 @@ TEST(HeadChoiceTest, TakesDifferentShapesOfTiedTensorsForDifferent) {
   EXPECT_EQ(head->warnings.size(), 1U);
 }
 
-TEST(HeadChoiceTest, PresenceOfAHeadBeatsAMissingFlag) {
+TEST(HeadChoiceTest, AStoredHeadTakesPrecedenceOverAMissingFlag) {
   const auto head = Open(kNoFlag, {Head(1), Embedding(2)});
 
   ASSERT_THAT(head, Succeeds());
@@ -89,7 +92,7 @@ TEST(HeadChoiceTest, FallsBackToTheEmbeddingAndWarnsWhenAnUntiedModelHasNoHead) 
   EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("not tied")));
 }
 
-TEST(HeadChoiceTest, AnExplicitTensorWins) {
+TEST(HeadChoiceTest, AnExplicitTensorTakesPrecedence) {
   const auto head = Open(kTied, {Head(1), Embedding(2), MakeZeroTensor("my.proj", "F16", {6, 8})},
                          {.head_tensor = "my.proj"});
 
@@ -113,7 +116,7 @@ TEST(HeadChoiceTest, AMissingExplicitTensorIsNotFound) {
               Fails(absl::StatusCode::kNotFound, "has no tensor 'my\\nproj'"));
 }
 
-TEST(HeadChoiceTest, NoKnownNameIsNotFoundAndTellsWhatLooksLikeAHead) {
+TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
   const auto head =
       Open(kTied, {MakeZeroTensor("decoder.output_proj.weight", "BF16", {6, 8}),
                    MakeZeroTensor("mtp.head.weight", "BF16", {6, 8}),
@@ -139,7 +142,7 @@ struct QuantizedCase {
 
 class QuantizedHeadTest : public ::testing::TestWithParam<QuantizedCase> {};
 
-TEST_P(QuantizedHeadTest, IsUnimplementedAndSaysWhatToDo) {
+TEST_P(QuantizedHeadTest, IsUnimplementedWithAMessageThatSaysWhatToDo) {
   const auto head = Open(kUntied, GetParam().tensors);
 
   EXPECT_THAT(head, Fails(kUnimplemented, "unsupported: quantised head"));
@@ -207,7 +210,7 @@ TEST(HeadChoiceTest, AnEmptyTensorIsRefused) {
               Fails(kInvalid, "[6, 0]"));
 }
 
-TEST(HeadChoiceTest, AnotherHiddenSizeThanTheConfigsNamesBoth) {
+TEST(HeadChoiceTest, AHiddenSizeThatDiffersFromTheConfigNamesBoth) {
   const auto head = Open(kUntied, {MakeZeroTensor("lm_head.weight", "BF16", {6, 9})});
   EXPECT_THAT(head, Fails(kInvalid, "rows of 9 values"));
   EXPECT_THAT(head, Fails(kInvalid, "hidden_size 8"));
@@ -219,4 +222,98 @@ TEST(HeadChoiceTest, ATransposedHeadIsRecognised) {
 }
 
 }  // namespace
+
+namespace {
+
+absl::StatusOr<ModelFolderHead> OpenWithFlag(const std::string& flag,
+                                             const std::vector<FileTensor>& tensors) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"hidden_size":2,"vocab_size":3)" + flag + "}");
+  folder.WriteTensors(tensors);
+  return OpenModelFolder(folder.path(), {});
+}
+
+FileTensor SmallHead() { return MakeZeroTensor("lm_head.weight", "BF16", {3, 2}); }
+
+class HeadBiasDtypesTest : public ::testing::TestWithParam<Dtype> {};
+
+TEST_P(HeadBiasDtypesTest, IsReadAsFloat) {
+  const auto head = OpenWithFlag(
+      "", {SmallHead(), MakeTensor("lm_head.bias", GetParam(), {3}, {-1.5F, 0.0F, 0.0078125F})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_TRUE(head->weights->info().has_bias);
+  EXPECT_THAT(head->weights->bias(), ElementsAre(-1.5F, 0.0F, 0.0078125F));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, HeadBiasDtypesTest,
+                         ::testing::Values(Dtype::kF32, Dtype::kBf16, Dtype::kF16));
+
+TEST(HeadBiasTest, WidensSpecialHalfFloats) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float smallest = std::ldexp(1.0F, -24);
+
+  const auto head = OpenWithFlag(
+      "", {SmallHead(), MakeTensor("lm_head.bias", Dtype::kF16, {3}, {kInfinity, smallest, NAN})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_EQ(head->weights->bias()[0], kInfinity);
+  EXPECT_EQ(head->weights->bias()[1], smallest);
+  EXPECT_TRUE(std::isnan(head->weights->bias()[2]));
+}
+
+TEST(HeadBiasTest, IsEmptyWhenThereIsNoTensor) {
+  const auto head = OpenWithFlag("", {SmallHead()});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_FALSE(head->weights->info().has_bias);
+  EXPECT_THAT(head->weights->bias(), IsEmpty());
+}
+
+TEST(HeadBiasTest, IsTheHeadsBiasForATiedEmbedding) {
+  const auto head = OpenWithFlag("", {MakeZeroTensor("model.embed_tokens.weight", "BF16", {3, 2}),
+                                      MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, 2, 3})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->weights->bias(), ElementsAre(1, 2, 3));
+}
+
+TEST(HeadBiasTest, IsTheSiblingOfTheChosenHead) {
+  const auto head = OpenWithFlag("", {MakeZeroTensor("embed_out.weight", "BF16", {3, 2}),
+                                      MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, 2, 3}),
+                                      MakeTensor("embed_out.bias", Dtype::kF32, {3}, {4, 5, 6})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->weights->bias(), ElementsAre(4, 5, 6));
+}
+
+TEST(HeadBiasTest, MustExistWhenTheConfigRequiresIt) {
+  EXPECT_THAT(OpenWithFlag(R"(,"lm_head_bias":true)", {SmallHead()}),
+              Fails(kInvalid, "has no bias"));
+}
+
+TEST(HeadBiasTest, IsIgnoredWithAWarningWhenTheConfigDeniesIt) {
+  const auto head =
+      OpenWithFlag(R"(,"lm_head_bias":false)",
+                   {SmallHead(), MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, 2, 3})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_FALSE(head->weights->info().has_bias);
+  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("'lm_head.bias' is ignored")));
+}
+
+TEST(HeadBiasTest, MustHaveOneElementPerRow) {
+  EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("lm_head.bias", "F32", {4})}),
+              Fails(kInvalid, "has the shape [4]; the head needs [3]"));
+  EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("lm_head.bias", "F32", {1, 3})}),
+              Fails(kInvalid, "has the shape [1, 3]"));
+}
+
+TEST(HeadBiasTest, WithAnUnsupportedTypeSaysWhatToDo) {
+  EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("lm_head.bias", "F64", {3})}),
+              Fails(absl::StatusCode::kUnimplemented, "store the bias as F32"));
+}
+
+}  // namespace
+
 }  // namespace logprobd

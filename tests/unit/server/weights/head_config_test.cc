@@ -23,7 +23,7 @@ HeadConfig Parse(const std::string& json) {
   return config.ok() ? *config : HeadConfig{};
 }
 
-TEST(HeadConfigTest, TakesTheNestedValueBeforeTheOuterKeyByKey) {
+TEST(HeadConfigTest, PrefersTheNestedValueForEachKey) {
   const HeadConfig config = Parse(R"({"model_type":"outer","vocab_size":7,"hidden_size":1,
       "tie_word_embeddings":false,"text_config":{"model_type":"inner","hidden_size":2}})");
 
@@ -33,7 +33,7 @@ TEST(HeadConfigTest, TakesTheNestedValueBeforeTheOuterKeyByKey) {
   EXPECT_EQ(config.tied, false);
 }
 
-TEST(HeadConfigTest, FindsEveryKindOfNest) {
+TEST(HeadConfigTest, FindsEveryNestedConfiguration) {
   for (const std::string nest : {"text_config", "llm_config", "language_config"}) {
     SCOPED_TRACE(nest);
     EXPECT_EQ(
@@ -45,14 +45,14 @@ TEST(HeadConfigTest, FindsEveryKindOfNest) {
   EXPECT_EQ(thinker.vocab_size, 6);
 }
 
-TEST(HeadConfigTest, TakesANestedNullForOffAndDoesNotLookFurther) {
+TEST(HeadConfigTest, TreatsANestedNullAsOffAndStopsThere) {
   EXPECT_EQ(Parse(R"({"text_config":{"final_logit_softcapping":null},
       "final_logit_softcapping":30.0})")
                 .softcap,
             0.0);
 }
 
-TEST(HeadConfigTest, LeavesOutWhatIsNotThere) {
+TEST(HeadConfigTest, LeavesMissingValuesEmpty) {
   const HeadConfig config = Parse("{}");
 
   EXPECT_EQ(config.model_type, "unknown");
@@ -74,7 +74,7 @@ TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWrites) {
   EXPECT_EQ(config.scale, 1.0);
 }
 
-TEST(HeadConfigTest, NeverTakesOtherSoftCapsForTheHeads) {
+TEST(HeadConfigTest, NeverUsesOtherSoftCapsForTheHead) {
   const HeadConfig config = Parse(R"({"attn_logit_softcapping":50.0,"router_logit_softcapping":30.0,
           "attention_logit_cap":1,"output_router_logits":true,"num_logits_to_keep":1})");
 
@@ -82,7 +82,7 @@ TEST(HeadConfigTest, NeverTakesOtherSoftCapsForTheHeads) {
   EXPECT_THAT(config.warnings, IsEmpty());
 }
 
-TEST(HeadConfigTest, TakesACapOfZeroOrFalseForOff) {
+TEST(HeadConfigTest, TreatsACapOfZeroOrFalseAsOff) {
   EXPECT_EQ(Parse(R"({"final_logit_softcapping":0})").softcap, 0.0);
   EXPECT_EQ(Parse(R"({"final_logit_softcapping":0.0})").softcap, 0.0);
   EXPECT_EQ(Parse(R"({"final_logit_softcapping":false})").softcap, 0.0);
@@ -107,7 +107,7 @@ TEST(HeadConfigTest, MultipliesSeveralScalesAndWarns) {
               ElementsAre(HasSubstr("logit_scale, logits_scaling, dim_model_base")));
 }
 
-TEST(HeadConfigTest, KnowsTheDefaultsThatConfigsLeaveOut) {
+TEST(HeadConfigTest, UsesTheDefaultsThatConfigsLeaveOut) {
   const HeadConfig cohere = Parse(R"({"model_type":"cohere"})");
   EXPECT_EQ(cohere.scale, 0.0625);
   EXPECT_THAT(cohere.warnings, ElementsAre(HasSubstr("logit_scale")));
@@ -115,8 +115,8 @@ TEST(HeadConfigTest, KnowsTheDefaultsThatConfigsLeaveOut) {
   EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":null})").softcap, 0.0);
 }
 
-// Only the outermost type was looked at, so that such a model was scored without cap or scale.
-TEST(HeadConfigTest, KnowsTheDefaultsOfANestedTextModel) {
+// Regression: only the outermost type was used, so such a model was scored without cap or scale.
+TEST(HeadConfigTest, UsesTheDefaultsOfANestedTextModel) {
   const HeadConfig paligemma =
       Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2"}})");
   EXPECT_EQ(paligemma.model_type, "paligemma");

@@ -34,7 +34,7 @@ TEST(HeadVocabTest, LeavesPaddedRowsOutAndWarns) {
   ASSERT_THAT(head, Succeeds());
   EXPECT_EQ(head->weights->info().vocab_rows, 50'176);
   EXPECT_EQ(head->weights->info().vocab_size, 49'159);
-  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("the last 1017 take no part")));
+  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("the last 1017 are not used")));
 }
 
 TEST(HeadVocabTest, IncludesPaddingWhenAsked) {
@@ -45,7 +45,7 @@ TEST(HeadVocabTest, IncludesPaddingWhenAsked) {
   EXPECT_THAT(head->warnings, IsEmpty());
 }
 
-TEST(HeadVocabTest, TheUsersValidVocabularyWins) {
+TEST(HeadVocabTest, TheUsersValidVocabularyTakesPrecedence) {
   const auto fewer = Open(100, 90, {.valid_vocab = 80});
   ASSERT_THAT(fewer, Succeeds());
   EXPECT_EQ(fewer->weights->info().vocab_size, 80);
@@ -72,14 +72,14 @@ TEST(HeadVocabTest, FewerRowsThanTheConfigsVocabularyIsAnErrorThatNamesBoth) {
   EXPECT_THAT(Open(89, 90), Fails(kInvalid, "89 rows, fewer than config.json's vocab_size 90"));
 }
 
-TEST(HeadVocabTest, TheLimitOfTheKernelsIsNamed) {
+TEST(HeadVocabTest, AVocabularyBeyondTheKernelsLimitIsRefused) {
   EXPECT_THAT(Open((1 << 20) + 1, (1 << 20) + 1),
               Fails(kInvalid, "1048577 ids, the limit is 1048576"));
   EXPECT_THAT(Open(1 << 20, 1 << 20), Succeeds());
   EXPECT_THAT(Open((1 << 20) + 1, (1 << 20) + 1, {.valid_vocab = 1 << 20}), Succeeds());
 }
 
-TEST(HeadVocabTest, TheTensorDecidesWhereTheConfigIsSilent) {
+TEST(HeadVocabTest, TheTensorDecidesWhenTheConfigHasNoVocabulary) {
   const ModelFolder folder;
   folder.WriteConfig("{}");
   folder.WriteTensors({MakeZeroTensor("lm_head.weight", "BF16", {6, 8})});

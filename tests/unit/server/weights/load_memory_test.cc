@@ -1,4 +1,4 @@
-// What loading costs: bytes read, memory and time, whatever the size of the checkpoint.
+// The cost of loading: bytes read, memory and time must not depend on the size of the checkpoint.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using testing::ModelFolder;
 
 constexpr int64_t kMebibyte = int64_t{1} << 20;
 
-// A number of /proc/self/<file>, in the unit it has there.
+// Returns a number from /proc/self/<file>, in the unit of that file.
 int64_t ProcessNumber(const std::string& file, const std::string& key) {
   std::ifstream lines("/proc/self/" + file);
   std::string word;
@@ -43,7 +43,7 @@ int64_t BytesReadSoFar() { return ProcessNumber("io", "rchar:"); }
 
 int64_t PeakMemoryBytes() { return ProcessNumber("status", "VmHWM:") * 1024; }
 
-// Writes a header and makes the file as long as its tensors need, without blocks on the disk.
+// Writes a header and extends the file to the size of its tensors, without using disk blocks.
 bool WriteSparse(const std::string& path, const std::string& json, int64_t data_bytes) {
   const std::string head = testing::SafetensorsBytesOf(json, "");
   std::ofstream file(path, std::ios::binary);
@@ -52,7 +52,7 @@ bool WriteSparse(const std::string& path, const std::string& json, int64_t data_
   return file.good() && truncate(path.c_str(), static_cast<off_t>(head.size()) + data_bytes) == 0;
 }
 
-TEST(LoadMemoryTest, AFileOfAHundredGigabytesOpensByItsHeaderAlone) {
+TEST(LoadMemoryTest, AFileOfAHundredGigabytesOpensByReadingItsHeaderOnly) {
   constexpr int64_t kBodyBytes = 100'000'000'000;
   constexpr int64_t kRowBytes = 4096 * 2;
   const ModelFolder folder;
@@ -73,13 +73,13 @@ TEST(LoadMemoryTest, AFileOfAHundredGigabytesOpensByItsHeaderAlone) {
   std::vector<std::byte> rows(10 * kRowBytes);
   ASSERT_THAT(head->weights->ReadRows(990, 1000, rows.data(), kRowBytes), Succeeds());
 
-  // Headers, the ten rows, and what this test itself reads of /proc.
+  // Counts headers, the ten rows, and what this test itself reads from /proc.
   EXPECT_LT(BytesReadSoFar() - read_before, 10 * kRowBytes + 32 * 1024);
   EXPECT_LT(PeakMemoryBytes() - memory_before, 8 * kMebibyte);
 }
 
-// Both were once read whole, twice the weight, before the server listened and could be stopped.
-TEST(LoadMemoryTest, ATiedModelThatStoresHeadAndEmbeddingOpensByASample) {
+// Regression: both tensors were read completely before the server listened and could be stopped.
+TEST(LoadMemoryTest, ATiedModelThatStoresHeadAndEmbeddingOpensByComparingSamples) {
   constexpr int64_t kRows = int64_t{1} << 20;
   constexpr int64_t kTensorBytes = kRows * 4096 * 2;
   const ModelFolder folder;
@@ -104,7 +104,7 @@ TEST(LoadMemoryTest, ALargeHeaderAndALargeIndexNeedLittleMemory) {
   const ModelFolder folder;
   folder.WriteConfig(R"({"hidden_size":4,"vocab_size":5})");
   {
-    // Twice the tensors of the largest published models, with long names: a header of 60 MB.
+    // Twice as many tensors as the largest published models, with long names: a header of 60 MB.
     std::ofstream file(folder.PathOf("a.safetensors"), std::ios::binary);
     std::ofstream index(folder.PathOf("model.safetensors.index.json"));
     std::string json = "{";
@@ -120,7 +120,7 @@ TEST(LoadMemoryTest, ALargeHeaderAndALargeIndexNeedLittleMemory) {
     file << testing::SafetensorsBytesOf(json, std::string(40, '\0'));
     ASSERT_GT(json.size(), 40'000'000U);
   }
-  // The strings above have been freed, but count towards the peak: reset it (Linux, "5").
+  // The freed strings above still count towards the peak, so resets it (Linux, "5").
   std::ofstream("/proc/self/clear_refs") << "5";
   const int64_t resident = ProcessNumber("status", "VmRSS:") * 1024;
 

@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace logprobd {
 namespace {
 
-TEST(ModelConfigMutationsTest, TwentyThousandMutationsHoldTheParsersPromises) {
+TEST(ModelConfigMutationsTest, KeepsThePromisesOfTheParserForTwentyThousandMutations) {
   const std::vector<std::string> corpus = {
       R"({"model_type":"granite","hidden_size":64,"vocab_size":512,"logits_scaling":8.0,)"
       R"("final_logit_softcapping":null,"tie_word_embeddings":true,"lm_head_bias":false})",

@@ -8,10 +8,11 @@
 
 namespace logprobd {
 
-/// Rows of the families' heads: vocabularies are cut, hidden sizes and factors are the real ones.
+/// Number of rows of the families' heads. Vocabularies are cut; hidden sizes and factors are the
+/// real ones.
 inline constexpr int64_t kFamilyRows = 16;
 
-/// A published model family: its config and tensor names, and what they must resolve to.
+/// A published model family: its config and tensor names, and the head that they must resolve to.
 struct Family {
   std::string name;
   int64_t hidden;
@@ -37,7 +38,7 @@ inline const std::string kNestedEmbed = "model.language_model.embed_tokens.weigh
 inline const std::string kNestedHead = "language_model.lm_head.weight";
 inline const std::string kOlderNestedEmbed = "language_model.model.embed_tokens.weight";
 
-/// Texts of a config.json; $H and $V stand for the sizes.
+/// The text of a config.json; $H and $V stand for the sizes.
 inline std::string Plain(const std::string& model_type, const std::string& more) {
   return absl::StrCat(R"({"model_type":")", model_type, R"(","hidden_size":$H,"vocab_size":$V)",
                       more.empty() ? "" : ",", more, "}");

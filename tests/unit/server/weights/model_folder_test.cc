@@ -50,7 +50,7 @@ TEST_P(ReadRowsTest, GivesTheRowsAsStoredAtAnyPitch) {
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<float>(i) - 7.5F;
   }
-  // An odd neighbour in front: rows begin at any byte.
+  // Puts a tensor of odd size in front, so that rows begin at an unaligned byte.
   folder.WriteTensors({MakeZeroTensor("odd", "U8", {3}),
                        MakeTensor("lm_head.weight", GetParam(), {5, 4}, values),
                        MakeZeroTensor("more", "U8", {5})});
@@ -76,7 +76,7 @@ TEST_P(ReadRowsTest, GivesTheRowsAsStoredAtAnyPitch) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, ReadRowsTest,
                          ::testing::Values(Dtype::kF32, Dtype::kBf16, Dtype::kF16));
 
-TEST(ModelFolderTest, FillsInTheFacts) {
+TEST(ModelFolderTest, DescribesTheHead) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
   folder.WriteTensors({MakeZeroTensor("lm_head.weight", "F32", {6, 4})});
@@ -94,7 +94,7 @@ TEST(ModelFolderTest, FillsInTheFacts) {
             "0.0 MiB");
 }
 
-TEST(ModelFolderTest, DescribesTransformsInTheLineForPeople) {
+TEST(ModelFolderTest, DescribesTransformsInOneLine) {
   HeadInfo info;
   info.model_type = "gemma2";
   info.tensor = "model.embed_tokens.weight";
@@ -162,7 +162,7 @@ TEST(ModelFolderTest, FollowsLinkedShards) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Succeeds());
 }
 
-TEST(ModelFolderTest, ThreadsReadAtOnce) {
+TEST(ModelFolderTest, SeveralThreadsReadAtTheSameTime) {
   const ModelFolder folder;
   folder.WriteConfig(R"({"hidden_size":64,"vocab_size":1000})");
   const FileTensor tensor = MakeRandomTensor("lm_head.weight", Dtype::kBf16, {1000, 64}, 1.0F, 5);
@@ -227,7 +227,7 @@ TEST_F(ReadRowsErrorsTest, AFileThatGrewIsDataLoss) {
   EXPECT_THAT(Read(0, 5), Fails(absl::StatusCode::kDataLoss, "changed while it was read"));
 }
 
-TEST_F(ReadRowsErrorsTest, AFileOfAnotherTimeIsDataLoss) {
+TEST_F(ReadRowsErrorsTest, AFileWithANewModificationTimeIsDataLoss) {
   const std::string path = folder_.PathOf("model.safetensors");
   fs::last_write_time(path, fs::last_write_time(path) - std::chrono::hours(1));
 
@@ -279,7 +279,7 @@ TEST(ModelFolderTest, MalformedFilesAreNamed) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "config.json'"));
 }
 
-TEST(ModelFolderTest, MessagesEscapeWhatAFileSays) {
+TEST(ModelFolderTest, MessagesEscapeTextFromFiles) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
   folder.WriteFile("model.safetensors",

@@ -29,7 +29,7 @@ std::string Weights() {
   return testing::SafetensorsBytes({MakeZeroTensor("lm_head.weight", "BF16", {5, 4})});
 }
 
-TEST(ModelPathsTest, AcceptsAFileWithItsConfigBesideIt) {
+TEST(ModelPathsTest, AcceptsAFileWithAConfigInTheSameFolder) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
   folder.WriteFile("consolidated.safetensors", Weights());
@@ -59,7 +59,7 @@ TEST(ModelPathsTest, PrefersTheSingleFileToAnIndex) {
 TEST(ModelPathsTest, AMissingFolderIsNotFound) {
   const ModelFolder folder;
   EXPECT_THAT(OpenModelFolder(folder.PathOf("none"), {}), Fails(kNotFound, "does not exist"));
-  EXPECT_THAT(OpenModelFolder("Some/Model-7B", {}), Fails(kNotFound, "nothing is downloaded"));
+  EXPECT_THAT(OpenModelFolder("Some/Model-7B", {}), Fails(kNotFound, "not downloaded by name"));
 }
 
 TEST(ModelPathsTest, AnEmptyPathIsInvalid) {
@@ -120,7 +120,7 @@ TEST(ModelPathsTest, ADownloadCacheIsRecognised) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kNotFound, "'snapshots' folder"));
 }
 
-TEST(ModelPathsTest, AnotherKindOfFileIsInvalid) {
+TEST(ModelPathsTest, AFileOfAnUnknownKindIsInvalid) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
   EXPECT_THAT(OpenModelFolder(folder.PathOf("config.json"), {}),
@@ -140,7 +140,7 @@ TEST(ModelPathsTest, AFifoIsRefusedWithoutWaitingForAWriter) {
   EXPECT_THAT(OpenModelFolder(other.path(), {}), Fails(kInvalid, "not a regular file"));
 }
 
-TEST(ModelPathsTest, DevicesAndFoldersInPlaceOfFilesAreRefused) {
+TEST(ModelPathsTest, DevicesAndFoldersInsteadOfFilesAreRefused) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
   fs::create_symlink("/dev/zero", folder.PathOf("model.safetensors"));
@@ -162,7 +162,7 @@ TEST(ModelPathsTest, DanglingLinksAndLoopsAreNamed) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "model.safetensors'"));
 }
 
-// Root reads everything: while this lives, the process is nobody.
+// Runs the process as user nobody during its lifetime, because root may read everything.
 class WithoutPrivileges {
  public:
   WithoutPrivileges() : was_root_(geteuid() == 0) {
@@ -196,7 +196,7 @@ TEST(ModelPathsTest, UnreadableFoldersAreDenied) {
 
   {
     const WithoutPrivileges nobody;
-    EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kDenied, "open it to the user"));
+    EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kDenied, "read permission"));
     EXPECT_THAT(OpenModelFolder(folder.PathOf("model.safetensors"), {}), Fails(kDenied, ""));
   }
   chmod(folder.path().c_str(), 0700);

@@ -21,7 +21,8 @@ using testing::ModelFolder;
 
 constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
 
-// A file in memory that gives at most `bytes_max` a call and is interrupted before each.
+// A file in memory that returns at most `bytes_max` bytes per call and is interrupted before each
+// call.
 class ReluctantFile {
  public:
   ReluctantFile(std::string content, size_t bytes_max)
@@ -50,7 +51,7 @@ class ReluctantFile {
   bool interrupted_ = false;
 };
 
-TEST(ReadFullyTest, GoesOnThroughInterruptionsAndShortReads) {
+TEST(ReadFullyTest, ContinuesAfterInterruptionsAndShortReads) {
   std::string content(1'000, '\0');
   for (size_t i = 0; i < content.size(); ++i) {
     content[i] = static_cast<char>(i * 7);
@@ -92,7 +93,7 @@ TEST(ReadFullyTest, AnEarlyEndIsDataLoss) {
               Fails(kDataLoss, "ends at byte 7"));
 }
 
-TEST(ReadFullyTest, AnErrorOfTheDiskIsDataLoss) {
+TEST(ReadFullyTest, ADiskErrorIsDataLoss) {
   std::string out(10, '\0');
   EXPECT_THAT(internal::ReadFully(
                   [](const iovec*, int, off_t) {

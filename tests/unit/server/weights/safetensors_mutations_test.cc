@@ -19,7 +19,7 @@ void RunOnce(const std::string& bytes) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
 }
 
-// Files up to this size are mutated; the few larger ones only test limits.
+// Largest file that is mutated; the few larger ones only test limits.
 constexpr size_t kMutatedBytesMax = 4'096;
 
 std::vector<std::string> Corpus() {
@@ -32,14 +32,14 @@ std::vector<std::string> Corpus() {
   return corpus;
 }
 
-TEST(SafetensorsMutationsTest, TheCorpusHoldsTheReadersPromises) {
+TEST(SafetensorsMutationsTest, KeepsThePromisesOfTheReaderForTheCorpus) {
   for (const auto& one : testing::SafetensorsCases()) {
     SCOPED_TRACE(one.name);
     RunOnce(one.bytes);
   }
 }
 
-TEST(SafetensorsMutationsTest, TwentyThousandMutationsHoldTheReadersPromises) {
+TEST(SafetensorsMutationsTest, KeepsThePromisesOfTheReaderForTwentyThousandMutations) {
   const std::vector<std::string> corpus = Corpus();
   std::mt19937 random(20'260'101);
   const auto below = [&random](size_t bound) { return random() % bound; };
@@ -80,13 +80,13 @@ TEST(SafetensorsMutationsTest, TwentyThousandMutationsHoldTheReadersPromises) {
         case 2:
           bytes.erase(at, 1 + below(8));
           break;
-        case 3: {  // A piece of another file.
+        case 3: {  // Inserts a piece of another file.
           const std::string& other = corpus[below(corpus.size())];
           const size_t from = other.empty() ? 0 : below(other.size());
           bytes.insert(at, other.substr(from, below(64)));
           break;
         }
-        default:  // The length field made right again, so that the JSON is reached.
+        default:  // Corrects the length field, so that the parser reaches the JSON.
           if (bytes.size() >= 8) {
             const uint64_t length = bytes.size() - 8 - below(2) * below(bytes.size() - 7);
             for (size_t k = 0; k < 8; ++k) {

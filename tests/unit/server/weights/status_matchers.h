@@ -14,7 +14,7 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& status_or) {
   return status_or.status();
 }
 
-/// The given code, and a message that contains `text`.
+/// Matches a status with the given code and a message that contains `text`.
 MATCHER_P2(Fails, code, text, "") {
   const absl::Status& status = StatusOf(arg);
   *result_listener << status.ToString();

@@ -16,7 +16,7 @@
 #include "server/app/heads/head_versions.h"
 #include "server/app/heads/plan.h"
 #include "server/base/errors.h"
-#include "server/batching/staging_store.h"
+#include "server/batching/version_replicas.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/in_memory_head.h"
 #include "tests/support/test_requests.h"

@@ -1,8 +1,10 @@
-#include "server/weights/guarded_json.h"
+#include "server/weights/untrusted_text.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
@@ -29,7 +31,7 @@ void GuardedJson::Fail(absl::Status status) {
   current_ = -1;
 }
 
-// The next character of the text, or -1.
+// Returns the next character of the text, or -1 at its end or after an error.
 int GuardedJson::Fetch() {
   if (piece_position_ == piece_.size()) {
     const int64_t length = std::min(kPieceBytes, end_ - position_);
@@ -56,7 +58,7 @@ void GuardedJson::Advance() {
   current_ = Fetch();
   if (!in_string_ && IsWhiteSpace(current_)) {
     if (token_may_go_on) {
-      // One blank stays, so that "1 2" does not become "12".
+      // Keeps one blank, so that "1 2" does not become "12".
       token_bytes_ = 0;
       current_ = ' ';
       return;
@@ -70,7 +72,7 @@ void GuardedJson::Advance() {
   }
 }
 
-// Follows strings and nesting.
+// Keeps track of strings, token length and nesting.
 void GuardedJson::Track(char character) {
   if (in_string_) {
     if (after_backslash_) {
@@ -117,6 +119,26 @@ void GuardedJson::Track(char character) {
                                                  kTokenBytesMax, " bytes before byte ",
                                                  position())));
   }
+}
+
+namespace {
+
+constexpr size_t kNameBytesMax = 160;
+
+bool IsContinuationByte(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; }
+
+}  // namespace
+
+std::string PrintableName(absl::string_view name) {
+  if (name.size() <= kNameBytesMax) {
+    return absl::StrCat("'", absl::Utf8SafeCHexEscape(name), "'");
+  }
+  size_t end = kNameBytesMax;
+  while (end > 0 && IsContinuationByte(name[end])) {
+    --end;
+  }
+  return absl::StrCat("'", absl::Utf8SafeCHexEscape(name.substr(0, end)), "...' (", name.size(),
+                      " bytes)");
 }
 
 }  // namespace logprobd

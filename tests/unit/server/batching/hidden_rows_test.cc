@@ -1,4 +1,4 @@
-#include "server/batching/hidden_runs.h"
+#include "server/batching/hidden_rows.h"
 
 #include <memory>
 #include <string>
@@ -16,9 +16,9 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr int64_t kHiddenSize = 16'384;
-constexpr int64_t kRowBytes = kHiddenSize * 2;  // half of kRunBytes
+constexpr int64_t kRowBytes = kHiddenSize * 2;  // Half of kRunBytes.
 
-/// A batch of whole requests, one after the other.
+/// A batch of consecutive whole requests.
 class Batch {
  public:
   void Add(RequestSpec spec) {
@@ -39,21 +39,21 @@ class Batch {
 
   std::vector<BatchPart>& parts() { return parts_; }
 
-  /// Each run as "name+row*rows", where the name is that of the memory: "staging" or the index of
-  /// the request.
+  /// Describes each run as "memory+row*rows", where memory is "staging" or the index of the
+  /// request.
   std::vector<std::string> Describe(absl::Span<const HiddenRun> runs) const {
     std::vector<std::string> names;
     for (const HiddenRun& run : runs) {
-      std::string place = "staging";
+      std::string memory = "staging";
       const std::byte* begin = staging();
       for (size_t i = 0; i < parts_.size(); ++i) {
         const auto piece = parts_[i].pending->request.hidden.pieces.front();
         if (run.data >= piece.begin() && run.data < piece.end()) {
-          place = absl::StrCat(i);
+          memory = absl::StrCat(i);
           begin = piece.data();
         }
       }
-      names.push_back(absl::StrCat(place, "+", (run.data - begin) / kRowBytes, "*", run.num_rows,
+      names.push_back(absl::StrCat(memory, "+", (run.data - begin) / kRowBytes, "*", run.num_rows,
                                    run.gpu < 0 ? std::string() : absl::StrCat(" gpu", run.gpu)));
     }
     return names;
@@ -92,7 +92,7 @@ TEST(HiddenRunsTest, HasNoRunsWhenAllRowsAreStaged) {
   EXPECT_FALSE(batch.parts()[0].is_in_place || batch.parts()[1].is_in_place);
 }
 
-TEST(HiddenRunsTest, ReadsPinnedRowsWhereTheyLieAndStagesTheOthers) {
+TEST(HiddenRunsTest, ReadsPinnedRowsInPlaceAndStagesTheOthers) {
   Batch batch;
   batch.Add(Message(1));
   batch.Add(Message(2));
@@ -105,7 +105,7 @@ TEST(HiddenRunsTest, ReadsPinnedRowsWhereTheyLieAndStagesTheOthers) {
   EXPECT_THAT(batch.Describe(runs.Of(0, 7)), ElementsAre("staging+0*3", "2+0*3", "staging+6*1"));
 }
 
-TEST(HiddenRunsTest, StagesPinnedRowsThatComeInShortStretches) {
+TEST(HiddenRunsTest, StagesPinnedRowsInShortRuns) {
   for (const auto& [ignored, is_in_place] :
        std::vector<std::pair<std::vector<int64_t>, bool>>{{{}, true},
                                                           {{2}, true},         // 2 + 3 rows
@@ -123,7 +123,7 @@ TEST(HiddenRunsTest, StagesPinnedRowsThatComeInShortStretches) {
   }
 }
 
-TEST(HiddenRunsTest, MakesARunOfEachStretchOfAGpusRowsHoweverShort) {
+TEST(HiddenRunsTest, MakesARunOfConsecutiveGpuRowsHoweverShort) {
   Batch batch;
   batch.Add(OnGpu(7, 3, {0, 2, 5}));
   HiddenRuns runs;
@@ -146,7 +146,7 @@ TEST(HiddenRunsTest, CutsRunsAtAnyRow) {
   EXPECT_THAT(batch.Describe(runs.Of(5, 7)), ElementsAre("staging+5*1", "2+0*1 gpu0"));
 }
 
-TEST(HiddenRunsTest, ForgetsTheBatchBefore) {
+TEST(HiddenRunsTest, ForgetsThePreviousBatch) {
   Batch first;
   first.Add(Pinned(4));
   Batch second;
