@@ -228,7 +228,7 @@ def test_bench_tells_how_rows_travelled(binaries, start_local, model, rows, opti
         binaries,
         "bench",
         *("--address", server.grpc, "--rows", str(rows), "--requests", "30", "--json"),
-        *("--concurrency-range", "2", "--verify", str(model.path)),
+        *("--concurrency-range", "2", "--verify"),
         *options,
     )
 

@@ -1,4 +1,4 @@
-"""The soak in short: its checks hold on this server, and catch one that leaks."""
+"""A short soak: its checks pass on this server and detect one that leaks."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import sys
 SOAK = pathlib.Path(__file__).resolve().parents[1] / "soak" / "soak.py"
 
 
-def test_memory_does_not_grow_and_a_leak_is_caught(
+def test_memory_does_not_grow_and_a_leak_is_detected(
     binaries: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     out = tmp_path / "soak.json"
@@ -25,7 +25,7 @@ def test_memory_does_not_grow_and_a_leak_is_caught(
         "128",
     ]
     length = ["--minutes", "0.18", "--control-minutes", "0.18", "--sample-every-s", "0.25"]
-    # A server takes minutes to settle: what it still takes in seconds is told from 64 KiB a message.
+    # A server takes minutes to settle, so the leak of 64 KiB per message is larger than what it allocates in seconds.
     check = ["--resolution-factor", "6", "--leak-bytes", "65536", "--kill-every-s", "3"]
 
     done = subprocess.run(
