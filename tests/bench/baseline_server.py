@@ -196,12 +196,25 @@ def main() -> int:
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="default: cuda if there is a GPU",
     )
-    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0 takes a free port")
-    parser.add_argument("--compile", action="store_true", help="score with torch.compile")
-    parser.add_argument("--chunk-rows", type=int, default=2048, help="rows whose logits are in memory at once; default: 2048")
-    parser.add_argument("--workers", type=int, default=8, help="number of worker threads; default: 8")
     parser.add_argument(
-        "--warm-rows", type=int, nargs="*", default=[16, 2048], help="request sizes to score before serving; default: 16 2048"
+        "--listen", default="127.0.0.1:0", help="HOST:PORT; port 0 takes a free port"
+    )
+    parser.add_argument("--compile", action="store_true", help="score with torch.compile")
+    parser.add_argument(
+        "--chunk-rows",
+        type=int,
+        default=2048,
+        help="rows whose logits are in memory at once; default: 2048",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="number of worker threads; default: 8"
+    )
+    parser.add_argument(
+        "--warm-rows",
+        type=int,
+        nargs="*",
+        default=[16, 2048],
+        help="request sizes to score before serving; default: 16 2048",
     )
     args = parser.parse_args()
     weight = load_weight(args.model, torch.device(args.device))

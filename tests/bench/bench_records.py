@@ -124,9 +124,7 @@ def write(records: list[dict], out: pathlib.Path | None) -> None:
 
 
 # Records up to November 2026 say "wanted" instead of "target".
-TARGET = re.compile(
-    r"(?:target|wanted) at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)"
-)
+TARGET = re.compile(r"(?:target|wanted) at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
 
 
 def target_of(entry: dict) -> tuple[str, str] | None:

@@ -228,9 +228,13 @@ def main() -> int:
         kind.add_argument(
             "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
         )
-        kind.add_argument("--machine", help="machine of the records; default: processor and cores from /proc/cpuinfo")
         kind.add_argument(
-            "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+            "--machine",
+            help="machine of the records; default: processor and cores from /proc/cpuinfo",
+        )
+        kind.add_argument(
+            "--commit",
+            help="commit of the records; default: HEAD of git, with -dirty if files differ",
         )
         if name == "speed":
             kind.add_argument("--rows", type=int, nargs="+", default=[256, 4096])
@@ -242,12 +246,16 @@ def main() -> int:
                 help="start no round after this time, for each number of rows; default: 600",
             )
             kind.add_argument(
-                "--only-bf16", action="store_true", help="leave out the GEMMs of oneDNN with fp32 output"
+                "--only-bf16",
+                action="store_true",
+                help="leave out the GEMMs of oneDNN with fp32 output",
             )
         else:
             kind.add_argument("--case-rows", type=int, default=64)
             kind.add_argument(
-                "--isa", default="", help="instruction set of the engine; default: the best of this CPU"
+                "--isa",
+                default="",
+                help="instruction set of the engine; default: the best of this CPU",
             )
     args = parser.parse_args()
     ORIGIN.update(machine=args.machine or machine(), commit=args.commit or commit())

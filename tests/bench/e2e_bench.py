@@ -82,7 +82,9 @@ def arguments() -> argparse.Namespace:
         default=ROOT / "build" / "release" / "bin",
         help="folder of the programs; default: build/release/bin",
     )
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write; default: only the table is printed")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="JSON file to write; default: only the table is printed"
+    )
     parser.add_argument(
         "--only",
         type=names,
@@ -90,11 +92,12 @@ def arguments() -> argparse.Namespace:
         help=f"sections in the order to run: {', '.join([*TRANSPORTS, *SECTIONS])}; default: all",
     )
     parser.add_argument("--quick", action="store_true", help="use a small head and short rounds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU"
-    )
-    parser.add_argument(
-        "--replicas", type=int, default=1, help="number of whole heads, each on its own GPU; default: 1"
+        "--replicas",
+        type=int,
+        default=1,
+        help="number of whole heads, each on its own GPU; default: 1",
     )
     parser.add_argument(
         "--hidden", type=sizes, help="hidden sizes; transports use all, other sections the first"
@@ -114,7 +117,11 @@ def arguments() -> argparse.Namespace:
         help="bulk requests in flight per replica; default: 8, since with 4 the GPU waits for the "
         "transport",
     )
-    parser.add_argument("--rounds", type=int, help="maximum number of rounds; a section stops earlier when its time is over; default: 5")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="maximum number of rounds; a section stops earlier when its time is over; default: 5",
+    )
     parser.add_argument("--seconds", type=float, help="seconds of a load in a round; default: 3")
     parser.add_argument(
         "--work", type=pathlib.Path, help="folder for the heads; default: a temporary folder"
@@ -131,7 +138,9 @@ def arguments() -> argparse.Namespace:
         default=8.0,
         help="start no round after this time, and end within one more minute; default: 8",
     )
-    parser.add_argument("--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ")
+    parser.add_argument(
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+    )
     args = parser.parse_args()
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
@@ -160,7 +169,9 @@ def table(records: list[dict]) -> str:
         measured = f"{entry['figure']:,.4g} {entry['unit']}"
         if entry["baseline"]:
             baseline = entry["baseline"]
-            measured += f", {entry['ratio']:.3f} times {baseline['figure']:,.4g} of {baseline['what']}"
+            measured += (
+                f", {entry['ratio']:.3f} times {baseline['figure']:,.4g} of {baseline['what']}"
+            )
         if bench_records.misses(entry):
             measured += "  MISSED"
         rows.append((entry["what"], target, measured))

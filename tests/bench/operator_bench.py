@@ -329,19 +329,23 @@ def parser_of(description: str, *, heads: str, rounds: int) -> argparse.Argument
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write; default: standard output")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--heads", default=heads, help=f"hidden size x vocabulary, HxV,...; default: {heads}")
+    parser.add_argument(
+        "--heads", default=heads, help=f"hidden size x vocabulary, HxV,...; default: {heads}"
+    )
     parser.add_argument(
         "--rows",
         default="1024,4096,16384",
         help="numbers of tokens in a step, T,...; default: 1024,4096,16384",
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
+    parser.add_argument("--quick", action="store_true", help="use a small head, without targets")
     parser.add_argument(
-        "--quick", action="store_true", help="use a small head, without targets"
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
     )
-    parser.add_argument("--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ")
     return parser
 
 

@@ -194,7 +194,9 @@ def serve(rank: int, args: argparse.Namespace, store: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = operator_bench.parser_of(__doc__ or "", heads="4096x151936,2048x151936", rounds=7)
-    parser.add_argument("--ranks", type=int, help="number of processes; default: the number of GPUs")
+    parser.add_argument(
+        "--ranks", type=int, help="number of processes; default: the number of GPUs"
+    )
     args = operator_bench.parsed(parser)
     args.ranks = args.ranks or torch.cuda.device_count()
     if args.ranks < 2:

@@ -211,7 +211,9 @@ def pivot(view: View, records: list[dict], common: list[str]) -> list[str]:
     lines = []
     for key, row in chosen.rows.items():
         group = [record for of_column in row.values() for record in of_column]
-        shown = [key[k] for k in kept] + [baseline_cell(name, group, not unit) for name in shown_baselines]
+        shown = [key[k] for k in kept] + [
+            baseline_cell(name, group, not unit) for name in shown_baselines
+        ]
         # Records with the same labels get a line each.
         for depth in range(max(len(of_column) for of_column in row.values())):
             cells = []

@@ -188,7 +188,9 @@ CHUNKED = (
         ),
     ),
 )
-ERROR_CASE = r"GPU fused, error, H=(?P<H>\d+), V=\d+(?:, standard deviation (?P<logit_deviation>\d+))?"
+ERROR_CASE = (
+    r"GPU fused, error, H=(?P<H>\d+), V=\d+(?:, standard deviation (?P<logit_deviation>\d+))?"
+)
 GPU_ERRORS = (
     View(
         "Truncation corrected, as in the server",
@@ -283,13 +285,20 @@ SOAK = (
     View(
         "Growth in the measured time",
         r"Soak, (?P<device>\w+), H=(?P<H>\d+), V=(?P<V>\d+), (?P<load>.+): (?P<sampled>.+)",
-        ("figure", "spread", Note("verdict", r"^([^;]+);"), Note("growth", r"; ([^;]+) in the time")),
+        (
+            "figure",
+            "spread",
+            Note("verdict", r"^([^;]+);"),
+            Note("growth", r"; ([^;]+) in the time"),
+        ),
     ),
 )
 
 NULL_ENGINE = r"Null engine that reads every byte, (?P<rows>.+)"
 TRANSPORT_LOAD = (
-    View("CPU time of the server, null engine that reads every byte", NULL_ENGINE + r", server's CPU"),
+    View(
+        "CPU time of the server, null engine that reads every byte", NULL_ENGINE + r", server's CPU"
+    ),
     View(
         "Throughput, null engine that reads every byte",
         r"Null engine that reads every byte, (?P<rows>(?:(?!, server's).)+)",

@@ -46,7 +46,9 @@ OUTCOMES = [OK, CANCELLED, INVALID, LATE, BUSY, "OTHER"]
 class Calls:
     """The calls of one Python client, drawn from a seed."""
 
-    def __init__(self, scoring: scoring_rpc.Scoring, shape: tuple[int, int, int], seed: int) -> None:
+    def __init__(
+        self, scoring: scoring_rpc.Scoring, shape: tuple[int, int, int], seed: int
+    ) -> None:
         hidden, vocab, rows = shape
         self.scoring = scoring
         self.random = random.Random(seed)
@@ -230,7 +232,9 @@ class MixedLoad:
 
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Number of calls by kind and outcome, of all clients so far."""
-        found = {bench.kind: {k: n for k, n in bench.counts.items() if n} for bench in self._benches}
+        found = {
+            bench.kind: {k: n for k, n in bench.counts.items() if n} for bench in self._benches
+        }
         sums = np.sum([list(counts) for counts in self._counts], axis=0).reshape(-1, len(OUTCOMES))
         for kind, row in zip(CLIENT_KINDS, sums, strict=True):
             found[kind] = {name: int(n) for name, n in zip(OUTCOMES, row, strict=True) if n}

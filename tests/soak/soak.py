@@ -280,18 +280,36 @@ def arguments() -> argparse.Namespace:
         default=binaries,
         help="folder of the programs; default: build/release/bin",
     )
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write; default: standard output")
     parser.add_argument(
-        "--samples", type=pathlib.Path, help="CSV file to which every sample is added, to explain a verdict"
+        "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
+    )
+    parser.add_argument(
+        "--samples",
+        type=pathlib.Path,
+        help="CSV file to which every sample is added, to explain a verdict",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--minutes", type=float, default=20, help="default: 20")
-    parser.add_argument("--control-minutes", type=float, default=3, help="minutes of the run with a leak; 0 skips it; default: 3")
-    parser.add_argument("--leak-bytes", type=int, default=4096, help="bytes that leak per sent message; default: 4096")
+    parser.add_argument(
+        "--control-minutes",
+        type=float,
+        default=3,
+        help="minutes of the run with a leak; 0 skips it; default: 3",
+    )
+    parser.add_argument(
+        "--leak-bytes",
+        type=int,
+        default=4096,
+        help="bytes that leak per sent message; default: 4096",
+    )
     parser.add_argument("--hidden", type=int, help="hidden size; default: 256, on a GPU 4096")
     parser.add_argument("--vocab", type=int, help="vocabulary size; default: 8192, on a GPU 151936")
-    parser.add_argument("--rows", type=int, default=512, help="rows of a bulk request; default: 512")
-    parser.add_argument("--processes", type=int, default=2, help="Python client processes; default: 2")
+    parser.add_argument(
+        "--rows", type=int, default=512, help="rows of a bulk request; default: 512"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="Python client processes; default: 2"
+    )
     parser.add_argument(
         "--resolution-factor",
         type=float,
@@ -302,14 +320,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--swap-every-s", type=float, default=SWAP_EVERY_S, help="default: 5")
     parser.add_argument("--sample-every-s", type=float, default=1, help="default: 1")
     parser.add_argument("--machine", help="machine of the records; default: read from the system")
-    parser.add_argument("--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ")
+    parser.add_argument(
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+    )
     args = parser.parse_args()
     is_gpu = args.device == "cuda"
     args.hidden = args.hidden or (4096 if is_gpu else 256)
     args.vocab = args.vocab or (151_936 if is_gpu else 8192)
     for program in ("logprobd", "logprobctl"):
         if not (args.bin_dir / program).exists():
-            parser.error(f"{args.bin_dir / program} is missing: build it, or give its folder with --bin-dir")
+            parser.error(
+                f"{args.bin_dir / program} is missing: build it, or give its folder with --bin-dir"
+            )
     return args
 
 

@@ -27,7 +27,9 @@ class LoadError(RuntimeError):
 class Load:
     """The measurements of one load; times in seconds."""
 
-    rows_per_second: float  # without the first and the last window, in which the pipeline fills and drains
+    rows_per_second: (
+        float  # without the first and the last window, in which the pipeline fills and drains
+    )
     requests: int
     errors: int
     first_error: str
@@ -158,7 +160,9 @@ class WeightsTool:
     def _run(self, *arguments: str) -> str:
         command = [str(self.binary), "weights", *arguments, "--address", self.admin]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=WEIGHTS_END_WITHIN_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=WEIGHTS_END_WITHIN_S
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"logprobctl weights {arguments[0]} did not end") from None
         if done.returncode != 0:

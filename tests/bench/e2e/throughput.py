@@ -36,7 +36,9 @@ def measurable(fixture: Fixture, transports: list[str]) -> list[str]:
     return transports
 
 
-def contenders_of(fixture: Fixture, address: str, transports: list[str], in_flight: int) -> list[Contender]:
+def contenders_of(
+    fixture: Fixture, address: str, transports: list[str], in_flight: int
+) -> list[Contender]:
     """The contenders. Shared memory and CUDA IPC are measured with the C++ and the Python client."""
     found = []
     if "tcp" in transports:

@@ -130,7 +130,9 @@ def test_a_load_with_failed_requests_is_an_error() -> None:
 
 def test_a_load_over_another_transport_is_an_error() -> None:
     # A client on the host of the server shares memory if it can, which was once reported as TCP.
-    with pytest.raises(logprobctl.LoadError, match="tcp was requested, but rows travelled by shm[+]tcp"):
+    with pytest.raises(
+        logprobctl.LoadError, match="tcp was requested, but rows travelled by shm[+]tcp"
+    ):
         parsed(transport="shm+tcp")
 
 
@@ -147,7 +149,9 @@ def test_the_first_and_the_last_window_do_not_count() -> None:
     ]
 
     assert parsed(windows=windows).rows_per_second == pytest.approx((50 + 70) / 1.5)
-    assert parsed(windows=windows[:2]).rows_per_second == 5.0  # there are too few answers in between
+    assert (
+        parsed(windows=windows[:2]).rows_per_second == 5.0
+    )  # there are too few answers in between
 
 
 def test_a_time_limit_interrupts_and_leaves_an_outer_limit_in_force() -> None:
@@ -194,9 +198,7 @@ def test_sections_after_one_that_fails_or_hangs_are_measured(
     assert written == [0, 0, 1]
 
 
-def test_cuda_ipc_is_left_out_on_a_cpu(
-    binaries: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_cuda_ipc_is_left_out_on_a_cpu(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
     here = some_fixture(binaries, tmp_path)
 
     assert throughput.measurable(here, ["tcp", "ipc"]) == ["tcp"]
@@ -204,7 +206,9 @@ def test_cuda_ipc_is_left_out_on_a_cpu(
         throughput.measure(here, ["ipc"], 64)
 
 
-def test_no_section_starts_after_the_deadline(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_no_section_starts_after_the_deadline(
+    binaries: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     here = some_fixture(binaries, tmp_path, deadline=time.monotonic() - 1)
 
     failed = e2e_bench.run_sections(
@@ -245,9 +249,7 @@ def test_a_server_that_does_not_start_is_stopped_and_its_log_printed(
     assert "logprobd: " in capfd.readouterr().err
 
 
-def test_a_dry_run_measures_its_sections(
-    binaries: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_dry_run_measures_its_sections(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "service.json"
     sections = "tcp,shm,one-row,small-beside-bulk,swap"
     command = [sys.executable, BENCH / "e2e_bench.py", "--quick", "--device", "cpu"]
@@ -273,7 +275,9 @@ def test_a_dry_run_measures_its_sections(
     assert sum("small p99" in what for what in whats) == 2
     assert all(entry["commit"] == "abc" for entry in records)
     faults = [entry for entry in records if entry["unit"] == "requests"]
-    assert [entry["figure"] for entry in faults] == [0, 0], faults  # no request failed, no version was mixed
+    assert [entry["figure"] for entry in faults] == [0, 0], (
+        faults
+    )  # no request failed, no version was mixed
     assert all(entry["figure"] > 0 for entry in records if entry not in faults)
     swaps = [entry for entry in records if entry["unit"] == "swaps"]
     assert [entry["figure"] for entry in swaps] == [swap.SWAPS]

@@ -63,7 +63,9 @@ def timed(what: str, ratio: float, baseline: str = "cuBLASLt GEMM that writes bf
     } | ORIGIN
 
 
-def rendered(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[dict]], comment: str) -> list[str]:
+def rendered(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, list[dict]], comment: str
+) -> list[str]:
     """The lines of a block with this comment, over these result files."""
     monkeypatch.setattr(render_tables, "load", files.__getitem__)
     kind = comment.split(":")[0]
@@ -117,7 +119,8 @@ def test_a_file_without_a_view_gets_ratio_and_target_in_columns_of_their_own(mon
     files = {
         "served": [
             timed("Service, TCP", 1.01, "engine alone") | {"note": "wanted at least 0.95"},
-            timed("Service, shm", 0.91, "engine alone") | {"note": "wanted at least 0.95; 2 clients"},
+            timed("Service, shm", 0.91, "engine alone")
+            | {"note": "wanted at least 0.95; 2 clients"},
         ]
     }
 
@@ -134,7 +137,9 @@ def test_a_file_without_a_view_gets_ratio_and_target_in_columns_of_their_own(mon
 
 
 def test_a_view_makes_a_row_for_each_shape_and_a_column_for_each_contender(monkeypatch) -> None:
-    view = View("Times", r"(?P<column>\w+), T=(?P<T>\d+), H=(?P<H>\d+)", ("figure", "ratio", "target"))
+    view = View(
+        "Times", r"(?P<column>\w+), T=(?P<T>\d+), H=(?P<H>\d+)", ("figure", "ratio", "target")
+    )
     monkeypatch.setitem(render_tables.VIEWS, "some", (view,))
     files = {
         "some": [
