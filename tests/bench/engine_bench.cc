@@ -184,7 +184,8 @@ int Serve(const std::string& model, const EngineOptions& options) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // As in the programs: see server/main.cc.
+  // Abseil checks every lock for deadlocks under one process-wide lock otherwise; see
+  // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   CLI::App app(
       "Measures the engine of a model's head without a server, on commands from standard input.");

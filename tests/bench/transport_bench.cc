@@ -245,7 +245,8 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // As in the programs: see server/main.cc.
+  // Abseil checks every lock for deadlocks under one process-wide lock otherwise; see
+  // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
   CLI::App app("The cost of a request around the engine, over loopback.");

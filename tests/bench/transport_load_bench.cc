@@ -389,7 +389,8 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // As in the programs: see server/main.cc.
+  // Abseil checks every lock for deadlocks under one process-wide lock otherwise; see
+  // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
   CLI::App app("Bytes per second to an engine that only reads them, and to a bare gRPC server.");

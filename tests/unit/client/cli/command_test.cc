@@ -115,7 +115,7 @@ TEST(OutputNamesTest, AddsUpTheNamedBits) {
   EXPECT_EQ(*ParseOutputs({"all"}), 255U);
 }
 
-TEST(OutputNamesTest, ListsTheNamesWhenOneIsNotKnown) {
+TEST(OutputNamesTest, ListsTheNamesIfOneIsUnknown) {
   EXPECT_THAT(std::string(ParseOutputs({"logits"}).status().message()),
               HasSubstr("output \"logits\" is not known: choose from logprob, entropy"));
 }
@@ -127,7 +127,7 @@ class CommandTest : public ::testing::Test {
     return RunProgram(arguments);
   }
 
-  /// A file of `rows` rows of 8 bf16 zeros; target i on row i.
+  /// Writes a file with `rows` rows of 8 bf16 zeros, where row i has target i.
   std::string RowsFile(int32_t rows) {
     std::vector<int32_t> targets;
     for (int32_t row = 0; row < rows; ++row) targets.push_back(row);
@@ -265,7 +265,7 @@ TEST_F(CommandTest, SelftestPasses) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["passed"], true);
 }
 
-TEST_F(CommandTest, SelftestFailsLoudly) {
+TEST_F(CommandTest, SelftestFailsWithAdvice) {
   server_.service().verify().set_passed(false);
   server_.service().verify().set_logit_stddev(0.01);
 
