@@ -35,7 +35,7 @@ std::string MachineName();
 
 /// Options that every benchmark takes.
 struct BenchFlags {
-  std::string out;                 ///< JSON file to write; empty: none.
+  std::string out = {};            ///< JSON file to write; empty: none.
   std::string commit = "unknown";  ///< Commit that the records name.
   int rounds = 5;
 };

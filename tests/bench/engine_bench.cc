@@ -5,12 +5,10 @@
 //
 // Reads commands from standard input and answers each with a line of JSON:
 //   throughput ROWS SECONDS  scores batches of ROWS rows, host memory to host memory, with as many
-//   in
-//                            flight as the engine takes, for about SECONDS: rows_per_second,
-//                            batch_seconds (between batches of one replica), batches
-//   latency ROWS COUNT       scores COUNT batches of ROWS rows, one at a time: p50, p90, p99 and
-//   mean
-//                            from Start to the callback, and the mean of each stage, in seconds
+//       in flight as the engine takes, for about SECONDS. The answer has rows_per_second,
+//       batch_seconds (between batches of one replica) and batches.
+//   latency ROWS COUNT  scores COUNT batches of ROWS rows, one at a time. The answer has p50, p90,
+//       p99 and mean from Start to the callback, and the mean of each stage, in seconds.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -184,7 +182,7 @@ int Serve(const std::string& model, const EngineOptions& options) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // Abseil checks every lock for deadlocks under one process-wide lock otherwise; see
+  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
   // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   CLI::App app(

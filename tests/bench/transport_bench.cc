@@ -245,7 +245,7 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // Abseil checks every lock for deadlocks under one process-wide lock otherwise; see
+  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
   // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;

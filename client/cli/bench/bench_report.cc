@@ -23,8 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Names and values of the figures of a load, or of one size of its mix. They are the columns of
-/// the CSV and keys of the JSON.
+/// Names and values of the figures of a load, or of one size of its mix.
 std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
                                                       const BenchLoad& load,
                                                       const SizeStats& stats) {
