@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/row_reference.h"
-#include "server/base/check.h"
-#include "server/engine/cpu_count.h"
+#include "server/base/errors.h"
 #include "server/engine/cpu_engine.h"
+#include "server/engine/kernel_params.h"
 #include "tests/support/engine_case.h"
 #include "tests/support/in_memory_head.h"
 
@@ -47,9 +47,8 @@ std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
     threads.emplace_back([&, thread] {
       for (size_t row = thread; row < num_rows; row += num_threads) {
         logits[row] = kernels::LogitsReference(
-            inputs.hidden.data() + static_cast<int64_t>(row) * row_bytes,
-            testing::KernelDtype(inputs.dtype), head.weight(), testing::KernelDtype(info.dtype),
-            info.vocab_size, info.hidden_size, {}, {});
+            inputs.hidden.data() + static_cast<int64_t>(row) * row_bytes, KernelDtype(inputs.dtype),
+            head.weight(), KernelDtype(info.dtype), info.vocab_size, info.hidden_size, {}, {});
       }
     });
   }
@@ -69,7 +68,7 @@ std::unique_ptr<testing::InMemoryHead> WithPeaks(const testing::InMemoryHead& he
     double norm = 0;
     for (int64_t k = 0; k < hidden_size; ++k) {
       const double value = kernels::ElementReference(inputs.hidden.data(), row * hidden_size + k,
-                                                     testing::KernelDtype(inputs.dtype));
+                                                     KernelDtype(inputs.dtype));
       along.push_back(static_cast<float>(value));
       norm += value * value;
     }

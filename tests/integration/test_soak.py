@@ -25,7 +25,7 @@ def test_memory_does_not_grow_and_a_leak_is_detected(
         "128",
     ]
     length = ["--minutes", "0.18", "--control-minutes", "0.18", "--sample-every-s", "0.25"]
-    # A server takes minutes to settle, so the leak of 64 KiB per message is larger than what it allocates in seconds.
+    # A server needs minutes to settle; a leak of 64 KiB per message exceeds its growth in the first seconds.
     check = ["--resolution-factor", "6", "--leak-bytes", "65536", "--kill-every-s", "3"]
 
     done = subprocess.run(
