@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>

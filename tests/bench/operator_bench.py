@@ -98,12 +98,12 @@ def in_double(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    logprob, entropy, _ = linear_logprob(hidden, weight, target)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target)
     return logprob, entropy
 
 
 def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory="cached")
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory="cached")
     return logprob, entropy
 
 

@@ -361,7 +361,7 @@ absl::Status Serve(const std::string& kind) {
   GrpcServer::Options options;
   options.listen = "127.0.0.1:0";
   options.pinning = &pinning;
-  options.local = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
+  options.unix_socket = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server,
                             GrpcServer::Create(options, heads, metrics, Clock::Steady()));
   server->SetServing(true);
