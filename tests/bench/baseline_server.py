@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What one would otherwise write: a Python gRPC server that scores each request with torch.
+"""The baseline: a Python gRPC server that scores each request with torch.
 
     baseline_server.py --model DIR [--device cuda] [--compile] [--listen 127.0.0.1:0]
 
-It speaks Score and ListHeads of proto/logprobd/v1/scoring.proto, so that the same load runs against it,
-for logprob and entropy at temperature 1. A batch is a request. Each worker thread copies a request's
-rows into its own pinned memory and from there to the GPU; the head is applied in bf16, chunk by chunk
-so that the logits fit, and log_softmax and the entropy are taken in fp32. `--compile` gives the part
-after the copy to torch.compile, which sees every size of request as a shape of its own, warmed up for
-those of `--warm-rows`.
+It implements Score and ListHeads of proto/logprobd/v1/scoring.proto for logprob and entropy at temperature 1, so
+that the same load generator can be used. Each request is one batch. A worker thread copies the rows of a request
+into its own pinned memory and from there to the GPU. The head is applied in bf16, chunk by chunk so that the
+logits fit; log_softmax and entropy are computed in fp32. `--compile` uses torch.compile for the part after the
+copy. torch.compile treats every size of a request as a shape of its own; the sizes of `--warm-rows` are warmed up.
 
 Prints a line "ready grpc=HOST:PORT http=none" once it serves; SIGTERM ends it.
 """
@@ -29,50 +28,50 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 
 import scoring_rpc
 
-# Messages are read only, and are only read.
+# torch warns about read-only buffers, but this program only reads them.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
-DTYPES = {1: torch.bfloat16, 2: torch.float16, 3: torch.float32}  # by the wire's Dtype
+DTYPES = {1: torch.bfloat16, 2: torch.float16, 3: torch.float32}  # by Dtype of scoring.proto
 LOGPROB_AND_ENTROPY = 3
 MESSAGE_BYTES_MAX = 1 << 30
 HEAD_TENSORS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 class BadRequest(ValueError):
-    """What the request asks cannot be done; the text is for the caller."""
+    """The request cannot be scored; the text tells the caller why."""
 
 
 def load_weight(folder: pathlib.Path, device: torch.device) -> torch.Tensor:
-    """The head [vocab, hidden] of a model in one file."""
+    """Loads the head [vocab, hidden] of a model with one file."""
     with safe_open(folder / "model.safetensors", "pt", device=str(device)) as file:
         for name in HEAD_TENSORS:
             if name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
                 return file.get_tensor(name).to(torch.bfloat16)
-    raise SystemExit(f"{folder}: none of {', '.join(HEAD_TENSORS)}")
+    raise SystemExit(f"{folder} has none of {', '.join(HEAD_TENSORS)}")
 
 
 def score_chunk(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target and entropy of each row, fp32 [rows]."""
+    """Returns the logprob of each target and the entropy of each row, fp32 [rows]."""
     logprobs = torch.log_softmax(torch.mm(hidden, weight.t()).float(), dim=-1)
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     return logprobs.gather(1, targets[:, None])[:, 0], entropy
 
 
 class TorchScorer:
-    """Scores rows with a head on one device. Threads may share it."""
+    """Scores rows with a head on one device. Thread-safe."""
 
     def __init__(self, weight: torch.Tensor, *, chunk_rows: int, compiled: bool) -> None:
         self.weight = weight
         self.chunk_rows = chunk_rows
         self._score_chunk = torch.compile(score_chunk, dynamic=False) if compiled else score_chunk
         self._staging = threading.local()
-        # Chunks of two requests at once would double the memory and gain nothing.
+        # Chunks of two requests at the same time would double the memory without being faster.
         self._device_lock = threading.Lock()
 
     def _stage(self, data: bytes, dtype: torch.dtype) -> torch.Tensor:
-        """The bytes as a tensor on the device, through this thread's pinned memory."""
+        """Copies the bytes to the device, through the pinned memory of this thread."""
         source = torch.frombuffer(data, dtype=torch.uint8)
         if self.weight.device.type == "cpu":
             return source.view(dtype)
@@ -88,7 +87,7 @@ class TorchScorer:
     def score(
         self, hidden: bytes, dtype: torch.dtype, targets: bytes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob and entropy, fp32 [rows] in host memory, of hidden [rows, hidden] of `dtype`."""
+        """Returns logprob and entropy, fp32 [rows] in host memory, of hidden states [rows, hidden]."""
         rows = len(targets) // 4
         if rows == 0:
             return torch.empty(0), torch.empty(0)
@@ -113,7 +112,7 @@ class TorchScorer:
 
 
 class BaselineServer:
-    """Score and ListHeads over gRPC, a worker thread for each request at hand."""
+    """Serves Score and ListHeads over gRPC, with one worker thread per request in progress."""
 
     def __init__(self, scorer: TorchScorer, listen: str, workers: int = 8) -> None:
         self.scorer = scorer
@@ -155,7 +154,7 @@ class BaselineServer:
             if len(request.hidden) != request.rows * hidden_size * dtype.itemsize:
                 raise BadRequest("hidden must be dtype [rows, hidden_size]")
             if request.outputs not in (0, LOGPROB_AND_ENTROPY) or request.top_k:
-                raise BadRequest("only logprob and entropy are given")
+                raise BadRequest("only logprob and entropy are supported")
             logprob, entropy = self.scorer.score(request.hidden, dtype, request.targets)
         except BadRequest as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -191,14 +190,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=pathlib.Path, required=True, help="folder with the head")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one")
-    parser.add_argument("--compile", action="store_true", help="score with torch.compile")
-    parser.add_argument("--chunk-rows", type=int, default=2048, help="rows whose logits are held")
-    parser.add_argument("--workers", type=int, default=8, help="requests worked on at once")
+    parser.add_argument("--model", type=pathlib.Path, required=True, help="folder with the model")
     parser.add_argument(
-        "--warm-rows", type=int, nargs="*", default=[16, 2048], help="sizes scored before serving"
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda if there is a GPU",
+    )
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", help="HOST:PORT; port 0 takes a free port"
+    )
+    parser.add_argument("--compile", action="store_true", help="score with torch.compile")
+    parser.add_argument(
+        "--chunk-rows",
+        type=int,
+        default=2048,
+        help="rows whose logits are in memory at once; default: 2048",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="number of worker threads; default: 8"
+    )
+    parser.add_argument(
+        "--warm-rows",
+        type=int,
+        nargs="*",
+        default=[16, 2048],
+        help="request sizes to score before serving; default: 16 2048",
     )
     args = parser.parse_args()
     weight = load_weight(args.model, torch.device(args.device))

@@ -2,12 +2,14 @@
 
 #include <sched.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
 #include <iostream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
@@ -34,8 +36,8 @@ BenchRecord RecordOf(std::string what, std::string unit, std::vector<double> rou
 
 std::string MachineName() {
   std::string model = "unknown CPU";
-  std::ifstream facts("/proc/cpuinfo");
-  for (std::string line; std::getline(facts, line);) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
     const size_t colon = line.find(':');
     if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
       model = line.substr(colon + 1);
@@ -47,6 +49,17 @@ std::string MachineName() {
   CPU_ZERO(&cores);
   const int count = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 0;
   return absl::StrCat(model, ", ", count, " cores");
+}
+
+void AddBenchFlags(CLI::App& app, BenchFlags& flags) {
+  app.add_option("--out", flags.out, "JSON file to write the records to; by default none")
+      ->type_name("FILE");
+  app.add_option("--commit", flags.commit, "Commit that the records name")
+      ->type_name("ID")
+      ->capture_default_str();
+  app.add_option("--rounds", flags.rounds, "Number of rounds; figures are medians over the rounds")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
 }
 
 absl::Status WriteRecords(const std::string& path, const BenchOrigin& origin,
@@ -81,6 +94,31 @@ absl::Status WriteRecords(const std::string& path, const BenchOrigin& origin,
   file.close();
   if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
   return absl::OkStatus();
+}
+
+absl::Status WriteRecords(const BenchFlags& flags, const std::string& machine,
+                          const std::vector<BenchRecord>& records) {
+  if (flags.out.empty()) return absl::OkStatus();
+  return WriteRecords(flags.out, {.machine = machine, .commit = flags.commit}, records);
+}
+
+void PrintRecords(const std::vector<BenchRecord>& records) {
+  for (const BenchRecord& record : records) {
+    std::cout << absl::StrFormat("%-86s %10.3f %-5s (%.3f to %.3f)", record.what, record.figure,
+                                 record.unit, record.spread.first, record.spread.second);
+    if (record.baseline_figure.has_value()) {
+      std::cout << absl::StrFormat("  %.2f times %.3f of %s",
+                                   record.figure / *record.baseline_figure, *record.baseline_figure,
+                                   record.baseline_what);
+    }
+    std::cout << (record.note.empty() ? "" : "  ") << record.note << '\n';
+  }
+}
+
+int ExitCode(const std::string& program, const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::cerr << program << ": " << status << '\n';
+  return 1;
 }
 
 }  // namespace logprobd::testing

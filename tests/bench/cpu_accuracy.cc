@@ -1,10 +1,9 @@
-// Largest differences between the CPU engine's scores and double precision, on heads of real size.
-// Prints one line of JSON a case; cpu_bench.py turns them into records.
+// Measures the largest differences between the CPU engine's scores and double precision, on heads
+// of real size. Prints one line of JSON per case, which cpu_bench.py turns into records.
 //
 //   cpu_accuracy [rows] [hidden] [vocab] [instruction set]
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -35,49 +34,21 @@ struct AccuracyCase {
   bool peaked = false;
 };
 
-/// Sum of products in double, in eight chains so that the compiler may use vectors.
-double Dot(const double* a, const float* b, int64_t count) {
-  std::array<double, 8> sums{};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (size_t j = 0; j < 8; ++j) {
-      sums[j] +=
-          a[i + static_cast<int64_t>(j)] * static_cast<double>(b[i + static_cast<int64_t>(j)]);
-    }
-  }
-  for (; i < count; ++i) sums[0] += a[i] * static_cast<double>(b[i]);
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return sum;
-}
-
-/// Logits of every row, [rows, vocab], in double on the stored values.
+/// Returns the logits of every row, [rows, vocab], in double on the stored values.
 std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
                                           const testing::EngineCase& inputs) {
-  const int64_t hidden_size = head.info().hidden_size;
-  const int64_t vocab_size = head.info().vocab_size;
-  std::vector<double> hidden(static_cast<size_t>(inputs.num_rows() * hidden_size));
-  for (size_t i = 0; i < hidden.size(); ++i) {
-    hidden[i] = kernels::ElementReference(inputs.hidden.data(), static_cast<int64_t>(i),
-                                          KernelDtype(inputs.dtype));
-  }
-  std::vector<std::vector<double>> logits(static_cast<size_t>(inputs.num_rows()),
-                                          std::vector<double>(static_cast<size_t>(vocab_size)));
-  const int32_t num_threads = UsableCpuCount();
+  const HeadInfo& info = head.info();
+  const int64_t row_bytes = info.hidden_size * DtypeBytes(inputs.dtype);
+  const auto num_rows = static_cast<size_t>(inputs.num_rows());
+  std::vector<std::vector<double>> logits(num_rows);
+  const auto num_threads = static_cast<size_t>(UsableCpuCount());
   std::vector<std::thread> threads;
-  for (int32_t t = 0; t < num_threads; ++t) {
-    threads.emplace_back([&, t] {
-      std::vector<float> mean_logit_weights(static_cast<size_t>(hidden_size));
-      for (int64_t column = t; column < vocab_size; column += num_threads) {
-        for (int64_t k = 0; k < hidden_size; ++k) {
-          mean_logit_weights[static_cast<size_t>(k)] = static_cast<float>(kernels::ElementReference(
-              head.weight(), column * hidden_size + k, KernelDtype(head.info().dtype)));
-        }
-        for (int64_t row = 0; row < inputs.num_rows(); ++row) {
-          logits[static_cast<size_t>(row)][static_cast<size_t>(column)] =
-              Dot(&hidden[static_cast<size_t>(row * hidden_size)], mean_logit_weights.data(),
-                  hidden_size);
-        }
+  for (size_t thread = 0; thread < num_threads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (size_t row = thread; row < num_rows; row += num_threads) {
+        logits[row] = kernels::LogitsReference(
+            inputs.hidden.data() + static_cast<int64_t>(row) * row_bytes, KernelDtype(inputs.dtype),
+            head.weight(), KernelDtype(info.dtype), info.vocab_size, info.hidden_size, {}, {});
       }
     });
   }
@@ -85,8 +56,8 @@ std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
   return logits;
 }
 
-/// Gives each row one column whose weight points along the row: its logit stands 10 to 50 above 0,
-/// so that the row lies anywhere between flat and certain. The column becomes the row's target.
+/// Gives each row one column whose weight points along the row, with a logit of 10 to 50, so that
+/// the distributions of the rows range from flat to certain. The column is the row's target.
 std::unique_ptr<testing::InMemoryHead> WithPeaks(const testing::InMemoryHead& head,
                                                  testing::EngineCase& inputs) {
   const int64_t hidden_size = inputs.hidden_size;

@@ -1,8 +1,9 @@
-// Times the CPU kernels and oneDNN's GEMM on one head, on command.
+// Times the CPU kernels and the GEMM of oneDNN on one head, on command.
 //
-// Reads one word a line from standard input (ours, onednn_bf16, onednn_f32_out, onednn_f32, memory)
-// and answers with one line of JSON, so that a script can interleave rounds with other processes.
-// oneDNN gets its weight in the layout it likes best, prepared outside the time, as ours is.
+// Reads one word per line from standard input (ours, onednn_bf16, onednn_f32_out, onednn_f32,
+// memory) and answers with one line of JSON, so that a script can alternate rounds with other
+// processes. The weight of oneDNN, like ours, is brought into its preferred layout outside the
+// measured time.
 
 #include <chrono>
 #include <cstdint>
@@ -35,7 +36,7 @@ struct Shape {
   int32_t threads = 0;
 };
 
-/// Bytes of a field of /proc/self/status, for example VmHWM.
+/// Returns a field of /proc/self/status in bytes, for example VmHWM.
 int64_t StatusBytes(const std::string& field) {
   std::ifstream status("/proc/self/status");
   std::string name;
@@ -50,7 +51,7 @@ int64_t StatusBytes(const std::string& field) {
 
 void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-/// bf16 values of about unit normal times `scale`, drawn from a small table: fast to make.
+/// Makes about normal bf16 values times `scale` quickly, by drawing from a small table.
 HostMemory RandomBf16(int64_t count, float scale, uint64_t seed) {
   std::vector<float> table = testing::NormalValues(1 << 14, seed);
   for (float& value : table) value *= scale;
@@ -66,6 +67,7 @@ HostMemory RandomBf16(int64_t count, float scale, uint64_t seed) {
   return memory;
 }
 
+/// A batch on our CPU kernels.
 class OursRun {
  public:
   OursRun(const Shape& shape, const std::byte* hidden, const std::byte* weight)
@@ -127,7 +129,7 @@ class OursRun {
   int64_t extra_bytes_ = 0;
 };
 
-/// [rows, hidden] x [hidden, vocab] by oneDNN, all logits written.
+/// The product [rows, hidden] x [hidden, vocab] by oneDNN, which writes all logits.
 class OneDnnRun {
  public:
   using Type = dnnl::memory::data_type;
@@ -157,12 +159,12 @@ class OneDnnRun {
  private:
   dnnl::memory Reordered(const dnnl::memory::desc& from, const std::byte* data,
                          const dnnl::memory::desc& to) {
-    // oneDNN takes a pointer that is not const; a reorder only reads its source.
+    // oneDNN takes a non-const pointer, but a reorder only reads its source.
     dnnl::memory given(from, engine_, const_cast<std::byte*>(data));
-    dnnl::memory wanted(to, engine_);
-    dnnl::reorder(given, wanted).execute(stream_, given, wanted);
+    dnnl::memory reordered(to, engine_);
+    dnnl::reorder(given, reordered).execute(stream_, given, reordered);
     stream_.wait();
-    return wanted;
+    return reordered;
   }
 
   dnnl::engine engine_;

@@ -1,19 +1,17 @@
-// The engine of a model's head without a server around it, beside which the service is measured in
-// the same run: e2e_bench.py keeps it loaded and asks it for a round at a time.
+// The engine of a model's head without a server, which is the baseline of the service: e2e_bench.py
+// keeps it loaded and requests one round at a time.
 //
 //   engine_bench --model DIR [--device auto|cpu|cuda] [--gpus 0,1] [--replicas 2]
 //
 // Reads commands from standard input and answers each with a line of JSON:
-//   throughput ROWS SECONDS  batches of ROWS rows, host memory to host memory, as many in flight as
-//                            the engine takes, for about SECONDS: rows_per_second, batch_seconds
-//                            (between batches of one replica), batches
-//   latency ROWS COUNT       COUNT batches of ROWS rows, one at a time: p50, p90, p99 and mean in
-//                            seconds, from Start to the callback, and the mean of each stage
+//   throughput ROWS SECONDS  scores batches of ROWS rows, host memory to host memory, with as many
+//       in flight as the engine takes, for about SECONDS. The answer has rows_per_second,
+//       batch_seconds (between batches of one replica) and batches.
+//   latency ROWS COUNT  scores COUNT batches of ROWS rows, one at a time. The answer has p50, p90,
+//       p99 and mean from Start to the callback, and the mean of each stage, in seconds.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <iostream>
 #include <map>
@@ -22,7 +20,6 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,15 +38,11 @@ namespace logprobd::testing {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr int64_t kDistinctElements = int64_t{1} << 22;
 
-double SecondsSince(SteadyClock::time_point start) {
-  return std::chrono::duration<double>(SteadyClock::now() - start).count();
-}
-
-/// Unit normal bf16 rows (4 Mi elements, repeated) with targets over the vocabulary.
+/// Makes standard normal bf16 rows (4 Mi elements, repeated) with targets spread over the
+/// vocabulary.
 EngineCase MakeRows(const HeadInfo& head, int64_t num_rows) {
   EngineCase inputs;
   inputs.hidden_size = head.hidden_size;
@@ -71,9 +64,7 @@ EngineCase MakeRows(const HeadInfo& head, int64_t num_rows) {
   return inputs;
 }
 
-using Batches = std::vector<std::unique_ptr<EngineBatch>>;
-
-/// The engines of one head, a replica each, and batches of each size that was asked.
+/// The engines of one head, one per replica, and the batches of each requested size.
 class EngineBench {
  public:
   static absl::StatusOr<std::unique_ptr<EngineBench>> Create(const std::string& model,
@@ -87,7 +78,7 @@ class EngineBench {
     return bench;
   }
 
-  Json Facts() const {
+  Json Info() const {
     const HeadInfo& info = head_.weights->info();
     return {{"engine", name_},
             {"replicas", engines_.size()},
@@ -97,10 +88,10 @@ class EngineBench {
   }
 
   absl::StatusOr<Json> Throughput(int64_t rows, double seconds) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::vector<Batches> * batches, BatchesOf(rows));
-    LOGPROBD_ASSIGN_OR_RETURN(const double probe_seconds, Score(*batches, 2));
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<EngineBatches> * batches, BatchesOf(rows));
+    LOGPROBD_ASSIGN_OR_RETURN(const double probe_seconds, EngineSeconds(engines_, *batches, 2));
     const int count = std::max(4, static_cast<int>(seconds / (probe_seconds / 2)));
-    LOGPROBD_ASSIGN_OR_RETURN(const double taken, Score(*batches, count));
+    LOGPROBD_ASSIGN_OR_RETURN(const double taken, EngineSeconds(engines_, *batches, count));
     const auto scored = static_cast<double>(rows) * count * static_cast<double>(engines_.size());
     return Json{{"rows_per_second", scored / taken},
                 {"batch_seconds", taken / count},
@@ -108,18 +99,17 @@ class EngineBench {
   }
 
   absl::StatusOr<Json> Latency(int64_t rows, int count) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::vector<Batches> * batches, BatchesOf(rows));
-    Batches one;
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<EngineBatches> * batches, BatchesOf(rows));
+    EngineBatches one;
     one.push_back(std::move((*batches)[0][0]));
     std::vector<double> taken;
     std::map<std::string, double> stages;
     absl::Status status;
     for (int i = -count / 10 - 1; i < count && status.ok(); ++i) {
-      std::atomic<int> left = 1;
-      const auto start = SteadyClock::now();
-      status = ScoreWhileLeft(*engines_[0], one, left);
-      if (i < 0) continue;  // warms up
-      taken.push_back(SecondsSince(start));
+      const absl::StatusOr<double> seconds = EngineSeconds(*engines_[0], one, 1);
+      status = seconds.status();
+      if (i < 0 || !status.ok()) continue;  // negative numbers are warm-up
+      taken.push_back(*seconds);
       const ScoreBatch& batch = one[0]->batch;
       stages["h2d"] += batch.h2d_seconds / count;
       stages["kernel"] += batch.kernel_seconds / count;
@@ -139,44 +129,25 @@ class EngineBench {
   }
 
  private:
-  /// For each replica as many as may be in flight; made once a size.
-  absl::StatusOr<std::vector<Batches>*> BatchesOf(int64_t rows) {
+  /// Returns the batches of each replica with `rows` rows, which are made once per size.
+  absl::StatusOr<std::vector<EngineBatches>*> BatchesOf(int64_t rows) {
     if (rows < 1 || rows > engines_[0]->batch_rows_max()) {
       return absl::InvalidArgumentError(
           absl::StrCat("rows must be 1 to ", engines_[0]->batch_rows_max()));
     }
-    std::vector<Batches>& batches = batches_[rows];
+    std::vector<EngineBatches>& batches = batches_[rows];
     if (!batches.empty()) return &batches;
     const EngineCase inputs = MakeRows(head_.weights->info(), rows);
     for (const std::unique_ptr<ScoringEngine>& engine : engines_) {
-      batches.emplace_back();
-      for (int slot = 0; slot < ScoringEngine::kBatchesInFlight; ++slot) {
-        LOGPROBD_ASSIGN_OR_RETURN(batches.back().emplace_back(), MakeBatch(*engine, inputs));
-      }
+      LOGPROBD_ASSIGN_OR_RETURN(batches.emplace_back(), MakeBatches(*engine, inputs));
     }
     return &batches;
-  }
-
-  /// Seconds for `count` batches a replica; whichever is free takes the next, as in the server.
-  absl::StatusOr<double> Score(std::vector<Batches>& batches, int count) {
-    std::atomic<int> left = count * static_cast<int>(engines_.size());
-    std::vector<absl::Status> statuses(engines_.size());
-    std::vector<std::thread> threads;
-    const auto start = SteadyClock::now();
-    for (size_t i = 0; i < engines_.size(); ++i) {
-      threads.emplace_back(
-          [&, i] { statuses[i] = ScoreWhileLeft(*engines_[i], batches[i], left); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    const double taken = SecondsSince(start);
-    for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
-    return taken;
   }
 
   ModelFolderHead head_;
   std::vector<std::unique_ptr<ScoringEngine>> engines_;
   std::string name_;
-  std::map<int64_t, std::vector<Batches>> batches_;  // by rows
+  std::map<int64_t, std::vector<EngineBatches>> batches_;  // by number of rows
 };
 
 absl::StatusOr<Json> Answer(EngineBench& bench, const std::string& line) {
@@ -198,7 +169,7 @@ int Serve(const std::string& model, const EngineOptions& options) {
     std::cerr << "engine_bench: " << bench.status() << '\n';
     return 1;
   }
-  std::cout << (*bench)->Facts().dump() << std::endl;
+  std::cout << (*bench)->Info().dump() << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     absl::StatusOr<Json> answer = Answer(**bench, line);
     if (!answer.ok()) answer = Json{{"error", answer.status().ToString()}};
@@ -211,22 +182,26 @@ int Serve(const std::string& model, const EngineOptions& options) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // As in the programs: see server/main.cc.
+  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
+  // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  CLI::App app("The engine of a model's head without a server: see the head of engine_bench.cc.");
+  CLI::App app(
+      "Measures the engine of a model's head without a server, on commands from standard input.");
   std::string model;
   logprobd::EngineOptions options;
-  app.add_option("--model", model, "Hugging Face folder, or one .safetensors file")->required();
-  app.add_option("--device", options.device, "Engine")
+  app.add_option("--model", model, "Hugging Face folder or .safetensors file")->required();
+  app.add_option("--device", options.device, "Device of the engine")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, logprobd::Device>{{"auto", logprobd::Device::kAuto},
                                                   {"cpu", logprobd::Device::kCpu},
                                                   {"cuda", logprobd::Device::kCuda}}));
-  app.add_option("--gpus", options.gpus, "CUDA devices, as 0,1")->delimiter(',');
-  app.add_option("--replicas", options.replicas, "Whole heads; 0: chosen as the server does");
-  app.add_option("--batch-rows", options.batch_rows_max, "Most rows of a batch")
+  app.add_option("--gpus", options.gpus, "CUDA devices, for example 0,1")->delimiter(',');
+  app.add_option("--replicas", options.replicas,
+                 "Number of whole heads; 0 chooses as the server does");
+  app.add_option("--batch-rows", options.batch_rows_max, "Maximum number of rows in a batch")
       ->capture_default_str();
-  app.add_option("--cpu-threads", options.cpu_threads, "0: all cores");
+  app.add_option("--cpu-threads", options.cpu_threads,
+                 "Threads of the CPU engine; 0 means all cores");
   CLI11_PARSE(app, argc, argv);
   return logprobd::testing::Serve(model, options);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -8,9 +8,11 @@
 #include "server/base/scoring_engine.h"
 #include "tests/support/engine_case.h"
 
+// The load loop of benches that drive an engine in their own process. The load generator of
+// logprobctl bench cannot be used there, since it sends requests over gRPC.
 namespace logprobd::testing {
 
-/// A batch that an engine scores again and again for logprob and entropy, with its memory.
+/// A batch for logprob and entropy that an engine can score any number of times, with its memory.
 struct EngineBatch {
   std::unique_ptr<StagingBuffer> staging;
   EngineCase inputs;
@@ -20,18 +22,22 @@ struct EngineBatch {
   ScoreBatch batch;
 };
 
+/// The batches that one engine has in flight.
+using EngineBatches = std::vector<std::unique_ptr<EngineBatch>>;
+
 absl::StatusOr<std::unique_ptr<EngineBatch>> MakeBatch(ScoringEngine& engine,
                                                        const EngineCase& inputs);
 
-/// Scores batches, host memory to host memory and all of `batches` in flight, as long as `left` is
-/// above 0; each takes one of it. Returns when they have ended.
-absl::Status ScoreWhileLeft(ScoringEngine& engine,
-                            std::vector<std::unique_ptr<EngineBatch>>& batches,
-                            std::atomic<int>& left);
+/// Makes a batch with the same inputs for each that the engine may have in flight.
+absl::StatusOr<EngineBatches> MakeBatches(ScoringEngine& engine, const EngineCase& inputs);
 
-/// Milliseconds a batch of `count`.
-absl::StatusOr<double> EngineMilliseconds(ScoringEngine& engine,
-                                          std::vector<std::unique_ptr<EngineBatch>>& batches,
-                                          int count);
+/// Scores `count` batches, host memory to host memory, with all of `batches` in flight. Returns the
+/// seconds until they are scored.
+absl::StatusOr<double> EngineSeconds(ScoringEngine& engine, EngineBatches& batches, int count);
+
+/// Scores `count` batches per engine; whichever engine is free takes the next one, as in the
+/// server. `batches` holds the batches of each engine. Returns the seconds until all are scored.
+absl::StatusOr<double> EngineSeconds(const std::vector<std::unique_ptr<ScoringEngine>>& engines,
+                                     std::vector<EngineBatches>& batches, int count);
 
 }  // namespace logprobd::testing

@@ -15,7 +15,7 @@
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/workspace_plan.h"
-#include "tests/bench/random_fill.h"
+#include "tests/bench/bench_kernels.h"
 
 namespace logprobd::testing {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 using kernels::Dtype;
 using kernels::kTileColumns;
 
-/// Rows beyond the last, so that every block tile is whole.
+/// Readable rows after the last one, so that every block tile is complete.
 constexpr int64_t kSpareRows = 256;
 
 }  // namespace
@@ -43,7 +43,7 @@ int64_t FusedFixture::weight_bytes() const {
 
 absl::Status FusedFixture::Allocate() {
   const int64_t rows = AllRows();
-  // The engine's launches are largest for the rows that are shortest.
+  // The engine's launches have the most rows for the dtype with the shortest rows.
   const int64_t split_rows =
       std::min(sizes_.rows_max, RowsOfLaunch({.dtype = Dtype::kF16})) + kSpareRows;
   const int64_t split_bytes = kernels::SplitPitch(sizes_.hidden_size) * 2;
@@ -51,7 +51,7 @@ absl::Status FusedFixture::Allocate() {
   LOGPROBD_ASSIGN_OR_RETURN(
       source_, AllocateDevice(sizes_.rows_max * sizes_.hidden_size * 4, "hidden rows"));
   LOGPROBD_ASSIGN_OR_RETURN(
-      terms_, AllocateDevice(split_rows * kernels::kHiddenSplitsMax * split_bytes, "terms"));
+      splits_, AllocateDevice(split_rows * kernels::kHiddenSplitsMax * split_bytes, "bf16 splits"));
   LOGPROBD_ASSIGN_OR_RETURN(weights_, AllocateDevice(sizes_.num_heads * weight_bytes(), "weights"));
   LOGPROBD_ASSIGN_OR_RETURN(arena_, AllocateDevice(plan_.arena_bytes, "partials"));
   LOGPROBD_ASSIGN_OR_RETURN(lists_, AllocateDevice(sizes_.rows_max * kListMax * 4 * 4, "lists"));
@@ -139,9 +139,9 @@ absl::StatusOr<FusedFixture::PreparedRows> FusedFixture::PrepareRows(int64_t row
                                                           .num_rows = num_rows,
                                                           .hidden_size = sizes_.hidden_size,
                                                           .num_splits = ask.num_splits,
-                                                          .out = terms_.get()},
+                                                          .out = splits_.get()},
                                                          stream));
-  return PreparedRows{.data = terms_.get(),
+  return PreparedRows{.data = splits_.get(),
                       .stride = ask.num_splits * kernels::SplitPitch(sizes_.hidden_size),
                       .num_splits = ask.num_splits};
 }

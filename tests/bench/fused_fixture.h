@@ -12,33 +12,35 @@
 
 namespace logprobd::testing {
 
-/// A random bf16 head and hidden rows on the GPU, and what the fused kernel needs beside them,
-/// within the workspace that the engine gives it.
+/// A random bf16 head and hidden rows on the GPU, with the buffers that the fused kernel needs. The
+/// workspace is as large as in the engine.
 class FusedFixture {
  public:
   struct Sizes {
     int64_t hidden_size = 0;
     int64_t vocab_size = 0;
     int64_t rows_max = 0;
-    /// Heads that calls take in turn, so that a small call does not find its weight in a cache.
+    /// Number of heads that calls use in turn, so that a small call does not find its weight in a
+    /// cache.
     int64_t num_heads = 1;
-    /// Of the logits that unit normal rows get; the weight has this over sqrt(hidden_size).
+    /// Standard deviation of the logits of standard normal rows; that of the weight is this divided
+    /// by sqrt(hidden_size).
     double logit_stddev = 3;
     double weight_mean = 0;  ///< In standard deviations of the weight.
     uint64_t seed = 1;
   };
-  /// What is asked beside logprob and entropy, and of what the rows are made.
+  /// The outputs in addition to logprob and entropy, and the type of the rows.
   struct Ask {
     bool argmax = false;
     bool sum_p_squared = false;
     bool entropy_temperature = false;
-    /// Of the rows. Those in fp32 and fp16 are split into bf16 terms before each launch, which
-    /// takes as many rows as the engine's, whatever num_splits is.
+    /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch, which
+    /// takes as many rows as in the engine for any num_splits.
     kernels::Dtype dtype = kernels::Dtype::kBf16;
-    int32_t num_splits = kernels::kHiddenSplits;  ///< Of rows that are split.
-    bool corrected = false;   ///< The tensor cores' truncation is taken back (truncation.h).
-    int32_t top_k = 0;        ///< 0 to kListMax.
-    bool candidates = false;  ///< kListMax ids a row, spread over the vocabulary.
+    int32_t num_splits = kernels::kHiddenSplits;  ///< For fp32 and fp16 rows.
+    bool corrected = false;                       ///< Corrects the truncation of the tensor cores.
+    int32_t top_k = 0;                            ///< 0 to kListMax.
+    bool candidates = false;  ///< kListMax ids per row, spread over the vocabulary.
     bool combine = true;
   };
 
@@ -46,20 +48,20 @@ class FusedFixture {
 
   static absl::StatusOr<std::unique_ptr<FusedFixture>> Create(const Sizes& sizes);
 
-  /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace asks for.
+  /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace requires.
   absl::Status Score(int64_t num_rows, const Ask& ask, cudaStream_t stream);
 
-  /// Rows of one launch, as the engine plans it.
+  /// Number of rows of one launch in the engine.
   int64_t RowsOfLaunch(const Ask& ask) const;
-  /// Rows of a dtype, [rows_max, hidden_size]: unit normal until others are written there. fp16
-  /// rows share their place with those in fp32, and must be written.
+  /// The rows of a dtype, [rows_max, hidden_size], standard normal until a caller writes others.
+  /// fp16 rows share memory with fp32 rows and must be written first.
   std::byte* Rows(kernels::Dtype dtype) const;
-  /// [rows_max], spread over the vocabulary until others are written there.
+  /// Targets [rows_max], spread over the vocabulary until a caller writes others.
   int32_t* targets() const { return reinterpret_cast<int32_t*>(targets_.get()); }
-  /// [rows_max], of the last call.
+  /// Scores [rows_max] of the last call.
   const float* logprob() const { return Floats(kLogprob); }
   const float* entropy() const { return Floats(kEntropy); }
-  /// The head whose turn it is.
+  /// Returns the head of the next call and moves on to the one after it.
   const std::byte* NextWeight();
   int64_t weight_bytes() const;
 
@@ -75,7 +77,7 @@ class FusedFixture {
     kArgmaxLogprob
   };
   static constexpr int64_t kFloatArrays = kArgmaxLogprob + 1;
-  /// Rows as the fused kernel takes them.
+  /// Rows in the form that the fused kernel takes.
   struct PreparedRows {
     const std::byte* data;
     int64_t stride;  ///< Elements.
@@ -93,10 +95,10 @@ class FusedFixture {
   float* Floats(FloatArray array) const {
     return reinterpret_cast<float*>(floats_.get()) + array * AllRows();
   }
-  /// Rows [row, row + num_rows), split on `stream` where they have to be.
+  /// Returns rows [row, row + num_rows), and splits them on `stream` if necessary.
   absl::StatusOr<PreparedRows> PrepareRows(int64_t row, int64_t num_rows, const Ask& ask,
                                            cudaStream_t stream);
-  /// The lists of a block whose partials have been joined.
+  /// Scores the lists of a block whose partials have been combined.
   absl::Status ScoreLists(int64_t row, const kernels::FusedPartialsParams& params, const Ask& ask,
                           cudaStream_t stream);
   absl::Status ScoreBlock(int64_t row, int64_t num_rows, const Ask& ask, const std::byte* weight,
@@ -107,7 +109,7 @@ class FusedFixture {
   int64_t turn_ = 0;
   DeviceBuffer hidden_;   ///< [AllRows(), hidden_size] in bf16.
   DeviceBuffer source_;   ///< [rows_max, hidden_size] in fp32 or fp16.
-  DeviceBuffer terms_;    ///< Of the rows of one launch, with spare rows.
+  DeviceBuffer splits_;   ///< Splits of the rows of one launch, with spare rows.
   DeviceBuffer lists_;    ///< Four arrays of [rows_max, kListMax]: ids, logprobs; rows, ids.
   DeviceBuffer weights_;  ///< [num_heads, tiles * 192, hidden_size]
   DeviceBuffer arena_;

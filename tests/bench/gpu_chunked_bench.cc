@@ -1,13 +1,15 @@
-// The chunked path against the cuBLASLt GEMM that writes bf16 logits, in one process: both on
-// hidden rows that lie in device memory, events around each, rounds in random order.
+// Measures the chunked path and the cuBLASLt GEMM that writes bf16 logits in one process, on hidden
+// rows in device memory, with events around each and rounds in random order.
 //
 //   gpu_chunked_bench [--out FILE] [--commit ID] [--rounds 9] [--rows 1024,4096,8192,16384]
 //                     [--shapes BLOCK_ROWS:LOGITS_MIB:ALGORITHM,...]
 //
-// Without --shapes it measures what the server uses; with it, one line a shape, no JSON.
+// Without --shapes it measures the block shape of the server. With it, it prints one line per shape
+// and writes no JSON.
 
 #include <cuda_runtime_api.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,11 +30,9 @@
 #include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/workspace_plan.h"
-#include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/engine_load.h"
-#include "tests/bench/gpu_machine.h"
-#include "tests/bench/gpu_timer.h"
+#include "tests/bench/gpu_bench.h"
 #include "tests/bench/storing_gemm.h"
 #include "tests/gpu/large_head.h"
 
@@ -41,18 +41,16 @@ namespace {
 
 constexpr int64_t kVocabSize = 151'936;
 constexpr int64_t kHiddenSize = 4'096;
-/// Each timed part runs at least this long, after a third of it untimed.
+/// Each timed part runs at least this long, after a third of this time untimed.
 constexpr double kPartSeconds = 0.06;
 
 struct Flags {
-  std::string out;
-  std::string commit;
-  int rounds = 9;
+  BenchFlags common = {.rounds = 9};
   std::vector<int64_t> rows = {1'024, 4'096, 8'192, 16'384};
   std::vector<std::string> shapes;
 };
 
-/// What is measured on: the head, hidden rows, their targets and scales, room for scores.
+/// The data of the measurement: the head, hidden rows, targets and scales, and room for scores.
 struct Fixture {
   std::shared_ptr<const CudaHead> head;
   DeviceBuffer hidden;
@@ -93,7 +91,7 @@ absl::StatusOr<Fixture> MakeFixture(int64_t rows_max) {
   return fixture;
 }
 
-/// `rows` rows through the chunked path, block after block as the engine does it.
+/// Scores `rows` rows with the chunked path, block after block as in the engine.
 absl::Status ScoreRows(CudaScorer& scorer, const Fixture& fixture, int64_t rows,
                        cudaStream_t stream) {
   const int64_t block_rows = scorer.plan().BlockRows(kernels::Dtype::kBf16);
@@ -112,7 +110,7 @@ absl::Status ScoreRows(CudaScorer& scorer, const Fixture& fixture, int64_t rows,
   return absl::OkStatus();
 }
 
-/// Milliseconds of every round for each work, by its name.
+/// Returns the milliseconds of every round for each work, by name.
 absl::StatusOr<std::map<std::string, std::vector<double>>> MeasureRounds(
     const std::map<std::string, Work>& works, int rounds, Timer& timer) {
   std::map<std::string, int> repeats;
@@ -137,7 +135,7 @@ absl::StatusOr<std::map<std::string, std::vector<double>>> MeasureRounds(
   return times;
 }
 
-/// A record of `ours`, beside the GEMM where there is one.
+/// Makes a record of `ours` with the GEMM as baseline, if there is one.
 BenchRecord Record(const std::string& what, const std::vector<double>& ours,
                    const std::vector<double>* baseline, const std::string& note) {
   BenchRecord record = RecordOf(what, "ms", ours);
@@ -149,8 +147,8 @@ BenchRecord Record(const std::string& what, const std::vector<double>& ours,
   return record;
 }
 
-/// The engine from pinned host memory to scores in host memory: one batch at a time for small ones
-/// (latency), two in flight for large ones (throughput).
+/// Measures the engine from pinned host memory to scores in host memory: small batches one at a
+/// time (latency), large batches also with two in flight (throughput).
 absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
                            std::vector<BenchRecord>& records) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
@@ -167,25 +165,24 @@ absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
   };
   for (const Load load : {Load{1, 1, 200}, Load{64, 1, 200}, Load{256, 1, 100}, Load{8'192, 1, 10},
                           Load{8'192, 2, 20}}) {
-    std::vector<std::unique_ptr<EngineBatch>> batches;
+    EngineBatches batches;
     for (size_t i = 0; i < load.in_flight; ++i) {
       LOGPROBD_ASSIGN_OR_RETURN(auto batch,
                                 MakeBatch(*engine, MakeLargeCase(head, load.rows, i + 1)));
       batches.push_back(std::move(batch));
     }
-    LOGPROBD_RETURN_IF_ERROR(EngineMilliseconds(*engine, batches, load.count).status());
+    LOGPROBD_RETURN_IF_ERROR(EngineSeconds(*engine, batches, load.count).status());
     std::vector<double> times;
-    for (int round = 0; round < flags.rounds; ++round) {
-      LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds,
-                                EngineMilliseconds(*engine, batches, load.count));
-      times.push_back(milliseconds);
+    for (int round = 0; round < flags.common.rounds; ++round) {
+      LOGPROBD_ASSIGN_OR_RETURN(const double seconds, EngineSeconds(*engine, batches, load.count));
+      times.push_back(seconds * 1e3 / load.count);
     }
     const ScoreBatch& last = batches[0]->batch;
     const std::string stages =
         absl::StrFormat("ms of one batch: copy in %.3f, kernels %.3f, combine %.3f, copy out %.3f",
                         last.h2d_seconds * 1e3, last.kernel_seconds * 1e3,
                         last.combine_seconds * 1e3, last.d2h_seconds * 1e3);
-    std::printf("%s, %5ld rows, %zu in flight: %8.3f ms a batch; %s\n", plan.engine.c_str(),
+    std::printf("%s, %5ld rows, %zu in flight: %8.3f ms per batch; %s\n", plan.engine.c_str(),
                 static_cast<long>(load.rows), load.in_flight, Median(times), stages.c_str());
     records.push_back(Record(
         absl::StrCat("GPU engine ", plan.engine, ", host to host, H=4096, V=151936, batches of ",
@@ -213,7 +210,7 @@ absl::Status MeasureDefault(const Flags& flags, const Fixture& fixture, Timer& t
         MeasureRounds(
             {{"chunked", [&](cudaStream_t s) { return ScoreRows(*scorer, fixture, rows, s); }},
              {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
-            flags.rounds, timer));
+            flags.common.rounds, timer));
     const std::vector<double>& ours = times.at("chunked");
     const std::vector<double>& baseline = times.at("gemm");
     std::printf("%8ld %12.3f %12.3f %8.3f\n", static_cast<long>(rows), Median(ours),
@@ -225,8 +222,7 @@ absl::Status MeasureDefault(const Flags& flags, const Fixture& fixture, Timer& t
   }
   LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, GpuKernel::kChunked, records));
   LOGPROBD_RETURN_IF_ERROR(MeasureEngine(flags, GpuKernel::kAuto, records));
-  if (flags.out.empty()) return absl::OkStatus();
-  return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
+  return WriteRecords(flags.common, GpuMachineName(), records);
 }
 
 absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Fixture& fixture,
@@ -254,7 +250,7 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Fi
         MeasureRounds(
             {{"chunked", [&](cudaStream_t s) { return ScoreRows(**scorer, fixture, rows, s); }},
              {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
-            flags.rounds, timer));
+            flags.common.rounds, timer));
     const int64_t block_rows = std::min(rows, plan.BlockRows(kernels::Dtype::kBf16));
     std::printf("%14s rows %6ld tiles %4ld chunked %8.3f gemm %8.3f ratio %.3f  %s\n",
                 shape.c_str(), static_cast<long>(rows),
@@ -282,14 +278,14 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
-  CLI::App app("The chunked path against the GEMM, and the engine on both paths.");
-  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
-  app.add_option("--rows", flags.rows, "Rows of a batch")->delimiter(',')->capture_default_str();
-  app.add_option("--shapes", flags.shapes, "Block shapes to try instead of what the server uses")
+  CLI::App app("Compares the chunked path with the GEMM, and measures the engine on both paths.");
+  logprobd::testing::AddBenchFlags(app, flags.common);
+  app.add_option("--rows", flags.rows, "Numbers of rows in a batch")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--shapes", flags.shapes, "Block shapes to measure instead of that of the server")
       ->type_name("BLOCK_ROWS:LOGITS_MIB:ALGORITHM")
       ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = logprobd::testing::Run(flags);
-  if (!status.ok()) std::fprintf(stderr, "gpu_chunked_bench: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return logprobd::testing::ExitCode("gpu_chunked_bench", logprobd::testing::Run(flags));
 }

@@ -1,15 +1,16 @@
-// Errors of the fused kernel's logprobs and entropies, combine included, against double precision
-// on the exact inputs, with the tensor cores' truncation corrected
-// (kernels/common/logit_transform.h), as the engine does, and not.
+// Measures the errors of the fused kernel's logprobs and entropies, with its combine step, against
+// double precision on the exact inputs, with and without the correction of the tensor cores'
+// truncation (kernels/common/logit_transform.h) that the engine applies.
 //
 //   gpu_errors_bench [--out FILE] [--commit ID] [--rounds 1] [--rows 256]
 //
-// A round takes other random data; figures are medians of rounds. Targets are the most likely id
-// of every second row, a random one of the others. Exits 1 when a figure misses what its note
-// wants.
+// Each round has other random data; figures are medians over the rounds. The target of every second
+// row is its most likely id, that of the others is random. Exits with 1 if a figure misses its
+// target.
 
 #include <cuda_runtime_api.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -28,11 +29,10 @@
 #include "server/base/head_info.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/kernel_params.h"
-#include "tests/bench/bench_flags.h"
+#include "tests/bench/bench_kernels.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_fixture.h"
-#include "tests/bench/gpu_machine.h"
-#include "tests/bench/logits_reference.h"
+#include "tests/bench/gpu_bench.h"
 #include "tests/bench/synthetic_rows.h"
 #include "tests/support/in_memory_head.h"
 
@@ -40,17 +40,15 @@ namespace logprobd::testing {
 namespace {
 
 constexpr int64_t kVocabSize = 151'936;
-/// fp32 rows may miss by this much more.
+/// Factor of the limits for fp32 rows.
 constexpr double kF32Slack = 1.5;
 
 struct Flags {
-  std::string out;
-  std::string commit;
-  int rounds = 1;
+  BenchFlags common = {.rounds = 1};
   int rows = 256;
 };
 
-/// Largest errors that are wanted; nothing is asked where there is none.
+/// Targets for the errors. A figure without a value has no target.
 struct Limits {
   std::optional<double> logprob_max;
   std::optional<double> logprob_p99;
@@ -72,15 +70,15 @@ Limits LimitsAtDeviation20(double slack) {
           .entropy_max = std::nullopt};
 }
 
-/// Hidden rows and a head.
+/// The hidden rows and the head of a case.
 struct Case {
   std::string rows;
   int64_t hidden_size = 0;
   double logit_stddev = 3;
-  Dtype dtype = Dtype::kBf16;  ///< Of the rows.
+  Dtype dtype = Dtype::kBf16;  ///< Type of the rows.
   RowKind kind = RowKind::kNormal;
-  bool near_weight = false;  ///< Rows near rows of the weight, of no kind.
-  double weight_mean = 0;    ///< In standard deviations.
+  bool near_weight = false;  ///< Rows point along rows of the weight; `kind` is not used.
+  double weight_mean = 0;    ///< In standard deviations of the weight.
 };
 
 std::vector<Case> AllCases() {
@@ -100,7 +98,7 @@ std::vector<Case> AllCases() {
   }
   cases.push_back(
       {.rows = "rows near rows of the weight", .hidden_size = 4'096, .near_weight = true});
-  // The mean moves a row's logits by 15, all alike.
+  // The mean shifts all logits of a row by 15.
   cases.push_back({.rows = "rows >= 0, weight's mean a tenth of its deviation",
                    .hidden_size = 4'096,
                    .kind = RowKind::kOneSided,
@@ -126,19 +124,19 @@ struct Variant {
 };
 
 std::vector<Variant> VariantsOf(const Case& c) {
-  std::vector<std::pair<std::string, int32_t>> terms = {{"", 1}};
-  if (c.dtype != Dtype::kBf16) terms = {{" as two bf16 terms", 2}};
-  if (c.dtype == Dtype::kF32) terms.emplace_back(" as three bf16 terms", 3);
+  std::vector<std::pair<std::string, int32_t>> splits = {{"", 1}};
+  if (c.dtype != Dtype::kBf16) splits = {{" as two bf16 splits", 2}};
+  if (c.dtype == Dtype::kF32) splits.emplace_back(" as three bf16 splits", 3);
   const bool is_normal = c.kind == RowKind::kNormal && !c.near_weight;
   const double slack = c.dtype == Dtype::kF32 ? kF32Slack : 1;
   std::vector<Variant> variants;
-  for (const auto& [terms_name, num_splits] : terms) {
+  for (const auto& [splits_name, num_splits] : splits) {
     for (const bool is_corrected : {true, false}) {
       Variant variant;
       variant.name =
           absl::StrCat("GPU fused, error, H=", c.hidden_size, ", V=", kVocabSize,
                        c.near_weight ? "" : absl::StrCat(", standard deviation ", c.logit_stddev),
-                       ", ", c.rows, terms_name, is_corrected ? "" : ", truncation not corrected");
+                       ", ", c.rows, splits_name, is_corrected ? "" : ", truncation not corrected");
       variant.ask.dtype = KernelDtype(c.dtype);
       variant.ask.num_splits = num_splits;
       variant.ask.corrected = is_corrected;
@@ -152,7 +150,7 @@ std::vector<Variant> VariantsOf(const Case& c) {
   return variants;
 }
 
-/// Rows of the weight, as they lie there.
+/// Reads rows of the weight from the device.
 absl::StatusOr<std::vector<float>> ReadWeightRows(FusedFixture& fixture,
                                                   const std::vector<int32_t>& ids,
                                                   int64_t hidden_size) {
@@ -178,7 +176,7 @@ std::vector<int32_t> RandomIds(int64_t count, uint64_t seed) {
   return ids;
 }
 
-/// Puts the case's rows into the fixture.
+/// Writes the rows of the case to the fixture.
 absl::Status WriteRows(const Case& c, int64_t num_rows, uint64_t seed, FusedFixture& fixture) {
   const RowSizes sizes = {.num_rows = num_rows, .hidden_size = c.hidden_size};
   std::vector<float> rows;
@@ -196,7 +194,7 @@ absl::Status WriteRows(const Case& c, int64_t num_rows, uint64_t seed, FusedFixt
   return absl::OkStatus();
 }
 
-/// The scores of every row in double, and what the logits are like.
+/// The scores of every row in double, and mean and deviation of the logits.
 struct Truth {
   std::vector<int32_t> targets;
   std::vector<double> logprob;
@@ -247,11 +245,11 @@ absl::StatusOr<Truth> ComputeTruth(const Case& c, int64_t num_rows, uint64_t see
 struct Errors {
   double logprob_max = 0;
   double logprob_p99 = 0;
-  double logprob_mean = 0;  ///< With its sign.
+  double logprob_mean = 0;  ///< Signed.
   double entropy_max = 0;
 };
 
-/// INTERNAL where a score is no number or out of its range.
+/// Returns INTERNAL if a score is NaN or out of its range.
 absl::StatusOr<Errors> ErrorsOf(const std::vector<float>& logprob,
                                 const std::vector<float>& entropy, const Truth& truth) {
   const auto log_vocab = static_cast<float>(std::log(static_cast<double>(kVocabSize)));
@@ -294,7 +292,7 @@ struct Results {
 
   void Add(BenchRecord record, const std::string& note, std::optional<double> limit) {
     record.note = note;
-    if (limit.has_value()) absl::StrAppend(&record.note, "; wanted at most ", *limit);
+    if (limit.has_value()) absl::StrAppend(&record.note, "; target at most ", *limit);
     if (limit.has_value() && record.figure > *limit) {
       std::fprintf(stderr, "MISSED: %s: %.3g; %s\n", record.what.c_str(), record.figure,
                    record.note.c_str());
@@ -304,21 +302,21 @@ struct Results {
   }
 };
 
-/// `rounds` are the errors of every round.
+/// Adds the records of a variant. `rounds` holds the errors of each round.
 void AddRecords(const Variant& variant, const std::vector<Errors>& rounds, const Truth& truth,
                 Results& results) {
-  const auto of_rounds = [&](auto member) {
+  const auto figures_of = [&](auto member) {
     std::vector<double> figures(rounds.size());
     std::transform(rounds.begin(), rounds.end(), figures.begin(), member);
     return figures;
   };
-  const double mean = Median(of_rounds([](const Errors& e) { return e.logprob_mean; }));
+  const double mean = Median(figures_of([](const Errors& e) { return e.logprob_mean; }));
   const std::string note =
       absl::StrFormat("%d rows; logprob's mean %+.2g; logits %.2f with standard deviation %.2f",
                       truth.targets.size(), mean, truth.logit_mean, truth.logit_stddev);
   const auto add = [&](const char* figure, auto member, std::optional<double> limit) {
-    results.Add(RecordOf(absl::StrCat(variant.name, ": ", figure), "nats", of_rounds(member)), note,
-                limit);
+    results.Add(RecordOf(absl::StrCat(variant.name, ": ", figure), "nats", figures_of(member)),
+                note, limit);
   };
   const Limits& limits = variant.limits;
   add(
@@ -341,7 +339,7 @@ absl::Status MeasureCase(const Flags& flags, const Case& c, Results& results) {
   const std::vector<Variant> variants = VariantsOf(c);
   std::vector<std::vector<Errors>> errors(variants.size());
   Truth truth;
-  for (int round = 0; round < flags.rounds; ++round) {
+  for (int round = 0; round < flags.common.rounds; ++round) {
     const auto seed = static_cast<uint64_t>(round) + 1;
     LOGPROBD_ASSIGN_OR_RETURN(const auto fixture,
                               FusedFixture::Create({.hidden_size = c.hidden_size,
@@ -361,7 +359,8 @@ absl::Status MeasureCase(const Flags& flags, const Case& c, Results& results) {
   return absl::OkStatus();
 }
 
-/// The number of figures that miss what is wanted. What was measured before a failure is written.
+/// Returns the number of figures that miss their target. Figures measured before a failure are
+/// written.
 absl::StatusOr<int> Run(const Flags& flags) {
   Results results;
   absl::Status status;
@@ -369,10 +368,7 @@ absl::StatusOr<int> Run(const Flags& flags) {
     status = MeasureCase(flags, c, results);
     if (!status.ok()) break;
   }
-  if (!flags.out.empty()) {
-    status.Update(WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit},
-                               results.records));
-  }
+  status.Update(WriteRecords(flags.common, GpuMachineName(), results.records));
   if (!status.ok()) return status;
   return results.num_missed;
 }
@@ -383,13 +379,12 @@ absl::StatusOr<int> Run(const Flags& flags) {
 int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
   CLI::App app("Errors of the fused kernel against double precision.");
-  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
-  app.add_option("--rows", flags.rows, "Rows of each case")
+  logprobd::testing::AddBenchFlags(app, flags.common);
+  app.add_option("--rows", flags.rows, "Number of rows of each case")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const absl::StatusOr<int> missed = logprobd::testing::Run(flags);
   if (missed.ok()) return *missed == 0 ? 0 : 1;
-  std::fprintf(stderr, "gpu_errors_bench: %s\n", std::string(missed.status().message()).c_str());
-  return 1;
+  return logprobd::testing::ExitCode("gpu_errors_bench", missed.status());
 }

@@ -1,15 +1,16 @@
-// The fused kernel, combine included, against the cuBLASLt GEMM that writes bf16 logits (the
-// fastest of eight proposals) and against reading the weight once, in one process: rounds in random
-// order, medians.
+// Measures the fused kernel with its combine step, the cuBLASLt GEMM that writes bf16 logits (the
+// fastest of eight algorithms), and a kernel that only reads the weight, in one process with rounds
+// in random order. Figures are medians.
 //
 //   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part large|small|extras]
 //
-// Settled: the same work runs untimed before it is timed, so that the power limit has had its say.
-// Burst: two milliseconds of work after 25 ms of rest.
+// Settled times follow untimed runs of the same work, so that the power limit is in force. Bursts
+// are two milliseconds of work after 25 ms of rest.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -23,12 +24,10 @@
 #include "absl/strings/str_format.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
-#include "tests/bench/bench_flags.h"
+#include "tests/bench/bench_kernels.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_fixture.h"
-#include "tests/bench/gpu_machine.h"
-#include "tests/bench/gpu_timer.h"
-#include "tests/bench/random_fill.h"
+#include "tests/bench/gpu_bench.h"
 #include "tests/bench/storing_gemm.h"
 
 namespace logprobd::testing {
@@ -38,23 +37,22 @@ constexpr double kSettleMilliseconds = 60;
 constexpr double kTimedMilliseconds = 50;
 constexpr double kBurstMilliseconds = 2;
 constexpr int kRestMicroseconds = 25'000;
-constexpr int kBursts = 4;  // a round: each is short, and noisy
+constexpr int kBursts = 4;  // per round, since a single one is short and noisy
 constexpr char kGemm[] = "cuBLASLt GEMM that writes bf16 logits";
 
 struct Flags {
-  std::string out;
-  std::string commit;
-  int rounds = 5;
+  BenchFlags common;
   std::string part = "large";
 };
 
-/// Milliseconds of every round of one contender.
+/// The measurements of one contender, one per round and burst.
 struct Times {
-  std::vector<double> settled;
-  std::vector<double> burst;
+  std::vector<double> settled;    ///< Milliseconds.
+  std::vector<double> burst;      ///< Milliseconds.
   std::vector<double> megahertz;  ///< SM clock at the end of the settled part.
 };
 
+/// Measures settled times, bursts and the clock of contenders.
 class Stopwatch {
  public:
   static absl::StatusOr<std::unique_ptr<Stopwatch>> Create() {
@@ -67,7 +65,7 @@ class Stopwatch {
 
   Timer& timer() { return *timer_; }
 
-  /// All contenders, in a new order every round.
+  /// Measures all contenders in each round, in a new random order.
   absl::StatusOr<std::map<std::string, Times>> Measure(const std::map<std::string, Work>& works,
                                                        int rounds) {
     std::vector<std::string> order;
@@ -94,7 +92,8 @@ class Stopwatch {
     LOGPROBD_ASSIGN_OR_RETURN(const double settled,
                               timer_->Milliseconds(work, repeats(kTimedMilliseconds)));
     times.settled.push_back(settled);
-    // The clock is read right behind more of the same work: it rises within microseconds of rest.
+    // The clock is read directly after more of the same work, since it rises within microseconds of
+    // rest.
     for (int i = 0; i < repeats(kBurstMilliseconds); ++i) {
       LOGPROBD_RETURN_IF_ERROR(work(timer_->stream()));
     }
@@ -145,7 +144,7 @@ absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<Benc
           const auto times,
           watch.Measure({{"fused", [&](cudaStream_t s) { return fixture->Score(rows, {}, s); }},
                          {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
-                        flags.rounds));
+                        flags.common.rounds));
       const Times& ours = times.at("fused");
       const Times& theirs = times.at("gemm");
       const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", rows);
@@ -153,7 +152,7 @@ absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<Benc
           absl::StrFormat("burst %.3g ms, %.2f of the GEMM's; SM clock %.0f MHz, GEMM %.0f",
                           Median(ours.burst), Median(ours.burst) / Median(theirs.burst),
                           Median(ours.megahertz), Median(theirs.megahertz));
-      std::printf("%-28s %8.3f ms, of the GEMM %.3f; %s\n", shape.c_str(), Median(ours.settled),
+      std::printf("%-28s %8.3f ms, %.3f times the GEMM; %s\n", shape.c_str(), Median(ours.settled),
                   Median(ours.settled) / Median(theirs.settled), note.c_str());
       std::fflush(stdout);
       records.push_back(Record(absl::StrCat("GPU fused, ", shape), ours.settled, kGemm,
@@ -194,7 +193,7 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
                   return absl::OkStatus();
                 }},
                {"gemm", [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); }}},
-              flags.rounds));
+              flags.common.rounds));
       const std::vector<double>& ours = times.at("fused").settled;
       const double read = Median(times.at("read").settled);
       const double gemm = Median(times.at("gemm").settled);
@@ -202,8 +201,8 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
       const std::string note =
           absl::StrFormat("weight read at %.2f TB/s; three heads in turn",
                           static_cast<double>(fixture->weight_bytes()) / read / 1e9);
-      std::printf("%-28s %.4f ms, of reading the weight %.3f, of the GEMM %.3f\n", shape.c_str(),
-                  Median(ours), Median(ours) / read, Median(ours) / gemm);
+      std::printf("%-28s %.4f ms, %.3f times reading the weight, %.3f times the GEMM\n",
+                  shape.c_str(), Median(ours), Median(ours) / read, Median(ours) / gemm);
       std::fflush(stdout);
       records.push_back(
           Record(absl::StrCat("GPU fused, few rows, ", shape), ours, kGemm, gemm, note));
@@ -225,9 +224,9 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
       {"and sum of p squared", {.sum_p_squared = true}},
       {"entropy at its own temperature", {.entropy_temperature = true}},
       {"and top-k of 20", {.top_k = 20}},
-      {"and 20 candidates a row", {.candidates = true}},
-      {"fp32 rows as two bf16 terms, split included", {.dtype = kernels::Dtype::kF32}},
-      {"fp32 rows as three bf16 terms, split included",
+      {"and 20 candidates per row", {.candidates = true}},
+      {"fp32 rows as two bf16 splits, split included", {.dtype = kernels::Dtype::kF32}},
+      {"fp32 rows as three bf16 splits, split included",
        {.dtype = kernels::Dtype::kF32, .num_splits = 3}}};
   for (const int64_t hidden_size : {896, 2'048, 4'096}) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
@@ -240,11 +239,11 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
           return fixture->Score(rows, ask, s);
         };
       }
-      LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.rounds));
+      LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.common.rounds));
       const double plain = Median(times.at("logprob and entropy").settled);
       for (const auto& [name, ask] : asks) {
         const std::vector<double>& ours = times.at(name).settled;
-        std::printf("H=%ld T=%ld %-46s %8.3f ms, of logprob and entropy %.3f\n",
+        std::printf("H=%ld T=%ld %-46s %8.3f ms, %.3f times logprob and entropy\n",
                     static_cast<long>(hidden_size), static_cast<long>(rows), name.c_str(),
                     Median(ours), Median(ours) / plain);
         records.push_back(
@@ -263,8 +262,7 @@ absl::Status Run(const Flags& flags) {
   const std::map<std::string, absl::Status (*)(const Flags&, Stopwatch&, std::vector<BenchRecord>&)>
       parts = {{"large", MeasureLarge}, {"small", MeasureSmall}, {"extras", MeasureExtras}};
   LOGPROBD_RETURN_IF_ERROR(parts.at(flags.part)(flags, *watch, records));
-  if (flags.out.empty()) return absl::OkStatus();
-  return WriteRecords(flags.out, {.machine = GpuMachineName(), .commit = flags.commit}, records);
+  return WriteRecords(flags.common, GpuMachineName(), records);
 }
 
 }  // namespace
@@ -272,14 +270,11 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
-  CLI::App app("The fused kernel against the GEMM and against reading the weight.");
-  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
-  app.add_option("--part", flags.part, "What is measured")
+  CLI::App app("Compares the fused kernel with the GEMM and with reading the weight.");
+  logprobd::testing::AddBenchFlags(app, flags.common);
+  app.add_option("--part", flags.part, "Part to measure: many rows, few rows, or further outputs")
       ->check(CLI::IsMember({"large", "small", "extras"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = logprobd::testing::Run(flags);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "gpu_fused_bench: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return logprobd::testing::ExitCode("gpu_fused_bench", logprobd::testing::Run(flags));
 }

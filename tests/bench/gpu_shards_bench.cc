@@ -1,6 +1,6 @@
-// One head over the GPUs of a host: batches from pinned host memory to scores in host memory, two
-// in flight, on one GPU, in shards and as replicas, rounds of all in random order; loading from the
-// page cache; memory against the plan.
+// Measures one head on the GPUs of a host: batches from pinned host memory to scores in host
+// memory, with two in flight, on one GPU, in shards and as replicas, with rounds in random order;
+// loading from the page cache; and memory, compared with the plan.
 //
 //   gpu_shards_bench [--out FILE] [--commit ID] [--rounds 7] [--part speed|load]
 
@@ -8,8 +8,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -17,7 +17,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,23 +28,20 @@
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/engines.h"
-#include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/engine_load.h"
-#include "tests/bench/gpu_machine.h"
+#include "tests/bench/gpu_bench.h"
 #include "tests/gpu/large_head.h"
 
 namespace logprobd::testing {
 namespace {
 
-/// Each timed part runs about this long, after a third of it untimed.
+/// Each timed part runs about this long, after a third of this time untimed.
 constexpr double kPartSeconds = 0.4;
 
 struct Flags {
-  std::string out;
-  std::string commit;
+  BenchFlags common = {.rounds = 7};
   std::string part = "speed";
-  int rounds = 7;
 };
 
 struct Shape {
@@ -53,7 +49,7 @@ struct Shape {
   int64_t vocab_size;
 };
 
-/// Replicas x shards and how the shards exchange.
+/// Number of replicas and shards, and how the shards exchange sums.
 struct Arrangement {
   std::string name;
   int32_t replicas;
@@ -61,11 +57,11 @@ struct Arrangement {
   Exchange exchange = Exchange::kAuto;
 };
 
-/// Engines that are loaded at the same time, each with two batches in flight.
+/// The engines of an arrangement, each with two batches in flight.
 struct Loaded {
   std::vector<std::unique_ptr<ScoringEngine>> engines;
-  std::vector<std::vector<std::unique_ptr<EngineBatch>>> batches;  ///< Of the rows measured now.
-  int count = 0;                                                   ///< Batches of a timed part.
+  std::vector<EngineBatches> batches;  ///< Batches of the current number of rows, per engine.
+  int count = 0;                       ///< Number of batches in a timed part.
 };
 
 int NumGpus() {
@@ -73,7 +69,7 @@ int NumGpus() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-/// What this machine's GPUs allow.
+/// The arrangements that the GPUs of this machine allow.
 std::vector<Arrangement> Arrangements() {
   std::vector<Arrangement> all = {{"1 GPU", 1, 1}};
   for (int32_t gpus = 2; gpus <= NumGpus(); gpus *= 2) {
@@ -97,24 +93,16 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateOn(const HeadW
   return CreateCudaEngines(head, made, options);
 }
 
-/// Milliseconds until `count` batches for each engine are scored, over `count`. Whichever engine is
-/// free takes the next, as the server's do.
+/// Returns the milliseconds until `count` batches per engine are scored, divided by `count`.
 absl::StatusOr<double> Milliseconds(Loaded& loaded, int count) {
-  std::atomic<int> left = count * static_cast<int>(loaded.engines.size());
-  std::vector<absl::Status> statuses(loaded.engines.size());
-  const absl::Time begin = absl::Now();
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < loaded.engines.size(); ++i) {
-    threads.emplace_back(
-        [&, i] { statuses[i] = ScoreWhileLeft(*loaded.engines[i], loaded.batches[i], left); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
-  return absl::ToDoubleMilliseconds(absl::Now() - begin) / count;
+  LOGPROBD_ASSIGN_OR_RETURN(const double seconds,
+                            EngineSeconds(loaded.engines, loaded.batches, count));
+  return seconds * 1e3 / count;
 }
 
-/// How many times the throughput of one GPU is wanted, as a note says it; empty: nothing is.
-std::string WantedText(const Arrangement& how, int64_t rows) {
+/// The target for the ratio to the throughput of one GPU, as part of a note; empty without a
+/// target.
+std::string TargetText(const Arrangement& how, int64_t rows) {
   std::map<int32_t, double> by_gpus;
   if (how.replicas > 1) {
     by_gpus = {{2, 1.95}, {4, 3.9}};
@@ -124,10 +112,10 @@ std::string WantedText(const Arrangement& how, int64_t rows) {
     by_gpus = {{2, 1.9}, {4, 3.6}, {8, 6.5}};
   }
   const auto found = by_gpus.find(how.replicas * how.shards);
-  return found == by_gpus.end() ? "" : absl::StrCat("; wanted at least ", found->second);
+  return found == by_gpus.end() ? "" : absl::StrCat("; target at least ", found->second);
 }
 
-/// What a finished batch says of its stages, as shares of `interval_ms` between batches.
+/// Describes the stages of a finished batch, `interval_ms` after the one before it.
 std::string StagesText(const ScoreBatch& batch, double interval_ms) {
   const double kernel_ms = batch.kernel_seconds * 1e3;
   return absl::StrFormat(
@@ -153,10 +141,7 @@ absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
       all.batches.clear();
       all.batches.resize(all.engines.size());
       for (size_t i = 0; i < all.engines.size(); ++i) {
-        for (int slot = 0; slot < ScoringEngine::kBatchesInFlight; ++slot) {
-          LOGPROBD_ASSIGN_OR_RETURN(all.batches[i].emplace_back(),
-                                    MakeBatch(*all.engines[i], inputs));
-        }
+        LOGPROBD_ASSIGN_OR_RETURN(all.batches[i], MakeBatches(*all.engines[i], inputs));
       }
       LOGPROBD_ASSIGN_OR_RETURN(const double first_ms, Milliseconds(all, 8));
       all.count = std::max(8, static_cast<int>(kPartSeconds * 1e3 / first_ms));
@@ -164,7 +149,7 @@ absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
     std::vector<size_t> order(arrangements.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::mt19937 random(1);
-    for (int round = 0; round < flags.rounds; ++round) {
+    for (int round = 0; round < flags.common.rounds; ++round) {
       std::shuffle(order.begin(), order.end(), random);
       for (const size_t i : order) {
         LOGPROBD_RETURN_IF_ERROR(Milliseconds(loaded[i], loaded[i].count / 3 + 1).status());
@@ -187,7 +172,7 @@ absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
       if (i > 0) {
         record.baseline_what = "1 GPU";
         record.baseline_figure = static_cast<double>(rows) / single_ms;
-        record.note += WantedText(arrangements[i], rows);
+        record.note += TargetText(arrangements[i], rows);
       }
       std::printf("H %5ld T %5ld %-16s %9.3f ms %9.1f k rows/s  x%.3f  %s\n",
                   static_cast<long>(shape.hidden_size), static_cast<long>(rows),
@@ -201,8 +186,8 @@ absl::Status MeasureSpeed(const Flags& flags, const Shape& shape,
   return absl::OkStatus();
 }
 
-/// A model folder whose head has `shape`, of bf16 zeros but for its first rows: its bytes are in
-/// the page cache once it is written.
+/// Writes a model folder whose head has `shape` and random bf16 elements. Its bytes are then in the
+/// page cache.
 absl::Status WriteModel(const std::string& folder, const Shape& shape) {
   std::filesystem::create_directories(folder);
   std::ofstream config(absl::StrCat(folder, "/config.json"));
@@ -230,7 +215,7 @@ absl::Status WriteModel(const std::string& folder, const Shape& shape) {
   return file.good() ? absl::OkStatus() : absl::InternalError("the model cannot be written");
 }
 
-/// Bytes that are free on each GPU.
+/// Returns the free bytes of each GPU.
 absl::StatusOr<std::vector<int64_t>> FreeBytes() {
   std::vector<int64_t> bytes;
   for (int gpu = 0; gpu < NumGpus(); ++gpu) {
@@ -255,7 +240,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
     std::vector<double> seconds;
     std::vector<double> rates;
     int64_t difference_max = 0;
-    for (int round = 0; round <= flags.rounds && status.ok(); ++round) {
+    for (int round = 0; round <= flags.common.rounds && status.ok(); ++round) {
       status = [&]() -> absl::Status {
         EngineOptions options;
         EnginePlan plan;
@@ -264,7 +249,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
         LOGPROBD_ASSIGN_OR_RETURN(const auto engines, CreateOn(*model->weights, how, &plan));
         const double took = absl::ToDoubleSeconds(absl::Now() - begin);
         LOGPROBD_ASSIGN_OR_RETURN(const std::vector<int64_t> after, FreeBytes());
-        if (round == 0) return absl::OkStatus();  // contexts and kernels are loaded
+        if (round == 0) return absl::OkStatus();  // the first round loads contexts and kernels
         seconds.push_back(took);
         rates.push_back(gigabytes * how.replicas / took);
         for (size_t gpu = 0; gpu < before.size(); ++gpu) {
@@ -279,7 +264,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
       }();
     }
     LOGPROBD_RETURN_IF_ERROR(status);
-    std::printf("load %-16s %6.2f s, %6.2f GB/s; memory %+.1f MiB against the plan\n",
+    std::printf("load %-16s %6.2f s, %6.2f GB/s; memory %+.1f MiB more than planned\n",
                 how.name.c_str(), Median(seconds), Median(rates),
                 static_cast<double>(difference_max) / (1 << 20));
     std::fflush(stdout);
@@ -291,7 +276,7 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
         "until ready to score, connecting and warming up included, contexts not; %.1f GB/s; memory "
         "of each GPU within %.1f MiB of the plan",
         Median(rates), static_cast<double>(std::abs(difference_max)) / (1 << 20));
-    if (how.replicas == 1) record.note += "; wanted at most 3";
+    if (how.replicas == 1) record.note += "; target at most 3";
     records.push_back(std::move(record));
   }
   std::error_code ignored;
@@ -308,11 +293,7 @@ absl::Status Run(const Flags& flags) {
       LOGPROBD_RETURN_IF_ERROR(MeasureSpeed(flags, shape, records));
     }
   }
-  if (flags.out.empty()) return absl::OkStatus();
-  return WriteRecords(
-      flags.out,
-      {.machine = absl::StrCat(NumGpus(), " x ", GpuMachineName()), .commit = flags.commit},
-      records);
+  return WriteRecords(flags.common, absl::StrCat(NumGpus(), " x ", GpuMachineName()), records);
 }
 
 }  // namespace
@@ -320,13 +301,11 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
-  CLI::App app("One head over the GPUs of a host, in shards and as replicas.");
-  logprobd::testing::AddBenchFlags(app, flags.out, flags.commit, flags.rounds);
-  app.add_option("--part", flags.part, "What is measured")
+  CLI::App app("Measures one head on the GPUs of a host, in shards and as replicas.");
+  logprobd::testing::AddBenchFlags(app, flags.common);
+  app.add_option("--part", flags.part, "Part to measure: throughput, or loading and memory")
       ->check(CLI::IsMember({"speed", "load"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = logprobd::testing::Run(flags);
-  if (!status.ok()) std::fprintf(stderr, "gpu_shards_bench: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return logprobd::testing::ExitCode("gpu_shards_bench", logprobd::testing::Run(flags));
 }

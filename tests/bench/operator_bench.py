@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Measures linear_logprob forward and backward against three GEMMs of the same size, in one run.
+"""Measures linear_logprob forward and backward, compared with three GEMMs of the same size, in one run.
 
     operator_bench.py --out operator.json             the heads and rows of the table, on a GPU
     operator_bench.py --heads 4096x151936 --rows 8192  one of them
     operator_bench.py --device cpu --quick             a dry run in seconds
 
-A round runs the contenders in turn: three bf16 GEMMs (logits, and their products with weight and hidden), the
-operator with a gradient for each token's logprob and entropy, with logits computed again and kept, the mean
-loss with gradients formed in the forward, the same in torch with logits in memory, eager and compiled, and the
-other packages that can be imported (operator_peers.py), each round in another order: behind a package that leaves
-the GPU idle its clock is higher. The GEMMs of as many rows as are left where some are ignored say what that can
-save. A call begins on a GPU that rests, and its host is waited for. Of few rows, where that counts, there are also
-steps in a row, as a trainer's GPU sees them, and a CUDA graph, without the host. Figures are medians over the
-rounds, extra memory is what a call holds at its peak beyond inputs and gradients.
-Exits 1 when a figure misses what is wanted of it; results are written in any case.
+A round runs the contenders, each round in another order, since the GPU's clock is higher after a contender that
+leaves it idle. The contenders are: three bf16 GEMMs (the logits, and their products with weight and hidden); the
+operator with a gradient for each token's logprob and entropy, with logits computed again or cached; the mean loss
+with gradients formed in the forward; the same in torch with materialised logits, eager and compiled; and the other
+packages that can be imported (operator_peers.py). With 70 % of the rows ignored, the GEMMs of the remaining rows
+show what can be saved. A call starts on an idle GPU, and the time of its host counts. For few rows, where that
+matters, there are also steps in a row, as in a trainer, and calls in a CUDA graph, without the host. Figures are
+medians over the rounds. Extra memory is the peak of a call beyond its inputs and gradients.
+Exits with 1 if a figure misses its target; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -33,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 import bench_records
 import torch
 from e2e.fixture import in_turn, say
+from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy, linear_logprob
 from operator_peers import importable
 from torch import Tensor
@@ -40,19 +41,19 @@ from torch import Tensor
 WARM_UP = 2
 IGNORED_SHARE = 0.7
 LOGIT_DEVIATION = 3.0
-EXTRA_MIB = 256  # and the fp32 sum for hidden
+EXTRA_MIB = 256  # allowed in addition to the fp32 sum for hidden
 GEMMS = "three GEMMs"
 KEPT = "operator, logits kept"
 MEAN = "operator, mean loss, gradients in the forward"
 IGNORED = "operator, 70 % of rows ignored"
-GEMMS_LEFT = "the three GEMMs, of 30 % of the rows"
+GEMMS_LEFT = "three GEMMs of 30 % of the rows"
 IN_GRAPH = ", in a CUDA graph"
 IN_A_ROW = ", steps in a row"
 STEPS_IN_A_ROW = 8
 KEPT_BYTES_MAX = 4 << 30
-TORCH_LOGITS_MAX = 1 << 30  # some 30 GB of them
+TORCH_LOGITS_MAX = 1 << 30  # logits of eager torch, about 30 GB
 SLOW_PEER_ROWS_MAX = 4096
-FEW_ROWS_MAX = 4096  # beyond, the host is ahead by far
+FEW_ROWS_MAX = 4096  # with more rows the host is far ahead of the GPU
 ERROR_ROWS = 256
 
 
@@ -65,14 +66,14 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(rows: int, hidden: int, vocab: int, device: str) -> Inputs:
-    """Rows whose logits have a standard deviation of LOGIT_DEVIATION."""
-    random = torch.Generator(device=device).manual_seed(1)
-    normal = functools.partial(torch.randn, device=device, generator=random)
+    """Inputs whose logits have a standard deviation of LOGIT_DEVIATION."""
+    generator = torch.Generator(device=device).manual_seed(1)
+    normal = functools.partial(torch.randn, device=device, generator=generator)
     weight = normal(vocab, hidden).mul_(LOGIT_DEVIATION / hidden**0.5).bfloat16()
     return Inputs(
         normal(rows, hidden).bfloat16().requires_grad_(),
         weight.requires_grad_(),
-        torch.randint(0, vocab, (rows,), device=device, generator=random),
+        torch.randint(0, vocab, (rows,), device=device, generator=generator),
         normal(rows),
         normal(rows) * 0.01,
     )
@@ -86,14 +87,14 @@ def three_gemms(given: Inputs) -> None:
 
 
 def in_memory(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """What one would otherwise write."""
+    """The same scores with materialised logits."""
     log_p = torch.log_softmax((hidden @ weight.T).float(), -1)
     return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
-def in_memory_exactly(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    log_p = torch.log_softmax(hidden @ weight.T, -1)
-    return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+def in_double(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    scores = reference(hidden, weight, target)
+    return scores.logprob, scores.entropy
 
 
 def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +108,7 @@ def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor
 
 
 def fits_kept(rows: int, vocab: int) -> bool:
-    """Whether the logits are kept, some 2.1 bytes each."""
+    """Whether the cache has room for the logits, about 2.1 bytes each."""
     return 2.1 * rows * vocab <= KEPT_BYTES_MAX
 
 
@@ -116,7 +117,7 @@ def mean_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, .
 
 
 def trained(scores: Callable, given: Inputs) -> None:
-    """Forward and backward, with a gradient for each token unless the score is one loss."""
+    """Runs forward and backward, with a gradient for each token unless the score is one loss."""
     given.hidden.grad = given.weight.grad = None
     outputs = scores(given.hidden, given.weight, given.target)
     upstream = [given.d_logprob, given.d_entropy][: len(outputs)]
@@ -147,7 +148,7 @@ def step_ms(name: str, call: Callable[[], None], device: str) -> float:
 
 
 def extra_mib(call: Callable[[], None], given: Inputs) -> float:
-    """Most that a call holds beyond what it leaves behind: its gradients."""
+    """Peak memory of a call beyond its gradients, which it leaves behind."""
     given.hidden.grad = given.weight.grad = None
     call()
     torch.cuda.synchronize()
@@ -162,14 +163,14 @@ def able(
     contenders: dict[str, Callable[[], None]],
     prepared: Callable[[Callable[[], None]], Callable[[], None]],
 ) -> dict[str, Callable[[], None]]:
-    """Those that run, each prepared: one that fails, for want of memory, takes no part."""
+    """The prepared contenders that run. One that fails, for lack of memory, is left out."""
     found = {}
     for name, call in contenders.items():
         try:
             found[name] = prepared(call)
         except RuntimeError as error:
-            # The end of a broken capture says that it is broken, not why.
-            say(f"  {name} left out: {str(error.__context__ or error)[:160]}")
+            # The error of a broken capture has the reason in its context.
+            say(f"  {name} is left out: {str(error.__context__ or error)[:160]}")
     return found
 
 
@@ -180,7 +181,7 @@ def warmed_up(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def in_graph(call: Callable[[], None]) -> Callable[[], None]:
-    """The same without the host, for a call that has been warmed up."""
+    """Captures a call that is warmed up in a CUDA graph, which replays it without the host."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -194,7 +195,7 @@ def in_graph(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def in_a_row(call: Callable[[], None]) -> Callable[[], None]:
-    """Steps of which the host enqueues the next while the GPU is busy."""
+    """Several steps, where the host enqueues the next while the GPU is busy."""
 
     def steps() -> None:
         for _ in range(STEPS_IN_A_ROW):
@@ -203,8 +204,8 @@ def in_a_row(call: Callable[[], None]) -> Callable[[], None]:
     return steps
 
 
-def most_wanted(name: str, hidden: int) -> float | None:
-    """How many times the three GEMMs (of none ignored, the operator) forward and backward may take."""
+def target_of(name: str, hidden: int) -> float | None:
+    """The largest ratio of a contender's time to the three GEMMs; with ignored rows, to the operator without."""
     return {
         "operator": 1.38 if hidden >= 4096 else 1.42 if hidden >= 2048 else 1.6,
         KEPT: 1.10 if hidden >= 4096 else 1.2 if hidden <= 1024 else None,
@@ -232,7 +233,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     if not args.no_torch and rows * vocab <= TORCH_LOGITS_MAX:
         contenders["torch"] = functools.partial(trained, in_memory, given)
     if not args.no_torch:
-        torch.compiler.reset()  # or the shapes before count as recompilations
+        torch.compiler.reset()  # so that earlier shapes do not count as recompilations
         compiled = torch.compile(in_memory, dynamic=False)
         contenders["torch.compile"] = functools.partial(trained, compiled, given)
     for name, scores in ({} if args.no_peers else importable()).items():
@@ -260,16 +261,16 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     for name, figures in milliseconds.items():
         if name.startswith(GEMMS):
             continue
-        limit = None if args.quick else most_wanted(name, hidden)
-        beside = "operator" if name.startswith(IGNORED) else GEMMS
-        beside += IN_A_ROW if name.endswith(IN_A_ROW) else ""
+        limit = None if args.quick else target_of(name, hidden)
+        baseline = "operator" if name.startswith(IGNORED) else GEMMS
+        baseline += IN_A_ROW if name.endswith(IN_A_ROW) else ""
         records.append(
             bench_records.record_of_rounds(
                 f"Forward and backward, {name}, {shape}",
                 "ms",
                 figures,
-                baseline=(beside, milliseconds[beside]),
-                note="" if limit is None else f"wanted at most {limit}",
+                baseline=(baseline, milliseconds[baseline]),
+                note="" if limit is None else f"target at most {limit}",
             )
         )
     if args.device == "cuda":
@@ -282,14 +283,14 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
                     f"Forward and backward, {name}, {shape}: memory beyond the gradients",
                     extra_mib(contenders[name], given),
                     "MiB",
-                    note=f"wanted at most {bound:.0f}" if name == "operator" else "",
+                    note=f"target at most {bound:.0f}" if name == "operator" else "",
                 )
             )
     return records
 
 
 def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
-    """Of both gradients against those of double on the same inputs: relative, in the Frobenius norm."""
+    """Errors of both gradients against double on the same inputs, relative to the Frobenius norm."""
     given = inputs_of(ERROR_ROWS, hidden, vocab, device)
     exact = given._replace(
         hidden=given.hidden.detach().double().requires_grad_(),
@@ -301,13 +302,13 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
         upstream = [g.to(o.dtype) for g, o in zip(of[3:], outputs, strict=True)]
         return torch.autograd.grad(outputs, (of.hidden, of.weight), upstream)
 
-    truth = gradients(in_memory_exactly, exact)
+    truth = gradients(in_double, exact)
     records = []
     for name, scores in (("operator", ours), (KEPT, kept), ("torch", in_memory)):
         for what, ours_is, true in zip(
             ("hidden", "weight"), gradients(scores, given), truth, strict=True
         ):
-            # Row by row, or [V, H] in double is held thrice.
+            # In pieces, so that no further copies of [V, H] in double are held.
             pieces = zip(ours_is.split(4096), true.split(4096), strict=True)
             square = sum(((a.double() - b) ** 2).sum().item() for a, b in pieces)
             records.append(
@@ -315,7 +316,7 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
                     f"Gradient of {what}, {name}, T={ERROR_ROWS}, H={hidden}, V={vocab}",
                     square**0.5 / true.norm().item(),
                     "of the norm",
-                    note="against double; wanted at most 0.004"
+                    note="against double; target at most 0.004"
                     if name != "torch"
                     else "against double",
                 )
@@ -324,19 +325,27 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
 
 
 def parser_of(description: str, *, heads: str, rounds: int) -> argparse.ArgumentParser:
-    """What every benchmark of the operator takes."""
+    """A parser with the options of every benchmark of the operator."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--heads", default=heads, help="HxV,...")
-    parser.add_argument("--rows", default="1024,4096,16384", help="tokens of a step, T,...")
-    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument(
-        "--quick", action="store_true", help="a small head; nothing is wanted of it"
+        "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
     )
-    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument(
+        "--heads", default=heads, help=f"hidden size x vocabulary, HxV,...; default: {heads}"
+    )
+    parser.add_argument(
+        "--rows",
+        default="1024,4096,16384",
+        help="numbers of tokens in a step, T,...; default: 1024,4096,16384",
+    )
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
+    parser.add_argument("--quick", action="store_true", help="use a small head, without targets")
+    parser.add_argument(
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+    )
     return parser
 
 
@@ -348,7 +357,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def heads_and_rows(args: argparse.Namespace) -> Iterator[tuple[int, int, list[int]]]:
-    """Hidden size, vocabulary, and the rows to take; says first where and at what records are made."""
+    """Yields hidden size, vocabulary and rows. Sets machine and commit of the records first."""
     bench_records.ORIGIN.update(
         machine=bench_records.machine(with_gpu=args.device == "cuda"),
         commit=args.commit or bench_records.commit(),
@@ -360,8 +369,8 @@ def heads_and_rows(args: argparse.Namespace) -> Iterator[tuple[int, int, list[in
 
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__ or "", heads="4096x151936,2048x151936,1024x151936", rounds=9)
-    parser.add_argument("--no-torch", action="store_true", help="leave torch's own ways out")
-    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
+    parser.add_argument("--no-torch", action="store_true", help="leave out torch and torch.compile")
+    parser.add_argument("--no-peers", action="store_true", help="leave out other packages")
     args = parsed(parser)
     args.no_torch = args.no_torch or args.quick
     return args
@@ -376,9 +385,9 @@ def main() -> int:
             if args.out:
                 bench_records.write(records, args.out)
         records += gradient_errors(hidden, vocab, args.device)
-    is_missed = bench_records.missed(records)
+    has_misses = bench_records.report_misses(records)
     bench_records.write(records, args.out)
-    return 1 if is_missed else 0
+    return 1 if has_misses else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Other packages' linear cross entropy, as operator_bench.py calls it, where they can be imported."""
+"""The linear cross entropy of other packages that can be imported, for operator_bench.py."""
 
 import importlib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _liger() -> Scores:
     module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
 
     def scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        # ignore_index, lse_square_scale and label_smoothing as by default.
+        # ignore_index, lse_square_scale and label_smoothing have their default values.
         function = module.LigerFusedLinearCrossEntropyFunction
         loss = function.apply(hidden, weight, target, None, None, -100, 0.0, 0.0, "mean")
         return (loss[0] if isinstance(loss, tuple) else loss,)
@@ -38,7 +38,7 @@ def _liger() -> Scores:
     return scores
 
 
-# What each gives: verl both scores of each token, CCE its loss, Liger (Triton) the mean loss.
+# verl returns both scores of each token, CCE the loss of each token, Liger (Triton) the mean loss.
 PEERS = {
     "verl": _verl,
     "CCE, no entropy": _cce,

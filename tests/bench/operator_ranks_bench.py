@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures linear_logprob over vocabulary shards on several GPUs against one GPU that has the whole head.
+"""Measures linear_logprob over vocabulary shards on several GPUs, compared with one GPU with the whole head.
 
     operator_ranks_bench.py --out operator_ranks.json       every GPU of the host, over NCCL
     operator_ranks_bench.py --device cpu --ranks 2 --quick  a dry run over gloo in seconds
 
-One process a GPU. A round is forward and backward of one rank with the whole head, while the others rest, then of
-all with a shard each: hidden states and per-token gradients are the same on every rank, and the gradient of hidden
-is added up over them. Also with logits kept, with sequence parallelism, where hidden states are gathered and their
-gradient is scattered, and the mean loss with gradients formed in the forward. Times are of the slowest rank, from
-a rest to a rest; a speedup is taken within a round. Exits 1 when a figure misses what is wanted of it; results are
-written in any case.
+There is one process per GPU. A round is forward and backward of one rank with the whole head, while the others are
+idle, then of all ranks with a shard each. Hidden states and per-token gradients are the same on every rank, and the
+gradient of hidden is summed over the ranks. The modes are: logits computed again or cached; sequence parallelism,
+where hidden states are gathered and their gradient is scattered; and the mean loss with gradients formed in the
+forward. Times are those of the slowest rank, from idle to idle. A speedup is the ratio of two times in one round.
+Exits with 1 if a figure misses its target; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -32,15 +32,15 @@ from e2e.fixture import say
 from operator_bench import Inputs, trained
 from torch import Tensor
 
-TILE = 192  # columns; shards that begin at multiples of it are added up exactly
+TILE = 192  # columns; shards that start at multiples of it are combined exactly
 WARM_UP = 2
-LEAST_WANTED = {2: 1.85, 4: 3.5}
-LEAST_WANTED_HIDDEN = 4096  # of smaller heads there is less work beside the same waiting
-LEAST_WANTED_ROWS = 4096
+SPEEDUP_TARGETS = {2: 1.85, 4: 3.5}  # by number of GPUs
+TARGET_HIDDEN_MIN = 4096  # smaller heads have less work for the same waiting time
+TARGET_ROWS_MIN = 4096
 
 
-class Way(NamedTuple):
-    """How a step is computed: with the whole head, and with what options of a shard beside."""
+class Mode(NamedTuple):
+    """How a step is computed with the whole head, and the options of a shard."""
 
     whole: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
     options: dict[str, Any] = {}
@@ -48,20 +48,20 @@ class Way(NamedTuple):
     is_scattered: bool = False
 
 
-WAYS = {
-    "operator": Way(operator_bench.ours),
-    operator_bench.KEPT: Way(operator_bench.kept, {"memory": "cached"}),
-    "operator, sequence parallel": Way(
+MODES = {
+    "operator": Mode(operator_bench.ours),
+    operator_bench.KEPT: Mode(operator_bench.kept, {"memory": "cached"}),
+    "operator, sequence parallel": Mode(
         operator_bench.ours, {"sequence_parallel": True}, is_scattered=True
     ),
-    operator_bench.MEAN: Way(
+    operator_bench.MEAN: Mode(
         operator_bench.mean_loss, {"gradients_in_forward": True}, is_loss=True
     ),
 }
 
 
 class Ranks:
-    """The process group whose work is measured, and one that only waits."""
+    """The process group whose work is measured, and a second one for barriers."""
 
     def __init__(self, rank: int, size: int, device: str, store: str) -> None:
         self.rank = rank
@@ -78,13 +78,13 @@ class Ranks:
         self._resting = dist.new_group(backend="gloo")
 
     def rest(self) -> None:
-        """Until every rank is here and its GPU idle."""
+        """Waits until every rank calls this and its GPU is idle."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         dist.barrier(self._resting)
 
     def seconds(self, call: Callable[[], None], *, is_alone: bool) -> float:
-        """Of the slowest rank, or of the first one alone."""
+        """Seconds of the slowest rank, or of rank 0 alone."""
         self.rest()
         begin = time.perf_counter()
         if not is_alone or self.rank == 0:
@@ -97,29 +97,29 @@ class Ranks:
 
 
 def shard_of(vocab: int, rank: int, size: int) -> range:
-    """Ids of the rank: whole tiles but for the last of all."""
+    """Token ids of the rank: whole tiles, except at the end of the vocabulary."""
     tiles = -(-vocab // TILE)
     first, end = (tiles * part // size * TILE for part in (rank, rank + 1))
     return range(first, min(end, vocab))
 
 
 def scores_of_shard(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, start: int, way: Way
+    hidden: Tensor, weight: Tensor, target: Tensor, *, start: int, mode: Mode
 ) -> tuple[Tensor, ...]:
-    call = operator_bench.linear_cross_entropy if way.is_loss else operator_bench.linear_logprob
+    call = operator_bench.linear_cross_entropy if mode.is_loss else operator_bench.linear_logprob
     scores = call(
         hidden,
         weight,
         target,
         vocab_start=start,
         process_group=dist.group.WORLD,
-        **way.options,
+        **mode.options,
     )
-    return (scores,) if way.is_loss else scores[:2]
+    return (scores,) if mode.is_loss else scores[:2]
 
 
 def of_rank(given: Inputs, ranks: Ranks, *, is_scattered: bool) -> tuple[Inputs, int]:
-    """What the rank holds, and its first id."""
+    """The inputs of the rank and its first token id."""
     ids = shard_of(given.weight.shape[0], ranks.rank, ranks.size)
     part = given.weight.detach()[ids.start : ids.stop].clone().requires_grad_()
     hidden = given.hidden.detach()
@@ -128,10 +128,10 @@ def of_rank(given: Inputs, ranks: Ranks, *, is_scattered: bool) -> tuple[Inputs,
     return given._replace(hidden=hidden.requires_grad_(), weight=part), ids.start
 
 
-def speedup_wanted(size: int, rows: int, hidden: int) -> str:
-    is_large = rows >= LEAST_WANTED_ROWS and hidden >= LEAST_WANTED_HIDDEN
-    wanted = LEAST_WANTED.get(size)
-    return f"wanted at least {wanted}" if wanted and is_large else ""
+def speedup_target(size: int, rows: int, hidden: int) -> str:
+    is_large = rows >= TARGET_ROWS_MIN and hidden >= TARGET_HIDDEN_MIN
+    target = SPEEDUP_TARGETS.get(size)
+    return f"target at least {target}" if target and is_large else ""
 
 
 def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int]) -> list[dict]:
@@ -141,14 +141,14 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
         say(f"{name}:")
     given = operator_bench.inputs_of(rows, hidden, vocab, args.device)
     records = []
-    for way_name, way in WAYS.items():
-        if way_name == operator_bench.KEPT and not operator_bench.fits_kept(rows, vocab):
+    for mode_name, mode in MODES.items():
+        if mode_name == operator_bench.KEPT and not operator_bench.fits_kept(rows, vocab):
             continue
-        if way.is_scattered and rows % ranks.size != 0:
+        if mode.is_scattered and rows % ranks.size != 0:
             continue
-        mine, start = of_rank(given, ranks, is_scattered=way.is_scattered)
-        alone = functools.partial(trained, way.whole, given)
-        scores = functools.partial(scores_of_shard, start=start, way=way)
+        mine, start = of_rank(given, ranks, is_scattered=mode.is_scattered)
+        alone = functools.partial(trained, mode.whole, given)
+        scores = functools.partial(scores_of_shard, start=start, mode=mode)
         together = functools.partial(trained, scores, mine)
         for _ in range(WARM_UP):
             ranks.seconds(alone, is_alone=True)
@@ -158,8 +158,8 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
             one = ranks.seconds(alone, is_alone=True)
             times.append((1e3 * one, 1e3 * ranks.seconds(together, is_alone=False)))
         ones, alls = zip(*times, strict=True)
-        what = f"{way_name}, {ranks.size} GPUs, {name}"
-        note = "" if args.quick else speedup_wanted(ranks.size, rows, hidden)
+        what = f"{mode_name}, {ranks.size} GPUs, {name}"
+        note = "" if args.quick else speedup_target(ranks.size, rows, hidden)
         records += [
             bench_records.record_of_rounds(
                 f"Forward and backward, {what}", "ms", list(alls), baseline=("one GPU", list(ones))
@@ -172,7 +172,7 @@ def measure(ranks: Ranks, args: argparse.Namespace, shape: tuple[int, int, int])
             ),
         ]
         if ranks.rank == 0:
-            say(f"  {way_name}: {statistics.median(ones):.2f} -> {statistics.median(alls):.2f} ms")
+            say(f"  {mode_name}: {statistics.median(ones):.2f} -> {statistics.median(alls):.2f} ms")
         given.hidden.grad = given.weight.grad = None
     return records
 
@@ -187,18 +187,20 @@ def serve(rank: int, args: argparse.Namespace, store: str) -> None:
                 bench_records.write(records, args.out)
     dist.destroy_process_group()
     if rank == 0:
-        is_missed = bench_records.missed(records)
+        has_misses = bench_records.report_misses(records)
         bench_records.write(records, args.out)
-        sys.exit(1 if is_missed else 0)
+        sys.exit(1 if has_misses else 0)
 
 
 def arguments() -> argparse.Namespace:
     parser = operator_bench.parser_of(__doc__ or "", heads="4096x151936,2048x151936", rounds=7)
-    parser.add_argument("--ranks", type=int, help="processes; default: as many as GPUs")
+    parser.add_argument(
+        "--ranks", type=int, help="number of processes; default: the number of GPUs"
+    )
     args = operator_bench.parsed(parser)
     args.ranks = args.ranks or torch.cuda.device_count()
     if args.ranks < 2:
-        parser.error("several GPUs are needed, or --device cpu --ranks 2")
+        parser.error("this needs several GPUs, or --device cpu --ranks 2")
     return args
 
 

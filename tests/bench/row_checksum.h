@@ -8,11 +8,11 @@
 
 namespace logprobd::testing {
 
-/// A number in (-2^24, 0], exact in a float, that depends on every byte of `row` and on its place.
-/// It fits where a logprob goes, so that an answer can prove what was read. `row` is a multiple of
-/// 32 bytes.
+/// Returns a number in (-2^24, 0] that depends on every byte of `row` and its position. It is exact
+/// in a float, so that an engine can return it as a logprob to prove which bytes it read. The size
+/// of `row` is a multiple of 32.
 inline float RowChecksum(absl::Span<const std::byte> row) {
-  // Fletcher's sums in four lanes, so that it runs as fast as memory is read.
+  // Fletcher sums in four lanes run as fast as memory is read.
   uint64_t sums[4] = {1, 2, 3, 4};
   uint64_t sums_of_sums[4] = {0, 0, 0, 0};
   for (size_t i = 0; i + 32 <= row.size(); i += 32) {

@@ -10,18 +10,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/cuda_resources.h"
-#include "tests/bench/gpu_timer.h"
+#include "tests/bench/gpu_bench.h"
 
 namespace logprobd::testing {
 
-/// The baseline: one GEMM that writes all logits in bf16, by the fastest of the algorithms that
+/// The baseline: one GEMM that writes all logits in bf16, with the fastest of the algorithms that
 /// cuBLASLt proposes.
 class StoringGemm {
  public:
   struct Sizes {
     int64_t rows = 0;
     int64_t columns = 0;
-    int64_t depth = 0;  ///< Also the pitch of both inputs.
+    int64_t depth = 0;  ///< Also the row stride of both inputs.
   };
 
   /// `weight` [columns, depth] and `hidden` [rows, depth] are bf16 device memory and must outlive

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kOutlierFactors[] = {20, 26, 32, 38, 44, 50};
 constexpr int64_t kNumOutliers = 6;
-/// From one outlier to the next where they lie close together, and of the first to its end.
+/// Distance between outliers that are close together, and of the first one from its end.
 constexpr int64_t kOutlierStep = 11;
 constexpr int64_t kOutlierBegin = 2;
 constexpr int64_t kRank = 32;

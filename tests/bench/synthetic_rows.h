@@ -5,13 +5,13 @@
 
 namespace logprobd::testing {
 
-/// Hidden rows that are not all alike along the hidden size, or not independent of one another.
+/// Kinds of hidden rows: independent, with outlier channels, or correlated.
 enum class RowKind {
   kNormal,
   kOutliersEarly,   ///< Six channels 20 to 50 times larger, among the first 60.
-  kOutliersLate,    ///< Among the last 60.
-  kOutliersSpread,  ///< Over the whole hidden size.
-  kLowRank,         ///< Sums of 32 random vectors, and noise of a twentieth of their size.
+  kOutliersLate,    ///< The same among the last 60 channels.
+  kOutliersSpread,  ///< The same, spread over the hidden size.
+  kLowRank,         ///< Sums of 32 random vectors with noise of a twentieth of their size.
   kOneSided,        ///< Magnitudes of normal values.
 };
 
@@ -20,11 +20,12 @@ struct RowSizes {
   int64_t hidden_size = 0;  ///< >= 128.
 };
 
-/// Rows [num_rows, hidden_size] of unit mean square (kNormal: expected); the same for a seed.
+/// Returns rows [num_rows, hidden_size] with a mean square of 1 (for kNormal, in expectation). The
+/// same seed gives the same rows.
 std::vector<float> MakeRows(RowKind kind, const RowSizes& sizes, uint64_t seed);
 
-/// Rows that point where rows of the weight do (cosine 0.96), their dot products with these rising
-/// from 15 to 45. `weight_rows` is [num_rows, hidden_size].
+/// Returns rows that point along rows of the weight (cosine 0.96), with dot products that rise from
+/// 15 to 45. `weight_rows` is [num_rows, hidden_size].
 std::vector<float> MakeRowsNear(const std::vector<float>& weight_rows, const RowSizes& sizes,
                                 uint64_t seed);
 

@@ -1,12 +1,12 @@
-// What a request costs around the engine: server, batcher and client in one process, over loopback,
-// with an engine that computes nothing.
+// Measures what a request costs around the engine: server, batcher and client in one process, over
+// loopback, with an engine that computes nothing.
 //
 //   transport_bench [--out FILE] [--commit ID] [--rounds 5] [--requests 100000]
 //
-// Round trips are those of a synchronous caller, one request at a time, interleaved round by round
-// with a plain gRPC call of the same size to a server that answers at once. Memory is the process's
-// resident set over --requests requests. Throughput is that of one large call cut into 8 MiB
-// messages on 4 connections.
+// Round trips are those of a synchronous caller with one request at a time, in turn with a plain
+// gRPC call of the same size to a server that answers at once. Memory is the resident set of the
+// process over --requests requests. Throughput is that of one large call, split into messages of 8
+// MiB on 4 connections.
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
@@ -15,6 +15,7 @@
 #include <grpcpp/security/credentials.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -26,7 +27,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
@@ -37,9 +37,7 @@
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
 #include "tests/bench/bench_record.h"
-#include "tests/bench/echo_server.h"
-#include "tests/bench/null_head.h"
-#include "tests/bench/one_head.h"
+#include "tests/bench/bench_servers.h"
 
 namespace logprobd::testing {
 namespace {
@@ -51,9 +49,7 @@ constexpr int64_t kWarmUpRequests = 2'000;
 constexpr int64_t kLargeRows = 32'768;  // 256 MiB
 
 struct Flags {
-  std::string out;
-  std::string commit = "unknown";
-  int rounds = 5;
+  BenchFlags common;
   int64_t requests = 100'000;
 };
 
@@ -86,14 +82,14 @@ RoundTrip TimeRound(int64_t requests, const Call& call) {
 }
 
 int64_t ResidentBytes() {
-  std::ifstream facts("/proc/self/statm");
+  std::ifstream file("/proc/self/statm");
   int64_t total_pages = 0;
   int64_t resident_pages = 0;
-  facts >> total_pages >> resident_pages;
+  file >> total_pages >> resident_pages;
   return resident_pages * sysconf(_SC_PAGESIZE);
 }
 
-/// The callers: this project's client library, a generated stub, and the plain call.
+/// The callers: the C++ client library, a generated stub, and a plain gRPC call.
 class Callers {
  public:
   Callers(const std::string& address, const std::string& echo_address)
@@ -158,7 +154,7 @@ std::vector<BenchRecord> MeasureRoundTrips(Callers& callers, const Flags& flags)
   TimeRound(kWarmUpRequests, [&] { callers.Library(); });
   TimeRound(kWarmUpRequests, [&] { callers.Stub(); });
   TimeRound(kWarmUpRequests, [&] { callers.Plain(); });
-  for (int round = 0; round < flags.rounds; ++round) {
+  for (int round = 0; round < flags.common.rounds; ++round) {
     plain_p50.push_back(TimeRound(kRequestsOfRound, [&] { callers.Plain(); }).p50);
     stub_p50.push_back(TimeRound(kRequestsOfRound, [&] { callers.Stub(); }).p50);
     const RoundTrip library = TimeRound(kRequestsOfRound, [&] { callers.Library(); });
@@ -206,7 +202,7 @@ BenchRecord MeasureThroughput(Callers& callers, const Flags& flags) {
   args.targets = targets;
   std::vector<double> gigabytes_per_second;
   CheckOk(callers.client().Score(args).status());
-  for (int round = 0; round < flags.rounds; ++round) {
+  for (int round = 0; round < flags.common.rounds; ++round) {
     const auto start = std::chrono::steady_clock::now();
     CheckOk(callers.client().Score(args).status());
     gigabytes_per_second.push_back(static_cast<double>(hidden.size()) / SecondsSince(start) / 1e9);
@@ -218,8 +214,8 @@ BenchRecord MeasureThroughput(Callers& callers, const Flags& flags) {
   return record;
 }
 
-int Run(const Flags& flags) {
-  Metrics metrics({.heads = {"null"}, .version = "bench", .commit = flags.commit});
+absl::Status Run(const Flags& flags) {
+  Metrics metrics({.heads = {"null"}, .version = "bench", .commit = flags.common.commit});
   absl::StatusOr<std::shared_ptr<ServedHead>> head = MakeNullHead(Clock::Steady(), metrics);
   CheckOk(head.status());
   const OneHead heads(*head);
@@ -241,47 +237,23 @@ int Run(const Flags& flags) {
   (*server)->Shutdown(absl::Seconds(5));
 
   std::cout << MachineName() << "\n\n";
-  for (const BenchRecord& record : records) {
-    std::cout << absl::StrFormat("%-76s %10.2f %-5s (%.2f to %.2f)", record.what, record.figure,
-                                 record.unit, record.spread.first, record.spread.second);
-    if (record.baseline_figure.has_value()) {
-      std::cout << absl::StrFormat("  %.2fx of %.2f: %s", record.figure / *record.baseline_figure,
-                                   *record.baseline_figure, record.baseline_what);
-    }
-    std::cout << (record.note.empty() ? "" : "  ") << record.note << '\n';
-  }
-  if (!flags.out.empty())
-    CheckOk(WriteRecords(flags.out, {.machine = MachineName(), .commit = flags.commit}, records));
-  return 0;
+  PrintRecords(records);
+  return WriteRecords(flags.common, MachineName(), records);
 }
 
 }  // namespace
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // As in the programs: see server/main.cc.
+  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
+  // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    bool is_ok = !value.empty();
-    if (name == "--out") {
-      flags.out = value;
-    } else if (name == "--commit") {
-      flags.commit = value;
-    } else if (name == "--rounds") {
-      is_ok = absl::SimpleAtoi(value, &flags.rounds) && flags.rounds > 0;
-    } else if (name == "--requests") {
-      is_ok = absl::SimpleAtoi(value, &flags.requests) && flags.requests > 0;
-    } else {
-      is_ok = false;
-    }
-    if (!is_ok) {
-      std::cerr << "usage: transport_bench [--out FILE] [--commit ID] [--rounds 5] "
-                   "[--requests 100000]\n";
-      return 2;
-    }
-  }
-  return logprobd::testing::Run(flags);
+  CLI::App app("The cost of a request around the engine, over loopback.");
+  logprobd::testing::AddBenchFlags(app, flags.common);
+  app.add_option("--requests", flags.requests, "Requests over which memory is measured")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return logprobd::testing::ExitCode("transport_bench", logprobd::testing::Run(flags));
 }

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/row_reference.h"
 #include "tests/bench/bench_record.h"
-#include "tests/bench/gpu_machine.h"
+#include "tests/bench/gpu_bench.h"
 #include "tests/gpu/gpu_engine.h"
 #include "tests/gpu/large_head.h"
 

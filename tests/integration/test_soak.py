@@ -8,7 +8,7 @@ import sys
 SOAK = pathlib.Path(__file__).resolve().parents[1] / "soak" / "soak.py"
 
 
-def test_memory_does_not_grow_and_a_leak_is_caught(
+def test_memory_does_not_grow_and_a_leak_is_detected(
     binaries: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     out = tmp_path / "soak.json"

@@ -1,24 +1,26 @@
-"""Client processes that do at random what clients do: unary calls of all sizes, streams, calls whose rows
-lie in shared memory, calls that are cancelled or given too little time, and requests that are wrong."""
+"""The load of the soak: `logprobctl bench` for ordinary calls, and Python clients for the rest.
+
+`logprobctl bench` sends unary calls of all sizes, streams, and calls whose rows lie in shared memory. The Python
+clients make the calls that it cannot make: calls that are cancelled, have too little time or are wrong, and
+streams that are abandoned.
+"""
 
 import multiprocessing
-import multiprocessing.sharedctypes
 import pathlib
 import random
-import sys
+import subprocess
+import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
-
 import grpc
-import logprobd
 import numpy as np
 import scoring_rpc
+from e2e.logprobctl import LoadError, LoadPlan, parse
 
 SPAWN = multiprocessing.get_context("spawn")  # a fork of a process in which gRPC runs would hang
 CALL_TIMEOUT_S = 60
+BENCH_SECONDS = 2.0  # of one run of logprobctl bench
 
-# What a client may do, how often, and the statuses that it may end in.
 OK, CANCELLED, INVALID, LATE, BUSY = (
     "OK",
     "CANCELLED",
@@ -26,38 +28,32 @@ OK, CANCELLED, INVALID, LATE, BUSY = (
     "DEADLINE_EXCEEDED",
     "RESOURCE_EXHAUSTED",
 )
-KINDS: dict[str, tuple[float, set[str]]] = {
-    "small": (0.4, {OK, BUSY}),
-    "bulk": (0.1, {OK, BUSY}),
-    "shared": (0.1, {OK, BUSY}),
-    "stream": (0.1, {OK, BUSY}),
-    "cancelled": (0.15, {OK, CANCELLED, BUSY}),
-    "late": (0.1, {OK, LATE, BUSY}),
-    "wrong": (0.05, {INVALID}),
+# The kinds of calls of logprobctl bench.
+BENCH_KINDS = ("unary", "stream", "shared")
+# The kinds of calls of the Python clients and how often each is drawn.
+CLIENT_KINDS = {"cancelled": 0.4, "late": 0.3, "abandoned": 0.2, "wrong": 0.1}
+# The statuses in which a call of each kind may end.
+ALLOWED: dict[str, set[str]] = {
+    **{kind: {OK, BUSY} for kind in BENCH_KINDS},
+    "cancelled": {OK, CANCELLED, BUSY},
+    "late": {OK, LATE, BUSY},
+    "abandoned": {OK, BUSY},
+    "wrong": {INVALID},
 }
 OUTCOMES = [OK, CANCELLED, INVALID, LATE, BUSY, "OTHER"]
 
 
-class Mix:
-    """The calls of one client process, from a seed."""
+class Calls:
+    """The calls of one Python client, drawn from a seed."""
 
     def __init__(
-        self,
-        scoring: scoring_rpc.Scoring,
-        client: logprobd.Client,
-        hidden: int,
-        vocab: int,
-        rows: int,
-        seed: int,
+        self, scoring: scoring_rpc.Scoring, shape: tuple[int, int, int], seed: int
     ) -> None:
+        hidden, vocab, rows = shape
         self.scoring = scoring
-        self.client = client
         self.random = random.Random(seed)
-        self.targets = np.arange(rows, dtype=np.int32) % vocab
-        self.hidden = hidden
-        self.messages = {size: self._message(size, hidden, vocab, seed) for size in (1, 16, rows)}
-        self.small = [self.messages[1], self.messages[16]]
-        self.bulk = self.messages[rows]
+        self.small = self._message(1, hidden, vocab, seed)
+        self.bulk = self._message(rows, hidden, vocab, seed)
         self.wrong = self._message(3, hidden + 1, vocab, seed)
 
     @staticmethod
@@ -76,35 +72,15 @@ class Mix:
             .SerializeToString()
         )
 
-    def do(self, kind: str) -> str:
-        """One call; how it ended."""
+    def make(self, kind: str) -> str:
+        """Makes one call and returns the status in which it ended."""
         try:
             getattr(self, f"_{kind}")()
         except grpc.FutureCancelledError:
             return CANCELLED
         except grpc.RpcError as error:
             return error.code().name
-        except logprobd.LogprobdError as error:
-            return error.code or type(error).__name__
         return OK
-
-    def _small(self) -> None:
-        self.scoring.score_raw(self.random.choice(self.small), CALL_TIMEOUT_S)
-
-    def _bulk(self) -> None:
-        self.scoring.score_raw(self.bulk, CALL_TIMEOUT_S)
-
-    def _shared(self) -> None:
-        rows = self.client.buffer(len(self.targets), self.hidden, "bf16")
-        rows[:] = 0x3F80  # 1
-        self.client.score(rows, self.targets, dtype="bf16")
-
-    def _stream(self) -> None:
-        call = self.scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
-        chunks = [self.bulk, *self.small] * 2
-        for number, _ in enumerate(call(iter(chunks), timeout=CALL_TIMEOUT_S)):
-            if number == 3 and self.random.random() < 0.3:
-                return  # leaves in the midst of it
 
     def _cancelled(self) -> None:
         future = self.scoring.score_future(self.bulk, CALL_TIMEOUT_S)
@@ -115,85 +91,163 @@ class Mix:
     def _late(self) -> None:
         self.scoring.score_raw(self.bulk, self.random.uniform(0.001, 0.02))
 
+    def _abandoned(self) -> None:
+        call = self.scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
+        chunks = [self.bulk, self.small] * 3
+        for number, _ in enumerate(call(iter(chunks), timeout=CALL_TIMEOUT_S)):
+            if number == 2:
+                return
+
     def _wrong(self) -> None:
         self.scoring.score_raw(self.wrong, CALL_TIMEOUT_S)
 
 
 def client_process(address: str, shape: tuple[int, int, int], seed: int, stop, counts) -> None:
-    """Calls until it is stopped, or killed. `counts`: [kind][outcome], this process's own."""
-    kinds = list(KINDS)
-    weights = [KINDS[kind][0] for kind in kinds]
-    with (
-        scoring_rpc.Scoring(address) as scoring,
-        logprobd.Client(address, transport="shm") as client,
-    ):
-        mix = Mix(scoring, client, *shape, seed)
+    """Makes calls until it is stopped or killed. `counts` [kind][outcome] belongs to this process."""
+    kinds = list(CLIENT_KINDS)
+    weights = list(CLIENT_KINDS.values())
+    with scoring_rpc.Scoring(address) as scoring:
+        calls = Calls(scoring, shape, seed)
         while not stop.is_set():
-            kind = mix.random.choices(kinds, weights)[0]
-            outcome = mix.do(kind)
+            kind = calls.random.choices(kinds, weights)[0]
+            outcome = calls.make(kind)
             column = OUTCOMES.index(outcome) if outcome in OUTCOMES else OUTCOMES.index("OTHER")
             counts[kinds.index(kind) * len(OUTCOMES) + column] += 1
 
 
-class MixedLoad:
-    """Several client processes, one of which may be killed and replaced. Use as a context."""
+class BenchClient:
+    """Runs `logprobctl bench` again and again with calls of one kind, in a thread."""
 
-    def __init__(self, address: str, *, hidden: int, vocab: int, rows: int, processes: int) -> None:
+    def __init__(self, binaries: pathlib.Path, address: str, kind: str, rows: int) -> None:
+        plans = {
+            "unary": LoadPlan(rows=f"1:4,16:4,{rows}:1", seconds=BENCH_SECONDS, concurrency=2),
+            "stream": LoadPlan(rows=4 * rows, seconds=BENCH_SECONDS, stream=True),
+            "shared": LoadPlan(rows=rows, seconds=BENCH_SECONDS, transport="shm", fresh=True),
+        }
+        self.kind = kind
+        self.counts = dict.fromkeys(OUTCOMES, 0)
+        self.failures: list[str] = []
+        self._plan = plans[kind]
+        self._command = [str(binaries / "logprobctl"), "bench", "--json", "--address", address]
+        self._process: subprocess.Popen | None = None
+        self._is_killed = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._is_killed = False
+            self._process = subprocess.Popen(
+                [*self._command, *self._plan.flags()],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            out, err = self._process.communicate()
+            if self._is_killed:
+                continue
+            try:
+                load = parse(out, err, self._plan.transport)
+            except LoadError as error:
+                self.failures.append(f"logprobctl bench, {self.kind}: {error}")
+                self._stop.wait(1)
+                continue
+            self.counts[OK] += load.requests
+            is_busy = load.first_error.startswith(BUSY)
+            self.counts[BUSY if is_busy else "OTHER"] += load.errors
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the running bench; the next one starts at once."""
+        if self._process is not None:
+            self._is_killed = True
+            self._process.kill()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(BENCH_SECONDS + 10)
+        if self._thread.is_alive():
+            self.kill()
+            self._thread.join(5)
+
+
+class MixedLoad:
+    """All clients, one of which can be killed and replaced. Use as a context."""
+
+    def __init__(
+        self,
+        binaries: pathlib.Path,
+        address: str,
+        *,
+        hidden: int,
+        vocab: int,
+        rows: int,
+        processes: int,
+    ) -> None:
         self._address, self._shape = address, (hidden, vocab, rows)
         self._stop = SPAWN.Event()
         self._random = random.Random(5)
         self._counts: list = []
         self._clients: list = []
+        self._benches = [BenchClient(binaries, address, kind, rows) for kind in BENCH_KINDS]
         self.kills = 0
         for _ in range(processes):
             self._add()
 
     def _add(self) -> None:
-        # Without a lock: a process that is killed while it holds one would stop the others.
-        counts = SPAWN.RawArray("q", len(KINDS) * len(OUTCOMES))
+        # The array has no lock, since a process that is killed while it holds one would stop the others.
+        counts = SPAWN.RawArray("q", len(CLIENT_KINDS) * len(OUTCOMES))
         arguments = (self._address, self._shape, len(self._counts) + 1, self._stop, counts)
         client = SPAWN.Process(target=client_process, args=arguments, daemon=True)
         self._counts.append(counts)
         self._clients.append(client)
 
     def __enter__(self) -> "MixedLoad":
-        for client in self._clients:
+        for client in [*self._clients, *self._benches]:
             client.start()
         return self
 
     def kill_one(self) -> None:
-        """SIGKILL for one of the clients; another takes its place."""
-        victim = self._random.choice(self._clients)
+        """Sends SIGKILL to one of the clients; another takes its place."""
+        victim = self._random.choice([*self._clients, *self._benches])
         victim.kill()
+        self.kills += 1
+        if victim not in self._clients:
+            return
         victim.join()
         self._clients.remove(victim)
-        self.kills += 1
         self._add()
         self._clients[-1].start()
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        for bench in self._benches:
+            bench.stop()
         for client in self._clients:
             client.join(15)
             if client.is_alive():
                 client.kill()
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """Calls by kind and by how they ended, of all clients that there have been."""
-        sums = np.sum([list(counts) for counts in self._counts], axis=0).reshape(len(KINDS), -1)
-        return {
-            kind: {name: int(n) for name, n in zip(OUTCOMES, row, strict=True) if n}
-            for kind, row in zip(KINDS, sums, strict=True)
+        """Number of calls by kind and outcome, of all clients so far."""
+        found = {
+            bench.kind: {k: n for k, n in bench.counts.items() if n} for bench in self._benches
         }
+        sums = np.sum([list(counts) for counts in self._counts], axis=0).reshape(-1, len(OUTCOMES))
+        for kind, row in zip(CLIENT_KINDS, sums, strict=True):
+            found[kind] = {name: int(n) for name, n in zip(OUTCOMES, row, strict=True) if n}
+        return found
 
     def calls(self) -> int:
         return sum(sum(row.values()) for row in self.outcomes().values())
 
     def surprises(self) -> list[str]:
-        """Calls that ended as their kind never may, and kinds of which nothing was seen."""
-        found = []
+        """Calls that ended in a status that their kind never allows, and kinds without any call."""
+        found = [failure for bench in self._benches for failure in bench.failures]
         for kind, row in self.outcomes().items():
-            bad = {name: n for name, n in row.items() if name not in KINDS[kind][1]}
+            bad = {name: n for name, n in row.items() if name not in ALLOWED[kind]}
             found += [f"{n} calls of kind {kind} ended with {name}" for name, n in bad.items()]
             if not row:
                 found.append(f"no call of kind {kind} ended")

@@ -1,5 +1,5 @@
-// A leak to find: preloaded into a server, it loses LEAK_BYTES (4096) with every message that is sent
-// on a socket, which gRPC does once or more for an answer. Built and used by soak.py alone.
+// A leak on purpose: preloaded into a server, it leaks LEAK_BYTES (default: 4096) with every message
+// that is sent on a socket. gRPC sends at least one per answer. Built and used by soak.py.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ __attribute__((constructor)) static void find_real(void) {
 
 ssize_t sendmsg(int socket, const struct msghdr* message, int flags) {
   void* lost = malloc(leak_bytes);
-  // Written, so that it is resident; through a volatile pointer, so that it is not left out.
+  // Writing makes the block resident; the volatile pointer keeps the compiler from removing it.
   void* volatile kept = lost;
   if (kept != NULL) memset(kept, 1, leak_bytes);
   return real_sendmsg(socket, message, flags);

@@ -1,4 +1,4 @@
-"""Samples what a process holds, once a second."""
+"""Samples the memory, files and threads of a process once per second."""
 
 import csv
 import pathlib
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """MiB of the process by kind, from the kernel's account of all its mappings. OSError when it has
-    ended."""
+    """MiB of the process by kind, from the kernel's totals over all its mappings. OSError when the process
+    has ended."""
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-    if "Rss" not in text:  # it has just ended and is not waited for yet
+    if "Rss" not in text:  # the process has ended, but was not waited for yet
         raise ProcessLookupError(pid)
     kib = {
         name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
@@ -21,7 +21,7 @@ def memory_of(pid: int) -> dict[str, float]:
 
 
 def counts_of(pid: int) -> dict[str, float]:
-    """How many descriptors and threads the process has."""
+    """The numbers of open descriptors and threads of the process."""
     descriptors = sum(1 for _ in pathlib.Path(f"/proc/{pid}/fd").iterdir())
     threads = sum(1 for _ in pathlib.Path(f"/proc/{pid}/task").iterdir())
     return {"open files": float(descriptors), "threads": float(threads)}
@@ -46,7 +46,7 @@ class Sampler:
         sample = memory_of(self.pid) | counts_of(self.pid)
         if self._gpu_mib is not None:
             used = self._gpu_memory_mib()
-            self._gpu_mib = self._gpu_mib if used is None else used  # a failed look is no change
+            self._gpu_mib = self._gpu_mib if used is None else used  # a failed read changes nothing
             sample["GPU memory"] = self._gpu_mib
         self.times.append(time.monotonic())
         for name, value in sample.items():
@@ -56,7 +56,7 @@ class Sampler:
         while not self._stop.wait(self._interval_s):
             try:
                 self._take()
-            except OSError:  # the process has ended, which others notice
+            except OSError:  # the process has ended, which the caller notices
                 return
 
     def __enter__(self) -> "Sampler":
@@ -68,14 +68,15 @@ class Sampler:
         self._thread.join(10)
 
     def append_to(self, path: pathlib.Path, title: str, begin: float) -> None:
-        """Adds lines of title, seconds since `begin` (monotonic), what was sampled and its value."""
+        """Adds lines with title, seconds since `begin` (monotonic time), name and value of each sample."""
         with path.open("a", newline="") as file:
             lines = csv.writer(file)
             for name, values in self.series.items():
-                for at, value in zip(self.times, values, strict=False):  # one may be under way
+                # The sampling thread may be adding a sample, so the lists may differ in length.
+                for at, value in zip(self.times, values, strict=False):
                     lines.writerow([title, f"{at - begin:.1f}", name, f"{value:.3f}"])
 
     def after(self, begin: float) -> tuple[list[float], dict[str, list[float]]]:
-        """Times and series of the samples from `begin` (monotonic) on."""
+        """Times and series of the samples from `begin` (monotonic time) on."""
         first = next((i for i, at in enumerate(self.times) if at >= begin), len(self.times))
         return self.times[first:], {name: values[first:] for name, values in self.series.items()}

@@ -1,22 +1,21 @@
-"""Whether a series that is sampled at a steady pace grows: its slope, how sure that is, and a verdict.
+"""Decides whether a series that is sampled at a steady rate grows: slope, its interval, and a verdict.
 
-The samples are joined to blocks, each with its median, so that what comes and goes within a block (two
-versions of the weights during a swap) does not count and what neighbouring samples share is not counted
-twice. The slope is Theil and Sen's: the median of the slopes between all pairs of blocks, which a few
+The samples are joined into blocks, each represented by its median. Values that come and go within a block (two
+versions of the weights during a swap) then do not count, and the correlation of neighbouring samples is not
+counted twice. The slope is that of Theil and Sen: the median of the slopes between all pairs of blocks, which a few
 steps or spikes do not move. Its interval comes from a bootstrap of runs of neighbouring residuals.
 
-A process that has only settled can end a little above where it began, by an arena of the allocator or
-two, and slow noise can pass for a slope: the interval, by its making of 99 %, holds the truth in 91 to 97
-of 100 simulated runs of 800 s whose noise lasts for 10 to 30 s. So a series grows when the interval of its
-slope lies above zero and the slope, over what was measured, makes up more than a stated resolution: leaks
-below that are not seen.
+A process that has only settled can end a little above its start, by an arena or two of the allocator, and slow
+noise can look like a slope: the nominal 99 % interval contains the true slope in 91 to 97 of 100 simulated runs of
+800 s whose noise lasts for 10 to 30 s. A series therefore grows if the interval of its slope lies above zero and its
+growth over the measured time exceeds a given resolution. Leaks below the resolution are not detected.
 """
 
 import dataclasses
 
 import numpy as np
 
-BLOCKS = 60  # at most; a block has one sample or more
+BLOCKS = 60  # maximum; a block has at least one sample
 BOOTSTRAPS = 400
 CONFIDENCE = 0.99  # two-sided
 
@@ -32,12 +31,12 @@ class Slope:
 
     @property
     def growth(self) -> float:
-        """By how much the series grew over the measured time."""
+        """Growth of the series over the measured time."""
         return self.per_second * self.seconds
 
 
 def blocks_of(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Middle time and median value of at most BLOCKS runs of samples."""
+    """Mean time and median value of at most BLOCKS runs of samples."""
     count = min(BLOCKS, len(times))
     parts = list(zip(np.array_split(times, count), np.array_split(values, count), strict=True))
     middles = np.array([part.mean() for part, _ in parts])
@@ -50,9 +49,9 @@ def theil_sen(times: np.ndarray, values: np.ndarray) -> float:
 
 
 def fit(times, values, *, resolution: float, seed: int = 1) -> Slope:
-    """The slope of `values` over `times` in seconds. At least 8 samples."""
+    """Fits the slope of `values` over `times` in seconds. Needs at least 8 samples."""
     if len(times) < 8:
-        raise ValueError(f"8 samples are needed, {len(times)} were taken")
+        raise ValueError(f"8 samples are needed, but there are {len(times)}")
     x, y = blocks_of(np.asarray(times, float), np.asarray(values, float))
     slope = theil_sen(x, y)
     residuals = y - slope * x

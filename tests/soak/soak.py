@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Loads a server with all kinds of calls for a long time and says whether its memory grows.
+"""Loads a server with all kinds of calls for a long time and checks that its memory does not grow.
 
     soak.py --minutes 20 --out soak_cpu.json                        on the CPU engine
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
-Beside the calls (client_mix.py) clients are killed with SIGKILL, /metrics is scraped, and weights are
-swapped. A sample of RSS, GPU memory, open files and threads is taken each second; after a warm-up of a
-third of the run their slopes must be zero within noise (slope.py). Then the same is done with a server
-that leaks on purpose (leak.c, preloaded; built by the C compiler $CC or cc, or leak.so of --bin-dir),
-which the same check must catch.
+While the clients of client_mix.py call, some are killed with SIGKILL, /metrics is read, and weights are swapped.
+RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run their
+slopes must be zero within noise (slope.py). Then the same is done with a server that leaks on purpose (leak.c,
+preloaded; built by the C compiler $CC or cc, or leak.so of --bin-dir), which the same check must detect.
 
-Says twice a minute how far it is. Results are written after the run and again after the one with the leak.
-SIGTERM ends it early: what was measured by then is judged.
+Prints its progress twice a minute. Results are written after the run and again after the one with the leak.
+SIGTERM ends the run early; what was measured by then is evaluated.
 
-Exits 1 when something grows, a call ended as it must not, or the leak was not caught.
+Exits with 1 if something grows, a call ended in a status that is not allowed, or the leak was not detected.
 """
 
 import argparse
@@ -36,18 +35,18 @@ sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
 import bench_records  # noqa: E402
 import slope  # noqa: E402
 from client_mix import MixedLoad  # noqa: E402
-from e2e.made_head import write_head  # noqa: E402
+from e2e.logprobctl import WeightsTool, free_port, server_flags  # noqa: E402
 from e2e.processes import (  # noqa: E402
     LOG_LINES_SHOWN,
     gpu_memory_mib,
     gpu_memory_of_mib,
     running,
 )
-from e2e.weights import WeightsTool, free_port, server_flags  # noqa: E402
+from e2e.synthetic_head import write_head  # noqa: E402
 from sampler import Sampler  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
-# What is judged, its unit, and the growth over a run below which nothing is said (slope.py).
+# The sampled quantities with their unit and the growth over a run that is not detectable (slope.py).
 RESOLUTIONS = {
     "RSS": ("MiB", 2.0),
     "anonymous memory": ("MiB", 2.0),
@@ -55,14 +54,14 @@ RESOLUTIONS = {
     "open files": ("files", 4.0),
     "threads": ("threads", 2.0),
 }
-CAUGHT_BY = "anonymous memory"
+LEAK_SHOWS_IN = "anonymous memory"
 KILL_EVERY_S = 8.0
 SWAP_EVERY_S = 5.0
 SCRAPE_EVERY_S = 1.0
 SAY_EVERY_S = 30.0
 LEAK_LIBRARY = "leak.so"
-# glibc gives blocks above 32 MiB, as a real head's, back at once. Those of the CPU run's small heads it would
-# take from its arenas and leave holes there: 15 MiB of noise over 6 minutes, where now there is none.
+# glibc returns blocks above 32 MiB, such as those of a real head, at once. The smaller heads of the CPU run would
+# come from its arenas and leave holes there: 15 MiB of noise over 6 minutes.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": f"{2 << 20}"}
 
 
@@ -76,24 +75,24 @@ class Options:
     vocab: int
     rows: int
     processes: int
-    resolution_factor: float  # 1, or more for runs that are too short to settle
+    resolution_factor: float  # 1; larger for runs that are too short for a server to settle
     kill_every_s: float = KILL_EVERY_S
     swap_every_s: float = SWAP_EVERY_S
     sample_every_s: float = 1.0
-    samples: pathlib.Path | None = None  # CSV to which every sample is added
-    stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends it early
+    samples: pathlib.Path | None = None  # CSV file to which every sample is added
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends the run early
 
 
 @dataclasses.dataclass
 class Outcome:
     slopes: dict[str, slope.Slope]
-    levels: dict[str, float]  # medians
+    medians: dict[str, float]
     surprises: list[str]
     note: str
 
 
 class Every:
-    """Says when something is due again."""
+    """Tells when a repeated action is due."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -107,7 +106,7 @@ class Every:
 
 
 class Swapper:
-    """Swaps two heads in turn, each time as a new version, in a thread of its own. Use as a context."""
+    """Swaps two heads in turn, each time as a new version, in its own thread. Use as a context."""
 
     def __init__(
         self, weights: WeightsTool, heads: list[pathlib.Path], every_s: float = SWAP_EVERY_S
@@ -137,15 +136,15 @@ class Swapper:
         self._thread.join(130)
 
 
-def gpu_memory_look(pid: int) -> Callable[[], float | None]:
-    """Looks at the server's memory on GPUs where the driver tells it by process, else at that of all."""
+def gpu_memory_reader(pid: int) -> Callable[[], float | None]:
+    """Reads the GPU memory of the server if the driver reports it by process, else that of all processes."""
     if gpu_memory_of_mib(pid) is None:
         return gpu_memory_mib
     return lambda: gpu_memory_of_mib(pid)
 
 
 def scrape(server: ServerProcess) -> bool:
-    """Whether /metrics could be had."""
+    """Returns whether /metrics could be read."""
     try:
         return server.get("/metrics")[0] == 200
     except OSError:
@@ -155,7 +154,7 @@ def scrape(server: ServerProcess) -> bool:
 def run(
     options: Options, seconds: float, title: str, environment: dict[str, str] | None = None
 ) -> Outcome:
-    """One server under load for that long, or until it is stopped; the first third is warm-up."""
+    """Runs one server under load for `seconds` or until it is stopped. The first third is warm-up."""
     admin = f"127.0.0.1:{free_port()}"
     process = ServerProcess(
         options.binaries,
@@ -168,6 +167,7 @@ def run(
         server = stack.enter_context(running(process, "logprobd"))
         load = stack.enter_context(
             MixedLoad(
+                options.binaries,
                 server.grpc,
                 hidden=options.hidden,
                 vocab=options.vocab,
@@ -176,22 +176,22 @@ def run(
             )
         )
         pid = server.process.pid
-        sampler = stack.enter_context(Sampler(pid, gpu_memory_look(pid), options.sample_every_s))
+        sampler = stack.enter_context(Sampler(pid, gpu_memory_reader(pid), options.sample_every_s))
         heads = [options.model, options.other_model]
         swapper = stack.enter_context(
             Swapper(WeightsTool(options.binaries, admin), heads, options.swap_every_s)
         )
         begin = time.monotonic()
-        kill, look, tell = Every(options.kill_every_s), Every(SCRAPE_EVERY_S), Every(SAY_EVERY_S)
+        kill, read, report = Every(options.kill_every_s), Every(SCRAPE_EVERY_S), Every(SAY_EVERY_S)
         while time.monotonic() - begin < seconds and server.process.poll() is None:
             if options.stop.wait(0.05):
                 break
             if kill.is_due():
                 load.kill_one()
-            if look.is_due():
+            if read.is_due():
                 scrapes += 1
                 lost_scrapes += not scrape(server)
-            if tell.is_due():
+            if report.is_due():
                 last = {name: values[-1] for name, values in sampler.series.items()}
                 say(
                     f"{title}: {(time.monotonic() - begin) / 60:.1f} of {seconds / 60:.1f} minutes, "
@@ -219,16 +219,16 @@ def run(
             )
             for name, values in series.items()
         }
-    levels = {name: sorted(values)[len(values) // 2] for name, values in series.items()}
+    medians = {name: sorted(values)[len(values) // 2] for name, values in series.items()}
     note = (
         f"{calls:,} calls, {kills} clients killed, {swaps} swaps, {scrapes} scrapes; "
         f"the last {slopes['RSS'].seconds / 60:.1f} of {lasted / 60:.1f} minutes"
     )
-    return Outcome(slopes, levels, surprises, note)
+    return Outcome(slopes, medians, surprises, note)
 
 
 def build_leak(binaries: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
-    """The library to preload: packed with the binaries, or built. SystemExit says what is missing."""
+    """The library to preload: from the folder of the programs, or built. SystemExit says what is missing."""
     packed = binaries / LEAK_LIBRARY
     if packed.exists():
         return packed
@@ -240,8 +240,8 @@ def build_leak(binaries: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(
-            f"soak.py: cannot build the leak that must be caught: {error}; name a C compiler in CC, "
-            f"put {LEAK_LIBRARY} into --bin-dir, or leave it out with --control-minutes 0"
+            f"soak.py: cannot build the leak that must be detected: {error}; name a C compiler in CC, "
+            f"put {LEAK_LIBRARY} into --bin-dir, or skip it with --control-minutes 0"
         ) from None
     return library
 
@@ -250,7 +250,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def per_hour(outcome: Outcome, name: str, title: str, *, wants_growth: bool) -> dict:
+def per_hour(outcome: Outcome, name: str, title: str, *, expects_growth: bool) -> dict:
     """A record of one slope."""
     fitted, unit = outcome.slopes[name], RESOLUTIONS[name][0]
     verdict = "grows" if fitted.grows else "zero within noise"
@@ -261,10 +261,10 @@ def per_hour(outcome: Outcome, name: str, title: str, *, wants_growth: bool) -> 
         fitted.per_second * 3600,
         f"{unit}/h",
         spread=[fitted.low * 3600, fitted.high * 3600],
-        note=f"{verdict}; {fitted.growth:+.3g} {unit} of {outcome.levels[name]:.4g} in the time "
-        f"measured, growth below {fitted.resolution:g} is not told; {outcome.note}",
+        note=f"{verdict}; {fitted.growth:+.3g} {unit} of {outcome.medians[name]:.4g} in the time "
+        f"measured, growth below {fitted.resolution:g} is not detectable; {outcome.note}",
     )
-    if fitted.grows != wants_growth:
+    if fitted.grows != expects_growth:
         entry["missed"] = True
     return entry
 
@@ -274,42 +274,69 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     binaries = TESTS.parent / "build" / "release" / "bin"
-    parser.add_argument("--bin-dir", type=pathlib.Path, default=binaries)
-    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: standard output")
     parser.add_argument(
-        "--samples", type=pathlib.Path, help="CSV to add every sample to: what a verdict came from"
+        "--bin-dir",
+        type=pathlib.Path,
+        default=binaries,
+        help="folder of the programs; default: build/release/bin",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--control-minutes", type=float, default=3, help="with a leak; 0: none")
-    parser.add_argument("--leak-bytes", type=int, default=4096, help="lost with a message sent")
-    parser.add_argument("--hidden", type=int, help="default: 256, 4096 on a GPU")
-    parser.add_argument("--vocab", type=int, help="default: 8192, 151936 on a GPU")
-    parser.add_argument("--rows", type=int, default=512, help="of a bulk request")
-    parser.add_argument("--processes", type=int, default=4, help="clients")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
+    )
+    parser.add_argument(
+        "--samples",
+        type=pathlib.Path,
+        help="CSV file to which every sample is added, to explain a verdict",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--minutes", type=float, default=20, help="default: 20")
+    parser.add_argument(
+        "--control-minutes",
+        type=float,
+        default=3,
+        help="minutes of the run with a leak; 0 skips it; default: 3",
+    )
+    parser.add_argument(
+        "--leak-bytes",
+        type=int,
+        default=4096,
+        help="bytes that leak per sent message; default: 4096",
+    )
+    parser.add_argument("--hidden", type=int, help="hidden size; default: 256, on a GPU 4096")
+    parser.add_argument("--vocab", type=int, help="vocabulary size; default: 8192, on a GPU 151936")
+    parser.add_argument(
+        "--rows", type=int, default=512, help="rows of a bulk request; default: 512"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="Python client processes; default: 2"
+    )
     parser.add_argument(
         "--resolution-factor",
         type=float,
         default=1,
-        help="coarser by so much: for runs that are too short for a server to settle",
+        help="factor of the detectable growth, for runs that are too short for a server to settle",
     )
-    parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S)
-    parser.add_argument("--swap-every-s", type=float, default=SWAP_EVERY_S)
-    parser.add_argument("--sample-every-s", type=float, default=1)
-    parser.add_argument("--machine")
-    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S, help="default: 8")
+    parser.add_argument("--swap-every-s", type=float, default=SWAP_EVERY_S, help="default: 5")
+    parser.add_argument("--sample-every-s", type=float, default=1, help="default: 1")
+    parser.add_argument("--machine", help="machine of the records; default: read from the system")
+    parser.add_argument(
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+    )
     args = parser.parse_args()
     is_gpu = args.device == "cuda"
     args.hidden = args.hidden or (4096 if is_gpu else 256)
     args.vocab = args.vocab or (151_936 if is_gpu else 8192)
     for program in ("logprobd", "logprobctl"):
         if not (args.bin_dir / program).exists():
-            parser.error(f"{args.bin_dir / program} is missing: build it, or give its --bin-dir")
+            parser.error(
+                f"{args.bin_dir / program} is missing: build it, or give its folder with --bin-dir"
+            )
     return args
 
 
 def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) -> bool:
-    """Both runs, each written as it ends; whether all is well."""
+    """Makes both runs and writes each when it ends. Returns whether all checks passed."""
     leak = build_leak(args.bin_dir, work) if args.control_minutes else None
     models = [
         write_head(work / f"head-{seed}", vocab=args.vocab, hidden=args.hidden, seed=seed)
@@ -334,20 +361,20 @@ def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) ->
     where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
     outcome = run(options, args.minutes * 60, "mixed load")
     records = [
-        per_hour(outcome, name, f"{where}, mixed load", wants_growth=False)
+        per_hour(outcome, name, f"{where}, mixed load", expects_growth=False)
         for name in outcome.slopes
     ]
-    is_missed = bench_records.missed(records)
+    has_misses = bench_records.report_misses(records)
     if args.out:
-        bench_records.write(records, args.out)  # whatever becomes of the control
+        bench_records.write(records, args.out)  # the run with the leak may fail
     if leak and not stop.is_set():
         environment = {"LD_PRELOAD": str(leak), "LEAK_BYTES": str(args.leak_bytes)}
         control = run(options, args.control_minutes * 60, "with a leak", environment)
-        title = f"{where}, with a leak of {args.leak_bytes} bytes a message sent"
-        records.append(per_hour(control, CAUGHT_BY, title, wants_growth=True))
-        is_missed |= bench_records.missed(records[-1:])
+        title = f"{where}, with a leak of {args.leak_bytes} bytes per sent message"
+        records.append(per_hour(control, LEAK_SHOWS_IN, title, expects_growth=True))
+        has_misses |= bench_records.report_misses(records[-1:])
     bench_records.write(records, args.out)
-    return not is_missed and not outcome.surprises
+    return not has_misses and not outcome.surprises
 
 
 def main() -> int:

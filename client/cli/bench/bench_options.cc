@@ -29,7 +29,7 @@ constexpr char kHelp[] =
     "  logprobctl bench\n"
     "  logprobctl bench --rows 1 --concurrency-range 1:16:5 --requests 2000\n"
     "  logprobctl bench --rows 1:80,256:15,8192:5 --request-rate 100,200,400 --export b.json\n"
-    "  logprobctl bench --rows 8192 --method stream --fresh --concurrency-range 4 --export b.csv\n"
+    "  logprobctl bench --rows 8192 --method stream --fresh --concurrency-range 4 --export b.json\n"
     "  logprobctl bench --rows 8192 --fresh --transport shm\n"
     "  logprobctl bench --metrics 127.0.0.1:9470 --verify --export b.json";
 
@@ -232,11 +232,11 @@ void AddReportOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--export", options.export_paths,
-                  "Also write the report to FILE.csv or FILE.json; may be repeated")
+                  "Also write the report as JSON to FILE, which must end in .json; may be repeated")
       ->allow_extra_args(false)
       ->type_name("FILE")
       ->check([](const std::string& path) {
-        return IsExportPath(path) ? std::string() : path + " must end in .csv or .json";
+        return IsExportPath(path) ? std::string() : path + " must end in .json";
       })
       ->group(group);
 }

@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -24,8 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Names and values of the figures of a load, or of one size of its mix. They are the columns of
-/// the CSV and keys of the JSON.
+/// Names and values of the figures of a load, or of one size of its mix.
 std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
                                                       const BenchLoad& load,
                                                       const SizeStats& stats) {
@@ -145,15 +143,6 @@ Json LoadJson(const BenchReport& report, const BenchLoad& load) {
   return json;
 }
 
-std::string CsvCell(const Json& value) {
-  if (value.is_null()) return "";
-  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (value.is_number()) return absl::StrFormat("%.9g", value.get<double>());
-  auto text = value.get<std::string>();
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
-}
-
 }  // namespace
 
 std::string BenchLoad::Name() const {
@@ -166,33 +155,6 @@ std::string BenchLoad::Name() const {
 }
 
 std::string PercentileName(double percentile) { return absl::StrFormat("p%g", percentile); }
-
-std::string BenchCsv(const BenchReport& report) {
-  std::string csv;
-  const auto append = [&csv](const std::vector<std::string>& cells) {
-    absl::StrAppend(&csv, absl::StrJoin(cells, ","), "\n");
-  };
-  std::vector<std::string> header = {"part"};
-  for (const auto& [name, value] : BenchFields(report, {}, {})) header.push_back(name);
-  append(header);
-  for (const BenchLoad& load : report.loads) {
-    const Interval& measured = load.measurement.measured;
-    std::vector<std::string> cells = {"all"};
-    for (const auto& [name, value] : BenchFields(report, load, measured.Total())) {
-      cells.push_back(CsvCell(value));
-    }
-    append(cells);
-    if (load.plan.mix.sizes.size() == 1) continue;
-    for (size_t i = 0; i < measured.sizes.size(); ++i) {
-      cells = {absl::StrCat(load.plan.mix.sizes[i].rows, " rows")};
-      for (const auto& [name, value] : BenchFields(report, load, measured.sizes[i])) {
-        cells.push_back(CsvCell(value));
-      }
-      append(cells);
-    }
-  }
-  return csv;
-}
 
 Json BenchJson(const BenchReport& report) {
   Json json = report.info;
@@ -208,13 +170,11 @@ Json BenchJson(const BenchReport& report) {
   return json;
 }
 
-bool IsExportPath(const std::string& path) {
-  return absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".json");
-}
+bool IsExportPath(const std::string& path) { return absl::EndsWith(path, ".json"); }
 
 absl::Status CheckExportPath(const std::string& path) {
   if (!IsExportPath(path)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .csv or .json"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .json"));
   }
   if (!std::ofstream(path, std::ios::app)) {
     return absl::InvalidArgumentError(
@@ -226,11 +186,7 @@ absl::Status CheckExportPath(const std::string& path) {
 absl::Status ExportBench(const std::string& path, const BenchReport& report) {
   if (absl::Status status = CheckExportPath(path); !status.ok()) return status;
   std::ofstream file(path, std::ios::trunc);
-  if (absl::EndsWith(path, ".csv")) {
-    file << BenchCsv(report);
-  } else {
-    file << BenchJson(report).dump(2) << '\n';
-  }
+  file << BenchJson(report).dump(2) << '\n';
   file.close();
   if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
   return absl::OkStatus();

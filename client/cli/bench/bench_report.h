@@ -51,21 +51,18 @@ void PrintBenchReport(const BenchReport& report, std::ostream& out);
 /// did not become stable, and late sends.
 std::vector<std::string> BenchWarnings(const BenchReport& report);
 
-/// Returns a header and one line per load and per size of a mix; times in seconds.
-std::string BenchCsv(const BenchReport& report);
-
 /// Returns the info and the loads with all windows, sizes and whole histograms; times in seconds.
 nlohmann::ordered_json BenchJson(const BenchReport& report);
 
-/// Whether ExportBench can write files with the extension of `path`: .csv or .json.
+/// Whether the path has the extension that ExportBench requires, .json.
 bool IsExportPath(const std::string& path);
 
 /// Checks that the path can be written, without changing an existing file. INVALID_ARGUMENT
 /// otherwise.
 absl::Status CheckExportPath(const std::string& path);
 
-/// Writes the report in the format of the path's extension. INVALID_ARGUMENT for another extension
-/// or a path that cannot be written.
+/// Writes the report as JSON. INVALID_ARGUMENT for another extension or a path that cannot be
+/// written.
 absl::Status ExportBench(const std::string& path, const BenchReport& report);
 
 /// The machine that ran the load. Its name is left out on purpose: reports are published.

@@ -14,7 +14,6 @@ from e2e.processes import BaselineProcess, EngineBench, running
 from e2e.synthetic_head import write_head
 from server_process import ServerProcess
 
-
 GRACE_S = 30  # for evaluating and cleaning up after a limit
 
 

@@ -7,6 +7,7 @@ import struct
 
 import ml_dtypes
 import numpy as np
+from numpy_reference import entropy, log_softmax, logits_of
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 
@@ -31,7 +32,7 @@ def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> Non
 
 @dataclasses.dataclass
 class Scores:
-    """What the double reference says of a row."""
+    """Scores of one row by the double reference."""
 
     logprob: float
     entropy: float
@@ -69,13 +70,10 @@ class ModelFolder:
         return cls(path, weight)
 
     def score(self, hidden_row: np.ndarray, target: int, temperature: float = 1.0) -> Scores:
-        """The truth of one row, in double on the exact stored values."""
-        logits = self.weight.astype(np.float64) @ hidden_row.astype(np.float64) / temperature
-        shifted = logits - logits.max()
-        log_sum = np.log(np.exp(shifted).sum())
-        p = np.exp(shifted - log_sum)
+        """Scores one row in double on the exact stored values."""
+        logits = logits_of(self, hidden_row)
         return Scores(
-            logprob=float(shifted[target] - log_sum),
-            entropy=float(log_sum - (p * shifted).sum()),
+            logprob=float(log_softmax(logits, temperature)[target]),
+            entropy=float(entropy(logits, temperature)),
             argmax=int(logits.argmax()),
         )

@@ -28,11 +28,11 @@ TEST(RowChecksumTest, ChangesWithEveryByte) {
     byte ^= std::byte{1};
   }
 
-  // 24 bits of 8,192 changes: even one chance match is a matter of 1 in 2,000.
+  // The probability that any of 8,192 changes leaves all 24 bits equal is 1 in 2,000.
   EXPECT_EQ(unnoticed, 0U);
 }
 
-TEST(RowChecksumTest, ChangesWhenPiecesTakeEachOthersPlace) {
+TEST(RowChecksumTest, ChangesWhenPiecesAreExchanged) {
   std::vector<std::byte> row = Row();
   const float whole = RowChecksum(row);
 
@@ -41,7 +41,7 @@ TEST(RowChecksumTest, ChangesWhenPiecesTakeEachOthersPlace) {
   EXPECT_NE(RowChecksum(row), whole);
 }
 
-TEST(RowChecksumTest, IsAnIntegerThatAFloatHolds) {
+TEST(RowChecksumTest, IsAnIntegerThatAFloatCanHold) {
   const float checksum = RowChecksum(Row());
 
   EXPECT_LE(checksum, 0.0F);

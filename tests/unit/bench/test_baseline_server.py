@@ -1,4 +1,4 @@
-"""The baseline must be right, or being faster than it says nothing."""
+"""The baseline server is correct, so that a comparison with it means something."""
 
 import pathlib
 import sys
@@ -15,8 +15,9 @@ import ml_dtypes
 import scoring_rpc
 from model_folder import ModelFolder
 
-# Its logits, below 16, are rounded to bf16: an error d <= 1/32 each. A logprob is a logit less the log of a
-# sum, so it is off by at most 2 d; an entropy by at most d * sum p |log p + H|, and that sum is below 2 here.
+# The logits lie below 16 and are rounded to bf16, with an error d of at most 1/32 each. A logprob is a logit minus
+# the log of a sum, so its error is at most 2 d. That of an entropy is at most d * sum p |log p + H|, and this sum is
+# below 2 here.
 TOLERANCE = 2 / 32
 
 
@@ -36,7 +37,7 @@ def served(model: ModelFolder):
 
 
 def errors(scoring: scoring_rpc.Scoring, model: ModelFolder, rows: int) -> np.ndarray:
-    """Differences of logprob and entropy [2, rows] of random rows to the double reference."""
+    """Errors of logprob and entropy [2, rows] of random rows against the double reference."""
     random = np.random.default_rng(3)
     hidden = random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16)
     targets = random.integers(0, 1003, rows, dtype=np.int32)
@@ -53,11 +54,11 @@ def errors(scoring: scoring_rpc.Scoring, model: ModelFolder, rows: int) -> np.nd
     )
 
 
-def test_scores_are_those_of_the_double_reference(served, model: ModelFolder) -> None:
+def test_scores_match_the_double_reference(served, model: ModelFolder) -> None:
     assert np.abs(errors(served, model, rows=7)).max() < TOLERANCE
 
 
-def test_compiled_scores_are_too(model: ModelFolder) -> None:
+def test_compiled_scores_match_the_double_reference(model: ModelFolder) -> None:
     server = start(model, compiled=True)
     with scoring_rpc.Scoring(server.address) as scoring:
         assert np.abs(errors(scoring, model, rows=3)).max() < TOLERANCE
@@ -72,10 +73,10 @@ def test_compiled_scores_are_too(model: ModelFolder) -> None:
         ({"targets": np.array([1003, 0], np.int32).tobytes()}, "targets must lie in"),
         ({"hidden": b"1234"}, "hidden must be dtype"),
         ({"dtype": 9}, "dtype 9 is unknown"),
-        ({"outputs": 8}, "only logprob and entropy"),
+        ({"outputs": 8}, "only logprob and entropy are supported"),
     ],
 )
-def test_what_it_cannot_do_is_refused(served, fields: dict, text: str) -> None:
+def test_unsupported_requests_are_refused(served, fields: dict, text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         served.score(scoring_rpc.request(**fields))
 
@@ -83,7 +84,7 @@ def test_what_it_cannot_do_is_refused(served, fields: dict, text: str) -> None:
     assert text in raised.value.details()
 
 
-def test_a_request_without_rows_has_empty_answers(served) -> None:
+def test_a_request_without_rows_gets_empty_scores(served) -> None:
     response = served.score(scoring_rpc.request(rows=0, targets=b"", hidden=b""))
 
     assert (response.rows, response.logprob, response.entropy) == (0, b"", b"")

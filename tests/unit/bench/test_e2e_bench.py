@@ -1,4 +1,4 @@
-"""The end-to-end benchmark: what it concludes, and that it runs."""
+"""The end-to-end benchmark: its evaluation of measurements, and dry runs."""
 
 import argparse
 import json
@@ -14,14 +14,14 @@ BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import e2e_bench
-from e2e import fixture, latency, load, processes, swap, throughput
+from e2e import fixture, latency, logprobctl, processes, swap, throughput
+from e2e.fixture import OutOfTime, within
 from e2e.grpc_load import Answer
-from e2e.made_head import write_head
-from e2e.time_limit import OutOfTime, within
+from e2e.synthetic_head import write_head
 from server_process import ServerProcess
 
 
-def test_a_made_head_gives_logits_of_the_spread_that_was_asked(tmp_path: pathlib.Path) -> None:
+def test_a_synthetic_head_gives_logits_with_the_requested_deviation(tmp_path: pathlib.Path) -> None:
     folder = write_head(tmp_path, vocab=5000, hidden=1000, logit_stddev=3)
 
     data = (folder / "model.safetensors").read_bytes()
@@ -31,18 +31,18 @@ def test_a_made_head_gives_logits_of_the_spread_that_was_asked(tmp_path: pathlib
     weight = bits.view(np.float32).reshape(5000, 1000)
     logits = weight @ np.random.default_rng(1).standard_normal(1000)
     assert tensor["shape"] == [5000, 1000]
-    # The deviation of a sample of 5,000 is within 3 / sqrt(2 * 5000) = 0.03 of 3, four times that is allowed.
+    # The standard error of the deviation of 5,000 samples is 3 / sqrt(2 * 5000) = 0.03; four times that is allowed.
     assert abs(logits.std() - 3) < 0.12
-    # More than one block of the writer, and no block is a copy of another.
+    # The writer fills several blocks, none of which is a copy of another.
     assert len(np.unique(weight[:, 0])) > 1000
 
 
 def answers(*entries: tuple[float, int, int, int]) -> list[Answer]:
-    """Of (time of the answer, code, version, crc)."""
+    """Answers from tuples of time of the answer, code, version and crc."""
     return [Answer(ended - 0.5, ended, code, version, crc) for ended, code, version, crc in entries]
 
 
-def test_swaps_are_judged_by_failures_bits_and_the_longest_gap() -> None:
+def test_swaps_are_evaluated_by_failures_bits_and_the_longest_gap() -> None:
     seen = answers(
         (1.0, 0, 1, 11), (1.1, 0, 2, 22), (1.2, 14, 0, 0), (1.5, 0, 3, 11), (1.6, 0, 4, 22)
     )
@@ -60,7 +60,7 @@ def test_an_answer_with_the_bits_of_another_version_is_mixed() -> None:
     assert swap.judge(seen, crc_of=[11, 22]).mixed == 2
 
 
-def test_contenders_take_turns_and_the_order_turns_over() -> None:
+def test_the_order_of_the_contenders_reverses_each_round() -> None:
     order: list[str] = []
 
     def contender(name: str):
@@ -72,7 +72,7 @@ def test_contenders_take_turns_and_the_order_turns_over() -> None:
     assert figures == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
 
-def test_a_contender_that_fails_takes_no_further_part() -> None:
+def test_a_contender_that_fails_is_left_out_of_later_rounds() -> None:
     def fail() -> float:
         raise RuntimeError("gone")
 
@@ -84,11 +84,11 @@ def test_a_contender_that_fails_takes_no_further_part() -> None:
     assert failures == ["b: gone"]
 
 
-def test_a_contender_that_ended_early_is_compared_with_the_rounds_that_it_had() -> None:
+def test_a_contender_that_ended_early_is_compared_over_its_own_rounds() -> None:
     assert fixture.same_rounds([9.0, 8.0, 5.0], [1.0, 2.0]) == [9.0, 8.0]
 
 
-def test_rounds_before_the_end_of_time_are_kept() -> None:
+def test_figures_of_rounds_before_the_time_limit_are_kept() -> None:
     left = iter([1.0, 2.0])
 
     def contender() -> float:
@@ -97,12 +97,12 @@ def test_rounds_before_the_end_of_time_are_kept() -> None:
         raise OutOfTime
 
     assert fixture.in_turn({"a": contender}, iter(range(9))) == {"a": [1, 2]}
-    with pytest.raises(OutOfTime):  # with not even one there is nothing to keep
+    with pytest.raises(OutOfTime):  # there is no complete round
         fixture.in_turn({"a": contender}, iter(range(9)))
 
 
 def result(**fields: object) -> dict:
-    """What logprobctl says of a load, as far as it is read."""
+    """The fields of a report of logprobctl that are read."""
     usual = {
         "rows_per_second": 5.0,
         "requests": 3,
@@ -117,25 +117,27 @@ def result(**fields: object) -> dict:
     return usual | fields
 
 
-def parsed(**fields: object) -> load.Load:
-    return load.parse(json.dumps({"results": [result(**fields)]}), "", "tcp")
+def parsed(**fields: object) -> logprobctl.Load:
+    return logprobctl.parse(json.dumps({"results": [result(**fields)]}), "", "tcp")
 
 
-def test_a_load_with_failed_requests_is_no_figure() -> None:
+def test_a_load_with_failed_requests_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="3 requests were answered, 1 failed: UNAVAILABLE: gone"):
         fixture.checked(parsed(errors=1, first_error="UNAVAILABLE: gone"), "bulk")
-    with pytest.raises(load.LoadError, match="no such flag"):
-        load.parse("", "no such flag", "tcp")
+    with pytest.raises(logprobctl.LoadError, match="no such flag"):
+        logprobctl.parse("", "no such flag", "tcp")
 
 
-def test_rows_that_travelled_another_way_are_no_figure() -> None:
-    # A client on the server's host shares memory where it can: "TCP" measured that once.
-    with pytest.raises(load.LoadError, match="tcp was asked for, rows travelled by shm[+]tcp"):
+def test_a_load_over_another_transport_is_an_error() -> None:
+    # A client on the host of the server shares memory if it can, which was once reported as TCP.
+    with pytest.raises(
+        logprobctl.LoadError, match="tcp was requested, but rows travelled by shm[+]tcp"
+    ):
         parsed(transport="shm+tcp")
 
 
-def test_the_first_window_and_the_last_do_not_count() -> None:
-    # Of 3 s with 8 requests of 64 MiB at once, filling and emptying the way took 2 in 100.
+def test_the_first_and_the_last_window_do_not_count() -> None:
+    # Filling and draining the pipeline took 2 % of 3 s with 8 requests of 64 MiB in flight.
     windows = [
         {"requests": requests, "rows_per_second": rows, "seconds": seconds}
         for requests, rows, seconds in (
@@ -147,10 +149,12 @@ def test_the_first_window_and_the_last_do_not_count() -> None:
     ]
 
     assert parsed(windows=windows).rows_per_second == pytest.approx((50 + 70) / 1.5)
-    assert parsed(windows=windows[:2]).rows_per_second == 5.0  # too few answers to tell
+    assert (
+        parsed(windows=windows[:2]).rows_per_second == 5.0
+    )  # there are too few answers in between
 
 
-def test_what_hangs_is_ended_and_an_outer_limit_holds_on() -> None:
+def test_a_time_limit_interrupts_and_leaves_an_outer_limit_in_force() -> None:
     begin = time.monotonic()
 
     with pytest.raises(OutOfTime, match="not done in 3 s"), within(3):
@@ -168,10 +172,9 @@ def some_fixture(
     return fixture.Fixture(binaries=binaries, work=tmp_path, device="cpu", **(sizes | fields))
 
 
-def test_a_section_that_fails_or_hangs_costs_no_other(
+def test_sections_after_one_that_fails_or_hangs_are_measured(
     binaries: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    # A server that never answered would have held up the run until its machine was taken back.
     written: list[int] = []
     here = some_fixture(binaries, tmp_path)
 
@@ -195,9 +198,7 @@ def test_a_section_that_fails_or_hangs_costs_no_other(
     assert written == [0, 0, 1]
 
 
-def test_rows_on_a_gpu_are_left_out_on_a_cpu(
-    binaries: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_cuda_ipc_is_left_out_on_a_cpu(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
     here = some_fixture(binaries, tmp_path)
 
     assert throughput.measurable(here, ["tcp", "ipc"]) == ["tcp"]
@@ -205,17 +206,19 @@ def test_rows_on_a_gpu_are_left_out_on_a_cpu(
         throughput.measure(here, ["ipc"], 64)
 
 
-def test_no_section_begins_after_the_end(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_no_section_starts_after_the_deadline(
+    binaries: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     here = some_fixture(binaries, tmp_path, deadline=time.monotonic() - 1)
 
     failed = e2e_bench.run_sections(
-        here, {"late": e2e_bench.Section(lambda _: pytest.fail("begun"), 60)}, lambda: None
+        here, {"late": e2e_bench.Section(lambda _: pytest.fail("started"), 60)}, lambda: None
     )
 
     assert failed == {"late": "the time is over"}
 
 
-def test_sections_keep_the_order_that_was_asked() -> None:
+def test_sections_run_in_the_requested_order() -> None:
     sections = e2e_bench.sections_of(["swap", "shm", "one-row", "tcp"], [4096, 2048])
 
     assert list(sections) == ["swap", "tcp, shm at H=4096", "tcp, shm at H=2048", "one-row"]
@@ -223,32 +226,30 @@ def test_sections_keep_the_order_that_was_asked() -> None:
         e2e_bench.names("tcp,udp")
 
 
-def test_an_engine_that_says_nothing_is_ended(tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_an_engine_bench_that_prints_nothing_is_killed(tmp_path: pathlib.Path, monkeypatch) -> None:
     program = tmp_path / "engine_bench"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(processes, "ENGINE_STARTS_WITHIN_S", 0.05)
 
-    with pytest.raises(RuntimeError, match="engine_bench said nothing"):
+    with pytest.raises(RuntimeError, match="engine_bench printed nothing"):
         processes.EngineBench(tmp_path)
 
 
-def test_a_server_that_does_not_start_is_ended_and_its_log_shown(
+def test_a_server_that_does_not_start_is_stopped_and_its_log_printed(
     binaries: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = ServerProcess(binaries, "--model", "/nowhere")
 
     with pytest.raises(AssertionError, match="ended while starting"):
         with processes.running(server, "logprobd"):
-            pytest.fail("it runs")
+            pytest.fail("it started")
 
     assert server.process.poll() is not None
     assert "logprobd: " in capfd.readouterr().err
 
 
-def test_a_dry_run_goes_through_its_sections(
-    binaries: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_dry_run_measures_its_sections(binaries: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "service.json"
     sections = "tcp,shm,one-row,small-beside-bulk,swap"
     command = [sys.executable, BENCH / "e2e_bench.py", "--quick", "--device", "cpu"]
@@ -259,24 +260,26 @@ def test_a_dry_run_goes_through_its_sections(
         text=True,
     )
 
-    # 1: figures of a dry run miss what is wanted of real ones; 3 would be a section that failed.
+    # 1: figures of a dry run may miss the targets of real ones. 3 would be a section that failed.
     assert done.returncode in (0, 1), done.stderr
     records = json.loads(out.read_text())
     whats = [entry["what"] for entry in records]
-    for way in (
+    for transport in (
         "TCP, 8 connections",
         "TCP, 16 connections",
         "shared memory, one client process",
         "shared memory, one Python process",
     ):
-        assert sum(what.startswith(f"Service, {way}") for what in whats) == 1, way
+        assert sum(what.startswith(f"Service, {transport}") for what in whats) == 1, transport
     assert sum("p50 above the engine" in what for what in whats) == len(latency.CALLERS)
     assert sum("small p99" in what for what in whats) == 2
     assert all(entry["commit"] == "abc" for entry in records)
     faults = [entry for entry in records if entry["unit"] == "requests"]
-    assert [entry["figure"] for entry in faults] == [0, 0], faults  # none failed, none mixed
+    assert [entry["figure"] for entry in faults] == [0, 0], (
+        faults
+    )  # no request failed, no version was mixed
     assert all(entry["figure"] > 0 for entry in records if entry not in faults)
     swaps = [entry for entry in records if entry["unit"] == "swaps"]
     assert [entry["figure"] for entry in swaps] == [swap.SWAPS]
-    assert "asked" in done.stdout
+    assert "target" in done.stdout
     assert not list(tmp_path.glob("*.part"))

@@ -1,4 +1,4 @@
-"""What becomes of samples."""
+"""The CSV file of the sampler."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "soak"))
 from sampler import Sampler
 
 
-def test_every_sample_is_added_to_a_file_with_its_time_since_the_begin(tmp_path) -> None:
+def test_every_sample_is_written_with_its_time_since_the_start(tmp_path) -> None:
     samples = tmp_path / "samples.csv"
     sampler = Sampler(os.getpid(), lambda: None)
     sampler.times = [100.0, 101.0]

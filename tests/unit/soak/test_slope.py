@@ -1,4 +1,4 @@
-"""When the soak's check says that a series grows. Series are MiB, a sample a second."""
+"""The check of the soak for growth. Series are in MiB with one sample per second."""
 
 import pathlib
 import sys
@@ -19,7 +19,7 @@ def judged(values: np.ndarray) -> slope.Slope:
 
 
 def noise(scale: float = 0.5, seed: int = 2, correlation: float = 0.9) -> np.ndarray:
-    """Noise in which a sample resembles its neighbours, as memory does."""
+    """Correlated noise, like that of memory."""
     random = np.random.default_rng(seed)
     values = np.zeros(SECONDS)
     for i in range(1, SECONDS):
@@ -34,14 +34,14 @@ def test_noise_does_not_grow(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_leak_within_noise_grows(seed: int) -> None:
-    # 10 MiB in 800 s, with noise whose deviation is above 1 MiB.
+    # The leak is 10 MiB in 800 s; the standard deviation of the noise is above 1 MiB.
     assert judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)).grows
 
 
-def test_the_interval_holds_the_truth_nearly_always() -> None:
+def test_the_interval_nearly_always_contains_the_true_slope() -> None:
     fitted = [judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)) for seed in range(30)]
 
-    # 97 of 100 simulated runs; below 26 of 30 would be a matter of 1 in 500.
+    # The interval holds in 97 of 100 simulated runs; fewer than 26 of 30 have a probability of 1 in 500.
     assert sum(each.low <= 10 / SECONDS <= each.high for each in fitted) >= 26
 
 
@@ -61,7 +61,7 @@ def test_one_more_arena_is_no_leak() -> None:
 def test_versions_that_come_and_go_are_no_leak() -> None:
     values = 200 + noise(0.1)
     for begin in range(7, SECONDS, 15):
-        values[begin : begin + 4] += 1200  # two heads during a swap
+        values[begin : begin + 4] += 1200  # two heads are in memory during a swap
 
     assert not judged(values).grows
 

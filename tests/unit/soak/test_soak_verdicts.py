@@ -1,4 +1,4 @@
-"""What the soak concludes from its parts."""
+"""The verdict of the soak on samples, calls and swaps."""
 
 import os
 import pathlib
@@ -32,10 +32,9 @@ def test_a_process_is_sampled_until_the_end() -> None:
     assert series["threads"][0] >= 2
 
 
-def test_a_look_at_the_gpu_that_fails_is_no_change() -> None:
-    # It was taken for 0 MiB once, in a series of thousands.
-    looks = iter([70.0, 70.0, None, 71.0])
-    samples = sampler.Sampler(os.getpid(), lambda: next(looks))
+def test_a_failed_read_of_the_gpu_memory_keeps_the_last_value() -> None:
+    reads = iter([70.0, 70.0, None, 71.0])
+    samples = sampler.Sampler(os.getpid(), lambda: next(reads))
 
     for _ in range(3):
         samples._take()
@@ -43,24 +42,24 @@ def test_a_look_at_the_gpu_that_fails_is_no_change() -> None:
     assert samples.series["GPU memory"] == [70.0, 70.0, 71.0]
 
 
-def test_a_process_that_has_ended_is_told_as_such() -> None:
+def test_sampling_a_process_that_has_ended_raises_oserror() -> None:
     child = subprocess.Popen(["true"])
     while pathlib.Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
         time.sleep(0.001)
 
-    with pytest.raises(OSError):  # not a KeyError, which would end the sampling thread unseen
+    with pytest.raises(OSError):  # a KeyError would end the sampling thread unnoticed
         sampler.memory_of(child.pid)
     child.wait()
 
 
-def test_a_scrape_that_fails_is_told_and_does_not_end_the_soak(binaries: pathlib.Path) -> None:
+def test_a_scrape_that_fails_returns_false(binaries: pathlib.Path) -> None:
     server = ServerProcess(binaries)
     server.http = "127.0.0.1:1"
 
     assert not soak.scrape(server)
 
 
-def test_the_leak_can_come_with_the_binaries(tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_leak_library_next_to_the_programs_is_used(tmp_path: pathlib.Path, monkeypatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(SystemExit, match="name a C compiler in CC"):
         soak.build_leak(tmp_path, tmp_path)
@@ -71,24 +70,37 @@ def test_the_leak_can_come_with_the_binaries(tmp_path: pathlib.Path, monkeypatch
 
 
 def load_with(outcomes: dict[str, dict[str, int]]) -> client_mix.MixedLoad:
-    """A load, none of whose processes is started, as if these calls had been made."""
-    load = client_mix.MixedLoad("127.0.0.1:1", hidden=8, vocab=9, rows=4, processes=1)
-    kinds, columns = list(client_mix.KINDS), client_mix.OUTCOMES
+    """A load with these counts of calls, whose processes are not started."""
+    load = client_mix.MixedLoad(
+        pathlib.Path("bin"), "127.0.0.1:1", hidden=8, vocab=9, rows=4, processes=1
+    )
+    kinds, columns = list(client_mix.CLIENT_KINDS), client_mix.OUTCOMES
+    benches = {bench.kind: bench for bench in load._benches}
     for kind, row in outcomes.items():
         for name, count in row.items():
-            load._counts[0][kinds.index(kind) * len(columns) + columns.index(name)] = count
+            if kind in benches:
+                benches[kind].counts[name] = count
+            else:
+                load._counts[0][kinds.index(kind) * len(columns) + columns.index(name)] = count
     return load
 
 
 def usual() -> dict[str, dict[str, int]]:
-    return {kind: {sorted(allowed)[0]: 3} for kind, (_, allowed) in client_mix.KINDS.items()}
+    return {kind: {sorted(allowed)[0]: 3} for kind, allowed in client_mix.ALLOWED.items()}
 
 
-def test_calls_that_end_as_they_may_are_no_surprise() -> None:
+def test_calls_with_an_allowed_status_are_no_surprise() -> None:
     load = load_with(usual())
 
     assert load.surprises() == []
-    assert load.calls() == 3 * len(client_mix.KINDS)
+    assert load.calls() == 3 * len(client_mix.ALLOWED)
+
+
+def test_a_failed_run_of_logprobctl_bench_is_a_surprise() -> None:
+    load = load_with(usual())
+    load._benches[0].failures.append("logprobctl bench, unary: no report")
+
+    assert load.surprises() == ["logprobctl bench, unary: no report"]
 
 
 def test_a_wrong_request_that_is_answered_is_a_surprise() -> None:
@@ -97,23 +109,23 @@ def test_a_wrong_request_that_is_answered_is_a_surprise() -> None:
     assert load.surprises() == ["1 calls of kind wrong ended with OK"]
 
 
-def test_a_kind_that_was_never_seen_is_a_surprise() -> None:
+def test_a_kind_without_any_call_is_a_surprise() -> None:
     load = load_with(usual() | {"stream": {}})
 
     assert load.surprises() == ["no call of kind stream ended"]
 
 
 @pytest.mark.parametrize(
-    "grows, wants_growth, is_missed",
+    "grows, expects_growth, is_missed",
     [(False, False, False), (True, False, True), (True, True, False), (False, True, True)],
 )
-def test_growth_is_a_miss_and_so_is_a_leak_that_was_not_seen(
-    grows: bool, wants_growth: bool, is_missed: bool
+def test_growth_is_a_miss_and_so_is_an_undetected_leak(
+    grows: bool, expects_growth: bool, is_missed: bool
 ) -> None:
     fitted = slope.Slope(0.01, 0.005, 0.02, 800, grows, 2.0)
     outcome = soak.Outcome({"RSS": fitted}, {"RSS": 200.0}, [], "9 calls")
 
-    entry = soak.per_hour(outcome, "RSS", "Soak", wants_growth=wants_growth)
+    entry = soak.per_hour(outcome, "RSS", "Soak", expects_growth=expects_growth)
 
     assert entry.get("missed", False) is is_missed
     assert entry["figure"] == pytest.approx(36)
@@ -121,7 +133,7 @@ def test_growth_is_a_miss_and_so_is_a_leak_that_was_not_seen(
 
 
 class FakeWeights:
-    """Stands for logprobctl weights; the third load fails."""
+    """Replaces logprobctl weights; its third load fails."""
 
     def __init__(self) -> None:
         self.loads: list[tuple[int, str]] = []
@@ -136,7 +148,7 @@ class FakeWeights:
         self.commits += 1
 
 
-def test_two_heads_are_swapped_in_turn_and_failures_are_kept() -> None:
+def test_two_heads_are_swapped_in_turn_and_failures_are_recorded() -> None:
     weights = FakeWeights()
 
     with soak.Swapper(weights, [pathlib.Path("a"), pathlib.Path("b")], every_s=0.001) as swapper:

@@ -1,5 +1,10 @@
 #include "client/cli/command.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -91,11 +96,39 @@ TEST(CommandLineTest, NamesTheAddressWhereNoServerAnswers) {
   EXPECT_THAT(outcome.err, HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
 }
 
+/// A TCP port that takes connections and never answers.
+class SilentListener {
+ public:
+  SilentListener() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(socket_, generic, size), 0);
+    EXPECT_EQ(listen(socket_, 16), 0);
+    EXPECT_EQ(getsockname(socket_, generic, &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  ~SilentListener() { close(socket_); }
+  SilentListener(const SilentListener&) = delete;
+  SilentListener& operator=(const SilentListener&) = delete;
+
+  const std::string& address() const { return address_; }
+
+ private:
+  const int socket_;
+  std::string address_;
+};
+
 TEST(CommandLineTest, SaysWhatItWaitsForIfTheServerDoesNotAnswer) {
-  const Outcome outcome = RunProgram({"info", "--address", "127.0.0.1:1", "--timeout", "1.5s"});
+  const SilentListener server;
+
+  const Outcome outcome = RunProgram({"info", "--address", server.address(), "--timeout", "1.5s"});
 
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("waiting for the server at 127.0.0.1:1, for up to 1.5s"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("waiting for the server at " + server.address() + ", for up to 1.5s"));
 }
 
 TEST(DurationTest, TakesSecondsAndUnits) {
@@ -115,7 +148,7 @@ TEST(OutputNamesTest, AddsUpTheNamedBits) {
   EXPECT_EQ(*ParseOutputs({"all"}), 255U);
 }
 
-TEST(OutputNamesTest, ListsTheNamesWhenOneIsNotKnown) {
+TEST(OutputNamesTest, ListsTheNamesIfOneIsUnknown) {
   EXPECT_THAT(std::string(ParseOutputs({"logits"}).status().message()),
               HasSubstr("output \"logits\" is not known: choose from logprob, entropy"));
 }
@@ -127,7 +160,7 @@ class CommandTest : public ::testing::Test {
     return RunProgram(arguments);
   }
 
-  /// A file of `rows` rows of 8 bf16 zeros; target i on row i.
+  /// Writes a file with `rows` rows of 8 bf16 zeros, where row i has target i.
   std::string RowsFile(int32_t rows) {
     std::vector<int32_t> targets;
     for (int32_t row = 0; row < rows; ++row) targets.push_back(row);
@@ -265,7 +298,7 @@ TEST_F(CommandTest, SelftestPasses) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["passed"], true);
 }
 
-TEST_F(CommandTest, SelftestFailsLoudly) {
+TEST_F(CommandTest, SelftestFailsWithAdvice) {
   server_.service().verify().set_passed(false);
   server_.service().verify().set_logit_stddev(0.01);
 

@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(NpyTest, ReadsWhatNumPyWrites) {
+TEST(NpyTest, ReadsFilesOfNumPy) {
   const TempFolder folder;
   const std::string path = folder.Write(
       "a.npy", Npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n",
@@ -27,7 +27,7 @@ TEST(NpyTest, ReadsWhatNumPyWrites) {
   EXPECT_EQ(tensor->data.size(), 24U);
 }
 
-TEST(NpyTest, ReadsEveryUsefulType) {
+TEST(NpyTest, ReadsEverySupportedType) {
   const TempFolder folder;
   const std::vector<std::pair<std::string, ElementType>> types = {
       {"<f2", ElementType::kF16}, {"<f8", ElementType::kF64}, {"<i4", ElementType::kI32},
@@ -43,7 +43,7 @@ TEST(NpyTest, ReadsEveryUsefulType) {
   }
 }
 
-TEST(NpyTest, ReadsBackWhatItWrote) {
+TEST(NpyTest, ReadsBackAWrittenFile) {
   const TempFolder folder;
   const std::vector<int32_t> ids = {7, -1, 3};
 
@@ -54,7 +54,7 @@ TEST(NpyTest, ReadsBackWhatItWrote) {
 
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   EXPECT_THAT(*ToTokenIds(*tensor), ElementsAre(7, -1, 3));
-  EXPECT_EQ((folder.Read("ids.npy").size() - 12) % 64, 0U);  // the format's alignment
+  EXPECT_EQ((folder.Read("ids.npy").size() - 12) % 64, 0U);  // alignment that the format requires
 }
 
 struct BadNpy {

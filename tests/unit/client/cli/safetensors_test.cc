@@ -23,7 +23,7 @@ TEST(SafetensorsTest, ReadsOneTensorOfSeveral) {
 
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   EXPECT_EQ(tensor->type, ElementType::kI64);
-  EXPECT_THAT(*ToInt64(*tensor), ElementsAre(5, 6));  // from an odd address
+  EXPECT_THAT(*ToInt64(*tensor), ElementsAre(5, 6));  // the data starts at an odd address
 }
 
 TEST(SafetensorsTest, ListsTheNamesWhenOneIsMissing) {
@@ -57,7 +57,7 @@ TEST_P(BadSafetensorsTest, SaysWhatIsWrong) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().message));
 }
 
-/// A file with one entry "x" over four bytes.
+/// A file with one entry "x" of four bytes.
 std::string WithEntry(const std::string& entry) {
   std::string header = "{\"x\":";
   return Safetensors(header.append(entry).append("}"), std::string(4, 'x'));

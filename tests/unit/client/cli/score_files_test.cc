@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 class ScoreInputTest : public ::testing::Test {
  protected:
-  /// [2, 2] of uint16 and two int64 targets.
+  /// Writes hidden states [2, 2] in uint16 and two int64 targets.
   ScoreFiles TwoRows() {
     ScoreFiles files;
     files.hidden =
@@ -67,7 +67,7 @@ TEST_F(ScoreInputTest, ReadsBothFromOneSafetensorsFile) {
   EXPECT_THAT((*input)->args().targets, ElementsAre(1, 2, 3));
 }
 
-TEST_F(ScoreInputTest, TakesATensorNamedBehindThePath) {
+TEST_F(ScoreInputTest, TakesATensorNameAfterThePath) {
   ScoreFiles files = TwoRows();
   files.targets = folder_.Write(
       "b.safetensors", Safetensors(R"({"ids":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})",
@@ -91,7 +91,7 @@ TEST_F(ScoreInputTest, RepeatsCandidatesForEveryRow) {
   EXPECT_THAT((*input)->args().candidate_offsets, ElementsAre(0, 2, 4));
 }
 
-TEST_F(ScoreInputTest, ReadsCandidatesARowOrRagged) {
+TEST_F(ScoreInputTest, ReadsCandidatesAsMatrixOrWithOffsets) {
   ScoreFiles files = TwoRows();
   files.candidate_ids =
       folder_.Write("c.npy", Npy(NpyHeader("<i4", "(2, 1)"), BytesOf<int32_t>({3, 4})));
@@ -118,21 +118,21 @@ TEST_F(ScoreInputTest, ReadsSegmentsAndTemperaturesFromText) {
   EXPECT_THAT((*input)->args().row_temperatures, ElementsAre(0.5F, 1.0F));
 }
 
-TEST_F(ScoreInputTest, AsksWhatUint16Holds) {
+TEST_F(ScoreInputTest, RequiresTheDtypeOfUint16) {
   ScoreFiles files = TwoRows();
   files.dtype = "";
 
   EXPECT_THAT(ErrorOf(files), HasSubstr("holds uint16: give its type with --dtype"));
 }
 
-TEST_F(ScoreInputTest, RefusesATypeThatIsNotStated) {
+TEST_F(ScoreInputTest, RefusesATypeOtherThanTheStatedOne) {
   ScoreFiles files = TwoRows();
   files.hidden = folder_.Write("h.npy", Npy(NpyHeader("<f4", "(2, 1)"), BytesOf<float>({1, 2})));
 
   EXPECT_THAT(ErrorOf(files), HasSubstr("holds f32, but --dtype says bf16"));
 }
 
-TEST_F(ScoreInputTest, RefusesDoublesAndFloatsWhereIdsBelong) {
+TEST_F(ScoreInputTest, RefusesDoublesAsHiddenStatesAndFloatsAsIds) {
   ScoreFiles doubles = TwoRows();
   doubles.hidden = folder_.Write("d.npy", Npy(NpyHeader("<f8", "(2, 1)"), BytesOf<double>({1, 2})));
   ScoreFiles floats = TwoRows();
@@ -163,7 +163,7 @@ TEST_F(ScoreInputTest, RefusesOtherFilesAndWords) {
   EXPECT_THAT(ErrorOf(pickle), HasSubstr("only .safetensors and .npy files can hold this array"));
 }
 
-/// Two rows with every kind of output.
+/// A result of two rows with every output.
 struct Case {
   Case() {
     args.rows = 2;
@@ -189,7 +189,7 @@ struct Case {
   ScoreResult result;
 };
 
-TEST(ScoreOutputTest, WritesALineARowThenALineASegment) {
+TEST(ScoreOutputTest, WritesOneLinePerRowThenOnePerSegment) {
   const Case c;
   std::ostringstream out;
 
@@ -206,7 +206,7 @@ TEST(ScoreOutputTest, WritesALineARowThenALineASegment) {
             "\n");
 }
 
-TEST(ScoreOutputTest, WritesAnNpyFileForEachOutputAskedFor) {
+TEST(ScoreOutputTest, WritesAnNpyFileForEachRequestedOutput) {
   const TempFolder folder;
   const Case c;
 

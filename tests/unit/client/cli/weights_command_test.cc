@@ -32,7 +32,7 @@ Outcome RunProgram(const std::vector<std::string>& arguments, bool is_terminal =
   return {.exit_code = exit_code, .out = out.str(), .err = err.str()};
 }
 
-/// Version 1 is live; a load gives version 2.
+/// A fake server whose version 1 is live. A load creates version 2.
 class WeightsCommandTest : public ::testing::Test {
  protected:
   WeightsCommandTest() {
@@ -64,7 +64,7 @@ class WeightsCommandTest : public ::testing::Test {
   testing::FakeWeightsServer server_;
 };
 
-TEST_F(WeightsCommandTest, LoadSendsWhatItIsTold) {
+TEST_F(WeightsCommandTest, LoadSendsItsOptions) {
   const Outcome outcome = Run({"load", "--head", "policy", "--version", "200", "--sha256", "00ff",
                                "--commit", "--in-place", "--allow-nonfinite", "/models/step-200"});
 
@@ -128,7 +128,7 @@ TEST_F(WeightsCommandTest, ListSaysWhenNoVersionIsLive) {
   EXPECT_TRUE(nlohmann::json::parse(Run({"list", "--json"}).out)["heads"][0]["live"].is_null());
 }
 
-TEST_F(WeightsCommandTest, ChangesTellWhatTheHeadHasNow) {
+TEST_F(WeightsCommandTest, ChangesPrintTheVersionsOfTheHead) {
   for (const std::vector<std::string>& line :
        std::vector<std::vector<std::string>>{{"commit", "--version", "2"},
                                              {"rollback", "--head", "policy"},
@@ -185,7 +185,7 @@ TEST_F(WeightsCommandTest, HelpTeachesByExample) {
   }
 }
 
-TEST_F(WeightsCommandTest, ExitsWithTwoForWhatItDoesNotUnderstand) {
+TEST_F(WeightsCommandTest, ExitsWithTwoForAMalformedCommandLine) {
   const std::vector<std::vector<std::string>> lines = {{"weights"},
                                                        {"weights", "swap"},
                                                        {"weights", "load"},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from logprobd import InvalidArgument, from_packed, from_padded
-from reference import log_softmax, logits_of
+from numpy_reference import log_softmax, logits_of
 
 
 def test_packed_targets_are_shifted_within_each_sequence():

@@ -11,7 +11,7 @@ from logprobd import (
     WeightsVersionMismatch,
 )
 from logprobd.plan import OUTPUTS
-from reference import entropy, log_softmax, logits_of
+from numpy_reference import entropy, log_softmax, logits_of
 
 TOLERANCE = 2e-6  # float32 rounding of values up to about 20
 

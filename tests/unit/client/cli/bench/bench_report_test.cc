@@ -186,29 +186,6 @@ TEST(BenchReportTest, HasNoWarningForAStableLoad) {
   EXPECT_THAT(BenchWarnings(report), IsEmpty());
 }
 
-TEST(BenchReportTest, ExportsCsv) {
-  const TempFolder folder;
-  BenchReport report = SomeReport();
-  report.percentiles = {50, 99.9};
-  report.loads = {SomeLoad(256, 4), SomeMix()};
-
-  ASSERT_TRUE(ExportBench(folder.path("b.csv"), report).ok());
-
-  const std::vector<std::string> lines = absl::StrSplit(folder.Read("b.csv"), '\n');
-  ASSERT_EQ(lines.size(), 6U);
-  EXPECT_EQ(lines[0],
-            "part,rows,concurrency,request_rate,arrivals,requests,errors,seconds,rows_per_second,"
-            "gigabytes_per_second,latency_mean_seconds,latency_p50_seconds,latency_p99.9_seconds,"
-            "latency_max_seconds,late_by_generator,late_by_generator_seconds_max,"
-            "late_by_server,late_by_server_seconds_max,unsent,stable,transport");
-  EXPECT_EQ(lines[1],
-            "all,256,4,,,1000,0,2,128000,1.048576,0.005005,0.005013504,0.01,0.01,,,,,,yes,shm");
-  EXPECT_THAT(lines[2], AllOf(HasSubstr("all,\"1:80,256:20\",,500,poisson,1010,0,2,"),
-                              HasSubstr(",7,0.25,5,0.5,3,no,shm+tcp")));
-  EXPECT_THAT(lines[3], HasSubstr("1 rows,"));
-  EXPECT_THAT(lines[4], HasSubstr("256 rows,"));
-}
-
 TEST(BenchReportTest, ExportsJsonWithEverything) {
   const TempFolder folder;
   BenchReport report = SomeReport();
@@ -247,10 +224,10 @@ TEST(BenchReportTest, ExportsJsonWithEverything) {
 }
 
 TEST(BenchReportTest, NamesAPathItCannotWrite) {
-  EXPECT_THAT(std::string(ExportBench("/no/such/b.csv", SomeReport()).message()),
-              HasSubstr("/no/such/b.csv"));
+  EXPECT_THAT(std::string(ExportBench("/no/such/b.json", SomeReport()).message()),
+              HasSubstr("/no/such/b.json"));
   EXPECT_THAT(std::string(ExportBench("b.txt", SomeReport()).message()),
-              HasSubstr("must end in .csv or .json"));
+              HasSubstr("must end in .json"));
 }
 
 TEST(MachineInfoTest, FindsTheCpuModel) {

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-/// What lies in the memory of the driver's stand-in, where a handle is an address.
+/// The bytes in the memory of the fake driver, whose handles are addresses.
 std::string BytesOf(const DeviceRows& rows) {
   uint64_t address = 0;
   std::memcpy(&address, rows.handle.data(), sizeof(address));
@@ -29,7 +29,7 @@ absl::Span<const std::byte> AsBytes(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
-TEST(CudaMemoryTest, SaysThatThereIsNoDriver) {
+TEST(CudaMemoryTest, ReportsAMissingDriver) {
   const auto memory = CudaMemory::Open(0, "/nowhere/libcuda.so.1");
 
   EXPECT_EQ(memory.status().code(), absl::StatusCode::kFailedPrecondition);
@@ -37,19 +37,19 @@ TEST(CudaMemoryTest, SaysThatThereIsNoDriver) {
               AllOf(HasSubstr("this machine has no NVIDIA driver"), HasSubstr("/nowhere/libcuda")));
 }
 
-TEST(CudaMemoryTest, SaysThatALibraryIsNoDriver) {
+TEST(CudaMemoryTest, ReportsALibraryThatIsNoDriver) {
   const auto memory = CudaMemory::Open(0, "libc.so.6");
 
   EXPECT_THAT(memory.status().message(), HasSubstr("libc.so.6 is not the library of an NVIDIA"));
 }
 
-TEST(CudaMemoryTest, NamesAGpuThatIsNotThere) {
+TEST(CudaMemoryTest, NamesAMissingGpu) {
   const auto memory = CudaMemory::Open(3, FAKE_LIBCUDA);
 
   EXPECT_EQ(memory.status(), absl::FailedPreconditionError("GPU 3: CUDA_ERROR_INVALID_DEVICE"));
 }
 
-TEST(CudaMemoryTest, SaysWhenTheGpuIsFull) {
+TEST(CudaMemoryTest, ReportsAFullGpu) {
   CudaMemory memory = *CudaMemory::Open(0, FAKE_LIBCUDA);
 
   EXPECT_EQ(
@@ -57,7 +57,7 @@ TEST(CudaMemoryTest, SaysWhenTheGpuIsFull) {
       absl::ResourceExhaustedError("cuMemAlloc of 1099511627776 bytes: CUDA_ERROR_OUT_OF_MEMORY"));
 }
 
-TEST(CudaMemoryTest, WritesAndCopiesWhereItsHandleLeads) {
+TEST(CudaMemoryTest, WritesAndCopiesToTheMemoryOfItsHandle) {
   CudaMemory memory = *CudaMemory::Open(0, FAKE_LIBCUDA);
   CudaBuffer from = *memory.Allocate(64);
   CudaBuffer to = *memory.Allocate(64);
@@ -70,7 +70,7 @@ TEST(CudaMemoryTest, WritesAndCopiesWhereItsHandleLeads) {
   EXPECT_THAT(to.Rows(32, 4).device_uuid, Each(7));
 }
 
-/// Answers at once and notes the bytes that requests name.
+/// Answers at once and records the bytes that requests name.
 class DeviceTarget final : public LoadTarget {
  public:
   void Send(const ScoreArgs& args, ScoreCallback done) override {

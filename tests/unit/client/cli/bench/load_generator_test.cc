@@ -80,7 +80,7 @@ Head FakeHead() {
   return head;
 }
 
-/// With one writer and a target that answers at once everything happens in order.
+/// With one writer and a target that answers at once, everything happens in order.
 class PlannedLoadTest : public ::testing::Test {
  protected:
   LoadMeasurement Run(LoadPlan plan) {
@@ -124,8 +124,8 @@ TEST_F(PlannedLoadTest, CountsLatencyFromThePlannedTime) {
   EXPECT_NEAR(latency.mean(), 0.040, 1e-12);
 }
 
-TEST_F(PlannedLoadTest, SaysThatTheGeneratorItselfCouldNotKeepUp) {
-  target_.service_time = absl::Milliseconds(25);  // the time that Send takes is the generator's
+TEST_F(PlannedLoadTest, CountsSendsThatAreLateBecauseOfTheGenerator) {
+  target_.service_time = absl::Milliseconds(25);  // the generator spends this time in Send
 
   const LoadMeasurement found =
       Run({.request_rate = 100, .arrivals = Arrivals::kFixed, .requests = 3});
@@ -135,7 +135,7 @@ TEST_F(PlannedLoadTest, SaysThatTheGeneratorItselfCouldNotKeepUp) {
   EXPECT_DOUBLE_EQ(found.measured.late.generator_seconds_max, 0.030);
 }
 
-TEST_F(PlannedLoadTest, DoesNotCallAMillisecondLate) {
+TEST_F(PlannedLoadTest, ToleratesAMillisecondOfLateness) {
   target_.service_time = absl::Milliseconds(11);
 
   const LoadMeasurement found =
@@ -151,7 +151,7 @@ TEST_F(PlannedLoadTest, EndsWithItsDuration) {
   EXPECT_EQ(found.measured.Total().requests(), 10);  // at 0, 10, ... 90 ms
 }
 
-TEST_F(PlannedLoadTest, EndsInTimeAlsoWhenItIsBehindAndCountsWhatItDidNotSend) {
+TEST_F(PlannedLoadTest, EndsInTimeWhenItIsBehindAndCountsUnsentRequests) {
   target_.service_time = absl::Milliseconds(40);
 
   const LoadMeasurement found =
@@ -161,7 +161,7 @@ TEST_F(PlannedLoadTest, EndsInTimeAlsoWhenItIsBehindAndCountsWhatItDidNotSend) {
   EXPECT_EQ(found.measured.late.unsent, 7);
 }
 
-TEST_F(PlannedLoadTest, SendsOneAfterTheOtherInAClosedLoop) {
+TEST_F(PlannedLoadTest, SendsOneRequestAfterTheOtherInAClosedLoop) {
   target_.service_time = absl::Milliseconds(5);
 
   const LoadMeasurement found = Run({.requests = 4});
@@ -184,7 +184,7 @@ TEST_F(PlannedLoadTest, WarmsUpByRequestsAndByTimeWithoutCountingThem) {
   EXPECT_EQ(found.measured.Total().requests(), 2);
 }
 
-TEST_F(PlannedLoadTest, SendsTheSameBytesUnlessAskedForFreshOnes) {
+TEST_F(PlannedLoadTest, SendsTheSameBytesUnlessRowsAreFresh) {
   Run({.mix = {.sizes = {{.rows = 3}}}, .requests = 3});
 
   EXPECT_THAT(target_.hidden, Each(target_.hidden[0]));
@@ -195,7 +195,7 @@ TEST_F(PlannedLoadTest, WritesFreshRowsWithTheirTargets) {
 
   const std::set<std::string> different(target_.hidden.begin(), target_.hidden.end());
   EXPECT_EQ(different.size(), 20U);
-  // A row that is sent twice brings the same target with it.
+  // A row that is sent twice has the same target both times.
   std::map<std::string, int32_t> target_of;
   for (size_t i = 0; i < target_.hidden.size(); ++i) {
     for (size_t row = 0; row < 3; ++row) {
@@ -206,7 +206,7 @@ TEST_F(PlannedLoadTest, WritesFreshRowsWithTheirTargets) {
   }
 }
 
-TEST_F(PlannedLoadTest, KeepsTheSizesOfAMixApart) {
+TEST_F(PlannedLoadTest, ReportsTheSizesOfAMixSeparately) {
   const LoadMeasurement found = Run(
       {.mix = {.sizes = {{.rows = 1, .weight = 3}, {.rows = 16, .weight = 1}}}, .requests = 200});
 
@@ -219,7 +219,7 @@ TEST_F(PlannedLoadTest, KeepsTheSizesOfAMixApart) {
   EXPECT_EQ(found.measured.sizes[1].rows, 16 * large);
 }
 
-TEST_F(PlannedLoadTest, CountsErrorsApart) {
+TEST_F(PlannedLoadTest, CountsErrorsSeparately) {
   target_.status = absl::ResourceExhaustedError("full");
 
   const LoadMeasurement found = Run({.requests = 10});
@@ -229,7 +229,7 @@ TEST_F(PlannedLoadTest, CountsErrorsApart) {
   EXPECT_EQ(found.measured.first_error, absl::ResourceExhaustedError("full"));
 }
 
-/// Keeps requests until it is told to answer.
+/// Keeps requests until the test lets it answer.
 class HoldingTarget final : public LoadTarget {
  public:
   ~HoldingTarget() override { AnswerAll(); }
@@ -268,7 +268,7 @@ class HoldingTarget final : public LoadTarget {
   size_t held_max_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-TEST(InflightTest, AnOpenLoopKeepsItsBoundAndSaysThatTheServerIsBehind) {
+TEST(InflightTest, AnOpenLoopKeepsItsBoundAndCountsSendsThatAreLateBecauseOfTheServer) {
   HoldingTarget target;
   HeapRowMemory memory;
   LoadObserver observer;
@@ -306,7 +306,7 @@ TEST(InflightTest, AnOpenLoopKeepsItsBoundAndSaysThatTheServerIsBehind) {
   EXPECT_EQ(found->measured.late.by_generator, 0);
 }
 
-/// Counts the ways in which requests are sent, and answers at once.
+/// Counts blocking and other calls, and answers at once.
 class CountingTarget final : public LoadTarget {
  public:
   void Send(const ScoreArgs& /*args*/, ScoreCallback done) override {
@@ -322,7 +322,7 @@ class CountingTarget final : public LoadTarget {
   std::atomic<int> waited{0};
 };
 
-TEST(LoadTargetTest, AClosedLoopWithAThreadForEachRequestCallsAsItsUsersDo) {
+TEST(LoadTargetTest, AClosedLoopWithAThreadPerRequestMakesBlockingCalls) {
   HeapRowMemory memory;
   LoadObserver observer;
   FakeLoadClock clock;
@@ -371,7 +371,7 @@ TEST(InflightTest, FreshRowsBoundTheirMemory) {
   EXPECT_EQ(found->inflight_max, 32);  // 1 GiB of requests of 32 MiB
 }
 
-/// Counts what it is told.
+/// Counts the events of a run.
 class CountingObserver final : public LoadObserver {
  public:
   void MeasureBegins() override { events.emplace_back("begins"); }
@@ -386,13 +386,13 @@ class CountingObserver final : public LoadObserver {
   std::atomic<int64_t> rows_answered{0};
 };
 
-/// Against a server over loopback, in real time.
+/// Runs against a fake server over loopback, in real time.
 class LoadGeneratorTest : public ::testing::Test {
  protected:
   LoadGeneratorTest() {
     client_ = *Client::Create({.address = server_.address(), .channels = 1, .retries = 0});
     server_.SetServing(true);
-    // Connecting, which a busy machine may have to try again, is no part of the runs.
+    // Connecting first keeps retries on a busy machine out of the runs.
     EXPECT_TRUE(client_->WaitReady(absl::Seconds(30)).ok());
   }
 
@@ -416,7 +416,7 @@ class LoadGeneratorTest : public ::testing::Test {
   CountingObserver observer_;
 };
 
-TEST_F(LoadGeneratorTest, SendsAsManyRequestsAsAskedAndTheWarmUp) {
+TEST_F(LoadGeneratorTest, SendsTheRequestedNumberOfRequestsAndTheWarmUp) {
   const LoadMeasurement found = Run(
       {.mix = {.sizes = {{.rows = 4}}}, .concurrency = 3, .requests = 50, .warmup_requests = 5});
 
@@ -442,7 +442,7 @@ TEST_F(LoadGeneratorTest, SendsAtARateWithoutWaitingForAnswers) {
   EXPECT_EQ(found.measured.Total().requests(), 20);
 }
 
-TEST_F(LoadGeneratorTest, EndsAfterThreeWindowsWhenAnythingCountsAsStable) {
+TEST_F(LoadGeneratorTest, EndsAfterThreeWindowsIfEveryRunCountsAsStable) {
   const LoadMeasurement found =
       Run({.window = absl::Milliseconds(20), .stability = {.share = 1e9}, .windows_max = 1'000});
 
@@ -452,13 +452,13 @@ TEST_F(LoadGeneratorTest, EndsAfterThreeWindowsWhenAnythingCountsAsStable) {
   EXPECT_GT(found.measured.Total().requests(), 0);
 }
 
-TEST_F(LoadGeneratorTest, GivesUpAfterItsMostWindowsAndReportsTheLastThree) {
+TEST_F(LoadGeneratorTest, EndsAfterTheMaximumOfWindowsAndReportsTheLastThree) {
   const LoadMeasurement found =
       Run({.window = absl::Milliseconds(10), .stability = {.share = 1e-12}, .windows_max = 5});
 
   EXPECT_EQ(found.stable, false);
   EXPECT_EQ(found.windows.size(), 5U);
-  // What was under way at the end has its latency counted, not its rows.
+  // Of requests in flight at the end, the latency counts and the rows do not.
   EXPECT_GE(found.measured.Total().requests(),
             found.windows[2].requests + found.windows[3].requests + found.windows[4].requests);
   EXPECT_NEAR(static_cast<double>(found.measured.Total().rows),

@@ -11,10 +11,10 @@
 namespace logprobd::client {
 namespace {
 
-// A bucket's width relative to its values.
+// Width of a bucket, relative to its values.
 constexpr double kResolution = 1.0 / 128;
 
-TEST(LatencyHistogramTest, OfNothingEverythingIsZero) {
+TEST(LatencyHistogramTest, EverythingIsZeroWithoutAValue) {
   const LatencyHistogram histogram;
 
   EXPECT_EQ(histogram.count(), 0);
@@ -23,7 +23,7 @@ TEST(LatencyHistogramTest, OfNothingEverythingIsZero) {
   EXPECT_EQ(histogram.Percentile(50), 0);
 }
 
-TEST(LatencyHistogramTest, OfOneValueEveryPercentileIsThatValue) {
+TEST(LatencyHistogramTest, EveryPercentileOfASingleValueIsThatValue) {
   LatencyHistogram histogram;
 
   histogram.Record(0.25);
@@ -34,7 +34,7 @@ TEST(LatencyHistogramTest, OfOneValueEveryPercentileIsThatValue) {
   EXPECT_EQ(histogram.Percentile(99.9), 0.25);
 }
 
-TEST(LatencyHistogramTest, PercentilesAreThoseOfTheNearestRankWithinItsResolution) {
+TEST(LatencyHistogramTest, PercentilesAreOfTheNearestRankWithinTheResolution) {
   Random random(7);
   LatencyHistogram histogram;
   std::vector<double> values;
@@ -56,11 +56,11 @@ TEST(LatencyHistogramTest, IsExactBelowAQuarterOfAMicrosecond) {
   LatencyHistogram histogram;
   for (int i = 1; i <= 200; ++i) histogram.Record(i * 1e-9);
 
-  // The upper end of the bucket of 100 ns.
+  // The percentile is the upper end of the bucket of 100 ns.
   EXPECT_DOUBLE_EQ(histogram.Percentile(50), 101e-9);
 }
 
-TEST(LatencyHistogramTest, CountsWhatIsBeyondItsRange) {
+TEST(LatencyHistogramTest, CountsValuesBeyondItsRange) {
   LatencyHistogram histogram;
 
   histogram.Record(-1);
@@ -71,7 +71,7 @@ TEST(LatencyHistogramTest, CountsWhatIsBeyondItsRange) {
   EXPECT_EQ(histogram.max(), 1e6);
 }
 
-TEST(LatencyHistogramTest, MergesAsIfAllHadBeenRecordedInOne) {
+TEST(LatencyHistogramTest, MergesAsIfAllValuesWereRecordedInOne) {
   LatencyHistogram one;
   LatencyHistogram other;
   LatencyHistogram all;
@@ -110,7 +110,7 @@ TEST(LatencyHistogramTest, ShowsEveryValueInABucketAroundIt) {
   EXPECT_EQ(at, values.size());
 }
 
-TEST(LoadRecorderTest, JoinsWhatManyThreadsFound) {
+TEST(LoadRecorderTest, JoinsTheRecordsOfManyThreads) {
   LoadRecorder recorder(/*num_sizes=*/2);
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 12; ++thread) {
@@ -130,7 +130,7 @@ TEST(LoadRecorderTest, JoinsWhatManyThreadsFound) {
   EXPECT_EQ(found.sizes[1].TransportText(), "tcp");
 }
 
-TEST(LoadRecorderTest, TellsHowRowsTravelledTheMostUsedWayFirst) {
+TEST(LoadRecorderTest, NamesTheMostUsedTransportFirst) {
   LoadRecorder recorder(2);
   recorder.RecordAnswer(0, 1, 0.001, Transport::kTcp);
   recorder.RecordAnswer(1, 1, 0.001, Transport::kSharedMemory);
@@ -163,7 +163,7 @@ TEST(LoadRecorderTest, TakesEverythingOnce) {
   EXPECT_EQ(found.late.server_seconds_max, 0.25);
 }
 
-/// A second in which `requests` single rows were answered, each after `latency` seconds.
+/// An interval of one second with `requests` answered rows, each after `latency` seconds.
 Interval Window(int requests, double latency) {
   Interval window;
   window.seconds = 1;
@@ -179,7 +179,7 @@ WindowSeries SeriesOf(std::initializer_list<Interval> windows) {
   return series;
 }
 
-TEST(WindowSeriesTest, DoesNotJudgeFewerThanThreeWindows) {
+TEST(WindowSeriesTest, HasNoVerdictForFewerThanThreeWindows) {
   EXPECT_EQ(SeriesOf({Window(100, 0.01), Window(100, 0.01)}).stable(), std::nullopt);
 }
 
@@ -189,11 +189,11 @@ TEST(WindowSeriesTest, IsStableWhenTheLastThreeAgree) {
             true);
 }
 
-TEST(WindowSeriesTest, IsNotStableWhileThroughputMoves) {
+TEST(WindowSeriesTest, IsNotStableWhileThroughputChanges) {
   EXPECT_EQ(SeriesOf({Window(100, 0.01), Window(100, 0.01), Window(140, 0.01)}).stable(), false);
 }
 
-TEST(WindowSeriesTest, IsNotStableWhileLatencyMoves) {
+TEST(WindowSeriesTest, IsNotStableWhileLatencyChanges) {
   EXPECT_EQ(SeriesOf({Window(100, 0.01), Window(100, 0.01), Window(100, 0.02)}).stable(), false);
 }
 
@@ -201,7 +201,7 @@ TEST(WindowSeriesTest, IsNotStableWhenNothingIsAnswered) {
   EXPECT_EQ(SeriesOf({Window(0, 0), Window(0, 0), Window(0, 0)}).stable(), false);
 }
 
-TEST(WindowSeriesTest, JoinsTheLastThreeAndAll) {
+TEST(WindowSeriesTest, JoinsTheLastThreeWindowsAndTheWholeRun) {
   Interval late = Window(3, 0.03);
   late.begin_seconds = 1;
   late.late = {.by_generator = 2,
@@ -230,7 +230,7 @@ TEST(WindowSeriesTest, JoinsTheLastThreeAndAll) {
 }
 
 TEST(WindowSeriesTest, CountsLatenciesAndErrorsOfLateAnswersButNotTheirRows) {
-  // Requests that hung until a stable run was over were in no percentile.
+  // Otherwise no percentile would show requests that hang until the end of a stable run.
   WindowSeries series = SeriesOf({Window(10, 0.01), Window(10, 0.01), Window(10, 0.01)});
   Interval late = Window(2, 30);
   late.sizes[0].errors = 1;

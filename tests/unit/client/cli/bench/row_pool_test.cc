@@ -53,7 +53,7 @@ TEST(RowPoolTest, IsStandardNormalWithTargetsInTheVocabulary) {
     sum += value;
     squares += static_cast<double>(value) * value;
   }
-  // Six standard errors of 64,000 draws.
+  // The tolerances are six standard errors of 64,000 draws.
   EXPECT_NEAR(sum / 64'000, 0, 0.025);
   EXPECT_NEAR(squares / 64'000, 1, 0.035);
   EXPECT_THAT(pool.targets(), Each(AllOf(Ge(0), Lt(100))));
@@ -133,8 +133,8 @@ TEST(FloatFormatsTest, RoundsToF16ToNearestEven) {
   EXPECT_EQ(ToF16(2047.75F), 0x6800);         // rounds into the next power of two
   EXPECT_EQ(ToF16(65504.0F), 0x7BFF);
   EXPECT_EQ(ToF16(1e6F), 0x7C00);
-  EXPECT_EQ(ToF16(0x1p-14F), 0x0400);  // least normal
-  EXPECT_EQ(ToF16(0x1p-24F), 0x0001);  // least subnormal
+  EXPECT_EQ(ToF16(0x1p-14F), 0x0400);  // smallest normal number
+  EXPECT_EQ(ToF16(0x1p-24F), 0x0001);  // smallest subnormal number
   EXPECT_EQ(ToF16(0x1p-26F), 0x0000);
 }
 

@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(RowMixTest, SizesAreALoadEach) {
+TEST(RowMixTest, EachSizeIsALoad) {
   const auto loads = ParseRows("1,256,8192");
 
   ASSERT_TRUE(loads.ok()) << loads.status();
@@ -38,13 +38,13 @@ TEST(RowMixTest, DrawsSizesByTheirWeight) {
   std::vector<int> drawn(3);
   for (int64_t request = 0; request < 100'000; ++request) ++drawn[mix.Draw(/*seed=*/1, request)];
 
-  // Six standard errors of the rarest and the most frequent.
+  // The tolerances are six standard errors.
   EXPECT_NEAR(drawn[0], 80'000, 760);
   EXPECT_NEAR(drawn[1], 15'000, 680);
   EXPECT_NEAR(drawn[2], 5'000, 420);
 }
 
-TEST(RowMixTest, ARequestsSizeFollowsFromSeedAndNumberAlone) {
+TEST(RowMixTest, TheSizeOfARequestDependsOnSeedAndIndexOnly) {
   const RowMix mix = (*ParseRows("1:1,2:1"))[0];
 
   int differences = 0;
@@ -79,7 +79,7 @@ TEST(RangeTest, CountsFromStartToEnd) {
   EXPECT_THAT(*ParseRange("2:5:2"), ElementsAre(2, 4));
 }
 
-TEST(RangeTest, RefusesTheRest) {
+TEST(RangeTest, RefusesMalformedRanges) {
   for (const char* text :
        {"", "0", "-1", "x", "1:", "3:1", "1:2:0", "1:2:3:4", "1:100000", "1:9223372036854775807"}) {
     EXPECT_FALSE(ParseRange(text).ok()) << text;
@@ -112,7 +112,8 @@ TEST(ArrivalScheduleTest, PoissonGapsHaveTheMeanAndTheSpreadOfTheirRate) {
     before = now;
   }
 
-  // An exponential gap's standard deviation is its mean, 20 ms; six standard errors.
+  // The standard deviation of an exponential gap is its mean, 20 ms. The tolerance is six standard
+  // errors.
   const double mean = sum / kGaps;
   EXPECT_NEAR(mean, 0.02, 6 * 0.02 / std::sqrt(kGaps));
   EXPECT_NEAR(std::sqrt(squares / kGaps - mean * mean), 0.02, 0.001);

@@ -27,7 +27,7 @@ cpu_seconds 1.5
 odd{text="quote \" slash \\ comma , brace }"} 7
 )";
 
-TEST(MetricsPageTest, AddsTheSamplesThatHaveTheLabels) {
+TEST(MetricsPageTest, SumsTheSamplesThatHaveTheLabels) {
   const absl::StatusOr<MetricsPage> page = MetricsPage::Parse(kPage);
 
   ASSERT_TRUE(page.ok()) << page.status();
@@ -39,7 +39,7 @@ TEST(MetricsPageTest, AddsTheSamplesThatHaveTheLabels) {
   EXPECT_EQ(page->Sum("odd", {{"text", "quote \" slash \\ comma , brace }"}}), 7);
 }
 
-TEST(MetricsPageTest, TellsWhatThereIs) {
+TEST(MetricsPageTest, ReportsNamesAndLabelValues) {
   const absl::StatusOr<MetricsPage> page = MetricsPage::Parse(kPage);
 
   EXPECT_TRUE(page->Has("cpu_seconds"));
@@ -48,7 +48,7 @@ TEST(MetricsPageTest, TellsWhatThereIs) {
   EXPECT_THAT(page->LabelValues("cpu_seconds", "head"), IsEmpty());
 }
 
-TEST(MetricsPageTest, NamesALineThatIsNotOfTheFormat) {
+TEST(MetricsPageTest, NamesALineThatIsMalformed) {
   for (const char* text : {"<html>", "rows_total", "rows_total{head=\"a\" 1", "rows_total{head} 1",
                            "rows_total ten", "rows_total 1 2 3", "{a=\"b\"} 1"}) {
     EXPECT_THAT(std::string(MetricsPage::Parse(text).status().message()), HasSubstr(text)) << text;
@@ -57,7 +57,7 @@ TEST(MetricsPageTest, NamesALineThatIsNotOfTheFormat) {
 
 MetricsPage Parse(const std::string& text) { return *MetricsPage::Parse(text); }
 
-/// A server's page after `steps` equal steps.
+/// The metrics page of a server after `steps` equal steps.
 MetricsPage PageAfter(int steps) {
   return Parse(
       absl::StrCat("process_start_time_seconds 1000\n",                                      //
@@ -106,7 +106,7 @@ TEST(ServerFiguresTest, AreTheDifferencesOfTwoPages) {
   EXPECT_EQ(figures->gpus[0].teraflops, 400);
 }
 
-TEST(ServerFiguresTest, OfNoWorkAreZero) {
+TEST(ServerFiguresTest, AreZeroWithoutWork) {
   const auto figures = CompareMetrics(PageAfter(3), PageAfter(3), "h", {}, 2);
 
   ASSERT_TRUE(figures.ok());
@@ -124,7 +124,7 @@ TEST(ServerFiguresTest, AreNotTakenAcrossARestart) {
   EXPECT_EQ(figures.status().code(), absl::StatusCode::kAborted);
 }
 
-TEST(ServerFiguresTest, WantALogprobd) {
+TEST(ServerFiguresTest, RequireThePagesOfALogprobd) {
   const auto figures = CompareMetrics(Parse("up 1\n"), Parse("up 1\n"), "h", {}, 2);
 
   EXPECT_THAT(std::string(figures.status().message()), HasSubstr("HTTP address of a logprobd"));
@@ -146,7 +146,7 @@ TEST(ServerPeaksTest, KeepTheLargestOfEachAndAddPriorities) {
   EXPECT_EQ(peaks.resident_bytes, 20);
 }
 
-/// Pages whose counters grow with every reading; the queue is longest at the third.
+/// Returns pages whose counters grow with every reading. The queue is longest in the third.
 class FakeServer {
  public:
   MetricsSource Source() {
@@ -194,7 +194,7 @@ TEST(MetricsScraperTest, ReadsBeforeDuringAndAfter) {
   EXPECT_GT(figures->seconds, 0);
 }
 
-TEST(MetricsScraperTest, BeginsAnew) {
+TEST(MetricsScraperTest, CanBeginAgain) {
   FakeServer server;
   MetricsSource source = server.Source();
   MetricsScraper scraper(source, "h", absl::Hours(1));
@@ -209,7 +209,7 @@ TEST(MetricsScraperTest, BeginsAnew) {
   EXPECT_EQ(figures->queue_rows_peak, 99);
 }
 
-TEST(MetricsScraperTest, ReportsAServerThatIsGone) {
+TEST(MetricsScraperTest, ReportsAServerThatDoesNotAnswer) {
   FakeServer server;
   MetricsSource source = server.Source();
   MetricsScraper scraper(source, "h", absl::Hours(1));
@@ -222,7 +222,7 @@ TEST(MetricsScraperTest, ReportsAServerThatIsGone) {
 }
 
 TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
-  // Its figures were those of both loads.
+  // Otherwise the figures of both loads would be added.
   FakeServer server;
   MetricsSource source = server.Source();
   MetricsScraper scraper(source, "h", absl::Hours(1));
@@ -260,7 +260,7 @@ TEST(HttpMetricsSourceTest, ReadsAPage) {
   listener.join();
 }
 
-TEST(HttpMetricsSourceTest, SaysWhereNobodyAnswered) {
+TEST(HttpMetricsSourceTest, NamesTheAddressThatDoesNotAnswer) {
   absl::StatusOr<MetricsSource> source = HttpMetricsSource("127.0.0.1:1");
 
   ASSERT_TRUE(source.ok());

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/base/errors.h"
@@ -10,9 +11,15 @@
 
 namespace logprobd::testing {
 
-/// Work that can be enqueued on a stream, again and again.
+/// Describes the first GPU with the properties that determine its speed, as "NVIDIA H200, 132 SMs,
+/// up to 1980 MHz, memory 3201 MHz, driver 580.82.07, CUDA 13.0"; "no GPU: ..." with the reason if
+/// there is none.
+std::string GpuMachineName();
+
+/// Work that can be enqueued on a stream any number of times.
 using Work = std::function<absl::Status(cudaStream_t)>;
 
+/// Times work on a stream of its own with events.
 class Timer {
  public:
   static absl::StatusOr<Timer> Create() {
@@ -25,7 +32,7 @@ class Timer {
 
   cudaStream_t stream() const { return stream_.get(); }
 
-  /// Milliseconds of one run, averaged over `repeats`.
+  /// Returns the milliseconds of one run, averaged over `repeats` runs.
   absl::StatusOr<double> Milliseconds(const Work& work, int repeats) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(begin_.get(), stream_.get()));
     for (int i = 0; i < repeats; ++i) LOGPROBD_RETURN_IF_ERROR(work(stream_.get()));

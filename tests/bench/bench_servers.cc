@@ -1,19 +1,31 @@
-#include "tests/bench/null_head.h"
+#include "tests/bench/bench_servers.h"
+
+#include <fcntl.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <ctime>
 #include <deque>
+#include <iostream>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/scoring_engine.h"
 #include "server/batching/batcher.h"
 #include "server/batching/task_pool.h"
 #include "tests/bench/row_checksum.h"
+
+extern char** environ;
 
 namespace logprobd::testing {
 namespace {
@@ -32,7 +44,7 @@ class HeapBuffer final : public StagingBuffer {
 
 constexpr int64_t kRowsOfTask = 32;  // 256 KiB
 
-/// Answers each batch from a thread of its own, as every engine does, and only reads it if asked.
+/// Answers each batch from its own thread, as every engine does, and reads the rows if requested.
 class NullEngine final : public ScoringEngine {
  public:
   explicit NullEngine(const NullHeadOptions& options)
@@ -101,26 +113,26 @@ class NullEngine final : public ScoringEngine {
 
   void Read(ScoreBatch& batch) {
     const auto row_bytes = static_cast<size_t>(info_.hidden_size) * 2;
-    places_.clear();
-    if (batch.runs.empty()) AddPlaces({.data = batch.hidden, .num_rows = batch.num_rows});
-    for (const HiddenRun& run : batch.runs) AddPlaces(run);
+    rows_.clear();
+    if (batch.runs.empty()) AddRows({.data = batch.hidden, .num_rows = batch.num_rows});
+    for (const HiddenRun& run : batch.runs) AddRows(run);
     pool_.Run((batch.num_rows + kRowsOfTask - 1) / kRowsOfTask, [&](int64_t task) {
       const auto end = static_cast<size_t>(std::min((task + 1) * kRowsOfTask, batch.num_rows));
       for (auto row = static_cast<size_t>(task * kRowsOfTask); row < end; ++row) {
-        batch.logprob[row] = RowChecksum({places_[row], row_bytes});
+        batch.logprob[row] = RowChecksum({rows_[row], row_bytes});
       }
     });
   }
 
-  void AddPlaces(const HiddenRun& run) {
+  void AddRows(const HiddenRun& run) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
-      places_.push_back(run.data + row * info_.hidden_size * 2);
+      rows_.push_back(run.data + row * info_.hidden_size * 2);
     }
   }
 
   HeadInfo info_;
   const bool reads_;
-  std::vector<const std::byte*> places_;  // of the rows of the batch that is read
+  std::vector<const std::byte*> rows_;  // rows of the batch that is being read
   TaskPool pool_;
   absl::Mutex mutex_;
   std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
@@ -159,11 +171,134 @@ class NullHead final : public ServedHead {
   std::unique_ptr<Batcher> batcher_;  // stops before its engine
 };
 
+/// Copies the slices of a message to memory that this thread keeps.
+void Copy(const grpc::ByteBuffer& message) {
+  thread_local std::vector<uint8_t> memory;
+  if (memory.size() < message.Length()) memory.resize(message.Length());
+  std::vector<grpc::Slice> slices;
+  if (!message.Dump(&slices).ok()) return;
+  uint8_t* end = memory.data();
+  for (const grpc::Slice& slice : slices) end = std::copy(slice.begin(), slice.end(), end);
+}
+
+class EchoReactor final : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit EchoReactor(bool copies) : copies_(copies) { StartRead(&buffer_); }
+
+  void OnReadDone(bool is_ok) override {
+    if (!is_ok) {
+      Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no message"));
+      return;
+    }
+    if (copies_) Copy(buffer_);
+    const grpc::Slice slice(std::string(8, '\0'));
+    buffer_ = grpc::ByteBuffer(&slice, 1);
+    StartWriteAndFinish(&buffer_, {}, grpc::Status::OK);
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  const bool copies_;
+  grpc::ByteBuffer buffer_;
+};
+
+class EchoService final : public grpc::CallbackGenericService {
+ public:
+  explicit EchoService(bool copies) : copies_(copies) {}
+
+ private:
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    return new EchoReactor(copies_);
+  }
+
+  const bool copies_;
+};
+
+constexpr char kThisProgram[] = "/proc/self/exe";
+
+/// Reads up to a newline. Returns an empty text at the end of the file.
+std::string ReadLine(int file) {
+  std::string line;
+  for (char c = 0; read(file, &c, 1) == 1 && c != '\n';) line += c;
+  return line;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ServedHead>> MakeNullHead(const Clock& clock, Metrics& metrics,
                                                          const NullHeadOptions& options) {
   return NullHead::Create(clock, metrics, options);
+}
+
+struct EchoServer::Impl {
+  explicit Impl(bool copies) : service(copies) {}
+
+  EchoService service;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server;
+};
+
+EchoServer::EchoServer(bool copies) : impl_(std::make_unique<Impl>(copies)) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &impl_->port);
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.RegisterCallbackGenericService(&impl_->service);
+  impl_->server = builder.BuildAndStart();
+}
+
+EchoServer::~EchoServer() { impl_->server->Shutdown(); }
+
+std::string EchoServer::address() const { return absl::StrCat("127.0.0.1:", impl_->port); }
+
+absl::StatusOr<std::unique_ptr<ServerChild>> ServerChild::Start(const std::string& kind) {
+  int input[2];
+  int output[2];
+  if (pipe2(input, O_CLOEXEC) != 0 || pipe2(output, O_CLOEXEC) != 0) {
+    return absl::ErrnoToStatus(errno, "pipe");
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
+  std::string program = kThisProgram;
+  std::string flag = "--serve";
+  std::string value = kind;
+  char* const arguments[] = {program.data(), flag.data(), value.data(), nullptr};
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, kThisProgram, &actions, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(input[0]);
+  close(output[1]);
+  if (error != 0) {
+    close(input[1]);
+    close(output[0]);
+    return absl::ErrnoToStatus(error, kThisProgram);
+  }
+  std::unique_ptr<ServerChild> child(new ServerChild(pid, input[1]));
+  child->address_ = ReadLine(output[0]);
+  close(output[0]);
+  if (child->address_.empty()) {
+    return absl::InternalError(absl::StrCat("the server ", kind, " did not start"));
+  }
+  return child;
+}
+
+ServerChild::~ServerChild() {
+  close(input_);
+  waitpid(pid_, nullptr, 0);
+}
+
+double ServerChild::CpuSeconds() const {
+  clockid_t clock = 0;
+  timespec time = {};
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+void ServeUntilClosed(const std::string& address) {
+  std::cout << address << std::endl;
+  ReadLine(STDIN_FILENO);
 }
 
 }  // namespace logprobd::testing

@@ -1,6 +1,4 @@
-#include "tests/bench/gpu_machine.h"
-
-#include <cuda_runtime_api.h>
+#include "tests/bench/gpu_bench.h"
 
 #include <fstream>
 
@@ -10,10 +8,10 @@
 namespace logprobd::testing {
 namespace {
 
-/// The kernel module's version: the first word like 580.82.07 of its line.
+/// Returns the version of the kernel module: the first word of its file such as 580.82.07.
 std::string DriverVersion() {
-  std::ifstream facts("/proc/driver/nvidia/version");
-  for (std::string word; facts >> word;) {
+  std::ifstream file("/proc/driver/nvidia/version");
+  for (std::string word; file >> word;) {
     if (absl::ascii_isdigit(static_cast<unsigned char>(word[0])) &&
         word.find('.') != std::string::npos) {
       return word;
