@@ -4,8 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/cpp/score_args.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

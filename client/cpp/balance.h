@@ -18,6 +18,14 @@
 
 namespace logprobd::client {
 
+/// How the heads of two servers differ in what scores depend on (vocabulary, hidden size, dtype,
+/// scale, soft cap, bias); empty where they do not.
+std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second);
+
+/// The heads of the first server, with the tightest limits of all. `servers` hold the same heads
+/// and are not empty.
+ServerInfo TightestLimits(const std::vector<ServerInfo>& servers);
+
 /// Which servers a request may go to.
 struct ServerWish {
   std::string head = {};               ///< Empty: the only one.

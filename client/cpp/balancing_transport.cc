@@ -6,12 +6,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/balance.h"
 #include "client/cpp/call_versions.h"
-#include "client/cpp/head_agreement.h"
-#include "client/cpp/health.h"
-#include "client/cpp/retry_policy.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/retrying_call.h"
 #include "client/cpp/server_check.h"
+#include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {

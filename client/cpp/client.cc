@@ -16,16 +16,14 @@
 #include "absl/time/clock.h"
 #include "client/cpp/addresses.h"
 #include "client/cpp/balancing_transport.h"
-#include "client/cpp/bulk_transport.h"
 #include "client/cpp/caller_queue.h"
-#include "client/cpp/check_args.h"
 #include "client/cpp/grpc_transport.h"
-#include "client/cpp/health.h"
 #include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/score.h"
 #include "client/cpp/score_call.h"
 #include "client/cpp/server_messages.h"
+#include "client/cpp/stream_transport.h"
 
 namespace logprobd::client {
 namespace {

@@ -6,20 +6,170 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/stub_options.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "client/cpp/caller_queue.h"
-#include "client/cpp/grpc_channel.h"
-#include "client/cpp/grpc_stream.h"
 
 namespace logprobd::client {
+
+grpc::ChannelArguments ChannelArgumentsForServers() {
+  grpc::ChannelArguments args;
+  // Retries are ours: gRPC's own buffer (256 KiB) is smaller than a request.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // A proxy of the environment is meant for the web, not for a scoring service.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A peer that vanished or stopped reading is noticed, and the caller's memory released.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  return args;
+}
+
+gpr_timespec GprDeadline(absl::Duration delay) {
+  if (delay == absl::InfiniteDuration()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(delay), GPR_TIMESPAN));
+}
+
 namespace {
+
+/// A MessageStream over one gRPC call. Keeps itself alive from Start until `ended` has returned.
+class GrpcStream final : public MessageStream,
+                         public std::enable_shared_from_this<GrpcStream>,
+                         private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method);
+
+  /// Before Start.
+  grpc::ClientContext& context() { return context_; }
+  void set_events(StreamEvents events) { events_ = std::move(events); }
+
+  void Start() override;
+  void Write(grpc::ByteBuffer message) override;
+  bool Withdraw(int64_t place) override;
+  void CloseWrites() override;
+  void Cancel() override;
+  int64_t written() const override;
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+  void Continue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string method_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  StreamEvents events_;
+  std::shared_ptr<GrpcStream> self_;  ///< From Start to OnDone.
+  grpc::ByteBuffer incoming_;         ///< gRPC's while a read is under way.
+
+  mutable absl::Mutex mutex_;
+  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);  ///< Null: withdrawn.
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC's while a write is under way.
+  int64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
+  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  ///< Nothing may be started any more.
+};
+
+GrpcStream::GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method)
+    : method_(std::move(method)), stub_(std::move(channel)) {}
+
+void GrpcStream::Start() {
+  self_ = shared_from_this();
+  stub_.PrepareBidiStreamingCall(&context_, method_, grpc::StubOptions(), this);
+  // Writes start outside of gRPC's reactions: OnDone must wait until there are no more of them.
+  AddHold();
+  StartRead(&incoming_);
+  StartCall();
+}
+
+void GrpcStream::Write(grpc::ByteBuffer message) {
+  absl::MutexLock lock(&mutex_);
+  if (is_over_) return;
+  queue_.emplace_back(std::in_place).value().Swap(&message);
+  Continue();
+}
+
+bool GrpcStream::Withdraw(int64_t place) {
+  std::optional<grpc::ByteBuffer> message;  // destroyed last: its memory is let go without the lock
+  absl::MutexLock lock(&mutex_);
+  const int64_t index = place - begun_;
+  if (index < 0 || index >= static_cast<int64_t>(queue_.size())) return false;
+  message.swap(queue_[static_cast<size_t>(index)]);
+  return true;
+}
+
+void GrpcStream::CloseWrites() {
+  absl::MutexLock lock(&mutex_);
+  is_closing_ = true;
+  if (!is_over_) Continue();
+}
+
+void GrpcStream::Cancel() { context_.TryCancel(); }
+
+int64_t GrpcStream::written() const {
+  absl::MutexLock lock(&mutex_);
+  return is_writing_ ? begun_ - 1 : begun_;
+}
+
+void GrpcStream::Continue() {
+  while (!is_writing_ && !queue_.empty()) {
+    if (queue_.front().has_value()) {
+      outgoing_.Swap(&*queue_.front());
+      is_writing_ = true;
+      StartWrite(&outgoing_);
+    }
+    queue_.pop_front();
+    ++begun_;
+  }
+  if (!is_writing_ && is_closing_ && !has_closed_) {
+    has_closed_ = true;
+    StartWritesDone();
+  }
+}
+
+void GrpcStream::OnReadDone(bool ok) {
+  if (ok) {
+    grpc::ByteBuffer message;
+    message.Swap(&incoming_);
+    events_.received(message);
+    StartRead(&incoming_);
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_over_ = true;
+  }
+  RemoveHold();
+}
+
+void GrpcStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  is_writing_ = false;
+  outgoing_.Clear();
+  if (!ok) is_over_ = true;
+  if (!is_over_) Continue();
+}
+
+void GrpcStream::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<GrpcStream> self = std::move(self_);
+  {
+    absl::MutexLock lock(&mutex_);
+    queue_.clear();
+  }
+  std::move(events_.ended)(
+      absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
+}
 
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";

@@ -1,19 +1,33 @@
 #pragma once
 
+#include <grpc/support/time.h>
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/client_callback.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/message_stream.h"
+#include "absl/time/time.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
+
+/// What all channels to a server are made with.
+grpc::ChannelArguments ChannelArgumentsForServers();
+
+/// `delay` from now, on gRPC's monotonic clock.
+gpr_timespec GprDeadline(absl::Duration delay);
 
 /// RpcTransport over several gRPC channels, each with a connection of its own. Streams are opened
 /// on one channel after the other.

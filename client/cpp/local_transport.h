@@ -13,10 +13,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/chunk_plan.h"
-#include "client/cpp/copy_pool.h"
 #include "client/cpp/local_lease.h"
-#include "client/cpp/same_host.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 #include "client/cpp/shared_rows.h"
 

@@ -13,10 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/call_versions.h"
+#include "client/cpp/chunk_messages.h"
 #include "client/cpp/chunk_plan.h"
-#include "client/cpp/request_encoder.h"
-#include "client/cpp/result_merger.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {

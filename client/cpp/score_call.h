@@ -10,8 +10,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
-#include "client/cpp/score_args.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {

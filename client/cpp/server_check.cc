@@ -6,8 +6,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {

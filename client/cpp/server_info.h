@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

@@ -8,10 +8,11 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 #include "logprobd/v1/scoring.pb.h"
 
 namespace logprobd::client {
+
 namespace {
 
 constexpr int64_t kWindowUnknown = 8;
@@ -314,6 +315,21 @@ void StreamTransport::CancelChunks(Scope& scope) {
 
 void StreamTransport::Deliver(Replies& replies) {
   for (auto& [done, reply] : replies) std::move(done)(std::move(reply));
+}
+
+BulkTransport::BulkTransport(const GrpcTransport::Options& options,
+                             std::shared_ptr<const std::atomic<int64_t>> window)
+    : window_(std::move(window)),
+      connections_(options),
+      streams_(connections_, connections_, options.channels) {}
+
+// Before the streams go: no event may come to them any more.
+BulkTransport::~BulkTransport() { connections_.Shutdown(); }
+
+void BulkTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+                         const std::shared_ptr<CancelScope>& scope, RpcDone done) {
+  streams_.SetWindow(window_->load(std::memory_order_relaxed));
+  streams_.Call(method, request, deadline, scope, std::move(done));
 }
 
 }  // namespace logprobd::client

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/grpc_channel.h"
+#include "client/cpp/grpc_transport.h"
 #include "logprobd/v1/weights.grpc.pb.h"
 
 namespace logprobd::client {

@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 #include "client/cli/bench/model_head.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {

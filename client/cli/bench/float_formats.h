@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

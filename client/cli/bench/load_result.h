@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "client/cli/bench/latency_histogram.h"
-#include "client/cpp/same_host.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

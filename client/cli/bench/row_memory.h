@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/client.h"
-#include "client/cpp/same_host.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

@@ -20,7 +20,7 @@ from logprobd.errors import (
     Unavailable,
     WeightsVersionMismatch,
 )
-from logprobd.facts import HeadInfo, Limits, Shard, VerifyReport
+from logprobd.info import HeadInfo, Limits, Shard, VerifyReport
 from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy

@@ -18,7 +18,7 @@ import grpc
 
 from logprobd import _wire
 from logprobd._fake_scoring import Refusal
-from logprobd._local import boot_id
+from logprobd._local_lease import boot_id
 
 DeviceReader = Callable[[bytes, bytes, int, int], bytes]
 """The bytes at (device_uuid, handle, offset, size) of what a test calls GPU memory."""

@@ -5,6 +5,7 @@ Checks and look-ups are begun by calls, when they are due; nothing runs while no
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -15,10 +16,9 @@ from typing import Any
 import grpc
 
 from logprobd import _wire, addresses
-from logprobd._channels import Channels, identity
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, LogprobdError, ServerBug
-from logprobd.facts import HeadInfo, heads_from_wire
+from logprobd.errors import Cancelled, LogprobdError, ServerBug, from_status
+from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Settings
 
 CHECK_TIMEOUT_SECONDS = 5.0
@@ -27,6 +27,54 @@ FIRST_LOOK_SECONDS = 1.0
 
 HEALTH_REQUEST = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
 HEALTH_STATUS = {1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+
+
+# Channels that a forked child got from its parent: closing or freeing them there could hang.
+_inherited: list[Any] = []
+
+
+def identity(data: bytes) -> bytes:
+    """Messages are encoded by this package, so gRPC passes bytes through."""
+    return data
+
+
+class Channels:
+    """Several connections to one server, used in turn. Any thread may use it."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        self._settings = settings
+        self._address = address
+        self._channels: list[Any] = []
+        self._closed = False
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+
+    def next(self) -> Any:
+        """The next channel in turn. Cancelled after close()."""
+        with self._lock:
+            if self._closed:
+                raise Cancelled("the client is closed: make another one")
+            if not self._channels:
+                self._channels = [
+                    grpc.insecure_channel(
+                        self._address, options=self._settings.channel_options(self._address, index)
+                    )
+                    for index in range(self._settings.channels)
+                ]
+            return self._channels[next(self._turn) % len(self._channels)]
+
+    def close(self) -> None:
+        """Cancels what is in flight. Idempotent."""
+        with self._lock:
+            channels, self._channels, self._closed = self._channels, [], True
+        for channel in channels:
+            channel.close()
+
+    def forget_after_fork(self) -> None:
+        """In a child: leaves the parent's connections alone; new ones are made at first use."""
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        _inherited.extend(self._channels)
+        self._channels = []
 
 
 class Pool:
@@ -232,6 +280,39 @@ def heads_or_reason(
     except (_wire.DecodeError, ServerBug) as error:
         return None, f"its heads cannot be read: {error}"
     return (heads, "") if heads else (None, "it holds no head")
+
+
+def error_of(call: Any, address: str, *, is_closed: bool = False) -> LogprobdError:
+    """The typed error of a failed call: a grpc.RpcError, or a call that has ended."""
+    return status_error(
+        call.code(), call.details(), call.trailing_metadata(), address, is_closed=is_closed
+    )
+
+
+def status_error(
+    code: Any, details: str | None, metadata: Any, address: str, *, is_closed: bool
+) -> LogprobdError:
+    """The typed error of a status. OK stands for a stream that ended before all was answered, and
+    CANCELLED, unless the client `is_closed`, for a server that gave the call up, at the end of its
+    drain for instance."""
+    if code is grpc.StatusCode.OK:
+        return from_status("UNAVAILABLE", "the server ended the stream early", address=address)
+    if code is grpc.StatusCode.CANCELLED and not is_closed:
+        return from_status("UNAVAILABLE", f"the server cancelled it: {details}", address=address)
+    return from_status(
+        code.name, details or "", address=address, retry_after=pushback_seconds(metadata)
+    )
+
+
+def pushback_seconds(metadata: Any) -> float | None:
+    """The server's retry hint; negative ("do not retry") also for what is not a number."""
+    for key, value in metadata or ():
+        if key == "grpc-retry-pushback-ms":
+            try:
+                return int(value) / 1000
+            except ValueError:
+                return -1.0
+    return None
 
 
 _live: weakref.WeakSet[Pool] = weakref.WeakSet()

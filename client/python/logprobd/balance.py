@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from logprobd.errors import HeadMismatch, Unavailable
-from logprobd.facts import HeadInfo, heads_differ, least_limits
+from logprobd.info import HeadInfo, heads_differ, least_limits
 
 CHECK_SECONDS = 10.0
 """A server in use is asked for its health and its heads this often."""

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "client/cpp/call_versions.h"
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"

@@ -11,7 +11,7 @@
 #include "client/cpp/balancing_transport.h"
 #include "client/cpp/client.h"
 #include "client/cpp/grpc_transport.h"
-#include "client/cpp/health.h"
+#include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"

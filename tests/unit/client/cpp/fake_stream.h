@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/cpp/message_stream.h"
+#include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 

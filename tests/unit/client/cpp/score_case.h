@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "tests/support/fake_scoring_service.h"
 
 namespace logprobd::client {

@@ -6,8 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "logprobd/v1/scoring.pb.h"

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from logprobd import HeadMismatch, _wire
 from logprobd.balance import BACKOFF_MAX_SECONDS, CHECK_SECONDS, Balance
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 
 
 class Clock:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from logprobd import InvalidArgument
-from logprobd.chunking import ChunkLimits, cut_rows, sum_segments
+from logprobd.assembly import sum_segments
+from logprobd.plan import ChunkLimits, cut_rows
 
 
 def test_rows_are_cut_at_the_row_limit():

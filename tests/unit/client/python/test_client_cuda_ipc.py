@@ -10,10 +10,11 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from logprobd import AsyncClient, Client, Unavailable, _carrier, arrays
-from logprobd._carrier import Carrier
+from logprobd import AsyncClient, Client, Unavailable, _local_transport, arrays
 from logprobd._cuda_ipc import DeviceMemory, NotShareable
 from logprobd._fake_scoring import Refusal
+from logprobd._local_transport import LocalTransport
+from logprobd.score_args import ScoreArgs
 from logprobd.testing import FakeServer
 
 HIDDEN = 64
@@ -94,13 +95,13 @@ def connect(server, driver):
 
     def connect(kind=Client, **options):
         client = kind(server.address, timeout=20, **options)
-        client._carrier = Carrier(client._settings, driver=lambda: driver)
+        client._local = LocalTransport(client._settings, driver=lambda: driver)
         clients.append(client)
         return client
 
     yield connect
     for client in clients:
-        client._carrier.close()
+        client._local.close()
 
 
 @pytest.fixture
@@ -179,13 +180,15 @@ def test_streams_and_asyncio_go_the_same_way(server, connect, rows, expected):
 def test_the_tensor_lives_until_its_request_is_answered(connect, rows):
     client = connect()
     client.score(*rows)
-    plan = _carrier.ScorePlan(rows[0].view(2, 300, HIDDEN)[:, 1:], rows[1].reshape(2, 300)[:, 1:])
-    parcel = client._carrier.pack(plan, _carrier.Chunk(0, 0, 598))
+    plan = _local_transport.ScorePlan(
+        ScoreArgs(rows[0].view(2, 300, HIDDEN)[:, 1:], rows[1].reshape(2, 300)[:, 1:])
+    )
+    placed = client._local.place(plan, _local_transport.Chunk(0, 0, 598))
 
-    assert parcel._tensor is not None
+    assert placed._tensor is not None
 
-    parcel.release()
-    assert parcel._tensor is None
+    placed.release()
+    assert placed._tensor is None
 
 
 def test_memory_without_a_handle_goes_through_shared_memory(
@@ -209,7 +212,7 @@ def test_a_region_that_gpus_copy_to_is_page_locked_once(driver, connect, rows):
     client.score(*rows)
     client.score(*rows)
 
-    region = client._carrier._pool._regions[0]
+    region = client._local._pool._regions[0]
     assert driver.pinned == {region.address: region.size}
 
 
@@ -250,13 +253,13 @@ def test_what_may_pass_is_tried_again_later(server, gpu, connect, rows, expected
     now = [0.0]
     gpu.refusal = refusal
     client = connect()
-    client._carrier._clock = lambda: now[0]
+    client._local._clock = lambda: now[0]
     assert torch.equal(client.score(*rows).logprob, expected)
     assert [request.transport for request in server.requests] == ["cuda_ipc", "shm"]
     gpu.refusal = None
     assert client.score(*rows).transport == "shm"
 
-    now[0] += _carrier.RETRY_SECONDS
+    now[0] += _local_transport.RETRY_SECONDS
 
     assert client.score(*rows).transport == "cuda_ipc"
 
@@ -275,7 +278,7 @@ def test_without_libcuda_the_rows_go_through_shared_memory(server, connect, rows
         raise NotShareable("libcuda.so.1 cannot be loaded")
 
     client = connect()
-    client._carrier = Carrier(client._settings, driver=no_driver)
+    client._local = LocalTransport(client._settings, driver=no_driver)
 
     assert torch.equal(client.score(*rows).logprob, expected)
     assert client.transport == "shm"
@@ -285,7 +288,7 @@ def test_without_libcuda_the_rows_go_through_shared_memory(server, connect, rows
 def test_a_server_without_cuda_ipc_gets_shared_memory(gpu, driver, rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN, shared_memory=True) as server:
         client = Client(server.address)
-        client._carrier = Carrier(client._settings, driver=lambda: driver)
+        client._local = LocalTransport(client._settings, driver=lambda: driver)
 
         assert client.score(*rows).transport == "shm"
         assert "takes no GPU memory" in client.transport_reason

@@ -39,7 +39,7 @@ def test_rows_that_cannot_be_read_where_they_lie_are_no_matter_of_versions():
 
     assert type(error) is errors.Unavailable
     assert error.code == "FAILED_PRECONDITION"
-    assert errors.is_about_a_slice(error)
+    assert errors.is_placement_refusal(error)
 
 
 def test_errors_extend_the_nearest_builtin():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from logprobd import Client, InvalidArgument, ServerBug, Shard, _wire
 from logprobd.assembly import Assembly
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 from logprobd.plan import ScorePlan
+from logprobd.score_args import ScoreArgs
 
 
 def test_a_new_hidden_size_is_noticed_after_a_swap(server, client, rows):
@@ -17,7 +18,7 @@ def test_a_new_hidden_size_is_noticed_after_a_swap(server, client, rows):
 
 
 def test_a_swap_during_a_call_never_mixes_versions(rows):
-    plan = ScorePlan(*rows, outputs=("logprob",))
+    plan = ScorePlan(ScoreArgs(*rows, outputs=("logprob",)))
     head = _head(hidden_size=16)
     chunks = plan.cut(head, 5, 1 << 20)
     assembly = Assembly(plan, chunks)
@@ -53,7 +54,7 @@ def test_a_swap_in_the_midst_of_a_call_is_scored_again(server, rows):
 
 
 def test_an_answer_of_the_wrong_shape_is_a_server_bug(rows):
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     chunks = plan.cut(_head(hidden_size=16), 100, 1 << 20)
     assembly = Assembly(plan, chunks)
 

@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from logprobd import _local, _wire
+from logprobd import _local_lease, _wire
 from logprobd._fake_local import FakeControl, FakeLimits
-from logprobd._local import Lease, LocalUnavailable
+from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool
 
 PAGE = 4096
@@ -123,7 +123,7 @@ def test_another_hosts_server_is_told_by_its_boot_id(control):
 
 def test_a_host_without_boot_id_shares_nothing(control, monkeypatch):
     access = dataclasses.replace(control.access(), boot_id="")
-    monkeypatch.setattr(_local, "BOOT_ID_PATH", "/nowhere/boot_id")
+    monkeypatch.setattr(_local_lease, "BOOT_ID_PATH", "/nowhere/boot_id")
 
     with pytest.raises(LocalUnavailable, match="another host"):
         Lease(access)
@@ -183,7 +183,7 @@ def test_a_server_that_answers_nonsense_or_refuses_is_told(tmp_path, answer, rea
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(LocalUnavailable, match=reason):
-            Lease(_wire.LocalAccess(boot_id=_local.boot_id(), control_path=path))
+            Lease(_wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path))
         thread.join()
 
 

@@ -18,8 +18,9 @@ from logprobd import (
     _wire,
 )
 from logprobd._stream import StreamBook
-from logprobd.facts import Limits
+from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
+from logprobd.score_args import ScoreArgs
 
 
 def test_results_come_in_order_and_equal_those_of_score(server, small_chunks, rows):
@@ -164,7 +165,7 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
 
 def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
     book = StreamBook(Client("host:1", max_inflight=1)._settings)
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     chunk = Chunk(0, 0, 10)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 4)
     book.add(plan, [chunk], limits, 5.0)
@@ -179,7 +180,7 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
     # The next batch undid the halving, and within one batch nothing undid it.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     chunks = [Chunk(row, row, row + 1) for row in range(10)]
 
@@ -212,7 +213,9 @@ def test_chunks_of_a_failed_batch_take_no_room(rows):
     # Refused chunks of a failed batch filled the narrowed window for good: the stream hung.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
-    book.add(ScorePlan(*rows), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0)
+    book.add(
+        ScorePlan(ScoreArgs(*rows)), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0
+    )
     while book.next_request(0.0) is not None:
         pass
     for chunk_id in (1, 2, 3):

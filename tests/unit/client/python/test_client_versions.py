@@ -7,8 +7,9 @@ import pytest
 from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
 from logprobd._routing import CallBook
 from logprobd.balance import Balance
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
+from logprobd.score_args import ScoreArgs
 from logprobd.versions import RESTARTS_MAX, CallVersions
 
 
@@ -121,14 +122,14 @@ def test_a_call_whose_version_left_with_its_server_begins_again():
 
 def book_of(balance, chunks, **settings):
     client = Client("host:1", **settings)
-    plan = ScorePlan(np.ones((chunks, 4), np.float32), [1] * chunks)
+    plan = ScorePlan(ScoreArgs(np.ones((chunks, 4), np.float32), [1] * chunks))
     return CallBook(
         plan,
         [Chunk(row, row, row + 1) for row in range(chunks)],
         settings=client._settings,
         versions=CallVersions(balance, head="h"),
         balance=balance,
-        carrier=client._carrier,
+        local=client._local,
         deadline=time.monotonic() + 100,
     )
 

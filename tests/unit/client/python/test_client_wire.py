@@ -285,7 +285,7 @@ def test_enums_are_those_of_the_proto(pb2):
         name.removeprefix("OUTPUT_").lower(): number
         for name, number in pb2.Output.items()
         if number
-    } == _wire.OUTPUT_BITS
+    } == {name: output.bit for name, output in _wire.OUTPUTS.items()}
 
 
 def test_unknown_fields_are_skipped():

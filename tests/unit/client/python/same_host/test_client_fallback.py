@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from logprobd import Client, InvalidArgument, Unavailable, _carrier
-from logprobd._carrier import Carrier
+from logprobd import Client, InvalidArgument, Unavailable, _local_transport
 from logprobd._fake_local import FakeLimits
+from logprobd._local_transport import LocalTransport
 from logprobd.testing import FakeServer
 from shared_case import HIDDEN, VOCAB, transports
 
@@ -147,13 +147,13 @@ def test_cuda_ipc_needs_a_cuda_tensor(server, rows):
 def test_after_a_failure_the_local_way_is_tried_again_later(server, rows):
     now = [100.0]
     with Client(server.address) as client:
-        client._carrier = Carrier(client._settings, clock=lambda: now[0])
+        client._local = LocalTransport(client._settings, clock=lambda: now[0])
         server.control.stop()
         assert client.score(*rows).transport == "tcp"
         server.control.start()
         assert client.score(*rows).transport == "tcp"
 
-        now[0] += _carrier.RETRY_SECONDS
+        now[0] += _local_transport.RETRY_SECONDS
         assert client.score(*rows).transport == "shm"
 
 

@@ -33,17 +33,17 @@ hidden = np.ones((100, 512), np.float32)
 before = client.score(hidden, [1] * 100).logprob
 buffer = client.buffer(100, 512, "fp32")
 buffer[:] = hidden
-lease = client._carrier._lease.id
+lease = client._local._lease.id
 child = os.fork()
 if child == 0:
     same = np.array_equal(client.score(buffer, [1] * 100).logprob, before)
-    own = client.transport == "shm" and client._carrier._lease.id != lease
+    own = client.transport == "shm" and client._local._lease.id != lease
     client.close()
     os._exit(0 if same and own else 1)
 code = os.waitpid(child, 0)[1]
 assert code == 0, code
 assert np.array_equal(client.score(buffer, [1] * 100).logprob, before)
-assert client.transport == "shm" and client._carrier._lease.id == lease
+assert client.transport == "shm" and client._local._lease.id == lease
 print("ok")
 """
 

@@ -113,7 +113,7 @@ def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
 
 
 # Facts on which scores depend; servers that differ in one cannot share a call.
-_SCORING_FACTS = (
+_SCORING_FIELDS = (
     "model_type",
     "vocab_size",
     "hidden_size",
@@ -131,7 +131,7 @@ def heads_differ(first: Sequence[HeadInfo], second: Sequence[HeadInfo]) -> str:
         names = [", ".join(sorted(head.name for head in heads)) for heads in (first, second)]
         return f'their names are "{names[0]}" and "{names[1]}"'
     for head in first:
-        for fact in _SCORING_FACTS:
+        for fact in _SCORING_FIELDS:
             values = getattr(head, fact), getattr(others[head.name], fact)
             if values[0] != values[1]:
                 return f'{fact} of "{head.name}" is {values[0]} and {values[1]}'

@@ -1,4 +1,4 @@
-#include "client/cpp/health.h"
+#include "client/cpp/server_messages.h"
 
 #include <grpcpp/support/slice.h>
 

@@ -1,12 +1,37 @@
-#include "client/cpp/check_args.h"
+#include "client/cpp/score.h"
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace logprobd::client {
+
+absl::string_view TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kTcp:
+      return "tcp";
+    case Transport::kUnix:
+      return "unix";
+    case Transport::kSharedMemory:
+      return "shm";
+    case Transport::kCudaIpc:
+      return "cuda_ipc";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<TransportChoice> ParseTransportChoice(absl::string_view text) {
+  if (text == "auto") return TransportChoice::kAuto;
+  if (text == "tcp") return TransportChoice::kTcp;
+  if (text == "shm") return TransportChoice::kSharedMemory;
+  if (text == "cuda-ipc" || text == "cuda_ipc") return TransportChoice::kCudaIpc;
+  return absl::InvalidArgumentError(
+      absl::StrCat("transport is \"", text, "\", must be auto, tcp, shm or cuda-ipc"));
+}
+
 namespace {
 
 // A request states rows and hidden_size in 32 bits; this also keeps every product below in 64.

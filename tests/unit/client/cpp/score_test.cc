@@ -1,4 +1,4 @@
-#include "client/cpp/check_args.h"
+#include "client/cpp/score.h"
 
 #include <functional>
 #include <string>
