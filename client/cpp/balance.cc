@@ -107,11 +107,12 @@ void Balance::SetAddresses(const std::vector<std::string>& addresses) {
   CompareHeads();
 }
 
-absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes, const ServerWish& wish) {
+absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
+                                                            const ServerPreference& preference) {
   absl::MutexLock lock(&mutex_);
   if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
   const absl::Time now = options_.now();
-  std::vector<size_t> choice = Choose(wish, now);
+  std::vector<size_t> choice = Choose(preference, now);
   if (choice.empty()) return std::nullopt;
   // One that asked to wait is left alone while another is there.
   const auto busy = std::stable_partition(
@@ -128,7 +129,7 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes, const
   Server& server = servers_[next];
   ++server.requests;
   server.bytes += bytes;
-  return Taken{.address = server.address, .version = server.Version(wish.head, now)};
+  return Taken{.address = server.address, .version = server.Version(preference.head, now)};
 }
 
 void Balance::Give(const std::string& address, int64_t bytes) {
@@ -166,20 +167,20 @@ void Balance::Busy(const std::string& address, std::optional<absl::Duration> del
   server->busy_until = std::max(server->busy_until, options_.now() + delay.value_or(kBusy));
 }
 
-bool Balance::HasOther(const std::string& address, const ServerWish& wish) const {
+bool Balance::HasOther(const std::string& address, const ServerPreference& preference) const {
   absl::MutexLock lock(&mutex_);
   const absl::Time now = options_.now();
-  const std::vector<size_t> choice = Choose(wish, now);
+  const std::vector<size_t> choice = Choose(preference, now);
   return std::any_of(choice.begin(), choice.end(), [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return servers_[i].address != address && servers_[i].busy_until <= now;
   });
 }
 
-bool Balance::HasReadyWithout(const std::set<std::string>& without) const {
+bool Balance::HasReadyExcept(const std::set<std::string>& excluded) const {
   absl::MutexLock lock(&mutex_);
   return std::any_of(servers_.begin(), servers_.end(),
                      [&](const Server& server) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                       return IsUsable(server) && without.count(server.address) == 0;
+                       return IsUsable(server) && excluded.count(server.address) == 0;
                      });
 }
 
@@ -285,15 +286,16 @@ Balance::Server* Balance::Find(const std::string& address) {
 
 bool Balance::IsUsable(const Server& server) const { return options_.solo || server.is_ready; }
 
-std::vector<size_t> Balance::Choose(const ServerWish& wish, absl::Time now) const {
+std::vector<size_t> Balance::Choose(const ServerPreference& preference, absl::Time now) const {
   std::vector<size_t> possible;
   std::vector<size_t> believed;
   for (size_t i = 0; i < servers_.size(); ++i) {
     const Server& server = servers_[i];
-    if (!IsUsable(server) || wish.without.count(server.address) != 0) continue;
+    if (!IsUsable(server) || preference.excluded.count(server.address) != 0) continue;
     possible.push_back(i);
-    const uint64_t version = server.Version(wish.head, now);
-    if (wish.version == 0 || version == 0 || version == wish.version) believed.push_back(i);
+    const uint64_t version = server.Version(preference.head, now);
+    if (preference.version == 0 || version == 0 || version == preference.version)
+      believed.push_back(i);
   }
   return believed.empty() ? possible : believed;
 }

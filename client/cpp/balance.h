@@ -27,10 +27,10 @@ std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second
 ServerInfo TightestLimits(const std::vector<ServerInfo>& servers);
 
 /// Which servers a request may go to.
-struct ServerWish {
-  std::string head = {};               ///< Empty: the only one.
-  uint64_t version = 0;                ///< Servers believed to hold it are preferred; 0: any.
-  std::set<std::string> without = {};  ///< Addresses that are no use.
+struct ServerPreference {
+  std::string head = {};                ///< Empty: the only one.
+  uint64_t version = 0;                 ///< Servers believed to hold it are preferred; 0: any.
+  std::set<std::string> excluded = {};  ///< Addresses that are no use.
 };
 
 /// Which server gets the next request, and which is left alone for a while. Pure: no input or
@@ -79,7 +79,7 @@ class Balance {
 
   /// The server for a request of `bytes`, which count as its work until Give. Nothing when no
   /// server is ready. FAILED_PRECONDITION when servers hold different heads; it names both.
-  absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerWish& wish);
+  absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerPreference& preference);
   /// The request has ended, in whatever way.
   void Give(const std::string& address, int64_t bytes);
 
@@ -92,9 +92,9 @@ class Balance {
   void Busy(const std::string& address, std::optional<absl::Duration> delay);
 
   /// Whether a request that `address` failed can go elsewhere without waiting.
-  bool HasOther(const std::string& address, const ServerWish& wish) const;
+  bool HasOther(const std::string& address, const ServerPreference& preference) const;
   /// Whether a ready server is not in `without`.
-  bool HasReadyWithout(const std::set<std::string>& without) const;
+  bool HasReadyExcept(const std::set<std::string>& excluded) const;
   /// Servers that may be sent requests.
   std::vector<std::string> ready() const;
 
@@ -140,7 +140,7 @@ class Balance {
   bool IsUsable(const Server& server) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Indices of the servers that fit the wish: those believed to hold its version, or else all that
   /// are not excluded.
-  std::vector<size_t> Choose(const ServerWish& wish, absl::Time now) const
+  std::vector<size_t> Choose(const ServerPreference& preference, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutOut(Server& server, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompareHeads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -93,8 +93,8 @@ struct BalancingTransport::Request {
   std::shared_ptr<CancelScope> scope;
   RpcDone done;
 
-  ServerWish wish() const {
-    return scope->versions == nullptr ? ServerWish{} : scope->versions->wish();
+  ServerPreference preference() const {
+    return scope->versions == nullptr ? ServerPreference{} : scope->versions->preference();
   }
 };
 
@@ -164,14 +164,14 @@ void BalancingTransport::Call(const std::string& method, grpc::ByteBuffer reques
 void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
   const auto bytes = static_cast<int64_t>(request->body.Length());
   CallVersions* const versions = request->scope->versions.get();
-  absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->wish());
+  absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->preference());
   if (taken.ok() && !taken->has_value() && versions != nullptr) {
     const absl::StatusOr<bool> stuck = versions->Stuck();
     if (!stuck.ok()) {
       Fail(*request, stuck.status());
       return;
     }
-    if (*stuck) taken = balance_.Take(bytes, request->wish());
+    if (*stuck) taken = balance_.Take(bytes, request->preference());
   }
   if (!taken.ok()) {
     Fail(*request, taken.status());
@@ -250,7 +250,7 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
     default:
       return;
   }
-  reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.wish());
+  reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.preference());
 }
 
 bool BalancingTransport::IsGivenUp(const Request& request) {

@@ -33,7 +33,7 @@ class CallVersions {
   CallVersions(Balance& balance, Options options);
 
   /// Where a request of this call may go.
-  ServerWish wish() const;
+  ServerPreference preference() const;
   /// A request goes to this server: until an answer says more, the call keeps to its version.
   void Asked(const Balance::Taken& server);
 
@@ -58,7 +58,7 @@ class CallVersions {
   absl::Status Mismatch() const;
 
  private:
-  absl::Status BeginAgain(uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Restart(uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MismatchLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Balance& balance_;

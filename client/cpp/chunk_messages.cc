@@ -55,7 +55,7 @@ void DropHold(void* hold) { delete static_cast<std::shared_ptr<void>*>(hold); }
 
 uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan) {
   const uint32_t outputs = args.outputs == 0 ? output::kDefault : args.outputs;
-  return plan.sum_segments_locally ? outputs | output::kLogprob | output::kGreedy : outputs;
+  return plan.sum_segments_in_client ? outputs | output::kLogprob | output::kGreedy : outputs;
 }
 
 namespace {
@@ -93,7 +93,7 @@ v1::ScoreRequest SmallFields(const ScoreArgs& args, const ChunkPlan& plan, const
     AssignOffsets(args.candidate_offsets.subspan(row_begin, rows + 1),
                   request.mutable_candidate_offsets());
   }
-  if (!args.segment_offsets.empty() && !plan.sum_segments_locally) {
+  if (!args.segment_offsets.empty() && !plan.sum_segments_in_client) {
     AssignOffsets(args.segment_offsets, request.mutable_segment_offsets());
   }
   request.set_priority(static_cast<v1::Priority>(args.priority));
@@ -219,7 +219,7 @@ absl::StatusOr<bool> ResultMerger::Offer(
   const uint32_t outputs = RequestedOutputs(args_, plan_);
   const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   const int64_t segments =
-      plan_.sum_segments_locally ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
+      plan_.sum_segments_in_client ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
   // Sized by the first answer that fits, not before: only the server judges top_k, and memory for
   // a huge one would not be had.
   const int64_t top_k_bytes = rows * args_.top_k * static_cast<int64_t>(sizeof(int32_t));
@@ -289,7 +289,7 @@ ScoreResult ResultMerger::Finish() {
   }
   result_.weights_versions.assign(versions.begin(), versions.end());
   result_.weights_version = result_.weights_versions.back();
-  if (plan_.sum_segments_locally) SumSegments();
+  if (plan_.sum_segments_in_client) SumSegments();
   return std::move(result_);
 }
 

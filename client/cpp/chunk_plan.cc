@@ -62,7 +62,7 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
     chunk.candidate_end = candidates_end;
   }
   plan.chunks.push_back(chunk);
-  plan.sum_segments_locally =
+  plan.sum_segments_in_client =
       segments > 0 && (plan.chunks.size() > 1 || segments > limits.segments_max);
   return plan;
 }

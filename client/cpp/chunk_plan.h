@@ -22,7 +22,7 @@ struct Chunk {
 struct ChunkPlan {
   std::vector<Chunk> chunks;  ///< In row order, at least one.
   /// Segments are summed here from per-row logprobs, because a request cannot hold them whole.
-  bool sum_segments_locally = false;
+  bool sum_segments_in_client = false;
 };
 
 /// Cuts so that every request keeps `limits` and, where possible, has at most `request_bytes` of

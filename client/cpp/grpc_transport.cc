@@ -53,7 +53,7 @@ class GrpcStream final : public MessageStream,
 
   void Start() override;
   void Write(grpc::ByteBuffer message) override;
-  bool Withdraw(int64_t place) override;
+  bool Withdraw(int64_t index) override;
   void CloseWrites() override;
   void Cancel() override;
   int64_t written() const override;
@@ -74,7 +74,7 @@ class GrpcStream final : public MessageStream,
   mutable absl::Mutex mutex_;
   std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);  ///< Null: withdrawn.
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC's while a write is under way.
-  int64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
+  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;
@@ -100,12 +100,12 @@ void GrpcStream::Write(grpc::ByteBuffer message) {
   Continue();
 }
 
-bool GrpcStream::Withdraw(int64_t place) {
+bool GrpcStream::Withdraw(int64_t index) {
   std::optional<grpc::ByteBuffer> message;  // destroyed last: its memory is let go without the lock
   absl::MutexLock lock(&mutex_);
-  const int64_t index = place - begun_;
-  if (index < 0 || index >= static_cast<int64_t>(queue_.size())) return false;
-  message.swap(queue_[static_cast<size_t>(index)]);
+  const int64_t position = index - taken_;
+  if (position < 0 || position >= static_cast<int64_t>(queue_.size())) return false;
+  message.swap(queue_[static_cast<size_t>(position)]);
   return true;
 }
 
@@ -119,7 +119,7 @@ void GrpcStream::Cancel() { context_.TryCancel(); }
 
 int64_t GrpcStream::written() const {
   absl::MutexLock lock(&mutex_);
-  return is_writing_ ? begun_ - 1 : begun_;
+  return is_writing_ ? taken_ - 1 : taken_;
 }
 
 void GrpcStream::Continue() {
@@ -130,7 +130,7 @@ void GrpcStream::Continue() {
       StartWrite(&outgoing_);
     }
     queue_.pop_front();
-    ++begun_;
+    ++taken_;
   }
   if (!is_writing_ && is_closing_ && !has_closed_) {
     has_closed_ = true;

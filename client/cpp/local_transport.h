@@ -34,7 +34,7 @@ struct Placement {
 };
 
 /// Whether a request was refused for where its rows lie: no retry will help, but another way may.
-bool IsAboutASlice(const absl::Status& status);
+bool IsPlacementRefusal(const absl::Status& status);
 
 /// Decides the way of each request to one server, and keeps the lease and the memory shared with
 /// it. One object a client. Thread-safe.
@@ -95,7 +95,7 @@ class LocalTransport {
     std::shared_ptr<LocalLease> lease;
     std::shared_ptr<RegionPool> pool;
   };
-  struct DeviceOff {
+  struct DisabledDevice {
     std::string reason;
     absl::Time until;
   };
@@ -106,9 +106,9 @@ class LocalTransport {
   absl::StatusOr<Shared> WithSharedMemory();
   absl::StatusOr<Shared> Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Gives the lease up; whether sending again makes sense.
-  bool Lose(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool DropLease(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAfterFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CannotBeHad(const std::string& reason) const;
+  absl::Status TransportUnavailable(const std::string& reason) const;
   CopyPool& copies();
 
   const Options options_;
@@ -122,7 +122,8 @@ class LocalTransport {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   absl::Time retry_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time lost_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  absl::flat_hash_map<std::string, DeviceOff> devices_off_ ABSL_GUARDED_BY(mutex_);  // by UUID
+  absl::flat_hash_map<std::string, DisabledDevice> disabled_devices_
+      ABSL_GUARDED_BY(mutex_);  // by UUID
   Transport last_ ABSL_GUARDED_BY(mutex_);
   std::string last_reason_ ABSL_GUARDED_BY(mutex_) = "nothing was scored yet";
 };

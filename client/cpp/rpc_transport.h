@@ -88,7 +88,7 @@ class MessageStream {
   virtual void Write(grpc::ByteBuffer message) = 0;
   /// Takes the `place`th message given to Write, counted from 0, back before it is sent, and lets
   /// its memory go. False: the connection has begun to take it.
-  virtual bool Withdraw(int64_t place) = 0;
+  virtual bool Withdraw(int64_t index) = 0;
   /// No more messages: the server ends the stream when it has answered what it has.
   virtual void CloseWrites() = 0;
   /// Ends the stream soon, with CANCELLED.

@@ -21,7 +21,7 @@ namespace logprobd::client {
 namespace {
 
 /// A call that could use more servers than are ready looks for them this often.
-constexpr absl::Duration kLookAgain = absl::Milliseconds(250);
+constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
 /// How often a call is scored again in part because the weights were swapped.
 constexpr int kRoundsMax = 3;
 
@@ -64,7 +64,7 @@ class Delivery {
 };
 
 /// What went by one transport.
-struct Way {
+struct TransportUse {
   int64_t rows = 0;
   std::string reason;
 };
@@ -107,22 +107,22 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       }
       Send(*chunk);
     }
-    LookAgainSoon();
+    RecheckServersSoon();
   }
 
  private:
   /// Rows wait, and an answer need not come soon: looks for servers that come back.
-  void LookAgainSoon() {
+  void RecheckServersSoon() {
     if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
     {
       absl::MutexLock lock(&mutex_);
-      if (looks_again_) return;
-      looks_again_ = true;
+      if (is_recheck_scheduled_) return;
+      is_recheck_scheduled_ = true;
     }
-    environment_.transport->After(kLookAgain, scope_, [self = shared_from_this()] {
+    environment_.transport->After(kRecheckPeriod, scope_, [self = shared_from_this()] {
       {
         absl::MutexLock lock(&self->mutex_);
-        self->looks_again_ = false;
+        self->is_recheck_scheduled_ = false;
       }
       self->SendMore();
     });
@@ -177,10 +177,10 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   absl::StatusOr<bool> Merge(const Chunk& chunk, const Placement& placement, int epoch,
                              const CallOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!outcome.status.ok()) {
-      return WithPlace(options_.local == nullptr
-                           ? outcome.status
-                           : options_.local->ErrorOf(placement, outcome.status),
-                       chunk);
+      return WithRowRange(options_.local == nullptr
+                              ? outcome.status
+                              : options_.local->ErrorOf(placement, outcome.status),
+                          chunk);
     }
     CallVersions* const versions = scope_->versions.get();
     if (versions == nullptr) {
@@ -220,9 +220,9 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         has_failed = !status_.ok();
         if (!has_failed && *is_kept) {
           rows_done_ += chunk.rows();
-          Way& way = ways_[placement.transport];
-          way.rows += chunk.rows();
-          way.reason = placement.reason;
+          TransportUse& use = transport_uses_[placement.transport];
+          use.rows += chunk.rows();
+          use.reason = placement.reason;
           if (args_.on_progress) args_.on_progress(rows_done_);
         } else if (!has_failed) {
           waiting_.push_front(&chunk);
@@ -246,11 +246,11 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       if (status_.ok()) {
         result = merger_.Finish();
         result->retries = retries_;
-        const auto& [transport, way] = *std::max_element(
-            ways_.begin(), ways_.end(),
+        const auto& [transport, use] = *std::max_element(
+            transport_uses_.begin(), transport_uses_.end(),
             [](const auto& a, const auto& b) { return a.second.rows < b.second.rows; });
         result->transport = transport;
-        if (options_.local != nullptr) options_.local->Used(transport, way.reason);
+        if (options_.local != nullptr) options_.local->Used(transport, use.reason);
       } else {
         result = status_;
       }
@@ -259,7 +259,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
   /// The server counts a request's rows from 0; says which rows of the call these are.
-  absl::Status WithPlace(const absl::Status& status, const Chunk& chunk) const {
+  absl::Status WithRowRange(const absl::Status& status, const Chunk& chunk) const {
     if (plan_.chunks.size() == 1) return status;
     return {status.code(), absl::StrCat(status.message(), " [in the request with rows ",
                                         chunk.row_begin, " to ", chunk.row_end - 1,
@@ -278,11 +278,11 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::deque<const Chunk*> waiting_ ABSL_GUARDED_BY(mutex_);
   int rounds_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool looks_again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_recheck_scheduled_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t inflight_ ABSL_GUARDED_BY(mutex_) = 0;
   int32_t retries_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t rows_done_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<Transport, Way> ways_ ABSL_GUARDED_BY(mutex_);
+  std::map<Transport, TransportUse> transport_uses_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -34,28 +34,28 @@ absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t b
   const int64_t rounded = RoundUp(bytes);
   // The first gap that is large enough: the same memory is used again and again, and stays in
   // cache.
-  const auto take = [&](Books& books) -> std::shared_ptr<const SharedSpan> {
-    const auto gap = std::find_if(books.gaps.begin(), books.gaps.end(), [&](const Gap& candidate) {
+  const auto take = [&](RegionSpace& space) -> std::shared_ptr<const SharedSpan> {
+    const auto gap = std::find_if(space.gaps.begin(), space.gaps.end(), [&](const Gap& candidate) {
       return candidate.end - candidate.begin >= rounded;
     });
-    if (gap == books.gaps.end()) return nullptr;
-    auto* const span = new SharedSpan{.region = books.region, .offset = gap->begin, .bytes = bytes};
+    if (gap == space.gaps.end()) return nullptr;
+    auto* const span = new SharedSpan{.region = space.region, .offset = gap->begin, .bytes = bytes};
     gap->begin += rounded;
-    if (gap->begin == gap->end) books.gaps.erase(gap);
+    if (gap->begin == gap->end) space.gaps.erase(gap);
     return {span, [pool = shared_from_this()](const SharedSpan* done) {
               pool->Free(*done);
               delete done;
             }};
   };
-  for (Books& books : regions_) {
-    if (auto span = take(books); span != nullptr) return span;
+  for (RegionSpace& space : regions_) {
+    if (auto span = take(space); span != nullptr) return span;
   }
-  absl::StatusOr<Books*> grown = Grow(rounded);
+  absl::StatusOr<RegionSpace*> grown = Grow(rounded);
   if (!grown.ok()) return grown.status();
   return take(**grown);
 }
 
-absl::StatusOr<RegionPool::Books*> RegionPool::Grow(int64_t bytes) {
+absl::StatusOr<RegionPool::RegionSpace*> RegionPool::Grow(int64_t bytes) {
   if (absl::Now() < refused_until_) return refusal_;
   const LocalGrant& grant = lease_->grant();
   const int64_t held = HeldBytes();
@@ -81,7 +81,8 @@ absl::StatusOr<RegionPool::Books*> RegionPool::Grow(int64_t bytes) {
 
 int64_t RegionPool::HeldBytes() const {
   int64_t held = 0;
-  for (const Books& books : regions_) held += static_cast<int64_t>(books.region->bytes().size());
+  for (const RegionSpace& space : regions_)
+    held += static_cast<int64_t>(space.region->bytes().size());
   return held;
 }
 
@@ -97,25 +98,25 @@ void RegionPool::Free(const SharedSpan& span) {
   std::shared_ptr<SharedRegion> unused;
   {
     absl::MutexLock lock(&mutex_);
-    const auto books = std::find_if(regions_.begin(), regions_.end(), [&](const Books& candidate) {
-      return candidate.region == span.region;
-    });
+    const auto space =
+        std::find_if(regions_.begin(), regions_.end(),
+                     [&](const RegionSpace& candidate) { return candidate.region == span.region; });
     Gap freed = {.begin = span.offset, .end = span.offset + RoundUp(span.bytes)};
-    auto next = std::find_if(books->gaps.begin(), books->gaps.end(),
+    auto next = std::find_if(space->gaps.begin(), space->gaps.end(),
                              [&](const Gap& gap) { return gap.begin > freed.begin; });
-    if (next != books->gaps.end() && next->begin == freed.end) {
+    if (next != space->gaps.end() && next->begin == freed.end) {
       freed.end = next->end;
-      next = books->gaps.erase(next);
+      next = space->gaps.erase(next);
     }
-    if (next != books->gaps.begin() && (next - 1)->end == freed.begin) {
+    if (next != space->gaps.begin() && (next - 1)->end == freed.begin) {
       (next - 1)->end = freed.end;
     } else {
-      books->gaps.insert(next, freed);
+      space->gaps.insert(next, freed);
     }
-    const auto size = static_cast<int64_t>(books->region->bytes().size());
-    if (books->is_kept || books->gaps.front().end - books->gaps.front().begin != size) return;
-    unused = std::move(books->region);
-    regions_.erase(books);
+    const auto size = static_cast<int64_t>(space->region->bytes().size());
+    if (space->is_kept || space->gaps.front().end - space->gaps.front().begin != size) return;
+    unused = std::move(space->region);
+    regions_.erase(space);
   }
   // Where that fails the lease has ended, and the region with it.
   lease_->CloseRegion(unused->id()).IgnoreError();
@@ -123,11 +124,11 @@ void RegionPool::Free(const SharedSpan& span) {
 
 std::optional<SharedSpan> RegionPool::Find(absl::Span<const std::byte> bytes) {
   absl::MutexLock lock(&mutex_);
-  for (const Books& books : regions_) {
-    const absl::Span<std::byte> memory = books.region->bytes();
+  for (const RegionSpace& space : regions_) {
+    const absl::Span<std::byte> memory = space.region->bytes();
     if (bytes.data() >= memory.data() &&
         bytes.data() + bytes.size() <= memory.data() + memory.size()) {
-      return SharedSpan{.region = books.region,
+      return SharedSpan{.region = space.region,
                         .offset = bytes.data() - memory.data(),
                         .bytes = static_cast<int64_t>(bytes.size())};
     }

@@ -50,13 +50,13 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
     int64_t begin;
     int64_t end;
   };
-  struct Books {
+  struct RegionSpace {
     std::shared_ptr<SharedRegion> region;
     std::vector<Gap> gaps;  ///< What is free, in order, never adjacent.
     bool is_kept;           ///< Whether it stays when all of it is free.
   };
 
-  absl::StatusOr<Books*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<RegionSpace*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AboveLimits(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free(const SharedSpan& span);
@@ -64,7 +64,7 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   const std::shared_ptr<LocalLease> lease_;
   const int64_t region_bytes_;
   mutable absl::Mutex mutex_;
-  std::vector<Books> regions_ ABSL_GUARDED_BY(mutex_);
+  std::vector<RegionSpace> regions_ ABSL_GUARDED_BY(mutex_);
   /// What the server refused last, and until when it is not asked again.
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   absl::Time refused_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

@@ -52,7 +52,7 @@ struct StreamTransport::Chunk {
   std::shared_ptr<CancelScope> timer;  ///< Null without a deadline.
   RpcDone done;                        ///< Null once the call has ended.
   std::shared_ptr<Lane> lane;          ///< Null: waiting.
-  int64_t place = 0;                   ///< Among the messages of its lane.
+  int64_t index = 0;                   ///< Among the messages of its lane.
 };
 
 class StreamTransport::Scope final : public CancelScope {
@@ -153,7 +153,7 @@ void StreamTransport::SendWaiting(Replies& replies) {
     waiting_.pop_front();
     Chunk& chunk = found->second;
     chunk.lane = lane;
-    chunk.place = lane->sent++;
+    chunk.index = lane->sent++;
     lane->unanswered.insert(id);
     lane->stream->Write(chunk.request);
   }
@@ -192,9 +192,9 @@ void StreamTransport::End(uint64_t id, RpcReply reply, Replies& replies) {
 bool StreamTransport::GiveUp(uint64_t id, const absl::Status& status, Replies& replies) {
   Chunk& chunk = chunks_.at(id);
   const std::shared_ptr<Lane> lane = chunk.lane;
-  if (lane != nullptr && lane->stream->Withdraw(chunk.place)) {
+  if (lane != nullptr && lane->stream->Withdraw(chunk.index)) {
     lane->unanswered.erase(id);  // nothing will come
-  } else if (lane != nullptr && chunk.place >= lane->stream->written()) {
+  } else if (lane != nullptr && chunk.index >= lane->stream->written()) {
     if (chunk.done != nullptr) {
       replies.emplace_back(std::exchange(chunk.done, nullptr), RpcReply{.status = status});
       chunk.request.Clear();

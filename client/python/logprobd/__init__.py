@@ -1,4 +1,4 @@
-"""logprobd: log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
+"""Log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
 
 with logprobd.Client("127.0.0.1:8470") as client:
     result = client.score(hidden, targets)

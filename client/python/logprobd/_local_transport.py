@@ -312,7 +312,7 @@ class LocalTransport:
             raise LocalUnavailable("the client is closed")
         access = self._access
         if access is None:
-            raise LocalUnavailable("the server has no local socket")
+            raise LocalUnavailable("the server has no control socket")
         if self._clock() < self._retry_at and self._mode == "auto":
             raise self._failure
         try:

@@ -27,27 +27,29 @@ class ScoreArgs:
             Face's last_hidden_state): torch (CPU or CUDA), NumPy, or DLPack; bfloat16, float16 or
             float32; any strides.
         targets: [...], one id per row, in [0, vocab) or ignore_index. They are already shifted:
-            targets[i] is the token that follows row i (from_packed and from_padded do the shifting).
+            targets[i] is the token that follows row i (from_packed and from_padded do the
+            shifting).
         temperature: divides the logits, 1e-4 to 1e4: a number, or an array that broadcasts to the
             shape of targets.
         outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit, min_logit.
         entropy_temperature: temperature of the entropy alone. None: the value of temperature.
-        candidates: further ids to score: an array [..., n]; or one list of ids per row; or a tuple of
-            ids [n] and offsets [rows + 1].
+        candidates: further ids to score: an array [..., n]; or one list of ids per row; or a tuple
+            of ids [n] and offsets [rows + 1].
         top_k: number of best ids to return for each row.
         segments: offsets [segments + 1] of consecutive flattened rows to sum, from 0 to rows.
         ignore_index: the target of rows that are not scored and get zeros.
         head: name of the head. "": the only one.
-        weights_version: version of the weights to score with. 0: the live version, which is the same
-            for all rows of the call.
+        weights_version: version of the weights to score with. 0: the live version, which is the
+            same for all rows of the call.
         priority: "high", "normal" or "low".
         reject_nonfinite: raise InvalidArgument when a row's logits hold NaN or Inf, instead of
             returning NaN for that row.
-        dtype: "bf16" for NumPy uint16 that holds bfloat16 bits; otherwise the type to round to before
-            sending.
+        dtype: "bf16" for NumPy uint16 that holds bfloat16 bits; otherwise the type to round to
+            before sending.
         request_id: appears in the server's log, at most 128 bytes.
         timeout: seconds for the whole call, retries included. None: the client's timeout.
-        progress: called with the number of finished rows and of all rows after each answered request.
+        progress: called with the number of finished rows and of all rows after each answered
+            request.
     """
 
     hidden: Any

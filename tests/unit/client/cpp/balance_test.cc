@@ -39,8 +39,9 @@ class BalanceTest : public ::testing::Test {
     }
   }
 
-  static std::string Take(Balance& balance, int64_t bytes, const ServerWish& wish = {}) {
-    const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, wish);
+  static std::string Take(Balance& balance, int64_t bytes,
+                          const ServerPreference& preference = {}) {
+    const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, preference);
     EXPECT_TRUE(taken.ok()) << taken.status();
     return taken.ok() && taken->has_value() ? (*taken)->address : "";
   }
@@ -200,12 +201,12 @@ TEST_F(BalanceTest, PrefersServersBelievedToHoldTheVersion) {
 
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
-  EXPECT_EQ(Take(balance, 1, {.version = 2, .without = {"b"}}), "c");  // it may have changed
+  EXPECT_EQ(Take(balance, 1, {.version = 2, .excluded = {"b"}}), "c");  // it may have changed
   now_ += Balance::kVersionAge;
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "a");
-  EXPECT_EQ(Take(balance, 1, {.without = {"a", "b", "c"}}), "");
-  EXPECT_FALSE(balance.HasReadyWithout({"a", "b", "c"}));
-  EXPECT_TRUE(balance.HasReadyWithout({"a", "b"}));
+  EXPECT_EQ(Take(balance, 1, {.excluded = {"a", "b", "c"}}), "");
+  EXPECT_FALSE(balance.HasReadyExcept({"a", "b", "c"}));
+  EXPECT_TRUE(balance.HasReadyExcept({"a", "b"}));
 }
 
 TEST_F(BalanceTest, RefusesDifferingHeadsAndNamesBothServers) {
@@ -241,7 +242,7 @@ TEST_F(BalanceTest, KeepsTheTightestLimitAndTheVersionOfEach) {
 TEST_F(BalanceTest, RemembersServersThatStay) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
-  EXPECT_EQ(Take(balance, 7, {.without = {"a"}}), "b");
+  EXPECT_EQ(Take(balance, 7, {.excluded = {"a"}}), "b");
 
   balance.SetAddresses({"b", "c"});
   balance.Give("a", 1);  // it went: nothing is left to count

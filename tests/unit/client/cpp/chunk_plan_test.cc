@@ -140,9 +140,9 @@ TEST(ChunkPlanTest, LeavesSegmentsToTheServerOnlyInAWholeCall) {
   c.segment_offsets = {0, 5, 10};
   c.args.segment_offsets = c.segment_offsets;
 
-  EXPECT_FALSE(PlanChunks(c.args, {}, kManyBytes).sum_segments_locally);
-  EXPECT_TRUE(PlanChunks(c.args, {.request_rows_max = 5}, kManyBytes).sum_segments_locally);
-  EXPECT_TRUE(PlanChunks(c.args, {.segments_max = 1}, kManyBytes).sum_segments_locally);
+  EXPECT_FALSE(PlanChunks(c.args, {}, kManyBytes).sum_segments_in_client);
+  EXPECT_TRUE(PlanChunks(c.args, {.request_rows_max = 5}, kManyBytes).sum_segments_in_client);
+  EXPECT_TRUE(PlanChunks(c.args, {.segments_max = 1}, kManyBytes).sum_segments_in_client);
 }
 
 }  // namespace

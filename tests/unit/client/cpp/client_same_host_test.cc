@@ -208,7 +208,8 @@ TEST_F(ClientSameHostTest, EndsACallOnceWhenTheChosenWayCannotBeHad) {
   const absl::StatusOr<ScoreResult> result = Connect({.transport = kShm})->Score(c.args);
 
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the server has no local socket"));
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("the server has no control socket"));
   EXPECT_EQ(service().requests().size(), 0U);
 }
 

@@ -406,6 +406,42 @@ TEST(UnreachableTest, SaysWhereNobodyAnswered) {
               HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
 }
 
+TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(listener, 4), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::thread server([listener] {
+    constexpr char kReply[] = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+    while (true) {
+      const int connection = accept(listener, nullptr, nullptr);
+      if (connection < 0) return;
+      char request[1024];
+      static_cast<void>(recv(connection, request, sizeof(request), 0));
+      static_cast<void>(send(connection, kReply, sizeof(kReply) - 1, MSG_NOSIGNAL));
+      close(connection);
+    }
+  });
+  const ScoreCase c(1);
+
+  const auto client =
+      Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+                      .channels = 1,
+                      .retries = 1,
+                      .backoff_initial = absl::Milliseconds(1)});
+  const absl::Status status = (*client)->Score(c.args).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is this the --http port?"));
+  shutdown(listener, SHUT_RDWR);
+  server.join();
+  close(listener);
+}
+
 // An attempt to connect was given up after 100 ms, which is too short for a slow network.
 TEST(UnreachableTest, GivesAConnectionTime) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);

@@ -16,10 +16,10 @@ class FakeStreams final : public StreamOpener {
   struct Stream final : MessageStream {
     void Start() override { is_started = true; }
     void Write(grpc::ByteBuffer message) override { messages.push_back(message); }
-    bool Withdraw(int64_t place) override {
-      if (place <= written()) return false;  // the first of those not taken is under way
-      messages.at(static_cast<size_t>(place)).Clear();
-      withdrawn.push_back(place);
+    bool Withdraw(int64_t index) override {
+      if (index <= written()) return false;  // the first of those not taken is under way
+      messages.at(static_cast<size_t>(index)).Clear();
+      withdrawn.push_back(index);
       return true;
     }
     void CloseWrites() override { is_closed = true; }

@@ -241,8 +241,9 @@ TEST_F(LocalTransportTest, ARefusedWayThatWasChosenIsUnavailable) {
       local->ErrorOf(placement, absl::FailedPreconditionError("cuda_ipc: a GPU of another"));
 
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("transport is cuda-ipc, which host:1 cannot give: cuda_ipc: a GPU"));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("transport is cuda-ipc, which is not available at host:1: cuda_ipc: a GPU"));
   EXPECT_EQ(local->ErrorOf(placement, bad_rows), bad_rows);
 }
 
@@ -266,7 +267,7 @@ TEST_F(LocalTransportTest, UsesMessagesWhereTheServerCannotBeReached) {
   };
   LocalAccess access = AccessTo(control_);
 
-  EXPECT_EQ(reason(std::nullopt), "the server has no local socket");
+  EXPECT_EQ(reason(std::nullopt), "the server has no control socket");
   access.control_path = "/nowhere/c.sock";
   EXPECT_THAT(reason(access), HasSubstr("mount the folder"));
   access.boot_id = "other";
@@ -284,7 +285,7 @@ TEST_F(LocalTransportTest, UsesMessagesWhereTheServerSharesNothing) {
 
   EXPECT_EQ(placement.transport, Transport::kTcp);
   EXPECT_EQ(placement.reason,
-            "the server takes no GPU memory of other processes; the server shares no memory");
+            "the server does not read GPU memory of other processes; the server shares no memory");
 }
 
 TEST_F(LocalTransportTest, UsesMessagesAboveTheServersLimits) {
@@ -342,13 +343,13 @@ TEST_F(LocalTransportTest, ConnectsOnceAgainWhenSlicesAreRefusedAndThenUsesMessa
 }
 
 TEST_F(LocalTransportTest, TellsRefusalsOfASliceFromThoseOfTheRequest) {
-  EXPECT_TRUE(IsAboutASlice(absl::InvalidArgumentError("shared_memory.offset is 3")));
-  EXPECT_TRUE(IsAboutASlice(absl::FailedPreconditionError("cuda_ipc: another GPU")));
-  EXPECT_TRUE(IsAboutASlice(absl::NotFoundError("no such region")));
-  EXPECT_FALSE(IsAboutASlice(absl::InvalidArgumentError("targets[3] is 9")));
-  EXPECT_FALSE(IsAboutASlice(absl::ResourceExhaustedError("the queue is full: please wait")));
-  EXPECT_FALSE(IsAboutASlice(absl::UnavailableError("cuda_ipc: stopping")));
-  EXPECT_FALSE(IsAboutASlice(absl::OkStatus()));
+  EXPECT_TRUE(IsPlacementRefusal(absl::InvalidArgumentError("shared_memory.offset is 3")));
+  EXPECT_TRUE(IsPlacementRefusal(absl::FailedPreconditionError("cuda_ipc: another GPU")));
+  EXPECT_TRUE(IsPlacementRefusal(absl::NotFoundError("no such region")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::InvalidArgumentError("targets[3] is 9")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::ResourceExhaustedError("the queue is full: please wait")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::UnavailableError("cuda_ipc: stopping")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::OkStatus()));
 }
 
 TEST_F(LocalTransportTest, SendsSmallRequestsThroughMemoryWhenThatIsChosen) {
@@ -383,7 +384,7 @@ TEST_F(LocalTransportTest, SaysWhyTheChosenWayCannotBeHad) {
 
   EXPECT_EQ(no_memory.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(no_memory.message(),
-            "transport is shm, which host:1 cannot give: the server has no local socket");
+            "transport is shm, which is not available at host:1: the server has no control socket");
   EXPECT_EQ(no_rows.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(no_device.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(no_device.message()), HasSubstr("transport is cuda-ipc"));

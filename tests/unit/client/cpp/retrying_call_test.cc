@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -76,6 +77,8 @@ TEST(RetryPolicyTest, StaysFiniteAfterManyAttempts) {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class RetryingCallTest : public ::testing::Test {
  protected:
@@ -202,7 +205,41 @@ TEST_F(RetryingCallTest, GivesUpWithTheNumberOfAttemptsAndAdvice) {
   ASSERT_TRUE(outcome_.has_value());
   EXPECT_EQ(outcome_->status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(outcome_->status.message()),
-              HasSubstr("refused (after 3 attempts); check that logprobd runs and is ready at "
+              HasSubstr("refused (after 3 attempts in 0.0 s); check that logprobd runs and is "
+                        "ready at host:1"));
+}
+
+TEST_F(RetryingCallTest, ReportsOnceThatItHasRetriedForASecond) {
+  std::vector<std::string> messages;
+  environment_.on_wait = [&messages](const std::string& message) { messages.push_back(message); };
+  environment_.retry.retries = 3;
+  Start();
+
+  transport_.now += absl::Milliseconds(900);
+  transport_.Reply({.status = absl::UnavailableError("refused")});  // the next attempt is at 950 ms
+  EXPECT_THAT(messages, IsEmpty());
+  transport_.now += absl::Milliseconds(50);
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});  // the next is at 1,050 ms
+  EXPECT_THAT(messages, ElementsAre("no answer from host:1 for 950ms; retrying: refused"));
+  transport_.now += absl::Seconds(5);
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+
+  EXPECT_THAT(messages, SizeIs(1));
+}
+
+TEST_F(RetryingCallTest, NamesTheTimeOfAllAttempts) {
+  Start();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    transport_.now += absl::Milliseconds(1'500);
+    transport_.Reply({.status = absl::UnavailableError("refused")});
+    transport_.FireTimer();
+  }
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+
+  EXPECT_THAT(std::string(outcome_->status.message()),
+              HasSubstr("(after 3 attempts in 3.0 s); check that logprobd runs and is ready at "
                         "host:1"));
 }
 
@@ -238,6 +275,8 @@ TEST(ExplainStatusTest, SaysWhatToChange) {
   // The advice once named a flag that the server does not have.
   EXPECT_THAT(HelpText(), HasSubstr("--max-message-bytes"));
   EXPECT_THAT(explain(absl::UnimplementedError("")), HasSubstr("is it the gRPC port"));
+  EXPECT_THAT(explain(absl::UnavailableError("Trying to connect an http1.x server")),
+              HasSubstr("is this the --http port?"));
   EXPECT_THAT(explain(absl::NotFoundError("x")), HasSubstr("logprobctl info"));
   EXPECT_THAT(explain(absl::FailedPreconditionError("x")), HasSubstr("weights_version to 0"));
 }

@@ -22,7 +22,7 @@ from logprobd import (
     _aio_pool,
     _wire,
 )
-from logprobd.plan import OUTPUTS
+from logprobd._wire import OUTPUTS
 from several_servers import fake
 
 

@@ -221,6 +221,6 @@ def test_a_result_is_given_output_by_output_when_it_is_read_and_once():
     assert given == [-1.0]
     assert result.sum_by_segment([0, 1]).tolist() == [-1.0]
     assert result.entropy.tolist() == [2.0]
-    with pytest.raises(AttributeError, match="lse was not asked for"):
+    with pytest.raises(AttributeError, match="lse was not requested"):
         _ = result.lse
     assert given == [-1.0, -1.0, 2.0]

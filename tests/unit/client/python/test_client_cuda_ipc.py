@@ -291,7 +291,7 @@ def test_a_server_without_cuda_ipc_gets_shared_memory(gpu, driver, rows):
         client._local = LocalTransport(client._settings, driver=lambda: driver)
 
         assert client.score(*rows).transport == "shm"
-        assert "takes no GPU memory" in client.transport_reason
+        assert "does not read GPU memory" in client.transport_reason
 
 
 def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, connect, rows):

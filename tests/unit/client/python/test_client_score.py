@@ -10,7 +10,7 @@ from logprobd import (
     NotFound,
     WeightsVersionMismatch,
 )
-from logprobd.plan import OUTPUTS
+from logprobd._wire import OUTPUTS
 from reference import entropy, log_softmax, logits_of
 
 TOLERANCE = 2e-6  # float32 rounding of values up to about 20

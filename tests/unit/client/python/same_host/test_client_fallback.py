@@ -12,7 +12,7 @@ from shared_case import HIDDEN, VOCAB, transports
 def test_without_a_local_socket_tcp_is_used(rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN) as server, Client(server.address) as c:
         assert c.score(*rows).transport == "tcp"
-        assert c.transport_reason == "the server has no local socket"
+        assert c.transport_reason == "the server has no control socket"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_server_that_refuses_every_slice_gets_tcp(
 def test_an_error_of_the_request_itself_is_not_sent_again(server, client, rows):
     server.fail_next(1, "INVALID_ARGUMENT")
 
-    with pytest.raises(InvalidArgument, match="told to fail"):
+    with pytest.raises(InvalidArgument, match="simulated failure"):
         client.score(*rows)
 
     assert transports(server) == ["shm"]
@@ -120,11 +120,11 @@ def test_a_forced_transport_that_cannot_be_had_says_why(rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN) as server:
         client = Client(server.address, transport="shm")
 
-        with pytest.raises(Unavailable, match='"shm", which .* no local socket'):
+        with pytest.raises(Unavailable, match='"shm", which .* no control socket'):
             client.score(*rows)
-        with pytest.raises(Unavailable, match="no local socket"):
+        with pytest.raises(Unavailable, match="no control socket"):
             next(client.score_stream([rows]))
-        with pytest.raises(Unavailable, match="no local socket"):
+        with pytest.raises(Unavailable, match="no control socket"):
             client.buffer(1, HIDDEN)
         assert server.requests == []
 
