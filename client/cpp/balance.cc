@@ -24,7 +24,7 @@ const Head* FindHead(const ServerInfo& info, const std::string& name) {
   return found == info.heads.end() ? nullptr : &*found;
 }
 
-/// A limit of 0 means that it is not known.
+/// Lowers `limit` to `other`. A limit of 0 is unknown.
 void Tighten(int64_t other, int64_t* limit) {
   if (other > 0) *limit = *limit > 0 ? std::min(*limit, other) : other;
 }
@@ -38,8 +38,8 @@ std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second
   }
   for (const Head& head : first.heads) {
     const Head& other = *FindHead(second, head.name);
-    const auto differ = [&head](const char* fact, const auto& a, const auto& b) {
-      return absl::StrCat(fact, " of \"", head.name, "\" is ", a, " and ", b);
+    const auto differ = [&head](const char* field, const auto& a, const auto& b) {
+      return absl::StrCat(field, " of \"", head.name, "\" is ", a, " and ", b);
     };
     if (head.model_type != other.model_type) {
       return differ("model_type", head.model_type, other.model_type);
@@ -114,7 +114,7 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
   const absl::Time now = options_.now();
   std::vector<size_t> choice = Choose(preference, now);
   if (choice.empty()) return std::nullopt;
-  // One that asked to wait is left alone while another is there.
+  // A busy server is avoided while another one is available.
   const auto busy = std::stable_partition(
       choice.begin(), choice.end(),
       [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS { return servers_[i].busy_until <= now; });
@@ -135,7 +135,7 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
 void Balance::Give(const std::string& address, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
-  // One that went and came back has forgotten the request.
+  // A server that was removed and added again has no record of the request.
   if (server == nullptr || server->requests == 0) return;
   --server->requests;
   server->bytes = std::max<int64_t>(0, server->bytes - bytes);
@@ -217,7 +217,7 @@ void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInf
     PutOut(*server, std::string(info.status().message()));
     return;
   }
-  // One that failed meanwhile stays out: what the check saw is out of date.
+  // The server failed after the check began, so the result is outdated.
   if (server->is_out && server->left_at > began) return;
   const absl::Time now = options_.now();
   server->is_ready = true;
@@ -324,8 +324,8 @@ void Balance::CompareHeads() {
     if (difference.empty()) continue;
     conflict_ =
         absl::StrCat(first->address, " and ", server.address, " hold different heads: ", difference,
-                     ". A client's servers must hold the same: mend one of them, or leave "
-                     "it out of the addresses");
+                     ". All servers of a client must hold the same heads: fix one of them, or "
+                     "remove it from the addresses");
     return;
   }
 }

@@ -15,7 +15,7 @@
 namespace logprobd::client {
 namespace {
 
-/// The server's retry hint; nothing without one.
+/// Returns the server's retry hint; nullopt if there is none.
 std::optional<absl::Duration> Hint(const RpcReply& reply) {
   int64_t pushback_ms = 0;
   if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
@@ -26,7 +26,7 @@ std::optional<absl::Duration> Hint(const RpcReply& reply) {
 
 }  // namespace
 
-/// What is in flight at each server, in the scopes of its own transport.
+/// One scope per server, of the server's own transport, which are cancelled together.
 class BalancingTransport::Scope final : public CancelScope {
  public:
   Scope(BalancingTransport& owner, std::shared_ptr<CancelScope> timers)
@@ -41,7 +41,7 @@ class BalancingTransport::Scope final : public CancelScope {
     }
     timers_->Cancel();
     for (const auto& [address, part] : parts) {
-      // A transport that has gone had nothing in flight.
+      // A removed transport had no request in flight.
       if (!owner_.ConnectAgain(address, part.transport)) continue;
       part.scope->Cancel();
       owner_.Disconnect(address);
@@ -55,7 +55,7 @@ class BalancingTransport::Scope final : public CancelScope {
     return is_cancelled_;
   }
 
-  /// The scope for requests to `transport`, which is connected.
+  /// Returns the scope for requests to `transport`, which must be connected.
   std::shared_ptr<CancelScope> At(const std::string& address, RpcTransport& transport) {
     std::shared_ptr<CancelScope> scope;
     bool is_cancelled = false;
@@ -98,7 +98,7 @@ struct BalancingTransport::Request {
   }
 };
 
-/// Somebody who waits for servers to be ready.
+/// A request that waits for servers to become ready.
 struct BalancingTransport::Waiter {
   absl::Time began;
   bool has_timer = false;
@@ -189,7 +189,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
     }
     if (FailIfShutDown(*request)) return;
     const absl::Status gone = balance_.Heads(LookUpErrors()).status();
-    // A server may have come in this moment: the retry will find it.
+    // A server may have become ready at this moment: the retry will find it.
     std::move(request->done)(
         {.status = gone.ok() ? absl::UnavailableError("no server was ready") : gone});
     return;
@@ -202,7 +202,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
     return;
   }
   if (versions != nullptr) versions->Asked(**taken);
-  // Not kept: the caller's memory must be let go when the transport has done so.
+  // The request keeps no reference: the caller's memory is released when the transport is done.
   grpc::ByteBuffer body;
   body.Swap(&request->body);
   const std::shared_ptr<CancelScope> scope =
@@ -216,7 +216,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
 void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
                                  RpcReply reply) {
   balance_.Give(address, bytes);
-  // Nobody here gave it up: the server did, at the end of its drain for instance.
+  // This client did not cancel the request, so the server did, for example at the end of its drain.
   if (absl::IsCancelled(reply.status) && !IsGivenUp(request)) {
     reply.status = absl::UnavailableError(
         absl::StrCat("the server cancelled the request: ", reply.status.message()));
@@ -305,7 +305,7 @@ bool BalancingTransport::ConnectAgain(const std::string& address, const RpcTrans
 
 void BalancingTransport::Disconnect(const std::string& address) {
   absl::MutexLock lock(&mutex_);
-  // Nothing is left to count once shut down.
+  // After Shutdown there is no record to update.
   if (const auto found = connections_.find(address); found != connections_.end()) {
     --found->second.inflight;
   }
@@ -394,7 +394,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
 void BalancingTransport::StartLookUp() {
   absl::MutexLock lock(&mutex_);
   if (is_shut_down_) return;
-  if (look_up_.joinable()) look_up_.join();  // it has ended: is_looking_up_ was false
+  if (look_up_.joinable()) look_up_.join();  // has ended, because is_looking_up_ was false
   look_up_ = std::thread([this] { LookUp(); });
 }
 
@@ -412,7 +412,7 @@ void BalancingTransport::LookUp() {
     for (auto& [address, records] : found) book_.Update(address, std::move(records));
     const std::vector<std::string> servers = book_.servers();
     balance_.SetAddresses(servers);
-    // What is still in flight at a server that went may end first.
+    // A removed server keeps its transport until its requests in flight have ended.
     for (auto it = connections_.begin(); it != connections_.end();) {
       const bool stays = std::find(servers.begin(), servers.end(), it->first) != servers.end();
       if (stays || it->second.inflight > 0) {
@@ -431,7 +431,7 @@ void BalancingTransport::LookUp() {
     absl::MutexLock lock(&mutex_);
     is_looking_up_ = false;
   }
-  // Not here: those who waited may begin the next look-up, which joins this thread.
+  // Runs on another thread: a waiting request may start the next look-up, which joins this thread.
   After(absl::ZeroDuration(), nullptr, [this] { Settle(); });
 }
 
@@ -460,7 +460,7 @@ void BalancingTransport::Shutdown() {
     }
   }
   for (RpcTransport* const transport : transports) transport->Shutdown();
-  // Last: until here the end of a request could still set a timer.
+  // The timers stop last, because the end of a request may still set one.
   options_.timers->Shutdown();
 }
 

@@ -33,7 +33,7 @@ int CallVersions::epoch() const {
 absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t version, int epoch) {
   absl::MutexLock lock(&mutex_);
   const bool fits = options_.mix || !has_kept_ || version == kept_;
-  // Asked before the call was begun again: nothing new is known of the server.
+  // The request was sent before a restart, so its answer says nothing about the new version.
   if (!fits && epoch != epoch_) return false;
   balance_.SawVersion(address, options_.head, version);
   seen_[version].insert(address);

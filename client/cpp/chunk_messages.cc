@@ -22,11 +22,11 @@ namespace {
 
 template <typename T>
 void AssignBytes(absl::Span<const T> values, std::string* bytes) {
-  // The wire is little-endian, as every platform that gRPC and this library are built for.
+  // The wire format is little-endian, like every platform that this library supports.
   bytes->assign(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-/// `offsets[begin..end]`, moved to start at 0, as u32.
+/// Writes `offsets` as u32, shifted to start at 0.
 void AssignOffsets(absl::Span<const int64_t> offsets, std::string* bytes) {
   std::vector<uint32_t> moved;
   moved.reserve(offsets.size());
@@ -60,7 +60,7 @@ uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan) {
 
 namespace {
 
-/// All but the hidden states.
+/// Encodes all fields except the hidden states.
 v1::ScoreRequest SmallFields(const ScoreArgs& args, const ChunkPlan& plan, const Chunk& chunk) {
   const auto row_begin = static_cast<size_t>(chunk.row_begin);
   const auto rows = static_cast<size_t>(chunk.rows());
@@ -148,14 +148,14 @@ grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan
 
 namespace {
 
-/// Copies the chunk's part of one output to its place.
+/// Copies the chunk's part of one output into the joined result, starting at `begin`.
 template <typename T>
 absl::Status Place(absl::string_view name, const std::string& bytes, int64_t begin, int64_t count,
                    std::vector<T>* values) {
   const auto expected_bytes = static_cast<size_t>(count) * sizeof(T);
   if (bytes.size() != expected_bytes) {
     return absl::InternalError(absl::StrCat("the server sent ", bytes.size(), " bytes of ", name,
-                                            " where ", expected_bytes, " were due"));
+                                            ", expected ", expected_bytes));
   }
   if (expected_bytes > 0) std::memcpy(values->data() + begin, bytes.data(), expected_bytes);
   return absl::OkStatus();
@@ -220,8 +220,8 @@ absl::StatusOr<bool> ResultMerger::Offer(
   const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   const int64_t segments =
       plan_.sum_segments_in_client ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
-  // Sized by the first answer that fits, not before: only the server judges top_k, and memory for
-  // a huge one would not be had.
+  // Allocated for the first answer that fits, not earlier: the server validates top_k, and memory
+  // for a huge value might not be available.
   const int64_t top_k_bytes = rows * args_.top_k * static_cast<int64_t>(sizeof(int32_t));
   if (result_.top_k_ids.empty() &&
       static_cast<int64_t>(response.top_k_ids().size()) == top_k_bytes) {
@@ -310,7 +310,7 @@ void ResultMerger::SumSegments() {
     result_.segment_rows[segment] = scored;
     result_.segment_greedy[segment] = greedy ? 1 : 0;
   }
-  // Asked of the server for the sums alone.
+  // These outputs were requested only for the sums.
   const uint32_t outputs = args_.outputs == 0 ? output::kDefault : args_.outputs;
   if ((outputs & output::kLogprob) == 0) result_.logprob = {};
   if ((outputs & output::kGreedy) == 0) result_.greedy = {};

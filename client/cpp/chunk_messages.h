@@ -16,43 +16,47 @@
 
 namespace logprobd::client {
 
-/// Encodes one chunk of `args` as a ScoreRequest: a slice with every small field, then a slice that
-/// refers to the caller's hidden rows. `hold` is kept until gRPC reads those no longer.
+/// Encodes one chunk of `args` as a ScoreRequest: a slice with all small fields, then a slice that
+/// refers to the caller's hidden rows. `hold` is released when gRPC no longer reads those rows.
 grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan,
                                     const Chunk& chunk, std::shared_ptr<void> hold);
 
-/// As EncodeScoreRequest, but the request says where its rows lie: `placement` has a slice.
+/// Like EncodeScoreRequest, but the request refers to rows in the shared or GPU memory that
+/// `placement` describes.
 grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan,
                                     const Chunk& chunk, const Placement& placement);
 
-/// The outputs to ask of the server: those of `args`, and what local segment sums need.
+/// Returns the outputs to request: those of `args`, and those that summing segments needs.
 uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan);
 
-/// Joins the answers of a call's chunks, in any order of arrival, into one result. Not thread-safe.
+/// Joins the answers of a call's chunks, which may arrive in any order, into one result. Not
+/// thread-safe.
 class ResultMerger {
  public:
   /// `args` and `plan` must outlive the merger.
   ResultMerger(const ScoreArgs& args, const ChunkPlan& plan);
 
-  /// Takes the encoded ScoreResponse of a chunk. Errors:
-  ///   INTERNAL  not a ScoreResponse, or an output of the wrong size.
-  ///   ABORTED   other weights than an earlier chunk's.
+  /// Adds the encoded ScoreResponse of a chunk. Errors:
+  ///   INTERNAL  `body` is not a ScoreResponse, or an output has the wrong size.
+  ///   ABORTED   another version of the weights answered an earlier chunk.
   absl::Status Add(const Chunk& chunk, const grpc::ByteBuffer& body);
 
-  /// As Add, but `keeps` says whether an answer of a version is taken; a chunk may come again, and
-  /// its last answer counts. Returns what `keeps` did. INTERNAL as Add, and the errors of `keeps`.
+  /// Like Add, but `keeps` decides whether to accept a version's answer, and its result is
+  /// returned. A chunk may be added again; the latest answer counts. INTERNAL like Add, and the
+  /// errors of `keeps`.
   absl::StatusOr<bool> Offer(
       const Chunk& chunk, const grpc::ByteBuffer& body,
       absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps);
 
-  /// Chunks whose answer is of another version than `weights_version`. All chunks have been added.
+  /// Returns the chunks that another version than `weights_version` answered. Call it after all
+  /// chunks have been added.
   std::vector<const Chunk*> OtherThan(uint64_t weights_version) const;
 
-  /// The joined result, once every chunk has been added.
+  /// Returns the joined result. Call it once, after all chunks have been added.
   ScoreResult Finish();
 
  private:
-  /// What adds up over the chunks.
+  /// Properties of one chunk's answer.
   struct Part {
     bool is_added = false;
     uint64_t weights_version = 0;
@@ -65,7 +69,7 @@ class ResultMerger {
   const ScoreArgs& args_;
   const ChunkPlan& plan_;
   ScoreResult result_;
-  std::vector<Part> parts_;  // of each chunk of the plan
+  std::vector<Part> parts_;  // one per chunk of the plan
 };
 
 }  // namespace logprobd::client

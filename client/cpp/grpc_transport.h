@@ -23,24 +23,24 @@
 
 namespace logprobd::client {
 
-/// What all channels to a server are made with.
+/// Returns the gRPC settings of all channels to a server.
 grpc::ChannelArguments ChannelArgumentsForServers();
 
-/// `delay` from now, on gRPC's monotonic clock.
+/// Returns the time `delay` from now, on gRPC's monotonic clock.
 gpr_timespec GprDeadline(absl::Duration delay);
 
-/// RpcTransport over several gRPC channels, each with a connection of its own. Streams are opened
-/// on one channel after the other.
+/// RpcTransport over several gRPC channels, each with its own connection. Calls and streams use the
+/// channels in turn.
 class GrpcTransport final : public RpcTransport, public StreamOpener {
  public:
   struct Options {
     std::string address = {};
-    int32_t channels = 4;  ///< 0: for delays alone.
+    int32_t channels = 4;  ///< 0: the transport provides delays only.
     std::string client_id = {};
   };
 
   explicit GrpcTransport(const Options& options);
-  /// Shutdown(), then waits for the last callback.
+  /// Calls Shutdown(), then waits for the last callback.
   ~GrpcTransport() override;
 
   std::shared_ptr<CancelScope> NewScope() override;
@@ -52,7 +52,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   std::shared_ptr<MessageStream> OpenStream(const std::string& method,
                                             StreamEvents events) override;
 
-  /// Closes the connections too.
+  /// See RpcTransport::Shutdown; also closes the connections.
   void Shutdown() override;
 
  private:
@@ -60,7 +60,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   struct CallState;
   class Timer;
 
-  /// Null once shut down; else the caller owes a FinishOne().
+  /// Returns the next channel; the caller must then call FinishOne(). Null once shut down.
   std::shared_ptr<grpc::Channel> NextChannel();
   void FinishOne();
 

@@ -34,7 +34,7 @@ bool IsPlacementRefusal(const absl::Status& status) {
       status.code() == absl::StatusCode::kCancelled) {
     return false;
   }
-  // The fields, and what they name.
+  // Words in the server's messages when it refuses the memory that holds the rows.
   for (const absl::string_view word : {"shared_memory", "cuda_ipc", " region", " lease"}) {
     if (absl::StrContains(status.message(), word)) return true;
   }
@@ -147,11 +147,12 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
 bool LocalTransport::Refused(const Placement& placement, const absl::Status& status) {
   if (placement.lease == nullptr || !IsPlacementRefusal(status)) return false;
   absl::MutexLock lock(&mutex_);
-  // Lost meanwhile: the next placement has another.
+  // The lease was lost meanwhile; the next placement has another.
   if (!shared_.has_value() || shared_->lease != placement.lease) return true;
   if (placement.device.has_value() && !absl::StrContains(status.message(), " lease")) {
     if (options_.choice != TransportChoice::kAuto) return false;
-    // Lasting where the server does not reach the GPU; else it may be about this memory alone.
+    // FAILED_PRECONDITION: the server never reaches this GPU. Other errors may concern this memory
+    // only.
     const bool is_lasting = absl::IsFailedPrecondition(status);
     disabled_devices_[UuidOf(*placement.device)] = {
         .reason = std::string(status.message()),
@@ -162,9 +163,9 @@ bool LocalTransport::Refused(const Placement& placement, const absl::Status& sta
 }
 
 absl::Status LocalTransport::ErrorOf(const Placement& placement, const absl::Status& status) const {
-  const bool is_the_way = placement.lease != nullptr && absl::IsFailedPrecondition(status) &&
-                          IsPlacementRefusal(status);
-  return is_the_way ? TransportUnavailable(std::string(status.message())) : status;
+  const bool is_unavailable = placement.lease != nullptr && absl::IsFailedPrecondition(status) &&
+                              IsPlacementRefusal(status);
+  return is_unavailable ? TransportUnavailable(std::string(status.message())) : status;
 }
 
 absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
@@ -276,10 +277,10 @@ bool LocalTransport::DropLease(const absl::Status& reason) {
 
 void LocalTransport::ForgetAfterFork() {
   pid_ = getpid();
-  // This process's end of the socket alone: the parent keeps the lease.
+  // Closes the child's descriptor only: the parent keeps the lease.
   if (shared_.has_value()) shared_->lease->Close();
   shared_.reset();
-  // The threads of the pool are the parent's; to join them here would wait for ever.
+  // The pool's threads exist only in the parent; joining them here would never return.
   static_cast<void>(copies_.release());
 }
 

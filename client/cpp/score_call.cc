@@ -20,25 +20,25 @@
 namespace logprobd::client {
 namespace {
 
-/// A call that could use more servers than are ready looks for them this often.
+/// A call with waiting chunks checks this often whether more servers are ready.
 constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
-/// How often a call is scored again in part because the weights were swapped.
+/// How often a call scores chunks again that were answered before a swap of the weights.
 constexpr int kRoundsMax = 3;
 
-/// Hands the result over when the call has ended and gRPC has dropped every slice of the caller's
-/// memory, whichever comes last.
+/// Delivers the result once the call has ended and gRPC has dropped every slice of the caller's
+/// memory.
 class Delivery {
  public:
   Delivery(RpcTransport& transport, ScoreCallback done)
       : transport_(transport), done_(std::move(done)) {}
 
-  /// To be kept by a slice.
+  /// Returns a reference for a slice to own.
   static std::shared_ptr<void> Hold(const std::shared_ptr<Delivery>& delivery) {
     delivery->holds_.fetch_add(1, std::memory_order_relaxed);
     return {nullptr, [delivery](void*) { Drop(delivery, /*inside_grpc=*/true); }};
   }
 
-  /// Ends the call's own hold.
+  /// Sets the result and drops the call's own reference.
   static void Finish(const std::shared_ptr<Delivery>& delivery,
                      absl::StatusOr<ScoreResult> result) {
     delivery->result_ = std::move(result);
@@ -49,7 +49,7 @@ class Delivery {
   static void Drop(const std::shared_ptr<Delivery>& delivery, bool inside_grpc) {
     if (delivery->holds_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const auto deliver = [delivery] { std::move(delivery->done_)(std::move(delivery->result_)); };
-    // gRPC drops slices while it holds locks of its own; the caller's code must not run there.
+    // gRPC drops slices while it holds its own locks; the caller's code must not run there.
     if (inside_grpc) {
       delivery->transport_.After(absl::ZeroDuration(), nullptr, deliver);
     } else {
@@ -63,7 +63,7 @@ class Delivery {
   absl::StatusOr<ScoreResult> result_ = absl::InternalError("not finished");
 };
 
-/// What went by one transport.
+/// The rows of a call that used one transport.
 struct TransportUse {
   int64_t rows = 0;
   std::string reason;
@@ -86,15 +86,15 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                                                       .pinned = args_.weights_version,
                                                       .mix = environment.mix_weights_versions});
     }
-    // Several requests keep several threads of gRPC busy, which one caller would not match.
+    // Several requests keep several gRPC threads busy, which a single caller's thread cannot match.
     if (plan_.chunks.size() == 1) scope_->queue = options_.queue;
     for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
   }
 
-  /// Sends while the windows have room.
+  /// Sends chunks while the windows have room.
   void SendMore() {
     while (true) {
-      // Not under the lock: a check may end at once, and with it a request of this call.
+      // Called without the lock: a check may end at once, and with it a request of this call.
       const int64_t window = options_.max_inflight * environment_.transport->CountServers();
       const Chunk* chunk = nullptr;
       {
@@ -111,7 +111,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
  private:
-  /// Rows wait, and an answer need not come soon: looks for servers that come back.
+  /// Checks again soon whether more servers are ready, since answers may take long.
   void RecheckServersSoon() {
     if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
     {
@@ -153,7 +153,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                        .timeout = options_.timeout,
                        .scope = scope_},
                       [self, &chunk, placement, epoch](const CallOutcome& outcome) {
-                        placement->slot.reset();  // before another request needs one
+                        placement->slot.reset();  // freed before the next request needs a slot
                         self->ReceiveOrSendAgain(chunk, *placement, epoch, outcome);
                       });
   }
@@ -173,7 +173,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     return status_.ok();
   }
 
-  /// Takes an answer. False: it is of another version of the weights than the call's.
+  /// Merges an answer. False: another version of the weights than the call's gave it.
   absl::StatusOr<bool> Merge(const Chunk& chunk, const Placement& placement, int epoch,
                              const CallOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!outcome.status.ok()) {
@@ -192,7 +192,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     });
   }
 
-  /// All chunks have been answered: those of a version that was given up are to be asked again.
+  /// After all chunks are answered, queues those that another version than the call's answered.
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
@@ -258,7 +258,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     Delivery::Finish(delivery_, std::move(result));
   }
 
-  /// The server counts a request's rows from 0; says which rows of the call these are.
+  /// Adds the chunk's row range to an error: the server counts the rows of a request from 0.
   absl::Status WithRowRange(const absl::Status& status, const Chunk& chunk) const {
     if (plan_.chunks.size() == 1) return status;
     return {status.code(), absl::StrCat(status.message(), " [in the request with rows ",
@@ -267,7 +267,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
   const CallEnvironment& environment_;
-  const ScoreArgs args_;  // spans still refer to the caller's memory
+  const ScoreArgs args_;  // its spans refer to the caller's memory
   const ScoreCallOptions options_;
   const ChunkPlan plan_;
   const std::shared_ptr<CancelScope> scope_;

@@ -34,7 +34,7 @@ absl::Status Parse(const grpc::ByteBuffer& body, Message* message) {
 
 Limits ToLimits(const v1::Limits& limits) {
   Limits result;
-  // A field that an older server does not send keeps its cautious default.
+  // A field that an old server does not send keeps its cautious default.
   if (limits.message_bytes_max() > 0) {
     result.message_bytes_max = static_cast<int64_t>(limits.message_bytes_max());
   }

@@ -13,7 +13,7 @@ namespace logprobd::client {
 
 namespace {
 
-// Spans begin and end at pages: no two share a cache line, and devices copy whole pages fastest.
+// Spans are page-aligned: no two share a cache line, and devices copy whole pages fastest.
 constexpr int64_t kPageBytes = 4096;
 constexpr absl::Duration kAfterRefusal = absl::Seconds(1);
 
@@ -29,11 +29,10 @@ RegionPool::RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes)
 
 absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  // Before it is rounded, which could overflow.
+  // Checked before rounding up, which could overflow.
   if (bytes > lease_->grant().lease_bytes_max) return AboveLimits(bytes);
   const int64_t rounded = RoundUp(bytes);
-  // The first gap that is large enough: the same memory is used again and again, and stays in
-  // cache.
+  // Takes the first gap that fits, so that the same memory is reused and stays in cache.
   const auto take = [&](RegionSpace& space) -> std::shared_ptr<const SharedSpan> {
     const auto gap = std::find_if(space.gaps.begin(), space.gaps.end(), [&](const Gap& candidate) {
       return candidate.end - candidate.begin >= rounded;
@@ -59,23 +58,23 @@ absl::StatusOr<RegionPool::RegionSpace*> RegionPool::Grow(int64_t bytes) {
   if (absl::Now() < refused_until_) return refusal_;
   const LocalGrant& grant = lease_->grant();
   const int64_t held = HeldBytes();
-  int64_t wanted = std::max(bytes, region_bytes_);
-  // What is left of the lease may still do.
-  if (wanted > grant.lease_bytes_max - held) wanted = bytes;
-  if (wanted > grant.region_bytes_max || wanted > grant.lease_bytes_max - held ||
+  int64_t size = std::max(bytes, region_bytes_);
+  // The rest of the lease may suffice for this span alone.
+  if (size > grant.lease_bytes_max - held) size = bytes;
+  if (size > grant.region_bytes_max || size > grant.lease_bytes_max - held ||
       static_cast<int64_t>(regions_.size()) >= grant.regions_max) {
     return AboveLimits(bytes);
   }
-  absl::StatusOr<std::shared_ptr<SharedRegion>> region = lease_->CreateRegion(wanted);
+  absl::StatusOr<std::shared_ptr<SharedRegion>> region = lease_->CreateRegion(size);
   if (!region.ok()) {
     refusal_ = region.status();
     refused_until_ = absl::Now() + kAfterRefusal;
     return refusal_;
   }
-  const auto size = static_cast<int64_t>((*region)->bytes().size());
+  const auto end = static_cast<int64_t>((*region)->bytes().size());
   regions_.push_back({.region = *std::move(region),
-                      .gaps = {{.begin = 0, .end = size}},
-                      .is_kept = wanted <= region_bytes_});
+                      .gaps = {{.begin = 0, .end = end}},
+                      .is_kept = size <= region_bytes_});
   return &regions_.back();
 }
 
@@ -89,8 +88,8 @@ int64_t RegionPool::HeldBytes() const {
 absl::Status RegionPool::AboveLimits(int64_t bytes) const {
   const LocalGrant& grant = lease_->grant();
   return absl::ResourceExhaustedError(absl::StrCat(
-      bytes, " bytes more are above the server's limits on shared memory: ", grant.region_bytes_max,
-      " a region, ", grant.lease_bytes_max, " and ", grant.regions_max, " regions a client, ",
+      bytes, " more bytes exceed the server's limits on shared memory: ", grant.region_bytes_max,
+      " per region, ", grant.lease_bytes_max, " and ", grant.regions_max, " regions per client, ",
       HeldBytes(), " in use"));
 }
 
@@ -118,7 +117,7 @@ void RegionPool::Free(const SharedSpan& span) {
     unused = std::move(space->region);
     regions_.erase(space);
   }
-  // Where that fails the lease has ended, and the region with it.
+  // A failure means that the lease has ended, and the region with it.
   lease_->CloseRegion(unused->id()).IgnoreError();
 }
 
@@ -143,12 +142,12 @@ int64_t RegionPool::num_regions() const {
 
 namespace {
 
-// Handing a part over costs some microseconds, copying it about 50.
+// Handing a part to a thread costs a few microseconds; copying it takes about 50.
 constexpr size_t kPartBytes = size_t{512} << 10;
 
 }  // namespace
 
-/// A copy, taken part by part by whoever has time.
+/// A copy in parts; each thread takes the next part that is not started.
 struct CopyPool::Job {
   Job(absl::Span<const std::byte> source, absl::Span<std::byte> target)
       : from(source),
@@ -156,7 +155,7 @@ struct CopyPool::Job {
         parts((source.size() + kPartBytes - 1) / kPartBytes),
         left(static_cast<int>(parts)) {}
 
-  /// Copies parts until none is left to be begun.
+  /// Copies parts until every part is started.
   void Help() {
     for (size_t part = next++; part < parts; part = next++) {
       const size_t begin = part * kPartBytes;
@@ -218,7 +217,7 @@ void CopyPool::Work() {
       mutex_.Await(absl::Condition(&has_work));
       if (jobs_.empty()) return;
       job = jobs_.front();
-      // Whose parts are all begun needs no further help.
+      // A job whose parts are all started needs no more threads.
       if (job->next.load() >= job->parts) {
         jobs_.pop_front();
         continue;

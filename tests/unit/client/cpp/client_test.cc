@@ -428,15 +428,15 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
   });
   const ScoreCase c(1);
 
-  const auto client =
-      Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
-                      .channels = 1,
-                      .retries = 1,
-                      .backoff_initial = absl::Milliseconds(1)});
+  auto client = Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+                                .channels = 1,
+                                .retries = 1,
+                                .backoff_initial = absl::Milliseconds(1)});
   const absl::Status status = (*client)->Score(c.args).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("is this the --http port?"));
+  client->reset();  // closes its connections, so that recv returns
   shutdown(listener, SHUT_RDWR);
   server.join();
   close(listener);
