@@ -25,7 +25,9 @@ THIRD_PARTIES = {
     "server/metrics": {"absl", "prometheus", "nvml"},
     "server/http": {"absl", "httplib"},
     "server/transport": {"absl"} | GRPC,
-    "server/app": {"absl", "CLI", "toml", "nlohmann"},
+    "server/app/options": {"absl", "CLI", "toml"},
+    "server/app/heads": {"absl"},
+    "server/app/run": {"absl"},
     "server/main.cc": {"absl"},
     "client/cpp": {"absl"} | GRPC,
     # httplib: `logprobctl bench` reads a server's metrics.

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/app/run.h"
+#include "server/app/run/run.h"
 
 int main(int argc, char** argv) {
-  // Debian's Abseil looks for deadlocks in every Mutex::Lock, gRPC's too, under one lock of the
-  // process.
+  // Debian's Abseil checks every Mutex::Lock for deadlocks, including gRPC's, and takes a
+  // process-wide lock to do so.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     return logprobd::RunLogprobd(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc),
                                  environment);
   } catch (const std::exception& e) {
-    // Only the library throws here: out of memory, or a thread that cannot be started.
+    // Only libraries throw here, when memory runs out or a thread cannot be started.
     std::fprintf(stderr, "logprobd: error: %s\n", e.what());
     return logprobd::kExitFailed;
   }

@@ -1,12 +1,16 @@
 #include "client/cli/command.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <iostream>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/terminal.h"
 #include "nlohmann/json.hpp"
 
 namespace logprobd::client {
@@ -17,8 +21,9 @@ absl::StatusOr<absl::Duration> ParseDurationText(const std::string& text) {
   if (absl::SimpleAtod(text, &seconds) && std::isfinite(seconds)) {
     duration = absl::Seconds(seconds);
   } else if (!absl::ParseDuration(text, &duration) || duration == absl::InfiniteDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is not a duration: write seconds, or 500ms, 30s, 2m"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", text,
+        "\" is not a duration: write seconds, or a number with a unit such as 500ms, 30s or 2m"));
   }
   if (duration <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" must be above 0"));
@@ -46,15 +51,42 @@ void AddDurationOption(CLI::App& command, const std::string& name, absl::Duratio
 
 void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   command
-      .add_option("--address", options.address,
-                  "Server: host:port, unix:///path or dns:///name:port; several, with commas")
+      .add_option(
+          "--address", options.address,
+          "Address of the server: host:port, unix:///path or dns:///name:port; separate several "
+          "servers with commas")
       ->envname("LOGPROBD_ADDRESS")
       ->capture_default_str()
       ->group("Connection");
-  AddDurationOption(command, "--timeout", options.timeout, "Limit of a call, retries included",
+  AddDurationOption(command, "--timeout", options.timeout, "Time limit of a call, retries included",
                     "LOGPROBD_TIMEOUT_S");
   command.get_option("--timeout")->group("Connection");
-  command.add_flag("--json", options.json, "Print JSON instead of text");
+  command.add_flag("--json", options.json, "Print the result as JSON instead of text");
+}
+
+const std::vector<std::string>& OutputNames() {
+  // Name i belongs to bit i of ScoreRequest.outputs.
+  static const std::vector<std::string> names = {
+      "logprob", "entropy", "lse", "argmax", "greedy", "sum_p_squared", "max_logit", "min_logit"};
+  return names;
+}
+
+absl::StatusOr<uint32_t> ParseOutputs(const std::vector<std::string>& names) {
+  const std::vector<std::string>& known = OutputNames();
+  uint32_t bits = 0;
+  for (const std::string& name : names) {
+    if (name == "all") {
+      bits |= (1U << known.size()) - 1;
+      continue;
+    }
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "output \"", name, "\" is not known: choose from ", absl::StrJoin(known, ", "), ", all"));
+    }
+    bits |= 1U << static_cast<size_t>(found - known.begin());
+  }
+  return bits;
 }
 
 int ReportError(const CommandStreams& streams, const CommonOptions& options,
@@ -80,20 +112,45 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
   return Client::Create(client_options);
 }
 
+std::string WaitingText(const CommonOptions& options) {
+  return absl::StrCat("logprobctl: waiting for the server at ", options.address, ", for up to ",
+                      absl::FormatDuration(options.timeout), " (--timeout)");
+}
+
+absl::StatusOr<ServerInfo> ListHeads(Client& client, const CommonOptions& options,
+                                     const CommandStreams& streams) {
+  const DelayedNotice notice(streams.err, WaitingText(options));
+  return client.ListHeads();
+}
+
+nlohmann::ordered_json ToJson(const VerifyReport& report) {
+  return {{"passed", report.passed},
+          {"rows", report.rows},
+          {"logprob_difference_max", report.logprob_difference_max},
+          {"logprob_tolerance", report.logprob_tolerance},
+          {"entropy_difference_max", report.entropy_difference_max},
+          {"entropy_tolerance", report.entropy_tolerance},
+          {"logit_stddev", report.logit_stddev},
+          {"weights_version", report.weights_version},
+          {"engine", report.engine},
+          {"seconds", report.seconds}};
+}
+
 int RunCli(const std::vector<std::string>& arguments, const CommandStreams& streams) {
   CommandState state{.streams = streams, .arguments = arguments};
   CLI::App app(
-      "Client of logprobd: log-probabilities and entropies of tokens against a model's LM head.",
+      "Command line client of logprobd, which computes log-probabilities and entropies of tokens "
+      "from hidden states and a model's LM head.",
       "logprobctl");
   app.require_subcommand(1);
   app.set_version_flag("--version", "logprobctl " LOGPROBD_VERSION);
   app.failure_message(CLI::FailureMessage::simple);
   app.footer(
       "Start with:\n"
-      "  logprobctl ping                 is the server there, and ready?\n"
-      "  logprobctl selftest             are its numbers right?\n"
-      "  logprobctl COMMAND --help       options and examples\n"
-      "Exit codes: 0 ok, 1 failure, 2 usage.");
+      "  logprobctl ping                 check that the server runs and is ready\n"
+      "  logprobctl selftest             check that its numbers are right\n"
+      "  logprobctl COMMAND --help       show the options of a command, with examples\n"
+      "Exit codes: 0 success, 1 failure, 2 malformed command line.");
   AddPingCommand(app, state);
   AddInfoCommand(app, state);
   AddScoreCommand(app, state);
@@ -101,7 +158,7 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddBenchCommand(app, state);
   AddWeightsCommand(app, state);
 
-  // Underscores in the names of flags are as good as dashes. CLI11 wants the arguments reversed.
+  // Flags may be written with underscores instead of dashes. CLI11 takes the arguments reversed.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   for (std::string& text : reversed) {
     if (text.rfind("--", 0) != 0) continue;

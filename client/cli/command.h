@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "nlohmann/json.hpp"
 
 namespace CLI {
 class App;
@@ -21,54 +23,72 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 
-/// Where a command writes: results to `out`, the rest to `err`.
+/// Where a command writes: results go to `out`, everything else to `err`.
 struct CommandStreams {
   std::ostream& out;
   std::ostream& err;
-  bool is_terminal = false;  ///< Whether `err` is one, for progress.
+  bool is_terminal = false;  ///< True when `err` is a terminal; progress is shown only then.
 };
 
-/// What every command takes.
+/// Options of every command.
 struct CommonOptions {
   std::string address = "127.0.0.1:8470";
   absl::Duration timeout = absl::Seconds(60);
   bool json = false;
 };
 
-/// The command that was chosen and what came of it.
+/// State of one run of the program.
 struct CommandState {
   CommandStreams streams;
-  std::vector<std::string> arguments = {};  ///< After the program's name.
-  int exit_code = kExitOk;
+  std::vector<std::string> arguments = {};  ///< Everything after the program's name.
+  int exit_code = kExitOk;                  ///< Set by the command that ran.
 };
 
 /// Adds --address, --timeout and --json to a command.
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 
-/// A number of seconds, or with a unit: 30, 1.5s, 500ms, 2m. INVALID_ARGUMENT otherwise.
+/// Parses seconds, or a number with a unit: 30, 1.5s, 500ms, 2m. INVALID_ARGUMENT otherwise.
 absl::StatusOr<absl::Duration> ParseDurationText(const std::string& text);
 
-/// Adds an option that takes ParseDurationText's form; a malformed one is a usage error.
+/// Adds an option that takes a duration in ParseDurationText's form. A malformed value is a usage
+/// error. `environment` names the variable with the default; empty: none.
 void AddDurationOption(CLI::App& command, const std::string& name, absl::Duration& value,
                        const std::string& description, const std::string& environment = "");
 
-/// Prints the error (as JSON to `out` when asked) and returns the exit code.
+/// The outputs that --outputs can name, in the order of the columns.
+const std::vector<std::string>& OutputNames();
+
+/// Returns the output:: bits of the names; "all" stands for every output. INVALID_ARGUMENT lists
+/// the known names.
+absl::StatusOr<uint32_t> ParseOutputs(const std::vector<std::string>& names);
+
+/// Prints the error to `err`, and as JSON to `out` if --json was given. Returns the exit code.
 int ReportError(const CommandStreams& streams, const CommonOptions& options,
                 const absl::Status& status);
 
-/// A client for the common options.
+/// Creates a client for the common options. It connects at its first call.
 absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options = {});
 
+/// Text of the notice that a command prints when its server has not answered for a second.
+std::string WaitingText(const CommonOptions& options);
+
+/// Lists the heads and prints a notice when the server does not answer within a second.
+absl::StatusOr<ServerInfo> ListHeads(Client& client, const CommonOptions& options,
+                                     const CommandStreams& streams);
+
+/// A report of the server's Verify call as JSON.
+nlohmann::ordered_json ToJson(const VerifyReport& report);
+
 void AddPingCommand(CLI::App& app, CommandState& state);
 void AddInfoCommand(CLI::App& app, CommandState& state);
-void AddScoreCommand(CLI::App& app, CommandState& state);
 void AddSelftestCommand(CLI::App& app, CommandState& state);
+void AddScoreCommand(CLI::App& app, CommandState& state);
 void AddBenchCommand(CLI::App& app, CommandState& state);
 void AddWeightsCommand(CLI::App& app, CommandState& state);
 
-/// Runs logprobctl with the arguments after the program's name; returns the exit code: 0, 1 for a
-/// failure, 2 for a command line that was not understood.
+/// Runs logprobctl with the arguments after the program's name. Returns the exit code: 0 for
+/// success, 1 for a failure, 2 for a command line that cannot be parsed.
 int RunCli(const std::vector<std::string>& arguments, const CommandStreams& streams);
 
 }  // namespace logprobd::client

@@ -13,11 +13,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
-#include "client/cli/output_names.h"
-#include "client/cli/progress.h"
-#include "client/cli/score_input.h"
-#include "client/cli/score_output.h"
-#include "client/cli/table.h"
+#include "client/cli/score_files.h"
+#include "client/cli/terminal.h"
 #include "nlohmann/json.hpp"
 
 namespace logprobd::client {
@@ -27,7 +24,7 @@ struct ScoreOptions {
   CommonOptions common;
   ScoreFiles files;
   std::vector<std::string> outputs = {"logprob", "entropy"};
-  ScoreArgs args;  ///< What is not an array.
+  ScoreArgs args;  ///< Holds the scalar options; the arrays come from `files`.
   std::optional<float> entropy_temperature;
   std::string priority = "normal";
   std::string format = "jsonl";
@@ -36,7 +33,7 @@ struct ScoreOptions {
   int32_t retries = Client::Options().retries;
 };
 
-/// The names are checked when they are parsed.
+/// `name` is one that the parser accepted.
 Priority ToPriority(const std::string& name) {
   if (name == "high") return Priority::kHigh;
   return name == "low" ? Priority::kLow : Priority::kNormal;
@@ -97,6 +94,10 @@ int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
       Connect(options.common, {.retries = options.retries, .max_inflight = options.max_inflight});
   if (!client.ok()) return ReportError(streams, options.common, client.status());
 
+  if (absl::Status status = ListHeads(**client, options.common, streams).status(); !status.ok()) {
+    return ReportError(streams, options.common, status);
+  }
+
   ScoreArgs& args = (*input)->args();
   args.outputs = *outputs;
   args.temperature = options.args.temperature;
@@ -131,45 +132,52 @@ int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
 
 void AddInputOptions(CLI::App& command, ScoreFiles& files) {
   const std::string group = "Input";
-  CLI::Option* input =
-      command.add_option("input", files.input, "A .safetensors file with hidden and targets");
-  CLI::Option* hidden = command.add_option("--hidden", files.hidden,
-                                           "Hidden states, [.., hidden]: .npy or .safetensors");
+  CLI::Option* input = command.add_option("input", files.input,
+                                          "A .safetensors file with hidden states and targets");
+  CLI::Option* hidden = command.add_option(
+      "--hidden", files.hidden, "Hidden states, [..., hidden_size]: .npy or .safetensors");
   CLI::Option* targets = command.add_option(
-      "--targets", files.targets, "Token ids (int32 or int64), one a row: .npy or .safetensors");
+      "--targets", files.targets, "Token ids (int32 or int64), one per row: .npy or .safetensors");
   hidden->needs(targets)->group(group);
   targets->needs(hidden)->group(group);
   hidden->excludes(input);
-  command.add_option("--hidden-name", files.hidden_name, "Tensor with the hidden states")
+  command
+      .add_option("--hidden-name", files.hidden_name, "Name of the tensor with the hidden states")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--targets-name", files.targets_name, "Tensor with the targets")
+  command.add_option("--targets-name", files.targets_name, "Name of the tensor with the targets")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--dtype", files.dtype, "What a uint16 array holds")
+  command
+      .add_option("--dtype", files.dtype,
+                  "Type of the hidden states if the file stores them as uint16")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}))
       ->group(group);
   command
       .add_option("--segments", files.segments,
-                  "Offsets [segments + 1] of rows to sum: .npy, .safetensors or text")
+                  "Row offsets [segments + 1] of the segments whose logprobs are summed: .npy, "
+                  ".safetensors or text")
       ->group(group);
   command
       .add_option("--row-temperatures", files.row_temperatures,
-                  "A temperature for each row: .npy, .safetensors or text")
+                  "Temperatures [rows], one per row: .npy, .safetensors or text")
       ->group(group);
-  CLI::Option* candidates =
-      command.add_option("--candidates", files.candidates, "Ids to score on every row, as 1,2,3")
-          ->delimiter(',')
-          ->allow_extra_args(false)
-          ->group(group);
+  CLI::Option* candidates = command
+                                .add_option("--candidates", files.candidates,
+                                            "Token ids to score on every row, for example 1,2,3")
+                                ->delimiter(',')
+                                ->allow_extra_args(false)
+                                ->group(group);
   CLI::Option* candidate_ids =
       command
-          .add_option("--candidate-ids", files.candidate_ids, "Ids to score, [rows, k] or a list")
+          .add_option(
+              "--candidate-ids", files.candidate_ids,
+              "Token ids to score per row: [rows, k], or a flat list with --candidate-offsets")
           ->excludes(candidates)
           ->group(group);
   command
       .add_option("--candidate-offsets", files.candidate_offsets,
-                  "Where each row's ids begin in the list, [rows + 1]")
+                  "Offsets [rows + 1] of each row's ids in the flat list")
       ->needs(candidate_ids)
       ->group(group);
 }
@@ -177,47 +185,59 @@ void AddInputOptions(CLI::App& command, ScoreFiles& files) {
 void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
   const std::string group = "Scoring";
   command
-      .add_option("--outputs", options.outputs,
-                  absl::StrCat("Of ", absl::StrJoin(OutputNames(), ", "), ", all"))
+      .add_option(
+          "--outputs", options.outputs,
+          absl::StrCat("Scores to return: any of ", absl::StrJoin(OutputNames(), ", "), ", all"))
       ->delimiter(',')
       ->allow_extra_args(false)
       ->capture_default_str()
       ->group(group);
-  command.add_option("--temperature", options.args.temperature, "Logits are divided by it")
+  command
+      .add_option("--temperature", options.args.temperature,
+                  "Temperature by which the logits are divided")
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--entropy-temperature", options.entropy_temperature,
-                  "Temperature of the entropy alone; the row's by default")
+                  "Temperature of the entropy; by default the temperature of the row")
       ->group(group);
-  command.add_option("--ignore-index", options.args.ignore_index, "Target of rows not to score")
+  command
+      .add_option("--ignore-index", options.args.ignore_index,
+                  "Target id that marks a row as ignored: it is not scored")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--top-k", options.args.top_k, "Best ids to return for each row")
+  command.add_option("--top-k", options.args.top_k, "Number of most likely ids to return per row")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(group);
-  command.add_option("--head", options.args.head, "Head to score with; the only one by default")
+  command
+      .add_option("--head", options.args.head,
+                  "Name of the head; may be left out if the server has only one")
       ->group(group);
   command
       .add_option("--weights-version", options.args.weights_version,
-                  "Weights that must be live; 0: any")
+                  "Version of the weights that must be live; 0 accepts any")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--priority", options.priority, "Order of service")
+  command
+      .add_option("--priority", options.priority, "Priority of the request in the server's queue")
       ->check(CLI::IsMember({"high", "normal", "low"}))
       ->capture_default_str()
       ->group(group);
   command
       .add_flag("--reject-nonfinite", options.args.reject_nonfinite,
-                "Fail when a row gives NaN or Inf")
+                "Fail if the scores of a row are NaN or Inf")
       ->group(group);
-  command.add_option("--request-id", options.args.request_id, "For the server's log")->group(group);
-  command.add_option("--max-inflight", options.max_inflight, "Requests in flight at once")
+  command.add_option("--request-id", options.args.request_id, "Request id for the server's log")
+      ->group(group);
+  command
+      .add_option("--max-inflight", options.max_inflight, "Maximum number of requests in flight")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group("Connection");
-  command.add_option("--retries", options.retries, "Most times a request is sent again")
+  command
+      .add_option("--retries", options.retries,
+                  "Maximum number of times that a request is sent again")
       ->check(CLI::Range(0, 100))
       ->capture_default_str()
       ->group("Connection");
@@ -231,18 +251,21 @@ void AddScoreCommand(CLI::App& app, CommandState& state) {
   AddCommonOptions(*command, options->common);
   AddInputOptions(*command, options->files);
   AddRequestOptions(*command, *options);
-  command->add_option("--format", options->format, "jsonl, or npy: one file an output")
+  command
+      ->add_option("--format", options->format,
+                   "Output format: jsonl, or npy with one file per output")
       ->check(CLI::IsMember({"jsonl", "npy"}))
       ->capture_default_str()
       ->group("Output");
   command
       ->add_option("--output", options->output,
-                   "File (jsonl; standard output by default) or folder (npy)")
+                   "File for jsonl (default: standard output) or folder for npy")
       ->group("Output");
   command->footer(
-      "The hidden states are those that enter the head: after the final norm. The target of row i "
-      "is the token to score on it; nothing is shifted here. bf16 in .npy files is uint16 with "
-      "--dtype bf16.\n\n"
+      "The hidden states are the input of the head, that is the output of the final norm: "
+      "last_hidden_state (hidden_states[-1]) of Hugging Face models. The target of row i is the "
+      "token to score on that row; the command does not shift targets. Store bf16 in .npy files as "
+      "uint16 and give --dtype bf16.\n\n"
       "Examples:\n"
       "  logprobctl score rows.safetensors > scores.jsonl\n"
       "  logprobctl score --hidden h.npy --targets t.npy --dtype bf16 --format npy --output out/\n"

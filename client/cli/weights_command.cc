@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -9,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/cli/command.h"
-#include "client/cli/progress.h"
-#include "client/cli/table.h"
+#include "client/cli/terminal.h"
 #include "client/cpp/weights_client.h"
 #include "nlohmann/json.hpp"
 
@@ -18,12 +18,12 @@ namespace logprobd::client {
 namespace {
 
 struct WeightsOptions {
-  CommonOptions common;  ///< `address` is the admin listener's; `timeout` not of a load.
+  CommonOptions common;  ///< `address` names the admin listener; `timeout` is not for loads.
   absl::Duration load_timeout = absl::Hours(1);
-  LoadWeightsArgs load;  ///< `head` is every command's.
-  uint64_t version = 0;  ///< To commit.
-  bool staged = false;
-  bool previous = false;
+  LoadWeightsArgs load;   ///< `head` holds for all commands, the rest for load.
+  uint64_t version = 0;   ///< Version to commit; 0: whichever is staged.
+  bool staged = false;    ///< Discard the staged version.
+  bool previous = false;  ///< Discard the previous version.
 };
 
 nlohmann::ordered_json ToJson(const WeightsVersion& version) {
@@ -55,7 +55,7 @@ void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
                     absl::FormatTime("%Y-%m-%d %H:%M:%S",
                                      absl::FromUnixSeconds(version->loaded_unix_seconds),
                                      absl::UTCTimeZone()),
-                    version->sha256.empty() ? "not known" : version->sha256, version->source});
+                    version->sha256.empty() ? "unknown" : version->sha256, version->source});
     };
     if (!head.live.has_value()) table.AddRow({head.head, "NONE LIVE", "", "", "", "", ""});
     add("live", head.live);
@@ -65,14 +65,14 @@ void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
   table.Print(out);
 }
 
-/// What can be said of a load on one line.
+/// Describes the progress of a load on one line.
 std::string ProgressText(const LoadProgress& progress) {
   if (progress.bytes_total == 0) return absl::StrCat(progress.phase, " ...");
   return absl::StrCat(progress.phase, " ", progress.bytes_done * 100 / progress.bytes_total, "% (",
                       BytesText(progress.bytes_done), " of ", BytesText(progress.bytes_total), ")");
 }
 
-/// The server wants absolute paths; where it runs on this machine, one of this folder is meant.
+/// Makes a path absolute, as the server requires. A relative path starts at the current directory.
 std::string AbsolutePath(const std::string& path) {
   std::error_code error;
   const std::filesystem::path given(path);
@@ -81,15 +81,27 @@ std::string AbsolutePath(const std::string& path) {
   return error ? path : absolute.lexically_normal().string();
 }
 
+/// Returns `call()` and prints a notice when the server does not answer within a second.
+template <typename Call>
+auto Announced(const WeightsOptions& options, const CommandStreams& streams, const Call& call) {
+  const DelayedNotice notice(streams.err, WaitingText(options.common));
+  return call();
+}
+
 int RunLoad(const WeightsOptions& options, const CommandStreams& streams, WeightsClient& client) {
   LoadWeightsArgs args = options.load;
   args.path = AbsolutePath(args.path);
   ProgressLine line(streams.err, streams.is_terminal);
+  CommonOptions waiting = options.common;
+  waiting.timeout = options.load_timeout;
+  std::optional<DelayedNotice> notice(std::in_place, streams.err, WaitingText(waiting));
   const absl::StatusOr<WeightsVersion> version =
-      client.Load(args, [&line](const LoadProgress& progress) {
+      client.Load(args, [&](const LoadProgress& progress) {
+        notice.reset();
         line.Update(ProgressText(progress));
         return true;
       });
+  notice.reset();
   line.Clear();
   if (!version.ok()) return ReportError(streams, options.common, version.status());
   const bool is_live = args.commit || args.in_place;
@@ -107,7 +119,8 @@ int RunLoad(const WeightsOptions& options, const CommandStreams& streams, Weight
 }
 
 int RunList(const WeightsOptions& options, const CommandStreams& streams, WeightsClient& client) {
-  const absl::StatusOr<std::vector<HeadWeights>> heads = client.List(options.load.head);
+  const absl::StatusOr<std::vector<HeadWeights>> heads =
+      Announced(options, streams, [&] { return client.List(options.load.head); });
   if (!heads.ok()) return ReportError(streams, options.common, heads.status());
   if (options.common.json) {
     nlohmann::ordered_json report = {{"heads", nlohmann::ordered_json::array()}};
@@ -119,7 +132,7 @@ int RunList(const WeightsOptions& options, const CommandStreams& streams, Weight
   return kExitOk;
 }
 
-/// Shows the versions of a head after a change.
+/// Prints the versions of a head after a change.
 int Report(const WeightsOptions& options, const CommandStreams& streams,
            const absl::StatusOr<HeadWeights>& head) {
   if (!head.ok()) return ReportError(streams, options.common, head.status());
@@ -134,24 +147,25 @@ int Report(const WeightsOptions& options, const CommandStreams& streams,
 using WeightsBody =
     std::function<int(const WeightsOptions&, const CommandStreams&, WeightsClient&)>;
 
-/// Adds a subcommand with what all of them take; it runs `body` with a client.
+/// Adds a subcommand with the options that all of them take. It runs `body` with a client.
 CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::string& name,
                         const std::string& description,
                         const std::shared_ptr<WeightsOptions>& options, WeightsBody body) {
   CLI::App* command = weights.add_subcommand(name, description);
   command
       ->add_option("--admin,--address", options->common.address,
-                   "Admin listener of the server, host:port (logprobd --admin)")
+                   "Admin listener of the server, host:port (see logprobd --admin)")
       ->envname("LOGPROBD_ADMIN")
       ->capture_default_str()
       ->group("Connection");
   const bool is_load = name == "load";
   AddDurationOption(*command, "--timeout",
-                    is_load ? options->load_timeout : options->common.timeout, "Limit of the call",
-                    is_load ? "" : "LOGPROBD_TIMEOUT_S");
+                    is_load ? options->load_timeout : options->common.timeout,
+                    "Time limit of the call", is_load ? "" : "LOGPROBD_TIMEOUT_S");
   command->get_option("--timeout")->group("Connection");
-  command->add_flag("--json", options->common.json, "Print JSON instead of text");
-  command->add_option("--head", options->load.head, "Head; the only one by default");
+  command->add_flag("--json", options->common.json, "Print the result as JSON instead of text");
+  command->add_option("--head", options->load.head,
+                      "Name of the head; may be left out if the server has only one");
   command->callback([options, &state, body = std::move(body)] {
     absl::StatusOr<std::unique_ptr<WeightsClient>> client =
         WeightsClient::Create({.address = options->common.address,
@@ -172,26 +186,31 @@ std::shared_ptr<WeightsOptions> MakeOptions() {
 void AddLoad(CLI::App& weights, CommandState& state) {
   const std::shared_ptr<WeightsOptions> options = MakeOptions();
   CLI::App& command = AddSubcommand(
-      weights, state, "load", "Load a version beside the live one, and check it", options, RunLoad);
+      weights, state, "load", "Load and check a version next to the live one", options, RunLoad);
   LoadWeightsArgs& load = options->load;
   command.add_option("path", load.path, "Model folder or .safetensors file on the server's host")
       ->type_name("DIR")
       ->required();
   command
-      .add_option("--version", load.version, "Its number; 0: one above all that the head has had")
+      .add_option("--version", load.version,
+                  "Number of the new version; 0 takes the next unused number")
       ->capture_default_str();
   command
-      .add_option("--sha256", load.sha256, "Digest that the weights must have, as list shows it")
+      .add_option("--sha256", load.sha256,
+                  "Digest that the weights must have, in the form that list shows")
       ->type_name("HEX");
-  command.add_flag("--commit", load.commit, "Make it live at once");
-  command.add_flag("--in-place", load.in_place,
-                   "Where two copies do not fit: replace the live weights while requests wait");
-  command.add_flag("--allow-nonfinite", load.allow_nonfinite, "Load weights with NaN or Inf too");
+  command.add_flag("--commit", load.commit, "Make the version live as soon as it is loaded");
+  command.add_flag(
+      "--in-place", load.in_place,
+      "Replace the live weights while requests wait, for heads of which two copies do not fit "
+      "in memory");
+  command.add_flag("--allow-nonfinite", load.allow_nonfinite,
+                   "Accept weights that contain NaN or Inf");
   command.footer(
-      "The folder must lie below one of the server's --weights-root. It must hold a head of the "
-      "live one's shape, finite and complete. A load that fails, or is stopped with Ctrl-C, leaves "
-      "the live version as it was. With --in-place there is nothing to roll back to; if the new "
-      "weights cannot be read after all, the old ones are read again.\n\n"
+      "The folder must lie below one of the server's --weights-root folders. It must hold a "
+      "complete and finite head of the same shape as the live one. A load that fails or is stopped "
+      "with Ctrl-C leaves the live version unchanged. After --in-place no rollback is possible; if "
+      "the new weights cannot be read, the server reads the old ones again.\n\n"
       "Examples:\n"
       "  logprobctl weights load /models/step-200\n"
       "  logprobctl weights load /models/step-200 --version 200 --commit\n"
@@ -199,10 +218,11 @@ void AddLoad(CLI::App& weights, CommandState& state) {
 }
 
 void AddList(CLI::App& weights, CommandState& state) {
-  AddSubcommand(weights, state, "list", "The versions that heads have", MakeOptions(), RunList)
+  AddSubcommand(weights, state, "list", "List the versions of the weights of each head",
+                MakeOptions(), RunList)
       .footer(
-          "The first list after the server's start may take as long as reading the weights, for "
-          "their sha256.\n\n"
+          "The first list after the server's start may take as long as reading the weights, since "
+          "the server computes their sha256.\n\n"
           "Examples:\n"
           "  logprobctl weights list\n"
           "  logprobctl weights list --json | jq '.heads[0].live.version'");
@@ -213,12 +233,16 @@ void AddCommit(CLI::App& weights, CommandState& state) {
   CLI::App& command = AddSubcommand(
       weights, state, "commit", "Make the staged version live", options,
       [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
-        return Report(given, streams, client.Commit(given.load.head, given.version));
+        return Report(given, streams, Announced(given, streams, [&] {
+                        return client.Commit(given.load.head, given.version);
+                      }));
       });
-  command.add_option("--version", options->version, "That must be staged; 0: whichever is")
+  command
+      .add_option("--version", options->version,
+                  "Number of the version that must be staged; 0 accepts any")
       ->capture_default_str();
   command.footer(
-      "Requests that have begun end on the version before, which is kept for rollback.\n\n"
+      "Requests that have started finish on the previous version, which is kept for rollback.\n\n"
       "Examples:\n"
       "  logprobctl weights commit\n"
       "  logprobctl weights commit --version 200");
@@ -228,10 +252,11 @@ void AddRollback(CLI::App& weights, CommandState& state) {
   AddSubcommand(
       weights, state, "rollback", "Make the previous version live again", MakeOptions(),
       [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
-        return Report(given, streams, client.Rollback(given.load.head));
+        return Report(given, streams,
+                      Announced(given, streams, [&] { return client.Rollback(given.load.head); }));
       })
       .footer(
-          "The version that was live is kept in its place: a second rollback undoes the first.\n\n"
+          "The two versions change places: a second rollback undoes the first.\n\n"
           "Examples:\n"
           "  logprobctl weights rollback");
 }
@@ -239,14 +264,15 @@ void AddRollback(CLI::App& weights, CommandState& state) {
 void AddDiscard(CLI::App& weights, CommandState& state) {
   const std::shared_ptr<WeightsOptions> options = MakeOptions();
   CLI::App& command = AddSubcommand(
-      weights, state, "discard", "Drop a version that is not live, and its memory", options,
+      weights, state, "discard", "Drop a version that is not live and free its memory", options,
       [](const WeightsOptions& given, const CommandStreams& streams, WeightsClient& client) {
-        return Report(given, streams,
-                      client.Discard(given.load.head, given.staged, given.previous));
+        return Report(given, streams, Announced(given, streams, [&] {
+                        return client.Discard(given.load.head, given.staged, given.previous);
+                      }));
       });
   CLI::Option_group* which = command.add_option_group("Which");
-  which->add_flag("--staged", options->staged, "The one that is staged");
-  which->add_flag("--previous", options->previous, "The one that is kept for rollback");
+  which->add_flag("--staged", options->staged, "Drop the staged version");
+  which->add_flag("--previous", options->previous, "Drop the version that is kept for rollback");
   which->require_option(1, 2);
   command.footer(
       "Examples:\n"
@@ -257,16 +283,18 @@ void AddDiscard(CLI::App& weights, CommandState& state) {
 }  // namespace
 
 void AddWeightsCommand(CLI::App& app, CommandState& state) {
-  CLI::App* weights = app.add_subcommand("weights", "Versions of the weights of a running server");
+  CLI::App* weights = app.add_subcommand(
+      "weights", "Load, commit and roll back versions of the weights of a running server");
   weights->require_subcommand(1);
   weights->footer(
-      "They go through the server's admin listener: start it with --admin 127.0.0.1:8471. A head "
-      "has one live version, at most one staged beside it and one kept for rollback; a load drops "
-      "the latter, so that memory holds two.\n\n"
+      "The commands use the server's admin listener: start logprobd with --admin 127.0.0.1:8471. A "
+      "head has one live version and at most one staged and one previous version, which is kept "
+      "for "
+      "rollback. A load drops the previous version, so that memory never holds three.\n\n"
       "Examples:\n"
-      "  logprobctl weights load /models/step-200    read and check it, beside the live one\n"
+      "  logprobctl weights load /models/step-200    read and check a version\n"
       "  logprobctl weights commit                   make it live between two batches\n"
-      "  logprobctl weights rollback                 go back\n"
+      "  logprobctl weights rollback                 make the previous version live again\n"
       "  logprobctl weights list");
   AddLoad(*weights, state);
   AddCommit(*weights, state);

@@ -249,9 +249,9 @@ cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream) 
   if (chunk.num_rows == 0) return cudaSuccess;
   TileStatsParams whole = params;
   whole.tile_origin = 0;
-  whole.sums = OfWholeVocabulary(params.sums, params.tile_origin, params.layout.tile_stride);
+  whole.sums = IndexedByVocabularyTile(params.sums, params.tile_origin, params.layout.tile_stride);
   whole.entropy_sums =
-      OfWholeVocabulary(params.entropy_sums, params.tile_origin, params.layout.tile_stride);
+      IndexedByVocabularyTile(params.entropy_sums, params.tile_origin, params.layout.tile_stride);
   return Dispatch<>(whole, stream);
 }
 

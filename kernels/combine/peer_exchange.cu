@@ -1,23 +1,25 @@
-// PeerExchangeKernel, PeerGatherKernel: join or collect arrays over the GPUs of one process.
+// PeerExchangeKernel, PeerGatherKernel: reduce or collect arrays over the GPUs of one process.
 //
-// Idea      Push: every rank writes its arrays to its slice of every other rank's mailbox, then
-//           raises a flag there to the epoch. Wait: until every other rank's flag is here. Join:
-//           read the slices from one's own memory. One trip over the link, no collective library.
-//           Slices exist twice, for odd and even epochs, and nothing is waited for after reading:
-//           a rank pushes epoch e + 2, into the slices of e, only once its kernel of e + 1 has
-//           ended; that has seen every rank's flags of e + 1, which a rank raises only in its
-//           kernel of e + 1, that is, after its kernel of e, and all its reading, ended. Flags only
-//           rise, so one that is an epoch ahead already says what is waited for. Where e + 1 is a
-//           launch of peer_scores, its words say what the flags would.
-// Work      Packets of 16 bytes; block b has the same run of them on every rank, and a flag of its
-//           own: it waits for block b of the others alone. A thread a packet until there are
-//           kExchangeBlocksMax blocks.
-// Traffic   (num_ranks - 1) times the arrays, out and in; the arrays twice from local memory.
-// Numerics  Integers: exact, the same on every rank.
-// Limits    kExchangeRanksMax ranks, kExchangeItemsMax arrays, a slice. A rank that never comes is
-//           waited for until `abort`.
-// Source    Our own; the flags follow PTX's memory model: a release at system scope after a barrier
-//           covers what the block wrote, an acquire before a barrier what the block reads.
+// Idea      Push: every rank writes its arrays to its slice of every other rank's mailbox, then sets
+//           a flag there to the epoch. Wait: until the flags of all other ranks have arrived here.
+//           Combine: read the slices from local memory. Data crosses the link once, without a
+//           collective library.
+//           There are two sets of slices, for odd and even epochs, so a rank need not wait for the
+//           readers of its slice. A rank pushes epoch e + 2, into the slices of e, only after its
+//           kernel of e + 1 has ended. That kernel has seen every rank's flags of e + 1, and a rank
+//           sets those only in its kernel of e + 1, after its kernel of e with all its reads has
+//           ended. Flags only increase, so a flag that is one epoch ahead also satisfies the wait.
+//           If e + 1 is a launch of peer_scores, its words give the same guarantee as the flags.
+// Work      Packets of 16 bytes. Block b processes the same packets on every rank and has its own
+//           flag: it waits only for block b of the other ranks. One packet per thread until there
+//           are kExchangeBlocksMax blocks.
+// Traffic   (num_ranks - 1) times the arrays in each direction over the link; the arrays twice from
+//           local memory.
+// Numerics  Integers: exact and the same on every rank.
+// Limits    kExchangeRanksMax ranks, kExchangeItemsMax arrays, one slice. The kernel waits for a
+//           missing rank until `abort` is set.
+// Source    Our own. The flags follow the PTX memory model: a release at system scope after a barrier
+//           covers the writes of the block, an acquire before a barrier covers its reads.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,17 +32,17 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPacketBytes = static_cast<int>(kExchangeAlignment);
 constexpr int kPacketWords = kPacketBytes / 4;
-constexpr int kPollsBetweenLooks = 256;  // at the abort word, which lies across the bus
+constexpr int kPollsPerAbortCheck = 256;  // the abort word may be in host memory
 constexpr unsigned kPollSleepNs = 20;
 
 static_assert(kThreads >= kExchangeRanksMax);
 
-/// 16 bytes of an array: four elements of 4 bytes or two of 8.
+/// 16 bytes of an array: four elements of 4 bytes or two of 8 bytes.
 struct Packet {
   uint32_t words[kPacketWords];
 };
 
-/// An array as 4-byte words.
+/// An array, viewed as 4-byte words.
 struct Words {
   uint32_t* data;
   int64_t count;
@@ -51,7 +53,7 @@ __device__ __forceinline__ bool IsWhole(const Words& array, int64_t packet) {
          reinterpret_cast<uintptr_t>(array.data) % kPacketBytes == 0;
 }
 
-/// Zero beyond the array.
+/// Loads a packet; words beyond the array are zero.
 __device__ __forceinline__ Packet LoadPacket(const Words& array, int64_t packet) {
   const uint32_t* const from = array.data + packet * kPacketWords;
   if (IsWhole(array, packet)) {
@@ -89,7 +91,7 @@ __device__ __forceinline__ void SetLongWord(Packet& packet, int index, uint64_t 
   packet.words[2 * index + 1] = static_cast<uint32_t>(value >> 32);
 }
 
-/// Joins `other` into `packet`, element by element. Sums wrap.
+/// Combines `other` into `packet` element by element. Sums wrap around.
 __device__ __forceinline__ void Join(ReductionType type, const Packet& other, Packet& packet) {
   if (type == ReductionType::kMaxUint64 || type == ReductionType::kSumInt64) {
 #pragma unroll
@@ -115,26 +117,26 @@ __device__ __forceinline__ void Join(ReductionType type, const Packet& other, Pa
   }
 }
 
-/// What a launch exchanges: packets that lie in a slice one after another.
+/// The packets of a launch, which are stored one after another in a slice.
 struct Exchange {
   PeerGroup group;
   uint64_t epoch;
   int64_t num_packets;
 
-  /// Rank `from`'s slice in rank `at`'s mailbox.
+  /// Returns the slice of rank `from` in the mailbox of rank `at`.
   __device__ __forceinline__ uint4* Slice(int at, int from) const {
     const int64_t index = static_cast<int64_t>(epoch % 2) * group.num_ranks + from;
     return reinterpret_cast<uint4*>(group.mailboxes[at] + index * group.slice_bytes);
   }
 
-  /// The flag in rank `at`'s mailbox that block `block` of rank `from` raises.
+  /// Returns the flag in the mailbox of rank `at` that block `block` of rank `from` sets.
   __device__ __forceinline__ uint64_t* Flag(int at, int from, unsigned block) const {
     std::byte* const flags =
         group.mailboxes[at] + MailboxFlagsOffset(group.num_ranks, group.slice_bytes);
     return reinterpret_cast<uint64_t*>(flags) + from * kExchangeBlocksMax + block;
   }
 
-  /// The block's packets.
+  /// The block processes packets [Begin(), End()).
   __device__ __forceinline__ int64_t Begin() const { return num_packets * blockIdx.x / gridDim.x; }
   __device__ __forceinline__ int64_t End() const {
     return num_packets * (blockIdx.x + 1) / gridDim.x;
@@ -145,13 +147,14 @@ __device__ __forceinline__ void PushPacket(const Exchange& exchange, int64_t pac
                                            const Packet& value) {
   const PeerGroup& group = exchange.group;
   for (int i = 1; i < group.num_ranks; ++i) {
-    const int peer = (group.rank + i) % group.num_ranks;  // not all at the same one at once
+    const int peer = (group.rank + i) % group.num_ranks;  // ranks start with different peers
     exchange.Slice(peer, group.rank)[packet] =
         make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
   }
 }
 
-/// What `from` has pushed here; past any cache that could hold an earlier epoch's.
+/// Returns a packet that `from` has pushed here. The load bypasses caches that could hold the data
+/// of an earlier epoch.
 __device__ __forceinline__ Packet PushedPacket(const Exchange& exchange, int from, int64_t packet) {
   const uint4 value = __ldcv(exchange.Slice(exchange.group.rank, from) + packet);
   return {{value.x, value.y, value.z, value.w}};
@@ -167,18 +170,18 @@ __device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* flag) {
   return value;
 }
 
-/// Until `flag` has reached `epoch`; false: aborted.
+/// Waits until `flag` has reached `epoch`; returns false if aborted.
 __device__ bool WaitFor(const uint64_t* flag, uint64_t epoch, const volatile uint32_t* abort) {
   for (int polls = 1; LoadAcquire(flag) < epoch; ++polls) {
-    if (polls % kPollsBetweenLooks == 0 && *abort != 0) return false;
+    if (polls % kPollsPerAbortCheck == 0 && *abort != 0) return false;
     __nanosleep(kPollSleepNs);
   }
   return true;
 }
 
-/// After the block's pushes: tells every peer, and waits until all have told. All threads call it;
-/// false: aborted.
-__device__ bool Meet(const Exchange& exchange) {
+/// Signals the end of the block's pushes to every peer and waits for the signals of all peers. All
+/// threads must call it. Returns false if aborted.
+__device__ bool WaitForPeers(const Exchange& exchange) {
   __threadfence_system();
   __syncthreads();
   const PeerGroup& group = exchange.group;
@@ -195,29 +198,29 @@ struct ItemsParams {
   Exchange exchange;
   Words arrays[kExchangeItemsMax];
   ReductionType types[kExchangeItemsMax];
-  int64_t packet_ends[kExchangeItemsMax];  // in the slice
+  int64_t packet_ends[kExchangeItemsMax];  // end of each array in the slice, in packets
   int32_t num_items;
 };
 
-/// Where a packet of the slice belongs.
-struct Place {
+/// The array to which a packet of the slice belongs.
+struct ArrayPacket {
   Words array;
   ReductionType type;
-  int64_t packet;  // of the array
+  int64_t packet;  // index within the array
 };
 
-__device__ __forceinline__ Place RowIndexOf(const ItemsParams& params, int64_t packet) {
-  Place place = {};
+__device__ __forceinline__ ArrayPacket ArrayPacketOf(const ItemsParams& params, int64_t packet) {
+  ArrayPacket found = {};
   int64_t begin = 0;
 #pragma unroll
   for (int i = 0; i < kExchangeItemsMax; ++i) {
     if (i >= params.num_items) break;
     if (packet >= begin && packet < params.packet_ends[i]) {
-      place = {params.arrays[i], params.types[i], packet - begin};
+      found = {params.arrays[i], params.types[i], packet - begin};
     }
     begin = params.packet_ends[i];
   }
-  return place;
+  return found;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -225,18 +228,18 @@ __global__ void __launch_bounds__(kThreads)
   const Exchange& exchange = params.exchange;
   const int64_t begin = exchange.Begin() + threadIdx.x;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
-    const Place place = RowIndexOf(params, packet);
-    PushPacket(exchange, packet, LoadPacket(place.array, place.packet));
+    const ArrayPacket at = ArrayPacketOf(params, packet);
+    PushPacket(exchange, packet, LoadPacket(at.array, at.packet));
   }
-  if (!Meet(exchange)) return;
+  if (!WaitForPeers(exchange)) return;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
-    const Place place = RowIndexOf(params, packet);
-    Packet joined = LoadPacket(place.array, place.packet);
+    const ArrayPacket at = ArrayPacketOf(params, packet);
+    Packet joined = LoadPacket(at.array, at.packet);
     for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
       if (rank == exchange.group.rank) continue;
-      Join(place.type, PushedPacket(exchange, rank, packet), joined);
+      Join(at.type, PushedPacket(exchange, rank, packet), joined);
     }
-    StorePacket(place.array, place.packet, joined);
+    StorePacket(at.array, at.packet, joined);
   }
 }
 
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(kThreads)
     PushPacket(exchange, packet, value);
     if (params.all != nullptr) StorePacket(part(exchange.group.rank), packet, value);
   }
-  if (!Meet(exchange) || params.all == nullptr) return;
+  if (!WaitForPeers(exchange) || params.all == nullptr) return;
   for (int64_t packet = begin; packet < exchange.End(); packet += kThreads) {
     for (int rank = 0; rank < exchange.group.num_ranks; ++rank) {
       if (rank == exchange.group.rank) continue;
@@ -278,7 +281,8 @@ bool IsValid(const PeerGroup& group, uint64_t epoch) {
   });
 }
 
-/// The same on every rank, and never none: a launch is also what a later one relies on.
+/// Returns the number of blocks: the same on every rank, and never 0, because later launches rely
+/// on this one.
 uint32_t NumBlocks(int64_t num_packets) {
   const int64_t blocks = (num_packets + kThreads - 1) / kThreads;
   return static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, kExchangeBlocksMax));
@@ -323,7 +327,7 @@ cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream
   if (bytes > params.group.slice_bytes) return cudaErrorInvalidValue;
   GatherParams gather{};
   gather.exchange = {params.group, params.epoch, bytes / kPacketBytes};
-  // Read alone; the words of an array are not const, so that both kernels share how they move.
+  // The kernel only reads `mine`. The cast lets both kernels share Words.
   gather.mine = {reinterpret_cast<uint32_t*>(const_cast<uint64_t*>(params.mine)), params.count * 2};
   gather.all = reinterpret_cast<uint32_t*>(params.all);
   gather.all_stride = params.all_stride * 2;

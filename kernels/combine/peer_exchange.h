@@ -10,12 +10,13 @@
 
 namespace logprobd::kernels {
 
+/// Largest number of arrays of a LaunchPeerExchange.
 inline constexpr int32_t kExchangeItemsMax = 8;
 
-/// Arrays lie in a slice one after another, each from a multiple of this many bytes on.
+/// Arrays are stored in a slice one after another; each starts at a multiple of this many bytes.
 inline constexpr int64_t kExchangeAlignment = 16;
 
-/// Bytes of a slice that an array takes.
+/// Returns the number of bytes of a slice that an array occupies.
 constexpr int64_t ExchangeBytes(int64_t array_bytes) {
   return (array_bytes + kExchangeAlignment - 1) / kExchangeAlignment * kExchangeAlignment;
 }
@@ -26,38 +27,41 @@ constexpr int64_t ExchangeBytes(const Reduction& item) {
 /// Inputs and outputs of LaunchPeerExchange.
 struct PeerExchangeParams {
   PeerGroup group;
-  uint64_t epoch = 0;  ///< As PeerStep::epoch.
-  /// The arrays, in device memory of the rank, 4-byte aligned at least. Counts and types are the
-  /// same on every rank; none at all is a barrier.
+  uint64_t epoch = 0;  ///< See PeerStep.
+  /// Arrays to reduce, in this rank's device memory, at least 4-byte aligned. Counts and types must
+  /// be the same on every rank.
   Reduction items[kExchangeItemsMax] = {};
-  int32_t num_items = 0;
+  int32_t num_items = 0;  ///< 0 makes the launch a barrier.
 };
 
 /// Inputs and outputs of LaunchPeerGather.
 struct PeerGatherParams {
   PeerGroup group;
-  uint64_t epoch = 0;              ///< As PeerExchangeParams::epoch.
-  const uint64_t* mine = nullptr;  ///< [count], device memory; may be the rank's place in `all`.
-  int64_t count = 0;               ///< The same on every rank; 0 is a barrier.
-  /// [num_ranks, all_stride], device memory, of which [num_ranks, count] are written; null: this
-  /// rank does not want them.
+  uint64_t epoch = 0;              ///< See PeerStep.
+  const uint64_t* mine = nullptr;  ///< [count], device memory; may be the rank's own part of `all`.
+  int64_t count = 0;               ///< The same on every rank; 0 makes the launch a barrier.
+  /// [num_ranks, all_stride], device memory; [num_ranks, count] of it is written. Null: this rank
+  /// does not need the result.
   uint64_t* all = nullptr;
   int64_t all_stride = 0;  ///< >= count.
 };
 
-/// Enqueue on `stream` and return without waiting; results are there when the kernel ends. Every
-/// rank launches the same, in the same order, on one stream of its own device (the current one). A
-/// launch runs until all ranks have launched it, so nothing may keep them from it: code that is
-/// loaded at its first launch can wait for the whole device, so launch or load each kernel once
-/// before (ProbePeerExchange for these).
-///
-/// Thread-safe for different ranks. cudaErrorInvalidValue when a bound is broken or a slice is too
-/// small, else the launch's own error.
+// The launches below enqueue on `stream` and return without waiting; results are valid when the
+// kernel ends. Every rank must make the same launches in the same order on one stream of its own
+// device, which must be the current device. A kernel runs until all ranks have launched it, so a
+// caller must not wait for a launch before it makes the others. Loading a kernel at its first
+// launch can wait for the whole device; load each kernel before (ProbePeerExchange). Both are
+// thread-safe for different ranks. They return cudaErrorInvalidValue when a bound is broken or a
+// slice is too small, else the launch's own error.
+
+/// Reduces each array over all ranks; every rank gets the result in place.
 [[nodiscard]] cudaError_t LaunchPeerExchange(const PeerExchangeParams& params, cudaStream_t stream);
+
+/// Collects one array of every rank.
 [[nodiscard]] cudaError_t LaunchPeerGather(const PeerGatherParams& params, cudaStream_t stream);
 
-/// Loads both kernels on the current device: cudaErrorNoKernelImageForDevice if this build holds
-/// none for it.
+/// Loads both kernels on the current device. Returns cudaErrorNoKernelImageForDevice when this
+/// build has no code for it.
 [[nodiscard]] cudaError_t ProbePeerExchange();
 
 }  // namespace logprobd::kernels

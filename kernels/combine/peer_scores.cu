@@ -1,19 +1,19 @@
-// PeerScoresKernel: tile partials of a few rows on several GPUs -> the rows' scores on the first.
+// PeerScoresKernel: combines partials of a few rows on several GPUs into scores on rank 0.
 //
-// Idea      A batch of a few rows takes less time than the launches between its partials and its
-//           scores would. So one kernel on every GPU: the largest exponent of the shard's tiles is
-//           told to all, the shard's sums relative to the row's are told to rank 0, which writes
-//           the scores. What is told travels in words of 8 bytes, a value and its epoch: they
-//           arrive whole, so the epoch says that the value is there, and neither a fence nor a
-//           flag is waited for. Words exist twice, for odd and even epochs: a rank writes those of
-//           epoch e + 2 only after it has heard of epoch e + 1 from every rank, and so after these
-//           have read those of e (peer_exchange.cu).
-// Work      A block has four groups of 256 threads, a row each; few enough blocks that all are
-//           resident. A thread takes every 256th tile of its row.
-// Traffic   16 bytes a tile, twice; up to 128 bytes a row and peer.
-// Numerics  As RowScoresKernel, bit for bit: integers are what is joined.
-// Limits    kPeerScoresRowsMax rows. A rank that never comes is waited for until `abort`.
-// Source    Our own; a word with its flag is what NCCL calls its low-latency protocol.
+// Idea      For few rows the separate launches of shard_sums and peer_exchange would take longer than
+//           their work, so each GPU runs one kernel. It sends the largest exponent of the shard's
+//           tiles to all ranks, then the shard's sums relative to the row's exponent to rank 0,
+//           which writes the scores. Data travels in words of 8 bytes that hold a value and its
+//           epoch. A word arrives as a whole, so a matching epoch shows that the value is valid,
+//           without a fence or a flag. There are two sets of words, for odd and even epochs: a rank
+//           writes the words of epoch e + 2 only after it has received those of e + 1 from every
+//           rank, and a rank sends those after it has read the words of e (peer_exchange.cu).
+// Work      A block has four groups of 256 threads, one row per group; there are few enough blocks
+//           that all are resident. A thread processes every 256th tile of its row.
+// Traffic   Reads 16 bytes per tile twice; sends up to 128 bytes per row and peer.
+// Numerics  As RowScoresKernel, bit for bit, because integers are combined.
+// Limits    kPeerScoresRowsMax rows. The kernel waits for a missing rank until `abort` is set.
+// Source    Our own; NCCL's low-latency (LL) protocol also pairs each value with a flag.
 
 #include <cstdint>
 
@@ -29,15 +29,16 @@ constexpr int kGroupThreads = 256;
 constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kGroups = 4;
 constexpr int kThreads = kGroupThreads * kGroups;
-constexpr int kPollsBetweenLooks = 256;  // at the abort word, which lies across the bus
+constexpr int kPollsPerAbortCheck = 256;  // the abort word may be in host memory
 
-/// Words that a rank tells all others of a row, then those that it tells rank 0.
+/// Words of a row: those before kSumWord are sent to all other ranks, the others to rank 0. From
+/// kMaxWord on a value takes two words.
 enum Word {
   kExponentWord,
   kEntropyExponentWord,
   kTargetWord,
   kMinWord,
-  kMaxWord,  // two
+  kMaxWord,
   kSumWord = 6,
   kWeightedWord = 8,
   kSquaresWord = 10,
@@ -47,14 +48,14 @@ enum Word {
 static_assert(kEntropyWeightedWord + 2 == kPeerScoresWords);
 static_assert(kExchangeRanksMax * kPeerScoresWords == kGroupThreads);
 
-/// What a group shares.
+/// Shared memory of a group.
 struct GroupMemory {
   int64_t reduced[kGroupWarps];
-  uint32_t words[kExchangeRanksMax][kPeerScoresWords];  // of every rank, this one too
+  uint32_t words[kExchangeRanksMax][kPeerScoresWords];  // words of every rank, including this one
 };
 
-/// Joins a value of each thread of a group; all of them get the result. All threads of the block
-/// call it.
+/// Reduces the values of the threads of a group; all of them get the result. All threads of the
+/// block must call it.
 template <typename T, typename Operation>
 __device__ T GroupReduce(T value, const Operation& join, GroupMemory& memory) {
   T* const scratch = reinterpret_cast<T*>(memory.reduced);
@@ -71,6 +72,7 @@ __device__ T GroupReduce(T value, const Operation& join, GroupMemory& memory) {
   return value;
 }
 
+/// Returns the largest exponent of the group's row. All threads of the block must call it.
 __device__ int32_t LargestExponent(const TilesOfRow& tiles, GroupMemory& memory) {
   int32_t exponent = kEmptyExponent;
   for (int64_t tile = threadIdx.x % kGroupThreads; tile < tiles.num_tiles; tile += kGroupThreads) {
@@ -79,6 +81,8 @@ __device__ int32_t LargestExponent(const TilesOfRow& tiles, GroupMemory& memory)
   return GroupReduce(exponent, internal::Larger(), memory);
 }
 
+/// Returns the sums of the group's row relative to `exponent`. All threads of the block must call
+/// it.
 __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool wants_sum_squares,
                             GroupMemory& memory) {
   RowSums row;
@@ -92,7 +96,7 @@ __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool want
   return row;
 }
 
-/// What is exchanged of one row, by one group. A thread has a rank and a word.
+/// Exchanges the words of one row; one group runs it. Each thread handles one word of one rank.
 class RowExchange {
  public:
   __device__ RowExchange(const PeerStep& step, int64_t row, GroupMemory& memory)
@@ -102,42 +106,43 @@ class RowExchange {
         peer_(static_cast<int>(threadIdx.x) % kGroupThreads / kPeerScoresWords),
         word_(static_cast<int>(threadIdx.x) % kPeerScoresWords) {}
 
-  /// This rank's words, before they are told; one thread calls it.
+  /// Sets one of this rank's words before it is sent; one thread calls it.
   __device__ void Set(int word, uint32_t value) { memory_.words[step_.group.rank][word] = value; }
+  /// Sets two words that make one number.
   __device__ void SetLong(int word, int64_t value) {
     Set(word, static_cast<uint32_t>(value));
     Set(word + 1, static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32));
   }
 
-  /// Tells words [begin, end) to the ranks for which `is_told` holds. All threads call it, after a
-  /// barrier.
-  template <class IsTold>
-  __device__ void Tell(int begin, int end, const IsTold& is_told) const {
-    if (!IsOfAPeer(begin, end) || !is_told(peer_)) return;
+  /// Sends words [begin, end) to the ranks for which `is_receiver` is true. All threads must call
+  /// it, after a barrier.
+  template <class IsReceiver>
+  __device__ void Send(int begin, int end, const IsReceiver& is_receiver) const {
+    if (!HandlesPeerWord(begin, end) || !is_receiver(peer_)) return;
     const uint64_t value =
         static_cast<uint64_t>(Tag()) << 32 | memory_.words[step_.group.rank][word_];
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(Place(peer_, step_.group.rank)),
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(MailboxWord(peer_, step_.group.rank)),
                  "l"(value)
                  : "memory");
   }
 
-  /// Hears words [begin, end) of all other ranks; false: aborted.
-  __device__ bool Hear(int begin, int end) const {
-    if (!IsOfAPeer(begin, end)) return true;
-    const uint64_t* const place = Place(step_.group.rank, peer_);
+  /// Waits for words [begin, end) of all other ranks; returns false if aborted.
+  __device__ bool Receive(int begin, int end) const {
+    if (!HandlesPeerWord(begin, end)) return true;
+    const uint64_t* const word = MailboxWord(step_.group.rank, peer_);
     const volatile uint32_t* const abort = step_.group.abort;
     for (int polls = 1;; ++polls) {
       uint64_t value;
-      asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(place) : "memory");
+      asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
       if (static_cast<uint32_t>(value >> 32) == Tag()) {
         memory_.words[peer_][word_] = static_cast<uint32_t>(value);
         return true;
       }
-      if (polls % kPollsBetweenLooks == 0 && *abort != 0) return false;
+      if (polls % kPollsPerAbortCheck == 0 && *abort != 0) return false;
     }
   }
 
-  /// A word of all ranks, joined.
+  /// Combines a word over all ranks.
   template <typename T, typename Operation>
   __device__ T Joined(int word, const Operation& join) const {
     T value = static_cast<T>(memory_.words[0][word]);
@@ -147,7 +152,7 @@ class RowExchange {
     return value;
   }
 
-  /// Likewise of two words that make one number.
+  /// Combines a number of two words over all ranks.
   template <typename T, typename Operation>
   __device__ T JoinedLong(int word, const Operation& join) const {
     T value = Long<T>(0, word);
@@ -158,7 +163,8 @@ class RowExchange {
   }
 
  private:
-  __device__ bool IsOfAPeer(int begin, int end) const {
+  /// Returns true when the thread handles a word in [begin, end) of another rank.
+  __device__ bool HandlesPeerWord(int begin, int end) const {
     return peer_ < step_.group.num_ranks && peer_ != step_.group.rank && word_ >= begin &&
            word_ < end;
   }
@@ -169,11 +175,11 @@ class RowExchange {
                           memory_.words[rank][word]);
   }
 
-  /// Zero, which memory holds at first, is no epoch's.
+  /// Returns the tag of the epoch. It is never 0, which is the initial content of a mailbox.
   __device__ uint32_t Tag() const { return static_cast<uint32_t>(step_.epoch % 0xFFFFFFFFU) + 1; }
 
-  /// Where rank `from` tells rank `at` the thread's word.
-  __device__ uint64_t* Place(int at, int from) const {
+  /// Returns the word in the mailbox of rank `at` to which rank `from` sends the thread's word.
+  __device__ uint64_t* MailboxWord(int at, int from) const {
     const PeerGroup& group = step_.group;
     auto* const words = reinterpret_cast<uint64_t*>(
         group.mailboxes[at] + MailboxWordsOffset(group.num_ranks, group.slice_bytes));
@@ -188,6 +194,7 @@ class RowExchange {
   const int word_;
 };
 
+/// Sets the words of the target's logit and of the extremes.
 __device__ void SetMaxima(const RowScoresParams& scores, int64_t row, RowExchange& exchange) {
   exchange.Set(kTargetWord,
                scores.target_logits == nullptr ? 0 : __float_as_uint(scores.target_logits[row]));
@@ -196,10 +203,10 @@ __device__ void SetMaxima(const RowScoresParams& scores, int64_t row, RowExchang
                    scores.max_keys == nullptr ? 0 : static_cast<int64_t>(scores.max_keys[row]));
 }
 
-/// Rank 0's arrays become those of all shards.
+/// Replaces rank 0's target logit and extremes by those over all shards.
 __device__ void StoreMaxima(const RowScoresParams& scores, int64_t row,
                             const RowExchange& exchange) {
-  // Only the target's owner has bits that are not zero.
+  // The shard that holds the target sends its bits, the others send zeros.
   if (scores.target_logits != nullptr) {
     const_cast<float*>(scores.target_logits)[row] =
         __uint_as_float(exchange.Joined<uint32_t>(kTargetWord, internal::Add()));
@@ -224,17 +231,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool wants_squares = scores.sum_p_squared != nullptr;
   const bool has_entropy_sums = scores.entropy != nullptr && scores.entropy_sums != nullptr;
   GroupMemory& memory = memories[group];
-  // Every group takes part in every barrier; one without a row repeats another's and stays silent.
+  // Every group takes part in every barrier. A group without a row computes the last row again and
+  // sends nothing.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups; first < scores.num_rows;
        first += static_cast<int64_t>(gridDim.x) * kGroups) {
     const bool has_row = first + group < scores.num_rows;
     const int64_t row = has_row ? first + group : scores.num_rows - 1;
     RowExchange exchange(params.step, row, memory);
-    const int64_t place = scores.layout.At(row, 0);
-    const TilesOfRow tiles = {scores.sums + place, scores.layout.tile_stride, scores.num_tiles};
-    const TilesOfRow entropy_tiles = {has_entropy_sums ? scores.entropy_sums + place : nullptr,
-                                      scores.layout.tile_stride,
-                                      has_entropy_sums ? scores.num_tiles : 0};
+    const int64_t first_partial = scores.layout.At(row, 0);
+    const TilesOfRow tiles = {scores.sums + first_partial, scores.layout.tile_stride,
+                              scores.num_tiles};
+    const TilesOfRow entropy_tiles = {
+        has_entropy_sums ? scores.entropy_sums + first_partial : nullptr, scores.layout.tile_stride,
+        has_entropy_sums ? scores.num_tiles : 0};
     const int32_t own = LargestExponent(tiles, memory);
     const int32_t own_entropy = LargestExponent(entropy_tiles, memory);
     if (leads) {
@@ -243,9 +252,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       SetMaxima(scores, row, exchange);
     }
     __syncthreads();
-    if (has_row) exchange.Tell(kExponentWord, kSumWord, [](int) { return true; });
-    const bool is_heard = !has_row || exchange.Hear(kExponentWord, kSumWord);
-    if (__syncthreads_and(is_heard ? 1 : 0) == 0) return;
+    if (has_row) exchange.Send(kExponentWord, kSumWord, [](int) { return true; });
+    const bool has_received = !has_row || exchange.Receive(kExponentWord, kSumWord);
+    if (__syncthreads_and(has_received ? 1 : 0) == 0) return;
 
     RowSums sums = SumTiles(tiles, exchange.Joined<int32_t>(kExponentWord, internal::Larger()),
                             wants_squares, memory);
@@ -261,10 +270,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (has_row && !is_first) {
-      exchange.Tell(kSumWord, kPeerScoresWords, [](int peer) { return peer == 0; });
+      exchange.Send(kSumWord, kPeerScoresWords, [](int peer) { return peer == 0; });
     }
-    const bool is_summed = !has_row || !is_first || exchange.Hear(kSumWord, kPeerScoresWords);
-    if (__syncthreads_and(is_summed ? 1 : 0) == 0) return;
+    const bool has_sums = !has_row || !is_first || exchange.Receive(kSumWord, kPeerScoresWords);
+    if (__syncthreads_and(has_sums ? 1 : 0) == 0) return;
 
     if (is_first && leads && has_row) {
       sums.sum = exchange.JoinedLong<int64_t>(kSumWord, internal::Add());
@@ -276,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       internal::WriteScores(scores, row,
                             {sums, has_entropy_sums ? entropy_sums : sums, has_entropy_sums});
     }
-    __syncthreads();  // the words are set anew
+    __syncthreads();  // all words have been read before the next row sets them
   }
 }
 

@@ -13,21 +13,23 @@ namespace logprobd::kernels {
 struct PeerScoresParams {
   PeerStep step;
   /// As LaunchRowScores takes it, for the tiles of this rank's shard. max_keys, min_keys and
-  /// target_logits are what this shard knows: target_logits are 0 where another one holds the
-  /// target. The outputs, normalizers and nonfinite too, are rank 0's; elsewhere they only say what
-  /// is asked. At most kPeerScoresRowsMax rows, a row's partials next to each other.
+  /// target_logits hold the values of this shard; a target_logits entry is 0 where another shard
+  /// holds the target. Only rank 0 writes the outputs, including normalizers and nonfinite; on
+  /// other ranks the pointers only indicate which outputs are requested. At most kPeerScoresRowsMax
+  /// rows, whose partials are contiguous.
   RowScoresParams scores;
 };
 
-/// Enqueues, on every rank together, what LaunchShardExponents, LaunchShardSums, LaunchShardScores
-/// and the exchanges between them do, in one kernel through peer memory, and returns without
-/// waiting. Rank 0's max_keys, min_keys and target_logits become those of all shards. The bits are
-/// LaunchRowScores's over all tiles. Otherwise as peer_exchange.h says of its launches.
+/// Enqueues one kernel per rank that does the work of LaunchShardExponents, LaunchShardSums,
+/// LaunchShardScores and the exchanges between them, and returns without waiting. On rank 0,
+/// max_keys, min_keys and target_logits are replaced by the values over all shards. The bits are
+/// those of LaunchRowScores over all tiles. The rules that peer_exchange.h states for its launches
+/// apply.
 ///
-/// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchPeerScores(const PeerScoresParams& params, cudaStream_t stream);
 
-/// Loads the kernel on the current device: see ProbePeerExchange.
+/// Loads the kernel on the current device, as ProbePeerExchange does.
 [[nodiscard]] cudaError_t ProbePeerScores();
 
 }  // namespace logprobd::kernels

@@ -1,12 +1,11 @@
 #pragma once
 
-// How device code joins the tiles of a row, and what becomes of the joined sums: shared by the
-// kernels that do both at once and those that do it shard by shard, so that they give the same
-// bits.
+// How device code combines the partials of a row and turns the sums into scores. The kernels for
+// one GPU and those for shards share this code, so that they compute the same bits.
 //
-// Work      A block has 256 threads for kRows rows (1 where rows are few, else 4); a thread takes
-//           every (256 / kRows)-th tile of its row, eight loads at a time, as latency is what
-//           counts.
+// Work      A block has 256 threads for kRows rows (1 if there are few rows, else 4). A thread
+//           processes every (256 / kRows)-th tile of its row and keeps eight loads in flight,
+//           because latency dominates.
 
 #include <cstdint>
 
@@ -20,7 +19,7 @@ inline constexpr int kJoinThreads = 256;
 inline constexpr int kJoinWarpThreads = 32;
 inline constexpr int kJoinWarps = kJoinThreads / kJoinWarpThreads;
 inline constexpr int kJoinRowsOfLargeBatch = 4;
-inline constexpr int kJoinBatch = 8;  // tiles
+inline constexpr int kJoinBatch = 8;  // tiles whose loads are in flight
 
 struct Add {
   template <typename T>
@@ -35,8 +34,8 @@ struct Larger {
   }
 };
 
-/// Joins the values of the threads of each row; all of them get the result. Thread t has row
-/// t % kRows. `scratch` holds kJoinWarps * kRows of T and may be used again at once.
+/// Reduces the values of the threads of each row; all of them get the result. Thread t belongs to
+/// row t % kRows. `scratch` holds kJoinWarps * kRows values and may be reused at once.
 template <int kRows, typename T, typename Operation>
 __device__ T RowReduce(T value, const Operation& join, T* scratch) {
 #pragma unroll
@@ -58,7 +57,7 @@ __device__ T RowReduce(T value, const Operation& join, T* scratch) {
 
 /// The tiles of one row.
 struct TilesOfRow {
-  const TileSums* sums;  // at the row's place in the first tile
+  const TileSums* sums;  // partial of the row in the first tile
   int64_t tile_stride;
   int64_t num_tiles;
 };
@@ -68,7 +67,7 @@ __device__ __forceinline__ TileSums LoadTileSums(const TileSums* sums) {
   return {__float_as_int(words.x), words.y, words.z, words.w};
 }
 
-/// The largest exponent of this thread's row. All threads of the block call it, as the next.
+/// Returns the largest exponent of this thread's row. All threads of the block must call it.
 template <int kRows>
 __device__ int32_t LargestExponent(const TilesOfRow& tiles, int64_t* scratch) {
   constexpr int kTileThreads = kJoinThreads / kRows;
@@ -88,7 +87,8 @@ __device__ int32_t LargestExponent(const TilesOfRow& tiles, int64_t* scratch) {
   return RowReduce<kRows>(exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
 }
 
-/// The sums of this thread's row, relative to `exponent`; the squares only where asked.
+/// Returns the sums of this thread's row relative to `exponent`; squares only if
+/// `wants_sum_squares`. All threads of the block must call it.
 template <int kRows>
 __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool wants_sum_squares,
                             int64_t* scratch) {
@@ -114,13 +114,14 @@ __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool want
   return row;
 }
 
-/// A row's sums over the whole vocabulary.
+/// Sums of a row over the whole vocabulary.
 struct JoinedSums {
   RowSums sums;
-  RowSums entropy_sums;  // `sums` unless the entropy has its own
+  RowSums entropy_sums;  // equal to `sums` unless the entropy has its own temperature
   bool has_entropy_sums;
 };
 
+/// Writes the outputs that depend on max_keys and min_keys.
 __device__ inline void WriteExtremes(const RowScoresParams& params, int64_t row,
                                      const RowNormalizer& normalizer) {
   const bool finite = normalizer.finite;
@@ -140,7 +141,7 @@ __device__ inline void WriteExtremes(const RowScoresParams& params, int64_t row,
   }
 }
 
-/// Everything that is asked of a row; one thread calls it.
+/// Writes all requested outputs of a row; one thread per row calls it.
 __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
                                    const JoinedSums& joined) {
   const RowSums& sums = joined.sums;
@@ -165,15 +166,15 @@ __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
   }
 }
 
-/// Whether sizes, outputs and what they need are within the bounds that row_scores.h states, but
-/// for the partials.
+/// Returns true when sizes, outputs and the inputs that they require are within the bounds that
+/// row_scores.h states. It does not check the partials.
 inline bool HasValidOutputs(const RowScoresParams& params) {
-  const bool asks_max = params.argmax_id != nullptr || params.argmax_logprob != nullptr ||
-                        params.max_logit != nullptr;
+  const bool needs_max = params.argmax_id != nullptr || params.argmax_logprob != nullptr ||
+                         params.max_logit != nullptr;
   return params.num_rows >= 0 && params.num_rows <= INT32_MAX && params.vocab_size >= 1 &&
          params.vocab_size <= (1 << 20) && params.log2_scales != nullptr &&
          params.normalizers != nullptr && params.nonfinite != nullptr &&
-         (!asks_max || params.max_keys != nullptr) &&
+         (!needs_max || params.max_keys != nullptr) &&
          (params.min_logit == nullptr || params.min_keys != nullptr) &&
          (params.logprob == nullptr || params.target_logits != nullptr);
 }

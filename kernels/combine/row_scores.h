@@ -10,39 +10,40 @@
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchRowScores. Pointers are device memory and stay the caller's; an
-/// output that is null is not asked. Meanings and ranges: row_sums.h.
+/// output that is null is not computed. Meanings and ranges of the scores: row_sums.h.
 struct RowScoresParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t num_tiles = 0;                   ///< Tiles given, 1 to NumTiles(vocab_size).
-  int64_t vocab_size = 0;                  ///< Of the whole vocabulary, 1 to 2^20.
-  PartialLayout layout;                    ///< Of both sums.
-  const TileSums* sums = nullptr;          ///< num_rows x num_tiles
-  const TileSums* entropy_sums = nullptr;  ///< The same at the entropy's temperature, or null.
+  int64_t num_tiles = 0;                   ///< Tiles that are passed, 1 to NumTiles(vocab_size).
+  int64_t vocab_size = 0;                  ///< Columns of the whole vocabulary, 1 to 2^20.
+  PartialLayout layout;                    ///< Layout of sums and entropy_sums.
+  const TileSums* sums = nullptr;          ///< Partials of num_rows rows and num_tiles tiles.
+  const TileSums* entropy_sums = nullptr;  ///< Partials at the entropy's temperature, or null.
   const uint64_t* max_keys = nullptr;      ///< [num_rows], LogitKey of the largest logit, or null.
   const uint32_t* min_keys = nullptr;  ///< [num_rows], ~OrderedBits of the smallest logit, or null.
   const float* log2_scales = nullptr;  ///< [num_rows]
-  /// What max_logit and min_logit are multiplied by: the correction within log2_scales.
+  /// Factor of max_logit and min_logit: the truncation correction that log2_scales contain.
   float logit_correction = 1.0F;
   const float* target_logits = nullptr;  ///< [num_rows]
-  /// The kernel that writes the partials comes just before on the stream: this one may be brought
-  /// up beside its end. Set it only then.
+  /// True lets this kernel start while the preceding kernel on the stream ends. Set it only if that
+  /// kernel is the one that writes the partials.
   bool follows_partials = false;
 
-  RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written: list_scores.h needs it.
+  RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written; input of list_scores.h.
   uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.
-  float* logprob = nullptr;              ///< [num_rows], as all below.
+  // [num_rows] each.
+  float* logprob = nullptr;
   float* entropy = nullptr;
   float* lse = nullptr;
-  float* lse_rest = nullptr;     ///< What rounding took from lse.
-  int32_t* argmax_id = nullptr;  ///< As the next two: needs `max_keys`.
-  float* argmax_logprob = nullptr;
-  float* max_logit = nullptr;
-  float* min_logit = nullptr;  ///< Needs `min_keys`.
+  float* lse_rest = nullptr;        ///< Rounding error of `lse`: exact lse minus lse.
+  int32_t* argmax_id = nullptr;     ///< Requires `max_keys`.
+  float* argmax_logprob = nullptr;  ///< Requires `max_keys`.
+  float* max_logit = nullptr;       ///< Requires `max_keys`.
+  float* min_logit = nullptr;       ///< Requires `min_keys`.
   float* sum_p_squared = nullptr;
 };
 
-/// Enqueues the joining of every row's tile partials into its scores on `stream` and returns
-/// without waiting. A row with NaN or +inf, or with -inf alone, gets NaN, id -1 and nonfinite 1.
+/// Enqueues on `stream` the combination of every row's partials into its scores and returns without
+/// waiting. A row with a NaN or +inf logit, or with -inf only, gets NaN, id -1 and nonfinite 1.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchRowScores(const RowScoresParams& params, cudaStream_t stream);

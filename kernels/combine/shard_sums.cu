@@ -1,13 +1,13 @@
 // ShardExponentsKernel, ShardSumsKernel, ShardScoresKernel: RowScoresKernel in three steps, for
-// tiles that lie on several shards.
+// tiles that are distributed over shards.
 //
-// Idea      What is exchanged between the steps are integers, whose maximum and sum do not depend
-//           on how tiles are grouped: 4 bytes a row, then 8 a row and field.
-// Work      The first two: row_scores.cuh, a set of partials for each of grid.y. The last: a thread
-//           a row.
-// Traffic   16 bytes a tile in each of the first two steps, the second mostly from a cache.
+// Idea      Between the steps the shards exchange integers, whose maximum and sum do not depend on
+//           the grouping of tiles: 4 bytes per row, then 8 bytes per row and field.
+// Work      The first two steps: row_scores.cuh, with one set of partials per grid.y. The last step:
+//           one thread per row.
+// Traffic   Reads 16 bytes per tile in each of the first two steps; the second mostly hits a cache.
 // Numerics  As RowScoresKernel, bit for bit.
-// Limits    V <= 2^20 over all shards (row_sums.h).
+// Limits    At most 2^20 columns over all shards (row_sums.h).
 // Source    Our own; kernels/common/row_sums.h.
 
 #include <cstdint>
@@ -22,7 +22,7 @@ using internal::kJoinThreads;
 
 constexpr int kScoresThreads = 128;
 
-/// The tiles of a row of the block's set.
+/// Returns the tiles of a row in the block's set of partials.
 __device__ __forceinline__ internal::TilesOfRow TilesOf(const ShardSumsParams& params,
                                                         int64_t row) {
   const TileSums* const sums = blockIdx.y == 0 ? params.sums : params.entropy_sums;
@@ -70,10 +70,11 @@ __global__ void __launch_bounds__(kScoresThreads)
   joined.entropy_sums = joined.sums;
   joined.has_entropy_sums = params.scores.entropy != nullptr && params.has_entropy_sums;
   if (joined.has_entropy_sums) {
-    const int64_t* const others = fields + NumSumFields(params.has_sum_squares, false) * num_rows;
+    const int64_t* const entropy_fields =
+        fields + NumSumFields(params.has_sum_squares, false) * num_rows;
     joined.entropy_sums.exponent = params.exponents[num_rows + row];
-    joined.entropy_sums.sum = others[0];
-    joined.entropy_sums.weighted = others[num_rows];
+    joined.entropy_sums.sum = entropy_fields[0];
+    joined.entropy_sums.weighted = entropy_fields[num_rows];
   }
   internal::WriteScores(params.scores, row, joined);
 }

@@ -11,17 +11,18 @@
 
 namespace logprobd::kernels {
 
-// Scores of a head whose tiles lie on several shards, in three steps with an exchange between each
-// two: LaunchShardExponents, join by kMaxInt32, LaunchShardSums, join by kSumInt64,
-// LaunchShardScores. The bits are LaunchRowScores's over all tiles, however they are cut.
+// Scores of a head whose tiles are distributed over shards, in three steps with an exchange between
+// them: LaunchShardExponents, a reduction by kMaxInt32, LaunchShardSums, a reduction by kSumInt64,
+// LaunchShardScores. The bits are those of LaunchRowScores over all tiles, whatever the shards are.
 
-/// Sets of partials: at the row's temperature, and at the entropy's own.
+/// Returns the number of sets of partials: one at the row's temperature, and one at the entropy's
+/// temperature if it has its own.
 LOGPROBD_HOST_DEVICE constexpr int64_t NumSumSets(bool has_entropy_sums) {
   return has_entropy_sums ? 2 : 1;
 }
 
-/// Sums of a row: sum, weighted, sum of squares where wanted; then sum and weighted of the
-/// entropy's own set where there is one.
+/// Returns the number of sums per row. In order they are: sum, weighted, the sum of squares if
+/// requested; then sum and weighted of the entropy's set if there is one.
 LOGPROBD_HOST_DEVICE constexpr int64_t NumSumFields(bool wants_sum_squares, bool has_entropy_sums) {
   return 2 + (wants_sum_squares ? 1 : 0) + (has_entropy_sums ? 2 : 0);
 }
@@ -29,31 +30,32 @@ LOGPROBD_HOST_DEVICE constexpr int64_t NumSumFields(bool wants_sum_squares, bool
 /// Inputs and outputs of the first two steps. Pointers are device memory and stay the caller's.
 struct ShardSumsParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t num_tiles = 0;                   ///< The shard's, >= 1.
-  PartialLayout layout;                    ///< Of both sums.
-  const TileSums* sums = nullptr;          ///< num_rows x num_tiles
-  const TileSums* entropy_sums = nullptr;  ///< The same at the entropy's temperature, or null.
+  int64_t num_tiles = 0;                   ///< Tiles of the shard, >= 1.
+  PartialLayout layout;                    ///< Layout of sums and entropy_sums.
+  const TileSums* sums = nullptr;          ///< Partials of num_rows rows and num_tiles tiles.
+  const TileSums* entropy_sums = nullptr;  ///< Partials at the entropy's temperature, or null.
   bool wants_sum_squares = false;
-  /// [NumSumSets, num_rows], the row's largest: of the shard, written by the first step; of all
-  /// shards, read by the second.
+  /// [NumSumSets, num_rows], largest exponent of each row. The first step writes the shard's; the
+  /// second step reads the largest over all shards.
   int32_t* exponents = nullptr;
-  int64_t* row_sums = nullptr;  ///< [NumSumFields, num_rows], written by the second step alone.
+  int64_t* row_sums = nullptr;  ///< [NumSumFields, num_rows], written by the second step.
 };
 
 /// Inputs and outputs of the last step. Pointers are device memory and stay the caller's.
 struct ShardScoresParams {
-  /// As LaunchRowScores takes it; num_tiles, layout, both sums and follows_partials are not read.
+  /// As LaunchRowScores takes it. num_tiles, layout, sums, entropy_sums and follows_partials are
+  /// not read.
   RowScoresParams scores;
-  bool has_sum_squares = false;        ///< Among row_sums; scores.sum_p_squared needs it.
-  bool has_entropy_sums = false;       ///< Among exponents and row_sums.
-  const int32_t* exponents = nullptr;  ///< [NumSumSets, num_rows], largest of all shards.
+  bool has_sum_squares = false;   ///< row_sums contains squares; scores.sum_p_squared requires it.
+  bool has_entropy_sums = false;  ///< exponents and row_sums contain the entropy's own set.
+  const int32_t* exponents = nullptr;  ///< [NumSumSets, num_rows], largest over all shards.
   const int64_t* row_sums = nullptr;   ///< [NumSumFields, num_rows], summed over all shards.
 };
 
-/// Enqueue a step on `stream` and return without waiting; thread-safe. A row with NaN or +inf on
-/// any shard, or with -inf alone on all, gets NaN, id -1 and nonfinite 1.
+/// Each function enqueues one step on `stream` and returns without waiting. A row with a NaN or
+/// +inf logit on any shard, or with -inf only on all of them, gets NaN, id -1 and nonfinite 1.
 ///
-/// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchShardExponents(const ShardSumsParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t LaunchShardSums(const ShardSumsParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t LaunchShardScores(const ShardScoresParams& params, cudaStream_t stream);

@@ -7,32 +7,34 @@
 
 namespace logprobd::kernels {
 
-/// What the gradient of a loss with respect to one row's dot products takes. With z the row's
-/// logits, u_j = log2_scale z_j - log2_sum (p_j = 2^u_j is the softmax, but for what rounding took
-/// from log2_sum: `free` and `weighted` make up for it) and t the target:
-///   d_j = (2^u_j (free + weighted u_j) + target [j = t] + mean w_j) dz_j/d(dot_j)
-/// where w are the weights of the mean logit, and the factor of a softcap, 1 - (z_j / softcap)^2,
-/// is all that is not in the constants yet.
+/// Constants of the gradient of a loss with respect to one row's dot products. With z the row's
+/// logits, u_j = log2_scale z_j - log2_sum and t the target:
+///   d_j = (2^u_j (free + weighted u_j) + target [j = t] + mean w_j) (1 - (z_j / softcap)^2)
+/// where w are the weights of the mean logit; the last factor applies only to heads with a softcap.
+/// 2^u_j is the softmax p_j up to the rounding error of log2_sum, for which `free` and `weighted`
+/// compensate.
 struct alignas(16) RowGradient {
   float log2_scale;
   float log2_sum;
   float free;
   float weighted;
   float target;
-  int32_t target_column;  ///< In the shard; outside of it where the shard does not have it.
+  int32_t
+      target_column;  ///< Column in the shard; not in the shard if another one holds the target.
   float mean;
-  /// Column of the row's largest logit in the shard, or -1. It and the target are known in fp32
-  /// where the others were kept in 16 bits: near 1, a probability's rounding is all there is to
-  /// see.
+  /// Column of the row's largest logit in the shard, or -1. The forward pass caches this logit and
+  /// the target's in fp32 and all others in 16 bits: where a probability is close to 1, its
+  /// gradient would otherwise consist of rounding error.
   int32_t max_column;
-  float target_exponent;  ///< u of the target.
-  float max_exponent;     ///< u of max_column.
+  float target_exponent;  ///< u of the target, in fp32.
+  float max_exponent;     ///< u of max_column, in fp32.
 };
 
-/// u_j from which down 2^u_j is 0, and finite, so that its product with 0 is.
+/// Lower bound of u_j in the formula. 2^u_j is 0 there, and the bound is finite, so their product
+/// is 0.
 inline constexpr float kGradientExponentMin = -200.0F;
 
-/// A row's gradients of the loss, as they weigh the terms of the gradient below.
+/// Gradients of the loss with respect to a row's scores, grouped by the terms of the formula below.
 struct RowUpstream {
   double free = 0;     ///< d_lse - d_logprob
   double entropy = 0;  ///< d_entropy
@@ -40,9 +42,10 @@ struct RowUpstream {
   double mean = 0;     ///< d_mean_logit
 };
 
-/// The constants of a row at `log2_scale` (Log2Scale of its temperature), whose exact lse, in nats,
-/// and entropy H are given; `gradient_scale` is d(x)/d(dot) without a cap: scale / temperature.
-/// Columns and exponents are left at none. The formula: with x = z / temperature,
+/// Returns the constants of a row. `lse` is exact, in nats; `entropy` is H, in nats; `log2_scale`
+/// is Log2Scale of the row's temperature; `gradient_scale` is dx/d(dot) without a cap, that is
+/// scale / temperature. Both columns are set to -1 and both exponents to 0. The formula, with x = z
+/// / temperature:
 ///   dx_j = p_j (free - entropy (ln p_j + H)) + target [j = t] + mean w_j
 LOGPROBD_HOST_DEVICE inline RowGradient RowGradientOf(const RowUpstream& upstream, double lse,
                                                       double entropy, float log2_scale,

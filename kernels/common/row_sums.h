@@ -8,11 +8,12 @@
 
 namespace logprobd::kernels {
 
-/// The sums of a row over any set of its tiles, as 64-bit fixed point relative to one exponent.
+/// Sums of a row over a set of its tiles, in 64-bit fixed point relative to one exponent.
 ///
 /// Integer addition is associative: any grouping of tiles over threads, chunks or shards gives the
-/// same bits, provided that all use the same `exponent`, the row's largest over all tiles. So find
-/// that first (max over tiles, then over shards), then add. V <= 2^20: sums stay below 2^62.
+/// same bits, provided that all use the same `exponent`, which is the largest of all tiles of the
+/// row. Find it first (the maximum over tiles, then over shards), then add. With at most 2^20
+/// columns sums stay below 2^62.
 struct RowSums {
   int32_t exponent = kEmptyExponent;
   int64_t sum = 0;
@@ -20,9 +21,11 @@ struct RowSums {
   int64_t sum_squares = 0;
 };
 
-/// Fixed-point quantum: 2^-42. A row's sum is at least 1/2, so it is known to 5e-13 relative.
+/// Fixed-point representation of 1: the quantum is 2^-42. A row's sum is at least 1/2, so its
+/// relative error is at most 5e-13.
 inline constexpr double kFixedPointOne = 4398046511104.0;
 
+/// Rounds to the nearest multiple of the quantum.
 LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
 #ifdef __CUDA_ARCH__
   return __double2ll_rn(value * kFixedPointOne);
@@ -31,7 +34,7 @@ LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
 #endif
 }
 
-/// 2^shift for -1022 <= shift <= 0.
+/// Returns 2^shift for -1022 <= shift <= 0.
 LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
 #ifdef __CUDA_ARCH__
   return __hiloint2double(static_cast<int32_t>(1023 + shift) << 20, 0);
@@ -40,13 +43,14 @@ LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
 #endif
 }
 
-/// Adds `tile` to `row`, whose exponent is final and at least the tile's. A tile 100 or more below
-/// the row's exponent is under half a quantum and adds nothing.
+/// Adds `tile` to `row`, whose exponent is final and at least the tile's. A tile whose exponent is
+/// 100 or more below the row's is less than half a quantum and adds nothing.
 LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
   if (tile.exponent == kEmptyExponent || row.exponent == kNonfiniteExponent) return;
   const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
   if (shift <= -100) return;
-  // Moving to the row's exponent: S' = S 2^shift, W' = (W + shift S) 2^shift, Q' = Q 2^(2 shift).
+  // Rebase the tile to the row's exponent: S' = S 2^shift, W' = (W + shift S) 2^shift, Q' = Q 2^(2
+  // shift).
   const double factor = PowerOfTwo(shift);
   const double sum = tile.sum;
   row.sum += ToFixedPoint(sum * factor);
@@ -57,13 +61,14 @@ LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
   }
 }
 
-/// A row's normaliser: log2 of the sum of 2^y is exponent + log2_sum.
+/// Normalizer of a row: exponent + log2_sum is log2 of the sum of 2^y.
 struct RowNormalizer {
   int32_t exponent;
   double log2_sum;
-  bool finite;  ///< False: a logit was NaN or +inf, or all were -inf; every score is NaN.
+  bool finite;  ///< False if a logit is NaN or +inf, or all are -inf: every score is NaN then.
 };
 
+/// Returns the normalizer of a row, given its sums over all tiles.
 LOGPROBD_HOST_DEVICE inline RowNormalizer NormalizerOf(const RowSums& row) {
   const bool finite =
       row.exponent != kNonfiniteExponent && row.exponent != kEmptyExponent && row.sum > 0;
@@ -72,8 +77,8 @@ LOGPROBD_HOST_DEVICE inline RowNormalizer NormalizerOf(const RowSums& row) {
 
 inline constexpr double kLn2 = 0.69314718055994530942;
 
-/// Log-probability, in nats and never above 0, of the token with logit z. The same function serves
-/// target, argmax, top-k and candidates, so equal logits have equal bits and order is kept.
+/// Returns the log-probability of a logit, in nats, at most 0. Target, argmax, top-k and candidates
+/// all use this function, so equal logits have equal bits and the order of logits is preserved.
 LOGPROBD_HOST_DEVICE inline float LogprobOf(float logit, float log2_scale,
                                             const RowNormalizer& row) {
   if (!row.finite) return NAN;
@@ -82,7 +87,7 @@ LOGPROBD_HOST_DEVICE inline float LogprobOf(float logit, float log2_scale,
   return static_cast<float>(fmin(kLn2 * (u - row.log2_sum), 0.0));
 }
 
-/// Entropy in nats, in [0, ln vocab_size].
+/// Returns the entropy in nats, in [0, ln vocab_size].
 LOGPROBD_HOST_DEVICE inline float EntropyOf(const RowSums& sums, const RowNormalizer& row,
                                             int64_t vocab_size) {
   if (!row.finite) return NAN;
@@ -91,21 +96,22 @@ LOGPROBD_HOST_DEVICE inline float EntropyOf(const RowSums& sums, const RowNormal
   return static_cast<float>(fmin(fmax(entropy, 0.0), log(static_cast<double>(vocab_size))));
 }
 
-/// ln of the sum of exp(z / temperature), in nats.
+/// Returns ln of the sum of exp(z / temperature), in nats.
 LOGPROBD_HOST_DEVICE inline double ExactLseOf(const RowNormalizer& row) {
   if (!row.finite) return NAN;
   return kLn2 * (static_cast<double>(row.exponent) + row.log2_sum);
 }
+/// Returns ExactLseOf, rounded to fp32.
 LOGPROBD_HOST_DEVICE inline float LseOf(const RowNormalizer& row) {
   return static_cast<float>(ExactLseOf(row));
 }
 
-/// What rounding took from LseOf, for gradients.
+/// Returns the rounding error of LseOf (exact minus rounded), which gradients need.
 LOGPROBD_HOST_DEVICE inline float LseRestOf(const RowNormalizer& row) {
   return static_cast<float>(ExactLseOf(row) - static_cast<double>(LseOf(row)));
 }
 
-/// Sum of squared probabilities, in (0, 1].
+/// Returns the sum of squared probabilities, in (0, 1].
 LOGPROBD_HOST_DEVICE inline float SumPSquaredOf(const RowSums& sums, const RowNormalizer& row) {
   if (!row.finite) return NAN;
   const double sum = static_cast<double>(sums.sum) / kFixedPointOne;

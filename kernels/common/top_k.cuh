@@ -1,15 +1,18 @@
 #pragma once
 
-// The k largest keys of a row, by one block: shared by the kernels that look for them in different
-// places, so that they give the same lists.
+// FindTopK: one block finds the k largest keys of a row. Kernels with different sources of keys
+// share it, so that they compute the same lists.
 //
-// Idea      A key holds logit and id, so that keys are distinct and their order is total: the set
-//           of the k largest does not depend on the order of anything. Keys above the current k-th
-//           are appended to a list in shared memory; when it is full, or the columns end, list and
-//           best are sorted together and the first k stay. Where many pass at once, a value that at
-//           least k of them reach is bisected first: sorting them all would take longer.
+// Idea      A key contains logit and id, so keys are distinct and totally ordered: the k largest do
+//           not depend on the order in which keys are read. Keys above the current k-th largest are
+//           appended to a list in shared memory. When the list is full, or the columns end, list
+//           and current best are sorted together and the first k remain. If many keys pass at once,
+//           a value that at least k of them reach is found by bisection first, which is faster than
+//           sorting all of them.
+// Work      One block of kTopKThreads per row, four columns per thread and step.
+// Traffic   Reads each value once; `best` is read and written once.
 // Numerics  Exact.
-// Limits    k <= kTopKMax. Rising logits make every step sort: slower, same result.
+// Limits    k <= kTopKMax. With ascending logits every step sorts: slower, same result.
 // Source    Our own; the sorting network is Batcher's bitonic one.
 
 #include <cstdint>
@@ -20,13 +23,14 @@ namespace logprobd::kernels {
 
 inline constexpr int kTopKThreads = 256;
 inline constexpr int kTopKStepColumns = kTopKThreads * 4;
-inline constexpr int kTopKCapacity = 2048;  // best and pending keys
-inline constexpr int kManyPassing = 64;     // threads with a key above the threshold
+inline constexpr int kTopKCapacity = 2048;  // best keys and pending keys
+inline constexpr int kManyPassing =
+    64;  // threads with a key above the threshold that trigger a bisection
 
 static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
 
-/// Sorts keys[0, count) descending by `kThreads` threads that `wait` for each other; count is a
-/// power of two.
+/// Sorts keys[0, count) in descending order with `kThreads` threads that synchronise by `wait`.
+/// `count` is a power of two.
 template <int kThreads, class Wait>
 __device__ __forceinline__ void SortDescending(uint64_t* keys, int count, const Wait& wait) {
   for (int size = 2; size <= count; size *= 2) {
@@ -47,7 +51,8 @@ __device__ __forceinline__ void SortDescending(uint64_t* keys, int count, const 
   }
 }
 
-/// The same by a whole block; few keys are one warp's, which waits for no other.
+/// Sorts keys[0, count) in descending order with all threads of a block. One warp alone sorts few
+/// keys, without block-wide synchronisation.
 __device__ inline void SortKeysDescending(uint64_t* keys, int count) {
   constexpr int kWarpKeys = 64;
   if (count > kWarpKeys) {
@@ -58,8 +63,9 @@ __device__ inline void SortKeysDescending(uint64_t* keys, int count) {
   __syncthreads();
 }
 
-/// The key below the largest value found by bisection that the best keys of at least `top_k`
-/// threads reach, `own` being this thread's best; 0 if fewer threads have one. All threads call it.
+/// Bisects for a large value that the best keys of at least `top_k` threads reach, and returns the
+/// largest key below that value, or 0 if fewer threads have a key. `own` is this thread's best key,
+/// or 0. All threads must call it.
 __device__ inline uint64_t FloorOf(uint64_t own, int top_k) {
   const auto value = static_cast<uint32_t>(own >> 32);
   uint32_t low = 1;
@@ -79,24 +85,24 @@ __device__ inline uint64_t FloorOf(uint64_t own, int top_k) {
   return (static_cast<uint64_t>(low) << 32) - 1;
 }
 
-/// Where the best of a row start from.
+/// Initial state of a search.
 struct TopKStart {
-  bool from_best = false;  ///< From what `best` holds already; else from nothing.
-  uint64_t floor = 0;      ///< Keys up to this are known not to be among the k best.
+  bool from_best = false;  ///< True: start with the keys in `best`; false: start with none.
+  uint64_t floor = 0;      ///< Keys up to this value are known not to be among the k largest.
 };
 
-/// Writes the `top_k` largest of source.Key(column, source.Load(column)), column in
-/// [0, num_columns), to best[0, top_k): the largest first, 0 where there are fewer; a key of 0 is
-/// none. `best` is written last, so the source may read it. All threads of a block of kTopKThreads
-/// call it.
+/// Writes the `top_k` largest keys source.Key(column, source.Load(column)), column in
+/// [0, num_columns), to best[0, top_k) in descending order. A key of 0 is no key; missing keys are
+/// written as 0. `best` is written last, so the source may read it. All threads of a block of
+/// kTopKThreads must call it.
 template <class Source>
 __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
                          const TopKStart& start, uint64_t* best) {
-  __shared__ uint64_t keys[kTopKCapacity];  // [0, top_k) best so far, then the pending
+  __shared__ uint64_t keys[kTopKCapacity];  // [0, top_k): best so far; then pending keys
   __shared__ int num_keys;
-  const int num_kept = start.from_best ? top_k : 0;
-  for (int i = static_cast<int>(threadIdx.x); i < num_kept; i += kTopKThreads) keys[i] = best[i];
-  if (threadIdx.x == 0) num_keys = num_kept;
+  const int num_initial = start.from_best ? top_k : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_initial; i += kTopKThreads) keys[i] = best[i];
+  if (threadIdx.x == 0) num_keys = num_initial;
   __syncthreads();
   uint64_t threshold = start.from_best ? keys[top_k - 1] : start.floor;
   bool has_changed = !start.from_best;
@@ -131,7 +137,7 @@ __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
       if (column < num_columns) fresh[i] = source.Key(column, values[i]);
       if (fresh[i] > threshold && fresh[i] > own) own = fresh[i];
     }
-    load(begin + kTopKStepColumns);  // on its way while these are looked at
+    load(begin + kTopKStepColumns);  // in flight while the current values are processed
     const int num_passing = __syncthreads_count(own != 0 ? 1 : 0);
     if (num_passing == 0) continue;
     if (num_passing > kManyPassing) {
@@ -144,12 +150,12 @@ __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
     }
     __syncthreads();
     const int count = num_keys;
-    __syncthreads();  // before anyone changes it
+    __syncthreads();  // all threads have read num_keys before it changes
     if (count > kTopKCapacity - kTopKStepColumns) merge(count);
   }
   const int count = num_keys;
   __syncthreads();
-  if (count > num_kept || !start.from_best) merge(count);
+  if (count > num_initial || !start.from_best) merge(count);
   if (!has_changed) return;
   for (int i = static_cast<int>(threadIdx.x); i < top_k; i += kTopKThreads) best[i] = keys[i];
 }

@@ -1,11 +1,8 @@
-// The kernel without the server: logprob and entropy of 100 rows against a head whose tokens are
-// all alike, so that both are known: -ln V and ln V.
+// The kernel without the server: logprob and entropy of 100 rows against a head whose tokens all
+// have the same weight, so that the results are known: -ln V and ln V.
 //
-//   cd <the project>; nvcc -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -I. -I<CUTLASS>/include
-//       -gencode arch=compute_90a,code=sm_90a -o example kernels/fused_sm90/{example,instance_*}.cu
-//       kernels/fused_sm90/fused_{choice,partials}.cc kernels/combine/row_scores.cu
-//
-// (one line; better instance by instance and in parallel: each takes half a minute)
+//   cmake --build <build folder> --target fused_example_gpu_test
+//   <build folder>/tests/fused_example_gpu_test
 
 #include <cmath>
 #include <cstdint>

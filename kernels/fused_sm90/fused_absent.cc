@@ -1,3 +1,5 @@
+// The entry points of this folder in a build without CUTLASS: each returns cudaErrorNotSupported.
+
 #include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/fused_top_k.h"

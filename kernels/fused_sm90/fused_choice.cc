@@ -3,37 +3,37 @@
 namespace logprobd::kernels {
 namespace {
 
-/// Depth from which the epilogue costs less than a smaller tile's operand traffic.
+/// From this depth on the exposed epilogue of k256Cooperative costs less than the operand traffic
+/// of smaller tiles.
 constexpr int64_t kCooperativeDepthMin = 3'584;
-/// Depth from which taking tiles along the vocabulary keeps more in the second-level cache.
+/// From this depth on the order along the vocabulary has more hits in the second-level cache.
 constexpr int64_t kAlongVocabDepthMin = 2'560;
-/// Depth up to which the weight's tiles of twice as many columns stay there.
+/// Up to this depth the weight tiles of twice as many columns fit into the second-level cache.
 constexpr int64_t kWideDepthMax = 1'280;
-/// Up to here 128-row tiles are faster at any depth.
+/// Up to this number of rows 128-row tiles are faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
 
-/// Blocks that run at once: a GPU's multiprocessors, nearly.
+/// Blocks that run at once: just below the number of multiprocessors of a GPU.
 constexpr int64_t kBlocksAtOnce = 128;
 
 constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
 
-/// Whether pairs of 64-row tiles are fastest: for one of them, or where three leave out a fourth
-/// part of what two pairs of 128-row tiles take. Measured: README.md.
+/// Returns true when pairs of 64-row tiles are fastest: when one pair is enough, or when three
+/// pairs process a quarter fewer rows than two pairs of 128-row tiles. Measured in README.md.
 bool FitsPairs(int64_t num_rows) {
   constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);
   return num_rows <= kPairRows || (num_rows > 2 * kPairRows && num_rows <= 3 * kPairRows);
 }
 
-/// Whether so few tiles are asked for that the smallest blocks do not fill the GPU: then each is
-/// done soonest alone.
+/// Returns true when there are so few tiles that even the smallest blocks do not fill the GPU.
+/// Blocks that share nothing then finish first.
 bool FitsAtOnce(const FusedShape& shape) {
   constexpr int64_t kBlockRows = TileRows(FusedTile::k64PingPong);
   return (shape.num_rows + kBlockRows - 1) / kBlockRows * shape.num_tiles <= kBlocksAtOnce;
 }
 
-/// The largest power of two up to `swizzle` that adds no empty tiles of rows, and of columns no
-/// more than a thirty-second: both tile counts are rounded up to whole groups of so many
-/// (clusters).
+/// Returns the largest power of two up to `swizzle` that adds no empty row tiles and at most 1/32
+/// empty column tiles. Both tile counts are rounded up to whole groups of that many (clusters).
 int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
   const int64_t clusters = (shape.num_rows + ClusterRows(tile) - 1) / ClusterRows(tile);
   const auto adds_too_much = [&](int64_t group) {
@@ -73,13 +73,13 @@ FusedChoice ChoosePingPong(const FusedShape& shape) {
 
 int64_t FusedRowStep(const FusedShape& shape) {
   FusedTile tile = ChooseFused(shape).tile;
-  // Three pairs are faster than four, but a row costs less in two or in four.
+  // Three pairs are faster than four, but two or four pairs have a lower cost per row.
   if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && tile == FusedTile::k64Pair) {
     tile = FusedTile::k128PingPong;
   }
   const int64_t cluster_rows = ClusterRows(tile);
-  // An odd number of clusters leaves no swizzle, the slowest order of tiles; of few clusters one
-  // more costs more than that.
+  // An odd number of clusters allows no swizzle, which is the slowest order of tiles. With few
+  // clusters, an additional cluster costs more than that.
   return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
 }
 

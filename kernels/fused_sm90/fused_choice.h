@@ -4,25 +4,26 @@
 
 namespace logprobd::kernels {
 
-/// The block tiles that the kernel was built for: rows x 192 columns. All give the same bits.
+/// Block tiles that the kernel is built for: rows x 192 columns. All give the same bits.
 enum class FusedTile : int32_t {
-  k64PingPong,      ///< Up to 64 rows: as fast as the weight can be read.
-  k64Pair,          ///< Two blocks read the weight's tile together: up to 128, 257 to 384.
-  k128PingPong,     ///< One tile's epilogue hides behind the next one's products.
-  k256Cooperative,  ///< Least operand traffic; its epilogue stands alone.
+  k64PingPong,      ///< Up to 64 rows: runs at the speed of reading the weight.
+  k64Pair,          ///< Two blocks share each weight tile: up to 128 rows, and 257 to 384.
+  k128PingPong,     ///< The epilogue of one tile overlaps the products of the next.
+  k256Cooperative,  ///< Least operand traffic; the epilogue overlaps nothing.
 };
 
-/// The order in which blocks take their tiles.
+/// Order in which blocks process their tiles.
 enum class FusedRaster : int32_t { kAlongRows, kAlongVocab };
 
+/// How a launch runs. It affects the time only, never the bits.
 struct FusedChoice {
   FusedTile tile;
   FusedRaster raster;
-  /// Tiles across the raster's direction that are taken together, in clusters: 1, 2, 4 or 8.
+  /// Tiles across the raster's direction that are processed together, in clusters: 1, 2, 4 or 8.
   int32_t swizzle;
 };
 
-/// Rows of a block tile, and blocks of a cluster (along the rows).
+/// Rows of a block tile.
 constexpr int64_t TileRows(FusedTile tile) {
   switch (tile) {
     case FusedTile::k64PingPong:
@@ -35,29 +36,32 @@ constexpr int64_t TileRows(FusedTile tile) {
   }
   return 0;
 }
+
+/// Blocks of a cluster; they are next to each other along the rows.
 constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
 
-/// Rows that one cluster takes: those beyond a multiple take as long as a whole cluster's.
+/// Rows that one cluster processes. A partly filled cluster takes as long as a full one.
 constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
 
-/// What a launch multiplies.
+/// Size of the product that a launch computes.
 struct FusedShape {
   int64_t num_rows;   ///< >= 1.
   int64_t num_tiles;  ///< >= 1.
-  int64_t depth;      ///< Hidden size times terms.
+  int64_t depth;      ///< Hidden size times the number of splits.
 };
 
-/// What is fastest for it. Measured: README.md.
+/// Returns the fastest choice for a shape, as measured in README.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
-/// The same for tiles of 128 rows alone: those that keep exponentials are built of no others.
+/// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials needs it:
+/// its instances exist for that tile only.
 FusedChoice ChoosePingPong(const FusedShape& shape);
 
-/// What is fastest for gradients, which are made by tiles of 64 rows in pairs, and of 128.
+/// Returns the fastest choice for gradients, whose instances exist for k64Pair and k128PingPong.
 FusedChoice ChooseGradient(const FusedShape& shape);
 
-/// Rows in whose multiples a shape as large as `shape` is computed best: a cluster's, or those of
-/// two where a swizzle matters.
+/// Returns the number of rows whose multiples are the most efficient batch sizes near `shape`: one
+/// cluster, or two where the swizzle matters.
 int64_t FusedRowStep(const FusedShape& shape);
 
 }  // namespace logprobd::kernels

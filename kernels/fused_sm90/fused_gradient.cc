@@ -1,8 +1,7 @@
 #include "kernels/fused_sm90/fused_gradient.h"
 
 #include "kernels/fused_sm90/fused_choice.h"
-#include "kernels/fused_sm90/gradient_instance.h"
-#include "kernels/fused_sm90/operands.h"
+#include "kernels/fused_sm90/fused_launch.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -16,6 +15,7 @@ bool IsValid(const FusedGradientParams& params) {
          params.gradient_stride >= columns && params.gradient_stride % kAlignmentElements == 0;
 }
 
+/// Launches the instance for a tile, a dtype and the transform of `params`.
 template <FusedTile kTile, Dtype kDtype>
 cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
@@ -26,6 +26,7 @@ cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choic
              : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
 }
 
+/// Launches the instance for a tile and the dtype of `params`.
 template <FusedTile kTile>
 cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {

@@ -1,23 +1,24 @@
 #pragma once
 
-// What the instances that make partials are: a block tile, a dtype, with or without a logit
-// transform, keeping exponentials or not.
+// Definition of LaunchFusedInstance. The generated sources (instance.cu.in) instantiate it: for a
+// block tile and a dtype, with or without a logit transform, caching exponentials or not.
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "kernels/fused_sm90/fused_instance.h"
+#include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/head_epilogue.cuh"
 #include "kernels/fused_sm90/head_kernel.cuh"
 
 namespace logprobd::kernels::internal {
 
-/// As tiles of the whole vocabulary index them.
-inline CachedExponentials ExponentialsOfWholeVocabulary(CachedExponentials exponentials,
-                                                        int64_t tile_begin) {
-  exponentials.values = OfWholeVocabulary(exponentials.values, tile_begin, int64_t{kTileColumns});
-  exponentials.exponents = OfWholeVocabulary(exponentials.exponents, tile_begin, int64_t{1});
+/// Offsets the pointers so that tiles of the whole vocabulary index them.
+inline CachedExponentials CacheIndexedByVocabularyTile(CachedExponentials exponentials,
+                                                       int64_t tile_begin) {
+  exponentials.values =
+      IndexedByVocabularyTile(exponentials.values, tile_begin, int64_t{kTileColumns});
+  exponentials.exponents = IndexedByVocabularyTile(exponentials.exponents, tile_begin, int64_t{1});
   if (exponentials.exponent_stride == 0) exponentials.exponent_stride = exponentials.row_tiles;
   return exponentials;
 }
@@ -38,15 +39,15 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       params.entropy_log2_scales,
       params.targets,
       params.layout,
-      OfWholeVocabulary(params.sums, params.tile_begin, tile_stride),
-      OfWholeVocabulary(params.entropy_sums, params.tile_begin, tile_stride),
+      IndexedByVocabularyTile(params.sums, params.tile_begin, tile_stride),
+      IndexedByVocabularyTile(params.entropy_sums, params.tile_begin, tile_stride),
       params.target_logits,
       params.max_keys,
       params.min_keys,
-      OfWholeVocabulary(params.tile_max, params.tile_begin, 1),
+      IndexedByVocabularyTile(params.tile_max, params.tile_begin, 1),
       num_tiles,
       params.wants_sum_squares,
-      ExponentialsOfWholeVocabulary(params.exponentials, params.tile_begin)};
+      CacheIndexedByVocabularyTile(params.exponentials, params.tile_begin)};
   return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(
       params, choice, epilogue, stream);
 }

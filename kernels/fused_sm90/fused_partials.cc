@@ -1,8 +1,7 @@
 #include "kernels/fused_sm90/fused_partials.h"
 
 #include "kernels/fused_sm90/fused_choice.h"
-#include "kernels/fused_sm90/fused_instance.h"
-#include "kernels/fused_sm90/operands.h"
+#include "kernels/fused_sm90/fused_launch.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -28,6 +27,7 @@ bool IsValid(const FusedPartialsParams& params) {
          params.sums != nullptr && params.target_logits != nullptr && HasValidExponentials(params);
 }
 
+/// Launches the instance for a tile, a dtype and the transform of `params`.
 template <FusedTile kTile, Dtype kDtype, bool kCachesExponentials = false>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
@@ -38,6 +38,7 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
                    params, choice, stream);
 }
 
+/// Launches the instance for a dtype, the choice's tile and the outputs of `params`.
 template <Dtype kDtype>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {

@@ -12,88 +12,99 @@
 
 namespace logprobd::kernels {
 
-/// How far a tile's exponent may be above its row's level for its exponentials to be relative to
-/// that: far enough for any but the most peaked rows, and small enough for a product's sums.
+/// A tile's exponentials are relative to its row's reference exponent if the tile's own exponent is
+/// at most this far above it. The limit is reached by very peaked rows only, and keeps the sums of
+/// products with these exponentials finite.
 inline constexpr int32_t kReferenceReach = 40;
 
-/// Every logit as 2^(y - e) in 16 bits, kept for a backward pass (kernels/common/tile.h has y and
-/// k; kernels/gradient uses them). e is the tile's k, or, with reference_sums, the row's level
-/// unless k is more than kReferenceReach above: exponentials of a row that are relative to one
-/// exponent can be multiplied as they are. Device memory that stays the caller's.
+/// Cache for the backward pass: every logit as 2^(y - e) in bf16 (kernels/common/tile.h defines y
+/// and the tile's exponent k). Without reference_sums e is k. With them e is the row's reference
+/// exponent, unless k is more than kReferenceReach above it: exponentials of a row that are
+/// relative to one exponent can be multiplied without a conversion
+/// (kernels/row_ops/rebase_exponentials.h). Pointers are device memory and stay the caller's.
 struct CachedExponentials {
   __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
   int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], e; kEmptyExponent: k is not real.
   int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
-  int64_t exponent_stride = 0;      ///< int32s from row to row; 0: row_tiles.
-  /// [num_rows], the sums of any one tile of each row: its exponent is the level, where it is real.
-  /// Null: no reference_sums.
+  int64_t exponent_stride = 0;      ///< int32s from one row to the next; 0: row_tiles.
+  /// [num_rows]: sums of any one tile of each row. The exponent of that tile is the row's reference
+  /// exponent, if it is real. Null: rows have no reference exponent.
   const TileSums* reference_sums = nullptr;
 };
 
-/// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's;
-/// an output that is null is not asked.
+/// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's; an
+/// output that is null is not computed.
 struct FusedPartialsParams {
-  /// Of hidden and weight: kBf16 or kF16. Rows of another dtype come as terms: num_splits.
+  /// Element type of hidden and weight, kBf16 or kF16. Hidden rows of another dtype are passed as
+  /// bf16 splits: num_splits.
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
-  /// Or null. In device memory, 0 to num_rows: as many rows are computed, as the kernel finds it;
-  /// what the others' outputs hold is not said. Their operands must be readable all the same.
+  /// One number in device memory, 0 to num_rows, or null. The kernel reads it and computes only the
+  /// first *row_count rows; the outputs of the other rows are unspecified. All num_rows rows of the
+  /// operands must be readable.
   const int64_t* row_count = nullptr;
-  /// Rows of `hidden` that may be read, >= num_rows. Rows of a block that are not there are slower
-  /// than rows with any content at all, so a buffer with room for 64 is worth having.
+  /// Rows of `hidden` that may be read, >= num_rows. A block is slower when some of its rows do not
+  /// exist than when they exist with any content, so leave room for a multiple of 64 rows.
   int64_t readable_rows = 0;
   int64_t hidden_size = 0;  ///< >= 1.
-  /// 16-bit terms that a hidden value is the sum of, 1 to kHiddenSplitsMax, as
-  /// kernels/common/terms.h lays them out.
+  /// 16-bit values that add up to a hidden value, 1 to kHiddenSplitsMax; kernels/common/dtype.h
+  /// has their layout.
   int32_t num_splits = 1;
   const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
-  int64_t hidden_stride = 0;     ///< Elements, >= what a row holds, a multiple of 8.
+  int64_t hidden_stride = 0;     ///< Elements, at least those of a row, a multiple of 8.
   /// [columns of the tiles below, weight_stride], 16-byte aligned.
   const void* weight = nullptr;
   int64_t weight_stride = 0;  ///< Elements, >= hidden_size, a multiple of 8.
 
-  int64_t vocab_size = 0;  ///< Of the whole vocabulary, 1 to 2^20.
-  /// The shard: this weight's tiles of the whole vocabulary, half-open. Partials are the shard's
-  /// alone, tile_begin the first; ids, targets and bias are the whole vocabulary's.
+  int64_t vocab_size = 0;  ///< Columns of the whole vocabulary, 1 to 2^20.
+  /// The shard: tiles of the whole vocabulary that this weight holds, half-open. Partials and
+  /// maxima cover the shard only, starting with tile_begin; ids, targets and bias refer to the
+  /// whole vocabulary.
   int64_t tile_begin = 0;
-  int64_t tile_end = 0;
+  int64_t tile_end = 0;  ///< See tile_begin.
 
   LogitTransform transform;
   const float* bias = nullptr;  ///< [tile_end * 192], of the whole vocabulary, or null.
-  /// [num_rows], Log2Scale of the temperature. Logits are as the tensor cores give them: to take
-  /// their truncation back (kernels/common/truncation.h) pass the correction to Log2Scale, and to
-  /// RowScoresParams::logit_correction; or, where logits are transformed, multiply transform.scale.
+  /// [num_rows], Log2Scale of the temperature. The kernel does not correct the truncation of the
+  /// tensor cores (kernels/common/logit_transform.h). The caller passes the correction to Log2Scale
+  /// and to RowScoresParams::logit_correction or, where logits are transformed, multiplies
+  /// transform.scale by it.
   const float* log2_scales = nullptr;
-  const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: no second sums.
+  const float* entropy_log2_scales = nullptr;  ///< [num_rows]; null: entropy_sums is not computed.
   const int32_t* targets = nullptr;            ///< [num_rows], ids in the whole vocabulary.
 
-  PartialLayout layout;              ///< Of both sums.
+  PartialLayout layout;              ///< Layout of sums and entropy_sums.
   TileSums* sums = nullptr;          ///< Always written.
-  TileSums* entropy_sums = nullptr;  ///< The same at entropy_log2_scales; null with them.
-  bool wants_sum_squares = false;    ///< Else TileSums::sum_squares is 0.
+  TileSums* entropy_sums = nullptr;  ///< Partials at entropy_log2_scales; null without them.
+  bool wants_sum_squares = false;    ///< False leaves TileSums::sum_squares at 0.
 
-  float* target_logits = nullptr;   ///< [num_rows]; written where these tiles hold the target.
-  uint64_t* max_keys = nullptr;     ///< [num_rows], raised to the LogitKey of the largest logit.
-  uint32_t* min_keys = nullptr;     ///< [num_rows], raised to ~OrderedBits of the smallest logit.
-  float* tile_max = nullptr;        ///< [num_rows, tile_end - tile_begin]: largest logits.
-  CachedExponentials exponentials;  ///< Or null. Kept by the instance of 128 rows; no squares then.
+  float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
+  /// [num_rows]: maximum of the old value and the LogitKey of the largest logit of these tiles.
+  uint64_t* max_keys = nullptr;
+  /// [num_rows]: maximum of the old value and ~OrderedBits of the smallest logit of these tiles.
+  uint32_t* min_keys = nullptr;
+  float* tile_max = nullptr;  ///< [num_rows, tile_end - tile_begin]: largest logit of each tile.
+  /// Not written if `values` is null. Instances exist for k128PingPong only; wants_sum_squares must
+  /// be false.
+  CachedExponentials exponentials;
 };
 
-/// Enqueues the partials of every row and tile on `stream` and returns without waiting: logits are
-/// made and used in registers and lie nowhere. A (row, tile) has the same bits whatever num_rows
-/// is, whatever else is asked, and the same as LaunchTileStats gives for the same logits.
+/// Enqueues the partials of every row and tile on `stream` and returns without waiting. Logits
+/// exist in registers only. A (row, tile) has the same bits whatever num_rows is and whatever else
+/// is requested, and the same bits as LaunchTileStats computes from the same logits.
 ///
-/// Thread-safe. Needs compute capability 9.0 and a build with CUTLASS: see HasFusedKernel. Returns
+/// Thread-safe. Requires compute capability 9.0 and a build with CUTLASS (HasFusedKernel). Returns
 /// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
 [[nodiscard]] cudaError_t LaunchFusedPartials(const FusedPartialsParams& params,
                                               cudaStream_t stream);
 
-/// The same by another instance or in another order than the fastest: same bits. For tests and
-/// measurements.
+/// As LaunchFusedPartials, with a given choice instead of the fastest one: the bits are the same.
+/// For tests and measurements.
 [[nodiscard]] cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params,
                                                 const FusedChoice& choice, cudaStream_t stream);
 
-/// Whether this build holds the kernel; without it the launches return cudaErrorNotSupported.
+/// Returns true when this build contains the kernel. Without it every launch of this folder returns
+/// cudaErrorNotSupported.
 [[nodiscard]] bool HasFusedKernel();
 
 }  // namespace logprobd::kernels

@@ -1,34 +1,47 @@
-// SelectTilesKernel, SelectLogitsKernel: each row's k largest logits, by way of its k largest
-// tiles.
+// The k largest logits of each row, found through its k tiles with the largest maxima.
 //
-// Idea      Every logit outside the k tiles with the largest maxima has k better ones: the maxima.
-//           The tiles' logits are made once more and searched; the least of the maxima is a floor
-//           that few of them pass.
-// Work      A block a row.
-// Traffic   4 bytes a tile, and 768 a listed tile.
+// SelectTilesKernel, SelectLogitsKernel: select each row's tiles, then its logits among theirs.
+//
+// Idea      A logit outside the k tiles with the largest maxima has at least k larger ones: those
+//           maxima. The logits of the k tiles are recomputed (tile_logits.cu) and searched. The
+//           smallest of the k maxima is a floor that few logits exceed.
+// Work      One block per row.
+// Traffic   Reads 4 bytes per tile, then 768 bytes per selected tile.
 // Numerics  Exact.
 // Limits    k <= kTopKMax.
+// Source    Our own.
+//
+// CountPairsKernel, CutGroupsKernel, OrderPairsKernel: sort (row, tile) pairs by tile and cut the
+// pairs of each tile into groups.
+//
+// Idea      Counting sort: the rank of a pair within its tile is the value of the tile's counter
+//           before the pair increments it.
+// Work      One thread per pair; one block computes the prefix sums over the tiles.
+// Traffic   About 28 bytes per pair.
+// Numerics  None. Ranks depend on the order of atomics, which no result shows.
+// Limits    2^31 - 1 pairs.
 // Source    Our own.
 
 #include <algorithm>
 
 #include "kernels/common/top_k.cuh"
+#include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/fused_top_k.h"
-#include "kernels/fused_sm90/operands.h"
-#include "kernels/fused_sm90/tile_groups.h"
 #include "kernels/fused_sm90/tile_logits.h"
 #include "kernels/fused_sm90/top_k_scratch.h"
 
 namespace logprobd::kernels {
 namespace {
 
+using internal::TileGroup;
+
 constexpr int64_t kAlignment = 256;
-/// Pairs of a tile up to which a block of kTopKGroupPairsMin is enough for most.
+/// Average number of pairs per tile up to which groups of kTopKGroupPairsMin are used.
 constexpr int64_t kFewPairs = 56;
-/// Pairs of the larger block.
+/// Most pairs of a group otherwise.
 constexpr int64_t kTopKGroupPairsMax = 192;
 
-/// A row's tiles, counted from the shard's first, as all tiles here.
+/// The maxima of a row's tiles, as a source of FindTopK. Tiles are counted from the shard's first.
 struct RowTiles {
   const float* maxima;
 
@@ -44,48 +57,145 @@ __global__ void __launch_bounds__(kTopKThreads)
   FindTopK(RowTiles{tile_max + row * num_tiles}, num_tiles, top_k, {}, keys + row * top_k);
 }
 
-/// The shard's columns of the vocabulary.
+/// Columns of the vocabulary that the shard holds.
 struct ShardColumns {
   int32_t first_id;
   int32_t count;
 };
 
-/// The logits of a row's picked tiles.
-struct PickedLogits {
+/// The logits of a row's selected tiles, as a source of FindTopK. An index counts the columns of
+/// the selected tiles.
+struct SelectedLogits {
   const uint64_t* tile_keys;
   const float* logits;  // [top_k, 192]
   ShardColumns columns;
   uint64_t floor;
 
-  __device__ __forceinline__ float Load(int32_t place) const { return logits[place]; }
-  __device__ __forceinline__ uint64_t Key(int32_t place, float logit) const {
-    if (LogitKey(logit, 0) <= floor) return 0;  // most: the rest is spared
-    const uint64_t tile_key = tile_keys[place / kTileColumns];
+  __device__ __forceinline__ float Load(int32_t index) const { return logits[index]; }
+  __device__ __forceinline__ uint64_t Key(int32_t index, float logit) const {
+    if (LogitKey(logit, 0) <= floor) return 0;  // true for most logits
+    const uint64_t tile_key = tile_keys[index / kTileColumns];
     if (tile_key == 0) return 0;
-    const int32_t column = LogitEntryOf(tile_key).id * kTileColumns + place % kTileColumns;
+    const int32_t column = LogitEntryOf(tile_key).id * kTileColumns + index % kTileColumns;
     return column < columns.count ? LogitKey(logit, columns.first_id + column) : 0;
   }
 };
 
-/// `keys` holds the row's tiles and gets its ids.
+/// Replaces the LogitKeys of each row's selected tiles in `keys` by those of its largest logits.
 __global__ void __launch_bounds__(kTopKThreads)
     SelectLogitsKernel(const float* logits, ShardColumns columns, int top_k, uint64_t* keys) {
   const int64_t row = blockIdx.x;
   uint64_t* const row_keys = keys + row * top_k;
   const int32_t num_columns = top_k * kTileColumns;
-  // All keys of logits as large as the least maximum lie above; 0 where there are fewer tiles.
-  const uint64_t least = row_keys[top_k - 1] >> 32;
-  const uint64_t floor = least == 0 ? 0 : (least << 32) - 1;
-  __syncthreads();  // before anyone writes the keys
-  FindTopK(PickedLogits{row_keys, logits + row * num_columns, columns, floor}, num_columns, top_k,
+  // Keys of logits that reach the smallest maximum exceed the floor. It is 0 if a row has fewer
+  // than top_k tiles.
+  const uint64_t min_of_max = row_keys[top_k - 1] >> 32;
+  const uint64_t floor = min_of_max == 0 ? 0 : (min_of_max << 32) - 1;
+  __syncthreads();  // all threads have read the key before it is overwritten
+  FindTopK(SelectedLogits{row_keys, logits + row * num_columns, columns, floor}, num_columns, top_k,
            {.floor = floor}, row_keys);
+}
+
+/// Inputs and outputs of the sort of (row, tile) pairs by tile. Tiles are counted from the shard's
+/// first.
+struct TileGroupsParams {
+  const uint64_t* tile_keys;  ///< [num_pairs], LogitKeys whose ids are tiles; 0 is an empty slot.
+  int32_t num_pairs;          ///< >= 1.
+  int32_t num_tiles;          ///< Tiles of the shard.
+  int32_t group_pairs;        ///< Most pairs of a group.
+  int32_t* starts;            ///< [num_tiles], scratch.
+  int32_t* ranks;             ///< [num_pairs], scratch.
+  int32_t* order;             ///< [num_pairs], written: pairs sorted by tile.
+  TileGroup* groups;          ///< [MaxTileGroups], written.
+  int32_t* num_groups;        ///< One number, written.
+};
+
+constexpr int kPairThreads = 256;
+constexpr int kCutThreads = 1024;
+
+__device__ __forceinline__ int32_t PairOfThread() {
+  return static_cast<int32_t>(blockIdx.x * kPairThreads + threadIdx.x);
+}
+
+__global__ void __launch_bounds__(kPairThreads) CountPairsKernel(const TileGroupsParams params) {
+  const int32_t pair = PairOfThread();
+  if (pair >= params.num_pairs) return;
+  const uint64_t key = params.tile_keys[pair];
+  if (key != 0) params.ranks[pair] = atomicAdd(params.starts + LogitEntryOf(key).id, 1);
+}
+
+/// Returns the sum of `value` over the threads before this one. All threads must call it.
+__device__ int2 SumBefore(int2 value) {
+  __shared__ int2 warp_sums[kCutThreads / 32];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  int2 sum = value;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int x = __shfl_up_sync(0xFFFFFFFFU, sum.x, offset);
+    const int y = __shfl_up_sync(0xFFFFFFFFU, sum.y, offset);
+    if (lane >= offset) sum = make_int2(sum.x + x, sum.y + y);
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  int2 before = make_int2(sum.x - value.x, sum.y - value.y);
+  for (int i = 0; i < warp; ++i) {
+    before = make_int2(before.x + warp_sums[i].x, before.y + warp_sums[i].y);
+  }
+  return before;
+}
+
+/// Turns the number of pairs of each tile into the tile's first index in `order`, and cuts the
+/// pairs into groups. Each thread processes consecutive tiles.
+__global__ void __launch_bounds__(kCutThreads) CutGroupsKernel(const TileGroupsParams params) {
+  const int32_t thread_tiles = (params.num_tiles + kCutThreads - 1) / kCutThreads;
+  const int32_t tile_begin =
+      min(static_cast<int32_t>(threadIdx.x) * thread_tiles, params.num_tiles);
+  const int32_t tile_end = min(tile_begin + thread_tiles, params.num_tiles);
+  int2 own = make_int2(0, 0);  // pairs, groups
+  for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int32_t count = params.starts[tile];
+    own.x += count;
+    own.y += (count + params.group_pairs - 1) / params.group_pairs;
+  }
+  int2 next = SumBefore(own);
+  if (threadIdx.x == kCutThreads - 1) *params.num_groups = next.y + own.y;
+  for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int32_t count = params.starts[tile];
+    for (int32_t done = 0; done < count; done += params.group_pairs) {
+      params.groups[next.y++] = {tile, next.x + done, min(count - done, params.group_pairs)};
+    }
+    params.starts[tile] = next.x;
+    next.x += count;
+  }
+}
+
+__global__ void __launch_bounds__(kPairThreads) OrderPairsKernel(const TileGroupsParams params) {
+  const int32_t pair = PairOfThread();
+  if (pair >= params.num_pairs) return;
+  const uint64_t key = params.tile_keys[pair];
+  if (key != 0) params.order[params.starts[LogitEntryOf(key).id] + params.ranks[pair]] = pair;
+}
+
+/// Enqueues the sort of (row, tile) pairs by tile. The order within a tile is unspecified.
+cudaError_t LaunchTileGroups(const TileGroupsParams& params, cudaStream_t stream) {
+  const auto blocks = static_cast<uint32_t>((params.num_pairs + kPairThreads - 1) / kPairThreads);
+  if (const cudaError_t error = cudaMemsetAsync(
+          params.starts, 0, static_cast<size_t>(params.num_tiles) * sizeof(int32_t), stream);
+      error != cudaSuccess) {
+    return error;
+  }
+  CountPairsKernel<<<blocks, kPairThreads, 0, stream>>>(params);
+  CutGroupsKernel<<<1, kCutThreads, 0, stream>>>(params);
+  OrderPairsKernel<<<blocks, kPairThreads, 0, stream>>>(params);
+  return cudaGetLastError();
 }
 
 int64_t NumShardTiles(const FusedPartialsParams& params) {
   return params.tile_end - params.tile_begin;
 }
 
-/// Most rows whose scratch fits, in parts of about the same size.
+/// Returns how many rows are searched at once: the rows are cut into the fewest parts of about
+/// equal size whose scratch fits the workspace.
 int64_t RowsAtOnce(const FusedTopKParams& params, int64_t num_tiles) {
   int64_t parts = 1;
   const int64_t num_rows = params.partials.num_rows;
@@ -108,6 +218,7 @@ bool IsValid(const FusedTopKParams& params) {
          partials.num_rows <= INT32_MAX / params.top_k && partials.tile_max != nullptr;
 }
 
+/// Enqueues the search of some rows, whose selected tiles are in `keys`.
 cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t rows,
                        cudaStream_t stream) {
   const int64_t num_tiles = NumShardTiles(params.partials);
@@ -117,23 +228,21 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
       pairs <= kFewPairs * num_tiles ? kTopKGroupPairsMin : kTopKGroupPairsMax;
   uint64_t* const keys = params.keys + row_begin * params.top_k;
   auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order_offset);
-  auto* const groups =
-      reinterpret_cast<internal::TileGroup*>(params.workspace + scratch.groups_offset);
+  auto* const groups = reinterpret_cast<TileGroup*>(params.workspace + scratch.groups_offset);
   auto* const num_groups = reinterpret_cast<int32_t*>(params.workspace + scratch.num_groups_offset);
-  auto* const places = reinterpret_cast<int32_t*>(params.workspace + scratch.places_offset);
+  auto* const starts = reinterpret_cast<int32_t*>(params.workspace + scratch.starts_offset);
   auto* const ranks = reinterpret_cast<int32_t*>(params.workspace + scratch.ranks_offset);
   auto* const logits = reinterpret_cast<float*>(params.workspace);
-  if (const cudaError_t error =
-          internal::LaunchTileGroups({.tile_keys = keys,
-                                      .num_pairs = static_cast<int32_t>(pairs),
-                                      .num_tiles = static_cast<int32_t>(num_tiles),
-                                      .group_pairs = static_cast<int32_t>(group_pairs),
-                                      .places = places,
-                                      .ranks = ranks,
-                                      .order = order,
-                                      .groups = groups,
-                                      .num_groups = num_groups},
-                                     stream);
+  if (const cudaError_t error = LaunchTileGroups({.tile_keys = keys,
+                                                  .num_pairs = static_cast<int32_t>(pairs),
+                                                  .num_tiles = static_cast<int32_t>(num_tiles),
+                                                  .group_pairs = static_cast<int32_t>(group_pairs),
+                                                  .starts = starts,
+                                                  .ranks = ranks,
+                                                  .order = order,
+                                                  .groups = groups,
+                                                  .num_groups = num_groups},
+                                                 stream);
       error != cudaSuccess) {
     return error;
   }

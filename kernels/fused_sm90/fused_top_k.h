@@ -12,25 +12,25 @@ namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchFusedTopK. Pointers are device memory and stay the caller's.
 struct FusedTopKParams {
-  /// What LaunchFusedPartials was given; `tile_max` must have been asked. The search is among these
-  /// tiles, and the rows are known: no row_count.
+  /// The parameters of a LaunchFusedPartials that computed `tile_max`. The search covers its tiles.
+  /// row_count must be null.
   FusedPartialsParams partials;
   int32_t top_k = 0;  ///< 1 to kTopKMax.
-  /// [num_rows, top_k], LogitKeys with ids of the whole vocabulary, best first; 0 marks a free
-  /// place.
+  /// [num_rows, top_k], LogitKeys with ids of the whole vocabulary, best first; 0 marks an empty
+  /// slot.
   uint64_t* keys = nullptr;
-  /// Scratch, 256-byte aligned. May be where tile_max, sums and entropy_sums lie, if those are no
-  /// longer needed; `keys` must lie outside.
+  /// Scratch memory, 256-byte aligned. May overlap tile_max, sums and entropy_sums if they are no
+  /// longer needed, but not `keys`.
   std::byte* workspace = nullptr;
-  /// At least TopKScratchOf one row and the shard's tiles; where it is less than that of all rows,
-  /// they are searched in parts.
+  /// At least the size that TopKScratchOf (top_k_scratch.h) returns for one row and the shard's
+  /// tiles. If it is less than for all rows, they are searched in parts.
   int64_t workspace_bytes = 0;
 };
 
-/// Enqueues the search for each row's largest logits on `stream` and returns without waiting. The
-/// k largest lie in the k tiles with the largest maxima (ties go to the lower column on both
-/// levels), so only those tiles' logits are made once more, with the same bits. The lists are those
-/// that LaunchTopK gives.
+/// Enqueues the search for each row's largest logits on `stream` and returns without waiting. The k
+/// largest logits lie in the k tiles with the largest maxima (in both cases ties go to the lower
+/// column), so only the logits of those tiles are recomputed, with the same bits. The lists are the
+/// same as LaunchTopK computes.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, cudaErrorNotSupported in a
 /// build without CUTLASS, else the launch's own error.

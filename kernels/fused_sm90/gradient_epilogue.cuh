@@ -1,29 +1,31 @@
 #pragma once
 
-// What becomes of a block tile's dot products in the backward pass: their gradient, in 16 bits.
+// GradientEpilogue: turns the dot products of a block tile into their gradients, in 16 bits.
 //
-// Idea      A probability is one 2^x of the logit once the row's sum is known, and the gradient two
-//           fused multiply-adds of it; the row's constants come ready
+// Idea      Given the row's sum, a probability is one 2^x of the logit, and the gradient two fused
+//           multiply-adds more. The row's constants are computed before
 //           (kernels/common/row_gradient.h).
-// Traffic   32 bytes a row in a row of constants, 2 bytes a column out, by whole sectors.
-// Numerics  fp32, rounded once to the element. Logits of -inf have the gradient 0, NaN stays NaN.
+// Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
+// Traffic   Reads 32 bytes of constants per row, writes 2 bytes per column in whole sectors.
+// Numerics  fp32, rounded once to the element. A logit of -inf has the gradient 0; NaN stays NaN.
+// Limits    As LaunchFusedGradient.
+// Source    Our own.
 
 #include <cstdint>
 
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/tile_epilogue.cuh"
-#include "kernels/fused_sm90/tile_store.cuh"
 
 namespace logprobd::kernels::internal {
 
-/// As FusedGradientParams, on the device; columns and tiles count from the launch's first.
+/// FusedGradientParams on the device. Columns and tiles are counted from the launch's first.
 template <class Element>
 struct GradientEpilogueParams {
   int32_t num_rows;
   int32_t num_columns;
   int32_t num_tiles;
-  int32_t first_column;  // of the launch, in the shard
+  int32_t first_column;  // First column of the launch, counted in the shard.
   LogitTransform transform;
   const float* bias;
   const float* mean_logit_weights;
@@ -42,6 +44,7 @@ class GradientEpilogue
  public:
   using Base::Base;
 
+  /// Processes a lane's logits of one row; `tile` counts from the launch's first tile.
   template <class Logits>
   __device__ __forceinline__ void TakeRow(const Logits& logits, int32_t row, int32_t tile,
                                           int32_t lane_column) {
@@ -49,6 +52,7 @@ class GradientEpilogue
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const RowGradient& constants = params_.rows[some_row];
+    // log2_scale, log2_sum, free, weighted; then target, target_column, mean.
     const float4 sums = *reinterpret_cast<const float4*>(&constants.log2_scale);
     const float4 extras = *reinterpret_cast<const float4*>(&constants.target);
     const int32_t first_column = tile_column + lane_column;

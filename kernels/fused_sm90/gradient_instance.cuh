@@ -1,7 +1,7 @@
 #pragma once
 
-// What the instances that make gradients are: a block tile, a dtype, with or without a logit
-// transform.
+// Definition of LaunchGradientInstance. The generated sources (instance.cu.in) instantiate it: for
+// a block tile and a dtype, with or without a logit transform.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/gradient_epilogue.cuh"
-#include "kernels/fused_sm90/gradient_instance.h"
 #include "kernels/fused_sm90/head_kernel.cuh"
 
 namespace logprobd::kernels::internal {
@@ -21,7 +21,7 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
   using Element = cute::conditional_t<kDtype == Dtype::kBf16, __nv_bfloat16, __half>;
   const FusedPartialsParams& head = params.head;
   const int64_t first_column = head.tile_begin * kTileColumns;
-  const auto after = [&](const float* columns) {
+  const auto from_first_column = [&](const float* columns) {
     return columns == nullptr ? nullptr : columns + first_column;
   };
   const GradientEpilogueParams<Element> epilogue = {
@@ -30,8 +30,8 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
       static_cast<int32_t>(head.tile_end - head.tile_begin),
       static_cast<int32_t>(first_column),
       head.transform,
-      after(head.bias),
-      after(params.mean_logit_weights),
+      from_first_column(head.bias),
+      from_first_column(params.mean_logit_weights),
       params.rows,
       static_cast<Element*>(params.gradients),
       params.gradient_stride};

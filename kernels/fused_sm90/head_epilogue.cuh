@@ -1,12 +1,16 @@
 #pragma once
 
-// What becomes of a block tile's dot products: partials, straight from the registers.
+// HeadEpilogue: turns the dot products of a block tile into partials while they are in registers.
 //
-// Idea      A quad of lanes holds a row's 192 sums of a tile, 48 a lane: maximum, exponent and sums
-//           need two butterfly steps each and no shared memory.
-// Traffic   16 bytes a row and tile; a warp writes eight rows at once.
-// Numerics  kernels/common/tile_sums.cuh. Logits of -inf (masked columns too) make 0 * inf: sums
-//           are then taken again with a floor, which leaves the bits of others alone.
+// Idea      A quad of lanes holds the 192 accumulators of a row of a tile, 48 per lane. The maximum,
+//           and then the sums, need two butterfly steps each and no shared memory.
+// Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
+// Traffic   Writes 16 bytes per row and tile, a warp eight rows at once; 384 bytes more when
+//           exponentials are cached.
+// Numerics  kernels/common/tile_sums.cuh. A logit of -inf (also a masked column) produces 0 * inf;
+//           the sums are then computed again with a floor, which does not change finite terms.
+// Limits    As LaunchFusedPartials.
+// Source    Our own.
 
 #include <cstdint>
 
@@ -14,11 +18,11 @@
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/tile_epilogue.cuh"
-#include "kernels/fused_sm90/tile_store.cuh"
 
 namespace logprobd::kernels::internal {
 
-/// As FusedPartialsParams, on the device; tiles of the whole vocabulary index the partials.
+/// FusedPartialsParams on the device. Pointers to partials are offset so that tiles of the whole
+/// vocabulary index them.
 struct HeadEpilogueParams {
   int32_t num_rows;
   int32_t vocab_size;
@@ -50,6 +54,7 @@ class HeadEpilogue
  public:
   using Base::Base;
 
+  /// Processes a lane's logits of one row; `tile_of_launch` counts from the launch's first tile.
   template <class Logits>
   __device__ __forceinline__ void TakeRow(const Logits& logits, int32_t row, int32_t tile_of_launch,
                                           int32_t lane_column) {
@@ -59,10 +64,10 @@ class HeadEpilogue
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const int32_t tile_column = tile * kTileColumns;
     const int32_t first_column = tile_column + lane_column;
-    // What is compared last is asked for first: it comes from the second-level cache.
+    // These loads start early because they are answered by the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
-    int32_t level = kEmptyExponent;
-    if constexpr (kCachesExponentials && !kTransforms) level = LevelOf(some_row);
+    int32_t reference = kEmptyExponent;
+    if constexpr (kCachesExponentials && !kTransforms) reference = ReferenceOf(some_row);
     if constexpr (kTransforms) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
@@ -90,8 +95,9 @@ class HeadEpilogue
     const auto no_visit = [](int, const float4&) {};
     ChainSums sums;
     if constexpr (kCachesExponentials && !kTransforms) {
-      const PowerStore keep = ExponentialsTo(some_row, tile, lane_column, has_row, origin, level);
-      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, keep);
+      const ExponentialStore store =
+          ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
+      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, store);
     } else if (!kCachesExponentials && params_.wants_sum_squares) {
       sums = logits.template TileSumsOf<true>(origin, *scale_at, scale_at, no_visit);
     } else {
@@ -99,14 +105,19 @@ class HeadEpilogue
     }
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
     if constexpr (kCachesExponentials && kTransforms) {
-      // Powers are made anew: with what transforms take, no registers are left beside the sums.
-      level = LevelOf(some_row);
-      const PowerStore keep = ExponentialsTo(some_row, tile, lane_column, has_row, origin, level);
+      // The exponentials are computed again: transforms leave no registers to write them while the
+      // sums are computed.
+      reference = ReferenceOf(some_row);
+      const ExponentialStore store =
+          ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
       const float log2_scale = *scale_at;
-      const auto power = [&](int i) { return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k)); };
+      const auto exponential = [&](int i) {
+        return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k));
+      };
 #pragma unroll
       for (int i = 0; i < Logits::kCount; i += 4) {
-        keep(i, make_float4(power(i), power(i + 1), power(i + 2), power(i + 3)));
+        store(i, make_float4(exponential(i), exponential(i + 1), exponential(i + 2),
+                             exponential(i + 3)));
       }
     }
     if (writes && params_.tile_max != nullptr) {
@@ -128,15 +139,16 @@ class HeadEpilogue
   }
 
  private:
-  __device__ __forceinline__ int32_t LevelOf(int32_t row) const {
+  /// Returns the reference exponent of a row; kEmptyExponent if it has none.
+  __device__ __forceinline__ int32_t ReferenceOf(int32_t row) const {
     return params_.exponentials.reference_sums == nullptr
                ? kEmptyExponent
                : params_.exponentials.reference_sums[row].exponent;
   }
 
-  /// Writes exponentials relative to a tile's k as exponentials relative to 2^e
-  /// (CachedExponentials).
-  struct PowerStore {
+  /// Converts exponentials relative to a tile's k to exponentials relative to e
+  /// (CachedExponentials) and writes them.
+  struct ExponentialStore {
     TileRowStore<__nv_bfloat16> store;
     float factor;  // 2^(k - e)
 
@@ -147,28 +159,30 @@ class HeadEpilogue
     }
   };
 
-  /// `level` is the row's, or an exponent that is not real.
-  __device__ __forceinline__ PowerStore ExponentialsTo(int32_t row, int32_t tile,
-                                                       int32_t lane_column, bool has_row,
-                                                       const TileOrigin& origin,
-                                                       int32_t level) const {
+  /// Writes the exponent e of a row of a tile and returns the store of its exponentials.
+  /// `reference` is the row's reference exponent, or an exponent that is not real.
+  __device__ __forceinline__ ExponentialStore ExponentialsTo(int32_t row, int32_t tile,
+                                                             int32_t lane_column, bool has_row,
+                                                             const TileOrigin& origin,
+                                                             int32_t reference) const {
     const CachedExponentials& exponentials = params_.exponentials;
     int32_t exponent = origin.is_real ? origin.exponent : kEmptyExponent;
     float factor = 1.0F;
-    const bool has_level = level != kEmptyExponent && level != kNonfiniteExponent;
-    if (origin.is_real && has_level && exponent <= level + kReferenceReach) {
+    const bool has_reference = reference != kEmptyExponent && reference != kNonfiniteExponent;
+    if (origin.is_real && has_reference && exponent <= reference + kReferenceReach) {
       constexpr int kBias = 127;
-      // Exact; 0 where exponentials would be that small.
-      factor = __int_as_float((max(exponent - level, -kBias) + kBias) << 23);
-      exponent = level;
+      // 2^(k - e), exactly; 0 below the normal range.
+      factor = __int_as_float((max(exponent - reference, -kBias) + kBias) << 23);
+      exponent = reference;
     }
     if (has_row && lane_column == 0) {
       exponentials.exponents[row * exponentials.exponent_stride + tile] = exponent;
     }
-    const int64_t place = row * exponentials.row_tiles + tile;
-    return {{exponentials.values + place * kTileColumns, lane_column, has_row}, factor};
+    const int64_t cached_tile = row * exponentials.row_tiles + tile;
+    return {{exponentials.values + cached_tile * kTileColumns, lane_column, has_row}, factor};
   }
 
+  /// Writes the target's logit if this lane owns its column.
   template <class Logits>
   __device__ __forceinline__ void StoreTarget(const Logits& logits, int32_t row,
                                               int32_t tile_column, int32_t lane_column) {
@@ -185,12 +199,13 @@ class HeadEpilogue
     params_.target_logits[row] = target_logit;
   }
 
-  /// The upper half of the row's key: its largest logit so far.
+  /// Returns the upper half of the row's max_keys entry: OrderedBits of its largest logit so far.
   __device__ __forceinline__ uint32_t BestOf(int32_t row) const {
     return reinterpret_cast<const volatile uint32_t*>(params_.max_keys + row)[1];
   }
 
-  /// Most tiles are passed over: their maximum is below what another tile has given already.
+  /// Raises the row's max_keys entry. Most tiles return early: another tile already has a larger
+  /// logit.
   template <class Logits>
   __device__ __forceinline__ void RaiseMax(const Logits& logits, int32_t row, float max_logit,
                                            int32_t first_column, uint32_t best) {
@@ -205,6 +220,7 @@ class HeadEpilogue
               LogitKey(max_logit, first_column + column));
   }
 
+  /// Raises the row's min_keys entry.
   template <class Logits>
   __device__ __forceinline__ void RaiseMin(const Logits& logits, int32_t row,
                                            int32_t first_column) {

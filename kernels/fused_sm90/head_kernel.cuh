@@ -1,8 +1,9 @@
 #pragma once
 
-// CUTLASS's kernel around our producer and an epilogue of ours. Its template arguments are all the
-// difference that there is between instances, so that no two share a name: the linker would keep
-// one of them and run it for both.
+// CUTLASS's GEMM kernel with our mainloop (head_mainloop.cuh), epilogue and scheduler.
+//
+// Every difference between two instances must be a template argument of HeadKernel. If two source
+// files defined kernels with the same mangled name, the linker would keep one and use it for both.
 
 #include <cuda_runtime_api.h>
 
@@ -19,6 +20,7 @@
 
 namespace logprobd::kernels::internal {
 
+/// Assembles the types of one kernel.
 template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 struct HeadKernel {
   static_assert(kDtype != Dtype::kF32);
@@ -44,8 +46,8 @@ struct HeadKernel {
                                            Mainloop, Epilogue, RowSchedulerTag>;
 };
 
-/// Enqueues the products of the operands in `params`, which have been checked; what becomes of them
-/// is the epilogue's.
+/// Enqueues the products of the operands in `params`, which have been checked. The epilogue
+/// processes the results.
 template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoice& choice,
                              const typename EpilogueOp::Arguments& epilogue, cudaStream_t stream) {

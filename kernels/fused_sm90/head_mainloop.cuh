@@ -1,10 +1,15 @@
 #pragma once
 
-// The loads of hidden rows and weight rows into shared memory; the products are CUTLASS's.
+// HeadMainloop: loads hidden rows and weight rows into shared memory; CUTLASS multiplies them.
 //
-// Idea      A collective of CUTLASS whose producer is ours: hidden rows may hold several terms, one
-//           after another along K, and the weight is then read once for each; and a weight that is
-//           read by one block alone need not stay in the second-level cache.
+// Idea      A CUTLASS collective with its own producer, for two reasons. A hidden row may consist of
+//           several splits, one after another along K; the weight is then read once per split. And
+//           when only one block reads a weight tile, the weight need not stay in the second-level
+//           cache.
+// Work      One elected thread of the producer warp issues the TMA loads.
+// Traffic   Per step of 64 along K: 128 bytes per row and per column of the block tile; blocks of a
+//           cluster share one load of the weight.
+// Source    Our own, derived from CUTLASS's warp-specialised TMA mainloop.
 
 #include <cstdint>
 
@@ -29,11 +34,12 @@ struct HeadMainloop : Base {
   static_assert(cute::is_same_v<GmemTiledCopyA, cute::SM90_TMA_LOAD>);
 
   struct Arguments : Base::Arguments {
-    int32_t weight_depth = 0;  ///< K of the weight; the problem's K is that of the hidden rows.
-    bool reads_weight_once = false;
+    int32_t weight_depth =
+        0;  ///< K of the weight; the problem's K counts all splits of a hidden row.
+    bool reads_weight_once = false;  ///< True when only one block reads each weight tile.
   };
   struct Params : Base::Params {
-    int32_t weight_steps = 0;
+    int32_t weight_steps = 0;  ///< Steps along K of the weight.
     cute::TMA::CacheHintSm90 hidden_hint;
     cute::TMA::CacheHintSm90 weight_hint;
   };
@@ -56,7 +62,7 @@ struct HeadMainloop : Base {
     return params;
   }
 
-  /// One thread's work: fills stage after stage as the consumers free them.
+  /// Fills one stage after another as the consumers free them; one elected thread does the work.
   template <class HiddenTensor, class WeightTensor, class StepIterator, class Coordinate>
   CUTLASS_DEVICE void load(const Params& params, MainloopPipeline pipeline, PipelineState write,
                            const cute::tuple<HiddenTensor, WeightTensor>& inputs,

@@ -1,32 +1,33 @@
-// ListedLogitsKernel: the logits of listed (row, id) pairs.
+// ListedLogitsKernel: computes the logits of listed (row, id) pairs.
 //
-// Idea      Eight pairs are the diagonal of one small product: the other 56 sums, and half of the
-//           instruction's rows, are thrown away. What counts is reading the weight's rows.
-// Work      A warp for eight pairs; a lane reads 8 bytes of a row at a time.
-// Traffic   A row of weight and a row of hidden a pair; the latter from a cache where pairs of one
-//           row stand together.
-// Numerics  mma.sync sums 16 products at a time into fp32 as wgmma does: a test holds both to the
-//           same bits. Within the 16 the order does not show, so a lane takes four neighbours.
-// Limits    2^31 pairs a launch.
+// Idea      The dot products of eight pairs are the diagonal of one small matrix product. The other
+//           56 sums, and half of the instruction's rows, are discarded: reading the weight's rows
+//           dominates the time.
+// Work      One warp per eight pairs; a lane reads 8 bytes of a row at a time.
+// Traffic   One weight row and one hidden row per pair; the hidden row comes from a cache when pairs
+//           of the same row are adjacent.
+// Numerics  mma.sync adds 16 products at a time to an fp32 sum, as wgmma does; a test requires the
+//           same bits. The order of the 16 does not affect the sum, so a lane owns four neighbours.
+// Limits    2^31 - 1 pairs per launch.
 // Source    Our own; the layout of fragments is PTX's (mma.m16n8k16).
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/listed_logits.h"
-#include "kernels/fused_sm90/operands.h"
 
 namespace logprobd::kernels {
 namespace {
 
 constexpr int kBlockThreads = 256;
-constexpr int kSmBlocks = 3;  // registers for the loads in flight count more than warps
+constexpr int kSmBlocks = 3;  // few blocks, so that registers suffice for the loads in flight
 constexpr int kWarpPairs = 8;
 constexpr int kBlockPairs = kBlockThreads / 32 * kWarpPairs;
 constexpr int kStep = 16;
 constexpr int kLaneElements = 4;
 constexpr int kUnroll = 8;  // steps whose loads are in flight
 
-/// sums += a b^T for eight rows of a and eight rows of b.
+/// Computes sums += a b^T for eight rows of a and eight rows of b.
 template <Dtype kDtype>
 __device__ __forceinline__ void AddProducts(float (&sums)[4], uint2 a, uint2 b) {
   if constexpr (kDtype == Dtype::kBf16) {
@@ -44,14 +45,15 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], uint2 a, uint2 b) 
   }
 }
 
-/// Four elements of a row. Volatile: the compiler would save registers by loading late.
+/// Loads four elements of a row. The asm is volatile because the compiler would otherwise delay the
+/// load to save registers.
 __device__ __forceinline__ uint2 LoadFour(const uint16_t* from) {
   uint2 value;
   asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(from));
   return value;
 }
 
-/// Four elements of a row, zero from the `count`-th on.
+/// Loads the first `count` of four elements of a row; the others are zero.
 __device__ __forceinline__ uint2 LoadUpTo(const uint16_t* from, int64_t count) {
   if (count <= 0) return make_uint2(0, 0);
   uint2 value = LoadFour(from);
@@ -85,12 +87,12 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
   const int64_t lane_begin = in_quad * kLaneElements;
   const uint16_t* weight = static_cast<const uint16_t*>(partials.weight) + lane_begin;
   const uint16_t* hidden = static_cast<const uint16_t*>(partials.hidden) + lane_begin;
-  if (exists) {  // others read the first row of both, for nothing
+  if (exists) {  // the other lanes read the first rows; their sums are not used
     weight += (id - partials.tile_begin * kTileColumns) * partials.weight_stride;
     hidden += row * partials.hidden_stride;
   }
   float sums[4] = {0, 0, 0, 0};
-  for (int term = 0; term < partials.num_splits; ++term) {
+  for (int split = 0; split < partials.num_splits; ++split) {
     int64_t k = 0;
     for (; k + kStep * kUnroll <= partials.hidden_size; k += kStep * kUnroll) {
       uint2 a[kUnroll];
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
     }
     hidden += SplitPitch(partials.hidden_size);
   }
-  // Pair p's own sum is element p of row p.
+  // The sum of pair p is element p of row p of the product.
   if (in_quad != quad / 2 || !exists) return;
   const float bias = partials.bias == nullptr ? 0.0F : partials.bias[id];
   params.logits[pair] = LogitOf(quad % 2 == 0 ? sums[0] : sums[1], bias, partials.transform);

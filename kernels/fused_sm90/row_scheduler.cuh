@@ -1,12 +1,12 @@
 #pragma once
 
-// Which block takes which tile, where the number of rows may stand in device memory.
+// RowScheduler: assigns tiles to blocks; the number of rows may be a number in device memory.
 //
-// Idea      CUTLASS's persistent scheduler with its order, but a count of tiles that is taken when
-//           the kernel runs: the host need not wait for a number of rows that the GPU finds.
-// Work      Every thread asks for itself, once a tile.
-// Traffic   8 bytes a tile and thread, from the first-level cache.
-// Numerics  None: the order of tiles moves no bits.
+// Idea      CUTLASS's persistent scheduler with the same order, but the number of tiles is read when
+//           the kernel runs: the host need not wait for a number of rows that the GPU computes.
+// Work      Every thread computes its tile itself, once per tile.
+// Traffic   8 bytes per tile and thread, from the first-level cache.
+// Numerics  None: the order of tiles does not affect any bit.
 // Limits    2^31 - 1 tiles.
 // Source    The order is that of CUTLASS's static persistent scheduler; the rest our own.
 
@@ -19,7 +19,7 @@
 
 namespace logprobd::kernels::internal {
 
-/// Clusters lie along the rows.
+/// A CUTLASS tile scheduler whose clusters extend along the rows.
 template <class TileShape, class ClusterShape>
 class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
@@ -27,7 +27,8 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
  public:
   using typename Base::WorkTileInfo;
   struct Arguments : Base::Arguments {
-    const int64_t* num_rows = nullptr;  ///< Device memory, at most the problem's; null: these.
+    const int64_t* num_rows =
+        nullptr;  ///< Device memory, at most the problem's rows; null: the problem's rows.
   };
   struct Params : Base::Params {
     const int64_t* num_rows = nullptr;
@@ -66,7 +67,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
     uint32_t log_swizzle = params_.log_swizzle_size_;
     if (!IsAlongRows()) {
-      // As the host would have chosen it: no group of rows has empty tiles.
+      // The host would choose the same swizzle for this number of rows: no group has empty tiles.
       while (row_clusters % (1U << log_swizzle) != 0) --log_swizzle;
     }
     const uint32_t major_size = IsAlongRows() ? row_clusters : columns;
@@ -81,12 +82,12 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
             static_cast<int32_t>(column), 0, true};
   }
 
-  /// The base's would read the base's members, which only its own constructor sets.
+  /// Deleted because the base's version reads members that only the base's constructor sets.
   CUTLASS_DEVICE bool is_last_tile(const WorkTileInfo&, uint32_t count = 1) const = delete;
 
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { block_ += num_blocks_ * count; }
 
-  /// Kernels give a pipeline that another scheduler would need, or none.
+  /// Kernels may pass a pipeline, which other schedulers need; it is ignored.
   template <class... Pipeline>
   CUTLASS_DEVICE auto fetch_next_work(const WorkTileInfo&, const Pipeline&...) {
     advance_to_next_work();
@@ -113,7 +114,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   uint32_t num_blocks_ = 0;
 };
 
-/// Names RowScheduler among CUTLASS's.
+/// Tag by which CUTLASS's TileSchedulerSelector finds RowScheduler.
 struct RowSchedulerTag {};
 
 }  // namespace logprobd::kernels::internal

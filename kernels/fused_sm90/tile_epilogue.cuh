@@ -1,10 +1,12 @@
 #pragma once
 
-// What CUTLASS's kernels ask of an epilogue that takes dot products straight from the registers.
+// TileEpilogue: the interface that CUTLASS's kernels require of an epilogue, for epilogues that
+// read dot products from the accumulator registers.
 //
-// Idea      The parts that nothing is done in, once for all epilogues: what is left of each is what
-//           becomes of a row in a tile.
-// Work      A thread serves two rows, eight apart, of every 64 rows of its warpgroup.
+// Idea      Base class of HeadEpilogue and GradientEpilogue. A derived class implements only what
+//           happens to one row of one tile; the members that CUTLASS requires and that do nothing
+//           here are in this class.
+// Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +18,10 @@
 
 namespace logprobd::kernels::internal {
 
-/// EpilogueParams has num_rows and num_tiles, of the launch. Derived has
-/// `TakeRow(logits, row, tile, lane_column)`: a lane's logits (lane_logits.cuh) of a row in a tile,
-/// counted from the launch's first. Rows from num_rows on come too: their quads shuffle.
+/// EpilogueParams must have `num_rows` and `num_tiles` of the launch. Derived must have
+/// `TakeRow(logits, row, tile, lane_column)`, which processes a lane's logits (lane_logits.cuh) of
+/// one row of one tile, counted from the launch's first tile. It is also called for rows at or
+/// beyond num_rows, because their quads take part in the shuffles of the warp.
 template <class Derived, class EpilogueParams>
 class TileEpilogue {
  public:
@@ -50,7 +53,7 @@ class TileEpilogue {
                                  cute::Tensor<Engine, Layout>& dots, const Mma& mma, const Residue&,
                                  int thread, char*) {
     const int32_t tile = cute::get<1>(coordinate);
-    if (tile >= params_.num_tiles) return;  // beyond the problem
+    if (tile >= params_.num_tiles) return;  // outside the problem
     ForEachRow(BlockShape{}, coordinate, dots, mma, thread, params_.num_rows,
                [&](const auto& logits, int32_t row, int32_t lane_column) {
                  static_cast<Derived*>(this)->TakeRow(logits, row, tile, lane_column);

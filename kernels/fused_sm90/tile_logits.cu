@@ -1,14 +1,15 @@
-// TileLogitsKernel: the logits of listed (row, tile) pairs, made once more.
+// TileLogitsKernel: recomputes the logits of listed (row, tile) pairs.
 //
-// Idea      A group of rows that want the same tile is one block's product: the rows are gathered,
-//           the tile's weight rows lie together.
-// Work      A block of up to kRows rows x 192 columns, a warpgroup for every 64 rows; steps of 64
-//           along the hidden size through a ring of stages that all threads fill.
-// Traffic   24 KiB of weight and 128 bytes a row in a step; rows that are not there are not
+// Idea      One block multiplies a group of rows by the tile that they share: the hidden rows are
+//           gathered, the tile's weight rows are contiguous.
+// Work      One block per group: up to kRows rows x 192 columns, one warpgroup per 64 rows. It steps
+//           along the hidden dimension by 64, through a ring of stages that all threads fill.
+// Traffic   24 KiB of weight per step and 128 bytes per row and step; rows that do not exist are not
 //           read.
-// Numerics  The products and their order are the fused kernel's (wgmma, 16 at a time), so its bits.
-// Limits    Those of LaunchFusedPartials.
-// Source    Our own, on CUTLASS's wrappers of the instructions.
+// Numerics  The products and their order are those of the fused kernel (wgmma, 16 at a time), and so
+//           are the bits.
+// Limits    As LaunchFusedPartials.
+// Source    Our own, with CUTLASS's wrappers of the instructions.
 
 #include <cstdint>
 
@@ -23,35 +24,37 @@
 namespace logprobd::kernels::internal {
 namespace {
 
-constexpr int kStep = 64;        // along the hidden size
-constexpr int kChunkBytes = 16;  // of one asynchronous copy
-constexpr int kRowChunks = 8;    // of a row and step
+constexpr int kStep = 64;        // elements along the hidden dimension
+constexpr int kChunkBytes = 16;  // bytes of one asynchronous copy
+constexpr int kRowChunks = 8;    // chunks of a row per step
 constexpr int kRowBytes = kRowChunks * kChunkBytes;
 constexpr int kChunkElements = kChunkBytes / 2;
 static_assert(kStep == kSplitAlignment);
 
+/// Parameters of the kernel. The weight starts with the shard's first column.
 struct DeviceParams {
   const std::byte* hidden;
-  int64_t hidden_pitch;  // bytes, as the next
-  int64_t weight_pitch;
+  int64_t hidden_pitch;  // bytes from one hidden row to the next
+  int64_t weight_pitch;  // bytes from one weight row to the next
   const std::byte* weight;
-  int32_t weight_columns;  // columns of the vocabulary from the weight's first on
+  int32_t weight_columns;  // columns from the weight's first to the end of the vocabulary
   int32_t hidden_size;
   int32_t num_splits;
   int32_t pairs_per_row;
   LogitTransform transform;
-  const float* bias;  // of the weight's columns
+  const float* bias;  // [weight_columns], or null
   const int32_t* order;
   const TileGroup* groups;
   const int32_t* num_groups;
   float* logits;
 };
 
+/// Shared-memory layout and instructions of one block's product.
 template <int kRows, class Element>
 struct TileProduct {
   static constexpr int kThreads = kRows * 2;
   static constexpr int kStages = kRows == 192 ? 4 : 6;
-  static constexpr int kAhead = kStages - 1;  // steps whose loads are under way
+  static constexpr int kAhead = kStages - 1;  // steps whose loads are in flight
   static constexpr int kHiddenBytes = kRows * kRowBytes;
   static constexpr int kWeightBytes = kTileColumns * kRowBytes;
   static constexpr int kSharedBytes = kStages * (kHiddenBytes + kWeightBytes);
@@ -66,7 +69,7 @@ struct TileProduct {
       cute::Layout<cute::Shape<cute::Int<kRows / 64>, cute::_1, cute::_1>>{}));
 };
 
-/// Copies the first `bytes` of 16 and fills up with zeros.
+/// Copies the first `bytes` of a 16-byte chunk and fills the rest with zeros.
 __device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, int32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
@@ -82,8 +85,8 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   std::byte* const hidden_stages = stages;
   std::byte* const weight_stages = stages + kStages * Product::kHiddenBytes;
 
-  // A thread copies one chunk of every kRows / 4-th row: chunk c of row r lies at c ^ (r % 8),
-  // which is what the 128-byte swizzle asks for.
+  // A thread copies one chunk of every (kRows / 4)-th row. The 128-byte swizzle stores chunk c of
+  // row r at index c ^ (r % 8).
   constexpr int kRowStride = Product::kThreads / kRowChunks;
   constexpr int kHiddenCopies = kRows / kRowStride;
   constexpr int kWeightCopies = kTileColumns / kRowStride;
@@ -91,9 +94,10 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   const int thread = static_cast<int>(threadIdx.x);
   const int chunk = thread % kRowChunks;
   const int first_row = thread / kRowChunks;
-  const uint32_t place = first_row * kRowBytes + (chunk ^ (first_row % kRowChunks)) * kChunkBytes;
-  const uint32_t hidden_to = cast_smem_ptr_to_uint(hidden_stages) + place;
-  const uint32_t weight_to = cast_smem_ptr_to_uint(weight_stages) + place;
+  const uint32_t offset_in_stage =
+      first_row * kRowBytes + (chunk ^ (first_row % kRowChunks)) * kChunkBytes;
+  const uint32_t hidden_to = cast_smem_ptr_to_uint(hidden_stages) + offset_in_stage;
+  const uint32_t weight_to = cast_smem_ptr_to_uint(weight_stages) + offset_in_stage;
   const std::byte* hidden_from[kHiddenCopies];
 #pragma unroll
   for (int i = 0; i < kHiddenCopies; ++i) {
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       const int stage = step % kStages;
 #pragma unroll
       for (int i = 0; i < kHiddenCopies; ++i) {
-        if (hidden_from[i] == nullptr) continue;  // sums of rows that are not there are not used
+        if (hidden_from[i] == nullptr) continue;  // sums of rows that do not exist are not used
         const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes : -chunk * kChunkBytes;
         CopyChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
                   hidden_from[i] + offset, bytes);
@@ -132,7 +136,7 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       }
       if (++weight_step == weight_steps) weight_step = 0;
     }
-    cp_async_fence();  // also where there is nothing to load: groups are counted
+    cp_async_fence();  // also without loads, because cp_async_wait counts the groups
   };
 
   typename Product::Mma mma;
@@ -146,14 +150,14 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   Tensor dots = partition_fragment_C(mma, Shape<Int<kRows>, Int<kTileColumns>>{});
   clear(dots);
 
-  const bool multiplies = thread / 128 * 64 < group.count;  // the same for a whole warpgroup
+  const bool multiplies = thread / 128 * 64 < group.count;  // uniform within a warpgroup
   for (int32_t step = 0; step < Product::kAhead; ++step) load(step);
   CUTLASS_PRAGMA_NO_UNROLL
   for (int32_t step = 0; step < num_steps; ++step) {
     cp_async_wait<Product::kAhead - 1>();
-    cutlass::arch::fence_view_async_shared();  // what was copied is read by the tensor cores
+    cutlass::arch::fence_view_async_shared();  // makes the copies visible to the tensor cores
     warpgroup_wait<0>();
-    __syncthreads();  // all are done with step - 1, whose stage is the next to be filled
+    __syncthreads();  // all threads are done with step - 1, whose stage is filled next
     if (multiplies) {
       warpgroup_fence_operand(dots);
       warpgroup_arrive();

@@ -5,24 +5,34 @@
 #include <cstdint>
 
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/fused_sm90/tile_groups.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 
 namespace logprobd::kernels::internal {
 
-/// Inputs and outputs of LaunchTileLogits, in device memory.
+/// Pairs (row, tile) of the same tile that one block multiplies: order[begin, begin + count). The
+/// tile is counted from the shard's first.
+struct TileGroup {
+  int32_t tile;
+  int32_t begin;
+  int32_t count;
+};
+static_assert(sizeof(TileGroup) == kTopKGroupBytes);
+
+/// Inputs and outputs of LaunchTileLogits. All pointers except `partials` are device memory.
 struct TileLogitsParams {
-  const FusedPartialsParams* partials = nullptr;  ///< Host; rows, weight and transform are used.
+  const FusedPartialsParams* partials = nullptr;  ///< Host; rows, weight and transform are read.
   int64_t row_begin = 0;                          ///< Row of pair 0.
   int32_t pairs_per_row = 0;
-  const int32_t* order = nullptr;
-  const TileGroup* groups = nullptr;
-  const int32_t* num_groups = nullptr;
-  int64_t num_groups_max = 0;
-  int32_t group_pairs = 0;  ///< 64 or 192; bits are the same.
-  float* logits = nullptr;  ///< [pairs, 192]; columns beyond the vocabulary hold anything.
+  const int32_t* order = nullptr;       ///< [pairs], pairs sorted by tile.
+  const TileGroup* groups = nullptr;    ///< [*num_groups]
+  const int32_t* num_groups = nullptr;  ///< One number.
+  int64_t num_groups_max = 0;           ///< Upper bound of *num_groups, known to the host.
+  int32_t group_pairs = 0;              ///< Most pairs of a group, 64 or 192; same bits.
+  float* logits = nullptr;  ///< [pairs, 192]; columns beyond the vocabulary are unspecified.
 };
 
-/// Enqueues the logits of listed (row, tile) pairs: the bits that the fused kernel had.
+/// Enqueues the logits of listed (row, tile) pairs. They have the bits that the fused kernel
+/// computes.
 [[nodiscard]] cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels::internal

@@ -7,27 +7,29 @@
 
 namespace logprobd::kernels {
 
-/// Scratch of LaunchFusedTopK for some rows at once: byte offsets of its parts behind the logits
-/// [rows, top_k, 192], 256-byte aligned. Plain C++, so that a plan can be made without a GPU.
+/// Layout of the scratch memory of LaunchFusedTopK for the rows that it searches at once. The
+/// scratch starts with the logits [rows, top_k, 192]; the other parts follow at these byte offsets,
+/// 256-byte aligned. Plain C++, so that memory can be planned without a GPU.
 struct TopKScratch {
   int64_t order_offset = 0;       ///< int32 [rows, top_k]: pairs sorted by tile.
   int64_t groups_offset = 0;      ///< TileGroup [MaxTileGroups]
   int64_t num_groups_offset = 0;  ///< int32
-  int64_t places_offset = 0;      ///< int32 [num_tiles]
-  int64_t ranks_offset = 0;       ///< int32 [rows, top_k]
-  int64_t size_bytes = 0;         ///< Of all; never less for more rows.
+  int64_t starts_offset = 0;      ///< int32 [num_tiles]: first index in `order` of each tile.
+  int64_t ranks_offset = 0;       ///< int32 [rows, top_k]: index of a pair within its tile.
+  int64_t size_bytes = 0;         ///< Total size; it does not decrease with more rows.
 };
 
 /// Fewest (row, tile) pairs that a block multiplies together.
 inline constexpr int64_t kTopKGroupPairsMin = 64;
+/// Size of a TileGroup.
 inline constexpr int64_t kTopKGroupBytes = 12;
 
-/// Most groups that pairs are cut into, `group_pairs` of one tile each.
+/// Upper bound of the number of groups when each holds up to `group_pairs` pairs of one tile.
 constexpr int64_t MaxTileGroups(int64_t num_pairs, int64_t num_tiles, int64_t group_pairs) {
   return num_pairs / group_pairs + std::min(num_pairs, num_tiles);
 }
 
-/// `num_tiles` to search: the shard's.
+/// Returns the layout for `num_rows` rows; `num_tiles` is the number of tiles of the shard.
 constexpr TopKScratch TopKScratchOf(int64_t num_rows, int32_t top_k, int64_t num_tiles) {
   const auto align = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t pairs = num_rows * top_k;
@@ -36,8 +38,8 @@ constexpr TopKScratch TopKScratchOf(int64_t num_rows, int32_t top_k, int64_t num
   scratch.order_offset = align(pairs * kTileColumns * int64_t{sizeof(float)});
   scratch.groups_offset = scratch.order_offset + align(pairs * int64_t{sizeof(int32_t)});
   scratch.num_groups_offset = scratch.groups_offset + align(groups * kTopKGroupBytes);
-  scratch.places_offset = scratch.num_groups_offset + align(int64_t{sizeof(int32_t)});
-  scratch.ranks_offset = scratch.places_offset + align(num_tiles * int64_t{sizeof(int32_t)});
+  scratch.starts_offset = scratch.num_groups_offset + align(int64_t{sizeof(int32_t)});
+  scratch.ranks_offset = scratch.starts_offset + align(num_tiles * int64_t{sizeof(int32_t)});
   scratch.size_bytes = scratch.ranks_offset + align(pairs * int64_t{sizeof(int32_t)});
   return scratch;
 }

@@ -1,13 +1,14 @@
-// CachedGradientsKernel: 2^(y - k) of every logit, kept by the forward pass -> its gradient.
+// CachedGradientsKernel: turns cached exponentials 2^(y - k) into gradients of the dot products.
 //
-// Idea      p = 2^(y - k) 2^(k - K) with K the row's log2 of the sum: one 2^x a tile. ln p, which
-//           the entropy's gradient wants, is the kept value's logarithm.
-// Work      A block 32 tiles of one row, a thread eight neighbouring columns of four of them, which
-//           it asks for at once. What is rare, a target, a largest logit, a cap, is looked for once
-//           for the eight.
-// Traffic   Reads 2 bytes and writes 2 a column: memory bound.
-// Numerics  fp32 from exponentials that were rounded to bf16 (up to 2^-8 relative); target and largest logit are
-//           taken from fp32. Powers of 0 have the gradient 0, NaN stays NaN.
+// Idea      p = 2^(y - k) 2^(k - K), where K is the row's log2 of the sum: one 2^x per tile. The
+//           gradient of the entropy needs ln p, which is the logarithm of the cached value.
+// Work      One block per 32 tiles of a row. A thread processes eight consecutive columns of four
+//           tiles and loads all of them first. It tests once per eight columns for the rare cases:
+//           the target, the largest logit, a cap.
+// Traffic   Reads 2 bytes and writes 2 bytes per column: memory bound.
+// Numerics  fp32, from exponentials that were rounded to bf16 (up to 2^-8 relative). The target and
+//           the largest logit are taken from fp32. An exponential of 0 has the gradient 0; NaN
+//           stays NaN.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
@@ -17,7 +18,6 @@
 
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/tile.h"
-#include "kernels/common/tile_sums.cuh"
 #include "kernels/row_ops/cached_gradients.h"
 
 namespace logprobd::kernels {
@@ -36,26 +36,28 @@ __device__ __forceinline__ float Log2(float x) {
   return y;
 }
 
-/// A tile's exponentials, relative to the row's sum.
+/// Scale of a tile's exponentials relative to the row's sum.
 struct TileOffset {
   float exponent;  // k - K
-  float power;     // 2^(k - K)
+  float factor;    // 2^(k - K)
 };
 
-/// The gradient of a logit whose power was kept, before its target's part.
-__device__ __forceinline__ float GradientOf(const RowGradient& row, float power,
+/// Returns the gradient for a cached exponential, in the common case.
+__device__ __forceinline__ float GradientOf(const RowGradient& row, float exponential,
                                             const TileOffset& tile) {
-  const float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kGradientExponentMin);
-  return __fmul_rn(__fmul_rn(power, tile.power), __fmaf_rn(row.weighted, exponent, row.free));
+  const float exponent =
+      MaxOrNan(__fadd_rn(Log2(exponential), tile.exponent), kGradientExponentMin);
+  return __fmul_rn(__fmul_rn(exponential, tile.factor),
+                   __fmaf_rn(row.weighted, exponent, row.free));
 }
 
-/// The same where any of these may be: the target, the largest logit, which rounding is spared, a
-/// cap.
-__device__ __forceinline__ float RareGradientOf(const RowGradient& row, float power,
+/// Returns the gradient for a cached exponential of a head with or without a cap. The target and
+/// the largest logit are computed from their fp32 logits instead.
+__device__ __forceinline__ float RareGradientOf(const RowGradient& row, float exponential,
                                                 const TileOffset& tile, int32_t column,
                                                 float reciprocal_cap) {
-  float exponent = MaxOrNan(__fadd_rn(Log2(power), tile.exponent), kGradientExponentMin);
-  float p = __fmul_rn(power, tile.power);
+  float exponent = MaxOrNan(__fadd_rn(Log2(exponential), tile.exponent), kGradientExponentMin);
+  float p = __fmul_rn(exponential, tile.factor);
   const bool is_target = column == row.target_column;
   if (is_target || column == row.max_column) {
     exponent = MaxOrNan(is_target ? row.target_exponent : row.max_exponent, kGradientExponentMin);
@@ -64,7 +66,7 @@ __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float po
   float gradient = __fmul_rn(p, __fmaf_rn(row.weighted, exponent, row.free));
   if (is_target) gradient = __fadd_rn(gradient, row.target);
   if (reciprocal_cap > 0.0F && gradient != 0.0F) {
-    // A target's without the floor, which is for the power alone.
+    // The target's logit is used without the floor, which only serves the exponential.
     const float y = __fadd_rn(is_target ? row.target_exponent : exponent, row.log2_sum);
     const float logit = __fdividef(y, row.log2_scale);
     const float share = __fmul_rn(logit, reciprocal_cap);
@@ -73,10 +75,11 @@ __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float po
   return gradient;
 }
 
+/// The two bf16 values of a word as fp32.
 __device__ __forceinline__ float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float High(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
 
-/// Eight neighbours from `column` on.
+/// Returns the gradients of eight consecutive columns, starting with `column`.
 template <class Element>
 __device__ __forceinline__ uint4 VectorGradient(const RowGradient& row, const uint4& words,
                                                 const TileOffset& tile, int32_t column,
@@ -94,7 +97,7 @@ __device__ __forceinline__ uint4 VectorGradient(const RowGradient& row, const ui
           RareGradientOf(row, High(pairs[i]), tile, column + 2 * i + 1, reciprocal_cap));
     }
   } else if (row.weighted == 0.0F) {
-    const float factor = __fmul_rn(tile.power, row.free);
+    const float factor = __fmul_rn(tile.factor, row.free);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       out[i] =
@@ -115,8 +118,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     CachedGradientsKernel(const CachedGradientsParams params) {
   const int64_t i = blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z;
   if (i >= params.num_rows || (params.row_count != nullptr && i >= *params.row_count)) return;
-  const int64_t kept = params.cached_rows == nullptr ? i : params.cached_rows[i];
-  const int32_t* const exponents = params.exponents + kept * params.exponent_stride;
+  const int64_t cached_row = params.cached_rows == nullptr ? i : params.cached_rows[i];
+  const int32_t* const exponents = params.exponents + cached_row * params.exponent_stride;
   const int in_tile = static_cast<int>(threadIdx.x) % kTileVectors * kVector;
   const int64_t first_tile = params.tile_begin + static_cast<int64_t>(blockIdx.x) * kBlockTiles +
                              threadIdx.x / kTileVectors;
@@ -126,8 +129,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int part = 0; part < kThreadTiles; ++part) {
     const int64_t tile = first_tile + part * kTilesAtOnce;
     if (tile >= params.tile_end) continue;
-    const int64_t place = (kept * params.row_tiles + tile) * kTileColumns + in_tile;
-    words[part] = __ldcs(reinterpret_cast<const uint4*>(params.exponentials + place));
+    const int64_t offset = (cached_row * params.row_tiles + tile) * kTileColumns + in_tile;
+    words[part] = __ldcs(reinterpret_cast<const uint4*>(params.exponentials + offset));
     tile_exponents[part] = exponents[tile];
   }
   const RowGradient row = params.rows[i];
@@ -137,13 +140,13 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int part = 0; part < kThreadTiles; ++part) {
     const int64_t tile = first_tile + part * kTilesAtOnce;
     if (tile >= params.tile_end) continue;
-    TileOffset offset;
-    offset.exponent = static_cast<float>(tile_exponents[part]) - row.log2_sum;
-    offset.power = Exp2(offset.exponent);
+    TileOffset tile_offset;
+    tile_offset.exponent = static_cast<float>(tile_exponents[part]) - row.log2_sum;
+    tile_offset.factor = Exp2(tile_offset.exponent);
     const auto column = static_cast<int32_t>(tile * kTileColumns + in_tile);
-    const int64_t place = (tile - params.tile_begin) * kTileColumns + in_tile;
-    *reinterpret_cast<uint4*>(gradients + place) =
-        VectorGradient<Element>(row, words[part], offset, column, reciprocal_cap);
+    const int64_t offset = (tile - params.tile_begin) * kTileColumns + in_tile;
+    *reinterpret_cast<uint4*>(gradients + offset) =
+        VectorGradient<Element>(row, words[part], tile_offset, column, reciprocal_cap);
   }
 }
 

@@ -1,24 +1,24 @@
-// RebaseExponentialsKernel: exponentials of a row's tiles -> operands of the products, and the
-// row's factor.
+// RebaseExponentialsKernel: turns a row's cached exponentials into operands of the products with
+// hidden states and weight, and a factor of the row.
 //
 // Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
-//           f = free 2^(e - K): with one e a row, exponentials need not be touched but the
-//           target's.
-// Work      A block a row. A tile with another exponent than the row's level is scaled by a warp:
-//           the largest, or one that is not too far below the row's sum. Warps look at 32 tiles at
-//           a time, since mostly none is to be scaled.
-// Traffic   4 bytes a tile; 4 a column of the tiles that are scaled.
-// Numerics  Powers are scaled by powers of two, exactly but where they become denormal. The factor
-//           is free times a power of two times 2^x with x in [0, 1): exponentials relative to
-//           another exponent give the same bits of all gradients. The target's is taken from fp32.
+//           f = free 2^(e - K). If all tiles of a row have the same e, only the target's
+//           exponential needs to change.
+// Work      One block per row. The base e is the row's largest exponent, or a larger one if that is
+//           too far below the row's sum. A warp scales a tile that has another exponent. Warps test
+//           32 tiles at a time, since usually none needs scaling.
+// Traffic   4 bytes per tile; 4 bytes per column of a scaled tile.
+// Numerics  Exponentials are scaled by powers of two, which is exact unless they become denormal. The
+//           factor is free times a power of two times 2^x with x in [0, 1), so the gradients have
+//           the same bits whatever the exponents of the cache are. The target is taken from fp32.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
 #include <cfloat>
 #include <cstdint>
 
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/tile.h"
-#include "kernels/common/tile_sums.cuh"
 #include "kernels/row_ops/rebase_exponentials.h"
 
 namespace logprobd::kernels {
@@ -31,18 +31,18 @@ constexpr int kVector = 8;  // columns, 16 bytes
 constexpr int kTileVectors = kTileColumns / kVector;
 static_assert(kTileVectors <= kWarpSize);
 
-/// How far a row's sum may be above its level: other shards may have all that counts of a row, and
-/// a factor, and what is divided by it, must be in range.
+/// Largest distance of the row's sum above the base. The row's sum covers all shards and may be far
+/// above this shard's exponents, but the factor and a quotient by it must be in range.
 constexpr int64_t kGapMax = 60;
 
-/// 2^exponent; 0 below the normal range, and no more than 2^127.
+/// Returns 2^exponent; 0 below the normal range, and at most 2^127.
 __device__ __forceinline__ float PowerOfTwo(int64_t exponent) {
   constexpr int64_t kBias = 127;
   const int64_t bits = min(max(exponent, -kBias), kBias) + kBias;
   return __int_as_float(static_cast<int32_t>(bits) << 23);
 }
 
-/// The row's largest exponent, kEmptyExponent if it has none; all threads call it.
+/// Returns the row's largest exponent, or kEmptyExponent if it has none. All threads must call it.
 __device__ int32_t LargestExponent(const int32_t* exponents, int64_t num_tiles) {
   __shared__ int32_t largest;
   if (threadIdx.x == 0) largest = kEmptyExponent;
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint32_t Scaled(uint32_t pair, __nv_bfloat162 factor)
   return *reinterpret_cast<const uint32_t*>(&scaled);
 }
 
-/// Eight columns of a tile that a warp scales; the last lanes have none.
+/// Scales a tile by one warp, eight columns per lane; the last lanes have no columns.
 __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
   if (lane >= kTileVectors) return;
   auto* const words = reinterpret_cast<uint4*>(tile) + lane;
@@ -75,22 +75,22 @@ __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
   *words = eight;
 }
 
-/// What a row's exponentials become relative to, 2^level, and their factor.
+/// Base exponent of a row's converted exponentials, and the row's factor.
 struct RowScale {
-  int64_t level;
+  int64_t base;
   float factor;
-  bool is_zero;  // exponentials are 0, the target's element its gradient, and the factor 1
+  bool is_zero;  // exponentials become 0, the target's element its gradient, and the factor is 1
 };
 
 __device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {
-  constexpr float kBound = 4e9F;  // of whole numbers that an exponent or a sum can be
+  constexpr float kBound = 4e9F;  // above any exponent and any rounded log2_sum
   const float whole = ceilf(row.log2_sum);
   const auto sum = static_cast<int64_t>(fminf(fmaxf(whole, -kBound), kBound));
   RowScale scale;
-  scale.level = max(int64_t{largest}, sum - kGapMax);
+  scale.base = max(int64_t{largest}, sum - kGapMax);
   const float part = Exp2(__fsub_rn(whole, row.log2_sum));
-  scale.factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(scale.level - sum));
-  // NaN stays.
+  scale.factor = __fmul_rn(__fmul_rn(row.free, part), PowerOfTwo(scale.base - sum));
+  // A factor of NaN is kept.
   scale.is_zero = row.free == 0.0F || fabsf(scale.factor) < FLT_MIN;
   if (scale.is_zero) scale.factor = 1.0F;
   return scale;
@@ -107,12 +107,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t first = threadIdx.x - lane; first < params.num_tiles; first += kThreads) {
     const int64_t mine = first + lane;
     const int32_t exponent = mine < params.num_tiles ? exponents[mine] : kEmptyExponent;
-    const bool is_off = scale.is_zero ? mine < params.num_tiles
-                                      : exponent != scale.level && exponent != kEmptyExponent;
-    for (uint32_t left = __ballot_sync(kFullWarp, is_off); left != 0; left &= left - 1) {
-      const int next = __ffs(static_cast<int>(left)) - 1;
-      const int32_t of_tile = __shfl_sync(kFullWarp, exponent, next);
-      const float factor = scale.is_zero ? 0.0F : PowerOfTwo(of_tile - scale.level);
+    const bool needs_scaling = scale.is_zero ? mine < params.num_tiles
+                                             : exponent != scale.base && exponent != kEmptyExponent;
+    for (uint32_t remaining = __ballot_sync(kFullWarp, needs_scaling); remaining != 0;
+         remaining &= remaining - 1) {
+      const int next = __ffs(static_cast<int>(remaining)) - 1;
+      const int32_t tile_exponent = __shfl_sync(kFullWarp, exponent, next);
+      const float factor = scale.is_zero ? 0.0F : PowerOfTwo(tile_exponent - scale.base);
       ScaleTile(exponentials + (first + next) * kTileColumns, factor, lane);
     }
   }

@@ -1,9 +1,9 @@
-// RowLossKernel: scores and weights of rows -> one loss.
+// RowLossKernel: computes one loss from the scores and weights of all rows.
 //
-// Idea      One launch instead of a dozen: for few rows launches are what takes time.
-// Work      One block; a thread every 1,024th row.
-// Traffic   8 bytes a row and score.
-// Numerics  fp64, rounded once; threads' sums are joined as a tree.
+// Idea      One launch instead of a dozen: for few rows, launches dominate the time.
+// Work      One block; a thread processes every 1,024th row.
+// Traffic   8 bytes per row and score.
+// Numerics  fp64, rounded once; the sums of the threads are added as a tree.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 

@@ -1,17 +1,22 @@
 #include "server/base/errors.h"
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace logprobd {
 namespace {
 
 constexpr absl::string_view kRetryAfterUrl = "logprobd.retry_after_ms";
 constexpr absl::string_view kDetailsUrl = "logprobd.details_for_log";
+
+constexpr absl::string_view kRejectionUrl = "logprobd.rejection";
 
 }  // namespace
 
@@ -52,4 +57,30 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix) {
   return result;
 }
 
+absl::Status WithRejection(absl::Status status, Rejection reason) {
+  status.SetPayload(kRejectionUrl, absl::Cord(absl::StrCat(static_cast<int>(reason))));
+  return status;
+}
+
+Rejection RejectionOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRejectionUrl);
+  int reason = 0;
+  if (payload.has_value() && absl::SimpleAtoi(std::string(*payload), &reason)) {
+    return static_cast<Rejection>(reason);
+  }
+  if (absl::IsDeadlineExceeded(status)) {
+    return Rejection::kDeadline;
+  }
+  return absl::IsUnavailable(status) ? Rejection::kNotReady : Rejection::kInvalid;
+}
+
+namespace internal {
+
+void CheckFailed(const char* file, int line, const char* expression, const std::string& values) {
+  std::fprintf(stderr, "%s:%d: broken invariant: %s%s%s\n", file, line, expression,
+               values.empty() ? "" : ": ", values.c_str());
+  std::abort();
+}
+
+}  // namespace internal
 }  // namespace logprobd

@@ -1,12 +1,32 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+
+namespace logprobd::internal {
+
+/// Prints the broken invariant and aborts.
+[[noreturn]] void CheckFailed(const char* file, int line, const char* expression,
+                              const std::string& values);
+
+}  // namespace logprobd::internal
+
+/// Aborts when an invariant of our own is broken; the further arguments (as for absl::StrCat) give
+/// the values. Never for input: that is a Status.
+#define LOGPROBD_CHECK(condition, ...)                                                \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      ::logprobd::internal::CheckFailed(__FILE__, __LINE__, #condition,               \
+                                        absl::StrCat("" __VA_OPT__(, ) __VA_ARGS__)); \
+    }                                                                                 \
+  } while (false)
 
 namespace logprobd {
 
@@ -54,3 +74,26 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
   target = *std::move(temporary)
 
 // NOLINTEND(bugprone-macro-parentheses)
+
+namespace logprobd {
+
+/// Why a request was refused before it was queued: the reasons of the metric rejected_total.
+enum class Rejection {
+  kQueueRows,
+  kQueueBytes,
+  kQueueRequests,
+  kClientShare,
+  kDeadline,
+  kDraining,
+  kNotReady,
+  kInvalid,
+  kAnswerBytes
+};
+
+/// `status` with the reason for those who count it; clients do not see it.
+absl::Status WithRejection(absl::Status status, Rejection reason);
+
+/// The reason that `status` carries, else what its code says.
+Rejection RejectionOf(const absl::Status& status);
+
+}  // namespace logprobd

@@ -1,67 +1,99 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "server/base/dtype.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace logprobd {
 
-/// What a request must keep; beyond it the request is INVALID_ARGUMENT whatever the load.
+/// Element type of hidden states and of a head's weight. Values are those of proto Dtype.
+enum class Dtype : int32_t { kBf16 = 1, kF16 = 2, kF32 = 3 };
+
+constexpr int64_t DtypeBytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
+
+constexpr absl::string_view DtypeName(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return "bf16";
+    case Dtype::kF16:
+      return "f16";
+    case Dtype::kF32:
+      return "f32";
+  }
+  return "unknown";
+}
+
+/// Limits of a request. A request above one of them is INVALID_ARGUMENT, however small the load is.
 struct RequestLimits {
-  /// Most rows of a request or of a stream's chunk, >= 1.
+  /// Most rows of a request or of a stream chunk, >= 1.
   int64_t request_rows_max = 65'536;
   /// Largest message, in bytes.
   int64_t message_bytes_max = int64_t{64} << 20;
-  int32_t top_k_max = 128;
+  int32_t top_k_max = 128;  ///< Largest top_k.
   /// Most candidate ids of a request.
   int64_t candidates_max = 1 << 20;
-  int64_t segments_max = 65'536;
-  /// Chunks of one stream that may wait for their answer.
+  int64_t segments_max = 65'536;  ///< Most segments of a request.
+  /// Most chunks of one stream that may wait for their answers.
   int32_t stream_window = 8;
 };
 
 /// A part of a head's vocabulary and the device that holds it.
 struct ShardPlace {
-  int32_t replica = 0;  ///< From 0; each replica holds one whole head.
-  int32_t shard = 0;    ///< From 0, in the order of the vocabulary.
-  std::string device;   ///< "gpu0", "cpu".
-  /// Valid ids that it scores, half-open; begins on a tile.
+  int32_t replica = 0;  ///< Index of the replica, which holds one whole head.
+  int32_t shard = 0;    ///< Index of the shard, in the order of the vocabulary.
+  std::string device;   ///< For example "gpu0" or "cpu".
+  /// Half-open range of the valid ids that the shard scores; it begins on a tile boundary.
   int64_t vocab_begin = 0;
   int64_t vocab_end = 0;
 };
 
-/// The facts about a served head that requests are checked against and ListHeads reports.
+/// Describes a served head. Requests are validated against it, and ListHeads reports it.
 struct HeadInfo {
   std::string name;
   std::string model_type;
-  std::string tensor;  ///< Name in the checkpoint.
+  std::string tensor;  ///< Name of the head's tensor in the checkpoint.
   int64_t hidden_size = 0;
-  int64_t vocab_size = 0;  ///< Valid ids; targets lie in [0, vocab_size).
+  int64_t vocab_size = 0;  ///< Number of valid ids; targets are in [0, vocab_size).
   int64_t vocab_rows = 0;  ///< Rows of the weight, padding included; >= vocab_size.
   Dtype dtype = Dtype::kBf16;
   bool tied = false;
   bool has_bias = false;
   float scale = 1.0F;    ///< z = cap(scale * (h . w) + bias).
-  float softcap = 0.0F;  ///< 0: none.
+  float softcap = 0.0F;  ///< 0: no cap.
   int64_t weight_bytes = 0;
   uint64_t weights_version = 1;
   std::string engine;         ///< For example "cuda/chunked".
-  std::string engine_reason;  ///< Why this engine.
-  /// Where it lies, replica by replica, shard by shard; empty before an engine is planned.
+  std::string engine_reason;  ///< Why this engine was chosen.
+  /// Shards of all replicas, ordered by replica, then by shard; empty before an engine is planned.
   std::vector<ShardPlace> layout;
   RequestLimits limits;
 };
 
-/// Memory of one kind that is reserved at start, for the plan, the log and the metrics.
+/// Memory of one kind that is reserved in one place; used by the plan, the log and the metrics.
 struct MemoryUse {
-  std::string place;  ///< "host", or "gpu0".
+  std::string place;  ///< "host", or a GPU such as "gpu0".
   std::string kind;   ///< "weights", "workspace", "staging", "receive", "shared".
   int64_t bytes = 0;
-  bool is_pinned = false;  ///< Of the host, page-locked, so that a GPU can copy from it.
+  bool is_pinned = false;  ///< True for page-locked host memory, from which a GPU can copy.
 };
 
 using MemoryPlan = std::vector<MemoryUse>;
+
+/// How a GPU is called in ShardPlace::device and MemoryUse::place: "gpu3" for CUDA ordinal 3.
+std::string GpuName(int32_t ordinal);
+
+/// The ordinal of a GPU's name; nothing for the name of something else.
+std::optional<int32_t> GpuOrdinal(absl::string_view name);
+
+/// The ordinals of the GPUs that `places` name, each once, in order of first use.
+std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places);
+
+/// Whether kernels of one GPU wait for another's: a head in shards. Those on a CPU are threads, all
+/// of which the system lets run.
+bool WaitsForPeers(absl::Span<const ShardPlace> places);
 
 }  // namespace logprobd

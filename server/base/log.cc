@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -135,6 +136,24 @@ void Log(LogLevel level, absl::string_view message, std::initializer_list<LogFie
   }
   state.logger->log(spdlog_level,
                     spdlog::string_view_t(LineOf(state.format, level, message, fields)));
+}
+
+LogLimiter::LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock)
+    : lines_max_(lines_max), window_(window), clock_(clock) {}
+
+std::optional<int64_t> LogLimiter::Admit() {
+  const absl::Time now = clock_.Now();
+  const absl::MutexLock lock(&mutex_);
+  if (now >= window_end_) {
+    window_end_ = now + window_;
+    lines_ = 0;
+  }
+  if (lines_ >= lines_max_) {
+    ++suppressed_;
+    return std::nullopt;
+  }
+  ++lines_;
+  return std::exchange(suppressed_, 0);
 }
 
 }  // namespace logprobd

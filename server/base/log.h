@@ -2,12 +2,17 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
 
 namespace logprobd {
 
@@ -58,5 +63,26 @@ inline void LogWarning(absl::string_view message, std::initializer_list<LogField
 inline void LogError(absl::string_view message, std::initializer_list<LogField> fields = {}) {
   Log(LogLevel::kError, message, fields);
 }
+
+/// Lets a bounded number of log lines through, so that a storm of errors does not become a storm of
+/// lines. Thread-safe.
+class LogLimiter {
+ public:
+  /// At most `lines_max` lines in each window of `window`. `clock` must outlive the limiter.
+  LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock);
+
+  /// The number of lines held back since the last one that was let through, or nothing when this
+  /// one is to be held back too.
+  std::optional<int64_t> Admit();
+
+ private:
+  const int64_t lines_max_;
+  const absl::Duration window_;
+  const Clock& clock_;
+  absl::Mutex mutex_;
+  absl::Time window_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int64_t lines_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t suppressed_ ABSL_GUARDED_BY(mutex_) = 0;
+};
 
 }  // namespace logprobd

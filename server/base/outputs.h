@@ -1,12 +1,20 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace logprobd {
 
-/// What a request asks of every row: a set of bits, values as in proto Output.
+/// One bit per score that a request can ask of its rows; values as in proto Output.
 ///
-/// Top-k, candidates and segments are asked by their own fields and are not bits here.
+/// Top-k, candidates and segments are asked for by their own request fields and have no bit.
 enum class Output : uint32_t {
   kLogprob = 1,
   kEntropy = 2,
@@ -23,9 +31,11 @@ class OutputSet {
   static constexpr uint32_t kAllBits = 255;
 
   constexpr OutputSet() = default;
+  constexpr OutputSet(Output output) : bits_(static_cast<uint32_t>(output)) {}  // NOLINT
   constexpr explicit OutputSet(uint32_t bits) : bits_(bits) {}
 
   constexpr bool Has(Output output) const { return (bits_ & static_cast<uint32_t>(output)) != 0; }
+  constexpr bool HasAny(OutputSet other) const { return (bits_ & other.bits_) != 0; }
   constexpr OutputSet With(Output output) const {
     return OutputSet(bits_ | static_cast<uint32_t>(output));
   }
@@ -37,8 +47,185 @@ class OutputSet {
   uint32_t bits_ = 0;
 };
 
-/// What a request with outputs = 0 gets.
+/// The outputs of a request whose `outputs` field is 0.
 inline constexpr OutputSet kDefaultOutputs =
     OutputSet().With(Output::kLogprob).With(Output::kEntropy);
+
+/// The scores of some rows. A column that nobody asked for is empty.
+struct ScoreColumns {
+  std::vector<float> logprob;
+  std::vector<float> entropy;
+  std::vector<float> lse;
+  std::vector<int32_t> argmax_id;
+  std::vector<float> argmax_logprob;
+  std::vector<uint8_t> greedy;
+  std::vector<float> sum_p_squared;
+  std::vector<float> max_logit;
+  std::vector<float> min_logit;
+  std::vector<int32_t> top_k_ids;
+  std::vector<float> top_k_logprobs;
+  std::vector<float> candidate_logprobs;
+  std::vector<double> segment_logprob;
+  std::vector<uint32_t> segment_rows;
+  std::vector<uint8_t> segment_greedy;
+};
+
+/// The columns that an engine fills, as views of the caller's memory. Greedy flags and segments are
+/// missing because batching computes them from these columns.
+struct ScoreSpans {
+  absl::Span<float> logprob;
+  absl::Span<float> entropy;
+  absl::Span<float> lse;
+  absl::Span<int32_t> argmax_id;
+  absl::Span<float> argmax_logprob;
+  absl::Span<float> sum_p_squared;
+  absl::Span<float> max_logit;
+  absl::Span<float> min_logit;
+  absl::Span<int32_t> top_k_ids;
+  absl::Span<float> top_k_logprobs;
+  absl::Span<float> candidate_logprobs;
+};
+
+/// How the length of a column follows from a request or a batch.
+enum class ColumnShape {
+  kRow,        ///< [rows]
+  kTopK,       ///< [rows, top_k]
+  kCandidate,  ///< [candidates]
+  kSegment,    ///< [segments]
+};
+
+/// The counts that give the length of every column.
+struct ColumnCounts {
+  int64_t rows = 0;
+  int64_t top_k = 0;
+  int64_t candidates = 0;
+  int64_t segments = 0;
+
+  /// Elements of a column of shape `shape`.
+  constexpr int64_t Of(ColumnShape shape) const {
+    switch (shape) {
+      case ColumnShape::kRow:
+        return rows;
+      case ColumnShape::kTopK:
+        return rows * top_k;
+      case ColumnShape::kCandidate:
+        return candidates;
+      case ColumnShape::kSegment:
+        return segments;
+    }
+    return 0;
+  }
+};
+
+/// A row of the table of outputs: one column of scores with elements of type `T`.
+template <typename T>
+struct OutputColumn {
+  static constexpr int64_t kElementBytes = sizeof(T);
+
+  absl::string_view name;   ///< Field name in proto ScoreResponse.
+  uint32_t wire_field = 0;  ///< Field number in proto ScoreResponse.
+  ColumnShape shape = ColumnShape::kRow;
+  OutputSet returned_for;  ///< Any of these outputs returns the column; kRow columns only.
+  OutputSet scored_for;    ///< Any of these outputs makes an engine fill the column; kRow only.
+  std::vector<T> ScoreColumns::*values = nullptr;
+  absl::Span<T> ScoreSpans::*span = nullptr;  ///< Null when batching computes the column.
+
+  constexpr bool is_from_engine() const { return span != nullptr; }
+
+  /// Whether a response to a request for `outputs` has the column. Columns without a bit depend on
+  /// their count alone.
+  constexpr bool IsReturned(OutputSet outputs) const {
+    return shape != ColumnShape::kRow || outputs.HasAny(returned_for);
+  }
+
+  /// Whether an engine fills the column in a batch that asks for `outputs`.
+  constexpr bool IsScored(OutputSet outputs) const {
+    return is_from_engine() && (shape != ColumnShape::kRow || outputs.HasAny(scored_for));
+  }
+};
+
+/// The table of outputs, in the order of their wire fields. Whatever sizes, slices, scatters or
+/// encodes scores loops over it with ForEachOutputColumn.
+inline constexpr auto kOutputColumns = [] {
+  using enum ColumnShape;
+  using enum Output;
+  using C = ScoreColumns;
+  using S = ScoreSpans;
+  return std::tuple{
+      // name, wire field, shape, returned for, scored for, values, span
+      OutputColumn<float>{"logprob", 10, kRow, kLogprob, kLogprob, &C::logprob, &S::logprob},
+      OutputColumn<float>{"entropy", 11, kRow, kEntropy, kEntropy, &C::entropy, &S::entropy},
+      OutputColumn<float>{"lse", 12, kRow, kLse, kLse, &C::lse, &S::lse},
+      // Greedy flags are computed from the argmax.
+      OutputColumn<int32_t>{"argmax_id", 13, kRow, kArgmax, OutputSet(kArgmax).With(kGreedy),
+                            &C::argmax_id, &S::argmax_id},
+      OutputColumn<float>{"argmax_logprob", 14, kRow, kArgmax, kArgmax, &C::argmax_logprob,
+                          &S::argmax_logprob},
+      OutputColumn<uint8_t>{"greedy", 15, kRow, kGreedy, {}, &C::greedy, nullptr},
+      OutputColumn<float>{"sum_p_squared", 16, kRow, kSumPSquared, kSumPSquared, &C::sum_p_squared,
+                          &S::sum_p_squared},
+      OutputColumn<float>{"max_logit", 17, kRow, kMaxLogit, kMaxLogit, &C::max_logit,
+                          &S::max_logit},
+      OutputColumn<float>{"min_logit", 18, kRow, kMinLogit, kMinLogit, &C::min_logit,
+                          &S::min_logit},
+      OutputColumn<int32_t>{"top_k_ids", 19, kTopK, {}, {}, &C::top_k_ids, &S::top_k_ids},
+      OutputColumn<float>{
+          "top_k_logprobs", 20, kTopK, {}, {}, &C::top_k_logprobs, &S::top_k_logprobs},
+      OutputColumn<float>{"candidate_logprobs",
+                          21,
+                          kCandidate,
+                          {},
+                          {},
+                          &C::candidate_logprobs,
+                          &S::candidate_logprobs},
+      OutputColumn<double>{"segment_logprob", 22, kSegment, {}, {}, &C::segment_logprob, nullptr},
+      OutputColumn<uint32_t>{"segment_rows", 23, kSegment, {}, {}, &C::segment_rows, nullptr},
+      OutputColumn<uint8_t>{"segment_greedy", 24, kSegment, {}, {}, &C::segment_greedy, nullptr}};
+}();
+
+/// Calls `visit(column)` with each OutputColumn of the table.
+template <typename Visit>
+constexpr void ForEachOutputColumn(const Visit& visit) {
+  std::apply([&visit](const auto&... columns) { (visit(columns), ...); }, kOutputColumns);
+}
+
+static_assert(
+    [] {
+      OutputSet outputs;
+      ForEachOutputColumn(
+          [&outputs](const auto& column) { outputs = outputs.Union(column.returned_for); });
+      return outputs.bits();
+    }() == OutputSet::kAllBits,
+    "every bit of Output returns a column");
+
+/// Bytes of the columns that a response to a request for `outputs` has.
+constexpr int64_t ColumnBytes(OutputSet outputs, const ColumnCounts& counts) {
+  int64_t bytes = 0;
+  ForEachOutputColumn([&](const auto& column) {
+    if (column.IsReturned(outputs)) bytes += column.kElementBytes * counts.Of(column.shape);
+  });
+  return bytes;
+}
+
+/// The seconds that a request spent in each stage. For a request that was cut into parts, each
+/// figure is the longest of its parts.
+struct StageSeconds {
+  double queue = 0;
+  double copy = 0;
+  double engine = 0;
+  double total = 0;
+};
+
+/// The answer to a ScoreRequest. Columns that the request did not ask for are empty.
+struct ScoreResult : ScoreColumns {
+  int64_t rows = 0;
+  int64_t ignored_rows = 0;
+  int64_t nonfinite_rows = 0;
+  uint64_t weights_version = 0;
+  StageSeconds stages;
+};
+
+/// Called exactly once, on a thread of the server; must not block.
+using ScoreCallback = absl::AnyInvocable<void(absl::StatusOr<ScoreResult>) &&>;
 
 }  // namespace logprobd

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,11 +10,36 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "server/base/dtype.h"
-#include "server/base/local_slice.h"
+#include "server/base/head_info.h"
 #include "server/base/outputs.h"
 
 namespace logprobd {
+
+/// Names a region of shared memory or a lease: 16 random bytes, which nobody guesses.
+using RandomId = std::array<uint8_t, 16>;
+
+/// Where a client says that its rows lie in memory shared with the server: proto SharedMemorySlice.
+/// As parsed: the offset is aligned, offset + bytes fits into 63 bits.
+struct SharedMemorySlice {
+  RandomId region = {};
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+/// Where a client says that its rows lie in a GPU's memory: the fields of proto CudaIpcSlice but
+/// the lease. As parsed, like SharedMemorySlice.
+struct DeviceSlice {
+  std::array<uint8_t, 16> device_uuid = {};
+  std::array<uint8_t, 64> handle = {};
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+/// Proto CudaIpcSlice.
+struct CudaIpcSlice {
+  RandomId lease = {};
+  DeviceSlice memory;
+};
 
 enum class Priority : int32_t { kHigh = 0, kNormal = 1, kLow = 2 };
 inline constexpr int kNumPriorities = 3;
@@ -78,6 +104,17 @@ struct ScoreRequest {
   int64_t num_segments() const {
     return segment_offsets.empty() ? 0 : static_cast<int64_t>(segment_offsets.size()) - 1;
   }
+  ColumnCounts column_counts() const {
+    return {.rows = rows,
+            .top_k = top_k,
+            .candidates = static_cast<int64_t>(candidate_ids.size()),
+            .segments = num_segments()};
+  }
+  /// outputs(), and for segments also the row scores that their sums are computed from.
+  OutputSet computed_outputs() const {
+    return segment_offsets.empty() ? outputs()
+                                   : outputs().With(Output::kLogprob).With(Output::kGreedy);
+  }
 };
 
 /// How much before a call's deadline gRPC may end it: its timers are coarser than ours.
@@ -85,5 +122,19 @@ inline constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(20);
 
 /// Whether a call that gRPC has cancelled at `now` ran out of time: gRPC does not say why.
 inline bool IsDue(absl::Time deadline, absl::Time now) { return now + kDeadlineSlack >= deadline; }
+
+// What a validated request costs in memory, for the limits that bound it. Sizes of arrays, not of
+// allocations; what is constant a request is bounded by the limits on requests.
+
+/// The message as it arrived and what keeps track of its pieces: held until the payload has been
+/// gathered to its last row. Rows that lie in shared memory or on a GPU keep no message, and are
+/// bounded where they lie.
+int64_t PayloadBytes(const ScoreRequest& request);
+
+/// The fields decoded beside the payload: held until the request is answered.
+int64_t FieldBytes(const ScoreRequest& request);
+
+/// The arrays of its answer, those included that are only needed to make it.
+int64_t AnswerBytes(const ScoreRequest& request);
 
 }  // namespace logprobd

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/base/dtype.h"
 #include "server/base/head_info.h"
 #include "server/base/outputs.h"
 
@@ -34,7 +33,7 @@ struct HiddenRun {
 ///
 /// Invariance: what a row gets depends on that row alone, bit for bit, not on the other rows, their
 /// order or the outputs asked beside it.
-struct ScoreBatch {
+struct ScoreBatch : ScoreSpans {
   Dtype dtype = Dtype::kBf16;         ///< Of `hidden`.
   int64_t num_rows = 0;               ///< 1 to batch_rows_max.
   const std::byte* hidden = nullptr;  ///< [num_rows, hidden_size], start of a StagingBuffer.
@@ -49,20 +48,9 @@ struct ScoreBatch {
   absl::Span<const int32_t> candidate_rows;  ///< [num_candidates], row in this batch, ascending.
   absl::Span<const int32_t> candidate_ids;   ///< [num_candidates]
 
-  /// Filled by the engine for the outputs in `outputs`; other spans may be empty and stay
-  /// untouched. A row whose logits hold NaN or +Inf (or only -Inf) gets NaN, ids -1, nonfinite 1.
-  absl::Span<float> logprob;             ///< [num_rows]
-  absl::Span<float> entropy;             ///< [num_rows]
-  absl::Span<float> lse;                 ///< [num_rows]
-  absl::Span<int32_t> argmax_id;         ///< [num_rows]; kArgmax or kGreedy
-  absl::Span<float> argmax_logprob;      ///< [num_rows]; kArgmax
-  absl::Span<float> sum_p_squared;       ///< [num_rows]
-  absl::Span<float> max_logit;           ///< [num_rows]
-  absl::Span<float> min_logit;           ///< [num_rows]
-  absl::Span<int32_t> top_k_ids;         ///< [num_rows, top_k]
-  absl::Span<float> top_k_logprobs;      ///< [num_rows, top_k]
-  absl::Span<float> candidate_logprobs;  ///< [num_candidates]
-  absl::Span<uint8_t> nonfinite;         ///< [num_rows], always filled.
+  /// [num_rows], always filled: 1 for a row whose logits hold NaN or +Inf, or only -Inf. Such a row
+  /// gets NaN scores and ids of -1.
+  absl::Span<uint8_t> nonfinite;
 
   /// Seconds, filled by the engine; 0 where a stage does not exist.
   double h2d_seconds = 0;     ///< Until a device has all rows: gather_seconds too.

@@ -12,28 +12,28 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/base/head_info.h"
+#include "server/base/outputs.h"
 #include "server/base/score_request.h"
-#include "server/base/score_result.h"
 
 namespace logprobd {
 
-/// Names a submitted request so that it can be cancelled.
+/// Identifies a submitted request, so that it can be cancelled.
 using RequestTicket = uint64_t;
 
 struct VerifyOptions {
   int32_t rows = 8;  ///< 1 to 64.
   uint64_t seed = 1;
-  /// Ends the Verify soon (CANCELLED) once it is set, by the caller or by the head. Null: the
-  /// head's.
+  /// Once the caller or the head sets it, the Verify ends soon (CANCELLED). Null: only the head can
+  /// stop the Verify.
   std::shared_ptr<std::atomic<bool>> stop = nullptr;
-  absl::Time deadline = absl::InfiniteFuture();  ///< Of scoring the probe, on the server's Clock.
+  absl::Time deadline = absl::InfiniteFuture();  ///< For scoring the probe, on the server's Clock.
 };
 
-/// Largest differences between the engine's scores and double precision on a seeded probe.
+/// Largest differences between the engine's scores and double precision on a seeded probe, in nats.
 struct VerifyReport {
   bool passed = false;
   int32_t rows = 0;
-  uint64_t weights_version = 0;  ///< That was verified.
+  uint64_t weights_version = 0;  ///< Version of the weights that was verified.
   double logprob_difference_max = 0;
   double entropy_difference_max = 0;
   double logprob_tolerance = 0;
@@ -44,30 +44,34 @@ struct VerifyReport {
 
 using VerifyCallback = absl::AnyInvocable<void(absl::StatusOr<VerifyReport>) &&>;
 
-/// A head as the transport sees it: facts, a way in, a way out. Thread-safe.
+/// A head as the transport sees it: its description, and calls to submit and cancel requests.
+/// Thread-safe.
 class ServedHead {
  public:
   virtual ~ServedHead() = default;
 
-  /// Those of the live weights; a swap of weights replaces them, so hold on to what is returned.
+  /// Returns the info of the live weights. A swap of weights replaces it, so callers keep the
+  /// returned pointer for as long as they use the info.
   virtual std::shared_ptr<const HeadInfo> info() const = 0;
 
-  /// Whether requests can be scored now (weights loaded, an engine healthy, not draining).
+  /// Returns whether requests can be scored now: the weights are loaded, an engine is healthy and
+  /// the head is not draining.
   virtual bool ready() const = 0;
 
-  /// Queues a validated request; never blocks and copies no payload. On error `done` is dropped
-  /// uncalled; else it is called once. Errors carry their reason (rejection.h):
-  /// * RESOURCE_EXHAUSTED: the queue or the client's share is full; with a retry hint (errors.h).
-  /// * DEADLINE_EXCEEDED: the deadline has passed or cannot be met.
-  /// * UNAVAILABLE: not ready, or shutting down.
+  /// Queues a validated request. It never blocks and copies no payload. After an error `done` is
+  /// dropped without a call; otherwise it is called once. Errors carry a reason (rejection.h):
+  ///   RESOURCE_EXHAUSTED  the queue or the client's share is full; has a retry hint (errors.h).
+  ///   DEADLINE_EXCEEDED   the deadline has passed or cannot be met.
+  ///   UNAVAILABLE         the head is not ready or is shutting down.
   virtual absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) = 0;
 
-  /// Drops what of the request has not been launched; its callback gets CANCELLED soon, or
-  /// DEADLINE_EXCEEDED when its deadline is due (IsDue). Unknown or finished tickets are ignored.
+  /// Drops the rows of a request that have not been launched. Its callback soon gets CANCELLED, or
+  /// DEADLINE_EXCEEDED if its deadline is due (IsDue). Unknown or finished tickets are ignored.
   virtual void Cancel(RequestTicket ticket) = 0;
 
-  /// Scores a probe and compares it with double precision, on a thread of its own; one at a time
-  /// (RESOURCE_EXHAUSTED otherwise). Reads the whole weight: tens of seconds for a large head.
+  /// Scores a probe and compares the scores with double precision on a separate thread. Only one
+  /// Verify runs at a time; another one gets RESOURCE_EXHAUSTED. It reads the whole weight, which
+  /// takes tens of seconds for a large head.
   virtual void Verify(const VerifyOptions& options, VerifyCallback done) = 0;
 };
 
@@ -76,8 +80,8 @@ class HeadRegistry {
  public:
   virtual ~HeadRegistry() = default;
 
-  /// An empty name finds the only head (INVALID_ARGUMENT if there are several). NOT_FOUND lists the
-  /// names; UNAVAILABLE while nothing is loaded.
+  /// Returns the head with that name. An empty name finds the only head, and is INVALID_ARGUMENT if
+  /// there are several. NOT_FOUND lists the names. UNAVAILABLE while the head is being loaded.
   virtual absl::StatusOr<std::shared_ptr<ServedHead>> Find(absl::string_view name) const = 0;
 
   virtual std::vector<std::shared_ptr<ServedHead>> List() const = 0;

@@ -13,16 +13,16 @@
 
 namespace logprobd {
 
-/// A version of a head's weights: the fields of proto WeightsVersion.
+/// The number and origin of a version of a head's weights; the fields of proto WeightsVersion.
 struct WeightsVersion {
   uint64_t version = 0;
-  std::string sha256;  ///< Hex, of the head's rows and bias as they lie in the files.
-  std::string source;  ///< Path that it was loaded from.
+  std::string sha256;  ///< Hex digest of the head's rows and bias as stored in the files.
+  std::string source;  ///< Path from which the version was loaded.
   int64_t loaded_unix_seconds = 0;
   int64_t weight_bytes = 0;
 };
 
-/// The versions that a head has.
+/// The versions that a head has in memory.
 struct HeadWeightsState {
   std::string head;
   WeightsVersion live;
@@ -30,32 +30,32 @@ struct HeadWeightsState {
   std::optional<WeightsVersion> previous;
 };
 
-/// What to load: the fields of proto LoadWeightsRequest.
+/// A request to load weights; the fields of proto LoadWeightsRequest.
 struct WeightsLoad {
   std::string head = {};    ///< Empty: the only head.
   std::string path = {};    ///< Must lie below an allowed root.
-  uint64_t version = 0;     ///< 0: one more than the highest that the head has had.
-  std::string sha256 = {};  ///< Hex; empty: not compared.
+  uint64_t version = 0;     ///< 0: one above the highest number that the head has had.
+  std::string sha256 = {};  ///< Expected hex digest; empty: not checked.
   bool commit = false;
   bool in_place = false;
   bool allow_nonfinite = false;
 };
 
 struct WeightsProgress {
-  std::string phase;  ///< "checking", "verifying", "loading", "committing", in this order.
+  std::string phase;  ///< "checking", "verifying", "loading" or "committing", in this order.
   int64_t bytes_done = 0;
   int64_t bytes_total = 0;
 };
 
-/// Changes the weights of heads while they serve. Errors are those of proto Weights, and whatever
-/// fails leaves the live version as it was. Thread-safe; the calls take as long as they take, so
-/// they come from threads of their own.
+/// Changes the weights of heads while they serve. Returns the errors that proto Weights documents;
+/// a call that fails leaves the live version unchanged. Thread-safe. A call may take minutes, so
+/// each runs on its own thread.
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
 
-  /// `progress` is told now and then, on the caller's thread; false from it gives the load up
-  /// (CANCELLED).
+  /// Calls `progress` from time to time on the caller's thread. If it returns false, the load ends
+  /// with CANCELLED.
   virtual absl::StatusOr<WeightsVersion> Load(
       const WeightsLoad& load, const std::function<bool(const WeightsProgress&)>& progress) = 0;
   virtual absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) = 0;

@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
 
 namespace logprobd {
 namespace {

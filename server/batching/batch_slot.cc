@@ -18,24 +18,12 @@ absl::Span<T> Range(std::vector<T>& values, int64_t begin, int64_t end) {
                                         static_cast<size_t>(end - begin));
 }
 
-/// Sizes an output: `count` elements if it is wanted, else none; memory is kept.
-template <typename T>
-void Size(std::vector<T>& values, bool wanted, int64_t count) {
-  values.resize(wanted ? static_cast<size_t>(count) : 0);
-}
-
 float RowTemperature(const ScoreRequest& request, size_t row) {
   return request.row_temperatures.empty() ? request.temperature.value_or(1.0F)
                                           : request.row_temperatures[row];
 }
 
 }  // namespace
-
-OutputSet EngineOutputs(const ScoreRequest& request) {
-  const OutputSet outputs = request.outputs();
-  return request.segment_offsets.empty() ? outputs
-                                         : outputs.With(Output::kLogprob).With(Output::kGreedy);
-}
 
 void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool reads_in_place) {
   parts_ = std::move(parts);
@@ -57,7 +45,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
   for (BatchPart& part : parts_) {
     const ScoreRequest& request = part.pending->request;
     num_rows_ += part.num_rows;
-    wanted_ = wanted_.Union(EngineOutputs(request));
+    wanted_ = wanted_.Union(request.computed_outputs());
     top_k_ = std::max(top_k_, static_cast<int32_t>(request.top_k));
     has_entropy_temperature = has_entropy_temperature || request.entropy_temperature.has_value();
     AppendRows(part);
@@ -68,7 +56,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
       AppendEntropyTemperatures(part);
     }
   }
-  SizeOutputs();
+  SizeScores();
   is_halved_ = false;
   middle_ = 0;
   first_status_ = absl::OkStatus();
@@ -106,32 +94,27 @@ void BatchSlot::AppendCandidates(BatchPart& part) {
   });
 }
 
-void BatchSlot::SizeOutputs() {
-  const int64_t rows = num_rows_;
-  Size(outputs_.logprob, wanted_.Has(Output::kLogprob), rows);
-  Size(outputs_.entropy, wanted_.Has(Output::kEntropy), rows);
-  Size(outputs_.lse, wanted_.Has(Output::kLse), rows);
-  Size(outputs_.argmax_id, wanted_.Has(Output::kArgmax) || wanted_.Has(Output::kGreedy), rows);
-  Size(outputs_.argmax_logprob, wanted_.Has(Output::kArgmax), rows);
-  Size(outputs_.sum_p_squared, wanted_.Has(Output::kSumPSquared), rows);
-  Size(outputs_.max_logit, wanted_.Has(Output::kMaxLogit), rows);
-  Size(outputs_.min_logit, wanted_.Has(Output::kMinLogit), rows);
-  Size(outputs_.top_k_ids, top_k_ > 0, rows * top_k_);
-  Size(outputs_.top_k_logprobs, top_k_ > 0, rows * top_k_);
-  outputs_.candidate_logprobs.resize(candidate_ids_.size());
-  outputs_.nonfinite.resize(static_cast<size_t>(rows));
+void BatchSlot::SizeScores() {
+  const ColumnCounts counts = CountsBefore(num_rows_);
+  ForEachOutputColumn([&](const auto& column) {
+    // Unneeded columns keep their memory for later batches.
+    const int64_t size = column.IsScored(wanted_) ? counts.Of(column.shape) : 0;
+    (scores_.*column.values).resize(static_cast<size_t>(size));
+  });
+  nonfinite_.resize(static_cast<size_t>(num_rows_));
+}
+
+ColumnCounts BatchSlot::CountsBefore(int64_t row) const {
+  // Candidates are in the order of their rows.
+  const auto candidates = std::lower_bound(candidate_rows_.begin(), candidate_rows_.end(), row);
+  return {.rows = row, .top_k = top_k_, .candidates = candidates - candidate_rows_.begin()};
 }
 
 void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   range_begin_ = row_begin;
   range_end_ = row_end;
-  // Candidates are in the order of their rows.
-  const auto candidates_below = [&](int64_t row) {
-    return std::lower_bound(candidate_rows_.begin(), candidate_rows_.end(), row) -
-           candidate_rows_.begin();
-  };
-  const int64_t candidates_begin = candidates_below(row_begin);
-  const int64_t candidates_end = candidates_below(row_end);
+  const ColumnCounts begin = CountsBefore(row_begin);
+  const ColumnCounts end = CountsBefore(row_end);
   batch_ = ScoreBatch();
   batch_.dtype = dtype_;
   batch_.num_rows = row_end - row_begin;
@@ -142,20 +125,15 @@ void BatchSlot::SetRange(int64_t row_begin, int64_t row_end) {
   batch_.entropy_temperatures = Range(entropy_temperatures_, row_begin, row_end);
   batch_.outputs = wanted_;
   batch_.top_k = top_k_;
-  batch_.candidate_rows = Range(candidate_rows_, candidates_begin, candidates_end);
-  batch_.candidate_ids = Range(candidate_ids_, candidates_begin, candidates_end);
-  batch_.logprob = Range(outputs_.logprob, row_begin, row_end);
-  batch_.entropy = Range(outputs_.entropy, row_begin, row_end);
-  batch_.lse = Range(outputs_.lse, row_begin, row_end);
-  batch_.argmax_id = Range(outputs_.argmax_id, row_begin, row_end);
-  batch_.argmax_logprob = Range(outputs_.argmax_logprob, row_begin, row_end);
-  batch_.sum_p_squared = Range(outputs_.sum_p_squared, row_begin, row_end);
-  batch_.max_logit = Range(outputs_.max_logit, row_begin, row_end);
-  batch_.min_logit = Range(outputs_.min_logit, row_begin, row_end);
-  batch_.top_k_ids = Range(outputs_.top_k_ids, row_begin * top_k_, row_end * top_k_);
-  batch_.top_k_logprobs = Range(outputs_.top_k_logprobs, row_begin * top_k_, row_end * top_k_);
-  batch_.candidate_logprobs = Range(outputs_.candidate_logprobs, candidates_begin, candidates_end);
-  batch_.nonfinite = Range(outputs_.nonfinite, row_begin, row_end);
+  batch_.candidate_rows = Range(candidate_rows_, begin.candidates, end.candidates);
+  batch_.candidate_ids = Range(candidate_ids_, begin.candidates, end.candidates);
+  ForEachOutputColumn([&](const auto& column) {
+    if (column.is_from_engine()) {
+      batch_.*column.span =
+          Range(scores_.*column.values, begin.Of(column.shape), end.Of(column.shape));
+    }
+  });
+  batch_.nonfinite = Range(nonfinite_, row_begin, row_end);
 }
 
 int64_t BatchSlot::array_bytes() const {
@@ -163,27 +141,24 @@ int64_t BatchSlot::array_bytes() const {
   const auto add = [&bytes](const auto&... arrays) {
     ((bytes += arrays.capacity() * sizeof(arrays[0])), ...);
   };
-  add(targets_, temperatures_, entropy_temperatures_, candidate_rows_, candidate_ids_);
-  const Outputs& out = outputs_;
-  add(out.logprob, out.entropy, out.lse, out.argmax_id, out.argmax_logprob, out.sum_p_squared,
-      out.max_logit, out.min_logit, out.top_k_ids, out.top_k_logprobs, out.candidate_logprobs,
-      out.nonfinite);
+  add(targets_, temperatures_, entropy_temperatures_, candidate_rows_, candidate_ids_, nonfinite_);
+  ForEachOutputColumn([&](const auto& column) { add(scores_.*column.values); });
   return static_cast<int64_t>(bytes);
 }
 
 void BatchSlot::ReleaseLargeArrays() {
-  const auto release = [](auto&... arrays) {
-    const auto release_one = [](auto& array) {
-      if (static_cast<int64_t>(array.capacity() * sizeof(array[0])) > kKeptArrayBytes) {
-        array = {};
-        array.shrink_to_fit();
-      }
-    };
-    (release_one(arrays), ...);
+  const auto release = [](auto& array) {
+    if (static_cast<int64_t>(array.capacity() * sizeof(array[0])) > kKeptArrayBytes) {
+      array = {};
+      array.shrink_to_fit();
+    }
   };
-  // The others have an element a row.
-  release(candidate_rows_, candidate_ids_, outputs_.candidate_logprobs, outputs_.top_k_ids,
-          outputs_.top_k_logprobs);
+  release(candidate_rows_);
+  release(candidate_ids_);
+  ForEachOutputColumn([&](const auto& column) {
+    // Columns with one element per row are bounded by the largest batch.
+    if (column.shape != ColumnShape::kRow) release(scores_.*column.values);
+  });
   batch_ = ScoreBatch();
 }
 

@@ -14,10 +14,6 @@
 
 namespace logprobd {
 
-/// What the engine must give so that the request can be answered: its outputs, and for segments
-/// the logprob and the argmax beside them.
-OutputSet EngineOutputs(const ScoreRequest& request);
-
 /// A batch and all of its memory, which is kept from batch to batch up to kKeptArrayBytes an array.
 ///
 /// The batch thread owns it while it is filled and started, the engine's thread from `done` on.
@@ -65,22 +61,10 @@ class BatchSlot {
   /// Drops the parts, for the next Fill.
   std::vector<BatchPart> TakeParts() { return std::move(parts_); }
 
-  /// Outputs of all rows, in the batch's order; those not asked for are empty.
-  struct Outputs {
-    std::vector<float> logprob;
-    std::vector<float> entropy;
-    std::vector<float> lse;
-    std::vector<int32_t> argmax_id;
-    std::vector<float> argmax_logprob;
-    std::vector<float> sum_p_squared;
-    std::vector<float> max_logit;
-    std::vector<float> min_logit;
-    std::vector<int32_t> top_k_ids;     ///< [num_rows, top_k]
-    std::vector<float> top_k_logprobs;  ///< [num_rows, top_k]
-    std::vector<float> candidate_logprobs;
-    std::vector<uint8_t> nonfinite;
-  };
-  const Outputs& outputs() const { return outputs_; }
+  /// Scores of all rows, in the batch's order; a column that no request needs is empty.
+  const ScoreColumns& scores() const { return scores_; }
+  /// [num_rows()], 1 for rows with nonfinite logits.
+  const std::vector<uint8_t>& nonfinite() const { return nonfinite_; }
   int32_t top_k() const { return top_k_; }
 
   /// Times of the batch, for the requests' StageSeconds.
@@ -92,7 +76,9 @@ class BatchSlot {
   void AppendRows(const BatchPart& part);
   void AppendEntropyTemperatures(const BatchPart& part);
   void AppendCandidates(BatchPart& part);
-  void SizeOutputs();
+  void SizeScores();
+  /// Lengths of the score columns of the rows before `row`.
+  ColumnCounts CountsBefore(int64_t row) const;
   void SetRange(int64_t row_begin, int64_t row_end);
 
   std::unique_ptr<StagingBuffer> staging_;
@@ -108,7 +94,8 @@ class BatchSlot {
   std::vector<float> entropy_temperatures_;
   std::vector<int32_t> candidate_rows_;
   std::vector<int32_t> candidate_ids_;
-  Outputs outputs_;
+  ScoreColumns scores_;
+  std::vector<uint8_t> nonfinite_;
   ScoreBatch batch_;
   int64_t range_begin_ = 0;  // rows of batch_
   int64_t range_end_ = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {

@@ -4,8 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
-#include "server/base/request_size.h"
+#include "server/base/score_request.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {

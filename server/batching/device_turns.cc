@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/base/scoring_engine.h"
 
 namespace logprobd {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd {
 

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/outputs.h"
 #include "server/base/score_request.h"
-#include "server/base/score_result.h"
 #include "server/base/served_head.h"
 
 namespace logprobd {

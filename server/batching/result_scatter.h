@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/base/score_result.h"
+#include "server/base/outputs.h"
 #include "server/batching/batch_slot.h"
 #include "server/batching/pending_request.h"
 

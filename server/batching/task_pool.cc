@@ -4,8 +4,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "server/base/host.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
 
 namespace logprobd {
 

@@ -5,8 +5,8 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 namespace {

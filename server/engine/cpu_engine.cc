@@ -1,10 +1,15 @@
 #include "server/engine/cpu_engine.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
 #include <new>
 #include <optional>
-#include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,20 +18,52 @@
 #include "kernels/cpu/row_scorer.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/engine/cpu_count.h"
+#include "server/engine/collective.h"
 #include "server/engine/cpu_head.h"
 #include "server/engine/cpu_shard.h"
-#include "server/engine/in_process_collective.h"
 #include "server/engine/layout.h"
 #include "server/engine/sharded_engine.h"
-#include "server/engine/vocab_partition.h"
 
 namespace logprobd {
 namespace {
 
 constexpr absl::string_view kNamePrefix = "cpu/";
 
-/// Of all shards of all replicas.
+/// The quota in /sys/fs/cgroup/cpu.max ("200000 100000" means 2 cores), or infinity ("max 100000").
+double QuotaCores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (file >> quota >> period && quota > 0 && period > 0) return quota / period;
+  return std::numeric_limits<double>::infinity();
+}
+
+int32_t AffinityCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int32_t>(
+      std::thread::hardware_concurrency());  // the machine has more than 1024 CPUs
+}
+
+/// The name of the instruction set as text for the log.
+absl::string_view IsaText(kernels::CpuIsa isa) {
+  switch (isa) {
+    case kernels::CpuIsa::kGeneric:
+      return "generic code";
+    case kernels::CpuIsa::kAvx2:
+      return "AVX2";
+    case kernels::CpuIsa::kAvx512:
+      return "AVX-512";
+    case kernels::CpuIsa::kAvx512Bf16:
+      return "AVX-512 bf16";
+    case kernels::CpuIsa::kAmxBf16:
+      return "AMX bf16";
+  }
+  return "generic code";
+}
+
+/// Threads of all shards of all replicas together.
 int32_t NumThreads(const EngineOptions& options) {
   return options.cpu_threads > 0 ? options.cpu_threads : UsableCpuCount();
 }
@@ -43,20 +80,20 @@ kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptio
           .num_tiles_max = tiles.front().size()};
 }
 
-/// Memory of one replica.
+/// Memory that one replica takes.
 MemoryPlan ReplicaMemory(const HeadInfo& head, const kernels::RowScorer::Options& options,
                          absl::Span<const TileRange> tiles) {
   int64_t weight_bytes = 0;
   for (const TileRange& shard : tiles) weight_bytes += CpuHead::WeightBytes(head, shard);
   const int64_t workspace_bytes =
-      kernels::RowScorer::WorkspaceBytes(CpuHead::Facts(head, tiles.front()), options);
+      kernels::RowScorer::WorkspaceBytes(CpuHead::Describe(head, tiles.front()), options);
   return {{.place = "host", .kind = "weights", .bytes = weight_bytes},
           {.place = "host",
            .kind = "workspace",
            .bytes = workspace_bytes * static_cast<int64_t>(tiles.size())}};
 }
 
-/// Reads every shard of a replica and makes its engine.
+/// Reads every shard of a replica and creates its engine.
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& weights,
                                                              const EnginePlan& plan,
                                                              const EngineOptions& options,
@@ -88,8 +125,14 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& 
 
 }  // namespace
 
+int32_t UsableCpuCount() {
+  const int32_t cores = std::max(AffinityCores(), 1);
+  const double quota = std::ceil(QuotaCores());
+  return quota < cores ? std::max(static_cast<int32_t>(quota), 1) : cores;
+}
+
 absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptions& options,
-                                         std::string reason) {
+                                         absl::string_view why_cpu) {
   LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanCpuLayout(head, options));
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
                             PartitionTiles(head.vocab_size, layout.num_shards));
@@ -98,9 +141,10 @@ absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptio
   EnginePlan plan;
   plan.device = Device::kCpu;
   plan.engine = absl::StrCat(kNamePrefix, absl::string_view(name.data(), name.size()));
-  plan.reason = std::move(reason);
-  absl::StrAppend(&plan.reason, "; ", NumThreads(options), " threads");
-  if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
+  const int32_t num_threads = NumThreads(options);
+  plan.reason =
+      absl::StrCat(why_cpu, ", so the CPU engine scores with ", IsaText(isa), " on ", num_threads,
+                   num_threads == 1 ? " thread" : " threads", "; ", layout.reason);
   plan.layout = std::move(layout.places);
   plan.memory = ReplicaMemory(
       head, ScorerOptions(isa, options, layout.num_replicas * layout.num_shards, tiles), tiles);
@@ -113,11 +157,11 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCpuEngines(
   const absl::string_view name = absl::StripPrefix(plan.engine, kNamePrefix);
   const std::optional<kernels::CpuIsa> isa = kernels::CpuIsaByName({name.data(), name.size()});
   if (!isa.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("no CPU engine is called ", plan.engine));
+    return absl::InvalidArgumentError(absl::StrCat("there is no CPU engine named ", plan.engine));
   }
   if (!kernels::CpuIsaRuns(*isa)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("engine ", plan.engine, ": this CPU does not have these instructions"));
+        absl::StrCat(plan.engine, " needs instructions that this CPU does not have"));
   }
   const HeadInfo& info = weights.info();
   LoadMeter meter(plan.num_replicas() * info.vocab_size * info.hidden_size * DtypeBytes(info.dtype),
@@ -130,10 +174,11 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCpuEngines(
     }
     return engines;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("no host memory for the CPU engine's workspace");
+    return absl::ResourceExhaustedError(
+        "not enough host memory for the workspace of the CPU engine");
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the CPU engine's threads cannot be started: ", error.what()));
+        absl::StrCat("the threads of the CPU engine cannot be started: ", error.what()));
   }
 }
 

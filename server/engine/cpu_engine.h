@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,11 +10,17 @@
 
 namespace logprobd {
 
-/// The plan of a CPU engine; see PlanEngine. Shards on a CPU share its threads: of use to test what
-/// several GPUs do, and where memory lies apart.
-absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptions& options,
-                                         std::string reason);
+/// Number of cores that this process may use, at least 1. It is the smaller of its CPU affinity and
+/// the CPU quota of its control group (version 2), rounded up.
+int32_t UsableCpuCount();
 
+/// Plans a CPU engine; see PlanEngine. `why_cpu` is the first clause of the plan's reason, for
+/// example "no NVIDIA GPU is visible". The shards and replicas of a CPU engine share its threads,
+/// so several serve tests of what GPUs do, and machines with several NUMA nodes.
+absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptions& options,
+                                         absl::string_view why_cpu);
+
+/// Reads the weight and creates the engines of a plan of PlanCpuEngine, one per replica.
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCpuEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options);
 

@@ -1,26 +1,60 @@
 #include "server/engine/cpu_head.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {
 
 using kernels::kTileColumns;
 
-/// Rows of a tile as stored, one buffer a thread, stay below this together (but for one thread).
+/// Upper bound on the read buffers of all threads together. Each buffer holds the rows of one tile
+/// as stored; one thread always gets its buffer.
 constexpr int64_t kReadBytesMax = int64_t{32} << 20;
 
 }  // namespace
 
-kernels::CpuHead CpuHead::Facts(const HeadInfo& info, const TileRange& tiles) {
+absl::StatusOr<HostMemory> HostMemory::Allocate(int64_t size_bytes) {
+  HostMemory memory;
+  memory.size_bytes_ = std::max<int64_t>(size_bytes, 1);
+  void* mapped = mmap(nullptr, static_cast<size_t>(memory.size_bytes_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        size_bytes, " bytes of host memory cannot be allocated: ", std::strerror(errno)));
+  }
+  memory.data_ = static_cast<std::byte*>(mapped);
+  // Where huge pages are refused, ordinary pages serve as well.
+  madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+  // Populate the pages now, so that a shortage shows at start and not under load. Old kernels do
+  // not know the call and populate pages at their first use.
+  if (madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_POPULATE_WRITE) != 0 &&
+      errno != EINVAL) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        size_bytes, " bytes of host memory cannot be allocated: ", std::strerror(errno)));
+  }
+#endif
+  return memory;
+}
+
+HostMemory::~HostMemory() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_bytes_));
+}
+
+kernels::CpuHead CpuHead::Describe(const HeadInfo& info, const TileRange& tiles) {
   kernels::CpuHead head;
   head.dtype = KernelDtype(info.dtype);
   head.hidden_size = info.hidden_size;
@@ -32,7 +66,7 @@ kernels::CpuHead CpuHead::Facts(const HeadInfo& info, const TileRange& tiles) {
 }
 
 kernels::CpuHead CpuHead::view() const {
-  kernels::CpuHead head = Facts(info_, tiles_);
+  kernels::CpuHead head = Describe(info_, tiles_);
   head.packed_weight = weight_.data();
   head.bias = bias_.empty() ? nullptr : bias_.data();
   return head;

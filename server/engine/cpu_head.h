@@ -1,33 +1,59 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/cpu/row_scorer.h"
 #include "server/base/head_info.h"
-#include "server/engine/host_memory.h"
+#include "server/engine/layout.h"
 #include "server/engine/load_meter.h"
-#include "server/engine/vocab_partition.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
 
+/// Zeroed, page-aligned host memory, in huge pages where the system provides them: every batch
+/// reads the whole weight.
+class HostMemory {
+ public:
+  /// RESOURCE_EXHAUSTED when the system does not provide `size_bytes`.
+  static absl::StatusOr<HostMemory> Allocate(int64_t size_bytes);
+
+  HostMemory() = default;
+  ~HostMemory();
+  HostMemory(HostMemory&& other) noexcept { *this = std::move(other); }
+  HostMemory& operator=(HostMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+
+  std::byte* data() const { return data_; }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
 /// A shard of a head in host memory, laid out for the CPU kernels.
 class CpuHead {
  public:
-  /// Reads the valid rows of `tiles` on `num_threads` threads; `meter` is told of each tile. Memory
-  /// beyond the shard's own stays below 64 MiB. Errors are those of HeadWeights::ReadRows, and
-  /// RESOURCE_EXHAUSTED.
+  /// Reads the valid rows of `tiles` on up to `num_threads` threads and reports each tile to
+  /// `meter`. Takes less than 64 MiB of memory beyond the shard's own. Errors are those of
+  /// HeadWeights::ReadRows, and RESOURCE_EXHAUSTED.
   static absl::StatusOr<CpuHead> Load(const HeadWeights& weights, const TileRange& tiles,
                                       int32_t num_threads, LoadMeter& meter);
 
-  /// What the kernels take; valid as long as this head lives and is not moved from.
+  /// The head as the kernels take it; valid as long as this object lives and is not moved from.
   kernels::CpuHead view() const;
 
-  /// The same, without memory: for sizes.
-  static kernels::CpuHead Facts(const HeadInfo& info, const TileRange& tiles);
+  /// The same without weight and bias, to compute sizes.
+  static kernels::CpuHead Describe(const HeadInfo& info, const TileRange& tiles);
 
+  /// Bytes of a shard's weight and bias.
   static int64_t WeightBytes(const HeadInfo& info, const TileRange& tiles);
 
  private:

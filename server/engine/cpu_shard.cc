@@ -6,42 +6,31 @@
 #include <utility>
 
 #include "server/base/errors.h"
-#include "server/engine/host_memory.h"
-#include "server/engine/kernel_dtype.h"
+#include "server/engine/cpu_head.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {
 
 using kernels::Reduction;
 
-template <typename T>
-T* DataIf(bool wanted, absl::Span<T> span) {
-  return wanted ? span.data() : nullptr;
-}
-
 kernels::ScoreRowsParams ParamsOf(ScoreBatch& batch) {
-  const OutputSet outputs = batch.outputs;
   kernels::ScoreRowsParams params;
   params.hidden_dtype = KernelDtype(batch.dtype);
   params.hidden = batch.hidden;
   params.num_rows = batch.num_rows;
   params.targets = batch.targets.data();
   params.temperatures = batch.temperatures.data();
-  params.entropy_temperatures =
-      DataIf(!batch.entropy_temperatures.empty(), batch.entropy_temperatures);
+  if (!batch.entropy_temperatures.empty()) {
+    params.entropy_temperatures = batch.entropy_temperatures.data();
+  }
   params.top_k = batch.top_k;
   params.num_candidates = static_cast<int64_t>(batch.candidate_ids.size());
   params.candidate_rows = batch.candidate_rows.data();
   params.candidate_ids = batch.candidate_ids.data();
-  params.logprob = DataIf(outputs.Has(Output::kLogprob), batch.logprob);
-  params.entropy = DataIf(outputs.Has(Output::kEntropy), batch.entropy);
-  params.lse = DataIf(outputs.Has(Output::kLse), batch.lse);
-  params.argmax_id =
-      DataIf(outputs.Has(Output::kArgmax) || outputs.Has(Output::kGreedy), batch.argmax_id);
-  params.argmax_logprob = DataIf(outputs.Has(Output::kArgmax), batch.argmax_logprob);
-  params.sum_p_squared = DataIf(outputs.Has(Output::kSumPSquared), batch.sum_p_squared);
-  params.max_logit = DataIf(outputs.Has(Output::kMaxLogit), batch.max_logit);
-  params.min_logit = DataIf(outputs.Has(Output::kMinLogit), batch.min_logit);
+  ForEachRowColumn([&](const auto& column) {
+    if (column.IsScored(batch.outputs)) SetRowScore(params, column, (batch.*column.span).data());
+  });
   params.top_k_ids = batch.top_k_ids.data();
   params.top_k_logprobs = batch.top_k_logprobs.data();
   params.candidate_logprobs = batch.candidate_logprobs.data();
@@ -89,7 +78,7 @@ absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
     scorer_.Score(params);
     return absl::OkStatus();
   }
-  const absl::Status status = ScoreTogether(params, team.collective());
+  const absl::Status status = ScoreInShards(params, team.collective());
   if (!status.ok()) {
     team.Abort(status);
     return team.aborted();
@@ -97,7 +86,7 @@ absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
   return absl::OkStatus();
 }
 
-absl::Status CpuShard::ScoreTogether(const kernels::ScoreRowsParams& params,
+absl::Status CpuShard::ScoreInShards(const kernels::ScoreRowsParams& params,
                                      Collective& collective) {
   for (int64_t row = 0; row < params.num_rows; row += scorer_.step_rows()) {
     const int64_t num_rows = std::min(scorer_.step_rows(), params.num_rows - row);

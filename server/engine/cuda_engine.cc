@@ -2,49 +2,253 @@
 
 #include <cuda_runtime_api.h>
 
-#include <memory>
+#include <algorithm>
+#include <optional>
 #include <utility>
-#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/chunked/logit_chunk.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/errors.h"
+#include "server/base/head_info.h"
 #include "server/base/log.h"
-#include "server/engine/cuda_plan.h"
+#include "server/engine/cuda_head.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_shard.h"
 #include "server/engine/cuda_slot.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/kernel_params.h"
+#include "server/engine/layout.h"
 #include "server/engine/load_meter.h"
 #include "server/engine/nccl_collective.h"
 #include "server/engine/peer_collective.h"
 #include "server/engine/sharded_engine.h"
-#include "server/engine/vocab_partition.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd {
 namespace {
 
-static_assert(kernels::kChunkSlots == ScoringEngine::kBatchesInFlight);
+static_assert(kTopKMax == kernels::kTopKMax);
 
-/// Kernels that wait for a peer leave within microseconds of being told, others when they have
-/// ended; one that hangs stays.
+constexpr int32_t kComputeCapabilityMin = 8;
+
+/// Device memory of an NCCL communicator: 90 to 122 MiB were measured with NCCL 2.28 on two H200s.
+constexpr int64_t kNcclBytes = int64_t{96} << 20;
+
+/// Longest wait for the work of a replica that has failed. Kernels that wait for a peer end within
+/// microseconds of an abort, others when they are done; a kernel that hangs never ends.
 constexpr absl::Duration kRestTime = absl::Seconds(5);
 
-/// Waking the submit thread takes some 50 us of a small batch's time, looking takes a core for as
-/// long. As long as the batch thread looks for a request: where that is awake this one is too.
+/// How long the submit thread polls for a batch. Waking it takes about 50 us of a small batch's
+/// time; polling takes a core. The batch thread polls for requests for the same time, so both are
+/// awake together.
 constexpr absl::Duration kBusyPollBatch = absl::Microseconds(500);
 
-/// A replica that is being made: its shards load at the same time as all others.
+/// Why no GPU can be used, as a clause, and what to do about it. Both are empty if one can be used.
+struct Obstacle {
+  std::string why;
+  std::string advice;
+
+  absl::Status ToStatus() const {
+    return why.empty() ? absl::OkStatus()
+                       : absl::FailedPreconditionError(absl::StrCat(why, "; ", advice));
+  }
+};
+
+/// Converts an error of the first CUDA calls.
+Obstacle NoGpu(cudaError_t error) {
+  (void)cudaGetLastError();
+  int driver_version = 0;
+  const bool has_driver =
+      cudaDriverGetVersion(&driver_version) == cudaSuccess && driver_version > 0;
+  const bool is_visible = has_driver && error != cudaErrorNoDevice;
+  return {
+      is_visible ? absl::StrCat("CUDA cannot be used: ", cudaGetErrorString(error))
+                 : "no NVIDIA GPU is visible",
+      absl::StrCat("install the NVIDIA driver (for CUDA 13: 580 or later) or use --device cpu (",
+                   cudaGetErrorName(error), ")")};
+}
+
+std::string Describe(const GpuInfo& gpu) {
+  return absl::StrCat(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor);
+}
+
+/// The GPUs of the machine, or why there are none. All of their memory counts as free until
+/// MeasureGpus.
+struct FoundGpus {
+  std::vector<GpuInfo> gpus;
+  Obstacle obstacle;
+};
+
+FoundGpus FindGpus() {
+  int num_gpus = 0;
+  cudaError_t error = cudaGetDeviceCount(&num_gpus);
+  if (error == cudaSuccess && num_gpus == 0) error = cudaErrorNoDevice;
+  FoundGpus found;
+  for (int gpu = 0; error == cudaSuccess && gpu < num_gpus; ++gpu) {
+    cudaDeviceProp properties{};
+    error = cudaGetDeviceProperties(&properties, gpu);
+    GpuInfo info;
+    info.ordinal = gpu;
+    info.name = properties.name;
+    info.pci_bus_id = absl::StrCat(absl::Hex(properties.pciDomainID, absl::kZeroPad4), ":",
+                                   absl::Hex(properties.pciBusID, absl::kZeroPad2), ":",
+                                   absl::Hex(properties.pciDeviceID, absl::kZeroPad2), ".0");
+    info.major = properties.major;
+    info.minor = properties.minor;
+    info.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    // A GPU that is too old is never measured.
+    info.free_bytes = info.major < kComputeCapabilityMin ? 0 : info.total_bytes;
+    found.gpus.push_back(std::move(info));
+  }
+  if (error != cudaSuccess) return {.gpus = {}, .obstacle = NoGpu(error)};
+  return found;
+}
+
+/// What keeps all GPUs of this machine from being used.
+Obstacle FindObstacle() {
+  const FoundGpus found = FindGpus();
+  if (found.gpus.empty()) return found.obstacle;
+  if (absl::c_any_of(found.gpus,
+                     [](const GpuInfo& gpu) { return gpu.major >= kComputeCapabilityMin; })) {
+    return {};
+  }
+  return {absl::StrCat("GPU 0 (", Describe(found.gpus.front()),
+                       ") is older than compute capability ", kComputeCapabilityMin, ".0"),
+          "use --device cpu"};
+}
+
+/// Measures the free memory of the GPUs that may be used and checks that this build has code for
+/// them. This creates a CUDA context on each.
+absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpus) {
+  for (GpuInfo& gpu : gpus) {
+    const bool is_named =
+        std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) != options.gpus.end();
+    if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) continue;
+    cudaError_t error = cudaSetDevice(gpu.ordinal);
+    if (error == cudaSuccess) error = kernels::ProbeTileStats();
+    if (error == cudaErrorNoKernelImageForDevice) {
+      (void)cudaGetLastError();
+      return absl::FailedPreconditionError(
+          absl::StrCat("this build has no code for GPU ", gpu.ordinal, " (", Describe(gpu),
+                       "): build with -DCMAKE_CUDA_ARCHITECTURES=", gpu.major, gpu.minor));
+    }
+    if (error != cudaSuccess) return NoGpu(error).ToStatus();
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+    gpu.free_bytes = static_cast<int64_t>(free_bytes);
+  }
+  return absl::OkStatus();
+}
+
+/// Bytes of the workspace including the exchange: the mailboxes of peer memory, or NCCL's
+/// communicator.
+int64_t WorkspaceBytes(const WorkspacePlan& plan, Exchange exchange) {
+  return exchange == Exchange::kNccl ? plan.workspace_bytes - plan.exchange_bytes + kNcclBytes
+                                     : plan.workspace_bytes;
+}
+
+/// CUDA ordinals of one replica of a plan, by rank.
+std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
+  std::vector<int32_t> gpus;
+  for (const ShardPlace& place : plan.layout) {
+    if (place.replica != replica) continue;
+    const std::optional<int32_t> gpu = GpuOrdinal(place.device);
+    LOGPROBD_CHECK(gpu.has_value(), place.device);
+    gpus.push_back(*gpu);
+  }
+  return gpus;
+}
+
+/// How the shards exchange data, and why where it is not through peer memory.
+struct ExchangeChoice {
+  Exchange exchange = Exchange::kPeer;
+  std::string why;
+};
+
+/// FAILED_PRECONDITION if the GPUs cannot exchange data in the requested way.
+absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
+                                              const EnginePlan& plan) {
+  absl::Status peers;
+  for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
+    peers.Update(CheckPeerAccess(GpusOf(plan, replica)));
+  }
+  if (options.exchange != Exchange::kNccl && peers.ok()) return ExchangeChoice();
+  if (options.exchange == Exchange::kPeer) return peers;
+  const absl::Status nccl = CheckNcclUsable();
+  if (!nccl.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shards need NCCL (", peers.ok() ? "requested" : peers.message(), "): ", nccl.message()));
+  }
+  return ExchangeChoice{Exchange::kNccl, std::string(peers.ok() ? "requested" : peers.message())};
+}
+
+/// Why the fused kernel does not score, as a clause; empty if it does.
+std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
+  if (options.kernel == GpuKernel::kChunked) return "the chunked path was requested";
+  if (!kernels::HasFusedKernel())
+    return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
+  if (head.dtype == Dtype::kF32) return "the fused kernel does not support fp32 heads";
+  int major = 0;
+  int minor = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu);
+  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu);
+  return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
+}
+
+/// The buffer sizes of the shard of `tiles` on GPU `gpu`, which must exist.
+WorkspacePlan WorkspacePlanOf(const HeadInfo& head, const EngineOptions& options, int32_t gpu,
+                              int32_t num_shards, const TileRange& tiles) {
+  WorkspacePlanOptions sizes;
+  sizes.vocab_size = head.vocab_size;
+  sizes.hidden_size = head.hidden_size;
+  sizes.head_dtype = KernelDtype(head.dtype);
+  sizes.num_shards = num_shards;
+  sizes.tile_begin = tiles.begin;
+  sizes.tile_end = tiles.end;
+  sizes.batch_rows_max = options.batch_rows_max;
+  sizes.top_k_max = options.top_k_max;
+  sizes.with_fused = WhyNoFused(head, options, gpu).empty();
+  int num_sms = 0;
+  if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, gpu) == cudaSuccess) {
+    sizes.num_sms = num_sms;  // otherwise the default, which costs only speed
+  }
+  return PlanWorkspace(sizes);
+}
+
+/// Memory that one replica takes on its GPUs and on the host.
+MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exchange exchange,
+                         absl::Span<const int32_t> gpus, absl::Span<const TileRange> tiles) {
+  MemoryPlan memory;
+  int64_t host_bytes = 0;
+  for (size_t rank = 0; rank < gpus.size(); ++rank) {
+    const WorkspacePlan plan =
+        WorkspacePlanOf(head, options, gpus[rank], static_cast<int32_t>(tiles.size()), tiles[rank]);
+    const std::string place = GpuName(gpus[rank]);
+    memory.push_back({place, "weights", CudaHeadBytes(plan, head.has_bias)});
+    memory.push_back({place, "workspace", WorkspaceBytes(plan, exchange)});
+    host_bytes = ScoringEngine::kBatchesInFlight * plan.slot_bytes;
+  }
+  memory.push_back({"host", "workspace", host_bytes, /*is_pinned=*/true});
+  return memory;
+}
+
+/// A replica under construction. The shards of all replicas load at the same time.
 struct Replica {
   std::vector<int32_t> gpus;
   std::vector<std::shared_ptr<PinnedBuffer>> host_slots;
   std::vector<std::unique_ptr<CudaShard>> shards;
 };
 
+/// Creates the collective of a replica; null for a single GPU.
 absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gpus,
                                                     const EnginePlan& plan,
                                                     const EngineOptions& options) {
   if (gpus.size() == 1) return nullptr;
-  LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // hidden rows travel between GPUs in any case
+  LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // also for copies of hidden rows between GPUs
   std::unique_ptr<Collective> collective;
   if (plan.exchange == Exchange::kNccl) {
     LOGPROBD_ASSIGN_OR_RETURN(collective, CreateNcclCollective(gpus));
@@ -54,7 +258,7 @@ absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gp
   return options.faults.Wrap(std::move(collective));
 }
 
-/// The shards of a replica one after the other; replicas at the same time.
+/// Warms up the shards of each replica one after the other, and all replicas at the same time.
 absl::Status WarmUp(std::vector<Replica>& replicas, const HeadInfo& info) {
   std::vector<absl::Status> statuses(replicas.size());
   kernels::ThreadPool threads(static_cast<int32_t>(replicas.size()));
@@ -68,6 +272,7 @@ absl::Status WarmUp(std::vector<Replica>& replicas, const HeadInfo& info) {
   return absl::OkStatus();
 }
 
+/// Creates the engine of a replica whose shards are loaded.
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info,
                                                             const EnginePlan& plan,
                                                             const EngineOptions& options,
@@ -103,6 +308,91 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
 
 }  // namespace
 
+std::string WhyNoCuda() { return FindObstacle().why; }
+
+absl::Status CheckCudaUsable() { return FindObstacle().ToStatus(); }
+
+absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
+                                          absl::string_view why_cuda) {
+  FoundGpus found = FindGpus();
+  if (found.gpus.empty()) return found.obstacle.ToStatus();
+  std::vector<GpuInfo> gpus = std::move(found.gpus);
+  if (head.vocab_size > kVocabSizeMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
+  }
+  LOGPROBD_RETURN_IF_ERROR(MeasureGpus(options, gpus));
+  Reserve(options.reserved, gpus);
+  const int32_t first_gpu = options.gpus.empty() ? 0 : options.gpus.front();
+  const auto needs_of = [&](int32_t num_shards) -> GpuNeeds {
+    const absl::StatusOr<std::vector<TileRange>> tiles =
+        PartitionTiles(head.vocab_size, num_shards);
+    if (!tiles.ok()) return {};
+    const WorkspacePlan plan =
+        WorkspacePlanOf(head, options, first_gpu, num_shards, tiles->front());
+    return {.weight_bytes = CudaHeadBytes(plan, head.has_bias),
+            .workspace_bytes = WorkspaceBytes(plan, options.exchange)};
+  };
+  LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanGpuLayout(head, options, gpus, needs_of));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
+                            PartitionTiles(head.vocab_size, layout.num_shards));
+  EnginePlan plan;
+  plan.device = Device::kCuda;
+  for (const GpuInfo& gpu : gpus) plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
+  plan.layout = std::move(layout.places);
+  const std::vector<int32_t> used = GpusOf(plan, 0);
+  const std::string why_no_fused = WhyNoFused(head, options, used.front());
+  if (options.kernel == GpuKernel::kFused && !why_no_fused.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("the fused kernel was requested, but ",
+                                                      why_no_fused, "; use auto or chunked"));
+  }
+  const WorkspacePlan workspace =
+      WorkspacePlanOf(head, options, used.front(), layout.num_shards, tiles.front());
+  constexpr int64_t kWorkspaceMax = WorkspacePlanOptions{}.workspace_bytes_max;
+  if (workspace.workspace_bytes - workspace.exchange_bytes > kWorkspaceMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("batches of ", options.batch_rows_max, " rows need ",
+                     workspace.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
+                     kWorkspaceMax >> 20, ": lower --batch-rows or --top-k-max"));
+  }
+  ExchangeChoice exchange;
+  if (layout.num_shards > 1) {
+    LOGPROBD_ASSIGN_OR_RETURN(exchange, ChooseExchange(options, plan));
+  }
+  plan.exchange = exchange.exchange;
+  plan.engine = workspace.with_fused ? "cuda/fused" : "cuda/chunked";
+  plan.reason = absl::StrCat(why_cuda, why_cuda.empty() ? "" : "; ",
+                             Describe(gpus[static_cast<size_t>(used.front())]));
+  if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
+  if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
+  if (layout.num_shards > 1) {
+    absl::StrAppend(&plan.reason, "; exchange through ",
+                    plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
+                    exchange.why.empty() ? "" : absl::StrCat(" (", exchange.why, ")"));
+  }
+  for (const GpuInfo& gpu : gpus) {
+    if (absl::c_any_of(plan.layout, [&gpu](const ShardPlace& place) {
+          return place.device == GpuName(gpu.ordinal);
+        })) {
+      plan.available.push_back(
+          {GpuName(gpu.ordinal), "available", gpu.free_bytes + gpu.reserved_bytes});
+    }
+  }
+  int64_t host_bytes = 0;
+  for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
+    for (const MemoryUse& use :
+         ReplicaMemory(head, options, plan.exchange, GpusOf(plan, replica), tiles)) {
+      if (use.place == "host") {
+        host_bytes += use.bytes;
+      } else {
+        plan.memory.push_back(use);
+      }
+    }
+  }
+  plan.memory.push_back({"host", "workspace", host_bytes, /*is_pinned=*/true});
+  return plan;
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options) {
   const HeadInfo& info = weights.info();
@@ -119,24 +409,24 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
       LOGPROBD_ASSIGN_OR_RETURN(
           replica.host_slots.emplace_back(),
           CudaSlot::CreateHostSide(
-              ChunkPlanOf(info, options, replica.gpus.front(), num_shards, tiles.front())));
+              WorkspacePlanOf(info, options, replica.gpus.front(), num_shards, tiles.front())));
     }
   }
   LoadMeter meter(plan.num_replicas() * info.vocab_size * info.hidden_size * DtypeBytes(info.dtype),
                   options.progress);
   kernels::ThreadPool loaders(static_cast<int32_t>(plan.layout.size()));
-  loaders.ForEach(static_cast<int64_t>(plan.layout.size()), [&](int64_t place, int32_t /*thread*/) {
-    const ShardPlace& where = plan.layout[static_cast<size_t>(place)];
+  loaders.ForEach(static_cast<int64_t>(plan.layout.size()), [&](int64_t index, int32_t /*thread*/) {
+    const ShardPlace& where = plan.layout[static_cast<size_t>(index)];
     const auto rank = static_cast<size_t>(where.shard);
     Replica& replica = replicas[static_cast<size_t>(where.replica)];
     CudaShard::Options shard;
     shard.rank = where.shard;
     shard.gpu = replica.gpus[rank];
-    shard.plan = ChunkPlanOf(info, options, shard.gpu, num_shards, tiles[rank]);
+    shard.plan = WorkspacePlanOf(info, options, shard.gpu, num_shards, tiles[rank]);
     shard.host_slots = replica.host_slots;
     shard.faults = options.faults;
-    auto made = CudaShard::Create(weights, std::move(shard), meter);
-    if (made.ok()) replica.shards[rank] = *std::move(made);
+    auto created = CudaShard::Create(weights, std::move(shard), meter);
+    if (created.ok()) replica.shards[rank] = *std::move(created);
   });
   LOGPROBD_RETURN_IF_ERROR(meter.status());
   LOGPROBD_RETURN_IF_ERROR(WarmUp(replicas, info));

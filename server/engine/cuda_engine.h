@@ -6,20 +6,27 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/engine/engines.h"
 
 namespace logprobd {
 
-/// Whether this build and machine can score on a GPU at all. FAILED_PRECONDITION when the build has
-/// no CUDA, there is no driver or device, or none of compute capability 8.0; each says what to do.
+/// Why this build or machine cannot score on a GPU, as a clause without advice, for example "no
+/// NVIDIA GPU is visible"; empty if it can.
+std::string WhyNoCuda();
+
+/// The same as an error with advice. FAILED_PRECONDITION if the build has no CUDA support, or if
+/// the machine has no driver, no GPU, or none of compute capability 8.0 or later.
 absl::Status CheckCudaUsable();
 
-/// The plan of a CUDA engine; see PlanEngine. Errors of CheckCudaUsable and PlanGpuLayout, and
-/// FAILED_PRECONDITION for what the build or the limits do not allow.
+/// Plans a CUDA engine; see PlanEngine. `why_cuda` is the first clause of the plan's reason.
+/// Returns the errors of CheckCudaUsable and PlanGpuLayout, and FAILED_PRECONDITION for what the
+/// build or the limits do not allow.
 absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
-                                          std::string reason);
+                                          absl::string_view why_cuda);
 
-/// One engine a replica; every GPU reads its own rows, all at once.
+/// Creates the engines of a plan of PlanCudaEngine, one per replica. All GPUs read their rows at
+/// once.
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options);
 

@@ -3,19 +3,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd {
 namespace {
 
-/// The shape for which the algorithm is chosen, whatever the limits of this server: results do not
-/// change with its options.
+/// The shape for which the algorithm is chosen. It does not depend on this server's options, so
+/// neither do the results.
 constexpr CudaGemm::Shape kCanonicalShape = {.columns = 6'144, .rows = 2'048};
 constexpr int kAlgorithmsMax = 32;
-/// Too small for sums: a candidate that needs more shares them between blocks.
-constexpr size_t kWorkspaceBytes = kernels::kGemmCounterBytes;
+/// Too small for partial sums: an algorithm that needs more memory splits dot products between
+/// blocks.
+constexpr size_t kWorkspaceBytes = kGemmCounterBytes;
 
 cudaDataType_t TypeOf(kernels::Dtype dtype) {
   switch (dtype) {
@@ -29,7 +30,8 @@ cudaDataType_t TypeOf(kernels::Dtype dtype) {
   return CUDA_R_32F;
 }
 
-/// cuBLASLt is column-major: a row-major matrix is its transpose there.
+/// The layouts of the operands. cuBLASLt is column-major, so a row-major matrix is its transpose
+/// there.
 struct Layouts {
   cublasLtMatrixLayoutOpaque_t weight{};
   cublasLtMatrixLayoutOpaque_t hidden{};
@@ -59,6 +61,7 @@ T Config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttribut
   return status == CUBLAS_STATUS_SUCCESS ? value : fallback;
 }
 
+/// True if the algorithm computes each dot product as one chain of additions.
 bool KeepsOneChain(const cublasLtMatmulHeuristicResult_t& result) {
   return result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes &&
          Config<int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1) <= 1 &&
@@ -89,7 +92,7 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(
       cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                            &reduction_schemes, sizeof(reduction_schemes)));
   if (dtype == kernels::Dtype::kF32) {
-    // Plain fp32 multiply-adds: no TF32 and no emulation out of bf16 pieces.
+    // Only plain fp32 multiply-adds: no TF32 and no emulation by bf16 products.
     const uint64_t implementation = CUBLASLT_NUMERICAL_IMPL_FLAGS_FMA |
                                     CUBLASLT_NUMERICAL_IMPL_FLAGS_ACCUMULATOR_32F |
                                     CUBLASLT_NUMERICAL_IMPL_FLAGS_INPUT_32F;
@@ -128,7 +131,7 @@ absl::Status CudaGemm::Choose(const Options& options) {
   LOGPROBD_ASSIGN_OR_RETURN(Layouts canonical, MakeLayouts(kCanonicalShape, depth_, type_));
   LOGPROBD_ASSIGN_OR_RETURN(const auto candidates,
                             Candidates(handle_.get(), operation_, canonical, options.dtype));
-  // What an algorithm cannot do: a shape and why, or nothing.
+  // Returns a shape that an algorithm cannot compute, with the reason, or an empty string.
   const auto first_failure = [&](const cublasLtMatmulAlgo_t& algorithm) -> std::string {
     for (const Shape& shape : options.shapes) {
       auto layouts = MakeLayouts(shape, depth_, type_);
@@ -166,7 +169,7 @@ absl::Status CudaGemm::Run(const void* weight, const void* hidden, const Shape& 
   LOGPROBD_ASSIGN_OR_RETURN(Layouts layouts, MakeLayouts(shape, depth_, type_));
   const float one = 1.0F;
   const float zero = 0.0F;
-  // The descriptor is only read, but the call wants it mutable.
+  // The call only reads the descriptor but takes a mutable pointer.
   cublasLtMatmulDescOpaque_t operation = operation_;
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cublasLtMatmul(handle_.get(), &operation, &one, weight, &layouts.weight, hidden,

@@ -9,17 +9,18 @@
 #include "kernels/common/tile.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 
 namespace logprobd {
 namespace {
 
 constexpr int64_t kReadBytes = int64_t{4} << 20;
 
-/// A thread copies out of the page cache at some 6 GB/s, a GPU takes 55; GPUs are read for at once.
+/// Number of reading threads per GPU. A thread copies about 6 GB/s from the page cache and a GPU
+/// takes 55 GB/s, but several GPUs load at once.
 constexpr int32_t kReaders = 3;
 
-/// A reader: a thread's two buffers, which it fills in turn.
+/// The two buffers of a reading thread, which it fills in turn.
 struct Reader {
   struct Buffer {
     PinnedBuffer memory;
@@ -33,7 +34,7 @@ struct Reader {
 absl::StatusOr<Reader> CreateReader(int64_t buffer_bytes) {
   Reader reader;
   LOGPROBD_ASSIGN_OR_RETURN(reader.stream, CreateStream());
-  // The rows' padding is zero from the start and ReadRows leaves it alone.
+  // The padding of the rows is zero at the start, and ReadRows does not write it.
   for (Reader::Buffer& buffer : reader.buffers) {
     LOGPROBD_ASSIGN_OR_RETURN(buffer.memory,
                               AllocatePinned(buffer_bytes, "reading the head's weight"));
@@ -44,12 +45,12 @@ absl::StatusOr<Reader> CreateReader(int64_t buffer_bytes) {
 
 }  // namespace
 
-int64_t CudaHeadBytes(const kernels::ChunkPlan& plan, bool has_bias) {
+int64_t CudaHeadBytes(const WorkspacePlan& plan, bool has_bias) {
   const int64_t columns = kernels::NumTiles(plan.vocab_size) * kernels::kTileColumns;
   return plan.weight_bytes() + (has_bias ? columns * int64_t{sizeof(float)} : 0);
 }
 
-absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels::ChunkPlan& plan,
+absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const WorkspacePlan& plan,
                                       LoadMeter& meter) {
   const HeadInfo& info = weights.info();
   const int64_t pitch = plan.padded_hidden * kernels::DtypeBytes(plan.head_dtype);

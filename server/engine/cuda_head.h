@@ -3,34 +3,35 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
-#include "server/base/dtype.h"
-#include "server/engine/cuda_memory.h"
+#include "server/base/head_info.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/load_meter.h"
+#include "server/engine/workspace_plan.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
 
-/// A head or a shard of one as it lies on a GPU, laid out as the ChunkPlan says.
+/// A head, or a shard of one, in GPU memory, laid out as its WorkspacePlan says.
 struct CudaHead {
-  DeviceBuffer weight;  ///< [num_tiles * 192, padded_hidden]; zero beyond vocabulary and hidden.
-  DeviceBuffer bias;    ///< [tiles of the whole vocabulary * 192] fp32, or null.
+  DeviceBuffer
+      weight;         ///< [num_tiles * 192, padded_hidden]; zero beyond vocab_size and hidden_size.
+  DeviceBuffer bias;  ///< [tiles of the whole vocabulary * 192] in fp32, or null.
   kernels::LogitTransform transform;
 
-  /// Whether logits are more than dot products.
+  /// True if logits differ from dot products.
   bool has_transform() const { return bias.get() != nullptr || !transform.IsIdentity(); }
 };
 
-/// Bytes of a CudaHead.
-int64_t CudaHeadBytes(const kernels::ChunkPlan& plan, bool has_bias);
+/// Bytes of weight and bias on the GPU.
+int64_t CudaHeadBytes(const WorkspacePlan& plan, bool has_bias);
 
-/// Reads the rows of the plan's tiles to the current device, on a few threads, each through two
-/// page-locked buffers of 4 MiB (one row each where that is more). `meter` is told of each read.
-/// Stops soon, with its failure, once the meter has one. Errors are those of HeadWeights::ReadRows,
-/// RESOURCE_EXHAUSTED for memory, INTERNAL for CUDA.
-absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const kernels::ChunkPlan& plan,
+/// Reads the rows of the plan's tiles to the current device. A few threads read, each through two
+/// page-locked buffers of 4 MiB (or of one row, if that is larger), and report each read to
+/// `meter`. If the meter has a failure, reading stops with it. Errors are those of
+/// HeadWeights::ReadRows, RESOURCE_EXHAUSTED for memory and INTERNAL for CUDA.
+absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const WorkspacePlan& plan,
                                       LoadMeter& meter);
 
 }  // namespace logprobd

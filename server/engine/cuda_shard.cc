@@ -8,18 +8,18 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_head.h"
-#include "server/engine/cuda_status.h"
-#include "server/engine/kernel_dtype.h"
-#include "server/engine/numa_node.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {
 
-/// Blocks of at least so many bytes come to the shards in parts. Below, the one copy from the host
-/// is over before an exchange between GPUs would be.
+/// From this size on, each shard copies a part of a block from the host and the other parts from
+/// its peers. Smaller blocks go from the host to every GPU, which is faster than an exchange
+/// between GPUs.
 constexpr int64_t kSpreadBytes = int64_t{2} << 20;
 
-/// Batches that use every block tile of the fused kernel once.
+/// Numbers of rows that together use every block tile of the fused kernel.
 constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
 
 class PinnedStaging : public StagingBuffer {
@@ -34,9 +34,9 @@ class PinnedStaging : public StagingBuffer {
   int64_t size_bytes_;
 };
 
-/// The collective of a shard that is alone, for the warm-up: a kernel that is loaded while another
-/// one waits for a peer could wait for that one in turn.
-class NoExchange final : public Collective {
+/// A collective of one rank, for the warm-up: each shard warms up alone, since loading a kernel
+/// while another kernel waits for a peer could wait for that one in turn.
+class SingleRankCollective final : public Collective {
  public:
   absl::string_view name() const override { return "none"; }
   absl::Status AllReduce(int32_t /*rank*/, absl::Span<const kernels::Reduction> /*items*/,
@@ -56,21 +56,21 @@ double SecondsBetween(cudaEvent_t begin, cudaEvent_t end) {
   return cudaEventElapsedTime(&milliseconds, begin, end) == cudaSuccess ? milliseconds * 1e-3 : 0.0;
 }
 
-/// Of a copy from memory of a client's that is mapped. What CUDA refuses to begin has touched
-/// nothing: it fails the batch alone.
+/// Status of enqueuing a copy from a client's mapped memory. A copy that CUDA refuses has touched
+/// nothing and fails only its batch.
 absl::Status ClientCopyStatus(cudaError_t error) {
   if (error == cudaErrorInvalidValue || error == cudaErrorInvalidResourceHandle) {
     (void)cudaGetLastError();
     return WithDetailsForLog(absl::InvalidArgumentError(
-        absl::StrCat("rows in a GPU's memory could not be copied: ", cudaGetErrorString(error))));
+        absl::StrCat("rows in GPU memory could not be copied: ", cudaGetErrorString(error))));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   return absl::OkStatus();
 }
 
-/// What becomes of a failure that was not agreed: others may wait for this rank already, so it is
-/// the whole team's, INTERNAL whatever it was.
-absl::Status Together(const absl::Status& status, RankTeam& team) {
+/// Makes a failure that was not agreed on the status of the whole team: other ranks may wait for
+/// this one already, so the team is aborted. The status becomes INTERNAL, whatever its code was.
+absl::Status AllReduceStatus(const absl::Status& status, RankTeam& team) {
   if (status.ok() || team.size() == 1) return status;
   absl::Status why = absl::InternalError(status.message());
   status.ForEachPayload(
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Create(const HeadWeights& 
 CudaShard::~CudaShard() { (void)cudaSetDevice(options_.gpu); }
 
 absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter) {
-  const kernels::ChunkPlan& plan = options_.plan;
+  const WorkspacePlan& plan = options_.plan;
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   size_t free_bytes = 0;
   size_t total_bytes = 0;
@@ -128,12 +128,12 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
   return absl::OkStatus();
 }
 
-/// CUDA loads a kernel when it is first launched, which takes milliseconds that would be a
-/// client's.
+/// CUDA loads a kernel at its first launch, which takes milliseconds; the warm-up takes them off
+/// the first request.
 absl::Status CudaShard::WarmUp(const HeadInfo& head) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    // The chunked way runs the same kernels for any number of rows.
-    const bool is_fused = scorer_->PathOf(KernelDtype(dtype)) == ScorePath::kFused;
+    // The chunked path runs the same kernels for any number of rows.
+    const bool is_fused = scorer_->IsFused(KernelDtype(dtype));
     for (const int64_t num_rows : kWarmUpRows) {
       LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0));
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
@@ -163,12 +163,12 @@ absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t nu
   batch.top_k = top_k;
   batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
   batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
-  RankTeam alone(1, std::make_unique<NoExchange>());
+  RankTeam alone(1, std::make_unique<SingleRankCollective>());
   Job& job = jobs_.front();
   job.slot.Prepare(batch, 0);
   job.slot.FillHost(batch, 1.0);
   absl::Status status = EnqueuePass(batch, job, alone);
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the rows are read until then
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the GPU reads `hidden` until then
   return status;
 }
 
@@ -183,7 +183,7 @@ absl::Status CudaShard::Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team)
   Job& job = jobs_[static_cast<size_t>(slot)];
   absl::Status status = EnqueuePasses(batch, job, team);
   if (!status.ok()) {
-    // What was enqueued still reads the caller's memory: the slot is done only after it.
+    // Enqueued work still reads the caller's memory, so the slot is done only after it.
     (void)EnqueueEnd(job.slot);
   }
   return status;
@@ -199,8 +199,8 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
       job.slot.FillHost(batch, scorer_->Correction(KernelDtype(batch.dtype)));
     }
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(batch, job, team));
-    if (pass + 1 < num_passes) {  // the slots are needed again, by all
-      LOGPROBD_RETURN_IF_ERROR(Together(AwaitPass(job.slot, team), team));
+    if (pass + 1 < num_passes) {  // all shards reuse their slots
+      LOGPROBD_RETURN_IF_ERROR(AllReduceStatus(AwaitPass(job.slot, team), team));
       LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, absl::OkStatus()));
       if (options_.rank == 0) job.slot.CopyOut(batch);
       AddTimes(job);
@@ -212,8 +212,7 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
 absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team) {
   CudaSlot& slot = job.slot;
   const kernels::Dtype dtype = KernelDtype(batch.dtype);
-  const int64_t block_rows =
-      scorer_->BlockRows(scorer_->PathOf(dtype), dtype, slot.has_entropy_scales(), slot.top_k());
+  const int64_t block_rows = scorer_->BlockRows(dtype, slot.has_entropy_scales(), slot.top_k());
   const int64_t row_bytes = options_.plan.hidden_size * DtypeBytes(batch.dtype);
   job.num_blocks = 0;
   for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {
@@ -226,18 +225,18 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
     block.events = &slot.blocks()[static_cast<size_t>(job.num_blocks)];
     block.events->is_spread = block.is_spread;
     next_hidden_ = (next_hidden_ + 1) % hidden_.size();
-    // From here on shards wait for each other: on the host for what was agreed, then on the GPUs
-    // for each other's rows and sums.
+    // From here on shards wait for each other: on the host for the agreement, then on the GPUs for
+    // rows and sums of their peers.
     LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, EnqueueOwnRows(batch, block)));
     const absl::Status joint = [&]() -> absl::Status {
       if (block.is_first) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
       LOGPROBD_RETURN_IF_CUDA_ERROR(
           cudaEventRecord(block.events->gather_begin.get(), copy_in_.get()));
-      LOGPROBD_RETURN_IF_ERROR(EnqueueOthersRows(batch, block));
+      LOGPROBD_RETURN_IF_ERROR(EnqueuePeerRows(batch, block));
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_end.get(), copy_in_.get()));
       return EnqueueScores(batch, slot, block, team);
     }();
-    LOGPROBD_RETURN_IF_ERROR(Together(joint, team));
+    LOGPROBD_RETURN_IF_ERROR(AllReduceStatus(joint, team));
     ++job.num_blocks;
   }
   const absl::Status ended = [&]() -> absl::Status {
@@ -246,7 +245,7 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
     return absl::OkStatus();
   }();
-  return Together(ended, team);
+  return AllReduceStatus(ended, team);
 }
 
 absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
@@ -262,7 +261,8 @@ absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
   }
 }
 
-/// This shard's part of a block's rows, or all of them, from the host.
+/// Enqueues the copy of this shard's part of a block, or of the whole block, from where the rows
+/// lie.
 absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   if (block.is_first) {
@@ -270,7 +270,7 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
   }
   const HiddenBuffer& buffer = hidden_[block.buffer];
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), buffer.read.get()));
-  for (const CudaShard* peer : peers_) {  // until they have copied what lies here
+  for (const CudaShard* peer : peers_) {  // peers must have copied the buffer's previous rows
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         cudaStreamWaitEvent(copy_in_.get(), peer->hidden_[block.buffer].filled.get()));
   }
@@ -282,17 +282,17 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
   return absl::OkStatus();
 }
 
-/// Rows [begin, end) of the block, from where they lie.
+/// Enqueues the copy of rows [begin, end) of the block.
 absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                                       int64_t end) {
   const int64_t element_bytes = DtypeBytes(batch.dtype);
   const auto row_bytes = static_cast<size_t>(options_.plan.hidden_size * element_bytes);
   const auto pitch = static_cast<size_t>(options_.plan.padded_hidden * element_bytes);
   std::byte* const out = hidden_[block.buffer].memory.get() +
-                         scorer_->HiddenOffset(KernelDtype(batch.dtype)) +
+                         options_.plan.HiddenOffset(KernelDtype(batch.dtype)) +
                          static_cast<size_t>(begin) * pitch;
   if (pitch != row_bytes) {
-    // What an earlier batch of another dtype left in the padding could be NaN, and 0 * NaN is NaN.
+    // A batch of another dtype may have left NaN in the padding, and 0 * NaN is NaN.
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(out + row_bytes, pitch, 0, pitch - row_bytes,
                                                     static_cast<size_t>(end - begin),
                                                     copy_in_.get()));
@@ -349,13 +349,14 @@ absl::Status CudaShard::EnqueueRun(const HiddenRun& run, size_t row_bytes, std::
   return ClientCopyStatus(cudaMemcpy3DPeerAsync(&copy, copy_in_.get()));
 }
 
-/// The parts of a block that the other shards have taken from the host, from their buffers.
-absl::Status CudaShard::EnqueueOthersRows(const ScoreBatch& batch, const RowBlock& block) {
+/// Enqueues the copies of the other shards' parts of a block from their buffers.
+absl::Status CudaShard::EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block) {
   if (!block.is_spread) return absl::OkStatus();
   const HiddenBuffer& buffer = hidden_[block.buffer];
   const int64_t pitch = options_.plan.padded_hidden * DtypeBytes(batch.dtype);
-  const int64_t offset = scorer_->HiddenOffset(KernelDtype(batch.dtype));
-  for (int64_t i = 1; i < num_shards(); ++i) {  // each begins with another, so that links share
+  const int64_t offset = options_.plan.HiddenOffset(KernelDtype(batch.dtype));
+  // Ranks start with different peers, which spreads the load over the links.
+  for (int64_t i = 1; i < num_shards(); ++i) {
     const int64_t rank = (options_.rank + i) % num_shards();
     const CudaShard& peer = *peers_[static_cast<size_t>(rank)];
     const HiddenBuffer& source = peer.hidden_[block.buffer];
@@ -377,7 +378,6 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, c
   const HiddenBuffer& buffer = hidden_[rows.buffer];
   CudaBlock block = slot.Block(rows.begin, rows.count);
   block.hidden_dtype = KernelDtype(batch.dtype);
-  block.path = scorer_->PathOf(block.hidden_dtype);
   block.hidden = buffer.memory.get();
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(compute_.get(), events.copy_end.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_begin.get(), compute_.get()));
@@ -393,7 +393,7 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, c
   return absl::OkStatus();
 }
 
-/// Makes the slot's last event follow all that was enqueued so far.
+/// Records the slot's last event behind all work that was enqueued so far.
 absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   for (cudaStream_t stream : {copy_in_.get(), compute_.get()}) {
@@ -420,7 +420,7 @@ absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
   return job.times;
 }
 
-/// Those of the last pass.
+/// Adds the times of the last pass.
 void CudaShard::AddTimes(Job& job) const {
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
@@ -435,7 +435,7 @@ void CudaShard::AddTimes(Job& job) const {
 }
 
 bool CudaShard::IsIdle() {
-  (void)cudaSetDevice(options_.gpu);  // one that cannot be chosen does nothing any more
+  (void)cudaSetDevice(options_.gpu);  // a device that cannot be set runs nothing any more
   for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
     if (cudaStreamQuery(stream) == cudaErrorNotReady) return false;
   }

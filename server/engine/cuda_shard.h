@@ -7,52 +7,52 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/chunked/chunk_plan.h"
-#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_slot.h"
 #include "server/engine/engine_shard.h"
 #include "server/engine/fault_points.h"
 #include "server/engine/load_meter.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd {
 
-/// The part of a head that lies on one GPU.
+/// The shard of a head on one GPU.
 ///
-/// Streams: copies in, kernels, copies out. A batch is cut into blocks of rows, on every shard
-/// alike. A block's hidden rows pass through a ring of two device buffers, so that their copy runs
-/// beside the kernels of the block before, of the same batch or not. Many rows cross the bus once
-/// in all: each GPU takes its part and copies the others' parts from their buffers; few rows go
-/// straight to every GPU. Rows that lie on a GPU already, a client's, are copied from there first:
-/// kernels read the buffers alone. Copies between GPUs are made by copy engines, since the kernels
-/// leave no multiprocessor free.
+/// It has three streams: copies in, kernels, copies out. Every shard cuts a batch into the same
+/// blocks of rows. The hidden rows of a block pass through one of two device buffers, so that their
+/// copy overlaps the kernels of the previous block, also of another batch. Large blocks cross the
+/// bus once in total: each GPU copies its part from the host and the other parts from its peers.
+/// Small blocks go from the host to every GPU. Rows of clients in GPU memory are copied to the
+/// buffers as well, since kernels read only these. Copy engines copy between GPUs, because the
+/// kernels leave no multiprocessor free.
 class CudaShard final : public EngineShard {
  public:
   struct Options {
     int32_t rank = 0;
     int gpu = 0;
-    kernels::ChunkPlan plan;
-    /// A slot's host side for each batch in flight, shared by the shards of an engine.
+    WorkspacePlan plan;
+    /// Host side of the slot of each batch in flight, shared by the shards of an engine.
     std::vector<std::shared_ptr<PinnedBuffer>> host_slots;
     FaultPoints faults;
   };
 
-  /// Reads the shard's rows of `weights`. Errors are those of LoadCudaHead; whichever it is,
-  /// `meter` is told.
+  /// Reads the shard's rows of `weights`. Errors are those of LoadCudaHead; all are reported to
+  /// `meter`.
   static absl::StatusOr<std::unique_ptr<CudaShard>> Create(const HeadWeights& weights,
                                                            Options options, LoadMeter& meter);
   ~CudaShard() override;
 
-  /// Scores a few batches alone, so that every kernel is loaded. Before the first batch, and one
-  /// shard of an engine after the other: they share the slots' host sides.
+  /// Scores a few batches alone, so that every kernel is loaded. Call it before the first batch,
+  /// for one shard of an engine after the other, since they share the host sides of the slots.
   absl::Status WarmUp(const HeadInfo& head);
 
-  /// The shards of the engine by rank, this one too, all reachable from here. Before the first
-  /// batch; they live as long as this one is used.
+  /// Sets the shards of the engine by rank, including this one; all GPUs must be reachable from
+  /// this one. Call it before the first batch. The shards must live as long as this one is used.
   void SetPeers(std::vector<const CudaShard*> peers) { peers_ = std::move(peers); }
 
   int gpu() const { return options_.gpu; }
-  const kernels::ChunkPlan& plan() const { return options_.plan; }
+  const WorkspacePlan& plan() const { return options_.plan; }
   const CudaScorer& scorer() const { return *scorer_; }
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
@@ -66,15 +66,15 @@ class CudaShard final : public EngineShard {
  private:
   struct HiddenBuffer {
     DeviceBuffer memory;
-    CudaEvent own;     ///< This shard's part of the rows has come from the host.
-    CudaEvent filled;  ///< The other parts have come from the other shards.
+    CudaEvent own;     ///< This shard's part of the rows is copied.
+    CudaEvent filled;  ///< The parts of the other shards are copied.
     CudaEvent read;    ///< The kernels have read the rows.
   };
 
-  /// A batch that is being scored, with what its passes so far took.
+  /// A batch in flight and the times of its passes so far.
   struct Job {
     CudaSlot slot;
-    int64_t num_blocks = 0;  ///< Of the last pass.
+    int64_t num_blocks = 0;  ///< Blocks of the last pass.
     ShardTimes times = {};
   };
 
@@ -83,8 +83,8 @@ class CudaShard final : public EngineShard {
     int64_t begin = 0;
     int64_t count = 0;
     size_t buffer = 0;
-    bool is_spread = false;  ///< Each shard brings a part.
-    bool is_first = false;   ///< Of its pass.
+    bool is_spread = false;  ///< Each shard copies a part of the rows from the host.
+    bool is_first = false;   ///< This is the first block of its pass.
     CudaSlot::BlockEvents* events = nullptr;
   };
 
@@ -99,16 +99,17 @@ class CudaShard final : public EngineShard {
   absl::Status EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                              int64_t end);
   absl::Status EnqueueRun(const HiddenRun& run, size_t row_bytes, std::byte* out, size_t pitch);
-  absl::Status EnqueueOthersRows(const ScoreBatch& batch, const RowBlock& block);
+  absl::Status EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& block,
                              RankTeam& team);
-  /// Waits for a pass that another follows, as long as the team is whole.
+  /// Waits for the end of a pass before the next one. Returns early with an error if the team
+  /// fails.
   absl::Status AwaitPass(CudaSlot& slot, RankTeam& team) const;
   absl::Status EnqueueEnd(CudaSlot& slot);
   void AddTimes(Job& job) const;
 
   int64_t num_shards() const { return options_.plan.num_shards; }
-  /// First row of a rank's part of a block.
+  /// First row of a rank's part of a block of `count` rows.
   int64_t PartBegin(int64_t count, int64_t rank) const { return count * rank / num_shards(); }
 
   const Options options_;
@@ -117,9 +118,9 @@ class CudaShard final : public EngineShard {
   CudaStream copy_in_;
   CudaStream compute_;
   CudaStream copy_out_;
-  std::array<HiddenBuffer, kernels::kChunkSlots> hidden_;
+  std::array<HiddenBuffer, ScoringEngine::kBatchesInFlight> hidden_;
   std::vector<Job> jobs_;
-  size_t next_hidden_ = 0;  ///< The same on every shard.
+  size_t next_hidden_ = 0;  ///< Buffer of the next block; the same on every shard.
 };
 
 }  // namespace logprobd

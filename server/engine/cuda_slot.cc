@@ -4,14 +4,12 @@
 #include <cstring>
 
 #include "kernels/common/tile.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd {
 namespace {
-
-constexpr int64_t kWord = 4;
 
 template <typename T>
 void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
@@ -19,14 +17,14 @@ void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
   if (count > 0) std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// Whether some row takes its entropy at another temperature than the rest of its scores.
+/// True if some row has an entropy temperature that differs from its temperature.
 bool NeedsEntropyScales(const ScoreBatch& batch) {
   return batch.outputs.Has(Output::kEntropy) && !batch.entropy_temperatures.empty() &&
          !std::equal(batch.temperatures.begin(), batch.temperatures.end(),
                      batch.entropy_temperatures.begin(), batch.entropy_temperatures.end());
 }
 
-int64_t BlocksMax(const kernels::ChunkPlan& plan) {
+int64_t BlocksMax(const WorkspacePlan& plan) {
   int64_t least_rows = plan.batch_rows_max;
   for (const auto dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
     least_rows = std::min(least_rows, plan.BlockRows(dtype));
@@ -38,13 +36,12 @@ int64_t BlocksMax(const kernels::ChunkPlan& plan) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<PinnedBuffer>> CudaSlot::CreateHostSide(
-    const kernels::ChunkPlan& plan) {
+absl::StatusOr<std::shared_ptr<PinnedBuffer>> CudaSlot::CreateHostSide(const WorkspacePlan& plan) {
   LOGPROBD_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(plan.slot_bytes, "a batch's scores"));
   return std::make_shared<PinnedBuffer>(std::move(host));
 }
 
-absl::StatusOr<CudaSlot> CudaSlot::Create(const kernels::ChunkPlan& plan,
+absl::StatusOr<CudaSlot> CudaSlot::Create(const WorkspacePlan& plan,
                                           std::shared_ptr<PinnedBuffer> host) {
   CudaSlot slot;
   slot.host_ = std::move(host);
@@ -78,16 +75,16 @@ void CudaSlot::Prepare(const ScoreBatch& batch, int64_t pass) {
   row_begin_ = pass == 0 ? 0 : rows.front();
   row_end_ = pass == 0 ? num_rows_ : rows.back() + 1;
   top_k_ = pass == 0 ? batch.top_k : 0;
-  outputs_asked_ = pass == 0 ? batch.outputs : OutputSet();
+  pass_outputs_ = pass == 0 ? batch.outputs : OutputSet();
   has_entropy_scales_ = pass == 0 && NeedsEntropyScales(batch);
 
-  candidate_rows_ = 3 * num_rows_ * kWord;
-  candidate_ids_ = candidate_rows_ + num_candidates_ * kWord;
-  outputs_ = candidate_ids_ + num_candidates_ * kWord;
-  top_k_ids_ = outputs_ + kNumFields * num_rows_ * kWord;
-  top_k_logprobs_ = top_k_ids_ + num_rows_ * top_k_ * kWord;
-  candidate_logprobs_ = top_k_logprobs_ + num_rows_ * top_k_ * kWord;
-  end_ = candidate_logprobs_ + num_candidates_ * kWord;
+  candidate_rows_ = 3 * num_rows_ * kWordBytes;
+  candidate_ids_ = candidate_rows_ + num_candidates_ * kWordBytes;
+  outputs_ = candidate_ids_ + num_candidates_ * kWordBytes;
+  top_k_ids_ = outputs_ + kRowScoreBytes * num_rows_;
+  top_k_logprobs_ = top_k_ids_ + num_rows_ * top_k_ * kWordBytes;
+  candidate_logprobs_ = top_k_logprobs_ + num_rows_ * top_k_ * kWordBytes;
+  end_ = candidate_logprobs_ + num_candidates_ * kWordBytes;
 }
 
 void CudaSlot::FillHost(const ScoreBatch& batch, double correction) {
@@ -95,15 +92,15 @@ void CudaSlot::FillHost(const ScoreBatch& batch, double correction) {
       static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
   const absl::Span<const int32_t> ids = batch.candidate_ids.subspan(
       static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
-  std::memcpy(host<int32_t>(0), batch.targets.data(), static_cast<size_t>(num_rows_ * kWord));
+  std::memcpy(host<int32_t>(0), batch.targets.data(), static_cast<size_t>(num_rows_ * kWordBytes));
   const auto scale_of = [correction](float temperature) {
     return kernels::Log2Scale(temperature, correction);
   };
   std::transform(batch.temperatures.begin(), batch.temperatures.end(),
-                 host<float>(num_rows_ * kWord), scale_of);
+                 host<float>(num_rows_ * kWordBytes), scale_of);
   if (has_entropy_scales_) {
     std::transform(batch.entropy_temperatures.begin(), batch.entropy_temperatures.end(),
-                   host<float>(2 * num_rows_ * kWord), scale_of);
+                   host<float>(2 * num_rows_ * kWordBytes), scale_of);
   }
   std::copy(rows.begin(), rows.end(), host<int32_t>(candidate_rows_));
   std::copy(ids.begin(), ids.end(), host<int32_t>(candidate_ids_));
@@ -122,29 +119,28 @@ absl::Status CudaSlot::EnqueueOutputs(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
+template <typename Visit>
+void CudaSlot::ForEachScoredColumn(const Visit& visit) const {
+  int64_t offset = outputs_;
+  ForEachRowColumn([&](const auto& column) {
+    if (column.IsScored(pass_outputs_)) visit(column, offset);
+    offset += column.kElementBytes * num_rows_;
+  });
+}
+
 CudaBlock CudaSlot::Block(int64_t row_begin, int64_t num_rows) const {
-  const auto score = [&](Output output, Field index) {
-    return outputs_asked_.Has(output) ? device<float>(field(index)) + row_begin : nullptr;
-  };
   CudaBlock block;
   block.num_rows = num_rows;
   block.row_begin = row_begin;
   block.targets = device<int32_t>(0) + row_begin;
-  block.log2_scales = device<float>(num_rows_ * kWord) + row_begin;
+  block.log2_scales = device<float>(num_rows_ * kWordBytes) + row_begin;
   if (has_entropy_scales_) {
-    block.entropy_log2_scales = device<float>(2 * num_rows_ * kWord) + row_begin;
+    block.entropy_log2_scales = device<float>(2 * num_rows_ * kWordBytes) + row_begin;
   }
-  block.scores.nonfinite = device<uint8_t>(field(kNonfiniteField)) + row_begin;
-  block.scores.logprob = score(Output::kLogprob, kLogprobField);
-  block.scores.entropy = score(Output::kEntropy, kEntropyField);
-  block.scores.lse = score(Output::kLse, kLseField);
-  block.scores.argmax_logprob = score(Output::kArgmax, kArgmaxLogprobField);
-  block.scores.sum_p_squared = score(Output::kSumPSquared, kSumPSquaredField);
-  block.scores.max_logit = score(Output::kMaxLogit, kMaxLogitField);
-  block.scores.min_logit = score(Output::kMinLogit, kMinLogitField);
-  if (outputs_asked_.Has(Output::kArgmax) || outputs_asked_.Has(Output::kGreedy)) {
-    block.scores.argmax_id = device<int32_t>(field(kArgmaxIdField)) + row_begin;
-  }
+  block.scores.nonfinite = device<uint8_t>(nonfinite()) + row_begin;
+  ForEachScoredColumn([&]<typename T>(const OutputColumn<T>& column, int64_t offset) {
+    SetRowScore(block.scores, column, device<T>(offset) + row_begin);
+  });
   block.top_k = top_k_;
   block.top_k_ids = device<int32_t>(top_k_ids_) + row_begin * top_k_;
   block.top_k_logprobs = device<float>(top_k_logprobs_) + row_begin * top_k_;
@@ -161,21 +157,11 @@ CudaBlock CudaSlot::Block(int64_t row_begin, int64_t num_rows) const {
 }
 
 void CudaSlot::CopyOut(ScoreBatch& batch) const {
-  const auto copy = [&](Output output, Field index, absl::Span<float> out) {
-    if (outputs_asked_.Has(output)) CopyTo(out, host<const float>(field(index)), num_rows_);
-  };
-  copy(Output::kLogprob, kLogprobField, batch.logprob);
-  copy(Output::kEntropy, kEntropyField, batch.entropy);
-  copy(Output::kLse, kLseField, batch.lse);
-  copy(Output::kArgmax, kArgmaxLogprobField, batch.argmax_logprob);
-  copy(Output::kSumPSquared, kSumPSquaredField, batch.sum_p_squared);
-  copy(Output::kMaxLogit, kMaxLogitField, batch.max_logit);
-  copy(Output::kMinLogit, kMinLogitField, batch.min_logit);
-  if (outputs_asked_.Has(Output::kArgmax) || outputs_asked_.Has(Output::kGreedy)) {
-    CopyTo(batch.argmax_id, host<const int32_t>(field(kArgmaxIdField)), num_rows_);
-  }
+  ForEachScoredColumn([&]<typename T>(const OutputColumn<T>& column, int64_t offset) {
+    CopyTo(batch.*column.span, host<const T>(offset), num_rows_);
+  });
   if (pass_ == 0) {
-    CopyTo(batch.nonfinite, host<const uint8_t>(field(kNonfiniteField)), num_rows_);
+    CopyTo(batch.nonfinite, host<const uint8_t>(nonfinite()), num_rows_);
     CopyTo(batch.top_k_ids, host<const int32_t>(top_k_ids_), num_rows_ * top_k_);
     CopyTo(batch.top_k_logprobs, host<const float>(top_k_logprobs_), num_rows_ * top_k_);
   }

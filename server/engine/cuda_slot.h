@@ -10,88 +10,83 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "server/base/scoring_engine.h"
-#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_scorer.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd {
 
-/// The rows' inputs and scores of a batch in flight, on both sides of the bus, and its events.
+/// The inputs per row and the scores of a batch in flight, on the host and on the device, and its
+/// events.
 ///
-/// Both sides have one layout, by the batch's own counts, so that one copy each way moves all of
-/// it. The host's side is shared by the shards of an engine: the first fills it and gets the
-/// scores. A batch with more candidates than fit is scored in passes over parts of them; only the
-/// first pass gives the other scores.
+/// Both sides have the same layout, which follows from the batch's counts, so that one copy moves
+/// all inputs and one copy all scores. The shards of an engine share the host side: the first shard
+/// fills it and receives the scores. A batch with more candidates than a slot holds is scored in
+/// several passes; only the first pass computes the other scores.
 class CudaSlot {
  public:
-  /// When the parts of a block ran, for the stage metrics.
+  /// Events that time the stages of a block.
   struct BlockEvents {
     CudaEvent copy_begin;
-    CudaEvent gather_begin;  ///< What comes from the host has come.
-    bool is_spread = false;  ///< The rest comes from other shards.
+    CudaEvent gather_begin;  ///< The rows from the host are copied.
+    bool is_spread = false;  ///< The other rows are copied from other shards.
     CudaEvent copy_end;
     CudaEvent kernel_begin;
     CudaEvent kernel_end;
     CudaEvent combine_end;
   };
 
-  /// A host side for the slots of all shards, which must be idle before it goes.
-  static absl::StatusOr<std::shared_ptr<PinnedBuffer>> CreateHostSide(
-      const kernels::ChunkPlan& plan);
+  /// Creates the host side for the slots of all shards. They must be idle when it is destroyed.
+  static absl::StatusOr<std::shared_ptr<PinnedBuffer>> CreateHostSide(const WorkspacePlan& plan);
 
-  static absl::StatusOr<CudaSlot> Create(const kernels::ChunkPlan& plan,
+  static absl::StatusOr<CudaSlot> Create(const WorkspacePlan& plan,
                                          std::shared_ptr<PinnedBuffer> host);
 
-  /// Passes that `batch` takes, >= 1.
+  /// Number of passes that `batch` takes, >= 1.
   int64_t NumPasses(const ScoreBatch& batch) const;
 
   /// Lays out pass `pass` of `batch`. The slot must be idle.
   void Prepare(const ScoreBatch& batch, int64_t pass);
 
-  /// Fills the host side, for all shards; `correction` goes into the scales (kernels::Log2Scale).
-  /// All shards' slots must be idle.
+  /// Writes the inputs to the host side, for all shards. `correction` becomes part of the scales
+  /// (kernels::Log2Scale). The slots of all shards must be idle.
   void FillHost(const ScoreBatch& batch, double correction);
 
-  /// Rows that the prepared pass has to score, half-open.
+  /// Half-open range of the rows that the prepared pass scores.
   int64_t row_begin() const { return row_begin_; }
   int64_t row_end() const { return row_end_; }
 
-  /// What the prepared pass asks for that takes memory by the row.
+  /// Outputs of the prepared pass that take memory per row.
   int32_t top_k() const { return top_k_; }
   bool has_entropy_scales() const { return has_entropy_scales_; }
 
   absl::Status EnqueueInputs(cudaStream_t stream);
   absl::Status EnqueueOutputs(cudaStream_t stream);
 
-  /// The block of rows [row_begin, row_begin + num_rows) in device memory; the hidden rows are the
-  /// caller's to add. Once the host side is filled.
+  /// The block of rows [row_begin, row_begin + num_rows) in device memory, without its hidden rows.
+  /// Call it after the first shard's FillHost.
   CudaBlock Block(int64_t row_begin, int64_t num_rows) const;
 
-  /// Copies the scores of the pass into the spans of `batch`; its outputs must have arrived.
+  /// Copies the scores of the pass from the host side into the spans of `batch`. The copy from the
+  /// device must be done.
   void CopyOut(ScoreBatch& batch) const;
 
   std::vector<BlockEvents>& blocks() { return blocks_; }
   cudaEvent_t output_begin() const { return output_begin_.get(); }
-  /// The last of what was enqueued for the pass.
+  /// The last event of the pass.
   cudaEvent_t output_end() const { return output_end_.get(); }
 
  private:
-  /// Scores of four bytes a row, in the order in which they lie behind the inputs.
-  enum Field {
-    kLogprobField,
-    kEntropyField,
-    kLseField,
-    kArgmaxIdField,
-    kArgmaxLogprobField,
-    kSumPSquaredField,
-    kMaxLogitField,
-    kMinLogitField,
-    kNonfiniteField,  // one byte a row used
-    kNumFields,
-  };
+  /// Size of every input and every score.
+  static constexpr int64_t kWordBytes = 4;
 
-  int64_t field(Field index) const { return outputs_ + index * num_rows_ * 4; }
+  /// Calls `visit(column, offset)` with each column of one score per row that the pass computes and
+  /// with its byte offset. The flags for nonfinite rows follow behind the last column.
+  template <typename Visit>
+  void ForEachScoredColumn(const Visit& visit) const;
+  int64_t nonfinite() const { return top_k_ids_ - num_rows_ * kWordBytes; }
+
   template <typename T>
   T* device(int64_t offset) const {
     return reinterpret_cast<T*>(device_.get() + offset);
@@ -113,11 +108,11 @@ class CudaSlot {
   int64_t row_begin_ = 0;
   int64_t row_end_ = 0;
   int32_t top_k_ = 0;
-  OutputSet outputs_asked_;
+  OutputSet pass_outputs_;
   bool has_entropy_scales_ = false;
   int64_t candidate_begin_ = 0;
   int64_t num_candidates_ = 0;
-  /// Byte offsets. Targets, scales and entropy scales lie before `candidate_rows_`.
+  /// Byte offsets into both sides. Targets, scales and entropy scales lie before `candidate_rows_`.
   int64_t candidate_rows_ = 0;
   int64_t candidate_ids_ = 0;
   int64_t outputs_ = 0;

@@ -10,44 +10,46 @@
 
 namespace logprobd {
 
-/// Seconds that a shard's part of a batch took; 0 where a stage does not exist.
+/// Seconds that a shard spent on a batch; 0 where a stage does not exist.
 struct ShardTimes {
-  double h2d = 0;     ///< Until the shard has all rows.
-  double gather = 0;  ///< Of which those of other shards' parts, waiting for them included.
+  double h2d = 0;     ///< Copies of hidden rows to the device, including `gather`.
+  double gather = 0;  ///< Copies of the other shards' parts of the rows, including waits for them.
   double kernel = 0;
-  double combine = 0;  ///< Waiting for other shards included.
+  double combine = 0;  ///< Includes waits for other shards.
   double d2h = 0;
 };
 
-/// One device's part in the work of a ShardedEngine: CpuShard, CudaShard, fakes in tests. Shards of
-/// an engine hold adjacent parts of the vocabulary; the first writes the scores.
+/// The part of a head on one device: CpuShard, CudaShard, or a fake in tests. The shards of a
+/// ShardedEngine hold adjacent parts of the vocabulary; the first shard writes the scores.
 ///
-/// Threads: Enqueue from one thread at a time, the rest from the engine's finish thread, also while
-/// Enqueue runs.
+/// Threads: Enqueue is called from one thread at a time; the other functions are called from the
+/// engine's finish thread, also while Enqueue runs.
 class EngineShard {
  public:
   virtual ~EngineShard() = default;
 
-  /// Memory from which this shard and its team read hidden rows; see ScoringEngine.
+  /// Allocates memory from which this shard and its team read hidden rows; see ScoringEngine.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
 
-  /// See ScoringEngine; the same for all shards of an engine.
+  /// See ScoringEngine. The same for all shards of an engine.
   virtual bool reads_in_place() const { return false; }
   virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 
-  /// Begins to score `batch`, together with the other ranks of `team`, which are called with the
-  /// same batch at the same time; `slot` is 0 to kBatchesInFlight - 1, in turn. What a shard cannot
-  /// do it tells by team.Agree before the others wait for it, and every rank returns what was
-  /// agreed; a failure after that aborts the team and is INTERNAL, one of memory too.
+  /// Starts to score `batch` together with the other ranks of `team`, which are called with the
+  /// same batch at the same time. `slot` counts from 0 to kBatchesInFlight - 1 and starts again. A
+  /// shard that cannot score the batch says so in team.Agree before the others wait for it, and
+  /// every rank returns the agreed status. A later failure, even of memory, aborts the team and is
+  /// INTERNAL.
   virtual absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) = 0;
 
-  /// Whether all that Enqueue began in `slot` has ended. An error is the device's.
+  /// True once all work that Enqueue started in `slot` has ended. An error is a fault of the
+  /// device.
   virtual absl::StatusOr<bool> IsDone(int32_t slot) = 0;
 
-  /// Once the batch is done: its scores are brought into place.
+  /// Copies the scores of a batch that is done into its spans and returns its times.
   virtual absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) = 0;
 
-  /// Whether nothing that was enqueued, in any slot, can touch a batch any more.
+  /// True if no enqueued work of any slot can touch a batch any more.
   virtual bool IsIdle() = 0;
 };
 

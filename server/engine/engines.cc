@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
+#include "server/base/head_info.h"
 #include "server/engine/cpu_engine.h"
+#include "server/engine/cuda_client_memory.h"
 #include "server/engine/cuda_engine.h"
 
 namespace logprobd {
@@ -10,23 +13,41 @@ namespace logprobd {
 absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions& options) {
   switch (options.device) {
     case Device::kCpu:
-      return PlanCpuEngine(head, options, "device cpu was asked for");
+      return PlanCpuEngine(head, options, "device cpu was requested");
     case Device::kCuda:
-      return PlanCudaEngine(head, options, "device cuda was asked for");
+      return PlanCudaEngine(head, options, "device cuda was requested");
     case Device::kAuto:
       break;
   }
-  const absl::Status no_cuda = CheckCudaUsable();
-  // Who names GPUs, shards or replicas wants GPUs: a CPU in their place would only be slow.
-  const bool wants_gpus = !options.gpus.empty() || options.shards > 0 || options.replicas > 0;
-  return no_cuda.ok() || wants_gpus ? PlanCudaEngine(head, options, "a CUDA device was found")
-                                    : PlanCpuEngine(head, options, std::string(no_cuda.message()));
+  const std::string why_no_cuda = WhyNoCuda();
+  // A user who names GPUs, shards or replicas expects GPUs; a CPU instead would only be slow.
+  const bool expects_gpus = !options.gpus.empty() || options.shards > 0 || options.replicas > 0;
+  return why_no_cuda.empty() || expects_gpus
+             ? PlanCudaEngine(head, options, "a CUDA device was found")
+             : PlanCpuEngine(head, options, why_no_cuda);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options) {
   return plan.device == Device::kCuda ? CreateCudaEngines(weights, plan, options)
                                       : CreateCpuEngines(weights, plan, options);
+}
+
+std::unique_ptr<HostPinning> CreateHostPinning(const EnginePlan& plan) {
+  if (plan.device != Device::kCuda) return std::make_unique<NoPinning>();
+  return CreateCudaHostPinning(GpusOf(plan.layout).front());
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateDeviceMemory(const EnginePlan& plan,
+                                                                 Metrics& metrics) {
+  if (plan.device != Device::kCuda) {
+    return absl::FailedPreconditionError(
+        "--cuda-ipc: the head is scored on a CPU, which cannot read the memory of GPUs");
+  }
+  CudaIpcOptions options;
+  options.gpus = GpusOf(plan.layout);
+  options.metrics = &metrics;
+  return CreateCudaIpcMemory(std::move(options));
 }
 
 }  // namespace logprobd

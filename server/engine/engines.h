@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/base/client_memory.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
 #include "server/base/scoring_engine.h"
@@ -21,64 +22,82 @@ namespace logprobd {
 
 enum class Device { kAuto, kCpu, kCuda };
 enum class GpuKernel { kAuto, kFused, kChunked };
-/// How the shards of a replica join what they know; kAuto: through peer memory where it can.
+/// How the shards of a replica on GPUs exchange data; kAuto uses peer memory if all GPUs reach each
+/// other, else NCCL.
 enum class Exchange { kAuto, kPeer, kNccl };
 
-/// What the engines' top-k kernels can do.
+/// Longest top-k list that the kernels of all engines support.
 inline constexpr int32_t kTopKMax = 128;
 
+/// What an engine is to be like. The defaults of all engine options stand here.
 struct EngineOptions {
   Device device = Device::kAuto;
   /// Most rows of a batch, >= 1; fixes the workspace.
   int64_t batch_rows_max = 8'192;
-  /// Most places of a row's top-k list, 0 to kTopKMax; fixes the workspace.
+  /// Longest top-k list of a row, 0 to kTopKMax; fixes the workspace.
   int32_t top_k_max = 128;
-  /// How a GPU makes scores; kAuto takes the fused kernel where it runs.
+  /// Which kernels score on a GPU; kAuto takes the fused kernel where it runs.
   GpuKernel kernel = GpuKernel::kAuto;
   Exchange exchange = Exchange::kAuto;
-  /// CPU threads; 0: all cores the process may use.
+  /// CPU threads; 0: all cores that the process may use.
   int32_t cpu_threads = 0;
-  /// CUDA device ordinals, in the order in which they are taken; empty: all that are visible.
+  /// CUDA ordinals of the GPUs to use, in this order; empty: all visible GPUs.
   std::vector<int32_t> gpus = {};
-  /// GPUs (or groups of CPU threads) that share one head; 0: chosen. See layout.h.
+  /// GPUs (or groups of CPU threads) that share one head; 0: chosen by the planner. See layout.h.
   int32_t shards = 0;
-  /// Whole heads, each on `shards` GPUs; 0: chosen.
+  /// Whole copies of the head, each on `shards` GPUs; 0: chosen by the planner.
   int32_t replicas = 0;
-  /// Memory that other heads of this server will take, of which nothing is allocated yet: what is
-  /// free on a GPU is less by it. Negative: what is given back before. Of PlanEngine.
+  /// Memory that other heads of this server will take and have not allocated yet. PlanEngine
+  /// subtracts it from the free memory. Negative sizes stand for memory that will be released
+  /// before.
   MemoryPlan reserved = {};
-  /// Longest time that a batch may take before its replica counts as hung; infinite: no limit.
+  /// Longest time for a batch, after which its replica counts as hung; infinite: no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();
-  const Clock* clock = &Clock::Steady();  ///< Of batch_time_max.
-  FaultPoints faults = {};                ///< For tests.
-  /// Told while the weight is read: bytes done and in all. May be empty.
+  const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
+  FaultPoints faults = {};                ///< Used by tests only.
+  /// Called while the weight is read, with the bytes read so far and in total. May be empty.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
   /// May be null. Must outlive the engine.
   Metrics* metrics = nullptr;
 };
 
-/// Which engine would serve a head, and why, with its memory; made without touching the weight.
+/// The engine that would serve a head, the reason for it, and the memory that it would take.
 struct EnginePlan {
-  Device device = Device::kCpu;  ///< Never kAuto.
-  std::string engine;            ///< "cpu/avx512", "cuda/fused".
-  std::string reason;
+  Device device = Device::kCpu;         ///< Never kAuto.
+  std::string engine;                   ///< For example "cpu/avx512" or "cuda/fused".
+  std::string reason;                   ///< Why this engine and layout, as text for the log.
   std::vector<ShardPlace> layout;       ///< Replica by replica, shard by shard.
-  MemoryPlan memory;                    ///< Weights and workspace of all of them.
-  Exchange exchange = Exchange::kAuto;  ///< Of shards on GPUs, decided.
-  /// Where the machine's GPUs sit ("0000:3b:00.0"), by CUDA ordinal.
+  MemoryPlan memory;                    ///< Weights and workspace of all replicas.
+  Exchange exchange = Exchange::kAuto;  ///< The choice for shards on GPUs.
+  /// PCI bus ids of the machine's GPUs ("0000:3b:00.0") by CUDA ordinal.
   std::map<int, std::string> gpu_pci_bus_ids = {};
-  MemoryPlan there = {};  ///< Free at each GPU of the layout, before this head and `reserved`.
+  /// Free memory of each GPU of the layout, before this head and `reserved` are subtracted.
+  MemoryPlan available = {};
 
   int32_t num_replicas() const { return layout.empty() ? 1 : layout.back().replica + 1; }
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }
 };
 
-/// FAILED_PRECONDITION when kCuda is asked for and cannot be had: it says what is missing.
+/// Plans an engine without reading the weight. FAILED_PRECONDITION if kCuda is requested and cannot
+/// be used; the message says what is missing.
 absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions& options);
 
-/// Reads the weight into engines as planned, one a replica, all at once. Host memory beyond what
-/// the plan states stays below 64 MiB a shard. RESOURCE_EXHAUSTED names the memory that is missing.
+/// Reads the weight into the planned engines, one per replica, all at once. Takes less than 64 MiB
+/// of host memory per shard beyond what the plan states. RESOURCE_EXHAUSTED names the memory that
+/// is missing.
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options);
+
+// Memory that clients on this host share with the engines of a plan. The objects must outlive every
+// payload and be destroyed before CUDA is.
+
+/// Pins host memory for the GPUs of the plan; does nothing on a CPU.
+std::unique_ptr<HostPinning> CreateHostPinning(const EnginePlan& plan);
+
+/// Maps memory of other processes on the GPUs of the plan and on those that all of them reach.
+/// FAILED_PRECONDITION on a CPU, RESOURCE_EXHAUSTED if no thread can be started. `metrics` must
+/// outlive the result.
+absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateDeviceMemory(const EnginePlan& plan,
+                                                                 Metrics& metrics);
 
 }  // namespace logprobd

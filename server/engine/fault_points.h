@@ -12,12 +12,12 @@
 
 namespace logprobd {
 
-/// Where tests make an engine's surroundings fail; empty otherwise.
+/// Hooks with which tests make memory or a collective fail; empty in a server.
 struct FaultPoints {
-  /// Asked before a shard takes memory: at start for "weight" and "workspace", then for each
-  /// "batch".
+  /// Called before a shard takes memory: at start for "weight" and "workspace", then for each
+  /// "batch". An error is the result of the allocation.
   std::function<absl::Status(int32_t shard, absl::string_view what)> memory = {};
-  /// Given the collective of an engine, returns the one to use, or why there is none.
+  /// Receives the collective of an engine and returns the one to use instead, or an error.
   std::function<absl::StatusOr<std::unique_ptr<Collective>>(std::unique_ptr<Collective>)>
       collective = {};
 

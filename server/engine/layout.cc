@@ -12,26 +12,25 @@
 #include "absl/strings/string_view.h"
 #include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/tile.h"
-#include "server/base/device_name.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
-#include "server/engine/vocab_partition.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
 
-/// More have no use: each needs a thread at least.
-constexpr int64_t kCpuPlacesMax = 256;
+/// Bound on the shards of a CPU engine: each needs at least one thread.
+constexpr int64_t kCpuShardsMax = 256;
 
 /// GPUs whose free memory differs by less count as equally free.
 constexpr int64_t kFreeStepBytes = int64_t{1} << 30;
 
-/// GPUs of one model differ in memory by less than one part of so many.
+/// GPUs of one model differ in memory by less than one part in this many.
 constexpr int64_t kMemoryParts = 100;
 
 struct Numbers {
-  int32_t replicas = 0;  ///< 0: open.
-  int32_t shards = 0;    ///< 0: open.
+  int32_t replicas = 0;  ///< 0: to be chosen.
+  int32_t shards = 0;    ///< 0: to be chosen.
 };
 
 using GpuSpan = absl::Span<const GpuInfo>;
@@ -41,14 +40,14 @@ std::string CountText(int64_t count, absl::string_view noun) {
   return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
 }
 
-/// "4 replicas of 1 shard", without what is open; not all is.
+/// "4 replicas of 1 shard", without a number that is still to be chosen. At least one is known.
 std::string Text(const Numbers& numbers) {
   return absl::StrCat(numbers.replicas == 0 ? "" : CountText(numbers.replicas, "replica"),
                       numbers.replicas == 0 || numbers.shards == 0 ? "" : " of ",
                       numbers.shards == 0 ? "" : CountText(numbers.shards, "shard"));
 }
 
-/// a + b of two that are not negative, or the largest number.
+/// a + b for non-negative numbers, at most the largest int64_t.
 int64_t Add(int64_t a, int64_t b) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   return a > kMax - b ? kMax : a + b;
@@ -58,13 +57,13 @@ int64_t BytesOnce(const GpuNeeds& needs) { return Add(needs.weight_bytes, needs.
 
 int64_t BytesTwice(const GpuNeeds& needs) { return Add(needs.weight_bytes, BytesOnce(needs)); }
 
-/// The facts of the GPUs in the order in which they are taken.
-absl::StatusOr<std::vector<GpuInfo>> TakeGpus(const EngineOptions& options, GpuSpan gpus) {
+/// The GPUs that `options` allows, in the order in which they are used.
+absl::StatusOr<std::vector<GpuInfo>> AllowedGpus(const EngineOptions& options, GpuSpan gpus) {
   if (gpus.empty()) {
     return absl::FailedPreconditionError("there is no GPU; use --device cpu");
   }
   if (options.gpus.empty()) return std::vector<GpuInfo>(gpus.begin(), gpus.end());
-  std::vector<GpuInfo> taken;
+  std::vector<GpuInfo> allowed;
   for (const int32_t ordinal : options.gpus) {
     const auto is_it = [ordinal](const GpuInfo& gpu) { return gpu.ordinal == ordinal; };
     const auto found = absl::c_find_if(gpus, is_it);
@@ -73,12 +72,12 @@ absl::StatusOr<std::vector<GpuInfo>> TakeGpus(const EngineOptions& options, GpuS
                                                         gpus.size() == 1 ? "is " : "are ",
                                                         gpus.size(), ", counted from 0"));
     }
-    if (absl::c_any_of(taken, is_it)) {
+    if (absl::c_any_of(allowed, is_it)) {
       return absl::InvalidArgumentError(absl::StrCat("GPU ", ordinal, " is named twice"));
     }
-    taken.push_back(*found);
+    allowed.push_back(*found);
   }
-  return taken;
+  return allowed;
 }
 
 std::string Describe(const GpuInfo& gpu) {
@@ -97,29 +96,31 @@ absl::Status CheckModels(GpuSpan gpus) {
     if (gpu.major < 8) {
       return absl::FailedPreconditionError(
           absl::StrCat(Describe(gpu), " is too old: compute capability 8.0 or later is needed; ",
-                       "name others with --gpus or use --device cpu"));
+                       "choose others with --gpus or use --device cpu"));
     }
     if (!IsSameModel(gpus.front(), gpu)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(Describe(gpus.front()), " and ", Describe(gpu),
-                       " differ: results keep their bits on one model only; name GPUs of one model",
-                       " with --gpus"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          Describe(gpus.front()), " and ", Describe(gpu),
+          " differ: results have the same bits on one model only; choose GPUs of one model",
+          " with --gpus"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckNumbers(const Numbers& asked, int64_t vocab_size) {
-  if (asked.replicas < 0) {
+absl::Status CheckNumbers(const Numbers& requested, int64_t vocab_size) {
+  if (requested.replicas < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("there cannot be ", asked.replicas, " replicas"));
+        absl::StrCat("there cannot be ", requested.replicas, " replicas"));
   }
-  return asked.shards == 0 ? absl::OkStatus() : PartitionTiles(vocab_size, asked.shards).status();
+  return requested.shards == 0 ? absl::OkStatus()
+                               : PartitionTiles(vocab_size, requested.shards).status();
 }
 
-/// `device_of` names the device of a place, counted over all.
+/// Builds the layout of known `numbers`. `device_of` names the device of the shard with a given
+/// index, counted over all replicas.
 absl::StatusOr<Layout> LayoutOf(const Numbers& numbers, std::string reason, int64_t vocab_size,
-                                const std::function<std::string(size_t place)>& device_of) {
+                                const std::function<std::string(size_t index)>& device_of) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> ranges,
                             PartitionTiles(vocab_size, numbers.shards));
   Layout layout{numbers.replicas, numbers.shards, std::move(reason), {}};
@@ -134,54 +135,56 @@ absl::StatusOr<Layout> LayoutOf(const Numbers& numbers, std::string reason, int6
   return layout;
 }
 
-/// Chooses numbers for GPUs that are there and of one model.
+/// Chooses the numbers of replicas and shards for a set of GPUs.
 class GpuPlanner {
  public:
-  /// `gpus` in the order in which they are taken; where they were named none may be left over.
-  GpuPlanner(const Numbers& asked, bool are_named, int64_t vocab_size, std::vector<GpuInfo> gpus,
-             const NeedsOf& needs_of)
-      : asked_(asked),
+  /// `gpus` are in the order in which they are used. If the user named them (`are_named`), all of
+  /// them must be used.
+  GpuPlanner(const Numbers& requested, bool are_named, int64_t vocab_size,
+             std::vector<GpuInfo> gpus, const NeedsOf& needs_of)
+      : requested_(requested),
         are_named_(are_named),
         vocab_size_(vocab_size),
         gpus_(std::move(gpus)),
         needs_of_(needs_of) {
     if (are_named_) return;
-    // One that another process uses is taken last.
+    // GPUs that other processes use come last.
     absl::c_stable_sort(gpus_, [](const GpuInfo& a, const GpuInfo& b) {
       return a.free_bytes / kFreeStepBytes > b.free_bytes / kFreeStepBytes;
     });
   }
 
   absl::StatusOr<Layout> Plan() const {
-    const std::vector<Numbers> possible = Possible(asked_);
+    const std::vector<Numbers> possible = Possible(requested_);
     if (possible.empty()) return NothingPossible();
-    const bool is_fixed = asked_.replicas > 0 && asked_.shards > 0;
-    LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(asked_) : GpuSpan(gpus_)));
+    const bool is_fixed = requested_.replicas > 0 && requested_.shards > 0;
+    LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(requested_) : GpuSpan(gpus_)));
     const Numbers* chosen = FirstThatFits(possible, BytesTwice);
     const bool fits_twice = chosen != nullptr;
     if (!fits_twice) chosen = FirstThatFits(possible, BytesOnce);
     if (chosen == nullptr) return NoRoom(possible.back());
-    const bool is_forced = asked_.shards > 0 || (asked_.replicas > 0 && possible.size() == 1);
-    std::string reason =
-        absl::StrCat(is_forced ? AskedText() : FitText(*chosen, fits_twice), ": ", Text(*chosen));
+    const bool is_forced =
+        requested_.shards > 0 || (requested_.replicas > 0 && possible.size() == 1);
+    std::string reason = absl::StrCat(is_forced ? RequestedText() : FitText(*chosen, fits_twice),
+                                      ": ", Text(*chosen));
     if (!is_fixed) absl::StrAppend(&reason, UnusedText(*chosen));
     const std::vector<int32_t> ordinals = Ordinals(Used(*chosen));
     return LayoutOf(*chosen, std::move(reason), vocab_size_,
-                    [&](size_t place) { return GpuName(ordinals[place]); });
+                    [&](size_t index) { return GpuName(ordinals[index]); });
   }
 
  private:
-  /// What `asked` leaves open in every way that there is: the fewest shards first, then the most
-  /// replicas.
-  std::vector<Numbers> Possible(const Numbers& asked) const {
+  /// Every pair of numbers that agrees with `requested`, ordered by the fewest shards and then by
+  /// the most replicas.
+  std::vector<Numbers> Possible(const Numbers& requested) const {
     const auto num_gpus = static_cast<int64_t>(gpus_.size());
     const int64_t shards_max =
         std::min({num_gpus, kernels::NumTiles(vocab_size_), int64_t{kernels::kExchangeRanksMax}});
     std::vector<Numbers> possible;
     for (int64_t shards = 1; shards <= shards_max; ++shards) {
-      if (asked.shards > 0 && asked.shards != shards) continue;
+      if (requested.shards > 0 && requested.shards != shards) continue;
       for (int64_t replicas = num_gpus / shards; replicas >= 1; --replicas) {
-        if (asked.replicas > 0 && asked.replicas != replicas) continue;
+        if (requested.replicas > 0 && requested.replicas != replicas) continue;
         if (are_named_ && replicas * shards != num_gpus) continue;
         possible.push_back({static_cast<int32_t>(replicas), static_cast<int32_t>(shards)});
       }
@@ -191,19 +194,21 @@ class GpuPlanner {
 
   absl::Status NothingPossible() const {
     const auto num_gpus = static_cast<int64_t>(gpus_.size());
-    const int64_t needed = std::max<int64_t>(asked_.replicas, 1) * std::max(asked_.shards, 1);
+    const int64_t needed =
+        std::max<int64_t>(requested_.replicas, 1) * std::max(requested_.shards, 1);
     const std::string given =
         are_named_ ? absl::StrCat("--gpus names ", num_gpus)
                    : absl::StrCat("there ", num_gpus == 1 ? "is " : "are ", num_gpus);
     if (needed > num_gpus) {
       return absl::FailedPreconditionError(
-          absl::StrCat(Text(asked_), " need ", CountText(needed, "GPU"), ": ", given));
+          absl::StrCat(Text(requested_), " need ", CountText(needed, "GPU"), ": ", given));
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        Text(asked_), " would leave GPUs over: ", given, ", so that replicas x shards must be ",
-        absl::StrJoin(Possible({}), " or ", [](std::string* out, const Numbers& fit) {
-          absl::StrAppend(out, fit.replicas, " x ", fit.shards);
-        })));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Text(requested_), " would leave GPUs unused: ", given,
+                     ", so that replicas x shards must be ",
+                     absl::StrJoin(Possible({}), " or ", [](std::string* out, const Numbers& fit) {
+                       absl::StrAppend(out, fit.replicas, " x ", fit.shards);
+                     })));
   }
 
   GpuSpan Used(const Numbers& numbers) const {
@@ -211,7 +216,7 @@ class GpuPlanner {
                                 static_cast<size_t>(numbers.shards));
   }
 
-  /// In the order in which they hold shards: as they were named, else counted up.
+  /// The ordinals in the order in which the GPUs hold shards: as named, otherwise ascending.
   std::vector<int32_t> Ordinals(GpuSpan gpus) const {
     std::vector<int32_t> ordinals;
     for (const GpuInfo& gpu : gpus) ordinals.push_back(gpu.ordinal);
@@ -219,14 +224,14 @@ class GpuPlanner {
     return ordinals;
   }
 
-  /// The first with the least free memory of those that are used.
+  /// The GPU with the least free memory among those that are used.
   const GpuInfo& Fullest(const Numbers& numbers) const {
     const GpuSpan used = Used(numbers);
     return *absl::c_min_element(
         used, [](const GpuInfo& a, const GpuInfo& b) { return a.free_bytes < b.free_bytes; });
   }
 
-  /// Null where no GPU would have so many bytes free.
+  /// The first numbers for which every used GPU has enough free memory, or null.
   const Numbers* FirstThatFits(const std::vector<Numbers>& possible,
                                int64_t (*bytes_of)(const GpuNeeds&)) const {
     const auto found = absl::c_find_if(possible, [&](const Numbers& numbers) {
@@ -240,31 +245,32 @@ class GpuPlanner {
     const GpuInfo& gpu = Fullest(numbers);
     return absl::FailedPreconditionError(absl::StrCat(
         "GPU ", gpu.ordinal, " has ", HumanBytes(gpu.free_bytes), " free",
-        gpu.reserved_bytes <= 0
-            ? ""
-            : absl::StrCat(" beside ", HumanBytes(gpu.reserved_bytes), " for the heads before it"),
+        gpu.reserved_bytes <= 0 ? ""
+                                : absl::StrCat(" after ", HumanBytes(gpu.reserved_bytes),
+                                               " for the heads before this one"),
         ", ",
         numbers.shards == 1 ? "the head" : absl::StrCat("each of ", numbers.shards, " shards"),
         " needs ", HumanBytes(BytesOnce(needs)), " (weight ", HumanBytes(needs.weight_bytes),
         ", workspace ", HumanBytes(needs.workspace_bytes), "): ", Advice()));
   }
 
-  /// The fewest shards that would fit: with as many replicas as asked, else with one.
+  /// Suggests the fewest shards that would fit, with the requested number of replicas or else with
+  /// one.
   std::string Advice() const {
-    for (const int32_t replicas : {asked_.replicas, are_named_ ? 0 : 1}) {
+    for (const int32_t replicas : {requested_.replicas, are_named_ ? 0 : 1}) {
       const std::vector<Numbers> possible = Possible({replicas, 0});
       const Numbers* const fit = FirstThatFits(possible, BytesOnce);
       if (fit != nullptr) {
         return absl::StrCat("--shards ", fit->shards, " --replicas ", fit->replicas, " would fit");
       }
     }
-    return "no number of shards would fit; free memory there, name other GPUs with --gpus, or "
+    return "no number of shards would fit; free memory there, choose other GPUs with --gpus, or "
            "lower --batch-rows";
   }
 
-  std::string AskedText() const {
-    if (asked_.replicas == 0) return "shards as asked";
-    return asked_.shards == 0 ? "replicas as asked" : "replicas and shards as asked";
+  std::string RequestedText() const {
+    if (requested_.replicas == 0) return "shards as requested";
+    return requested_.shards == 0 ? "replicas as requested" : "replicas and shards as requested";
   }
 
   std::string FitText(const Numbers& chosen, bool fits_twice) const {
@@ -282,7 +288,7 @@ class GpuPlanner {
     return absl::StrCat("; not used: gpu", absl::StrJoin(Ordinals(unused), ", gpu"));
   }
 
-  const Numbers asked_;
+  const Numbers requested_;
   const bool are_named_;
   const int64_t vocab_size_;
   std::vector<GpuInfo> gpus_;
@@ -290,6 +296,24 @@ class GpuPlanner {
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<TileRange>> PartitionTiles(int64_t vocab_size, int32_t num_shards) {
+  const int64_t num_tiles = kernels::NumTiles(vocab_size);
+  if (num_shards < 1 || num_shards > num_tiles) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(num_shards, " shards cannot share a vocabulary of ", vocab_size, ": it has ",
+                     num_tiles, num_tiles == 1 ? " tile" : " tiles", " of ", kernels::kTileColumns,
+                     " columns, so at most ", num_tiles, num_tiles == 1 ? " shard" : " shards"));
+  }
+  std::vector<TileRange> ranges;
+  int64_t begin = 0;
+  for (int64_t shard = 0; shard < num_shards; ++shard) {
+    const int64_t size = num_tiles / num_shards + (shard < num_tiles % num_shards ? 1 : 0);
+    ranges.push_back({begin, begin + size});
+    begin += size;
+  }
+  return ranges;
+}
 
 void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus) {
   for (GpuInfo& gpu : gpus) {
@@ -303,29 +327,30 @@ void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus) {
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
                                      absl::Span<const GpuInfo> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of) {
-  const Numbers asked{options.replicas, options.shards};
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuInfo> taken, TakeGpus(options, gpus));
-  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
-  if (asked.shards > kernels::kExchangeRanksMax) {
-    return absl::InvalidArgumentError(absl::StrCat(asked.shards, " shards are too many: at most ",
-                                                   kernels::kExchangeRanksMax,
-                                                   " GPUs share one head"));
+  const Numbers requested{options.replicas, options.shards};
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<GpuInfo> allowed, AllowedGpus(options, gpus));
+  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(requested, head.vocab_size));
+  if (requested.shards > kernels::kExchangeRanksMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(requested.shards, " shards are too many: at most ", kernels::kExchangeRanksMax,
+                     " GPUs share one head"));
   }
-  return GpuPlanner(asked, !options.gpus.empty(), head.vocab_size, std::move(taken), needs_of)
+  return GpuPlanner(requested, !options.gpus.empty(), head.vocab_size, std::move(allowed), needs_of)
       .Plan();
 }
 
 absl::StatusOr<Layout> PlanCpuLayout(const HeadInfo& head, const EngineOptions& options) {
-  const Numbers asked{options.replicas, options.shards};
-  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(asked, head.vocab_size));
-  const Numbers numbers{std::max(asked.replicas, 1), std::max(asked.shards, 1)};
-  if (int64_t{numbers.replicas} * numbers.shards > kCpuPlacesMax) {
+  const Numbers requested{options.replicas, options.shards};
+  LOGPROBD_RETURN_IF_ERROR(CheckNumbers(requested, head.vocab_size));
+  const Numbers numbers{std::max(requested.replicas, 1), std::max(requested.shards, 1)};
+  if (int64_t{numbers.replicas} * numbers.shards > kCpuShardsMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         Text(numbers), " are too many on a CPU: ", "replicas x shards must be at most ",
-        kCpuPlacesMax));
+        kCpuShardsMax));
   }
-  const bool is_asked = asked.replicas > 0 || asked.shards > 0;
-  return LayoutOf(numbers, absl::StrCat(Text(numbers), is_asked ? " as asked" : " unless asked"),
+  const bool is_requested = requested.replicas > 0 || requested.shards > 0;
+  return LayoutOf(numbers,
+                  absl::StrCat(Text(numbers), is_requested ? " as requested" : " by default"),
                   head.vocab_size, [](size_t) { return std::string("cpu"); });
 }
 

@@ -10,9 +10,24 @@
 #include "server/base/head_info.h"
 #include "server/engine/engines.h"
 
+// Which part of a head lies on which device.
+
 namespace logprobd {
 
-/// A GPU before anything is allocated on it.
+/// A half-open range of tiles (kernels/common/tile.h) of the whole vocabulary.
+struct TileRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+};
+
+/// Cuts the tiles of `vocab_size` columns into `num_shards` ranges, one per shard. Their sizes
+/// differ by at most one; the larger ranges come first. INVALID_ARGUMENT if there are fewer tiles
+/// than shards; the message names the largest possible number of shards.
+absl::StatusOr<std::vector<TileRange>> PartitionTiles(int64_t vocab_size, int32_t num_shards);
+
+/// A GPU before this server allocates anything on it.
 struct GpuInfo {
   int32_t ordinal = 0;
   std::string name;
@@ -20,45 +35,48 @@ struct GpuInfo {
   int32_t minor = 0;
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
-  std::string pci_bus_id = {};  ///< "0000:3b:00.0"
-  /// For other heads, no longer in `free_bytes`; negative: given back before, already in them.
+  std::string pci_bus_id = {};  ///< For example "0000:3b:00.0".
+  /// Memory that Reserve has taken off free_bytes for other heads; negative if it has added some.
   int64_t reserved_bytes = 0;
 };
 
-/// Takes what other heads will need off the GPUs' free memory; never below 0. Negative: adds what
-/// is given back.
+/// Subtracts the memory that other heads will take from the free memory of the GPUs, down to 0.
+/// Negative sizes add memory that will be released before.
 void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus);
 
-/// Memory of a GPU that holds one of `num_shards` shards, the largest.
+/// Memory that a GPU needs for the largest of a number of shards.
 struct GpuNeeds {
   int64_t weight_bytes = 0;
   int64_t workspace_bytes = 0;
 };
 
-/// Replicas x shards.
+/// Numbers of replicas and shards, and the device of each shard.
 struct Layout {
   int32_t num_replicas = 1;
   int32_t num_shards = 1;
-  std::string reason;              ///< Why these numbers, with what they were decided by.
+  std::string reason;              ///< Why these numbers, as text for the log.
   std::vector<ShardPlace> places;  ///< [num_replicas * num_shards]
 };
 
-/// Decides what lies on which of `gpus`, all that the machine has. Numbers left open in `options`
-/// are chosen: replicas where a GPU holds the whole head comfortably (its weight twice, so that a
-/// new version can lie beside the old, and the workspace), else the fewest shards that do, else the
-/// fewest that fit at all; the rest of the GPUs become replicas. GPUs that `options` names are all
-/// used, in that order; of others those with the most free memory, so that one which another
-/// process fills is left out, as is a rest that is less than a replica.
+/// Chooses the layout of a head on `gpus`, which are all GPUs of the machine.
 ///
-/// FAILED_PRECONDITION, each saying what to change: a GPU that is not there, too few, older than
-/// compute capability 8.0, of different models or memory (1%), or without room. INVALID_ARGUMENT:
-/// more shards than tiles or than 16, a GPU named twice, or named GPUs that would be left over.
+/// Numbers that `options` leaves open are chosen as follows. If a GPU holds the weight twice (so
+/// that a new version can be loaded next to the old one) and the workspace, each GPU gets a
+/// replica. Otherwise the head is cut into the fewest shards that fit twice, or else into the
+/// fewest that fit once; the remaining GPUs hold further replicas. All GPUs that `options` names
+/// are used, in that order. Without names, the GPUs with the most free memory are used, and GPUs
+/// that are too few for another replica stay unused.
+///
+/// FAILED_PRECONDITION for a GPU that does not exist, is older than compute capability 8.0 or has
+/// too little memory, for too few GPUs, and for GPUs that differ in model or memory (by 1 %).
+/// INVALID_ARGUMENT for more shards than tiles or than 16, for a GPU that is named twice, and for
+/// named GPUs that would stay unused. Each message says what to change.
 absl::StatusOr<Layout> PlanGpuLayout(const HeadInfo& head, const EngineOptions& options,
                                      absl::Span<const GpuInfo> gpus,
                                      const std::function<GpuNeeds(int32_t num_shards)>& needs_of);
 
-/// The same on a CPU, where shards and replicas share the threads: one of each unless asked.
-/// INVALID_ARGUMENT: more shards than tiles, or more than 256 places.
+/// The layout of a CPU engine: one replica of one shard unless `options` says otherwise.
+/// INVALID_ARGUMENT for more shards than tiles, or more than 256 shards in total.
 absl::StatusOr<Layout> PlanCpuLayout(const HeadInfo& head, const EngineOptions& options);
 
 }  // namespace logprobd

@@ -11,15 +11,16 @@
 
 namespace logprobd {
 
-/// Adds up what several loaders have read, and stops all where one fails. Thread-safe.
+/// Counts the bytes that several loaders have read, and tells all of them when one has failed.
+/// Thread-safe.
 class LoadMeter {
  public:
-  /// `progress` (may be empty) is told by one thread at a time, never fewer bytes than before.
+  /// Calls `progress` (may be empty) from one thread at a time, with a count that never falls.
   LoadMeter(int64_t total_bytes,
             std::function<void(int64_t done_bytes, int64_t total_bytes)> progress)
       : total_bytes_(total_bytes), progress_(std::move(progress)) {}
 
-  /// A loader has failed: the others need not go on. The first reason stays.
+  /// Reports that a loader has failed; the others may stop. The first failure is kept.
   void Fail(const absl::Status& why) {
     const absl::MutexLock lock(&mutex_);
     status_.Update(why);
@@ -27,7 +28,7 @@ class LoadMeter {
   }
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
-  /// Of all loaders.
+  /// The first failure of any loader, or OK.
   absl::Status status() const {
     const absl::MutexLock lock(&mutex_);
     return status_;

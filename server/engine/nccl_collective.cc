@@ -15,9 +15,8 @@
 #include "absl/time/time.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
-#include "server/engine/cuda_memory.h"
-#include "server/engine/cuda_status.h"
+#include "server/base/host.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/nccl_library.h"
 
 namespace logprobd {
@@ -26,9 +25,10 @@ namespace {
 using kernels::Reduction;
 using kernels::ReductionType;
 
-/// NCCL finds the links between GPUs in about a second.
+/// Longest time to connect; NCCL usually needs about a second to find the links between GPUs.
 constexpr absl::Duration kConnectTime = absl::Seconds(60);
-/// A few hundred kilobytes are joined at a time; each block more takes tens of megabytes.
+/// Thread blocks of a call. A few hundred kilobytes are reduced at a time, and each further block
+/// takes tens of megabytes.
 constexpr int kBlocksMax = 4;
 constexpr absl::Duration kConnectPause = absl::Milliseconds(1);
 
@@ -37,7 +37,7 @@ struct TypeAndOperation {
   ncclRedOp_t operation;
 };
 
-TypeAndOperation Of(ReductionType type) {
+TypeAndOperation ToNccl(ReductionType type) {
   switch (type) {
     case ReductionType::kMaxInt32:
       return {ncclInt32, ncclMax};
@@ -53,7 +53,7 @@ TypeAndOperation Of(ReductionType type) {
   return {ncclInt64, ncclSum};
 }
 
-absl::Status ToldToStop() { return absl::AbortedError("the shards were told to stop"); }
+absl::Status Aborted() { return absl::AbortedError("the exchange between shards was aborted"); }
 
 class NcclCollective final : public Collective {
  public:
@@ -65,7 +65,8 @@ class NcclCollective final : public Collective {
 
   absl::Status Connect(absl::Span<const int32_t> gpus);
 
-  /// A call of every type, so that NCCL takes its memory now. All ranks at the same time.
+  /// Makes a call of every type on all ranks at the same time, so that NCCL allocates its memory
+  /// now.
   absl::Status WarmUp(absl::Span<const int32_t> gpus);
 
   absl::string_view name() const override { return "nccl"; }
@@ -83,24 +84,24 @@ class NcclCollective final : public Collective {
                                                 nccl_.get_error_string(result), " (", call, ")"));
   }
 
-  /// Runs `calls` as one group of the rank and waits until NCCL has taken them, not until they end.
+  /// Runs `calls` as one group of the rank. Waits until NCCL has enqueued them, not until they end.
   template <typename Calls>
   absl::Status Group(int32_t rank, const Calls& calls);
 
-  /// A rank's communicator; calls on it never block, so the mutex is held briefly. Null once it was
-  /// aborted.
+  /// The communicator of a rank; null after Abort. Calls on it never block, so the mutex is held
+  /// briefly.
   struct Rank {
     absl::Mutex mutex;
     ncclComm_t comm ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  /// What NCCL still does or has met.
+  /// The state of a communicator: in progress, success, or the error of an earlier call.
   absl::StatusOr<ncclResult_t> StateOf(Rank& rank) const;
 
   const NcclLibrary& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> is_aborted_ = false;
-  std::thread abort_thread_;  ///< A device that hangs may keep it.
+  std::thread abort_thread_;  ///< May take as long as a device hangs.
 };
 
 absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
@@ -148,7 +149,7 @@ absl::Status NcclCollective::Group(int32_t rank, const Calls& calls) {
   ncclResult_t state = ncclSuccess;
   {
     const absl::MutexLock lock(&own.mutex);
-    if (own.comm == nullptr) return ToldToStop();
+    if (own.comm == nullptr) return Aborted();
     LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
     const absl::Status called = calls(own.comm);
     state = nccl_.group_end();
@@ -162,7 +163,7 @@ absl::Status NcclCollective::Group(int32_t rank, const Calls& calls) {
 
 absl::StatusOr<ncclResult_t> NcclCollective::StateOf(Rank& rank) const {
   const absl::MutexLock lock(&rank.mutex);
-  if (rank.comm == nullptr) return ToldToStop();
+  if (rank.comm == nullptr) return Aborted();
   ncclResult_t state = ncclSuccess;
   LOGPROBD_RETURN_IF_ERROR(
       StatusOf(nccl_.comm_get_async_error(rank.comm, &state), "ncclCommGetAsyncError"));
@@ -174,7 +175,7 @@ absl::Status NcclCollective::AllReduce(int32_t rank, absl::Span<const Reduction>
   return Group(rank, [&](ncclComm_t comm) -> absl::Status {
     for (const Reduction& item : items) {
       if (item.count == 0) continue;
-      const TypeAndOperation how = Of(item.type);
+      const TypeAndOperation how = ToNccl(item.type);
       const ncclResult_t result =
           nccl_.all_reduce(item.values, item.values, static_cast<size_t>(item.count), how.type,
                            how.operation, comm, stream);
@@ -209,7 +210,7 @@ absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 
 absl::Status NcclCollective::Check() {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
-    if (is_aborted_) return absl::OkStatus();  // the team knows
+    if (is_aborted_) return absl::OkStatus();  // the team has the reason
     const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
     if (is_aborted_) return absl::OkStatus();
     LOGPROBD_RETURN_IF_ERROR(found.status());
@@ -231,7 +232,7 @@ void NcclCollective::Abort() {
       if (comm != nullptr) (void)nccl_.comm_abort(comm);
     }
   };
-  // It waits for the kernels that it ends, and its caller must not.
+  // Aborting waits for the kernels that it ends, so it has a thread of its own.
   absl::StatusOr<std::thread> thread = StartThread("nccl-abort", abort_all);
   if (thread.ok()) {
     abort_thread_ = *std::move(thread);
@@ -252,7 +253,7 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpus[i]));
       LOGPROBD_ASSIGN_OR_RETURN(stream, CreateStream());
       const auto bytes = static_cast<int64_t>((gpus.size() + 1) * sizeof(uint64_t));
-      LOGPROBD_ASSIGN_OR_RETURN(memory, AllocateDevice(bytes, "NCCL's test"));
+      LOGPROBD_ASSIGN_OR_RETURN(memory, AllocateDevice(bytes, "the warm-up of NCCL"));
       auto* const words = reinterpret_cast<uint64_t*>(memory.get());
       for (const ReductionType type :
            {ReductionType::kMaxInt32, ReductionType::kMaxUint32, ReductionType::kMaxUint64,
@@ -264,8 +265,9 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       const absl::Time until = absl::Now() + kConnectTime;
       cudaError_t state = cudaErrorNotReady;
       while (state == cudaErrorNotReady) {
-        if (is_aborted_) return ToldToStop();
-        if (absl::Now() > until) return CollectiveError(name(), "NCCL's first calls do not end");
+        if (is_aborted_) return Aborted();
+        if (absl::Now() > until)
+          return CollectiveError(name(), "the first calls of NCCL do not end");
         state = cudaStreamQuery(stream.get());
         if (state == cudaErrorNotReady) absl::SleepFor(kConnectPause);
       }
@@ -273,8 +275,8 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       return absl::OkStatus();
     }();
     if (statuses[i].ok()) return;
-    Abort();  // or the others would wait for this rank
-    // Its kernels leave then; the memory is theirs until they have.
+    Abort();  // otherwise the other ranks would wait for this one
+    // The kernels of this rank end soon; until then they use the memory.
     const absl::Time until = absl::Now() + kConnectTime;
     while (stream != nullptr && cudaStreamQuery(stream.get()) == cudaErrorNotReady &&
            absl::Now() < until) {

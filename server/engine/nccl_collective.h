@@ -10,14 +10,15 @@
 
 namespace logprobd {
 
-/// Whether the library is there: FAILED_PRECONDITION says what is missing.
+/// FAILED_PRECONDITION if NCCL cannot be used; the message says what is missing.
 absl::Status CheckNcclUsable();
 
-/// A Collective by NCCL, which is loaded at run time (libnccl.so.2), so that a server that does not
-/// need it runs without. The communicators are non-blocking: no call waits for another rank.
+/// Creates a Collective that uses NCCL. The library (libnccl.so.2) is loaded at run time, so that
+/// servers that do not need it run without it. The communicators are non-blocking: no call waits
+/// for another rank.
 ///
-/// `gpus` are CUDA ordinals by rank. The current device is changed. FAILED_PRECONDITION when the
-/// library or this build's support is missing, INTERNAL when NCCL cannot connect the GPUs.
+/// `gpus` are CUDA ordinals by rank. Changes the current device. FAILED_PRECONDITION if the library
+/// or this build's support is missing, INTERNAL if NCCL cannot connect the GPUs.
 absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(absl::Span<const int32_t> gpus);
 
 }  // namespace logprobd

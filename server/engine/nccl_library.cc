@@ -18,20 +18,19 @@ absl::StatusOr<NcclLibrary> Load() {
   if (library == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("NCCL cannot be loaded (", dlerror(),
-                     "): install libnccl2 or put its folder into LD_LIBRARY_PATH"));
+                     "): install libnccl2 or add its folder to LD_LIBRARY_PATH"));
   }
   NcclLibrary nccl;
-  const bool is_whole = Find(library, "ncclGetErrorString", nccl.get_error_string) &&
-                        Find(library, "ncclGetUniqueId", nccl.get_unique_id) &&
-                        Find(library, "ncclCommInitRankConfig", nccl.comm_init_rank_config) &&
-                        Find(library, "ncclCommGetAsyncError", nccl.comm_get_async_error) &&
-                        Find(library, "ncclCommAbort", nccl.comm_abort) &&
-                        Find(library, "ncclGroupStart", nccl.group_start) &&
-                        Find(library, "ncclGroupEnd", nccl.group_end) &&
-                        Find(library, "ncclAllReduce", nccl.all_reduce) &&
-                        Find(library, "ncclSend", nccl.send) &&
-                        Find(library, "ncclRecv", nccl.recv);
-  if (!is_whole) {
+  const bool has_all = Find(library, "ncclGetErrorString", nccl.get_error_string) &&
+                       Find(library, "ncclGetUniqueId", nccl.get_unique_id) &&
+                       Find(library, "ncclCommInitRankConfig", nccl.comm_init_rank_config) &&
+                       Find(library, "ncclCommGetAsyncError", nccl.comm_get_async_error) &&
+                       Find(library, "ncclCommAbort", nccl.comm_abort) &&
+                       Find(library, "ncclGroupStart", nccl.group_start) &&
+                       Find(library, "ncclGroupEnd", nccl.group_end) &&
+                       Find(library, "ncclAllReduce", nccl.all_reduce) &&
+                       Find(library, "ncclSend", nccl.send) && Find(library, "ncclRecv", nccl.recv);
+  if (!has_all) {
     return absl::FailedPreconditionError("libnccl.so.2 is too old: 2.14 or later is needed");
   }
   return nccl;

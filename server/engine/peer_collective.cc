@@ -7,19 +7,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "kernels/combine/peer_exchange.h"
 #include "kernels/combine/peer_scores.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_memory.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd {
 namespace {
 
 using kernels::Reduction;
 
-constexpr int64_t kSliceBytes = kernels::kExchangeSliceBytes;
+constexpr int64_t kSliceBytes = kExchangeSliceBytes;
 
 class PeerCollective final : public Collective {
  public:
@@ -29,7 +28,7 @@ class PeerCollective final : public Collective {
     return collective;
   }
 
-  /// Each mailbox with its own device chosen: the thread's may be one that is not used otherwise.
+  /// Frees each mailbox with its own device set: the thread's device may be one that is not used.
   ~PeerCollective() override {
     for (Rank& rank : ranks_) {
       (void)cudaSetDevice(rank.gpu);
@@ -49,7 +48,7 @@ class PeerCollective final : public Collective {
   absl::Status Check() override { return absl::OkStatus(); }
 
   void Abort() override {
-    // Kernels that wait read the word over the bus.
+    // Waiting kernels read this word over the bus.
     std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(abort_.get()))
         .store(1, std::memory_order_release);
   }
@@ -59,7 +58,7 @@ class PeerCollective final : public Collective {
     int32_t gpu = 0;
     DeviceBuffer mailbox;
     kernels::PeerGroup group;
-    uint64_t epoch = 0;  ///< Of the rank's own thread.
+    uint64_t epoch = 0;  ///< Last epoch; only the rank's own thread uses it.
   };
 
   absl::Status Initialize(absl::Span<const int32_t> gpus);
@@ -82,7 +81,7 @@ absl::Status PeerCollective::Initialize(absl::Span<const int32_t> gpus) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::ProbePeerScores());
     LOGPROBD_ASSIGN_OR_RETURN(ranks_[rank].mailbox,
                               AllocateDevice(kernels::MailboxBytes(group.num_ranks, kSliceBytes),
-                                             "what the shards tell each other"));
+                                             "the exchange between shards"));
     group.mailboxes[rank] = ranks_[rank].mailbox.get();
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -105,7 +104,7 @@ absl::Status PeerCollective::AllReduce(int32_t rank, absl::Span<const Reduction>
     filled_bytes = 0;
     return absl::OkStatus();
   };
-  // As many at a time as a slice holds; an array that does not fit is cut.
+  // Each launch takes as many items as a slice holds; an array that does not fit is cut.
   for (Reduction item : items) {
     const int64_t element_bytes = kernels::ReductionBytes(item.type);
     while (item.count > 0) {
@@ -142,7 +141,7 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
   return absl::OkStatus();
 }
 
-/// Whether kernels of `gpu` reach the memory of `peer`; of its own always.
+/// True if kernels of `gpu` reach the memory of `peer`. A GPU reaches its own memory.
 absl::StatusOr<bool> Reaches(int32_t gpu, int32_t peer) {
   if (gpu == peer) return true;
   int can_access = 0;
@@ -173,7 +172,7 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
       if (gpu == peer || !reaches) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
-        (void)cudaGetLastError();  // not sticky; the next launch must not see it
+        (void)cudaGetLastError();  // not sticky: clear it, or the next launch check would see it
         continue;
       }
       LOGPROBD_RETURN_IF_CUDA_ERROR(error);

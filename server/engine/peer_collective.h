@@ -10,18 +10,18 @@
 
 namespace logprobd {
 
-/// A Collective of GPUs that reach each other's memory: each join is one kernel on every GPU
-/// (kernels/combine/peer_exchange.h). The current device is changed.
+/// Creates a Collective of GPUs that reach each other's memory: each call is one kernel on every
+/// GPU (kernels/combine/peer_exchange.h). Changes the current device.
 ///
-/// `gpus` are CUDA ordinals by rank. FAILED_PRECONDITION when a pair cannot reach each other;
+/// `gpus` are CUDA ordinals by rank. FAILED_PRECONDITION if a pair of GPUs cannot reach each other,
 /// RESOURCE_EXHAUSTED for memory.
 absl::StatusOr<std::unique_ptr<Collective>> CreatePeerCollective(absl::Span<const int32_t> gpus);
 
-/// Lets every GPU reach the memory of the others where it can, so that rows are copied between them
-/// without the host. The current device is changed.
+/// Gives every GPU access to the memory of the others where possible, so that rows are copied
+/// between them without the host. Changes the current device.
 absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus);
 
-/// FAILED_PRECONDITION names a pair of GPUs that cannot reach each other's memory.
+/// FAILED_PRECONDITION if some GPU cannot reach the memory of another one; the message names both.
 absl::Status CheckPeerAccess(absl::Span<const int32_t> gpus);
 
 }  // namespace logprobd

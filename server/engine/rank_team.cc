@@ -5,7 +5,7 @@ namespace logprobd {
 RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
     : size_(size),
       collective_(std::move(collective)),
-      meeting_(size),
+      barrier_(size),
       next_round_(static_cast<size_t>(size), 0) {
   for (std::vector<absl::Status>& round : rounds_) round.resize(static_cast<size_t>(size));
 }
@@ -13,14 +13,14 @@ RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
 absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
   if (size_ == 1) return status;
   const auto own = static_cast<size_t>(rank);
-  // Two rounds in turn: a rank writes to one again only after all have met in the other, and so
-  // have read this one.
+  // Two rounds alternate: a rank writes to a round again only after all ranks have met in the other
+  // one and so have read this one.
   std::vector<absl::Status>& statuses = rounds_[next_round_[own]];
   next_round_[own] ^= 1;
   statuses[own] = std::move(status);
-  if (!meeting_.Meet()) return aborted();
-  for (const absl::Status& said : statuses) {
-    if (!said.ok()) return said;
+  if (!barrier_.Meet()) return aborted();
+  for (const absl::Status& reported : statuses) {
+    if (!reported.ok()) return reported;
   }
   return absl::OkStatus();
 }
@@ -30,7 +30,7 @@ void RankTeam::Abort(const absl::Status& why) {
     const absl::MutexLock lock(&mutex_);
     aborted_.Update(why);
   }
-  meeting_.Break();
+  barrier_.Break();
   if (collective_ != nullptr) collective_->Abort();
 }
 

@@ -15,30 +15,39 @@
 #include "absl/time/clock.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/thread_pool.h"
-#include "server/base/check.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/base/log.h"
-#include "server/base/start_thread.h"
-#include "server/engine/batch_check.h"
 
 namespace logprobd {
 namespace {
 
-/// How long a batch is looked for before the finish thread sleeps between looks: waking up takes as
+/// How long the finish thread polls the shards before it sleeps between polls: waking up takes as
 /// long as a small batch.
 constexpr absl::Duration kBusyPoll = absl::Milliseconds(2);
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
-/// How often a batch that is still being enqueued is looked at.
+/// How often the watchdog checks a batch that is still being enqueued.
 constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
 
-/// Of waits that go by real time, whatever the engine's clock is.
+/// The time for polls and pauses; always real time, even when the engine's clock is faked.
 absl::Time RealNow() { return Clock::Steady().Now(); }
 
-/// Whether the shards are as able as before after this failure of a batch.
-bool IsOfTheBatchAlone(const absl::Status& status) {
+/// True if only the batch has failed and the shards can score the next one.
+bool FailsOnlyTheBatch(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsInvalidArgument(status);
+}
+
+/// INVALID_ARGUMENT if the engine's buffers are too small for the batch. Only that batch fails.
+absl::Status CheckBatchFits(const ScoreBatch& batch, int64_t batch_rows_max, int32_t top_k_max) {
+  if (batch.num_rows >= 1 && batch.num_rows <= batch_rows_max && batch.top_k >= 0 &&
+      batch.top_k <= top_k_max) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the batch has ", batch.num_rows, " rows and top-k ", batch.top_k, "; the engine takes 1 to ",
+      batch_rows_max, " rows and top-k up to ", top_k_max));
 }
 
 class ShardedEngine final : public ScoringEngine {
@@ -61,7 +70,7 @@ class ShardedEngine final : public ScoringEngine {
     AwaitRest();
   }
 
-  /// Once, before the first batch.
+  /// Call once, before the first batch.
   absl::Status StartThreads() {
     LOGPROBD_ASSIGN_OR_RETURN(submit_thread_,
                               StartThread("engine-submit", [this] { RunSubmitThread(); }));
@@ -100,9 +109,9 @@ class ShardedEngine final : public ScoringEngine {
     ScoreDone done = {};
     int32_t slot = 0;
     absl::Time deadline;
-    bool is_taken = false;     ///< By the submit thread. As the next two: guarded by mutex_.
-    bool is_enqueued = false;  ///< By every shard.
-    absl::Status status = {};  ///< Of enqueuing.
+    bool is_taken = false;  ///< The submit thread has it. This and the next two: guarded by mutex_.
+    bool is_enqueued = false;  ///< Every shard has enqueued it.
+    absl::Status status = {};  ///< Result of enqueuing.
   };
   using JobPointer = std::shared_ptr<Job>;
 
@@ -135,13 +144,13 @@ class ShardedEngine final : public ScoringEngine {
   const Clock& clock_;
   const std::vector<std::unique_ptr<EngineShard>> shards_;
   RankTeam team_;
-  kernels::ThreadPool rank_threads_;  ///< Of the submit thread.
+  kernels::ThreadPool rank_threads_;  ///< Used by the submit thread.
   std::atomic<bool> is_healthy_ = true;
-  std::atomic<int64_t> num_started_ = 0;  ///< Batches; read by the submit thread to look for one.
-  int64_t num_taken_ = 0;                 ///< Of the submit thread.
+  std::atomic<int64_t> num_started_ = 0;  ///< Batches; the submit thread polls it.
+  int64_t num_taken_ = 0;                 ///< Used by the submit thread only.
 
   absl::Mutex mutex_;
-  std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< In order of Start, until `done`.
+  std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< From Start until `done`, in order.
   int32_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread submit_thread_;
@@ -160,7 +169,7 @@ void ShardedEngine::RunSubmitThread() {
   }
 }
 
-/// The oldest batch that was not taken; null when the engine stops and none is left.
+/// Waits for the oldest batch that is not taken; null when the engine stops and none is left.
 ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
   const absl::Time sleep_from = RealNow() + options_.busy_poll;
   while (num_started_.load(std::memory_order_acquire) == num_taken_ && RealNow() < sleep_from) {
@@ -180,7 +189,7 @@ ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
 
 absl::Status ShardedEngine::Enqueue(Job& job) {
   std::vector<absl::Status> statuses(shards_.size());
-  // As many threads as shards, so that all of them are at work when one waits for the others.
+  // There are as many threads as shards, so that all shards run while one waits for the others.
   rank_threads_.ForEach(team_.size(), [&](int64_t rank, int32_t /*thread*/) {
     const auto i = static_cast<size_t>(rank);
     statuses[i] = shards_[i]->Enqueue(*job.batch, job.slot, team_);
@@ -201,8 +210,8 @@ void ShardedEngine::RunFinishThread() {
   }
 }
 
-/// The oldest batch once it is enqueued or its time has passed; null when the engine stops and none
-/// is left.
+/// Waits until the oldest batch is enqueued or its time has passed; null when the engine stops and
+/// none is left.
 ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
   const absl::MutexLock lock(&mutex_);
   while (true) {
@@ -227,8 +236,8 @@ absl::Status ShardedEngine::Finish(Job& job) {
   if (status.ok()) status = Collect(job);
   if (status.ok()) return status;
   RecordFailure(status);
-  if (IsOfTheBatchAlone(status)) {
-    // What was enqueued before the failure still reads the caller's memory.
+  if (FailsOnlyTheBatch(status)) {
+    // Work that was enqueued before the failure still reads the caller's memory.
     const absl::Status rest = AwaitShards(job);
     if (rest.ok()) return status;
     status = rest;
@@ -245,7 +254,7 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
       LOGPROBD_ASSIGN_OR_RETURN(const bool is_shard_done, shard->IsDone(job.slot));
       is_done = is_done && is_shard_done;
     }
-    // What was told to stop ends too, without scores.
+    // Aborted work also ends, but without scores.
     LOGPROBD_RETURN_IF_ERROR(team_.aborted());
     if (team_.size() > 1) LOGPROBD_RETURN_IF_ERROR(team_.collective().Check());
     if (is_done) return absl::OkStatus();
@@ -264,7 +273,8 @@ absl::Status ShardedEngine::Collect(Job& job) {
   batch.gather_seconds = 0;
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     LOGPROBD_ASSIGN_OR_RETURN(const ShardTimes times, shards_[rank]->Collect(batch, job.slot));
-    // The slowest shard's; only the first joins last and copies scores out.
+    // The times of the slowest shard; combine and copy out are those of the first shard, which
+    // writes the scores.
     batch.h2d_seconds = std::max(batch.h2d_seconds, times.h2d);
     batch.gather_seconds = std::max(batch.gather_seconds, times.gather);
     batch.kernel_seconds = std::max(batch.kernel_seconds, times.kernel);
@@ -285,8 +295,8 @@ absl::Status ShardedEngine::Collect(Job& job) {
   return absl::OkStatus();
 }
 
-/// No further batch is scored; waits until those in flight no longer touch their memory, at most
-/// rest_time_max.
+/// Makes the engine unhealthy and waits until the batches in flight no longer touch their memory,
+/// at most rest_time_max.
 void ShardedEngine::Fail(const absl::Status& status) {
   is_healthy_.store(false, std::memory_order_release);
   LogError(
@@ -305,7 +315,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
     return AreShardsIdle();
   };
   while (!is_idle() && RealNow() < until) absl::SleepFor(kPause);
-  // What is stuck in a call that never returns is answered too.
+  // Batches that are stuck in a call that never returns are answered as well.
   const absl::MutexLock lock(&mutex_);
   for (const JobPointer& job : jobs_) {
     if (job->is_enqueued) continue;
@@ -319,16 +329,16 @@ bool ShardedEngine::AreShardsIdle() const {
                      [](const auto& shard) { return shard->IsIdle(); });
 }
 
-/// What still runs after a failure writes to memory that would be another's by then. A device that
-/// never ends it holds up whoever lets go of the engine.
+/// Waits for work that still runs after a failure: it writes to memory that others would get next.
+/// If a device never ends its work, the destructor blocks.
 void ShardedEngine::AwaitRest() const {
   if (AreShardsIdle()) return;
-  LogWarning("a failed replica is freed once its devices have ended what they run",
+  LogWarning("the failed replica is released when its devices have ended their work",
              {{"head", options_.info.name}, {"replica", options_.replica}});
   while (!AreShardsIdle()) absl::SleepFor(kPause);
 }
 
-/// Which shard failed is not known to all, so it counts for each.
+/// Counts the failure for every GPU, since not all shards know which one failed.
 void ShardedEngine::RecordFailure(const absl::Status& status) {
   if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) return;
   const std::optional<std::string> collective = CollectiveOf(status);
@@ -380,7 +390,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateShardedEngine(
     return engine;
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("threads for the shards cannot be started: ", error.what()));
+        absl::StrCat("the threads of the shards cannot be started: ", error.what()));
   }
 }
 

@@ -21,8 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
+#include "server/base/host.h"
 #include "server/base/listen_address.h"
-#include "server/base/start_thread.h"
 #include "server/http/connections.h"
 
 namespace logprobd {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "server/base/dtype.h"
-#include "server/base/human_bytes.h"
+#include "server/base/head_info.h"
+#include "server/base/text.h"
 #include "server/http/html_text.h"
 #include "server/http/status_page_style.h"
 

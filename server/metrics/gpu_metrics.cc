@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/base/device_name.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 namespace {

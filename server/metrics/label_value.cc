@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

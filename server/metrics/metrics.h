@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/base/errors.h"
 #include "server/base/head_info.h"
-#include "server/base/rejection.h"
 #include "server/base/score_request.h"
 #include "server/metrics/snapshot.h"
 

@@ -5,9 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
 
 namespace logprobd {
 namespace {

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
 #include "server/base/clock.h"
@@ -35,4 +38,35 @@ absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
 std::string ClientId(absl::string_view claimed, absl::string_view peer);
 
 }  // namespace internal
+
+/// Counts requests between their arrival and the last byte of their answer. Thread-safe.
+class WorkCount {
+ public:
+  void Begin() {
+    absl::MutexLock lock(&mutex_);
+    ++count_;
+  }
+  void End() {
+    absl::MutexLock lock(&mutex_);
+    --count_;
+  }
+  int64_t count() const {
+    absl::MutexLock lock(&mutex_);
+    return count_;
+  }
+
+  /// Whether nothing was left at `until`, on `clock`.
+  bool AwaitNone(const Clock& clock, absl::Time until) {
+    absl::MutexLock lock(&mutex_);
+    return clock.AwaitUntil(mutex_,
+                            absl::Condition(
+                                +[](int64_t* count) { return *count == 0; }, &count_),
+                            until);
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 }  // namespace logprobd

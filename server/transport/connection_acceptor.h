@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/base/listen_address.h"
-#include "server/transport/file_descriptor.h"
+#include "server/transport/sockets.h"
 
 namespace logprobd {
 

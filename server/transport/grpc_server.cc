@@ -27,9 +27,9 @@
 #include "server/base/errors.h"
 #include "server/base/log.h"
 #include "server/transport/connection_acceptor.h"
-#include "server/transport/listen_check.h"
-#include "server/transport/local_access.h"
+#include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
+#include "server/transport/sockets.h"
 #include "server/transport/weights_service.h"
 
 namespace logprobd {
@@ -170,8 +170,8 @@ struct Listener {
 };
 
 /// Null where there is to be none, or where it cannot be had and need not.
-absl::StatusOr<std::unique_ptr<LocalAccess>> OpenLocal(const GrpcServer::Options& options,
-                                                       Metrics& metrics) {
+absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenLocal(const GrpcServer::Options& options,
+                                                          Metrics& metrics) {
   if (options.local.empty()) {
     return nullptr;
   }
@@ -179,25 +179,25 @@ absl::StatusOr<std::unique_ptr<LocalAccess>> OpenLocal(const GrpcServer::Options
   const std::string path = std::filesystem::absolute(options.local, error).string();
   absl::Status status = CheckSocketPath("--local", path);
   if (status.ok()) {
-    absl::StatusOr<std::unique_ptr<LocalAccess>> local =
-        LocalAccess::Create({.grpc_path = path,
-                             .regions = options.shared_memory,
-                             .pinning = options.pinning,
-                             .devices = options.devices},
-                            metrics);
+    absl::StatusOr<std::unique_ptr<SameHostAccess>> local =
+        SameHostAccess::Create({.grpc_path = path,
+                                .regions = options.shared_memory,
+                                .pinning = options.pinning,
+                                .devices = options.devices},
+                               metrics);
     if (local.ok()) {
       return local;
     }
     status = local.status();
   }
-  if (!options.local_is_optional) {
+  if (!options.unix_socket_is_optional) {
     return status;
   }
   LogInfo("no local socket", {{"reason", status.message()}});
   return nullptr;
 }
 
-ServerInfo FactsOf(const GrpcServer::Options& options, const LocalAccess* local) {
+ServerInfo FactsOf(const GrpcServer::Options& options, const SameHostAccess* local) {
   ServerInfo facts{options.version, {"tcp"}};
   if (local != nullptr) {
     facts.local = local->facts();
@@ -224,12 +224,12 @@ void SetHealth(grpc::Server* server, bool serving) {
 
 struct GrpcServer::Impl {
   Impl(const HeadRegistry& heads, ServerInfo facts, const AnswerBudget::Options& answers,
-       std::unique_ptr<LocalAccess> local_access, Metrics& metrics, const Clock& clock)
+       std::unique_ptr<SameHostAccess> local_access, Metrics& metrics, const Clock& clock)
       : local(std::move(local_access)),
         service(heads, std::move(facts), answers, local.get(), metrics, clock),
         clock(clock) {}
 
-  const std::unique_ptr<LocalAccess> local;  // null: none
+  const std::unique_ptr<SameHostAccess> local;  // null: none
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
@@ -259,7 +259,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                             CheckedAddress("--listen", options.listen, options.insecure));
   PrepareGrpc();
 
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<LocalAccess> local, OpenLocal(options, metrics));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local, OpenLocal(options, metrics));
   const std::string local_path = local == nullptr ? "" : local->facts().grpc_path;
   const AnswerBudget::Options answers{.bytes_max = options.answer_bytes_max,
                                       .client_share_max = options.answer_client_share};
@@ -307,7 +307,7 @@ int GrpcServer::admin_port() const {
   return impl_->admin.acceptor == nullptr ? 0 : impl_->admin.acceptor->port();
 }
 
-std::string GrpcServer::local_path() const {
+std::string GrpcServer::unix_socket_path() const {
   return impl_->local == nullptr ? "" : impl_->local->facts().grpc_path;
 }
 

@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/client_memory.h"
 #include "server/base/clock.h"
-#include "server/base/local_memory.h"
 #include "server/base/served_head.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
@@ -25,7 +25,7 @@ class GrpcServer {
     /// Path of a Unix socket, with the control socket of local_socket.h beside it; empty: none.
     std::string local;
     /// Serve without it, with a line of the log, where it cannot be had.
-    bool local_is_optional = false;
+    bool unix_socket_is_optional = false;
     SharedRegions::Options shared_memory;
     HostPinning* pinning = &NoPinning::Shared();
     DeviceMemory* devices = nullptr;  ///< For CUDA IPC; null: off.
@@ -60,7 +60,7 @@ class GrpcServer {
   /// Port of the admin listener, or 0.
   int admin_port() const;
   /// Path of the Unix socket; empty: none.
-  std::string local_path() const;
+  std::string unix_socket_path() const;
 
   /// What grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
   void SetServing(bool serving);

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/base/errors.h"
-#include "server/base/utf8.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {

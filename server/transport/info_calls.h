@@ -10,7 +10,7 @@
 #include "server/base/clock.h"
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
-#include "server/transport/local_access.h"
+#include "server/transport/same_host_access.h"
 #include "server/transport/score_handler.h"
 
 namespace logprobd {
@@ -19,7 +19,7 @@ namespace logprobd {
 struct ServerInfo {
   std::string version;
   std::vector<std::string> transports;  ///< "tcp", "unix", "shm", "cuda_ipc".
-  std::optional<LocalAccess::Facts> local = std::nullopt;
+  std::optional<SameHostAccess::Facts> local = std::nullopt;
 };
 
 /// Answers ListHeads. gRPC owns what is returned.

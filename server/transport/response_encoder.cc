@@ -118,21 +118,9 @@ grpc::ByteBuffer EncodeScoreReply(ScoreReply reply) {
   AppendNumber(out, 7, static_cast<uint64_t>(result.rows));
   AppendNumber(out, 8, static_cast<uint64_t>(result.ignored_rows));
   AppendNumber(out, 9, static_cast<uint64_t>(result.nonfinite_rows));
-  writer.AddArray(10, std::move(result.logprob));
-  writer.AddArray(11, std::move(result.entropy));
-  writer.AddArray(12, std::move(result.lse));
-  writer.AddArray(13, std::move(result.argmax_id));
-  writer.AddArray(14, std::move(result.argmax_logprob));
-  writer.AddArray(15, std::move(result.greedy));
-  writer.AddArray(16, std::move(result.sum_p_squared));
-  writer.AddArray(17, std::move(result.max_logit));
-  writer.AddArray(18, std::move(result.min_logit));
-  writer.AddArray(19, std::move(result.top_k_ids));
-  writer.AddArray(20, std::move(result.top_k_logprobs));
-  writer.AddArray(21, std::move(result.candidate_logprobs));
-  writer.AddArray(22, std::move(result.segment_logprob));
-  writer.AddArray(23, std::move(result.segment_rows));
-  writer.AddArray(24, std::move(result.segment_greedy));
+  ForEachOutputColumn([&](const auto& column) {
+    writer.AddArray(column.wire_field, std::move(result.*column.values));
+  });
   AppendBytes(out, 25, EncodeTimings(result.stages));
   return std::move(writer).Finish();
 }

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/base/score_result.h"
+#include "server/base/outputs.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 

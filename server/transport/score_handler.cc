@@ -9,9 +9,8 @@
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
-#include "server/base/rejection.h"
-#include "server/base/request_size.h"
-#include "server/transport/payload_slices.h"
+#include "server/base/score_request.h"
+#include "server/transport/grpc_message.h"
 #include "server/transport/wire_parser.h"
 #include "server/validation/validate_request.h"
 

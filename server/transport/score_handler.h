@@ -9,14 +9,13 @@
 #include "absl/time/time.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "server/base/clock.h"
-#include "server/base/log_limiter.h"
+#include "server/base/log.h"
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/call_info.h"
-#include "server/transport/local_access.h"
 #include "server/transport/response_encoder.h"
-#include "server/transport/work_count.h"
+#include "server/transport/same_host_access.h"
 
 namespace logprobd {
 
@@ -36,7 +35,7 @@ class ScoreHandler {
 
   /// References must outlive the handler. Without `local` requests must bring their rows.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
-               const AnswerBudget::Options& answers = {}, const LocalAccess* local = nullptr)
+               const AnswerBudget::Options& answers = {}, const SameHostAccess* local = nullptr)
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
@@ -83,7 +82,7 @@ class ScoreHandler {
   Metrics& metrics_;
   const Clock& clock_;
   AnswerBudget answers_;
-  const LocalAccess* const local_;
+  const SameHostAccess* const local_;
   LogLimiter error_lines_;
   WorkCount work_;
   std::atomic<bool> refuses_new_ = false;

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/transport/score_call.h"
+#include "server/transport/score_calls.h"
 
 namespace logprobd {
 namespace {
@@ -24,7 +24,7 @@ int StreamWindow(const HeadRegistry& heads) {
 }  // namespace
 
 ScoringService::ScoringService(const HeadRegistry& heads, ServerInfo server,
-                               const AnswerBudget::Options& answers, const LocalAccess* local,
+                               const AnswerBudget::Options& answers, const SameHostAccess* local,
                                Metrics& metrics, const Clock& clock)
     : handler_(heads, metrics, clock, answers, local), server_(std::move(server)) {}
 

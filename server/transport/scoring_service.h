@@ -19,7 +19,7 @@ class ScoringService final
  public:
   /// References must outlive the service.
   ScoringService(const HeadRegistry& heads, ServerInfo server, const AnswerBudget::Options& answers,
-                 const LocalAccess* local, Metrics& metrics, const Clock& clock);
+                 const SameHostAccess* local, Metrics& metrics, const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

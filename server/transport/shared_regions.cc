@@ -9,13 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
-#include "server/base/human_bytes.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
 
-absl::StatusOr<LocalId> RandomId() {
-  LocalId id;
+absl::StatusOr<RandomId> MakeRandomId() {
+  RandomId id;
   // So few bytes come at once, and whole, when the system has random numbers at all.
   if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
     return absl::InternalError("getrandom gave no random numbers");
@@ -51,14 +51,14 @@ SharedRegions::SharedRegions(const Options& options, HostPinning& pinning,
                              std::shared_ptr<RegionReaper> reaper)
     : options_(options), pinning_(pinning), reaper_(std::move(reaper)), stopper_(reaper_) {}
 
-absl::StatusOr<LocalId> SharedRegions::OpenLease() {
-  LOGPROBD_ASSIGN_OR_RETURN(const LocalId id, RandomId());
+absl::StatusOr<RandomId> SharedRegions::OpenLease() {
+  LOGPROBD_ASSIGN_OR_RETURN(const RandomId id, MakeRandomId());
   const absl::MutexLock lock(&mutex_);
   leases_.emplace(id, Lease());
   return id;
 }
 
-void SharedRegions::CloseLease(const LocalId& lease) {
+void SharedRegions::CloseLease(const RandomId& lease) {
   std::vector<std::shared_ptr<const Region>> closed;  // let go of outside the lock
   const absl::MutexLock lock(&mutex_);
   leases_.erase(lease);
@@ -72,12 +72,12 @@ void SharedRegions::CloseLease(const LocalId& lease) {
   }
 }
 
-bool SharedRegions::HasLease(const LocalId& lease) const {
+bool SharedRegions::HasLease(const RandomId& lease) const {
   const absl::ReaderMutexLock lock(&mutex_);
   return leases_.contains(lease);
 }
 
-absl::Status SharedRegions::TakeFromLease(const LocalId& lease, int64_t bytes) {
+absl::Status SharedRegions::TakeFromLease(const RandomId& lease, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) {
@@ -98,12 +98,12 @@ absl::Status SharedRegions::TakeFromLease(const LocalId& lease, int64_t bytes) {
   return absl::OkStatus();
 }
 
-void SharedRegions::GiveBackToLease(const LocalId& lease, int64_t bytes) {
+void SharedRegions::GiveBackToLease(const RandomId& lease, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
   GiveBackToLeaseLocked(lease, bytes);
 }
 
-void SharedRegions::GiveBackToLeaseLocked(const LocalId& lease, int64_t bytes) {
+void SharedRegions::GiveBackToLeaseLocked(const RandomId& lease, int64_t bytes) {
   const auto found = leases_.find(lease);
   if (found != leases_.end()) {
     found->second.bytes -= bytes;
@@ -111,7 +111,7 @@ void SharedRegions::GiveBackToLeaseLocked(const LocalId& lease, int64_t bytes) {
   }
 }
 
-absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const LocalId& lease,
+absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const RandomId& lease,
                                                                    uint64_t bytes) {
   if (!is_on()) {
     return absl::FailedPreconditionError(
@@ -122,7 +122,7 @@ absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const LocalId
         "create_region.bytes: ", bytes, ", must be in [1, ", options_.region_bytes_max, "]"));
   }
   const int64_t rounded = RegionMemory::RoundUp(static_cast<int64_t>(bytes));
-  LOGPROBD_ASSIGN_OR_RETURN(const LocalId id, RandomId());
+  LOGPROBD_ASSIGN_OR_RETURN(const RandomId id, MakeRandomId());
   LOGPROBD_RETURN_IF_ERROR(TakeFromLease(lease, rounded));
   if (absl::Status status = reaper_->Take(rounded); !status.ok()) {
     GiveBackToLease(lease, rounded);
@@ -144,7 +144,7 @@ absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const LocalId
   return created;
 }
 
-absl::Status SharedRegions::CloseRegion(const LocalId& lease, const LocalId& region) {
+absl::Status SharedRegions::CloseRegion(const RandomId& lease, const RandomId& region) {
   Entry closed;  // let go of outside the lock
   const absl::MutexLock lock(&mutex_);
   const auto found = regions_.find(region);

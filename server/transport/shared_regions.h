@@ -8,12 +8,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/local_memory.h"
-#include "server/base/local_slice.h"
+#include "server/base/client_memory.h"
 #include "server/base/score_request.h"
 #include "server/metrics/metrics.h"
-#include "server/transport/file_descriptor.h"
-#include "server/transport/region_reaper.h"
+#include "server/transport/region_memory.h"
+#include "server/transport/sockets.h"
 
 namespace logprobd {
 
@@ -35,7 +34,7 @@ class SharedRegions {
   };
 
   struct Created {
-    LocalId id = {};
+    RandomId id = {};
     int64_t bytes = 0;
     FileDescriptor file;
   };
@@ -53,20 +52,20 @@ class SharedRegions {
   bool is_on() const { return options_.bytes_max > 0; }
 
   /// INTERNAL when the system gives no random numbers.
-  absl::StatusOr<LocalId> OpenLease();
+  absl::StatusOr<RandomId> OpenLease();
   /// Takes back all regions of the lease.
-  void CloseLease(const LocalId& lease);
-  bool HasLease(const LocalId& lease) const;
+  void CloseLease(const RandomId& lease);
+  bool HasLease(const RandomId& lease) const;
 
   /// Blocks while the memory is made. Errors:
   ///   FAILED_PRECONDITION  shared memory is switched off
   ///   INVALID_ARGUMENT     no bytes, or more than a region may have
   ///   RESOURCE_EXHAUSTED   too many regions or bytes, of this lease or of all
   ///   NOT_FOUND            the lease has ended
-  absl::StatusOr<Created> CreateRegion(const LocalId& lease, uint64_t bytes);
+  absl::StatusOr<Created> CreateRegion(const RandomId& lease, uint64_t bytes);
 
   /// NOT_FOUND also for a region of another lease.
-  absl::Status CloseRegion(const LocalId& lease, const LocalId& region);
+  absl::Status CloseRegion(const RandomId& lease, const RandomId& region);
 
   /// The slice as a payload that keeps its region. NOT_FOUND, or INVALID_ARGUMENT for a slice
   /// beyond the region's end.
@@ -79,14 +78,14 @@ class SharedRegions {
   };
   struct Entry {
     std::shared_ptr<const Region> region;
-    LocalId lease = {};
+    RandomId lease = {};
   };
 
   SharedRegions(const Options& options, HostPinning& pinning, std::shared_ptr<RegionReaper> reaper);
 
-  absl::Status TakeFromLease(const LocalId& lease, int64_t bytes);
-  void GiveBackToLease(const LocalId& lease, int64_t bytes);
-  void GiveBackToLeaseLocked(const LocalId& lease, int64_t bytes)
+  absl::Status TakeFromLease(const RandomId& lease, int64_t bytes);
+  void GiveBackToLease(const RandomId& lease, int64_t bytes);
+  void GiveBackToLeaseLocked(const RandomId& lease, int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
@@ -94,8 +93,8 @@ class SharedRegions {
   const std::shared_ptr<RegionReaper> reaper_;
   const RegionReaper::Stopper stopper_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<LocalId, Lease> leases_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<LocalId, Entry> regions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<RandomId, Lease> leases_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<RandomId, Entry> regions_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace logprobd

@@ -8,8 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
-#include "server/transport/piece_reader.h"
-#include "server/transport/wire_format.h"
+#include "server/transport/wire_reader.h"
 
 namespace logprobd {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/base/local_slice.h"
+#include "server/base/score_request.h"
 
 namespace logprobd {
 

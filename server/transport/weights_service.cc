@@ -13,10 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
-#include "server/base/start_thread.h"
+#include "server/base/host.h"
+#include "server/base/text.h"
+#include "server/transport/grpc_message.h"
 #include "server/transport/grpc_status.h"
-#include "server/transport/proto_message.h"
-#include "server/transport/text_check.h"
 
 namespace logprobd {
 namespace {

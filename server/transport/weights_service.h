@@ -8,7 +8,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "logprobd/v1/weights.grpc.pb.h"
 #include "server/base/weight_store.h"
-#include "server/transport/work_count.h"
+#include "server/transport/call_info.h"
 
 namespace logprobd {
 

@@ -12,11 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/base/utf8.h"
-#include "server/transport/piece_reader.h"
+#include "server/base/text.h"
 #include "server/transport/slice_parser.h"
-#include "server/transport/text_check.h"
-#include "server/transport/wire_format.h"
+#include "server/transport/wire_reader.h"
 
 namespace logprobd {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/base/dtype.h"
 #include "server/base/head_info.h"
 #include "server/weights/head_weights.h"
 

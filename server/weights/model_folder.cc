@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 #include "server/weights/checkpoint.h"
 #include "server/weights/head_bias.h"

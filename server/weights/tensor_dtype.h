@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "absl/strings/string_view.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 

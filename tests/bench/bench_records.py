@@ -1,4 +1,4 @@
-"""Records of measured figures in the schema of README.md, as every benchmark script writes them."""
+"""Records of measured figures, in the schema of README.md, for all benchmark scripts."""
 
 import datetime
 import json
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def cpu_name() -> str:
-    """Processor and the cores that this process may use."""
+    """The processor and the number of cores that this process may use."""
     model = "unknown CPU"
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -23,7 +23,7 @@ def cpu_name() -> str:
 
 
 def gpu_names() -> str:
-    """The GPUs with their clocks and driver; empty where there is none."""
+    """The GPUs with their clocks and driver; empty without a GPU."""
     query = "--query-gpu=name,clocks.max.sm,clocks.max.mem,driver_version"
     try:
         text = subprocess.run(
@@ -49,7 +49,7 @@ def machine(with_gpu: bool = False) -> str:
 
 
 def commit() -> str:
-    """HEAD, with -dirty where files differ; "unknown" where there is no git."""
+    """HEAD of git, with -dirty if files differ; "unknown" without git."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
@@ -58,7 +58,7 @@ def commit() -> str:
             text=True,
             check=True,
         ).stdout.strip()
-        # The results themselves may differ: they are what is being written.
+        # The result files are excluded, since this run writes them.
         changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!tests/bench/results"]
         dirty = subprocess.run(changes, cwd=ROOT, check=False).returncode != 0
     except (OSError, subprocess.CalledProcessError):
@@ -66,11 +66,11 @@ def commit() -> str:
     return f"{head}-dirty" if dirty else head
 
 
-ORIGIN = {"machine": "", "commit": ""}  # of all records of a run, set by its main
+ORIGIN = {"machine": "", "commit": ""}  # of all records of a run; main sets it
 
 
 def record(what: str, figure: float, unit: str, **more: object) -> dict:
-    """A record; `more` replaces its defaults."""
+    """A record with default fields, which `more` overrides."""
     return {
         "what": what,
         "machine": ORIGIN["machine"],
@@ -95,7 +95,7 @@ def record_of_rounds(
     baseline: tuple[str, list[float]] | None = None,
     note: str = "",
 ) -> dict:
-    """The median of some rounds, beside that of a baseline taken in turn with it."""
+    """A record with the median of some rounds, and of a baseline that was measured in turn with it."""
     figure = statistics.median(figures)
     entry = record(
         what,
@@ -115,7 +115,7 @@ def record_of_rounds(
 def write(records: list[dict], out: pathlib.Path | None) -> None:
     text = json.dumps(records, indent=1) + "\n"
     if out:
-        # Whoever ends this process finds the records of now or of before, never a part of them.
+        # The rename makes sure that a process that is killed leaves complete records.
         beside = out.with_name(out.name + ".part")
         beside.write_text(text)
         beside.replace(out)
@@ -123,21 +123,31 @@ def write(records: list[dict], out: pathlib.Path | None) -> None:
         print(text, end="")
 
 
-WANTED = re.compile(r"wanted at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
+# Records up to November 2026 say "wanted" instead of "target".
+TARGET = re.compile(r"(?:target|wanted) at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
+
+
+def target_of(entry: dict) -> tuple[str, str] | None:
+    """The bound in a record's note: ("most" or "least", the limit). None without a bound."""
+    match = TARGET.search(entry["note"])
+    return (match["bound"], match["limit"]) if match else None
 
 
 def misses(entry: dict) -> bool:
-    """Whether the figure, or its ratio where there is a baseline, is beyond what its note wants."""
-    wanted = WANTED.search(entry["note"])
-    if not wanted:
+    """Whether the ratio, or the figure if there is no baseline, is beyond the target in the note."""
+    target = target_of(entry)
+    if target is None:
         return False
     figure = entry["figure"] if entry["ratio"] is None else entry["ratio"]
-    excess = figure - float(wanted["limit"])
-    return excess > 0 if wanted["bound"] == "most" else excess < 0
+    excess = figure - float(target[1])
+    return excess > 0 if target[0] == "most" else excess < 0
 
 
-def missed(records: list[dict]) -> bool:
-    """Whether any misses, saying which; one marked "missed" does too, and the mark is taken off."""
+def report_misses(records: list[dict]) -> bool:
+    """Prints the records that miss their target and returns whether there are any.
+
+    A record may also be marked with "missed"; the mark is removed.
+    """
     found = False
     for entry in records:
         if entry.pop("missed", False) or misses(entry):

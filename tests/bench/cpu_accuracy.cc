@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/row_reference.h"
-#include "server/base/check.h"
-#include "server/engine/cpu_count.h"
+#include "server/base/errors.h"
 #include "server/engine/cpu_engine.h"
+#include "server/engine/kernel_params.h"
 #include "tests/support/engine_case.h"
 #include "tests/support/in_memory_head.h"
 
@@ -59,7 +59,7 @@ std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
   std::vector<double> hidden(static_cast<size_t>(inputs.num_rows() * hidden_size));
   for (size_t i = 0; i < hidden.size(); ++i) {
     hidden[i] = kernels::ElementReference(inputs.hidden.data(), static_cast<int64_t>(i),
-                                          testing::KernelDtype(inputs.dtype));
+                                          KernelDtype(inputs.dtype));
   }
   std::vector<std::vector<double>> logits(static_cast<size_t>(inputs.num_rows()),
                                           std::vector<double>(static_cast<size_t>(vocab_size)));
@@ -71,7 +71,7 @@ std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
       for (int64_t column = t; column < vocab_size; column += num_threads) {
         for (int64_t k = 0; k < hidden_size; ++k) {
           mean_logit_weights[static_cast<size_t>(k)] = static_cast<float>(kernels::ElementReference(
-              head.weight(), column * hidden_size + k, testing::KernelDtype(head.info().dtype)));
+              head.weight(), column * hidden_size + k, KernelDtype(head.info().dtype)));
         }
         for (int64_t row = 0; row < inputs.num_rows(); ++row) {
           logits[static_cast<size_t>(row)][static_cast<size_t>(column)] =
@@ -97,7 +97,7 @@ std::unique_ptr<testing::InMemoryHead> WithPeaks(const testing::InMemoryHead& he
     double norm = 0;
     for (int64_t k = 0; k < hidden_size; ++k) {
       const double value = kernels::ElementReference(inputs.hidden.data(), row * hidden_size + k,
-                                                     testing::KernelDtype(inputs.dtype));
+                                                     KernelDtype(inputs.dtype));
       along.push_back(static_cast<float>(value));
       norm += value * value;
     }

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the CPU engine beside what it replaces, and its accuracy, and writes both as results.
+"""Measures the speed of the CPU engine, compared with its baselines, or its accuracy.
 
     cpu_bench.py --bin-dir build/release/bin speed --rows 256 4096 --out results/cpu_speed.json
     cpu_bench.py --bin-dir build/release/bin accuracy --out results/cpu_accuracy.json
 
-Exits 1 when a figure is above what is wanted of it.
+Exits with 1 if a figure misses its target.
 
-Needs the binaries of -DLOGPROBD_BENCHMARKS=ON and, for speed, torch. One round runs every contender
-once, in turn; figures are medians over the rounds. `ours` gives logprob and entropy of every row. The
-GEMMs (oneDNN, torch) only write logits. torch's chains compute log_softmax, the target's logprob and
-the entropy from logits that they hold in full, in bf16 or in fp32.
+Needs the programs of -DLOGPROBD_BENCHMARKS=ON and, for speed, torch. One round runs every contender once, in
+turn; figures are medians over the rounds. `ours` computes logprob and entropy of every row. The GEMMs (oneDNN,
+torch) only write logits. The torch chains compute log_softmax, the logprob of the target and the entropy from
+materialised logits in bf16 or fp32.
 """
 
 import argparse
@@ -22,16 +22,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench_records import ORIGIN, ROOT, commit, machine, missed, record, write
+from bench_records import ORIGIN, ROOT, commit, machine, record, report_misses, write
 
 ACCURACY_LIMITS = {"logprob_max": 1e-4, "logprob_p99": 2e-5, "entropy_max": 2e-4}
 FP32_LOGPROB_MAX = 5e-6
-# Ratios of our time to a baseline's.
+# Largest ratios of our time to that of a baseline.
 SPEED_LIMITS = {"gemm": 1.3, "torch_bf16": 1 / 1.4, "torch_f32": 1 / 2}
 
 
 class Bench:
-    """cpu_kernel_bench, which runs what it is told and answers with the seconds."""
+    """A process of cpu_kernel_bench, which runs a contender on command and answers with the seconds."""
 
     def __init__(self, binary: pathlib.Path, rows: int, hidden: int, vocab: int) -> None:
         self.process = subprocess.Popen(
@@ -98,10 +98,10 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
     torch_runs = torch_contenders(rows, args.hidden, args.vocab)
     onednn = ["onednn_bf16"] + ([] if args.only_bf16 else ["onednn_f32_out", "onednn_f32"])
     seconds: dict[str, list[float]] = {name: [] for name in ["ours", *onednn, *torch_runs]}
-    facts = bench.run("memory")
+    info = bench.run("memory")
     deadline = time.monotonic() + args.seconds_max
     rounds = 0
-    # Round 0 warms up and is not counted.
+    # Round 0 is a warm-up and does not count.
     while rounds <= args.rounds and (rounds < 2 or time.monotonic() < deadline):
         for name, figures in seconds.items():
             if name in torch_runs:
@@ -112,7 +112,7 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
                 taken = bench.run(name)["seconds"]
             if rounds > 0:
                 figures.append(taken)
-            time.sleep(0.05)  # until the threads of the last contender have stopped spinning
+            time.sleep(0.05)  # lets the threads of this contender stop spinning
         rounds += 1
     bench.close()
 
@@ -120,13 +120,13 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
     ours = statistics.median(seconds["ours"])
     common = {
         "rounds": rounds - 1,
-        "note": f"{facts['isa']}, {facts['threads']} threads, logprob and entropy",
+        "note": f"{info['isa']}, {info['threads']} threads, logprob and entropy",
         "spread": [min(seconds["ours"]), max(seconds["ours"])],
     }
 
     def against(name: str, remark: str, limit: float | None = None) -> dict:
         if limit is not None:
-            remark = f"{remark}, wanted at most {limit:.2g}".removeprefix(", ")
+            remark = f"{remark}, target at most {limit:.2g}".removeprefix(", ")
         figure = statistics.median(seconds[name])
         low_high = f"{min(seconds[name]):.4g} to {max(seconds[name]):.4g}"
         return record(
@@ -153,9 +153,9 @@ def measure_speed(binary: pathlib.Path, rows: int, args: argparse.Namespace) -> 
     records.append(
         record(
             f"CPU, {shape}: memory beyond weight, hidden and results",
-            facts["extra_bytes"] / 2**20,
+            info["extra_bytes"] / 2**20,
             "MiB",
-            note="growth of the process's peak while the workspace is made and a batch is scored; wanted at most 64",
+            note="growth of the process's peak while the workspace is made and a batch is scored; target at most 64",
         )
     )
     return records
@@ -167,7 +167,7 @@ def speed(args: argparse.Namespace) -> list[dict]:
         records += measure_speed(args.bin_dir / "cpu_kernel_bench", rows, args)
         print(f"T={rows} done", file=sys.stderr)
         if args.out:
-            write(records, args.out)  # a long run that is ended early leaves what it has
+            write(records, args.out)  # a long run that ends early keeps its figures
     return records
 
 
@@ -199,7 +199,7 @@ def accuracy(args: argparse.Namespace) -> list[dict]:
                     case[key],
                     "nats",
                     note=f"{case['engine']}, H={args.hidden}, V={args.vocab}, {case['rows']} rows, "
-                    f"{case['samples']} logprobs, {case['out_of_range']} out of range; wanted at most {limit:g}",
+                    f"{case['samples']} logprobs, {case['out_of_range']} out of range; target at most {limit:g}",
                 )
             )
             if case["out_of_range"]:
@@ -210,7 +210,7 @@ def accuracy(args: argparse.Namespace) -> list[dict]:
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
@@ -223,14 +223,18 @@ def main() -> int:
     for name, function in (("speed", speed), ("accuracy", accuracy)):
         kind = kinds.add_parser(name)
         kind.set_defaults(function=function)
-        kind.add_argument("--hidden", type=int, default=1024)
-        kind.add_argument("--vocab", type=int, default=151_936)
+        kind.add_argument("--hidden", type=int, default=1024, help="hidden size; default: 1024")
+        kind.add_argument("--vocab", type=int, default=151_936, help="default: 151936")
         kind.add_argument(
-            "--out", type=pathlib.Path, help="file to write; default: standard output"
+            "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
         )
-        kind.add_argument("--machine", help="default: processor and cores, from /proc/cpuinfo")
         kind.add_argument(
-            "--commit", help="where there is no git; default: HEAD, -dirty if changed"
+            "--machine",
+            help="machine of the records; default: processor and cores from /proc/cpuinfo",
+        )
+        kind.add_argument(
+            "--commit",
+            help="commit of the records; default: HEAD of git, with -dirty if files differ",
         )
         if name == "speed":
             kind.add_argument("--rows", type=int, nargs="+", default=[256, 4096])
@@ -239,22 +243,26 @@ def main() -> int:
                 "--seconds-max",
                 type=float,
                 default=600,
-                help="start no round after this, for each T",
+                help="start no round after this time, for each number of rows; default: 600",
             )
             kind.add_argument(
-                "--only-bf16", action="store_true", help="leave out oneDNN's fp32 outputs"
+                "--only-bf16",
+                action="store_true",
+                help="leave out the GEMMs of oneDNN with fp32 output",
             )
         else:
             kind.add_argument("--case-rows", type=int, default=64)
             kind.add_argument(
-                "--isa", default="", help="instruction set; default: the best of this CPU"
+                "--isa",
+                default="",
+                help="instruction set of the engine; default: the best of this CPU",
             )
     args = parser.parse_args()
     ORIGIN.update(machine=args.machine or machine(), commit=args.commit or commit())
     records = args.function(args)
-    is_missed = missed(records)
+    has_misses = report_misses(records)
     write(records, args.out)
-    return 1 if is_missed else 0
+    return 1 if has_misses else 0
 
 
 if __name__ == "__main__":

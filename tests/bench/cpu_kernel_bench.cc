@@ -21,8 +21,8 @@
 #include "kernels/cpu/cpu_isa.h"
 #include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/row_scorer.h"
-#include "server/engine/cpu_count.h"
-#include "server/engine/host_memory.h"
+#include "server/engine/cpu_engine.h"
+#include "server/engine/cpu_head.h"
 #include "tests/support/in_memory_head.h"
 
 namespace logprobd {

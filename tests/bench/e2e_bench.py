@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""Measures the service end to end on one machine, and what it replaces beside it, in one run.
+"""Measures the service end to end on one machine, together with its baselines, in one run.
 
-    e2e_bench.py --out service.json                     everything that 8 minutes allow, on a GPU
-    e2e_bench.py --only tcp,shm --hidden 4096           some sections, in that order
-    e2e_bench.py --only baselines,swap --out more.json  those that take minutes each
-    e2e_bench.py --only tcp,shm --replicas 2            two GPUs, with a whole head each
-    e2e_bench.py --device cpu --quick                   a dry run of every section in some two minutes
+    e2e_bench.py --out service.json                     all sections that fit into 8 minutes, on a GPU
+    e2e_bench.py --only tcp,shm --hidden 4096           some sections, in this order
+    e2e_bench.py --only baselines,swap --out more.json  the sections that take minutes each
+    e2e_bench.py --only tcp,shm --replicas 2            two GPUs with a whole head each
+    e2e_bench.py --device cpu --quick                   a dry run of every section in about two minutes
 
-A round runs the contenders in turn, the engine alone (engine_bench) among them, on a random head of a
-real size that is made first. Figures are medians over the rounds. Each section has a limit in time, and
-its figures are shown and written when it ends: one that fails, hangs or is left out costs no other. A
-section that this machine cannot measure is left out with the reason. Ends early on SIGTERM and Ctrl-C.
+A round measures the contenders in turn, among them the engine alone (engine_bench), on a random head of a
+real size, which is written first. Loads are sent by `logprobctl bench`. Figures are medians over the rounds.
+Each section has a time limit, and its figures are printed and written when it ends, so that a section that
+fails or hangs costs no other. A section that this machine cannot measure is left out with the reason. SIGTERM
+and Ctrl-C end the run early.
 
-Exits 1 when a figure is not what is wanted of it and 3 when a section failed or was left out for want of
-time; results and the table are written in any case.
+Exits with 1 if a figure misses its target, and with 3 if a section failed or was left out for lack of time.
+Results and table are written in any case.
 
-Needs logprobd, logprobctl and engine_bench in --bin-dir; Python with grpcio, grpcio-tools, numpy and,
-for the baselines, torch and safetensors, and a C compiler for torch.compile.
+Needs logprobd, logprobctl and engine_bench in --bin-dir; Python with grpcio, grpcio-tools and numpy; for the
+baselines also torch, safetensors and, for torch.compile, a C compiler.
 """
 
 import argparse
@@ -34,9 +35,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" /
 
 import bench_records
 from e2e import baselines, latency, swap, throughput
-from e2e.fixture import Fixture, Skipped, say
+from e2e.fixture import GRACE_S, Fixture, Skipped, say, within
 from e2e.processes import gpu_memory_mib
-from e2e.time_limit import GRACE_S, within
 
 ROOT = bench_records.ROOT
 PROGRAMS = ("logprobd", "logprobctl", "engine_bench")
@@ -45,7 +45,7 @@ TRANSPORTS = ("tcp", "shm", "ipc")
 
 class Section(NamedTuple):
     measure: Callable[[Fixture], None]
-    limit_s: float  # beyond what it allows itself: something hangs
+    limit_s: float  # above the section's own time budget, so that only a hang reaches it
 
 
 SECTIONS = {
@@ -54,7 +54,7 @@ SECTIONS = {
     "baselines": Section(baselines.measure, 420),
     "swap": Section(swap.measure, 390),
 }
-THROUGHPUT_LIMIT_S = 180  # a hidden size
+THROUGHPUT_LIMIT_S = 180  # per hidden size
 QUICK = {"hidden": [64], "vocab": 2048, "batch_rows": 512, "rounds": 1, "seconds": 0.4}
 FULL = {"hidden": [4096, 2048], "vocab": 151_936, "batch_rows": 8192, "rounds": 5, "seconds": 3.0}
 
@@ -76,97 +76,113 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bin-dir", type=pathlib.Path, default=ROOT / "build" / "release" / "bin")
-    parser.add_argument("--out", type=pathlib.Path, help="JSON to write; default: only the table")
+    parser.add_argument(
+        "--bin-dir",
+        type=pathlib.Path,
+        default=ROOT / "build" / "release" / "bin",
+        help="folder of the programs; default: build/release/bin",
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="JSON file to write; default: only the table is printed"
+    )
     parser.add_argument(
         "--only",
         type=names,
         default=[*TRANSPORTS, *SECTIONS],
-        help=f"of {', '.join([*TRANSPORTS, *SECTIONS])}, in the order to run; default: all",
+        help=f"sections in the order to run: {', '.join([*TRANSPORTS, *SECTIONS])}; default: all",
     )
-    parser.add_argument("--quick", action="store_true", help="a small head and short rounds")
+    parser.add_argument("--quick", action="store_true", help="use a small head and short rounds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
+        "--replicas",
+        type=int,
+        default=1,
+        help="number of whole heads, each on its own GPU; default: 1",
     )
     parser.add_argument(
-        "--replicas", type=int, default=1, help="whole heads, each on a GPU of its own"
+        "--hidden", type=sizes, help="hidden sizes; transports use all, other sections the first"
     )
-    parser.add_argument(
-        "--hidden", type=sizes, help="hidden sizes; the first one for every section"
-    )
-    parser.add_argument("--vocab", type=int)
-    parser.add_argument("--batch-rows", type=int)
+    parser.add_argument("--vocab", type=int, help="vocabulary size; default: 151936")
+    parser.add_argument("--batch-rows", type=int, help="rows of a batch; default: 8192")
     parser.add_argument(
         "--baselines",
         type=lambda text: tuple(text.split(",")),
         default=tuple(baselines.NAMES),
-        help="eager or compiled, or both: how the Python baselines run torch",
+        help="modes of torch in the Python baselines: eager, compiled or both; default: both",
     )
     parser.add_argument(
         "--in-flight",
         type=int,
         default=8,
-        help="bulk requests of a whole batch at once, for each replica; default: 8, with 4 the way "
-        "there and back keeps the GPU waiting",
-    )
-    parser.add_argument("--rounds", type=int, help="most; fewer where a section's time is over")
-    parser.add_argument("--seconds", type=float, help="of a load in a round")
-    parser.add_argument(
-        "--work", type=pathlib.Path, help="folder for the heads; default: a temporary one"
+        help="bulk requests in flight per replica; default: 8, since with 4 the GPU waits for the "
+        "transport",
     )
     parser.add_argument(
-        "--cut-smaller",
+        "--rounds",
+        type=int,
+        help="maximum number of rounds; a section stops earlier when its time is over; default: 5",
+    )
+    parser.add_argument("--seconds", type=float, help="seconds of a load in a round; default: 3")
+    parser.add_argument(
+        "--work", type=pathlib.Path, help="folder for the heads; default: a temporary folder"
+    )
+    parser.add_argument(
+        "--smaller-batches",
         metavar="FLAGS",
-        help="flags of a server that cuts bulk batches smaller, for small-beside-bulk; "
-        "default: --batch-rows of a quarter",
+        help="flags of a server with smaller batches, for small-beside-bulk; default: --batch-rows with "
+        "a quarter",
     )
     parser.add_argument(
         "--minutes",
         type=float,
         default=8.0,
-        help="begin no round after these, and end within one more",
+        help="start no round after this time, and end within one more minute; default: 8",
     )
-    parser.add_argument("--commit", help="where there is no git; default: HEAD, -dirty if changed")
+    parser.add_argument(
+        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
+    )
     args = parser.parse_args()
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     if not set(args.baselines) <= set(baselines.NAMES):
-        parser.error(f"--baselines: of {', '.join(baselines.NAMES)}")
+        parser.error(f"--baselines must be among {', '.join(baselines.NAMES)}")
     if args.device is None:
         args.device = "cpu" if gpu_memory_mib() is None else "cuda"
-    if args.cut_smaller is None:
-        args.cut_smaller = f"--batch-rows {max(1, args.batch_rows // 4)}"
+    if args.smaller_batches is None:
+        args.smaller_batches = f"--batch-rows {max(1, args.batch_rows // 4)}"
     for program in PROGRAMS:
         if not (args.bin_dir / program).exists():
             parser.error(
                 f"{args.bin_dir / program} is missing: build with -DLOGPROBD_BENCHMARKS=ON, or "
-                "name the folder of the binaries with --bin-dir"
+                "give the folder of the programs with --bin-dir"
             )
     return args
 
 
 def table(records: list[dict]) -> str:
-    rows = [("figure", "asked", "measured")]
+    rows = [("figure", "target", "measured")]
     for entry in records:
-        wanted = bench_records.WANTED.search(entry["note"])
+        found = bench_records.target_of(entry)
         sign = {"most": "<=", "least": ">="}
-        asked = f"{sign[wanted['bound']]} {wanted['limit']}" if wanted else ""
+        target = f"{sign[found[0]]} {found[1]}" if found else ""
         measured = f"{entry['figure']:,.4g} {entry['unit']}"
         if entry["baseline"]:
             baseline = entry["baseline"]
-            measured = f"{entry['ratio']:.3f}: {measured} over {baseline['figure']:,.4g}, {baseline['what']}"
+            measured += (
+                f", {entry['ratio']:.3f} times {baseline['figure']:,.4g} of {baseline['what']}"
+            )
         if bench_records.misses(entry):
             measured += "  MISSED"
-        rows.append((entry["what"], asked, measured))
+        rows.append((entry["what"], target, measured))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(
-        f"{what:<{widths[0]}}  {asked:<{widths[1]}}  {measured}" for what, asked, measured in rows
+        f"{what:<{widths[0]}}  {target:<{widths[1]}}  {measured}" for what, target, measured in rows
     )
 
 
 def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section]:
-    """By name, in the order of `chosen`; the transports are measured beside each other."""
+    """Sections by name, in the order of `chosen`. All transports are one section per hidden size."""
     sections: dict[str, Section] = {}
     transports = [name for name in TRANSPORTS if name in chosen]
     for name in chosen:
@@ -186,13 +202,13 @@ def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section
 def run_sections(
     fixture: Fixture, sections: dict[str, Section], write: Callable[[], None]
 ) -> dict[str, str]:
-    """Measures section by section; those that have not all their figures, with the reason."""
+    """Measures section by section. Returns the incomplete sections with the reason."""
     failed: dict[str, str] = {}
     for name, section in sections.items():
         left = fixture.deadline - time.monotonic()
         if left <= 0:
             failed[name] = "the time is over"
-            say(f"{name} left out: {failed[name]}")
+            say(f"{name} is left out: {failed[name]}")
             continue
         say(f"{name} ...")
         begin, before = time.monotonic(), len(fixture.records)
@@ -200,12 +216,12 @@ def run_sections(
             with within(min(section.limit_s, left + GRACE_S)):
                 section.measure(fixture)
         except Skipped as reason:
-            say(f"{name} left out: {reason}")
-        except Exception as error:  # the other sections are still worth having
+            say(f"{name} is left out: {reason}")
+        except Exception as error:  # the other sections are measured all the same
             traceback.print_exc()
             failed[name] = f"{type(error).__name__}: {error}"
         finally:
-            write()  # a run that is ended early leaves what it has
+            write()  # a run that ends early keeps its figures
         if len(fixture.records) > before:
             say(table(fixture.records[before:]))
         say(f"{name}: {time.monotonic() - begin:.0f} s\n")
@@ -213,7 +229,7 @@ def run_sections(
 
 
 def end_on_sigterm() -> None:
-    """As Ctrl-C: servers that stay behind would hold the GPU's memory."""
+    """Handles SIGTERM like Ctrl-C, so that no server stays behind and holds GPU memory."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -241,7 +257,7 @@ def main() -> int:
         replicas=args.replicas,
         in_flight=args.in_flight,
         baselines=args.baselines,
-        cut_smaller=args.cut_smaller,
+        smaller_batches=args.smaller_batches,
         deadline=time.monotonic() + 60 * args.minutes,
     )
 
@@ -259,12 +275,12 @@ def main() -> int:
             shutil.rmtree(work, ignore_errors=True)
     print(f"{bench_records.ORIGIN['machine']}, commit {bench_records.ORIGIN['commit']}\n")
     print(table(fixture.records), flush=True)
-    is_missed = bench_records.missed(fixture.records)
+    has_misses = bench_records.report_misses(fixture.records)
     for name, reason in failed.items():
         say(f"FAILED: {name}: {reason}")
     if failed:
         return 3
-    return 1 if is_missed else 0
+    return 1 if has_misses else 0
 
 
 if __name__ == "__main__":

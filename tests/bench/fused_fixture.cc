@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/chunked/chunk_plan.h"
 #include "kernels/chunked/convert_elements.h"
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
@@ -14,7 +13,8 @@
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/listed_logits.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/workspace_plan.h"
 #include "tests/bench/random_fill.h"
 
 namespace logprobd::testing {
@@ -151,7 +151,7 @@ absl::Status FusedFixture::ScoreBlock(int64_t row, int64_t num_rows, const Ask& 
   LOGPROBD_ASSIGN_OR_RETURN(const PreparedRows rows, PrepareRows(row, num_rows, ask, stream));
   const int64_t num_tiles = kernels::NumTiles(sizes_.vocab_size);
   auto* const sums = reinterpret_cast<kernels::TileSums*>(
-      arena_.get() + kernels::ChunkPlan::FusedKeyBytes(num_rows, ask.top_k));
+      arena_.get() + WorkspacePlan::TopKKeyBytes(num_rows, ask.top_k));
   auto* const max_keys = reinterpret_cast<uint64_t*>(max_keys_.get()) + row;
   kernels::FusedPartialsParams params;
   params.num_rows = num_rows;

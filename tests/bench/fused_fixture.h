@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/dtype.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_resources.h"
+#include "server/engine/workspace_plan.h"
 
 namespace logprobd::testing {
 
@@ -84,9 +84,9 @@ class FusedFixture {
 
   explicit FusedFixture(const Sizes& sizes)
       : sizes_(sizes),
-        plan_(kernels::PlanChunks({.vocab_size = sizes.vocab_size,
-                                   .hidden_size = sizes.hidden_size,
-                                   .with_fused = true})) {}
+        plan_(PlanWorkspace({.vocab_size = sizes.vocab_size,
+                             .hidden_size = sizes.hidden_size,
+                             .with_fused = true})) {}
   absl::Status Allocate();
   absl::Status Fill();
   int64_t AllRows() const;
@@ -103,7 +103,7 @@ class FusedFixture {
                           cudaStream_t stream);
 
   const Sizes sizes_;
-  const kernels::ChunkPlan plan_;
+  const WorkspacePlan plan_;
   int64_t turn_ = 0;
   DeviceBuffer hidden_;   ///< [AllRows(), hidden_size] in bf16.
   DeviceBuffer source_;   ///< [rows_max, hidden_size] in fp32 or fp16.

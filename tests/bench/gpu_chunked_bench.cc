@@ -21,14 +21,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "kernels/chunked/chunk_plan.h"
 #include "kernels/common/tile.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_head.h"
-#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_scorer.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/workspace_plan.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"
 #include "tests/bench/engine_load.h"
@@ -73,8 +72,7 @@ absl::StatusOr<DeviceBuffer> ToDevice(const void* values, int64_t bytes, int64_t
 
 absl::StatusOr<Fixture> MakeFixture(int64_t rows_max) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);
-  const kernels::ChunkPlan plan =
-      kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
+  const WorkspacePlan plan = PlanWorkspace({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
   Fixture fixture;
   LoadMeter meter(0, {});
   LOGPROBD_ASSIGN_OR_RETURN(CudaHead device_head, LoadCudaHead(head, plan, meter));
@@ -82,7 +80,7 @@ absl::StatusOr<Fixture> MakeFixture(int64_t rows_max) {
   const EngineCase inputs = MakeLargeCase(head, rows_max, 1);
   const std::vector<float> scales(static_cast<size_t>(rows_max), kernels::Log2Scale(1.0F));
   const auto hidden_bytes = static_cast<int64_t>(inputs.hidden.size());
-  const int64_t padding = kernels::kRowGranularity * kHiddenSize * 2;
+  const int64_t padding = kRowGranularity * kHiddenSize * 2;
   LOGPROBD_ASSIGN_OR_RETURN(fixture.hidden,
                             ToDevice(inputs.hidden.data(), hidden_bytes, hidden_bytes + padding));
   LOGPROBD_ASSIGN_OR_RETURN(fixture.targets,
@@ -199,8 +197,7 @@ absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
 }
 
 absl::Status MeasureDefault(const Flags& flags, const Fixture& fixture, Timer& timer) {
-  const kernels::ChunkPlan plan =
-      kernels::PlanChunks({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
+  const WorkspacePlan plan = PlanWorkspace({.vocab_size = kVocabSize, .hidden_size = kHiddenSize});
   LOGPROBD_ASSIGN_OR_RETURN(const auto scorer, CudaScorer::Create(plan, fixture.head));
   std::vector<BenchRecord> records;
   std::printf("workspace %.1f MiB, %s\n%8s %12s %12s %8s\n",
@@ -236,13 +233,12 @@ absl::Status MeasureShape(const Flags& flags, const std::string& shape, const Fi
                           Timer& timer) {
   const std::vector<std::string> parts = absl::StrSplit(shape, ':');
   if (parts.size() != 3) return absl::InvalidArgumentError(shape);
-  const kernels::ChunkPlan plan =
-      kernels::PlanChunks({.vocab_size = kVocabSize,
-                           .hidden_size = kHiddenSize,
-                           .batch_rows_max = 16'384,
-                           .workspace_bytes_max = int64_t{8} << 30,
-                           .block_rows_max = std::atoll(parts[0].c_str()),
-                           .logits_bytes = std::atoll(parts[1].c_str()) << 20});
+  const WorkspacePlan plan = PlanWorkspace({.vocab_size = kVocabSize,
+                                            .hidden_size = kHiddenSize,
+                                            .batch_rows_max = 16'384,
+                                            .workspace_bytes_max = int64_t{8} << 30,
+                                            .block_rows_max = std::atoll(parts[0].c_str()),
+                                            .logits_bytes = std::atoll(parts[1].c_str()) << 20});
   auto scorer = CudaScorer::Create(plan, fixture.head, std::atoi(parts[2].c_str()));
   if (!scorer.ok()) {
     std::printf("%14s %s\n", shape.c_str(), std::string(scorer.status().message()).c_str());

@@ -27,7 +27,7 @@
 #include "absl/time/time.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 #include "server/engine/engines.h"
 #include "tests/bench/bench_flags.h"
 #include "tests/bench/bench_record.h"

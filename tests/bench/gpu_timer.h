@@ -6,8 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/base/errors.h"
-#include "server/engine/cuda_memory.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 
 namespace logprobd::testing {
 

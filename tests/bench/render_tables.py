@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Renders the tables of measured numbers in README files from tests/bench/results.
+"""Renders the tables of measured numbers in Markdown files from tests/bench/results.
 
-Tables stand between `<!-- results: NAME... -->` and `<!-- /results -->`, NAME being the stem of a file
-in tests/bench/results; each file gets its own, with its machine above it. Between `<!-- ratios: NAME... -->`
-and `<!-- /ratios -->` stands one table of all the files: times over that of the GEMM of the same run. Between
-`<!-- speedups: NAME... -->` and `<!-- /speedups -->` each file is a table with a column for each arrangement of GPUs:
-throughput, and how many times that of one GPU. With `where TEXT` behind the names, which all three may have, only
-records with TEXT in their `what` are taken.
+A table stands between two comments: `<!-- results: NAME... -->` and `<!-- /results -->`. NAME is the stem of
+a file in tests/bench/results. Each file gets its own tables below a caption with machine, date and commit.
+table_views.py says how the records of a file become rows and columns. There are two more kinds of blocks:
+`ratios` joins all its files in one table of times divided by that of the GEMM in the same run, and
+`speedups` shows throughput by arrangement of GPUs. `where TEXT` after the names selects the records with TEXT
+in their `what`.
 
-`--check` writes nothing and exits 1 when a file is out of date, which a test does,
-so that no number in a README is typed by hand.
+`--check` writes nothing and exits with 1 if a file is out of date. A test runs it, so that no number in a
+document is typed by hand.
 """
 
 import argparse
@@ -18,6 +18,9 @@ import pathlib
 import re
 import sys
 
+from bench_records import misses, target_of
+from table_views import SHORT, SPEEDUPS, TRANSLATIONS, VIEWS, Note, View
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
 BLOCK = re.compile(
@@ -25,21 +28,20 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 REQUIRED = {
-    "what",
-    "machine",
-    "date",
-    "commit",
-    "figure",
-    "unit",
-    "rounds",
-    "baseline",
-    "ratio",
-    "note",
+    *("what", "machine", "date", "commit", "figure", "unit", "rounds", "baseline", "ratio", "note"),
 }
+PLAIN = View(
+    "",
+    "(?P<what>.+)",
+    ("figure", "spread", "baseline_name", "baseline", "ratio", "target", "note"),
+    has_baseline=False,
+)
+# Remarks in a note that concern one baseline or the target.
+NOT_A_REMARK = ("wanted", "target", "best ", "a further", "baseline spread")
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent where it reads better."""
+    """Three significant digits, without an exponent where that reads better."""
     if value == 0:
         return "0"
     magnitude = abs(value)
@@ -56,113 +58,174 @@ def load(name: str) -> list[dict]:
     for record in records:
         missing = REQUIRED - record.keys()
         if missing:
-            raise SystemExit(f"{path}: a record lacks {', '.join(sorted(missing))}")
+            raise SystemExit(f"{path}: a record has no {', '.join(sorted(missing))}")
+        for old, new in TRANSLATIONS:
+            record["what"] = record["what"].replace(old, new)
+            record["note"] = record["note"].replace(old, new)
     return records
 
 
 def records_of(name: str, text: str) -> list[dict]:
-    """The records of a file that have `text` in what they measured."""
+    """The records of a file that have `text` in their `what`."""
     records = [record for record in load(name) if text in record["what"]]
     if not records:
-        raise SystemExit(f"{name}: no record has {text!r} in what it measured")
+        raise SystemExit(f"{name}: no record has {text!r} in its `what`")
     return records
-
-
-WANTED = re.compile(r"wanted at (?P<bound>most|least) (?:\S+ = )?(?P<limit>[\d.e+-]*\d)")
-# Remarks on one baseline, not on what was measured.
-OF_A_BASELINE = ("wanted", "best ", "a further", "baseline spread")
-
-
-def spread(record: dict) -> str:
-    low_high = record.get("spread")
-    return f" ({number(low_high[0])} to {number(low_high[1])})" if low_high else ""
-
-
-def wanted(note: str) -> str | None:
-    """What a note asks of its figure, as "<= 1.3"."""
-    match = WANTED.search(note)
-    return match and f"{'<=' if match['bound'] == 'most' else '>='} {match['limit']}"
-
-
-def judged(text: str, value: float, note: str) -> str:
-    """The cell, with the limit of its note and whether it was missed."""
-    limit = wanted(note)
-    if not limit:
-        return text
-    sign, number_text = limit.split()
-    excess = value - float(number_text)
-    is_missed = excess > 0 if sign == "<=" else excess < 0
-    return f"{text}, wanted {limit}{', **missed**' if is_missed else ''}"
 
 
 def remarks(record: dict) -> list[str]:
     parts = [part.strip() for part in record["note"].split(";")]
-    return [part for part in parts if part and not part.startswith(OF_A_BASELINE)]
+    return [part for part in parts if part and not part.startswith(NOT_A_REMARK)]
 
 
-def rows_of(header: list[str], rows: list[list[str]]) -> list[str]:
-    # A column in which nothing stands says nothing.
-    used = [k for k in range(len(header)) if k == 0 or any(row[k] for row in rows)]
+def remarks_of_all(records: list[dict]) -> list[str]:
+    """The remarks that all records share."""
+    return [part for part in remarks(records[0]) if all(part in remarks(r) for r in records)]
+
+
+def target(record: dict) -> str:
+    """The bound of the record's figure or ratio, marked if it is missed."""
+    found = target_of(record)
+    if found is None:
+        return ""
+    bound, limit = found
+    mark = " **missed**" if misses(record) else ""
+    return f"{'≤' if bound == 'most' else '≥'} {limit}{mark}"
+
+
+def field(record: dict, name: str | Note, common: list[str], with_unit: bool) -> str:
+    """The text of one cell."""
+    if isinstance(name, Note):
+        match = re.search(name.pattern, record["note"])
+        return " / ".join(group.strip() for group in match.groups() if group) if match else ""
+    baseline, low_high = record["baseline"], record.get("spread")
+    unit = f" {record['unit']}" if with_unit else ""
+    texts = {
+        "figure": lambda: number(record["figure"]) + unit,
+        "spread": lambda: (
+            f"{number(low_high[0])} to {number(low_high[1])}"
+            if low_high and low_high[0] != low_high[1]
+            else ""
+        ),
+        "baseline": lambda: number(baseline["figure"]) + unit if baseline else "",
+        "baseline_name": lambda: baseline["what"] if baseline else "",
+        "ratio": lambda: "" if record["ratio"] is None else f"{record['ratio']:.2f}",
+        "target": lambda: target(record),
+        "note": lambda: "; ".join(part for part in remarks(record) if part not in common),
+    }
+    return texts[name]()
+
+
+def heading(name: str | Note, column: str, unit: str, baselines: list[str]) -> str:
+    """The heading of a field; `column` is the name of its group of columns, which may be empty."""
+    column = SHORT.get(column, column)
+    in_unit = f", {unit}" if unit else ""
+    if isinstance(name, Note):
+        return name.heading or column
+    if name == "figure":
+        return f"{column}{in_unit}" if column else unit or "figure"
+    if name == "ratio" and not column and len(baselines) == 1:
+        return f"ratio to {SHORT.get(baselines[0], baselines[0])}"
+    if name == "baseline":
+        return f"{column or 'its figure'}{in_unit}"
+    if name == "ratio" and column:
+        return column
+    return {"spread": "lowest to highest", "baseline_name": "baseline"}.get(name, name)
+
+
+def markdown(header: list[str], rows: list[list[str]], num_labels: int) -> list[str]:
+    """A table without the value columns in which nothing stands."""
+    used = [k for k in range(len(header)) if k < num_labels or any(row[k] for row in rows)]
     lines = [[header[k] for k in used], *([row[k] for k in used] for row in rows)]
     text = [f"| {' | '.join(line)} |" for line in lines]
     return [text[0], "|---" * len(used) + "|", *text[1:], ""]
 
 
-def grouped(records: list[dict], key) -> dict[str, list[dict]]:
-    groups: dict[str, list[dict]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return groups
+class Selection:
+    """The records of a file that a view selects, by the labels of their row and by column."""
+
+    def __init__(self, view: View, records: list[dict]) -> None:
+        self.rows: dict[tuple[str, ...], dict[str, list[dict]]] = {}
+        self.labels: list[str] = []
+        self.records: list[dict] = []
+        for record in records:
+            match = re.fullmatch(view.pattern, record["what"])
+            if not match:
+                continue
+            groups = {name: value or view.blank for name, value in match.groupdict().items()}
+            column = record["baseline"]["what"] if view.by_baseline else groups.pop("column", "")
+            if view.columns and column not in view.columns:
+                continue
+            # The rows of a batch are the last part of a shape.
+            self.labels = sorted(groups, key=lambda label: label == "T")
+            key = tuple(groups[label] for label in self.labels)
+            self.rows.setdefault(key, {}).setdefault(column, []).append(record)
+            self.records.append(record)
+        if view.is_sorted:
+            self.rows = dict(sorted(self.rows.items(), key=lambda item: [*map(int, item[0])]))
+
+    def columns(self, view: View) -> list[str]:
+        found = dict.fromkeys(column for row in self.rows.values() for column in row)
+        return [c for c in view.columns if c in found] if view.columns else list(found)
+
+    def baselines(self) -> list[str]:
+        return list(dict.fromkeys(r["baseline"]["what"] for r in self.records if r["baseline"]))
+
+    def constant_labels(self) -> list[int]:
+        """The labels that are the same in all rows. One label is always left for the table."""
+        found = [k for k in range(len(self.labels)) if len({key[k] for key in self.rows}) == 1]
+        return found[1:] if len(found) == len(self.labels) else found
 
 
-def against_baselines(records: list[dict], common: list[str]) -> list[str]:
-    """A row for what was measured, a column for each baseline of the same run: ours / its figure."""
-    names = list(dict.fromkeys(r["baseline"]["what"] for r in records))
-    rows = []
-    for what, group in grouped(records, lambda r: r["what"]).items():
-        cells = {
-            r["baseline"]["what"]: judged(
-                f"{r['ratio']:.2f} of {number(r['baseline']['figure'])}", r["ratio"], r["note"]
-            )
-            for r in group
-        }
-        first = group[0]
-        note = "; ".join(part for part in remarks(first) if part not in common)
-        figure = f"{number(first['figure'])} {first['unit']}{spread(first)}"
-        rows.append([what, figure, *(cells.get(name, "") for name in names), note])
-    return rows_of(["what", "figure", *names, "note"], rows)
+def baseline_cell(name: str, group: list[dict], with_unit: bool) -> str:
+    of_name = [r for r in group if r["baseline"] and r["baseline"]["what"] == name]
+    return field(of_name[0], "baseline", [], with_unit) if of_name else ""
 
 
-def several_figures(records: list[dict], common: list[str]) -> list[str]:
-    """A row for each "case: figure", a column for each figure."""
-    parts = {id(r): r["what"].rsplit(": ", 1) for r in records}
-    names = list(dict.fromkeys(parts[id(r)][1] for r in records))
-    limits = {n: {wanted(r["note"]) for r in records if parts[id(r)][1] == n} for n in names}
-    rows = []
-    for case, group in grouped(records, lambda r: parts[id(r)][0]).items():
-        cells = {}
-        for r in group:
-            text = f"{number(r['figure'])}{spread(r)}"
-            judgement = judged(text, r["figure"], r["note"])
-            # A limit that holds for the whole column stands in its head.
-            column_limit = len(limits[parts[id(r)][1]]) == 1 and "missed" not in judgement
-            cells[parts[id(r)][1]] = text if column_limit else judgement
-        note = "; ".join(part for part in remarks(group[0]) if part not in common)
-        rows.append([case, *(cells.get(name, "") for name in names), note])
-    unit = records[0]["unit"]
-    heads = []
-    for name in names:
-        limit = next(iter(limits[name])) if len(limits[name]) == 1 else None
-        heads.append(f"{name}, {unit}" + (f", wanted {limit}" if limit else ""))
-    return rows_of(["what", *heads, "note"], rows)
+def pivot(view: View, records: list[dict], common: list[str]) -> list[str]:
+    """The records that `view` selects, as a table with a row for each set of labels."""
+    chosen = Selection(view, records)
+    if not chosen.records:
+        return []
+    units = {r["unit"] for r in chosen.records}
+    unit = units.pop() if len(units) == 1 else ""
+    constant = chosen.constant_labels()
+    kept = [k for k in range(len(chosen.labels)) if k not in constant]
+    shown_baselines = chosen.baselines() if view.has_baseline else []
 
+    fields: list[tuple[str, str | Note]] = [("", "figure")] if view.by_baseline else []
+    fields += [
+        (column, name)
+        for column in chosen.columns(view)
+        for name in view.fields
+        if not (view.by_baseline and name == "figure")
+    ]
+    header = [chosen.labels[k].replace("_", " ") for k in kept]
+    header += [f"{SHORT.get(name, name)}{f', {unit}' if unit else ''}" for name in shown_baselines]
+    for k, (column, name) in enumerate(fields):
+        # Only the first field of a group has the group's name in its heading.
+        is_first = k == 0 or fields[k - 1][0] != column
+        baselines = [] if column else chosen.baselines()
+        header.append(heading(name, column if is_first else "", unit, baselines))
 
-def plain(records: list[dict], common: list[str]) -> list[str]:
-    rows = []
-    for r in records:
-        figure = judged(f"{number(r['figure'])} {r['unit']}{spread(r)}", r["figure"], r["note"])
-        rows.append([r["what"], figure, "; ".join(p for p in remarks(r) if p not in common)])
-    return rows_of(["what", "figure", "note"], rows)
+    lines = []
+    for key, row in chosen.rows.items():
+        group = [record for of_column in row.values() for record in of_column]
+        shown = [key[k] for k in kept] + [
+            baseline_cell(name, group, not unit) for name in shown_baselines
+        ]
+        # Records with the same labels get a line each.
+        for depth in range(max(len(of_column) for of_column in row.values())):
+            cells = []
+            for column, name in fields:
+                of_column = row.get(column) or (group if not column else [])
+                is_there = depth < len(of_column)
+                cells.append(field(of_column[depth], name, common, not unit) if is_there else "")
+            lines.append([*shown, *cells])
+    first = next(iter(chosen.rows))
+    fixed = ", ".join(f"{chosen.labels[k]}={first[k]}" for k in constant if first[k])
+    title = ". ".join(part for part in (view.title, fixed) if part)
+    return [*([f"{title}:", ""] if title else []), *markdown(header, lines, len(kept))]
 
 
 def origins(records: list[dict]) -> str:
@@ -170,12 +233,72 @@ def origins(records: list[dict]) -> str:
     return "; ".join(sorted(found))
 
 
+def caption(name: str, records: list[dict]) -> str:
+    """Where and how a file was measured."""
+    rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
+    count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
+    medians = f"; medians of {count} rounds" if rounds else ""
+    about = "".join(f"; {part}" for part in remarks_of_all(records))
+    return f"`{name}`: {origins(records)}{medians}{about}."
+
+
+def tables_of(name: str, records: list[dict], views: tuple[View, ...]) -> list[str]:
+    """The tables of a file: those of its views, then the records that no view shows."""
+    common = remarks_of_all(records)
+    lines = [caption(name, records), ""]
+    for view in views:
+        lines += pivot(view, records, common)
+    rest = [r for r in records if not any(re.fullmatch(view.pattern, r["what"]) for view in views)]
+    for has_baseline in (True, False):
+        part = [r for r in rest if bool(r["baseline"]) == has_baseline]
+        names = {r["baseline"]["what"] for r in part if has_baseline}
+        if len(names) == 1:  # then the heading names it
+            fields = tuple(name for name in PLAIN.fields if not name.startswith("baseline"))
+            lines += pivot(PLAIN._replace(fields=fields, has_baseline=True), part, common)
+        else:
+            lines += pivot(PLAIN, part, common)
+    return lines
+
+
+def with_legend(lines: list[str]) -> str:
+    """The lines below a legend of the columns that they have."""
+    heads = " ".join(line for line in lines if line.startswith("| "))
+    legend = []
+    if "| ratio" in heads:
+        legend.append("Ratio: the figure divided by that of the baseline in the same run.")
+    if "| target |" in heads:
+        legend.append("Target: the bound for the ratio, or for the figure if there is no ratio.")
+    if "**missed**" in heads:
+        legend.append("**missed**: the target is not reached.")
+    return "\n".join([*([" ".join(legend), ""] if legend else []), *lines])
+
+
+def results(names: list[str], text: str = "") -> str:
+    """The tables of some result files, each below its caption."""
+    return with_legend(
+        [
+            line
+            for name in names
+            for line in tables_of(name, records_of(name, text), VIEWS.get(name, ()))
+        ]
+    )
+
+
+def speedups(names: list[str], text: str = "") -> str:
+    """The tables of some result files with a column for each arrangement of GPUs."""
+    lines = []
+    for name in names:
+        records = records_of(name, text)
+        lines += [caption(name, records), "", *pivot(SPEEDUPS[0], records, [])]
+    return with_legend(lines)
+
+
 SHAPED = re.compile(r"(?P<method>.+?)(, few rows)?, H=(?P<H>\d+), V=(?P<V>\d+), T=(?P<T>\d+)")
 GEMM = "GEMM that writes bf16 logits"
 
 
 def ratios(names: list[str], text: str = "") -> str:
-    """A row for each method, a column for each shape of the first file: time over the GEMM's."""
+    """A row for each shape of the first file, a column for each method: time over the GEMM's."""
     methods: dict[str, dict[tuple[int, ...], str]] = {}
     shapes: list[tuple[int, ...]] = []
     captions: dict[str, list[str]] = {}
@@ -189,72 +312,15 @@ def ratios(names: list[str], text: str = "") -> str:
                 used.append(r)
         shapes = shapes or sorted({shape for cells in methods.values() for shape in cells})
         captions.setdefault(origins(used), []).append(f"`{name}`")
-    header = ["time over the GEMM's", *(f"H={h}, V={v}, T={t}" for h, v, t in shapes)]
-    rows = [[m, *(cells.get(shape, "") for shape in shapes)] for m, cells in methods.items()]
+    rows = [
+        [*(str(size) for size in shape), *(cells.get(shape, "") for cells in methods.values())]
+        for shape in shapes
+    ]
     measured = "; ".join(f"{', '.join(files)}: {origin}" for origin, files in captions.items())
-    return "\n".join([f"{measured}.", "", *rows_of(header, rows)])
+    return "\n".join([f"{measured}.", "", *markdown(["H", "V", "T", *methods], rows, 3)])
 
 
-ARRANGED = re.compile(r"GPU engine, (?P<how>.+?), (?P<case>H=\d+, V=\d+, batches of \d+ rows)\b.*")
-
-
-def speedups(names: list[str], text: str = "") -> str:
-    """The tables of some result files, each with a column for each arrangement of GPUs."""
-    return "\n".join(line for name in names for line in speedups_of(name, records_of(name, text)))
-
-
-def speedups_of(name: str, records: list[dict]) -> list[str]:
-    """A row for each shape and size of batch; throughput, and how many times that of one GPU."""
-    matches = {id(r): ARRANGED.fullmatch(r["what"]) for r in records}
-    arranged = [r for r in records if matches[id(r)]]
-    hows = list(dict.fromkeys(matches[id(r)]["how"] for r in arranged))
-    rows = []
-    for case, group in grouped(arranged, lambda r: matches[id(r)]["case"]).items():
-        cells = {}
-        for r in group:
-            text = f"{number(r['figure'])}{spread(r)}"
-            if r["baseline"]:
-                text = judged(f"{text}, {r['ratio']:.3f} times", r["ratio"], r["note"])
-            cells[matches[id(r)]["how"]] = text
-        rows.append([case, *(cells.get(how, "") for how in hows)])
-    heads = [f"{how}, {arranged[0]['unit']}" for how in hows]
-    return [caption(name, records), "", *rows_of(["what", *heads], rows)]
-
-
-def in_common(records: list[dict]) -> list[str]:
-    """The remarks that all of them have."""
-    return [part for part in remarks(records[0]) if all(part in remarks(r) for r in records)]
-
-
-def caption(name: str, records: list[dict]) -> str:
-    """Where and how a file was measured."""
-    rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
-    count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
-    medians = f"; medians of {count} rounds (lowest to highest)" if rounds else ""
-    about = "".join(f"; {part}" for part in in_common(records))
-    return f"`{name}`: {origins(records)}{medians}{about}."
-
-
-def table(names: list[str], text: str = "") -> str:
-    """The tables of some result files, each under a caption that says where it was measured."""
-    lines = []
-    for name in names:
-        records = records_of(name, text)
-        common = in_common(records)
-        lines += [caption(name, records), ""]
-        compared = [r for r in records if r["baseline"]]
-        alone = [r for r in records if not r["baseline"]]
-        if compared:
-            lines += against_baselines(compared, common)
-        is_one_unit = len({r["unit"] for r in alone}) == 1
-        if is_one_unit and len(alone) > 2 and all(": " in r["what"] for r in alone):
-            lines += several_figures(alone, common)
-        elif alone:
-            lines += plain(alone, common)
-    return "\n".join(lines)
-
-
-KINDS = {"results": table, "ratios": ratios, "speedups": speedups}
+KINDS = {"results": results, "ratios": ratios, "speedups": speedups}
 
 
 def rendered_block(match: re.Match[str]) -> str:
@@ -263,8 +329,10 @@ def rendered_block(match: re.Match[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when a file is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a file is out of date")
     arguments = parser.parse_args()
     stale = []
     for path in sorted(ROOT.glob("**/*.md")):

@@ -14,7 +14,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/check.h"
 #include "server/base/errors.h"
 #include "tests/bench/row_checksum.h"
 

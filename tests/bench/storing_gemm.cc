@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "server/base/errors.h"
-#include "server/engine/cuda_status.h"
+#include "server/engine/cuda_resources.h"
 
 namespace logprobd::testing {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/engine/cuda_memory.h"
+#include "server/engine/cuda_resources.h"
 #include "tests/bench/gpu_timer.h"
 
 namespace logprobd::testing {

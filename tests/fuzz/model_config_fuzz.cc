@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/weights/head_config.h"
 #include "server/weights/safetensors_index.h"
 #include "tests/support/memory_bytes.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/weights/safetensors_header.h"
 #include "server/weights/tensor_layout.h"
 #include "tests/support/memory_bytes.h"

@@ -1,5 +1,6 @@
-// The CUDA engine against double precision at the size of a real head. With LOGPROBD_RESULTS=FILE
-// and LOGPROBD_COMMIT the measured errors are written as JSON (tests/bench/README.md).
+// Compares the CUDA engine with double precision at the size of a real head. With
+// LOGPROBD_RESULTS=FILE and LOGPROBD_COMMIT set, it writes the measured errors as JSON
+// (tests/bench/README.md).
 
 #include <algorithm>
 #include <cmath>
@@ -24,12 +25,12 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// The records of this run, written when all tests have run.
+/// Collects the records of this run and writes them when all tests are done.
 class Results : public ::testing::Environment {
  public:
   void Add(const std::string& what, double figure, double tolerance) {
     BenchRecord record = RecordOf(what, "nats", {figure});
-    record.note = absl::StrCat("wanted at most ", tolerance);
+    record.note = absl::StrCat("target: at most ", tolerance);
     records_.push_back(std::move(record));
   }
 
@@ -45,7 +46,7 @@ class Results : public ::testing::Environment {
   std::vector<BenchRecord> records_;
 };
 
-/// GoogleTest owns it.
+/// Owned by GoogleTest.
 Results* const results = static_cast<Results*>(::testing::AddGlobalTestEnvironment(new Results));
 
 struct Errors {
@@ -61,8 +62,8 @@ struct Errors {
   }
 };
 
-/// Scores `num_rows` rows and compares `num_checked` of them, spread over the batch. Every second
-/// checked target is the row's most likely id.
+/// Scores `num_rows` rows and compares `num_checked` of them, spread over the batch, with double
+/// precision. Every second checked target is the row's most likely id.
 Errors Measure(const LargeHead& head, int64_t num_rows, int64_t num_checked) {
   Errors errors;
   auto engine = CreateGpuEngine(head, num_rows);
@@ -114,22 +115,22 @@ class GpuAccuracyTest : public ::testing::Test {
   }
 };
 
-TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation1) {
+TEST_F(GpuAccuracyTest, IsAccurateForLogitsOfStandardDeviation1) {
   ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 1",
                Measure(LargeHead(151'936, 4'096, 1.0), 1'024, 128), 1e-4, 3e-5, 1e-4);
 }
 
-TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation3) {
+TEST_F(GpuAccuracyTest, IsAccurateForLogitsOfStandardDeviation3) {
   ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 3",
                Measure(LargeHead(151'936, 4'096, 3.0), 1'024, 128), 1e-4, 3e-5, 1e-4);
 }
 
-TEST_F(GpuAccuracyTest, LogitsOfStandardDeviation20) {
+TEST_F(GpuAccuracyTest, IsAccurateForLogitsOfStandardDeviation20) {
   ExpectWithin("GPU, error against double, H=4096, V=151936, logits of standard deviation 20",
                Measure(LargeHead(151'936, 4'096, 20.0), 1'024, 128), 3e-4, 3e-4, 2e-4);
 }
 
-TEST_F(GpuAccuracyTest, AWeightOfMoreThan2To31Elements) {
+TEST_F(GpuAccuracyTest, IsAccurateForAWeightOfMoreThan2To31Elements) {
   const Errors errors = Measure(LargeHead(151'936, 14'208, 3.0), 70, 8);  // 2.16e9
 
   ASSERT_FALSE(errors.logprob.empty());

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Checks on a machine with a GPU that CUDA tensors get the same bits by every transport.
+"""Checks on a machine with a GPU that scores of CUDA tensors have the same bits with every transport.
 
     python3 tests/gpu/cuda_ipc_client_check.py SERVER_BINARY [--gpus 0] [--output FILE]
 
-Starts the server on a small head of its own, then scores torch tensors by TCP, shared memory and
-CUDA IPC: from torch's own allocator and from expandable segments, from several streams that are
-still computing, from tensors that are freed and made anew, and from a second GPU where there is
-one. Prints a table; exits 1 when a line of it is wrong. Needs torch with CUDA, grpcio, ml_dtypes.
+Starts a server with a small random head and scores torch tensors through TCP, shared memory and CUDA
+IPC. The tensors come from torch's default allocator and from expandable segments, from streams that
+are still computing, from memory that is freed and allocated again, and from a second GPU if there is
+one. Prints a table and exits with 1 if a line is wrong. Needs torch with CUDA, grpcio and ml_dtypes.
 """
 
 import argparse
@@ -27,7 +27,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def serve(binary: pathlib.Path, folder: pathlib.Path, gpus: str):
-    """A server of a random head, ready."""
+    """Starts a server with a random head and waits until it is ready."""
     from model_folder import ModelFolder
     from server_process import ServerProcess
 
@@ -42,15 +42,17 @@ def serve(binary: pathlib.Path, folder: pathlib.Path, gpus: str):
 
 
 class Table:
-    """Lines of (allocator, case, transport, verdict)."""
+    """Collects lines of (allocator, case, transport, verdict)."""
 
     def __init__(self, allocator: str) -> None:
         self.allocator = allocator
         self.lines: list[dict[str, str]] = []
 
-    def add(self, case: str, got: str, wanted: str, same: bool, note: str = "") -> None:
-        right = same and got == wanted
-        verdict = "ok" if right else f"WRONG: wanted {wanted}, bits {'same' if same else 'differ'}"
+    def add(self, case: str, got: str, expected: str, same: bool, note: str = "") -> None:
+        right = same and got == expected
+        verdict = (
+            "ok" if right else f"WRONG: expected {expected}, bits {'same' if same else 'differ'}"
+        )
         self.lines.append(
             {
                 "allocator": self.allocator,
@@ -63,12 +65,12 @@ class Table:
 
 
 def check(address: str) -> list[dict[str, str]]:
-    """All cases, in this process's allocator."""
+    """Runs all cases with the allocator of this process."""
     import torch
     from logprobd import Client
 
     is_expandable = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == EXPANDABLE
-    wanted = "shm" if is_expandable else "cuda_ipc"
+    expected = "shm" if is_expandable else "cuda_ipc"
     table = Table("expandable" if is_expandable else "default")
     torch.manual_seed(1)
     targets = torch.randint(0, VOCAB, (ROWS,))
@@ -76,16 +78,16 @@ def check(address: str) -> list[dict[str, str]]:
     client = Client(address)
 
     def same(result, hidden, ids=targets, **options) -> bool:
-        expected = tcp.score(hidden, ids, **options)
-        return torch.equal(result.logprob.cpu(), expected.logprob.cpu()) and torch.equal(
-            result.entropy.cpu(), expected.entropy.cpu()
+        by_tcp = tcp.score(hidden, ids, **options)
+        return torch.equal(result.logprob.cpu(), by_tcp.logprob.cpu()) and torch.equal(
+            result.entropy.cpu(), by_tcp.entropy.cpu()
         )
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         hidden = torch.randn(ROWS, HIDDEN, device="cuda").to(dtype)
         result = client.score(hidden, targets)
         why = client.transport_reason
-        table.add(f"rows of {dtype}", result.transport, wanted, same(result, hidden), why)
+        table.add(f"rows of {dtype}", result.transport, expected, same(result, hidden), why)
     hidden = torch.randn(ROWS, HIDDEN, device="cuda", dtype=torch.bfloat16)
     shm = Client(address, transport="shm").score(hidden, targets)
     table.add("shared memory, forced", shm.transport, "shm", same(shm, hidden))
@@ -94,33 +96,33 @@ def check(address: str) -> list[dict[str, str]]:
 
     view = torch.randn(8, ROWS // 4, HIDDEN, device="cuda").bfloat16()[:, : ROWS // 8]
     result = client.score(view, targets.view(8, -1))
-    table.add("a view", result.transport, wanted, same(result, view, targets.view(8, -1)))
+    table.add("a view", result.transport, expected, same(result, view, targets.view(8, -1)))
     masked = targets.clone()
     masked[::3] = -100
     result = client.score(hidden, masked)
-    table.add("ignored rows", result.transport, wanted, same(result, hidden, masked))
+    table.add("ignored rows", result.transport, expected, same(result, hidden, masked))
     result = client.score(hidden[1:2], targets[1:2])
-    alone = "cuda_ipc" if wanted == "cuda_ipc" else "tcp"  # a small request travels in its message
+    alone = "cuda_ipc" if expected == "cuda_ipc" else "tcp"  # a small request uses TCP
     table.add("one row", result.transport, alone, same(result, hidden[1:2], targets[1:2]))
     results = list(client.score_stream([(hidden, targets)] * 4))
     is_same = all(same(result, hidden) for result in results)
-    table.add("a stream", results[-1].transport, wanted, is_same)
+    table.add("a stream", results[-1].transport, expected, is_same)
 
-    streams(client, tcp, table, wanted)
-    freed(client, tcp, table, wanted)
+    streams(client, tcp, table, expected)
+    freed(client, tcp, table, expected)
     if torch.cuda.device_count() > 1:
         with torch.cuda.device(1):
             there = hidden.to("cuda:1")
             result = client.score(there, targets)
             got = result.transport
-            # A GPU that the server's cannot reach goes through the host: both are right.
-            okay = got if got in (wanted, "shm") else wanted
+            # Rows of a GPU that the server's GPU cannot reach go through the host; both are correct.
+            okay = got if got in (expected, "shm") else expected
             table.add("a second GPU", got, okay, same(result, hidden), client.transport_reason)
     return table.lines
 
 
-def streams(client, tcp, table: Table, wanted: str) -> None:
-    """Rows that several streams are still computing when score is called, from as many threads."""
+def streams(client, tcp, table: Table, expected: str) -> None:
+    """Scores rows that four streams are still computing, each from its own thread."""
     import torch
 
     targets = torch.randint(0, VOCAB, (ROWS,))
@@ -132,7 +134,7 @@ def streams(client, tcp, table: Table, wanted: str) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             states = torch.full((ROWS, HIDDEN), 0.01 * (number + 1), device="cuda")
             states = states.bfloat16()
-            for _ in range(200):  # some tens of ms of work that is only enqueued here
+            for _ in range(200):  # enqueues work that takes tens of milliseconds
                 states = torch.tanh(states @ weights)
             given[number] = states
             results[number] = client.score(states, targets)
@@ -145,28 +147,28 @@ def streams(client, tcp, table: Table, wanted: str) -> None:
     torch.cuda.synchronize()
     for number, (states, result) in enumerate(zip(given, results, strict=True)):
         is_same = torch.equal(result.logprob, tcp.score(states, targets).logprob)
-        table.add(f"stream {number}, still computing", result.transport, wanted, is_same)
+        table.add(f"stream {number}, still computing", result.transport, expected, is_same)
 
 
-def freed(client, tcp, table: Table, wanted: str) -> None:
-    """Tensors that are freed, given back to CUDA, and made again where others lay."""
+def freed(client, tcp, table: Table, expected: str) -> None:
+    """Scores tensors whose memory is freed, returned to CUDA and allocated again."""
     import torch
 
     targets = torch.randint(0, VOCAB, (ROWS,))
-    right, ways = True, set()
+    right, transports = True, set()
     for turn in range(20):
         hidden = torch.randn(ROWS, HIDDEN, device="cuda", dtype=torch.bfloat16)
         result = client.score(hidden, targets)
         right = right and torch.equal(result.logprob, tcp.score(hidden, targets).logprob)
-        ways.add(result.transport)
+        transports.add(result.transport)
         del hidden
         if turn % 3 == 0:
-            torch.cuda.empty_cache()  # the next allocation may have the same address
-    table.add("20 tensors, freed between", ",".join(sorted(ways)), wanted, right)
+            torch.cuda.empty_cache()  # the next tensor may get the same address
+    table.add("20 tensors, freed between", ",".join(sorted(transports)), expected, right)
 
 
 def speed(address: str) -> list[str]:
-    """GB/s of hidden states by each transport, for what it is worth on this machine."""
+    """Measures rows/s and GB/s of hidden states with each transport on this machine."""
     import torch
     from logprobd import Client, LogprobdError
 
@@ -204,7 +206,7 @@ def main() -> int:
         try:
             for configuration in ("", EXPANDABLE):
                 environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": configuration}
-                # A process each: the allocator is chosen when CUDA starts.
+                # Each allocator needs its own process, since torch chooses it when CUDA starts.
                 command = [sys.executable, __file__, str(options.server), "--check", server.grpc]
                 done = subprocess.run(
                     command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600

@@ -1,5 +1,5 @@
-// What a GPU fault does to the engine. Each test runs in a process of its own, since the fault
-// breaks the process's CUDA context.
+// A GPU fault makes the engine unhealthy. Each test runs in a process of its own, since the fault
+// breaks the CUDA context of the process.
 
 #include <cstdio>
 #include <cstdlib>
@@ -20,11 +20,11 @@ namespace {
 
 void Expect(bool condition, const char* what) {
   if (condition) return;
-  std::fprintf(stderr, "not so: %s\n", what);
+  std::fprintf(stderr, "expected: %s\n", what);
   std::exit(1);
 }
 
-/// Scores `inputs` out of `staging`, which was allocated before anything broke.
+/// Scores `inputs` from `staging`, which was allocated before the fault.
 absl::Status Score(ScoringEngine& engine, StagingBuffer& staging, const EngineCase& inputs) {
   const auto rows = static_cast<size_t>(inputs.num_rows());
   std::memcpy(staging.data(), inputs.hidden.data(), inputs.hidden.size());
@@ -49,7 +49,7 @@ absl::Status Score(ScoringEngine& engine, StagingBuffer& staging, const EngineCa
   return status;
 }
 
-/// The fault is on the last shard's GPU.
+/// Scores batches before and after a fault on the GPU of the last shard, and checks their status.
 [[noreturn]] void ScoreAfterAFault(int32_t shards) {
   {
     const auto head = MakeRandomHead({.vocab_size = 500});

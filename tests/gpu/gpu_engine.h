@@ -14,12 +14,12 @@
 #include "kernels/common/tile.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
-#include "server/engine/vocab_partition.h"
+#include "server/engine/layout.h"
 
 namespace logprobd::testing {
 
-/// Before CUDA starts: streams of shards that share a GPU must not share a hardware queue too,
-/// where a kernel that waits for another shard would keep that one's work from starting.
+/// Set before CUDA starts. Shards that share a GPU need separate hardware queues: in a common
+/// queue, a kernel that waits for another shard would block that shard's work.
 inline const int kSetConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 inline int32_t NumGpus() {
@@ -27,8 +27,9 @@ inline int32_t NumGpus() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-/// A CUDA engine of one replica in `shards` shards, on the machine's GPUs in turn: several on one
-/// GPU where there are fewer, which no server does, but which has every exchange of many GPUs.
+/// Creates a CUDA engine of one replica in `shards` shards, which are assigned to the machine's
+/// GPUs in turn. With fewer GPUs, several shards share one; a server never does that, but the
+/// shards exchange the same data as on several GPUs.
 inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const HeadWeights& head,
                                                                       EngineOptions options,
                                                                       int32_t shards = 1) {
@@ -48,7 +49,7 @@ inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const Head
   return std::move(engines.front());
 }
 
-/// A CUDA engine on GPU 0.
+/// Creates a CUDA engine with one shard on GPU 0.
 inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const HeadWeights& head,
                                                                       int64_t batch_rows_max) {
   EngineOptions options;
@@ -56,7 +57,7 @@ inline absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateGpuEngine(const Head
   return CreateGpuEngine(head, std::move(options));
 }
 
-/// Why this machine cannot run GPU tests; empty where it can.
+/// Why this machine cannot run GPU tests; empty if it can.
 inline std::string NoGpuReason() { return std::string(CheckCudaUsable().message()); }
 
 }  // namespace logprobd::testing

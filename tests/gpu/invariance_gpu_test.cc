@@ -1,4 +1,5 @@
-// A row's bits at every number of rows, at the size of a real head, and what does not change.
+// At the size of a real head, the bits of a row do not depend on its batch, and no request takes
+// more GPU memory.
 
 #include <cuda_runtime_api.h>
 
@@ -57,7 +58,7 @@ std::vector<int64_t> Range(int64_t count) {
 
 void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, ScoringEngine& engine,
                     const std::vector<int64_t>& rows, bool with_lists) {
-  const EngineCase chosen = CompactRows(all, rows);
+  const EngineCase chosen = SelectRows(all, rows);
   const EngineScores scores = RunCase(engine, chosen);
   ASSERT_TRUE(scores.status.ok()) << scores.status;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -69,7 +70,7 @@ void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, Scori
 
 TEST_F(GpuInvarianceTest, ARowHasTheSameBitsAtEveryNumberOfRowsAndInAnyOrder) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) {
-    // fp32 rows take twice the time, as two terms: fewer of them.
+    // fp32 rows take twice the time (two bf16 splits), so there are fewer of them.
     const int64_t rows_max = dtype == Dtype::kBf16 ? kRowsMax : 1'000;
     EngineCase all = MakeLargeCase(*head_, rows_max, 1);
     if (dtype == Dtype::kF32) {
@@ -115,7 +116,7 @@ TEST_F(GpuInvarianceTest, TopKAndCandidatesHaveTheSameBitsInAnyBatch) {
   }
 }
 
-TEST_F(GpuInvarianceTest, CandidatesBeyondOnePassGetTheBitsOfTheTarget) {
+TEST_F(GpuInvarianceTest, CandidatesInSeveralPassesHaveTheBitsOfTheTarget) {
   EngineCase inputs = MakeLargeCase(*head_, 9, 4);
   for (int32_t row = 0; row < 9; ++row) {  // 9 x 151,936 > 2^20
     for (int32_t id = 0; id < kVocabSize; ++id) {
@@ -145,7 +146,7 @@ TEST_F(GpuInvarianceTest, AThousandRepeatsHaveTheSameBits) {
   }
 }
 
-TEST_F(GpuInvarianceTest, BatchesInFlightTogetherHaveTheBitsOfBatchesAlone) {
+TEST_F(GpuInvarianceTest, TwoBatchesInFlightHaveTheBitsOfSingleBatches) {
   const EngineCase large = MakeLargeCase(*head_, kRowsMax, 6);
   const EngineCase small = MakeLargeCase(*head_, 33, 7);
   const EngineScores large_alone = RunCase(*engine_, large);
@@ -158,7 +159,7 @@ TEST_F(GpuInvarianceTest, BatchesInFlightTogetherHaveTheBitsOfBatchesAlone) {
   }
 }
 
-TEST_F(GpuInvarianceTest, NoRequestTakesMoreDeviceMemory) {
+TEST_F(GpuInvarianceTest, NoRequestAllocatesDeviceMemory) {
   RunCase(*engine_, MakeLargeCase(*head_, 1, 8));
   size_t free_before = 0;
   size_t total = 0;
@@ -173,7 +174,7 @@ TEST_F(GpuInvarianceTest, NoRequestTakesMoreDeviceMemory) {
   ASSERT_TRUE(scores.status.ok()) << scores.status;
   size_t free_after = 0;
   ASSERT_EQ(cudaMemGetInfo(&free_after, &total), cudaSuccess);
-  EXPECT_GE(free_after + (size_t{2} << 20), free_before);  // the driver's own pages
+  EXPECT_GE(free_after + (size_t{2} << 20), free_before);  // tolerance for pages of the driver
   int64_t device_bytes = 0;
   for (const MemoryUse& use : engine_->memory()) {
     if (use.kind == "workspace" && use.place == "gpu0") device_bytes += use.bytes;

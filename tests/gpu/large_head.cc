@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kNumValues = 65'536;
 
-uint64_t Mix(uint64_t x) {  // the finaliser of splitmix64
+uint64_t Mix(uint64_t x) {  // the finalizer of SplitMix64
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31);
@@ -33,7 +33,7 @@ std::vector<uint16_t> NormalTable(double stddev, uint64_t seed) {
   return table;
 }
 
-/// Element `index` and the three after it are picked by one hash.
+/// Fills `out` with values of the table. One hash picks four consecutive elements.
 void Fill(const std::vector<uint16_t>& table, uint64_t seed, int64_t count, uint16_t* out) {
   for (int64_t i = 0; i < count; i += 4) {
     uint64_t picks = Mix(seed + static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15ULL);
@@ -43,7 +43,7 @@ void Fill(const std::vector<uint16_t>& table, uint64_t seed, int64_t count, uint
   }
 }
 
-/// The dot products of one column with every row, in double.
+/// Computes the dot products of one column with all rows in double precision.
 void DotAll(const std::vector<std::vector<double>>& rows, const std::vector<double>& weight,
             size_t column, std::vector<std::vector<double>>& logits) {
   for (size_t row = 0; row < rows.size(); ++row) {

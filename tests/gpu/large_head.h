@@ -10,8 +10,8 @@
 
 namespace logprobd::testing {
 
-/// A bf16 head of any size whose weight is computed when it is read: normal values such that hidden
-/// rows of unit normal elements get logits of the given standard deviation.
+/// A bf16 head of any size whose weight is computed when it is read. Its normal values give logits
+/// of the requested standard deviation for standard normal hidden rows.
 class LargeHead : public HeadWeights {
  public:
   LargeHead(int64_t vocab_size, int64_t hidden_size, double logit_stddev);
@@ -24,13 +24,15 @@ class LargeHead : public HeadWeights {
  private:
   HeadInfo info_;
   std::vector<float> bias_;
-  std::vector<uint16_t> values_;  ///< 65,536 normal values in bf16, picked from by a hash.
+  std::vector<uint16_t> values_;  ///< 65,536 normal values in bf16; a hash picks from them.
 };
 
-/// Unit normal bf16 rows with random targets, temperature 1, logprob and entropy.
+/// Makes standard normal bf16 rows with random targets, temperature 1 and the outputs logprob and
+/// entropy.
 EngineCase MakeLargeCase(const LargeHead& head, int64_t num_rows, uint64_t seed);
 
-/// Logits of bf16 rows `rows` of `inputs` in double precision, [rows, vocab], on all cores.
+/// Computes the logits of rows `rows` of `inputs` (bf16) in double precision, [rows, vocab], on all
+/// cores.
 std::vector<std::vector<double>> LargeLogitsReference(const LargeHead& head,
                                                       const EngineCase& inputs,
                                                       const std::vector<int64_t>& rows);

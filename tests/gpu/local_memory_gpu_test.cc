@@ -1,6 +1,5 @@
-// Rows that lie in memory of clients: in GPUs' memory of other processes and in pinned memory
-// shared with them. They get the bits that staged rows get, and whatever a handle is, the next
-// batch is scored.
+// Rows in memory of clients (GPU memory of other processes, and pinned memory shared with them)
+// have the bits of staged rows. No handle, valid or not, keeps the next batch from being scored.
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -16,8 +15,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "server/engine/cuda_host_pinning.h"
-#include "server/engine/cuda_ipc_memory.h"
+#include "server/engine/cuda_client_memory.h"
 #include "tests/gpu/gpu_engine.h"
 #include "tests/gpu/memory_exporter.h"
 #include "tests/support/engine_case.h"
@@ -30,14 +28,14 @@ constexpr int64_t kRows = 300;
 constexpr int64_t kAllocationBytes = int64_t{8} << 20;
 constexpr int64_t kOffset = 4'096 + 16;
 
-/// Scores and status of a batch.
+/// The status and the scores of a batch.
 struct Outcome {
   absl::Status status;
   std::vector<float> logprob;
   std::vector<float> entropy;
 };
 
-/// Scores `inputs`, whose rows lie in `runs`, or without runs in `staging`.
+/// Scores `inputs`. Its rows lie in `runs`, or in `staging` if there are no runs.
 Outcome Score(ScoringEngine& engine, const EngineCase& inputs, const std::byte* staging,
               const std::vector<HiddenRun>& runs) {
   const auto rows = static_cast<size_t>(inputs.num_rows());
@@ -65,10 +63,10 @@ Outcome Score(ScoringEngine& engine, const EngineCase& inputs, const std::byte* 
   return outcome;
 }
 
-/// What a shape of the engine and its head is called in a test's name.
+/// A shape of the engine and its head, with its name in the tests.
 struct Shape {
   std::string name;
-  int64_t hidden_size;  ///< One that is padded on the GPU, or not.
+  int64_t hidden_size;  ///< Rows of some sizes are padded on the GPU.
   int32_t shards;
 };
 
@@ -102,7 +100,7 @@ class LocalMemoryGpuTest : public ::testing::TestWithParam<Shape> {
     EXPECT_EQ(std::memcmp(outcome.entropy.data(), staged_.entropy.data(), kRows * 4), 0);
   }
 
-  /// That CUDA and the engine are as good as before.
+  /// Expects that CUDA and the engine still work.
   void ExpectGoodContext() {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -117,7 +115,7 @@ class LocalMemoryGpuTest : public ::testing::TestWithParam<Shape> {
     return memory.ok() ? *std::move(memory) : nullptr;
   }
 
-  /// The rows as another process has them on GPU `gpu`.
+  /// Copies the rows to GPU memory of another process and returns their slice.
   std::optional<DeviceSlice> Export(MemoryExporter& exporter, int32_t gpu = 0) const {
     return exporter.Export(gpu, kAllocationBytes, kOffset, inputs_.hidden);
   }
@@ -138,7 +136,7 @@ class LocalMemoryGpuTest : public ::testing::TestWithParam<Shape> {
   Outcome staged_;
 };
 
-TEST_P(LocalMemoryGpuTest, RowsOfAnotherProcesssGpuMemoryHaveTheBitsOfStagedRows) {
+TEST_P(LocalMemoryGpuTest, RowsInGpuMemoryOfAnotherProcessHaveTheBitsOfStagedRows) {
   MemoryExporter exporter;
   const auto slice = Export(exporter);
   ASSERT_TRUE(slice.has_value()) << "this host does not share GPU memory";
@@ -151,9 +149,9 @@ TEST_P(LocalMemoryGpuTest, RowsOfAnotherProcesssGpuMemoryHaveTheBitsOfStagedRows
   ExpectGoodContext();
 }
 
-TEST_P(LocalMemoryGpuTest, RowsOnAPeerHaveTheBitsOfStagedRows) {
+TEST_P(LocalMemoryGpuTest, RowsOnAPeerGpuHaveTheBitsOfStagedRows) {
   if (NumGpus() < 2) {
-    // One GPU is the usual machine; run.sh counts a skip as a failure.
+    // Machines with one GPU are usual, and gate.py counts a skipped test as a failure.
     return;
   }
   MemoryExporter exporter;
@@ -166,12 +164,12 @@ TEST_P(LocalMemoryGpuTest, RowsOnAPeerHaveTheBitsOfStagedRows) {
   DeviceSlice elsewhere = *slice;
   MemoryExporter of_gpu_0;
   elsewhere.device_uuid = Export(of_gpu_0, 0)->device_uuid;
-  const Outcome wrong_gpu = ScoreSlice(*memory, elsewhere);  // refused, or right
+  const Outcome wrong_gpu = ScoreSlice(*memory, elsewhere);  // either refused or scored correctly
   if (wrong_gpu.status.ok()) ExpectStagedBits(wrong_gpu);
   ExpectGoodContext();
 }
 
-TEST_P(LocalMemoryGpuTest, MixesRunsOfGpuMemoryOfPinnedMemoryAndOfStaging) {
+TEST_P(LocalMemoryGpuTest, MixesRunsInGpuMemoryAndInStaging) {
   MemoryExporter exporter;
   const auto slice = Export(exporter);
   ASSERT_TRUE(slice.has_value());
@@ -214,7 +212,7 @@ TEST_P(LocalMemoryGpuTest, RowsInPinnedSharedMemoryHaveTheBitsOfStagedRows) {
   ExpectGoodContext();
 }
 
-TEST_P(LocalMemoryGpuTest, MemoryThatCannotBePinnedHarmsNothing) {
+TEST_P(LocalMemoryGpuTest, AFailureToPinMemoryAffectsNothing) {
   const auto pinning = CreateCudaHostPinning(0);
 
   EXPECT_EQ(pinning->Pin(absl::MakeSpan(reinterpret_cast<std::byte*>(4'096), 4'096)).code(),
@@ -291,7 +289,7 @@ TEST_P(LocalMemoryGpuTest, RefusesMemoryOfItsOwnProcess) {
   EXPECT_EQ(cudaFree(own), cudaSuccess);
 }
 
-TEST_P(LocalMemoryGpuTest, RefusesMemoryThatWasFreedOrWhoseProcessHasEnded) {
+TEST_P(LocalMemoryGpuTest, RefusesFreedMemoryAndMemoryOfAnEndedProcess) {
   for (const auto end : {&MemoryExporter::Free, &MemoryExporter::Kill}) {
     SCOPED_TRACE(end == &MemoryExporter::Free ? "freed" : "ended");
     MemoryExporter exporter;
@@ -307,7 +305,7 @@ TEST_P(LocalMemoryGpuTest, RefusesMemoryThatWasFreedOrWhoseProcessHasEnded) {
   }
 }
 
-TEST_P(LocalMemoryGpuTest, SurvivesAProcessThatEndsWhileItsMemoryIsMapped) {
+TEST_P(LocalMemoryGpuTest, WorksAfterAProcessEndsWhileItsMemoryIsMapped) {
   const auto memory = MakeMemory();
   {
     MemoryExporter exporter;
@@ -326,7 +324,7 @@ TEST_P(LocalMemoryGpuTest, SurvivesAProcessThatEndsWhileItsMemoryIsMapped) {
   ExpectGoodContext();
 }
 
-TEST_P(LocalMemoryGpuTest, ClosesMappingsThatAreIdleButNoneThatIsUsed) {
+TEST_P(LocalMemoryGpuTest, ClosesOnlyIdleMappings) {
   MemoryExporter first;
   MemoryExporter second;
   const auto kept_slice = Export(first);
@@ -348,7 +346,7 @@ TEST_P(LocalMemoryGpuTest, ClosesMappingsThatAreIdleButNoneThatIsUsed) {
   ExpectStagedBits(ScoreSlice(*memory, *idle_slice));  // opened again
 }
 
-TEST_P(LocalMemoryGpuTest, KeepsItsLimitOfMappings) {
+TEST_P(LocalMemoryGpuTest, RefusesMappingsAboveItsLimit) {
   MemoryExporter first;
   MemoryExporter second;
   const auto one = Export(first);

@@ -8,12 +8,12 @@
 #include <cstring>
 #include <vector>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 namespace {
 
-/// What is asked over the pipe; `num_bytes` bytes follow.
+/// A request over the pipe; `num_bytes` bytes of data follow it.
 struct Request {
   bool is_free = false;
   int32_t gpu = 0;
@@ -109,7 +109,7 @@ MemoryExporter::MemoryExporter() {
 }
 
 MemoryExporter::~MemoryExporter() {
-  close(to_);  // its loop ends
+  close(to_);  // ends the loop of the process
   close(from_);
   if (process_ > 0) waitpid(process_, nullptr, 0);
 }

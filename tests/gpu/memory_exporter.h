@@ -7,28 +7,28 @@
 #include <optional>
 
 #include "absl/types/span.h"
-#include "server/base/local_slice.h"
+#include "server/base/score_request.h"
 
 namespace logprobd::testing {
 
-/// Another process that has memory on a GPU and passes on its handle, as a client's trainer does.
-/// Its calls abort when the process does not answer.
+/// Another process that allocates memory on a GPU and exports its handle, as the process of a
+/// client does. Calls abort if the process does not answer.
 class MemoryExporter {
  public:
-  /// Starts this program again, with kArgument.
+  /// Starts this program again with kExporterArgument.
   MemoryExporter();
   /// Ends the process.
   ~MemoryExporter();
   MemoryExporter(const MemoryExporter&) = delete;
   MemoryExporter& operator=(const MemoryExporter&) = delete;
 
-  /// Copies `bytes` to `offset` in an allocation of `allocation_bytes` on GPU `gpu`; the slice of
-  /// it. Nothing where the GPU does not share memory.
+  /// Copies `bytes` to `offset` of an allocation of `allocation_bytes` bytes on GPU `gpu` and
+  /// returns their slice, or nothing if the GPU does not share memory.
   std::optional<DeviceSlice> Export(int32_t gpu, int64_t allocation_bytes, int64_t offset,
                                     absl::Span<const std::byte> bytes);
-  /// Frees what was exported last.
+  /// Frees the last allocation.
   void Free();
-  /// Ends the process, without freeing anything.
+  /// Kills the process, which frees nothing before.
   void Kill();
 
  private:
@@ -37,8 +37,8 @@ class MemoryExporter {
   int from_ = -1;
 };
 
-/// What the program does when its only argument is kExporterArgument: serves the MemoryExporter
-/// that started it.
+/// The main function of the process: serves the MemoryExporter that started the program with
+/// kExporterArgument.
 inline constexpr char kExporterArgument[] = "--export-memory";
 int RunMemoryExporter();
 

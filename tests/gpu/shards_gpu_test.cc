@@ -1,5 +1,5 @@
-// A head in shards has the bits of one that is whole, at the size of a real one, and survives what
-// can go wrong between GPUs. Where the machine has fewer GPUs than shards, some share one.
+// At the size of a real head, a sharded head has the bits of an unsharded one, and failures between
+// GPUs are contained. If the machine has fewer GPUs than shards, several shards share one.
 
 #include <algorithm>
 #include <memory>
@@ -28,8 +28,8 @@ std::unique_ptr<ScoringEngine> Create(const HeadWeights& head, int32_t shards,
   return engine.ok() ? *std::move(engine) : nullptr;
 }
 
-/// Every output, lists and candidates; targets in the first and last columns of tiles, among which
-/// are the edges of any shard.
+/// Rows with all outputs, top-k and candidates. Every second target lies in the first or last
+/// column of a tile, where shards start and end.
 EngineCase MixedCase(const LargeHead& head, int64_t num_rows, uint64_t seed) {
   EngineCase inputs = MakeLargeCase(head, num_rows, seed);
   const int64_t vocab_size = head.info().vocab_size;
@@ -57,7 +57,7 @@ EngineCase MixedCase(const LargeHead& head, int64_t num_rows, uint64_t seed) {
 
 void ExpectSameBits(const EngineCase& all, const EngineScores& all_scores, ScoringEngine& engine,
                     const std::vector<int64_t>& rows) {
-  const EngineCase chosen = CompactRows(all, rows);
+  const EngineCase chosen = SelectRows(all, rows);
   const EngineScores scores = RunCase(engine, chosen);
   ASSERT_TRUE(scores.status.ok()) << scores.status;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -80,9 +80,9 @@ class GpuShardsTest : public ::testing::Test {
   }
 };
 
-TEST_F(GpuShardsTest, AnyNumberOfShardsGivesTheBitsOfAHeadThatIsWhole) {
-  // A real vocabulary in uneven shards; the largest of any model; as many tiles as eight shards; a
-  // last tile of one column.
+TEST_F(GpuShardsTest, AnyNumberOfShardsHasTheBitsOfAnUnshardedHead) {
+  // A real vocabulary in uneven shards; the largest vocabulary of a known model; eight tiles for
+  // eight shards; a last tile of one column.
   for (const int64_t vocab_size : {151'936, 262'208, 8 * 192, 23 * 192 + 1}) {
     const LargeHead head(vocab_size, 1'024, 6.0);
     const EngineCase all = MixedCase(head, 1'300, 7);
@@ -102,7 +102,7 @@ TEST_F(GpuShardsTest, AnyNumberOfShardsGivesTheBitsOfAHeadThatIsWhole) {
   }
 }
 
-TEST_F(GpuShardsTest, TheChunkedPathAndOtherTypesOfRowsHaveTheSameBitsInShards) {
+TEST_F(GpuShardsTest, BothPathsAndAllDtypesHaveTheSameBitsInShards) {
   const LargeHead head(151'936, 896, 3.0);
   EngineOptions options;
   options.kernel = GpuKernel::kChunked;
@@ -126,7 +126,7 @@ TEST_F(GpuShardsTest, TheChunkedPathAndOtherTypesOfRowsHaveTheSameBitsInShards) 
   }
 }
 
-TEST_F(GpuShardsTest, NcclGivesTheBitsOfPeerMemory) {
+TEST_F(GpuShardsTest, NcclHasTheBitsOfPeerMemory) {
   const LargeHead head(151'936, 1'024, 3.0);
   const EngineCase all = MixedCase(head, 1'300, 5);
   const auto whole = Create(head, 1);
@@ -135,7 +135,7 @@ TEST_F(GpuShardsTest, NcclGivesTheBitsOfPeerMemory) {
   EngineOptions options;
   options.exchange = Exchange::kNccl;
 
-  // NCCL takes a GPU once; on a machine with one there is nothing to compare.
+  // NCCL cannot use a GPU twice, so there is nothing to compare on a machine with one GPU.
   for (int32_t shards = 2; shards <= NumGpus(); ++shards) {
     const auto engine = Create(head, shards, options);
     ASSERT_NE(engine, nullptr);
@@ -145,7 +145,7 @@ TEST_F(GpuShardsTest, NcclGivesTheBitsOfPeerMemory) {
   }
 }
 
-TEST_F(GpuShardsTest, AThousandBatchesOfRandomSizesAndCutsHaveOneSetOfBits) {
+TEST_F(GpuShardsTest, AThousandBatchesOfRandomRowsHaveTheSameBits) {
   constexpr int64_t kRows = 4'096;
   const LargeHead head(151'936, 1'024, 3.0);
   EngineCase all = MakeLargeCase(head, kRows, 11);
@@ -160,7 +160,7 @@ TEST_F(GpuShardsTest, AThousandBatchesOfRandomSizesAndCutsHaveOneSetOfBits) {
   std::mt19937_64 random(17);
 
   for (int batch = 0; batch < 500; ++batch) {
-    // Two at a time, so that the copies of one run beside the kernels of the other.
+    // Two batches are in flight, so that the copies of one overlap the kernels of the other.
     ScoringEngine& engine = *engines[random() % engines.size()];
     EngineCase cases[2];
     std::vector<int64_t> rows[2];
@@ -169,7 +169,7 @@ TEST_F(GpuShardsTest, AThousandBatchesOfRandomSizesAndCutsHaveOneSetOfBits) {
       const auto count = static_cast<int64_t>(1 + random() % (1ULL << (random() % 12)));
       rows[i] = Rows(static_cast<int64_t>(random() % static_cast<uint64_t>(kRows - count)), count);
       if (random() % 2 == 0) std::shuffle(rows[i].begin(), rows[i].end(), random);
-      cases[i] = CompactRows(all, rows[i]);
+      cases[i] = SelectRows(all, rows[i]);
       started[i] = std::make_unique<StartedCase>(engine, cases[i]);
     }
     for (int i = 0; i < 2; ++i) {
@@ -194,8 +194,9 @@ TEST_F(GpuShardsTest, AThousandBatchesOfRandomSizesAndCutsHaveOneSetOfBits) {
   }
 }
 
-// E79: a rank whose link fails, or that never arrives while the others' kernels wait for it.
-TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsTheReplicaAndLeavesTheGpusUsable) {
+// E79: the exchange of a rank fails, or a rank never arrives while kernels of the others wait for
+// it.
+TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsItsReplicaOnly) {
   const LargeHead head(20'000, 512, 3.0);
   const EngineCase inputs = MixedCase(head, 700, 3);
   const auto other = Create(head, 2);
@@ -209,7 +210,7 @@ TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsTheReplicaAndLeavesTheGpusUsable)
   for (const auto fault : {FaultyCollective::Fault::kFails, FaultyCollective::Fault::kHangs,
                            FaultyCollective::Fault::kIsLater}) {
     cases.push_back({fault, Exchange::kPeer});
-    if (NumGpus() > 1) cases.push_back({fault, Exchange::kNccl});  // it takes a GPU once
+    if (NumGpus() > 1) cases.push_back({fault, Exchange::kNccl});  // NCCL cannot use a GPU twice
   }
   for (const auto [fault, exchange] : cases) {
     for (const int32_t rank : {0, 1}) {
@@ -245,7 +246,7 @@ TEST_F(GpuShardsTest, CandidatesInSeveralPassesHaveTheSameBitsInShards) {
   inputs.candidate_rows.clear();
   inputs.candidate_ids.clear();
   std::mt19937_64 random(3);
-  for (int32_t i = 0; i < (1 << 20) + 5'000; ++i) {  // more than a pass takes
+  for (int32_t i = 0; i < (1 << 20) + 5'000; ++i) {  // more candidates than one pass takes
     inputs.candidate_rows.push_back(i / 26'500);
     inputs.candidate_ids.push_back(static_cast<int32_t>(random() % 20'000));
   }
@@ -263,8 +264,8 @@ TEST_F(GpuShardsTest, CandidatesInSeveralPassesHaveTheSameBitsInShards) {
   EXPECT_EQ(scores.top_k_ids, expected.top_k_ids);
 }
 
-// E76: a shard without memory for a batch fails that batch alone, at whichever rank.
-TEST_F(GpuShardsTest, AShardWithoutMemoryFailsThatBatchAlone) {
+// E76: if a shard of any rank has no memory for a batch, only that batch fails.
+TEST_F(GpuShardsTest, AShardWithoutMemoryFailsOnlyThatBatch) {
   const LargeHead head(20'000, 512, 3.0);
   const EngineCase inputs = MixedCase(head, 700, 3);
   int32_t short_rank = -1;

@@ -4,8 +4,7 @@
 
 namespace logprobd::testing {
 
-/// Breaks the process's CUDA context for good, as a fault in any kernel would: every later call
-/// fails.
+/// Breaks the CUDA context of the process, as a fault in a kernel does: every later call fails.
 cudaError_t BreakContext();
 
 }  // namespace logprobd::testing

@@ -1,6 +1,6 @@
-"""Bad requests against a running server: one row a case, named as in the table of tests/README.md.
+"""Bad requests against a running server: one case per row of the table in tests/README.md, with its id.
 
-After every case the server lives, says SERVING, answers a valid request and holds no bytes.
+After every case the server runs, reports SERVING, answers a valid request and holds no request bytes.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, wire_type: int, payload: bytes) -> bytes:
-    """A field as it lies on the wire; length-delimited ones get their length."""
+    """Encodes a field for the wire; a length-delimited field gets its length."""
     length = varint(len(payload)) if wire_type == 2 else b""
     return varint(number << 3 | wire_type) + length + payload
 
@@ -60,7 +60,7 @@ def nested(depth: int) -> bytes:
 
 @dataclasses.dataclass
 class Case:
-    """A message and what must come back. `text` is all that the error says, but for what may be added."""
+    """A message, and the code and text of the answer; the error may contain more than `text`."""
 
     id: str
     what: str
@@ -69,7 +69,7 @@ class Case:
     text: str = ""
 
 
-# The server of these cases has a head of 1,003 ids and 64 hidden elements.
+# The head of the server has 1,003 ids and a hidden size of 64.
 REFUSED = [
     Case(
         "A1",
@@ -173,7 +173,7 @@ REFUSED = [
     ),
     Case(
         "B28b",
-        "targets that are no whole number of ids",
+        "targets that are not a whole number of ids",
         lambda: valid(targets=b"\0" * 7),
         text="targets: 7 bytes, must be a multiple of 4",
     ),
@@ -203,7 +203,7 @@ REFUSED = [
     ),
     Case(
         "B33b",
-        "NaN where it is to be refused",
+        "NaN with reject_nonfinite",
         lambda: valid(hidden=f32(*[float("nan")] * 128), reject_nonfinite=True),
         text="hidden: the logits of row 0 hold NaN or Inf (2 of 2 rows do), and reject_nonfinite is set",
     ),
@@ -299,7 +299,7 @@ REFUSED = [
         "a head that is not served",
         lambda: valid(head="other"),
         grpc.StatusCode.NOT_FOUND,
-        'head: no "other" here; there is: default',
+        'head: "other" is not served here; the heads are: default',
     ),
     Case(
         "C45",
@@ -317,7 +317,7 @@ ACCEPTED = [
         lambda: field(32, 2, f32(*[0.5] * 128)) + valid(hidden=None),
     ),
     Case("A7b", "small unknown fields", lambda: field(99, 2, b"later") + valid()),
-    Case("A8b", "a submessage that we do not know", lambda: nested(100) + valid()),
+    Case("A8b", "an unknown submessage", lambda: nested(100) + valid()),
     Case("A16b", "a request id of letters", lambda: valid(request_id="step-12/rank-3")),
     Case("B26", "no rows", lambda: valid(rows=0, targets=None, hidden=None)),
     Case("B31", "an ignored row", lambda: valid(targets=i32(-100, 3))),
@@ -334,7 +334,7 @@ ACCEPTED = [
 
 
 def assert_unharmed(server, scoring: Scoring) -> None:
-    """The invariant after every case."""
+    """Checks the invariant that holds after every case."""
     assert scoring.health() == 1
     reply = scoring.score(request(rows=1))
     assert -20 < floats(reply.logprob)[0] < 0
@@ -380,7 +380,7 @@ def test_a13_an_unknown_method_is_unimplemented(server, scoring: Scoring) -> Non
 
 
 def test_a14_metadata_beyond_the_limit_is_refused(server, scoring: Scoring) -> None:
-    # gRPC closes the connection with it, so this client has one of its own.
+    # gRPC closes the connection too, so this client uses a separate one.
     with Scoring(server.grpc) as own, pytest.raises(grpc.RpcError) as error:
         own.score_raw(valid(), metadata=(("x-big", "v" * 20_000),))
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -428,7 +428,7 @@ def test_b31_ignored_rows_are_exact_zeros_and_counted(server, scoring: Scoring) 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_b33_nonfinite_values_touch_their_own_row_only(server, scoring: Scoring, bad) -> None:
+def test_b33_nonfinite_values_affect_only_their_own_row(server, scoring: Scoring, bad) -> None:
     clean = request(rows=3)
     hidden = np.frombuffer(clean.hidden, np.float32).copy().reshape(3, 64)
     hidden[1, 10] = bad
@@ -478,11 +478,13 @@ def test_g107_logs_hold_no_payload(start_server, model) -> None:
     assert "find-me" in log
     for secret in ("123.4567", "123.456", struct.pack("<f", 123.4567).hex()):
         assert secret not in log
-    assert not re.search(r"(?<![\d.])777(?!\d)", log), log  # the target, not a time's milliseconds
+    assert not re.search(r"(?<![\d.])777(?!\d)", log), (
+        log
+    )  # the target, not the milliseconds of a time
 
 
-def test_g107_core_dumps_stay_off_where_they_are_off(start_server, model) -> None:
-    # A core dump would hold payloads: the server never raises that limit, as it does that of open files.
+def test_g107_core_dumps_stay_off_if_they_are_off(start_server, model) -> None:
+    # A core dump would contain payloads: the server raises the limit of open files, but never this one.
     server = start_server("--model", str(model.path), prefix=("prlimit", "--core=0:0"))
     limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
     assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE), limits

@@ -81,7 +81,7 @@ def test_an_open_loop_counts_from_the_planned_time(bench):
     assert result.returncode == 0, result.stderr
     (load,) = json.loads(result.stdout)["results"]
     assert (load["requests"], load["arrivals"]) == (40, "fixed")
-    # The last is due 39 gaps after the first.
+    # The last request is due 39 intervals after the first.
     assert load["seconds"] >= 39 / 200
 
 

@@ -1,4 +1,4 @@
-"""Documents hold: every command in a README runs, every table is what the results say."""
+"""Checks the documents: every command in a README runs, and every table agrees with the results."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import sys
 import pytest
 from scoring_rpc import ROOT
 
-# Run elsewhere: the test command itself, and what needs another machine.
+# Commands that are run elsewhere: the test command itself, and commands that need another machine.
 ELSEWHERE = (
     "bash tests/run.sh",
     "bash tests/gpu/",
@@ -42,7 +42,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now; the default ones may be a developer's own server."""
+    """Returns free ports; a developer's own server may use the default ones."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Quickstarted:
-    """The demo model, served as the READMEs say, but at free ports."""
+    """The demo model, served as the READMEs say but on free ports."""
 
     def __init__(self) -> None:
         self.port, self.http_port = free_ports(2)
@@ -64,7 +64,7 @@ class Quickstarted:
         return ["--port", str(self.port), "--http-port", str(self.http_port)]
 
     def here(self, text: str) -> str:
-        """A README's text with this server's ports for the default ones."""
+        """Replaces the default ports in a README's text by this server's ports."""
         return text.replace(":8470", f":{self.port}").replace(":9470", f":{self.http_port}")
 
 
@@ -85,7 +85,7 @@ def quickstarted(binaries):
     os.kill(pid, 15)
 
 
-def test_quickstart_prints_rows_beside_their_reference(quickstarted) -> None:
+def test_quickstart_prints_rows_with_their_reference(quickstarted) -> None:
     for word in ("row", "target", "logprob", "entropy", "reference", "difference", "/metrics"):
         assert word in quickstarted.output, word
 
@@ -133,7 +133,7 @@ def test_the_operator_s_example_in_python_runs(binaries) -> None:
         env=os.environ | {"PYTHONPATH": str(package), "LINEAR_LOGPROB_LIBRARY": str(library)},
     )
     assert result.returncode == 0, result.stderr
-    assert "0.0000" in result.stdout  # the ignored row's
+    assert "0.0000" in result.stdout  # the gradient of the ignored row
 
 
 def test_tables_are_rendered_from_the_results() -> None:
@@ -143,12 +143,12 @@ def test_tables_are_rendered_from_the_results() -> None:
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-    """What a link may name of a document, made of its headings as GitHub does."""
+    """Returns the anchors of a document, which GitHub derives from its headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_have_targets() -> None:
     for path in readmes():
         for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
             if "://" in target:
@@ -159,7 +159,7 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(file), f"{path}: {target}"
 
 
-# The rows that the server must be tested for: tests/README.md says what each is.
+# The faults that the server must be tested for; tests/README.md describes each one.
 REQUIRED_FAULTS = {
     *(f"A{i}" for i in range(1, 23)),
     *(f"B{i}" for i in range(23, 43)),
@@ -185,7 +185,7 @@ def test_every_required_fault_has_a_row() -> None:
 
 
 def existing_tests() -> set[str]:
-    """As the table names them: test_x, Suite.Name, or the id of a case of the two bad-input tables."""
+    """Returns test names as the table writes them: test_x, Suite.Name, or the id of a case in the two bad-input files."""
     names: set[str] = set()
     for path in (ROOT / "tests" / "integration").glob("test_*.py"):
         names |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
@@ -222,11 +222,11 @@ def test_layers_hold() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_an_include_against_the_layers_is_found(tmp_path: pathlib.Path) -> None:
+def test_an_include_that_breaks_the_layers_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "ARCHITECTURE.md").write_text((ROOT / "ARCHITECTURE.md").read_text())
     wrong = tmp_path / "server" / "base" / "clock.h"
     wrong.parent.mkdir(parents=True)
-    wrong.write_text('#include "server/app/run.h"\n')
+    wrong.write_text('#include "server/app/run/run.h"\n')
 
     result = subprocess.run(
         [sys.executable, ROOT / ".ci" / "check_layers.py", tmp_path], capture_output=True, text=True
@@ -267,7 +267,7 @@ UNITS = {
     "batch times",
     "times",
     "requests",
-    "swaps",  # of the service and its soak
+    "swaps",  # units of the service and its soak
 }
 
 

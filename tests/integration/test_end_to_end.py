@@ -1,4 +1,4 @@
-"""A model folder in, right numbers out, through the real server and the Python client."""
+"""Correct scores of a model folder through the real server and the Python client."""
 
 import logprobd
 import ml_dtypes

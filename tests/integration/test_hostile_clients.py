@@ -34,7 +34,7 @@ def connect(server) -> socket.socket:
 
 
 def is_closed(connection: socket.socket, seconds: float) -> bool:
-    """Whether the server ends the connection within that time, whatever it says before."""
+    """Returns whether the server closes the connection within that time; data before that is ignored."""
     connection.settimeout(seconds)
     try:
         while connection.recv(65_536):
@@ -75,7 +75,7 @@ def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server
         with pytest.raises(grpc.RpcError) as error:
             scoring.score_raw(b"\0" * (300 * MIB))
         assert error.value.code() == EXHAUSTED
-        # The quota, and as much again for what gRPC itself holds; a third of the message.
+        # The quota plus the same amount for gRPC's own buffers; less than half of the message.
         assert server.peak_memory_bytes() - before < 128 * MIB
     assert_unharmed(server)
 
@@ -90,8 +90,8 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     codes = []
 
     def send() -> None:
-        # Short of memory gRPC also closes connections without a call: of one whose call has just been
-        # refused the answer may be lost with what was still being sent. Whoever asks again is told.
+        # When memory is short, gRPC also closes connections without a call. The answer to a call that has just
+        # been refused may then be lost together with the data that was still being sent; a retry gets it.
         code = grpc.StatusCode.UNAVAILABLE
         for _ in range(5):
             if code == grpc.StatusCode.UNAVAILABLE:
@@ -106,7 +106,7 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     for thread in threads:
         thread.join()
     assert codes == [EXHAUSTED] * 10
-    # The quota, and twice as much again for what gRPC itself holds; a fifth of what was sent.
+    # The quota plus twice that amount for gRPC's own buffers; a fifth of what was sent.
     assert server.peak_memory_bytes() - before < 3 * 64 * MIB
     assert_unharmed(server)
 
@@ -116,7 +116,9 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 64, b"\x16\x03\x01\x02\x00" * 99],
     ids=["http1", "garbage", "tls"],
 )
-def test_a17_what_is_no_http2_is_closed_without_a_flood_of_the_log(server, data: bytes) -> None:
+def test_a17_connections_without_http2_are_closed_without_flooding_the_log(
+    server, data: bytes
+) -> None:
     lines = len(server.log)
     for _ in range(50):
         with connect(server) as connection:
@@ -133,7 +135,7 @@ def test_a18_connections_beyond_the_open_files_do_not_stop_the_listener(
     server = start_server("--model", str(model.path), prefix=("prlimit", "--nofile=300:300"))
     for _ in range(5):
         with contextlib.ExitStack() as open_connections:
-            for _ in range(400):  # those that are not accepted wait in the kernel
+            for _ in range(400):  # connections that are not accepted wait in the kernel
                 open_connections.enter_context(connect(server))
     assert_unharmed(server)
 
@@ -145,17 +147,17 @@ def test_a18_thousands_of_connections_opened_and_dropped_leave_nothing(server) -
     assert server.eventually(lambda: server.metric("process_open_fds") < 100)
 
 
-def test_a19_connections_that_say_nothing_are_closed_and_delay_nobody(server, model) -> None:
+def test_a19_silent_connections_are_closed_and_delay_nobody(server, model) -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(server)) for _ in range(100)]
         started = [stack.enter_context(connect(server)) for _ in range(100)]
-        for connection in started:  # a call without its message
+        for connection in started:  # starts a call without a message
             connection.sendall(PREFACE + frame(HEADERS, END_HEADERS, 1, call_headers(server.grpc)))
         with Scoring(server.grpc) as scoring:
             begin = time.monotonic()
             assert scoring.score(request()).rows == 2
             assert time.monotonic() - begin < 5
-        # The handshake's time limit is 10 s.
+        # The time limit of the handshake is 10 s.
         assert all(is_closed(connection, 20) for connection in silent)
     assert_unharmed(server)
 
@@ -183,7 +185,7 @@ def test_a20_ten_thousand_rapid_resets_leave_others_served(server) -> None:
     assert_unharmed(server)
 
 
-def test_a21_a_flood_of_pings_is_told_to_calm_down(server) -> None:
+def test_a21_a_flood_of_pings_gets_enhance_your_calm(server) -> None:
     with connect(server) as connection:
         connection.sendall(PREFACE)
         with contextlib.suppress(OSError):
@@ -199,9 +201,7 @@ def test_a21_a_flood_of_pings_is_told_to_calm_down(server) -> None:
     assert_unharmed(server)
 
 
-def test_d67_a_client_that_does_not_read_its_answers_stops_itself_alone(
-    start_server, model
-) -> None:
+def test_d67_a_client_that_does_not_read_its_answers_stops_only_itself(start_server, model) -> None:
     server = start_server("--model", str(model.path), "--stream-window", "4")
     rows = 256
     chunk = request(rows=rows, targets=np.zeros(rows, np.int32).tobytes(), top_k=128)
@@ -224,7 +224,7 @@ def test_d67_a_client_that_does_not_read_its_answers_stops_itself_alone(
             return len(counted) > 25 and counted[-25] == counted[-1]
 
         assert server.eventually(has_stopped, seconds=30)
-        # Answers of 256 KiB: what the connection's windows hold, and the stream's own places.
+        # An answer has 256 KiB; the windows of the connection and of the stream bound their number.
         assert counted[-1][1] < 100
         with Scoring(server.grpc) as other:
             assert other.score(request()).rows == 2
@@ -245,13 +245,15 @@ def test_d68_a_stream_faster_than_the_engine_is_slowed_in_bounded_memory(
         answers = list(call((data for _ in range(150)), timeout=120))
     messages = [scoring_rpc.messages().ScoreResponse.FromString(answer) for answer in answers]
     assert [message.status_code for message in messages] == [0] * 150
-    # Eight chunks, what gRPC's own window reads ahead, and what the allocator's arenas keep of both: 26
-    # to 52 MiB were seen. Half of what was sent; all of it without a bound.
+    # Memory holds eight chunks, the read-ahead of gRPC's window, and what the allocator's arenas keep of
+    # both: 26 to 52 MiB were measured. The limit is half of what was sent.
     assert server.peak_memory_bytes() - before < 75 * MIB
     assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
 
 
-def test_d70_a_low_priority_goes_on_behind_a_flood_of_high_ones(start_server, slow_model) -> None:
+def test_d70_low_priority_makes_progress_during_a_flood_of_high_priority(
+    start_server, slow_model
+) -> None:
     server = start_server(
         "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", "256"
     )
@@ -260,12 +262,12 @@ def test_d70_a_low_priority_goes_on_behind_a_flood_of_high_ones(start_server, sl
         assert server.eventually(lambda: server.metric("logprobd_queue_rows", priority="high") > 0)
         low = patient.score_future(bulk(64, priority=3), metadata=(("client_id", "patient"),))
         assert low.code() == OK
-        assert not all(future.done() for future in flood), "the flood was to last longer"
+        assert not all(future.done() for future in flood), "the flood ended too early"
         assert {future.code() for future in flood} == {OK}
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
 
 
-def test_d71_a_herd_that_comes_back_at_once_is_served_or_told_when_to_return(
+def test_d71_many_clients_at_once_are_served_or_told_when_to_retry(
     start_server, slow_model
 ) -> None:
     options = ("--queue-bytes", "16MiB", "--receive-bytes", "128MiB", "--client-share", "1")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scoring_rpc import ROOT, Scoring, floats, request
 
-ROWS = 2000  # of the slow model: a good part of a second on two cores
+ROWS = 2000  # a large part of a second for the slow model on two cores
 
 
 def bulk(rows: int = ROWS, **fields) -> bytes:
@@ -94,7 +94,7 @@ def test_d61_a_client_at_its_share_does_not_hurt_another(start_server, slow_mode
 
 
 def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_server, slow_model):
-    # Batches of seconds: the first is still in the engine when the deadline passes.
+    # A batch takes seconds, so the first one is still in the engine when the deadline passes.
     rows = 16_000
     server = start_server(
         "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", str(rows)
@@ -107,12 +107,12 @@ def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_ser
         assert scoring.health() == 1
         busy = [heavy.score_future(bulk(rows)) for _ in range(3)]
         assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
-        # Of low priority, so that it stays behind the others and can be told from them.
+        # With low priority it stays behind the others and has its own metric.
         late = scoring.score_future(bulk(priority=3), timeout=1)
         assert server.eventually(lambda: waiting() == 1, seconds=1)
         assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert server.eventually(lambda: waiting() == 0, seconds=1)
-        assert not all(future.done() for future in busy), "the engine was to be busy still"
+        assert not all(future.done() for future in busy), "the engine became idle too early"
         assert set(codes_of(busy)) == {grpc.StatusCode.OK}
         assert server.metric("logprobd_rows_total", kind="scored") == 3 * rows
     assert_empty(server)
@@ -132,7 +132,7 @@ def test_d65_cancelled_requests_are_dropped(start_server, slow_model) -> None:
 
 
 def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> None:
-    # Small batches: of the rows only two of them leave the queue before the client does.
+    # Batches are small, so only the rows of two batches leave the queue before the client is killed.
     server = start_server(
         "--model", str(slow_model.path), "--client-share", "1", "--batch-rows", "512"
     )
@@ -151,13 +151,13 @@ def test_d66_a_killed_client_leaves_nothing_behind(start_server, slow_model) -> 
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 8000)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    # What was queued goes within a second; the batches in flight are finished for nobody.
+    # Queued requests are dropped within a second; only the batches in flight are finished.
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0, seconds=1)
     assert_empty(server)
     assert server.metric("logprobd_rows_total", kind="scored") < 64 * 200 / 2
 
 
-def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
+def test_d69_small_requests_overtake_bulk_requests(start_server, slow_model) -> None:
     server = start_server("--model", str(slow_model.path), "--client-share", "1")
     with Scoring(server.grpc) as heavy, Scoring(server.grpc) as light:
         scored = light.score(request(rows=1, hidden_size=256))
@@ -173,13 +173,13 @@ def test_d69_small_requests_pass_between_bulk(start_server, slow_model) -> None:
                 request(rows=1, hidden_size=256), metadata=(("client_id", "light"),)
             )
             waits.append(time.monotonic() - sent)
-            assert reply.logprob == scored.logprob  # the same bits beside bulk as alone
+            assert reply.logprob == scored.logprob  # the same bits as without the bulk requests
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}
         total = time.monotonic() - start
     assert max(waits) < total / 2
 
 
-def test_d72_sigterm_finishes_what_is_in_flight_and_exits_0(start_server, slow_model) -> None:
+def test_d72_sigterm_finishes_work_in_flight_and_exits_0(start_server, slow_model) -> None:
     server = start_server("--model", str(slow_model.path), "--grace-s", "60", "--client-share", "1")
     with Scoring(server.grpc) as scoring, Scoring(server.grpc) as other:
         assert other.health() == 1
@@ -231,7 +231,7 @@ def test_d73_a_second_sigterm_ends_at_once(start_server, slow_model) -> None:
         }
 
 
-def test_d72_work_that_outlives_the_grace_time_is_cut_and_exits_3(start_server, slow_model):
+def test_d72_work_that_outlives_the_grace_time_is_cancelled_and_exits_3(start_server, slow_model):
     server = start_server(
         "--model", str(slow_model.path), "--grace-s", "0.2", "--client-share", "1"
     )
@@ -250,7 +250,7 @@ def test_d72_work_that_outlives_the_grace_time_is_cut_and_exits_3(start_server, 
 @pytest.mark.parametrize("line", ["starting", "loading"])
 def test_d74_sigterm_while_starting_exits_0(start_server, slow_model, line) -> None:
     server = start_server("--model", str(slow_model.path), wait=False)
-    # The handlers are there before the first line.
+    # The signals are handled before the first line is logged.
     server.wait_for_log(f" {line} ")
     server.signal()
     assert server.wait() == 0
@@ -258,7 +258,7 @@ def test_d74_sigterm_while_starting_exits_0(start_server, slow_model, line) -> N
 
 
 def test_a_slow_http_client_does_not_delay_the_exit(start_server, model) -> None:
-    # It kept the process for as long as it sent a byte now and then, whatever --grace-s.
+    # Regression: it kept the process alive, beyond --grace-s, as long as it sent a byte from time to time.
     server = start_server("--model", str(model.path), "--grace-s", "1")
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port))) as slow:

@@ -1,5 +1,4 @@
-"""Clients on the server's host: shared memory and its control socket (rows F85 to F94 of
-tests/README.md)."""
+"""Shared memory and its control socket, by raw messages (rows F85 to F94 of tests/README.md)."""
 
 import multiprocessing
 import os
@@ -19,14 +18,14 @@ from scoring_rpc import Scoring, messages, request
 
 @pytest.fixture
 def local_server(start_server, model, tmp_path: pathlib.Path):
-    """A server with sockets at `grpc_path` and `control_path`."""
+    """Starts a server with Unix sockets and sets its `control_path`."""
     server = start_server("--model", str(model.path), "--local", str(tmp_path / "s"))
     server.control_path = str(tmp_path / "s.control")
     return server
 
 
 def in_region(region, offset: int = 0, **fields):
-    """A request of `request` whose rows are put into the region."""
+    """Makes a request with `request`, but puts its rows into the region."""
     message = request(**fields)
     data = message.hidden
     region.memory[offset : offset + len(data)] = data
@@ -76,7 +75,7 @@ def test_list_heads_says_where_the_sockets_are(local_server) -> None:
             assert same_host.score(request()).logprob == scoring.score(request()).logprob
 
 
-def test_a_socket_is_found_by_who_asks_a_server_with_default_settings(
+def test_clients_find_the_socket_of_a_server_with_default_settings(
     start_server, model, tmp_path
 ) -> None:
     os.chmod(tmp_path, 0o700)
@@ -92,7 +91,7 @@ def test_a_socket_is_found_by_who_asks_a_server_with_default_settings(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_none_switches_the_sockets_off(start_server, model) -> None:
+def test_none_turns_the_sockets_off(start_server, model) -> None:
     server = start_server("--model", str(model.path), "--local", "none")
     with Scoring(server.grpc) as scoring:
         assert not list_heads(scoring).HasField("local")
@@ -127,7 +126,7 @@ def test_the_client_cannot_change_the_size_of_a_region(local_server) -> None:
         region.close()
 
 
-def test_a_client_that_writes_while_it_is_read_spoils_its_own_scores_alone(local_server) -> None:
+def test_a_client_that_overwrites_its_rows_spoils_only_its_own_scores(local_server) -> None:
     with Scoring(local_server.grpc) as scoring, ControlSocket(local_server.control_path) as control:
         control.hello()
         region = control.create_region(1 << 20)
@@ -162,7 +161,7 @@ def _hold_a_region(path: str, ready) -> None:
     region.close()
 
 
-def test_what_a_killed_client_had_is_taken_back(local_server) -> None:
+def test_the_regions_of_a_killed_client_are_released(local_server) -> None:
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()
     client = spawn.Process(target=_hold_a_region, args=(local_server.control_path, ready))
@@ -176,10 +175,10 @@ def test_what_a_killed_client_had_is_taken_back(local_server) -> None:
     killed = time.monotonic()
     assert local_server.eventually(lambda: local_server.metric("logprobd_shm_regions") == 0)
     assert local_server.metric("logprobd_shm_bytes") == 0
-    assert time.monotonic() - killed < 5  # of a machine that does nothing else: below 1
+    assert time.monotonic() - killed < 5  # less than 1 s on an idle machine
 
 
-def test_a_region_that_is_closed_serves_the_requests_that_read_it(local_server) -> None:
+def test_a_closed_region_serves_the_requests_that_still_read_it(local_server) -> None:
     with Scoring(local_server.grpc) as scoring, ControlSocket(local_server.control_path) as control:
         control.hello()
         region = control.create_region(8 << 20)
@@ -192,7 +191,7 @@ def test_a_region_that_is_closed_serves_the_requests_that_read_it(local_server) 
         for call in pending:
             try:
                 outcomes.append(messages().ScoreResponse.FromString(call.result()).logprob)
-            except grpc.RpcError as error:  # it came after the close
+            except grpc.RpcError as error:  # the request arrived after the close
                 assert error.code() == grpc.StatusCode.NOT_FOUND
         assert all(logprob == expected for logprob in outcomes)
         assert refusal(scoring, message).code() == grpc.StatusCode.NOT_FOUND
@@ -208,15 +207,15 @@ print(connection.recv(4096).hex(), connection.recv(4096).hex() == "")
 """
 
 
-SYSTEM_PYTHON = "/usr/bin/python3"  # the tests' own may lie where another user cannot read
+SYSTEM_PYTHON = "/usr/bin/python3"  # another user may not be able to read the tests' own Python
 
 
 @pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists(SYSTEM_PYTHON),
-    reason="only root can become another user, who needs a Python",
+    reason="needs root, to become another user, and a system Python",
 )
-def test_another_users_process_is_turned_away(start_server, model) -> None:
-    # Neither the folder nor the mode of the socket keep it out here.
+def test_a_process_of_another_user_is_refused(start_server, model) -> None:
+    # The folder is open to all, and the socket is made so, so that only the check of the user remains.
     folder = pathlib.Path("/tmp") / f"logprobd-test-{os.getpid()}"
     folder.mkdir(mode=0o755)
     try:
@@ -237,7 +236,7 @@ def test_another_users_process_is_turned_away(start_server, model) -> None:
         shutil.rmtree(folder)
 
 
-def test_the_memory_of_regions_has_its_limits(start_server, model, tmp_path) -> None:
+def test_the_memory_of_regions_is_limited(start_server, model, tmp_path) -> None:
     start_server(
         *("--model", str(model.path), "--local", str(tmp_path / "s")),
         *("--shared-memory-bytes", "4MiB", "--region-bytes", "1MiB"),
@@ -269,7 +268,7 @@ def test_the_memory_of_regions_has_its_limits(start_server, model, tmp_path) -> 
         (("--local", "/" + "x" * 100), ("--local",)),
     ],
 )
-def test_settings_that_cannot_be_are_refused(binaries, model, options, names) -> None:
+def test_contradictory_settings_are_refused(binaries, model, options, names) -> None:
     command = [str(binaries / "logprobd"), "--model", str(model.path), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""logprobctl against the real server: files in, numbers out, exit codes."""
+"""logprobctl against the real server: input files, scores, exit codes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The dashboard and the rules, in a real Prometheus that scrapes a server at work and one with GPUs."""
+"""The dashboard and the rules in a real Prometheus, which scrapes a loaded server and a fixture with GPUs."""
 
 import math
 import re
@@ -20,9 +20,9 @@ import make_dashboard  # noqa: E402
 
 RULES = MONITORING / "prometheus" / "logprobd.rules.yml"
 PANELS = [panel for row in make_dashboard.ROWS for panel in row.panels]
-# The one that shows nothing while all is well, and has nothing to do with load.
+# The only panel that stays at zero while all servers are reachable, whatever the load.
 NEVER_SHOWS = "Servers unreachable"
-SECONDS = 30  # enough for a slow machine; the values are there after a few
+SECONDS = 30  # enough for a slow machine; values usually appear after a few seconds
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def prometheus(loaded_server, fixture, tmp_path_factory):
 
 
 def substituted(expr: str, instance: str) -> str:
-    """As Grafana would fill in the dashboard's variables."""
+    """Fills in the variables of the dashboard as Grafana does."""
     values = {
         "job": "logprobd",
         "instance": re.escape(instance),
@@ -57,24 +57,24 @@ def substituted(expr: str, instance: str) -> str:
         "__rate_interval": "5s",
     }
     filled = re.sub(r"\$(\w+)", lambda name: values[name[1]], expr)
-    return filled.replace("\\", "\\\\")  # a backslash of PromQL's strings
+    return filled.replace("\\", "\\\\")  # PromQL strings need escaped backslashes
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
 def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, fixture, panel) -> None:
-    # The server has no GPU; what only goes wrong, or lies on a GPU, is the fixture's to show.
+    # The server has no GPU; the fixture shows GPUs and faults.
     cases = [
         (fixture.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)
     ]
     if not panel.needs_gpu:
         cases.append((loaded_server.http, panel.load_shows))
-    for instance, is_to_show in cases:
+    for instance, is_above_zero in cases:
         for query in panel.queries:
             expr = substituted(query.expr, instance)
-            values = prometheus.wait_for_values(expr, SECONDS, above_zero=is_to_show)
+            values = prometheus.wait_for_values(expr, SECONDS, above_zero=is_above_zero)
             assert values, f"no series: {expr}"
             assert all(map(math.isfinite, values)), (expr, values)
-            if is_to_show:
+            if is_above_zero:
                 assert max(values) > 0, (expr, values)
 
 
@@ -119,7 +119,7 @@ def test_metrics_of_gpus_and_of_two_heads_pass_promtool(fixture) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_panels_ask_for_metrics_that_are_served(fixture) -> None:
+def test_panels_query_metrics_that_are_served(fixture) -> None:
     served = set(re.findall(r"^# TYPE (\S+)", fixture.metrics(), re.MULTILINE)) | {"up"}
     for panel in PANELS:
         assert panel.metrics(), panel.title
@@ -129,6 +129,6 @@ def test_panels_ask_for_metrics_that_are_served(fixture) -> None:
 def test_every_metric_that_is_served_is_on_the_dashboard(fixture) -> None:
     served = set(re.findall(r"^# TYPE (\S+)", fixture.metrics(), re.MULTILINE))
     shown = {name for panel in PANELS for name in panel.metrics()}
-    # What other panels say better: bytes and requests of the queue in rows, virtual memory in resident.
+    # Other panels cover these: the queue in rows, and resident memory.
     left_out = {"logprobd_queue_bytes", "process_virtual_memory_bytes"}
     assert served - shown == left_out

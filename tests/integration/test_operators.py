@@ -1,4 +1,4 @@
-"""What operators see: metrics, health, readiness, logs (rows G103 to G106 of tests/README.md)."""
+"""Metrics, health, readiness and logs for operators (rows G103 to G106 of tests/README.md)."""
 
 import concurrent.futures
 import http.client
@@ -59,7 +59,7 @@ def test_health_names_the_service_and_refuses_others(server) -> None:
     assert server.get("/readyz")[0] == 200
 
 
-def test_reflection_is_served_where_asked_for(server, start_server, model) -> None:
+def test_reflection_is_served_only_with_its_flag(server, start_server, model) -> None:
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     list_services = b"\x3a\x00"
     with Scoring(server.grpc) as scoring:
@@ -75,7 +75,7 @@ def test_g103_http_survives_slow_readers_and_odd_requests(server) -> None:
     host, port = server.http.split(":")
     slow = [socket.create_connection((host, int(port))) for _ in range(20)]
     for connection in slow:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")  # and never the end
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")  # the request never ends
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: server.get("/metrics", timeout=30)[0], range(200)))
     assert set(answers) == {200}
@@ -108,8 +108,8 @@ def test_json_logs_are_json(start_server, model) -> None:
 
 
 @pytest.mark.parametrize("level", ["debug", "warning", "error"])
-def test_the_ready_line_is_written_whatever_the_level(start_server, model, level) -> None:
-    # It was an info line: with --log-level warning nobody learned the ports.
+def test_the_ready_line_is_written_at_every_level(start_server, model, level) -> None:
+    # Regression: it was an info line, so --log-level warning hid the ports.
     server = start_server("--model", str(model.path), "--log-level", level)
     assert server.get("/readyz")[0] == 200
     if level != "debug":

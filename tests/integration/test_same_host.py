@@ -1,4 +1,4 @@
-"""The clients on the server's host against the real server: rows through shared memory, and back."""
+"""Clients on the server's host against the real server: rows through shared memory."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from logprobd import AsyncClient, Client, Unavailable
 
-ROWS = 1000  # of 64 fp32 elements: 250 KiB, more than what goes in the message
+ROWS = 1000  # 64 fp32 elements each: 250 KiB, more than a client puts into the message
 
 
 @pytest.fixture
 def start_local(start_server, model, tmp_path: pathlib.Path):
-    """Starts servers with a control socket at the same place."""
+    """Starts servers whose control socket has the same path."""
 
     def start(*options: str):
         return start_server("--model", str(model.path), "--local", str(tmp_path / "s"), *options)
@@ -46,7 +46,7 @@ def requests_over(server, transport: str) -> float:
     )
 
 
-def test_rows_go_through_shared_memory_by_themselves_and_give_the_bits_of_tcp(start_local, rows):
+def test_rows_use_shared_memory_by_default_and_give_the_bits_of_tcp(start_local, rows):
     server = start_local()
 
     with Client(server.grpc) as client, Client(server.grpc, transport="tcp") as tcp:
@@ -60,7 +60,7 @@ def test_rows_go_through_shared_memory_by_themselves_and_give_the_bits_of_tcp(st
     assert requests_over(server, "shm") == 1
 
 
-def test_small_requests_go_in_their_message(start_local, rows):
+def test_rows_of_small_requests_are_in_the_message(start_local, rows):
     hidden, targets = rows
 
     with Client(start_local().grpc) as client:
@@ -84,20 +84,22 @@ def test_streams_and_calls_that_are_cut_give_the_same_bits(start_local, rows, cu
         assert np.array_equal(result.logprob, expected)
 
 
-def test_the_asyncio_client_takes_the_same_way(start_local, rows):
+def test_the_asyncio_client_uses_the_same_transport(start_local, rows):
     server = start_local()
 
     async def score(transport: str):
         async with AsyncClient(server.grpc, transport=transport) as client:
             return await client.score(*rows), client.transport
 
-    (local, local_way), (remote, remote_way) = (asyncio.run(score(way)) for way in ("auto", "tcp"))
+    (local, local_transport), (remote, remote_transport) = (
+        asyncio.run(score(transport)) for transport in ("auto", "tcp")
+    )
 
-    assert (local_way, remote_way) == ("shm", "tcp")
+    assert (local_transport, remote_transport) == ("shm", "tcp")
     assert np.array_equal(local.logprob, remote.logprob)
 
 
-def test_rows_in_a_buffer_are_scored_where_they_lie(start_local, rows):
+def test_rows_in_a_buffer_are_scored_in_place(start_local, rows):
     hidden, targets = rows
     server = start_local()
 
@@ -105,18 +107,20 @@ def test_rows_in_a_buffer_are_scored_where_they_lie(start_local, rows):
         buffer = client.buffer(ROWS, 64, "fp32")
         buffer[:] = hidden
         whole = client.score(buffer, targets)
-        few = client.score(buffer[:4], targets[:4])  # no copy, so that even few rows are not sent
-        ways = (whole.transport, few.transport)
+        few = client.score(
+            buffer[:4], targets[:4]
+        )  # needs no copy, so even a few rows are not sent
+        transports = (whole.transport, few.transport)
 
     with Client(server.grpc, transport="tcp") as tcp:
         expected = tcp.score(hidden, targets).logprob
-    assert ways == ("shm", "shm")
+    assert transports == ("shm", "shm")
     assert np.array_equal(whole.logprob, expected)
     assert np.array_equal(few.logprob, expected[:4])
-    assert np.array_equal(buffer, hidden)  # readable after the client has gone
+    assert np.array_equal(buffer, hidden)  # readable after the client is closed
 
 
-def test_a_client_comes_back_after_its_server_was_killed(start_local, rows):
+def test_a_client_recovers_after_its_server_was_killed(start_local, rows):
     address = free_address()
     server = start_local("--listen", address)
     with Client(address, timeout=60) as client:
@@ -149,7 +153,7 @@ def test_without_a_socket_rows_travel_by_tcp_and_the_client_says_why(start_serve
             client.buffer(2, 64)
 
 
-def test_what_the_servers_limits_do_not_allow_travels_by_tcp(start_local, rows):
+def test_rows_beyond_the_servers_limits_travel_by_tcp(start_local, rows):
     server = start_local("--shared-memory-bytes", "64KiB", "--region-bytes", "64KiB")
 
     with Client(server.grpc) as client, Client(server.grpc, transport="tcp") as tcp:
@@ -181,7 +185,7 @@ def logprobctl(binaries, command: str, *options: str, transport: str = ""):
     )
 
 
-def test_logprobctl_scores_the_same_either_way(binaries, start_local, rows, tmp_path):
+def test_logprobctl_scores_the_same_over_both_transports(binaries, start_local, rows, tmp_path):
     server = start_local()
     np.save(tmp_path / "hidden.npy", rows[0])
     np.save(tmp_path / "targets.npy", rows[1])
@@ -198,7 +202,9 @@ def test_logprobctl_scores_the_same_either_way(binaries, start_local, rows, tmp_
     assert requests_over(server, "shm") == 1
 
 
-def test_logprobctl_says_why_a_forced_way_cannot_be_had(binaries, start_server, model, rows):
+def test_logprobctl_says_why_a_forced_transport_is_not_available(
+    binaries, start_server, model, rows
+):
     server = start_server("--model", str(model.path), "--local", "none")
 
     result = logprobctl(
@@ -217,11 +223,13 @@ def test_logprobctl_says_why_a_forced_way_cannot_be_had(binaries, start_server, 
         (1000, (), "shm"),
         (1000, ("--fresh", "--writers", "2"), "shm"),
         (1000, ("--fresh", "--method", "stream"), "shm"),
-        (2, (), "tcp"),  # few rows are copied faster into the message
-        (2, ("--fresh",), "shm"),  # and not at all where the server reads them
+        (2, (), "tcp"),  # copying a few rows into the message is faster
+        (2, ("--fresh",), "shm"),  # the server reads them in place, without a copy
     ],
 )
-def test_bench_tells_how_rows_travelled(binaries, start_local, model, rows, options, transport):
+def test_bench_reports_the_transport_of_the_rows(
+    binaries, start_local, model, rows, options, transport
+):
     server = start_local()
 
     result = logprobctl(

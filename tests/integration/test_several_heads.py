@@ -1,4 +1,4 @@
-"""Several heads in one server: their numbers, names, settings and turns."""
+"""Several heads in one server: scores, names, settings and turns."""
 
 import json
 import subprocess
@@ -16,13 +16,13 @@ from server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory) -> ModelFolder:
-    """A head of another size."""
+    """A model of another size."""
     return ModelFolder.write(tmp_path_factory.mktemp("other"), vocab=331, hidden=40, seed=2)
 
 
 @pytest.fixture(scope="module")
 def both(binaries, model, other_model):
-    """A server with the heads "policy" and "draft"."""
+    """Runs a server with the heads "policy" and "draft"."""
     options = ("--model", f"policy={model.path}", "--model", f"draft={other_model.path}")
     settings = ("--weights-version", "draft=7", "--shards", "policy=2")
     with ServerProcess(binaries, *options, *settings) as process:
@@ -60,7 +60,7 @@ def test_each_head_has_the_bits_of_a_server_of_its_own(
     assert (ours.argmax_id == theirs.argmax_id).all()
 
 
-def test_heads_are_listed_with_their_own_facts(both) -> None:
+def test_heads_are_listed_with_their_own_info(both) -> None:
     with logprobd.Client(both.grpc) as client:
         heads = {head.name: head for head in client.list_heads()}
         assert list(heads) == ["policy", "draft"]
@@ -73,7 +73,7 @@ def test_heads_are_listed_with_their_own_facts(both) -> None:
     assert both.metric("logprobd_ready", head="draft") == 1
     assert any('head="policy, draft"' in line for line in both.log if " ready " in line)
     page = both.get("/")[1]
-    assert page.count("replica 0 shard") == 3  # two of policy, one of draft
+    assert page.count("replica 0 shard") == 3  # two shards of policy, one of draft
     assert "all heads    policy, draft" in page
 
 
@@ -142,14 +142,14 @@ def test_dry_run_shows_every_head_and_the_sums(binaries, model, other_model) -> 
     assert total[:3] == ["memory", "host", "total"] and total[-1] == "free"
 
 
-def test_dry_run_says_what_cannot_fit(binaries, tmp_path) -> None:
+def test_dry_run_says_what_does_not_fit(binaries, tmp_path) -> None:
     ModelFolder.write(tmp_path, vocab=8, hidden=8192)
-    # Staging of 2 x 16 GiB for each head: 2 TiB.
+    # Each head takes 2 x 16 GiB of staging: 2 TiB in total.
     heads = [option for i in range(64) for option in ("--model", f"h{i}={tmp_path}")]
     result = run(binaries, "--dry-run", "--batch-rows", "1048576", *heads)
     assert result.returncode == 1
     assert "host memory: all heads together reserve" in result.stderr
-    assert "but the process can have" in result.stderr
+    assert "but the process can have at most" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_a_flood_on_one_head_does_not_starve_the_other(
             sent = time.monotonic()
             reply = light.score(small, timeout=120)
             waits.append(time.monotonic() - sent)
-            assert reply.logprob == alone.logprob  # the same bits beside the flood
-        assert not all(future.done() for future in futures), "the flood was to last longer"
+            assert reply.logprob == alone.logprob  # the same bits as without the flood
+        assert not all(future.done() for future in futures), "the flood ended too early"
         assert {future.code() for future in futures} == {grpc.StatusCode.OK}
         total = time.monotonic() - start
     assert max(waits) < total / 4
 
 
-def test_floods_on_two_heads_both_go_on(start_server, slow_model) -> None:
+def test_floods_on_two_heads_make_equal_progress(start_server, slow_model) -> None:
     heads = ("--model", f"a={slow_model.path}", "--model", f"b={slow_model.path}")
     server = start_server(*heads, "--client-share", "1", "--batch-rows", "256")
     rows = 4000
@@ -243,7 +243,7 @@ def test_floods_on_two_heads_both_go_on(start_server, slow_model) -> None:
         while left("a") > 0 and left("b") > 0:
             seen.append((left("a"), left("b")))
         assert {future.code() for future in futures.values()} == {grpc.StatusCode.OK}
-    # The same work each: neither is ever far ahead of the other.
+    # Both heads have the same work, so neither is ever far ahead of the other.
     assert all(abs(a - b) <= rows / 2 for a, b in seen)
     assert max(left("a"), left("b")) == 0
 
@@ -273,7 +273,7 @@ def test_sighup_reloads_limits_and_a_bad_file_changes_nothing(
 
     assert limits() == [(65536, 9)] * 2
     line = reload(base + "request-rows = 3\nsegments-max = 5\n", "SIGHUP applied=")
-    assert "applied=request-rows" in line  # the command line still wins
+    assert "applied=request-rows" in line  # the command line keeps its precedence
     assert limits() == [(3, 9)] * 2
     with Scoring(server.grpc) as scoring, pytest.raises(grpc.RpcError) as refused:
         scoring.score(request(rows=4, head="a"))
@@ -301,12 +301,12 @@ def test_sighup_loses_no_request(start_server, model) -> None:
     server = start_server("--model", str(model.path))
     stop = threading.Event()
 
-    def hang_up() -> None:
+    def send_sighups() -> None:
         while not stop.is_set():
             server.signal(1)
             time.sleep(0.01)
 
-    thread = threading.Thread(target=hang_up)
+    thread = threading.Thread(target=send_sighups)
     thread.start()
     try:
         with Scoring(server.grpc) as scoring:
@@ -317,7 +317,7 @@ def test_sighup_loses_no_request(start_server, model) -> None:
     assert set(replies) == {replies[0]}
 
 
-def test_sighup_while_starting_is_no_end(start_server, model) -> None:
+def test_sighup_while_starting_does_not_end_the_server(start_server, model) -> None:
     server = start_server("--model", str(model.path), wait=False)
     server.wait_for_log("starting")
     server.signal(1)

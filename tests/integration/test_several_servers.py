@@ -1,4 +1,4 @@
-"""Clients over two servers, one of which is stopped while it works: no failed call, the same bits."""
+"""Clients of two servers, one of which is stopped during the work: no call fails, and the bits are the same."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ import pytest
 from logprobd import AsyncClient, Client
 from server_process import ServerProcess
 
-ROWS = 6000  # of the slow model: seconds of work for two servers
+ROWS = 6000  # seconds of work for two servers with the slow model
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def pair(start_server, slow_model):
-    """Two servers of the same head, with small requests and batches, so that many are under way."""
+    """Starts two servers of the same head, with small requests and batches, so that many are in flight."""
     options = ["--model", str(slow_model.path), "--client-share", "1"]
     options += ["--batch-rows", "256", "--request-rows", "64"]
     return start_server(*options), start_server(*options)
@@ -29,7 +29,7 @@ def pair(start_server, slow_model):
 
 @pytest.fixture(scope="module")
 def expected(binaries, slow_model, rows) -> np.ndarray:
-    """Log-probabilities from one server."""
+    """Returns the log-probabilities from one server."""
     with (
         ServerProcess(binaries, "--model", str(slow_model.path)) as server,
         Client(server.grpc) as client,
@@ -38,7 +38,7 @@ def expected(binaries, slow_model, rows) -> np.ndarray:
 
 
 def stop_at(server, part: float):
-    """A progress callback that sends SIGTERM once that part of the rows is done."""
+    """Returns a progress callback that sends SIGTERM once that fraction of the rows is done."""
     sent = []
 
     def progress(done: int, total: int) -> None:
@@ -59,7 +59,9 @@ def test_a_server_stopped_during_a_bulk_call_fails_nothing(pair, rows, expected)
     assert states[two.grpc].state == "out"
     assert states[one.grpc].state == "ready"
     assert two.wait() == 0
-    assert one.metric("logprobd_rows_total", kind="scored") < ROWS  # the other one did its part
+    assert (
+        one.metric("logprobd_rows_total", kind="scored") < ROWS
+    )  # the other server scored some rows
 
 
 def test_a_server_stopped_during_a_stream_fails_nothing(pair, rows, expected) -> None:

@@ -1,4 +1,4 @@
-"""One head in shards and replicas: bits, layout and failures, on the CPU, which runs every line but the GPUs' own.
+"""One head in shards and replicas on the CPU, which shares all code except the GPUs' own: bits, layout, failures.
 
 Rows E78 and E82 of tests/README.md.
 """
@@ -16,18 +16,18 @@ from logprobd import Client
 from scoring_rpc import Scoring
 from server_process import ServerProcess
 
-VOCAB = 1003  # of the model: six tiles, the last one of 43 columns
+VOCAB = 1003  # vocabulary of the model: six tiles, the last one with 43 columns
 TILE = 192
 
 
 def edges_of(shards: int) -> list[int]:
-    """Where the shards begin, and the vocabulary's end: whole tiles, the longer runs first."""
+    """Returns the first ids of the shards and the end of the vocabulary: whole tiles, longer shards first."""
     sizes = [6 // shards + (shard < 6 % shards) for shard in range(shards)]
     return [min(int(tiles) * TILE, VOCAB) for tiles in np.cumsum([0, *sizes])]
 
 
 @dataclasses.dataclass
-class Arranged:
+class Arrangement:
     server: ServerProcess
     replicas: int
     shards: int
@@ -45,7 +45,7 @@ class Arranged:
 
 
 def options_of(replicas: int, shards: int) -> list[str]:
-    """Flags that are left out are 1 on the CPU."""
+    """Returns the flags of an arrangement; the CPU's default of both numbers is 1."""
     flags = {"--replicas": replicas, "--shards": shards}
     return [text for flag, count in flags.items() if count > 1 for text in (flag, str(count))]
 
@@ -56,15 +56,15 @@ def options_of(replicas: int, shards: int) -> list[str]:
     ids=lambda numbers: "{} x {}".format(*numbers),
 )
 def arranged(request: pytest.FixtureRequest, binaries, model):
-    """A server for each arrangement: replicas x shards."""
+    """Runs a server for each arrangement of replicas x shards."""
     replicas, shards = request.param
     options = options_of(replicas, shards)
     with ServerProcess(binaries, "--model", str(model.path), *options) as process:
-        yield Arranged(process, replicas, shards)
+        yield Arrangement(process, replicas, shards)
 
 
 def full_request(rows: int, seed: int):
-    """Every output; targets and candidates at the edges of the shards; an ignored row and one with a NaN."""
+    """Requests every output, with targets and candidates at the shards' edges, an ignored row and a row with a NaN."""
     random = np.random.default_rng(seed)
     edges = sorted({id for n in (1, 3, 4) for e in edges_of(n) for id in (e - 1, e)} - {-1, VOCAB})
     hidden = random.standard_normal((rows, 64)).astype(np.float32)
@@ -86,7 +86,7 @@ def full_request(rows: int, seed: int):
 
 
 def answer_bytes(data: bytes) -> bytes:
-    """An answer without its times."""
+    """Returns an answer without its timings."""
     reply = scoring_rpc.messages().ScoreResponse.FromString(data)
     assert len(reply.top_k_ids) == reply.rows * 20 * 4
     reply.ClearField("timings")
@@ -94,7 +94,7 @@ def answer_bytes(data: bytes) -> bytes:
 
 
 def test_answers_have_the_bytes_of_a_server_with_one_shard(server, arranged) -> None:
-    # Sent at once, so that each replica has some.
+    # All requests are sent at once, so that each replica gets some.
     requests = [full_request(rows, rows).SerializeToString() for rows in (2, 3, 40, 190, 700) * 3]
 
     with Scoring(server.grpc) as one, Scoring(arranged.server.grpc) as several:
@@ -109,9 +109,9 @@ def test_list_heads_says_which_ids_each_shard_has(arranged) -> None:
     with Client(arranged.server.grpc) as client:
         layout = client.info().layout
 
-    places = [(place.replica, place.shard, place.vocab_begin, place.vocab_end) for place in layout]
-    assert places == arranged.layout()
-    assert {place.device for place in layout} == {"cpu"}
+    shards = [(shard.replica, shard.shard, shard.vocab_begin, shard.vocab_end) for shard in layout]
+    assert shards == arranged.layout()
+    assert {shard.device for shard in layout} == {"cpu"}
 
 
 def test_logprobctl_info_shows_the_layout(binaries, arranged) -> None:
@@ -171,8 +171,8 @@ def test_dry_run_and_the_status_page_print_each_shard_with_its_ids_and_tiles(
             text,
             re.MULTILINE,
         )
-        places = [tuple(map(int, line)) for line in lines]
-        assert places == [
+        shards = [tuple(map(int, line)) for line in lines]
+        assert shards == [
             (replica, shard, begin, end, (end - begin + TILE - 1) // TILE)
             for replica, shard, begin, end in arranged.layout()
         ]
@@ -185,7 +185,7 @@ def test_dry_run_and_the_status_page_print_each_shard_with_its_ids_and_tiles(
         (["--device", "cpu", "--shards", "6", "--replicas", "100"], 1, ["at most 256"]),
         (["--device", "cpu", "--shards", "0"], 2, ["--shards"]),
         (["--device", "cuda", "--gpus", "0,1"], 1, ["--device cuda", "--device cpu"]),
-        # Who asks for shards or GPUs does not get a CPU in their place.
+        # A request for shards or GPUs does not fall back to the CPU.
         (["--shards", "2"], 1, ["--device cpu"]),
         (["--gpus", "0,1"], 1, ["--device cpu"]),
         (["--gpus", "0,0"], 2, ["--gpus", "GPU 0 twice"]),
@@ -196,7 +196,7 @@ def test_dry_run_and_the_status_page_print_each_shard_with_its_ids_and_tiles(
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else str(value),
 )
 @pytest.mark.parametrize("action", ["--dry-run", "--http=127.0.0.1:0"], ids=["plan", "start"])
-def test_e82_a_layout_that_cannot_be_is_one_clear_line(
+def test_e82_an_impossible_layout_is_one_clear_line(
     binaries, model, options, status, words, action
 ) -> None:
     result = subprocess.run(
@@ -207,7 +207,7 @@ def test_e82_a_layout_that_cannot_be_is_one_clear_line(
             "--listen",
             "127.0.0.1:0",
             "--log-level",
-            "error",  # the ready line would be written all the same
+            "error",  # the ready line is written at every level
             action,
             *options,
         ],
@@ -228,7 +228,7 @@ def test_e82_a_layout_that_cannot_be_is_one_clear_line(
 def test_e78_a_hung_replica_is_left_out_and_the_last_one_ends_the_server(
     start_server, slow_model
 ) -> None:
-    # A batch of some seconds on one thread stands for a device that hangs.
+    # A batch that takes seconds on one thread stands in for a device that hangs.
     server = start_server(
         "--model",
         str(slow_model.path),

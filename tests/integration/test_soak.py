@@ -1,4 +1,4 @@
-"""The soak in short: its checks hold on this server, and catch one that leaks."""
+"""A short soak: its checks pass on this server and detect one that leaks."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ def test_memory_does_not_grow_and_a_leak_is_caught(
         "128",
     ]
     length = ["--minutes", "0.18", "--control-minutes", "0.18", "--sample-every-s", "0.25"]
-    # A server takes minutes to settle: what it still takes in seconds is told from 64 KiB a message.
+    # A server needs minutes to settle; a leak of 64 KiB per message exceeds its growth in the first seconds.
     check = ["--resolution-factor", "6", "--leak-bytes", "65536", "--kill-every-s", "3"]
 
     done = subprocess.run(

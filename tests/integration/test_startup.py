@@ -1,4 +1,4 @@
-"""Starting the server: options, the plan, and every reason not to start.
+"""Start of the server: options, the plan, and every reason to refuse to start.
 
 Rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
 """
@@ -175,7 +175,7 @@ def test_e84_a_low_limit_of_open_files_refuses_to_start(binaries, model) -> None
 
 
 def test_e84_too_few_threads_refuse_to_start(binaries, model) -> None:
-    # Stacks of 1 GiB, of which the address space holds a few.
+    # The address space has room for only a few stacks of 1 GiB.
     result = subprocess.run(
         [
             "bash",
@@ -191,9 +191,9 @@ def test_e84_too_few_threads_refuse_to_start(binaries, model) -> None:
     assert_one_clear_error(result, "threads can be started", "at least 64", "ulimit")
 
 
-def test_e81_staging_memory_that_is_not_there_refuses_to_start(binaries, tmp_path) -> None:
+def test_e81_missing_staging_memory_refuses_to_start(binaries, tmp_path) -> None:
     ModelFolder.write(tmp_path, vocab=8, hidden=4096)
-    # Staging of 2 x 8 GiB in an address space of 8 GiB.
+    # Staging takes 2 x 8 GiB, but the address space has 8 GiB.
     result = subprocess.run(
         [
             "bash",
@@ -209,11 +209,11 @@ def test_e81_staging_memory_that_is_not_there_refuses_to_start(binaries, tmp_pat
     assert_one_clear_error(result, "memory")
 
 
-def stranger() -> list[str]:
-    """What goes before a command: root may read every file, so another user runs it.
+def as_another_user() -> list[str]:
+    """Returns a command prefix that runs a command as another user, because root may read every file.
 
-    Not subprocess's user=, which forks: gRPC's client in this process then starts its pollers in
-    the child, and one wrote "error: Bad file descriptor" before the server's own line.
+    The user= argument of subprocess forks: gRPC's client in this process then starts its pollers in
+    the child, and one of them wrote "error: Bad file descriptor" before the server's own line.
     """
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--keep-groups", "--"]
     return nobody if os.geteuid() == 0 else []
@@ -228,7 +228,7 @@ def test_e83_a_file_that_may_not_be_read_is_one_clear_line(binaries, unreadable)
         (path / unreadable).chmod(0)
         result = subprocess.run(
             [
-                *stranger(),
+                *as_another_user(),
                 binaries / "logprobd",
                 *("--model", folder, "--listen", "127.0.0.1:0", "--http", "none"),
             ],
@@ -242,7 +242,7 @@ def test_e83_a_file_that_may_not_be_read_is_one_clear_line(binaries, unreadable)
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["folder", "dangling link", "fifo"])
-def test_e83_what_is_no_file_is_one_clear_line(binaries, tmp_path, name, kind) -> None:
+def test_e83_a_path_that_is_not_a_file_is_one_clear_line(binaries, tmp_path, name, kind) -> None:
     ModelFolder.write(tmp_path, vocab=8, hidden=8)
     path = tmp_path / name
     path.unlink()
@@ -260,7 +260,7 @@ def test_e83_what_is_no_file_is_one_clear_line(binaries, tmp_path, name, kind) -
 def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binaries) -> None:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         result = subprocess.run(
-            [*stranger(), binaries / "logprobd", "--config", file.name],
+            [*as_another_user(), binaries / "logprobd", "--config", file.name],
             capture_output=True,
             text=True,
             timeout=30,
@@ -288,13 +288,13 @@ def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binarie
 def test_g105_settings_that_would_fail_later_are_bad_settings(
     binaries, model, options, word
 ) -> None:
-    # They passed --dry-run, and ended the start with 1, some of them after the weight was read.
+    # Regression: these settings passed --dry-run and ended the start with 1, some after the weight was read.
     result = run(binaries, "--model", str(model.path), "--dry-run", *options)
     assert result.returncode == 2
     assert_one_clear_error(result, word)
 
 
-def test_cuda_that_cannot_be_had_says_why(binaries, model) -> None:
+def test_cuda_without_a_gpu_says_why(binaries, model) -> None:
     result = run(
         binaries,
         "--model",
@@ -353,7 +353,7 @@ def test_c57_broken_checkpoints_are_refused(binaries, tmp_path, header, data, le
     )
 
 
-def test_c56_paths_that_are_no_model_are_refused(binaries, tmp_path) -> None:
+def test_c56_paths_without_a_model_are_refused(binaries, tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 4, "vocab_size": 2}')
     assert_one_clear_error(run(binaries, "--model", "/dev/null", "--dry-run"), "/dev/null")
     assert_one_clear_error(run(binaries, "--model", str(tmp_path / "no"), "--dry-run"), "no")

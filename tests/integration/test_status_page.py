@@ -1,4 +1,4 @@
-"""The status page in a real browser: what a person sees of a server at work, and of one with GPUs."""
+"""The status page in a real browser, for a loaded server and for a fixture with GPUs."""
 
 import re
 import urllib.request
@@ -42,7 +42,7 @@ def seconds(text: str) -> float:
 
 
 def figures(browser: Browser, section: str = "section.head") -> dict[str, str]:
-    """The large numbers of a section by what stands below them."""
+    """Returns the large numbers of a section by their captions."""
     values, names = (browser.texts(f"{section} .figures {tag}") for tag in ("b", "span"))
     return dict(zip(names, values, strict=True))
 
@@ -60,7 +60,7 @@ def test_it_shows_the_head_and_its_load(browser, loaded_server) -> None:
     assert seconds(shown["p99 latency"]) > 0
     assert int(shown["nonfinite rows in all"].replace(",", "")) > 0
     assert shown["weights version"] == "1"
-    # Its layout: two replicas, both well.
+    # The layout shows two healthy replicas.
     assert browser.texts("section.head table td:last-child")[-2:] == ["ok", "ok"]
 
 
@@ -75,7 +75,7 @@ def test_its_figures_are_those_of_the_metrics(browser, loaded_server) -> None:
     assert {"receive", "copy", "queue", "kernel", "reply"} <= latency.keys()
     for p50, p90, p99 in latency.values():
         assert 0 < p50 <= p90 <= p99
-    # A batch of the kernel takes longer than parsing its requests, here and in Prometheus.
+    # The kernel takes longer than parsing the requests, on the page and in the metrics.
     assert latency["kernel"][0] > latency["receive"][0]
     mean = loaded_server.metric(
         "logprobd_stage_duration_seconds_sum", stage="kernel"
@@ -94,19 +94,19 @@ def test_its_latency_bars_are_as_long_as_their_figures(browser, loaded_server) -
     longest = max(seconds(text) for text, _, _ in rows)
     for text, bar, whole in rows:
         assert whole > 100
-        # Figures have three digits.
+        # The figures have three digits.
         assert bar / whole == pytest.approx(seconds(text) / longest, abs=0.01), text
 
 
 def test_its_memory_bars_are_as_long_as_their_figures(browser, fixture) -> None:
     browser.open(f"http://{fixture.http}/?refresh=0", 1280)
-    # tests/support/metrics_fixture.cc and fake_nvml.cc say what lies on the second GPU, in MiB.
+    # The memory of the second GPU in MiB, as tests/support/metrics_fixture.cc and fake_nvml.cc set it.
     used, free = 60_000, 83_000
     own = {"weights": 1_187, "workspace": 900, "staging": 128}
     parts = [*own.values(), used - sum(own.values()), free]
-    place = "svg[aria-label='memory of gpu1']"
-    (whole,) = browser.widths(place)
-    painted = browser.widths(f"{place} rect")
+    drawing = "svg[aria-label='memory of gpu1']"
+    (whole,) = browser.widths(drawing)
+    painted = browser.widths(f"{drawing} rect")
     assert whole > 300
     assert painted == pytest.approx([whole * part / sum(parts) for part in parts], abs=0.5)
     assert "gpu1, 139.6 GiB" in browser.text()
@@ -125,7 +125,7 @@ def test_it_shows_gpus_and_what_is_wrong_with_them(browser, fixture) -> None:
     assert browser.texts("header .badge") == ["ready, but 1 of 2 replicas has failed"]
 
 
-def test_names_are_shown_as_they_are_and_never_run(browser, fixture) -> None:
+def test_names_are_shown_verbatim_and_never_executed(browser, fixture) -> None:
     browser.open(f"http://{fixture.http}/?refresh=0", 1280)
     assert browser.texts("section.head h2 > span:first-child") == ["policy", "reference <2>"]
     assert "Warning: a model may say <b>anything</b> & more" in browser.text()
@@ -134,7 +134,7 @@ def test_names_are_shown_as_they_are_and_never_run(browser, fixture) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["server", "fixture"])
-def test_it_fits_the_window_and_asks_for_nothing_else(
+def test_it_fits_the_window_and_loads_nothing_else(
     browser, loaded_server, fixture, which, width
 ) -> None:
     address = loaded_server.http if which == "server" else fixture.http
@@ -143,7 +143,7 @@ def test_it_fits_the_window_and_asks_for_nothing_else(
     assert browser.run(OVERFLOWING) == []
     assert browser.run("return performance.getEntriesByType('resource').map(e => e.name)") == []
     assert browser.console() == []
-    # No card hides behind another, and none is empty.
+    # No card overlaps another, and none is empty.
     boxes = browser.run(
         "return [...document.querySelectorAll('section')].map(e => {"
         " const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; })"
@@ -160,7 +160,7 @@ def test_it_fits_the_window_and_asks_for_nothing_else(
             assert apart
     seen_width, seen_height, lines = browser.picture()
     assert (seen_width, seen_height) == (width, 900)
-    assert lines > 200  # a blank page has one
+    assert lines > 200  # a blank page has one distinct line
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
@@ -172,7 +172,7 @@ def test_its_text_can_be_read(browser, fixture, is_dark) -> None:
     assert contrast >= 4.5, where
 
 
-def test_it_loads_itself_again(browser, loaded_server) -> None:
+def test_it_reloads_itself(browser, loaded_server) -> None:
     browser.open(f"http://{loaded_server.http}/?refresh=1", 1280)
     loaded_at = "return performance.timeOrigin"
     first = browser.run(loaded_at)
@@ -180,14 +180,14 @@ def test_it_loads_itself_again(browser, loaded_server) -> None:
     def is_new() -> bool:
         try:
             return browser.run(loaded_at) > first
-        except WebDriverException:  # asked while one page was replaced by the next
+        except WebDriverException:  # the page was just being replaced
             return False
 
     assert loaded_server.eventually(is_new, 10)
     browser.open(f"http://{loaded_server.http}/?refresh=0", 1280)
 
 
-def test_its_links_lead_somewhere(browser, loaded_server) -> None:
+def test_its_links_have_targets(browser, loaded_server) -> None:
     browser.open(f"http://{loaded_server.http}/?refresh=0", 1280)
     links = browser.run("return [...document.querySelectorAll('nav a')].map(e => e.href)")
     assert len(links) == 4
@@ -196,7 +196,7 @@ def test_its_links_lead_somewhere(browser, loaded_server) -> None:
             assert reply.status == 200 and reply.read()
 
 
-def test_who_does_not_ask_for_html_gets_text(loaded_server) -> None:
+def test_a_client_that_does_not_accept_html_gets_text(loaded_server) -> None:
     status, text = loaded_server.get("/")
     assert status == 200
     assert text.startswith("logprobd ") and "\nengine " in text and "<" not in text

@@ -1,4 +1,4 @@
-"""Hot swap of weights on a running server: rows C45 and C47 to C58 of tests/README.md."""
+"""Weights swapped on a running server: rows C45 and C47 to C58 of tests/README.md."""
 
 import concurrent.futures
 import hashlib
@@ -38,13 +38,13 @@ def write_model(path: pathlib.Path, seed: int) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> pathlib.Path:
-    """The folder below which weights may be loaded."""
+    """Returns the folder below which weights may be loaded."""
     return tmp_path_factory.mktemp("roots") / "allowed"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def models(root) -> dict[str, ModelFolder]:
-    """`one` is live, `two` is another good one."""
+    """Writes two valid models: `one` is live at first, `two` is loaded."""
     return {"one": write_model(root / "one", seed=1), "two": write_model(root / "two", seed=2)}
 
 
@@ -61,7 +61,7 @@ def start_swappable(start_server, root):
 
 
 def bits_of(start_server, model: pathlib.Path, requests) -> list[tuple[bytes, bytes]]:
-    """What a server that has only this model answers."""
+    """Returns the answers of a server that has only this model."""
     server = start_server("--model", str(model))
     with Scoring(server.grpc) as scoring:
         bits = [scores(scoring.score(message)) for message in requests]
@@ -73,7 +73,7 @@ def test_c47_swaps_under_load_fail_no_request_and_mix_no_versions(
     start_server, start_swappable, root
 ) -> None:
     requests = [request(rows=rows, seed=rows) for rows in (1, 3, 17, 64, 200, 500)]
-    # Odd versions are of folder one, even ones of folder two.
+    # Odd versions come from folder one, even versions from folder two.
     expected = {
         1: bits_of(start_server, root / "one", requests),
         0: bits_of(start_server, root / "two", requests),
@@ -114,7 +114,7 @@ def test_c47_swaps_under_load_fail_no_request_and_mix_no_versions(
             answers, versions = future.result()
             assert answers > 0
             seen |= versions
-    assert len(seen) > 10, "the load was to run beside the swaps"
+    assert len(seen) > 10, "too few answers arrived during the swaps"
     assert server.metric("logprobd_weights_swaps_total", result="committed") == 20
     assert server.metric("logprobd_weights_version") == 21
 
@@ -135,7 +135,7 @@ def test_c45_a_pinned_version_that_is_not_live_is_refused_and_the_live_one_named
         assert scoring.score(request(weights_version=7)).weights_version == 7
 
 
-def test_rollback_gives_back_the_bits_of_the_version_before(start_swappable, root) -> None:
+def test_rollback_restores_the_bits_of_the_previous_version(start_swappable, root) -> None:
     server = start_swappable()
     with Weights(server.admin) as weights, Scoring(server.grpc) as scoring:
         before = scoring.score(request())
@@ -183,7 +183,7 @@ def test_c52_a_commit_of_what_is_not_staged_is_refused(start_swappable, root) ->
         assert weights.commit(version=2).live.version == 2
 
 
-def test_list_tells_the_sha256_of_the_bytes_in_the_file(start_swappable, root, models) -> None:
+def test_list_reports_the_sha256_of_the_bytes_in_the_file(start_swappable, root, models) -> None:
     server = start_swappable()
     with Weights(server.admin) as weights:
         head = weights.list()
@@ -194,7 +194,7 @@ def test_list_tells_the_sha256_of_the_bytes_in_the_file(start_swappable, root, m
         assert weights.list().staged.sha256 == digest
 
 
-def test_in_place_answers_with_the_new_version_and_keeps_none(start_swappable, root) -> None:
+def test_in_place_answers_with_the_new_version_and_keeps_no_other(start_swappable, root) -> None:
     server = start_swappable()
     with Weights(server.admin) as weights, Scoring(server.grpc) as scoring:
         assert weights.load(root / "two", in_place=True).version == 2
@@ -205,8 +205,8 @@ def test_in_place_answers_with_the_new_version_and_keeps_none(start_swappable, r
         assert not head.HasField("previous")
 
 
-# Folders that must not become a version. Each is a function of the folder to be filled, below the
-# root, that may return another path to load.
+# Folders that must not become a version. Each function fills the given folder, which is below the root, and
+# may return another path to load.
 
 
 def write(path: pathlib.Path, weight: np.ndarray, config: dict | None = None) -> None:
@@ -340,7 +340,7 @@ BAD_FOLDERS = [
 
 @pytest.fixture(scope="module")
 def unharmed(binaries, root, models):
-    """A server that refuses bad folders, with the answer that it must go on to give."""
+    """Runs a server and yields its Weights and a check that the live version is unchanged."""
     options = ("--model", str(root / "one"), "--admin", "127.0.0.1:0", "--weights-root", str(root))
     with ServerProcess(binaries, *options) as server, Weights(server.admin) as weights:
         with Scoring(server.grpc) as scoring:
@@ -358,11 +358,11 @@ def unharmed(binaries, root, models):
 
 @pytest.fixture
 def tmp_folder(root) -> pathlib.Path:
-    """An empty folder below the root."""
+    """Returns an empty folder below the root."""
     return pathlib.Path(tempfile.mkdtemp(prefix="bad-", dir=root))
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["beside", "in_place"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["next to live", "in_place"])
 @pytest.mark.parametrize(
     "row, fill, code, word",
     BAD_FOLDERS,
@@ -408,7 +408,7 @@ def test_c51_one_load_at_a_time(start_swappable, large, root) -> None:
 
 @pytest.fixture(scope="module")
 def large(root, models) -> pathlib.Path:
-    """Two heads whose loading takes long enough for something to happen meanwhile."""
+    """Writes two heads that take long enough to load for other calls to happen meanwhile."""
     folder = root / "large"
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
@@ -454,7 +454,7 @@ def test_c50_sigterm_during_a_load_exits_0(start_swappable, large) -> None:
         assert server.wait() == 0
 
 
-def test_nothing_is_loaded_where_no_root_is_allowed(start_server, root) -> None:
+def test_nothing_is_loaded_without_an_allowed_root(start_server, root) -> None:
     server = start_server(
         *("--model", str(root / "one"), "--admin", "127.0.0.1:0", "--weights-root", "none")
     )
@@ -466,7 +466,7 @@ def test_nothing_is_loaded_where_no_root_is_allowed(start_server, root) -> None:
         assert weights.list().live.version == 1
 
 
-def test_the_folder_around_the_model_is_allowed_by_default(start_server, root) -> None:
+def test_the_parent_folder_of_the_model_is_allowed_by_default(start_server, root) -> None:
     server = start_server("--model", str(root / "one"), "--admin", "127.0.0.1:0")
     with Weights(server.admin) as weights:
         assert weights.load(root / "two").version == 2

@@ -1,6 +1,6 @@
-// Bad input at the wire, over a real connection: each row is one fault, the code it must give and
-// words of the message. After every row the server must still serve, hold nothing and have counted.
-// The ids are those of the table in tests/README.md.
+// Bad input over a real connection to the transport with a fake head. Each entry is a fault, the
+// code that it must return and a part of the message. After each one the server must still serve,
+// hold no request and have counted the fault. The ids are those of the table in tests/README.md.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -33,7 +33,7 @@ grpc::Status SendBytes(TransportServer& server, const std::string& bytes) {
   return CallRaw(server.channel, kScoreMethod, BufferOf(bytes), answer, context);
 }
 
-/// Sends a valid request of two rows after `change`.
+/// Returns a function that sends a valid request of two rows, modified by `change`.
 std::function<grpc::Status(TransportServer&)> Changed(
     std::function<void(v1::ScoreRequest&)> change) {
   return [change = std::move(change)](TransportServer& server) {
@@ -43,7 +43,7 @@ std::function<grpc::Status(TransportServer&)> Changed(
   };
 }
 
-/// Sends a valid request with `bytes` behind it.
+/// Returns a function that sends a valid request followed by `bytes`.
 std::function<grpc::Status(TransportServer&)> With(std::string bytes) {
   return [bytes = std::move(bytes)](TransportServer& server) {
     return SendBytes(server, ValidRequest(2).SerializeAsString() + bytes);
@@ -64,15 +64,15 @@ grpc::Status SendCompressed(TransportServer& server, grpc_compression_algorithm 
 }
 
 struct Fault {
-  std::string id;  ///< Of the fault list, and what is special.
+  std::string id;  ///< Id in the fault table, followed by a description.
   std::function<grpc::Status(TransportServer&)> send;
   StatusCode code = StatusCode::INVALID_ARGUMENT;
-  std::string message = {};  ///< Empty: the answer is gRPC's own.
+  std::string message = {};  ///< Part of the message; empty if gRPC itself answers.
 };
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.id; }
 
-/// How many Score calls have been answered with `code`.
+/// Returns how many Score calls have been answered with `code`.
 int64_t Answered(const Metrics& metrics, absl::StatusCode code) {
   int64_t sum = 0;
   for (const absl::string_view line : absl::StrSplit(metrics.Serialize(), '\n')) {
@@ -92,8 +92,8 @@ void ExpectStillServing(TransportServer& server) {
   server.head->AnswerWith(absl::OkStatus());
   server.head->SetReady(true);
   server.head->Release();
-  // A connection of its own: gRPC may close the one that a fault came in on (seen with A14, as
-  // "Socket closed" on the next call).
+  // The check uses a new connection, because gRPC may close the one of the fault (A14 was followed
+  // by "Socket closed" on the next call).
   const auto stub = v1::Scoring::NewStub(server.NewChannel());
   grpc::ClientContext context;
   v1::ScoreResponse response;
@@ -364,7 +364,7 @@ const Fault kStateFaults[] = {
      [](TransportServer& server) {
        server.head->Hold();
        grpc::ClientContext context;
-       // Long enough to arrive on a busy machine; nothing ends the wait before it passes.
+       // The deadline is long enough for the request to arrive on a busy machine.
        context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
        v1::ScoreResponse response;
        const grpc::Status status = server.stub->Score(&context, ValidRequest(2), &response);
@@ -387,7 +387,7 @@ const Fault kStateFaults[] = {
      [](TransportServer& server) {
        server.head->Hold();
        std::vector<std::unique_ptr<TestStream>> streams;
-       for (int i = 0; i < 16; ++i) {  // of 4 chunks each
+       for (int i = 0; i < 16; ++i) {  // at most 4 chunks of a stream are unanswered
          streams.push_back(std::make_unique<TestStream>(server.NewChannel()));
          for (int chunk = 0; chunk < 6; ++chunk) {
            streams.back()->Send(ValidRequest(2));

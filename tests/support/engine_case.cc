@@ -2,11 +2,13 @@
 
 #include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
+#include "server/engine/kernel_params.h"
 
 namespace logprobd::testing {
 
@@ -16,7 +18,7 @@ EngineCase MakeRandomCase(const InMemoryHead& head, int64_t num_rows, Dtype dtyp
   inputs.hidden_size = head.info().hidden_size;
   inputs.hidden = EncodeFloats(NormalValues(num_rows * inputs.hidden_size, seed * 7919 + 3), dtype);
   for (int64_t row = 0; row < num_rows; ++row) {
-    // A large odd step, so that few rows reach every part of the vocabulary.
+    // A large odd factor spreads the targets of a few rows over the whole vocabulary.
     const auto hash = static_cast<uint64_t>(row + 1) * 2654435761U + seed;
     inputs.targets.push_back(
         static_cast<int32_t>(hash % static_cast<uint64_t>(head.info().vocab_size)));
@@ -76,15 +78,14 @@ StartedCase::StartedCase(ScoringEngine& engine, const EngineCase& inputs)
   std::memcpy(impl_->staging->data(), inputs.hidden.data(), inputs.hidden.size());
 
   const auto rows = static_cast<size_t>(inputs.num_rows());
-  for (std::vector<float>* array :
-       {&scores.logprob, &scores.entropy, &scores.lse, &scores.argmax_logprob,
-        &scores.sum_p_squared, &scores.max_logit, &scores.min_logit}) {
-    array->assign(rows, kPoison);
-  }
-  scores.argmax_id.assign(rows, kPoisonId);
-  scores.top_k_ids.assign(rows * static_cast<size_t>(inputs.top_k), kPoisonId);
-  scores.top_k_logprobs.assign(rows * static_cast<size_t>(inputs.top_k), kPoison);
-  scores.candidate_logprobs.assign(inputs.candidate_ids.size(), kPoison);
+  const ColumnCounts counts = {.rows = inputs.num_rows(),
+                               .top_k = inputs.top_k,
+                               .candidates = static_cast<int64_t>(inputs.candidate_ids.size())};
+  ForEachOutputColumn([&]<typename T>(const OutputColumn<T>& column) {
+    if (!column.is_from_engine()) return;
+    const T poison = std::is_same_v<T, float> ? static_cast<T>(kPoison) : static_cast<T>(kPoisonId);
+    (scores.*column.values).assign(static_cast<size_t>(counts.Of(column.shape)), poison);
+  });
   scores.nonfinite.assign(rows, 0xEE);
 
   ScoreBatch& batch = impl_->batch;
@@ -98,17 +99,9 @@ StartedCase::StartedCase(ScoringEngine& engine, const EngineCase& inputs)
   batch.top_k = inputs.top_k;
   batch.candidate_rows = inputs.candidate_rows;
   batch.candidate_ids = inputs.candidate_ids;
-  batch.logprob = absl::MakeSpan(scores.logprob);
-  batch.entropy = absl::MakeSpan(scores.entropy);
-  batch.lse = absl::MakeSpan(scores.lse);
-  batch.argmax_id = absl::MakeSpan(scores.argmax_id);
-  batch.argmax_logprob = absl::MakeSpan(scores.argmax_logprob);
-  batch.sum_p_squared = absl::MakeSpan(scores.sum_p_squared);
-  batch.max_logit = absl::MakeSpan(scores.max_logit);
-  batch.min_logit = absl::MakeSpan(scores.min_logit);
-  batch.top_k_ids = absl::MakeSpan(scores.top_k_ids);
-  batch.top_k_logprobs = absl::MakeSpan(scores.top_k_logprobs);
-  batch.candidate_logprobs = absl::MakeSpan(scores.candidate_logprobs);
+  ForEachOutputColumn([&](const auto& column) {
+    if (column.is_from_engine()) batch.*column.span = absl::MakeSpan(scores.*column.values);
+  });
   batch.nonfinite = absl::MakeSpan(scores.nonfinite);
   engine.Start(batch, [impl = impl_.get()](absl::Status status) {
     const absl::MutexLock lock(&impl->mutex);
@@ -155,19 +148,16 @@ std::string BitsOfRow(const EngineCase& inputs, const EngineScores& scores, int6
                       OutputSet outputs, bool with_lists) {
   std::string text;
   const auto index = static_cast<size_t>(row);
-  const auto add = [&text](float value) {
-    absl::StrAppend(&text, absl::Hex(std::bit_cast<uint32_t>(value), absl::kZeroPad8), " ");
+  const auto add = [&text](auto value) {
+    if constexpr (std::is_same_v<decltype(value), float>) {
+      absl::StrAppend(&text, absl::Hex(std::bit_cast<uint32_t>(value), absl::kZeroPad8), " ");
+    } else {
+      absl::StrAppend(&text, value, " ");
+    }
   };
-  if (outputs.Has(Output::kLogprob)) add(scores.logprob[index]);
-  if (outputs.Has(Output::kEntropy)) add(scores.entropy[index]);
-  if (outputs.Has(Output::kLse)) add(scores.lse[index]);
-  if (outputs.Has(Output::kArgmax) || outputs.Has(Output::kGreedy)) {
-    absl::StrAppend(&text, scores.argmax_id[index], " ");
-  }
-  if (outputs.Has(Output::kArgmax)) add(scores.argmax_logprob[index]);
-  if (outputs.Has(Output::kSumPSquared)) add(scores.sum_p_squared[index]);
-  if (outputs.Has(Output::kMaxLogit)) add(scores.max_logit[index]);
-  if (outputs.Has(Output::kMinLogit)) add(scores.min_logit[index]);
+  ForEachRowColumn([&](const auto& column) {
+    if (column.IsScored(outputs)) add((scores.*column.values)[index]);
+  });
   absl::StrAppend(&text, "nonfinite ", scores.nonfinite[index], " ");
   if (with_lists) {
     const auto top_k = static_cast<size_t>(inputs.top_k);

@@ -14,51 +14,43 @@
 
 namespace logprobd::testing {
 
-/// Rows to score: a ScoreBatch that owns its inputs.
+/// Rows to score: the inputs of a ScoreBatch, with their own memory.
 struct EngineCase {
   Dtype dtype = Dtype::kBf16;
   int64_t hidden_size = 0;
-  std::vector<std::byte> hidden;            ///< [rows, hidden_size] of dtype
+  std::vector<std::byte> hidden;            ///< [rows, hidden_size] of `dtype`
   std::vector<int32_t> targets;             ///< [rows]
   std::vector<float> temperatures;          ///< [rows]
   std::vector<float> entropy_temperatures;  ///< [rows], or empty
   OutputSet outputs = OutputSet(OutputSet::kAllBits);
   int32_t top_k = 0;
-  std::vector<int32_t> candidate_rows;  ///< Ascending.
+  std::vector<int32_t> candidate_rows;  ///< In ascending order.
   std::vector<int32_t> candidate_ids;
 
   int64_t num_rows() const { return static_cast<int64_t>(targets.size()); }
 };
 
-/// Unit normal hidden rows, targets over the whole vocabulary, temperature 1, every output.
+/// Makes rows with standard normal hidden states, targets all over the vocabulary, temperature 1
+/// and all outputs.
 EngineCase MakeRandomCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype = Dtype::kBf16,
                           uint64_t seed = 1);
 
-/// The rows of `all` named by `rows`, in that order, with their temperatures and candidates.
+/// Copies the rows of `all` with indices `rows`, in that order, with their temperatures and
+/// candidates.
 EngineCase SelectRows(const EngineCase& all, absl::Span<const int64_t> rows);
 
-/// What an engine made of an EngineCase; arrays as in ScoreBatch, filled with a poison before.
-struct EngineScores {
+/// The scores of an EngineCase. Columns that engines do not fill are empty.
+struct EngineScores : ScoreColumns {
   absl::Status status;
-  std::vector<float> logprob;
-  std::vector<float> entropy;
-  std::vector<float> lse;
-  std::vector<int32_t> argmax_id;
-  std::vector<float> argmax_logprob;
-  std::vector<float> sum_p_squared;
-  std::vector<float> max_logit;
-  std::vector<float> min_logit;
-  std::vector<int32_t> top_k_ids;
-  std::vector<float> top_k_logprobs;
-  std::vector<float> candidate_logprobs;
   std::vector<uint8_t> nonfinite;
 };
 
-/// What results hold before an engine writes them; no score has this value.
+/// Values of all scores before an engine writes them; no real score has them.
 inline constexpr float kPoison = -12345.5F;
 inline constexpr int32_t kPoisonId = -77777;
 
-/// An EngineCase that is being scored. Must live until Wait() has returned.
+/// A batch in flight with the inputs of an EngineCase, which must outlive it. The destructor waits
+/// for the engine.
 class StartedCase {
  public:
   StartedCase(ScoringEngine& engine, const EngineCase& inputs);
@@ -66,7 +58,7 @@ class StartedCase {
   StartedCase(const StartedCase&) = delete;
   StartedCase& operator=(const StartedCase&) = delete;
 
-  /// Blocks until the engine is done.
+  /// Blocks until the engine is done, and returns the scores.
   EngineScores Wait();
 
  private:
@@ -77,11 +69,11 @@ class StartedCase {
 /// Scores `inputs` in one batch.
 EngineScores RunCase(ScoringEngine& engine, const EngineCase& inputs);
 
-/// Row `row` of `inputs` in double precision.
+/// The scores of row `row` of `inputs` in double precision.
 kernels::RowReference ReferenceOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row);
 
-/// Every bit that row `row` got for the outputs in `outputs` and, with `with_lists`, for top-k and
-/// candidates, as text: equal texts mean equal bits.
+/// All bits of the scores of row `row` for the outputs in `outputs` and, if `with_lists` is true,
+/// for top-k and candidates, as text: equal texts mean equal bits.
 std::string BitsOfRow(const EngineCase& inputs, const EngineScores& scores, int64_t row,
                       OutputSet outputs, bool with_lists);
 

@@ -9,7 +9,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Relative, for values that are not logarithms.
+/// Relative tolerance for probabilities.
 constexpr double kProbabilityTolerance = 1e-3;
 
 }  // namespace
@@ -45,7 +45,7 @@ void EngineSuite::ExpectMatchesReference(const InMemoryHead& head, const EngineC
     const kernels::RowReference truth = ReferenceOf(head, inputs, row);
     const double sharpness = std::max(1.0, 1.0 / static_cast<double>(inputs.temperatures[i]));
     const double tolerance = logprob_tolerance * sharpness;
-    // A float of the value's own size can be off by half its last place, whatever the engine.
+    // Rounding the result to float adds an error of up to half a unit in the last place.
     const auto near = [&](double value) { return tolerance + std::fabs(value) * 1.2e-7; };
     EXPECT_EQ(scores.nonfinite[i], 0);
     if (outputs.Has(Output::kLogprob)) {
@@ -84,7 +84,7 @@ void EngineSuite::ExpectMatchesReference(const InMemoryHead& head, const EngineC
     const auto top_k = static_cast<size_t>(inputs.top_k);
     for (size_t k = 0; k < truth.top_k_ids.size(); ++k) {
       const size_t at = i * top_k + k;
-      EXPECT_EQ(scores.top_k_ids[at], truth.top_k_ids[k]) << "place " << k;
+      EXPECT_EQ(scores.top_k_ids[at], truth.top_k_ids[k]) << "rank " << k;
       EXPECT_NEAR(scores.top_k_logprobs[at], truth.top_k_logprobs[k],
                   near(truth.top_k_logprobs[k]));
     }

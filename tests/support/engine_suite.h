@@ -15,34 +15,35 @@
 
 namespace logprobd::testing {
 
-/// Largest |score - double reference| at temperature 1; at a temperature t < 1 they grow by 1 / t.
+/// Bounds on |score - reference in double precision| at temperature 1. At a temperature t < 1 they
+/// are divided by t.
 struct EngineTolerances {
-  double logprob = 1e-4;       ///< Logits of standard deviation up to 3.
-  double logprob_wide = 1e-4;  ///< Up to 20, and hundreds away from 0.
+  double logprob = 1e-4;       ///< For logits with a standard deviation of up to 3.
+  double logprob_wide = 1e-4;  ///< For a standard deviation of up to 20, or a mean of hundreds.
   double entropy = 2e-4;
-  double logprob_f32 = 5e-6;  ///< fp32 hidden and head, standard deviation 3.
+  double logprob_f32 = 5e-6;  ///< For fp32 hidden rows and head, and a standard deviation of 3.
 };
 
-/// An engine that the suite is to be run on.
+/// An engine that the suite runs on.
 struct EngineUnderTest {
   std::string name;  ///< Letters, digits and _ only.
   std::function<absl::StatusOr<std::unique_ptr<ScoringEngine>>(const HeadWeights& head,
                                                                int64_t batch_rows_max)>
       create;
   EngineTolerances tolerances;
-  std::string skip_reason;  ///< Not empty: this machine cannot run it.
+  std::string skip_reason;  ///< Why this machine cannot run the engine; empty if it can.
 };
 
 inline void PrintTo(const EngineUnderTest& engine, std::ostream* out) { *out << engine.name; }
 
-/// The behaviours that every ScoringEngine has. A test binary links the object library
-/// logprobd_engine_suite, which holds the TEST_Ps, and says
+/// The tests that every ScoringEngine passes. A test binary links the object library
+/// logprobd_engine_suite, which contains the TEST_Ps, and instantiates them:
 ///   INSTANTIATE_TEST_SUITE_P(Cpu, EngineSuite, ::testing::ValuesIn(engines), EngineName);
 class EngineSuite : public ::testing::TestWithParam<EngineUnderTest> {
  protected:
   void SetUp() override;
 
-  /// Fails the test and returns null where the engine cannot be made.
+  /// Creates an engine. If that fails, fails the test and returns null.
   std::unique_ptr<ScoringEngine> Create(const HeadWeights& head, int64_t batch_rows_max = 64);
 
   const EngineTolerances& tolerances() const { return GetParam().tolerances; }

@@ -1,11 +1,13 @@
-// Rows that hold NaN or infinity touch only themselves.
+// A row with NaN or infinity affects no other row.
 
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/kernel_params.h"
 #include "tests/support/engine_suite.h"
 
 namespace logprobd::testing {
@@ -23,10 +25,11 @@ void SetHidden(EngineCase& inputs, int64_t row, int64_t column, float value) {
 
 void ExpectNonfiniteRow(const EngineCase& inputs, const EngineScores& scores, size_t row) {
   EXPECT_EQ(scores.nonfinite[row], 1);
-  for (const auto* array : {&scores.logprob, &scores.entropy, &scores.lse, &scores.argmax_logprob,
-                            &scores.sum_p_squared, &scores.max_logit, &scores.min_logit}) {
-    EXPECT_TRUE(std::isnan((*array)[row])) << (*array)[row];
-  }
+  ForEachRowColumn([&]<typename T>(const OutputColumn<T>& column) {
+    if constexpr (std::is_same_v<T, float>) {
+      EXPECT_TRUE(std::isnan((scores.*column.values)[row])) << column.name;
+    }
+  });
   EXPECT_EQ(scores.argmax_id[row], -1);
   const auto top_k = static_cast<size_t>(inputs.top_k);
   for (size_t i = row * top_k; i < (row + 1) * top_k; ++i) {
@@ -40,7 +43,7 @@ void ExpectNonfiniteRow(const EngineCase& inputs, const EngineScores& scores, si
   }
 }
 
-TEST_P(EngineSuite, ANonfiniteHiddenRowTouchesOnlyItself) {
+TEST_P(EngineSuite, ANonfiniteHiddenRowAffectsNoOtherRow) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const float bad : {kNan, kInfinity, -kInfinity}) {
       SCOPED_TRACE(absl::StrCat(DtypeName(dtype), " ", bad));
@@ -76,7 +79,7 @@ TEST_P(EngineSuite, ANonfiniteHiddenRowTouchesOnlyItself) {
   }
 }
 
-/// A small random fp32 head with the given bias: one value a vocabulary id.
+/// A small random fp32 head with the given bias, one value per vocabulary id.
 std::unique_ptr<InMemoryHead> HeadWithBias(int64_t vocab_size, std::vector<float> bias) {
   HeadInfo info;
   info.hidden_size = 4;
@@ -86,7 +89,7 @@ std::unique_ptr<InMemoryHead> HeadWithBias(int64_t vocab_size, std::vector<float
       info, EncodeFloats(NormalValues(vocab_size * 4, 3), Dtype::kF32), std::move(bias));
 }
 
-TEST_P(EngineSuite, OneLogitThatIsNotANumberMakesTheRowNonfinite) {
+TEST_P(EngineSuite, ASingleNanOrInfiniteLogitMakesTheRowNonfinite) {
   for (const size_t id : {0U, 17U, 191U, 192U, 300U, 399U}) {
     for (const float bad : {kNan, kInfinity}) {
       SCOPED_TRACE(absl::StrCat("id ", id, " ", bad));
@@ -105,7 +108,7 @@ TEST_P(EngineSuite, OneLogitThatIsNotANumberMakesTheRowNonfinite) {
   }
 }
 
-TEST_P(EngineSuite, ARowOfNegativeInfinityAloneIsNonfinite) {
+TEST_P(EngineSuite, ARowOfOnlyNegativeInfinityIsNonfinite) {
   const auto head = HeadWithBias(400, std::vector<float>(400, -kInfinity));
   EngineCase inputs = MakeRandomCase(*head, 2, Dtype::kF32);
   inputs.top_k = 2;
@@ -118,7 +121,7 @@ TEST_P(EngineSuite, ARowOfNegativeInfinityAloneIsNonfinite) {
   ExpectNonfiniteRow(inputs, scores, 1);
 }
 
-TEST_P(EngineSuite, ScoresAsBeforeAfterANonfiniteBatch) {
+TEST_P(EngineSuite, ANonfiniteBatchDoesNotAffectLaterBatches) {
   const auto head = MakeRandomHead({.vocab_size = 500, .hidden_size = 70});
   const EngineCase clean = MakeRandomCase(*head, 20);
   EngineCase dirty = clean;

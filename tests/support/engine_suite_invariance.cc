@@ -1,4 +1,4 @@
-// The promise: a row's bits depend on that row alone.
+// The bits of a row depend on that row alone.
 
 #include <algorithm>
 #include <numeric>
@@ -12,7 +12,8 @@ namespace {
 
 constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
 
-/// Rows with temperatures, entropy temperatures, top-k and candidates of their own.
+/// Rows that each have their own temperatures, entropy temperatures and candidates, and a top-k
+/// list.
 EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
   EngineCase inputs = MakeRandomCase(head, num_rows, dtype);
   inputs.top_k = 4;
@@ -34,7 +35,7 @@ std::vector<int64_t> Range(int64_t begin, int64_t end) {
   return rows;
 }
 
-/// Scores `rows` of `all` in one batch and compares each with what it got in the batch of all.
+/// Scores `rows` of `all` in one batch and compares each with its scores in the batch of all rows.
 void ExpectSameBits(ScoringEngine& engine, const EngineCase& all, const EngineScores& all_scores,
                     const std::vector<int64_t>& rows) {
   const EngineCase chosen = SelectRows(all, rows);
@@ -47,7 +48,7 @@ void ExpectSameBits(ScoringEngine& engine, const EngineCase& all, const EngineSc
   }
 }
 
-TEST_P(EngineSuite, ARowHasTheSameBitsAloneInABatchShuffledAndCut) {
+TEST_P(EngineSuite, ARowHasTheSameBitsInEveryBatch) {
   struct Shape {
     Dtype hidden_dtype;
     Dtype head_dtype;
@@ -76,7 +77,8 @@ TEST_P(EngineSuite, ARowHasTheSameBitsAloneInABatchShuffledAndCut) {
     }
     for (const int64_t size : {2, 3, 5, 9, 16, 17, 33, 64, 100}) {  // cut
       for (int64_t begin = 0; begin < num_rows; begin += size) {
-        if (begin > 2 * size && begin + 2 * size < num_rows) continue;  // the edges are enough
+        if (begin > 2 * size && begin + 2 * size < num_rows)
+          continue;  // batches at both ends are enough
         ExpectSameBits(*engine, all, all_scores, Range(begin, std::min(begin + size, num_rows)));
       }
     }
@@ -89,7 +91,7 @@ TEST_P(EngineSuite, ARowHasTheSameBitsAloneInABatchShuffledAndCut) {
   }
 }
 
-TEST_P(EngineSuite, ARowHasTheSameBitsWhicheverOutputsAreAskedBesideIt) {
+TEST_P(EngineSuite, ARowHasTheSameBitsForAnySetOfOutputs) {
   const auto head = MakeRandomHead({.vocab_size = 1003, .hidden_size = 200});
   const EngineCase all = MixedCase(*head, 20, Dtype::kBf16);
   const auto engine = Create(*head);
@@ -114,7 +116,7 @@ TEST_P(EngineSuite, ARowHasTheSameBitsWhicheverOutputsAreAskedBesideIt) {
   }
 }
 
-TEST_P(EngineSuite, AnEntropyTemperatureEqualToTheRowsOwnChangesNothing) {
+TEST_P(EngineSuite, AnEntropyTemperatureEqualToTheTemperatureChangesNothing) {
   const auto head = MakeRandomHead({.vocab_size = 700, .hidden_size = 96});
   EngineCase plain = MakeRandomCase(*head, 6);
   plain.temperatures = {0.5F, 0.7F, 1.0F, 1.3F, 2.0F, 9.0F};
@@ -130,7 +132,7 @@ TEST_P(EngineSuite, AnEntropyTemperatureEqualToTheRowsOwnChangesNothing) {
   EXPECT_EQ(plain_scores.logprob, spelled_scores.logprob);
 }
 
-TEST_P(EngineSuite, TheEntropyTemperatureLeavesTheLogprobAlone) {
+TEST_P(EngineSuite, TheEntropyTemperatureDoesNotChangeTheLogprob) {
   const auto head = MakeRandomHead({.vocab_size = 700, .hidden_size = 96});
   const EngineCase plain = MakeRandomCase(*head, 6);
   EngineCase other = plain;

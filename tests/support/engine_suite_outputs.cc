@@ -1,4 +1,4 @@
-// Top-k, candidates, argmax and greedy, batches in flight, and what an engine tells of itself.
+// Top-k, candidates, argmax and greedy, batches in flight, and the engine's description of itself.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ TEST_P(EngineSuite, TopKMayCoverTheWholeVocabulary) {
   ExpectMatchesReference(*head, inputs, tolerances().logprob);
 }
 
-TEST_P(EngineSuite, PlacesOfTopKBeyondTheVocabularyAreEmpty) {
+TEST_P(EngineSuite, EntriesOfTopKBeyondTheVocabularyAreEmpty) {
   const auto head = MakeRandomHead({.vocab_size = 3, .hidden_size = 64});
   EngineCase inputs = MakeRandomCase(*head, 2);
   inputs.top_k = 5;
@@ -46,8 +46,8 @@ TEST_P(EngineSuite, PlacesOfTopKBeyondTheVocabularyAreEmpty) {
   EXPECT_TRUE(std::isnan(scores.top_k_logprobs[3]));
 }
 
-/// Column c of the weight is value[c] in each element; hidden rows are all ones, so that equal
-/// values make logits that are equal in every bit.
+/// A head whose weight has value values[c] in every element of column c. With hidden rows of ones,
+/// equal values make logits with equal bits.
 std::unique_ptr<InMemoryHead> HeadOfColumns(const std::vector<float>& values, int64_t hidden_size) {
   HeadInfo info;
   info.hidden_size = hidden_size;
@@ -84,7 +84,7 @@ TEST_P(EngineSuite, TheLowestIdWinsTies) {
   EXPECT_EQ(scores.top_k_logprobs[0], scores.argmax_logprob[0]);
 }
 
-TEST_P(EngineSuite, TargetCandidateArgmaxAndTopKAgreeInEveryBit) {
+TEST_P(EngineSuite, TargetCandidateArgmaxAndTopKHaveTheSameBits) {
   const auto head = MakeRandomHead({.vocab_size = 800, .hidden_size = 200});
   EngineCase inputs = MakeRandomCase(*head, 6);
   inputs.top_k = 3;
@@ -104,7 +104,7 @@ TEST_P(EngineSuite, TargetCandidateArgmaxAndTopKAgreeInEveryBit) {
   }
 }
 
-TEST_P(EngineSuite, CandidatesMayBeRaggedAndRepeated) {
+TEST_P(EngineSuite, RowsMayHaveDifferentNumbersOfCandidatesAndDuplicates) {
   const auto head = MakeRandomHead({.vocab_size = 800, .hidden_size = 48});
   EngineCase inputs = MakeRandomCase(*head, 6);
   inputs.candidate_rows = {0, 0, 0, 2, 4, 4, 4, 4, 5};
@@ -113,7 +113,7 @@ TEST_P(EngineSuite, CandidatesMayBeRaggedAndRepeated) {
   ExpectMatchesReference(*head, inputs, tolerances().logprob);
 }
 
-TEST_P(EngineSuite, ManyCandidatesOnOneRow) {
+TEST_P(EngineSuite, OneRowMayHaveTheWholeVocabularyAsCandidates) {
   const auto head = MakeRandomHead({.vocab_size = 800, .hidden_size = 48});
   EngineCase inputs = MakeRandomCase(*head, 2);
   for (int32_t id = 799; id >= 0; --id) {
@@ -124,7 +124,7 @@ TEST_P(EngineSuite, ManyCandidatesOnOneRow) {
   ExpectMatchesReference(*head, inputs, tolerances().logprob);
 }
 
-TEST_P(EngineSuite, LeavesTheResultsAloneThatWereNotAskedFor) {
+TEST_P(EngineSuite, DoesNotWriteScoresThatAreNotRequested) {
   const auto head = MakeRandomHead({.vocab_size = 300, .hidden_size = 48});
   EngineCase inputs = MakeRandomCase(*head, 3);
   inputs.outputs = OutputSet().With(Output::kLse);
@@ -185,7 +185,7 @@ TEST_P(EngineSuite, DestructionWaitsForTheBatchesInFlight) {
   EXPECT_TRUE(started.Wait().status.ok());
 }
 
-TEST_P(EngineSuite, TellsItsFacts) {
+TEST_P(EngineSuite, DescribesHeadMemoryAndLimits) {
   const auto head = MakeRandomHead({.vocab_size = 300, .hidden_size = 48, .padding_rows = 4});
   const auto engine = Create(*head, 40);
   ASSERT_NE(engine, nullptr);
@@ -205,7 +205,7 @@ TEST_P(EngineSuite, TellsItsFacts) {
   EXPECT_GE(weight_bytes, 300 * 48 * 2);
 }
 
-TEST_P(EngineSuite, StagingHasTheSizeAskedFor) {
+TEST_P(EngineSuite, StagingHasTheRequestedSize) {
   const auto head = MakeRandomHead({});
   const auto engine = Create(*head);
   ASSERT_NE(engine, nullptr);
@@ -217,7 +217,7 @@ TEST_P(EngineSuite, StagingHasTheSizeAskedFor) {
   std::fill_n((*staging)->data(), 12'345, std::byte{1});
 }
 
-TEST_P(EngineSuite, AnErrorWhileReadingTheWeightIsPassedOn) {
+TEST_P(EngineSuite, ReturnsAnErrorOfReadingTheWeight) {
   const auto head = MakeRandomHead({.vocab_size = 5000, .hidden_size = 16});
   head->FailReadsFrom(3000, absl::DataLossError("the file has changed"));
 

@@ -1,4 +1,5 @@
-// Scores against the double reference: shapes, dtypes, sizes of logits, transforms, temperatures.
+// Scores match the reference in double precision for all shapes, dtypes, ranges of logits,
+// transforms and temperatures.
 
 #include <algorithm>
 #include <cmath>
@@ -74,7 +75,7 @@ TEST_P(EngineSuite, MatchesTheReferenceFromNarrowToWideLogits) {
 }
 
 TEST_P(EngineSuite, APeakedRowHasLogprobAndEntropyNearZero) {
-  // One column is a multiple of the hidden row, so that its logit is far above all others.
+  // One column of the weight equals the hidden row, so its logit is far above all others.
   const auto base = MakeRandomHead({.vocab_size = 700, .hidden_size = 96});
   EngineCase inputs = MakeRandomCase(*base, 2);
   std::vector<std::byte> weight(base->weight(), base->weight() + base->info().weight_bytes);
@@ -106,11 +107,11 @@ TEST_P(EngineSuite, AFlatRowHasTheEntropyOfTheWholeVocabulary) {
     const double log_vocab = std::log(static_cast<double>(vocab_size));
     EXPECT_NEAR(scores.logprob[1], -log_vocab, 2e-6);
     EXPECT_NEAR(scores.entropy[1], log_vocab, 2e-6);
-    EXPECT_EQ(scores.argmax_id[1], 0);  // the lowest of equals
+    EXPECT_EQ(scores.argmax_id[1], 0);  // the lowest id wins ties
   }
 }
 
-/// A head of one hidden element: with a hidden row of 1 the logits are the weights themselves.
+/// A head with hidden size 1: for the hidden row (1), the logits are the weights.
 std::unique_ptr<InMemoryHead> HeadOfLogits(const std::vector<float>& logits) {
   HeadInfo info;
   info.hidden_size = 1;
@@ -129,20 +130,20 @@ EngineCase OneRow(int32_t target) {
   return inputs;
 }
 
-TEST_P(EngineSuite, LogitsFarBelowZeroAreFine) {
+TEST_P(EngineSuite, MatchesTheReferenceForLogitsFarBelowZero) {
   std::vector<float> logits = NormalValues(600, 5);
   for (float& z : logits) z -= 200.0F;
   ExpectMatchesReference(*HeadOfLogits(logits), OneRow(300), tolerances().logprob_wide);
 }
 
-TEST_P(EngineSuite, LogitsFarAboveZeroAreFine) {
+TEST_P(EngineSuite, MatchesTheReferenceForLogitsFarAboveZero) {
   std::vector<float> logits = NormalValues(600, 6);
   for (float& z : logits) z += 500.0F;
   ExpectMatchesReference(*HeadOfLogits(logits), OneRow(300), tolerances().logprob_wide);
 }
 
-TEST_P(EngineSuite, TilesFarApartCombine) {
-  // The first tile lies 150 above the last: it alone makes the sum, the target lies in the last.
+TEST_P(EngineSuite, CombinesTilesWithVeryDifferentLogits) {
+  // The logits of the first tile are 150 above those of the last one, which contains the target.
   std::vector<float> logits = NormalValues(576, 7);
   for (size_t i = 0; i < 192; ++i) logits[i] += 100.0F;
   for (size_t i = 384; i < 576; ++i) logits[i] -= 50.0F;
@@ -168,13 +169,13 @@ TEST_P(EngineSuite, AppliesScaleBiasAndSoftcap) {
         absl::StrCat("scale ", options.scale, ", bias ", options.bias, ", cap ", options.softcap));
     const auto head = MakeRandomHead(options);
     EngineCase inputs = MakeRandomCase(*head, 11);
-    // A cap lets several logits be equal in float; which is first is tested without one.
+    // A soft cap can make the largest logits equal in float, so the argmax is tested without one.
     inputs.outputs = options.softcap > 0 ? kWithoutArgmax : inputs.outputs;
     ExpectMatchesReference(*head, inputs, tolerances().logprob_wide);
   }
 }
 
-TEST_P(EngineSuite, PaddingRowsOfTheWeightTakeNoPart) {
+TEST_P(EngineSuite, IgnoresPaddingRowsOfTheWeight) {
   for (const int64_t vocab_size : {190, 192, 380}) {
     SCOPED_TRACE(absl::StrCat("vocab ", vocab_size));
     const auto head =

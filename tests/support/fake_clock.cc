@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 

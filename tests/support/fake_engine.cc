@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 namespace {
@@ -33,7 +33,7 @@ uint64_t MixFloat(uint64_t hash, float value) {
   return Mix(hash, bits);
 }
 
-/// In [0, 1), exact in float.
+/// A value in [0, 1) that float represents exactly.
 float UnitOf(uint64_t hash) { return static_cast<float>(hash >> 40) * 0x1p-24F; }
 
 bool HasNonfinite(absl::Span<const std::byte> row, Dtype dtype) {
@@ -56,7 +56,7 @@ std::vector<T> Copy(absl::Span<const T> span) {
   return std::vector<T>(span.begin(), span.end());
 }
 
-/// All rows in one piece, as ScoreBatch says where they lie.
+/// Copies all rows of a batch into one piece of memory.
 std::vector<std::byte> HiddenRows(const ScoreBatch& batch, int64_t row_bytes) {
   if (batch.runs.empty()) {
     return {batch.hidden, batch.hidden + batch.num_rows * row_bytes};
@@ -110,11 +110,10 @@ void CheckContract(const ScoreBatch& batch, const HeadInfo& info,
 }
 
 template <typename T>
-void Put(absl::Span<T> span, size_t index, T value, bool wanted) {
-  if (wanted) {
-    LOGPROBD_CHECK(index < span.size(), "an output asked for has no room");
-    span[index] = value;
-  }
+void Put(absl::Span<T> span, size_t index, T value, bool is_requested = true) {
+  if (!is_requested) return;
+  LOGPROBD_CHECK(index < span.size(), "the span of a requested output is too small");
+  span[index] = value;
 }
 
 void Score(ScoreBatch& batch, const HeadInfo& info, float logprob_offset) {
@@ -139,11 +138,11 @@ void Score(ScoreBatch& batch, const HeadInfo& info, float logprob_offset) {
     Put(batch.sum_p_squared, row, scores.sum_p_squared, outputs.Has(Output::kSumPSquared));
     Put(batch.max_logit, row, scores.max_logit, outputs.Has(Output::kMaxLogit));
     Put(batch.min_logit, row, scores.min_logit, outputs.Has(Output::kMinLogit));
-    Put(batch.nonfinite, row, static_cast<uint8_t>(scores.nonfinite), true);
+    Put(batch.nonfinite, row, static_cast<uint8_t>(scores.nonfinite));
     for (int32_t rank = 0; rank < batch.top_k; ++rank) {
       const size_t index = row * static_cast<size_t>(batch.top_k) + static_cast<size_t>(rank);
-      Put(batch.top_k_ids, index, FakeTopKId(scores, rank, info.vocab_size), true);
-      Put(batch.top_k_logprobs, index, FakeTopKLogprob(scores, rank), true);
+      Put(batch.top_k_ids, index, FakeTopKId(scores, rank, info.vocab_size));
+      Put(batch.top_k_logprobs, index, FakeTopKLogprob(scores, rank));
     }
   }
   for (size_t i = 0; i < batch.candidate_ids.size(); ++i) {
@@ -281,7 +280,7 @@ void FakeEngine::Run() {
       Score(*next.batch, info_, options_.logprob_offset);
     }
     {
-      // Before `done`, in which the caller may start the next batch.
+      // Update the counts before `done`, in which the caller may start the next batch.
       absl::MutexLock lock(&mutex_);
       --in_flight_;
       rows_scored_ += status.ok() ? rows : 0;

@@ -17,8 +17,8 @@
 
 namespace logprobd::testing {
 
-/// What FakeEngine makes of a row: a function of the row's bytes, target and temperatures alone, so
-/// that a score in the wrong place shows. Not related to any real head.
+/// The scores that FakeEngine gives a row. They depend only on the row's bytes, target and
+/// temperatures, so that a score of a wrong row shows. They are not those of any real head.
 struct FakeScores {
   float logprob = 0;  ///< In (-16, 0).
   float entropy = 0;
@@ -28,22 +28,22 @@ struct FakeScores {
   float sum_p_squared = 0;
   float max_logit = 0;
   float min_logit = 0;
-  bool nonfinite = false;  ///< An element is NaN or Inf: floats are NaN, ids -1.
+  bool nonfinite = false;  ///< An element of the row is NaN or Inf; the scores are NaN, ids -1.
 };
 
 FakeScores FakeScoresOf(absl::Span<const std::byte> row, Dtype dtype, int32_t target,
                         float temperature, float entropy_temperature, int64_t vocab_size);
 
-/// The row's best ids, `rank` from 0: (argmax_id + rank) modulo the vocabulary.
+/// Entry `rank` (from 0) of a row's top-k list: (argmax_id + rank) modulo the vocabulary.
 int32_t FakeTopKId(const FakeScores& scores, int32_t rank, int64_t vocab_size);
 float FakeTopKLogprob(const FakeScores& scores, int32_t rank);
 float FakeCandidateLogprob(const FakeScores& scores, int32_t id);
 
-/// A batch as FakeEngine received it, copied.
+/// A copy of a batch that FakeEngine received.
 struct RecordedBatch {
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;
-  std::vector<std::byte> hidden;  ///< All rows, wherever they were.
+  std::vector<std::byte> hidden;  ///< All rows, also those that lay in runs.
   std::vector<HiddenRun> runs;
   std::vector<int32_t> targets;
   std::vector<float> temperatures;
@@ -54,11 +54,11 @@ struct RecordedBatch {
   std::vector<int32_t> candidate_ids;
 };
 
-/// A ScoringEngine whose batches a test records, holds, releases and fails. `done` is called on the
-/// engine's thread, in the order of Start. Thread-safe.
+/// A ScoringEngine that lets a test record, hold, release and fail batches. It calls `done` on its
+/// own thread, in the order of Start. Thread-safe.
 ///
-/// Without Hold a batch is answered at once. Breaking the contract of ScoringEngine (more than
-/// kBatchesInFlight batches, ids out of range, a row of an odd size) aborts.
+/// Without Hold it answers batches at once. It aborts if a caller breaks the contract of
+/// ScoringEngine (more than kBatchesInFlight batches, ids out of range, spans of a wrong size).
 class FakeEngine final : public ScoringEngine {
  public:
   struct Options {
@@ -68,23 +68,23 @@ class FakeEngine final : public ScoringEngine {
     Dtype dtype = Dtype::kBf16;
     uint64_t weights_version = 1;
     std::vector<ShardPlace> layout = {};
-    /// Added to every logprob: which engine scored a row shows.
+    /// Added to every logprob, so that a test sees which engine has scored a row.
     float logprob_offset = 0;
     MemoryPlan memory = {};
-    /// AllocateStaging beyond it, in all, is RESOURCE_EXHAUSTED.
+    /// Bytes that AllocateStaging returns in total before it fails with RESOURCE_EXHAUSTED.
     int64_t staging_bytes_max = int64_t{1} << 40;
-    /// Whether it reads rows in place. The memory of "GPUs" is ordinary memory here.
+    /// True if the engine reads rows in place. The memory of its "GPUs" is ordinary memory.
     bool reads_in_place = false;
     int64_t row_step = 1;
-    /// Off for benchmarks: nothing is recorded.
+    /// False in benchmarks: batches are not recorded.
     bool record = true;
-    /// Off for benchmarks: outputs are left as they are.
+    /// False in benchmarks: scores are not written.
     bool score = true;
   };
 
   FakeEngine() : FakeEngine(Options()) {}
   explicit FakeEngine(const Options& options);
-  ~FakeEngine() override;  ///< Releases what is held.
+  ~FakeEngine() override;  ///< Releases held batches.
 
   const HeadInfo& info() const override { return info_; }
   int64_t batch_rows_max() const override { return options_.batch_rows_max; }
@@ -95,27 +95,28 @@ class FakeEngine final : public ScoringEngine {
   bool reads_in_place() const override { return options_.reads_in_place; }
   int64_t row_step(int64_t /*num_rows*/) const override { return options_.row_step; }
 
-  /// From now on batches wait until they are released.
+  /// Makes batches wait until they are released.
   void Hold();
-  /// Answers what is held and holds no more.
+  /// Answers the held batches and stops holding.
   void Release();
-  /// Answers the oldest held batch and goes on holding.
+  /// Answers the oldest held batch and keeps holding the others.
   void ReleaseOne();
 
-  /// The next `batches` batches end with `status` (when they are answered).
+  /// Makes the next `batches` batches end with `status` when they are answered.
   void FailNext(absl::Status status, int batches = 1);
-  /// Batches of more rows than this end with RESOURCE_EXHAUSTED.
+  /// Makes batches of more than `rows` rows end with RESOURCE_EXHAUSTED.
   void SetFittingRows(int64_t rows);
   void SetHealthy(bool healthy);
 
-  /// Blocks until `count` batches have been started, and returns the rows of the first `count`.
+  /// Blocks until `count` batches are started, and returns the numbers of rows of the first
+  /// `count`.
   std::vector<int64_t> WaitForBatches(int count) const;
-  /// Blocks until `count` batches are started and not answered.
+  /// Blocks until `count` started batches are not answered yet.
   void WaitUntilInFlight(int count) const;
   /// Blocks until no batch is in flight and every `done` has returned.
   void WaitUntilIdle() const;
 
-  std::vector<RecordedBatch> batches() const;  ///< Started so far.
+  std::vector<RecordedBatch> batches() const;  ///< The batches started so far.
   int64_t num_batches() const;
   int64_t rows_scored() const;  ///< Rows of the batches answered with OK.
   int64_t staging_bytes() const;

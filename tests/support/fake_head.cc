@@ -32,37 +32,32 @@ HeadInfo FakeHeadInfo() {
 }
 
 ScoreResult FakeScores(const ScoreRequest& request) {
-  const auto rows = static_cast<size_t>(request.rows);
   const OutputSet outputs = request.outputs();
   ScoreResult result;
   result.rows = request.rows;
   result.ignored_rows =
       std::count(request.targets.begin(), request.targets.end(), request.ignore_index);
   result.weights_version = 3;
-  const auto fill = [rows, outputs](Output output, std::vector<float>& values, float value) {
-    if (outputs.Has(output)) {
-      for (size_t row = 0; row < rows; ++row) {
-        values.push_back(value + static_cast<float>(row));
+  // Each column has numbers of its own, so that tests notice exchanged columns.
+  ForEachOutputColumn([&](const auto& column) {
+    if (column.shape == ColumnShape::kRow && column.IsReturned(outputs)) {
+      auto& values = result.*column.values;
+      const int first_value = 1'000 * (static_cast<int>(column.wire_field) - 10);
+      for (int64_t row = 0; row < request.rows; ++row) {
+        values.push_back(static_cast<std::decay_t<decltype(values[0])>>(first_value + row));
       }
     }
-  };
-  if (outputs.Has(Output::kLogprob)) {
-    for (const int32_t target : request.targets) {
-      result.logprob.push_back(
-          target == request.ignore_index ? 0.0F : static_cast<float>(-(target + 1)) / 8);
-    }
+  });
+  for (size_t row = 0; row < result.logprob.size(); ++row) {
+    const int32_t target = request.targets[row];
+    result.logprob[row] =
+        target == request.ignore_index ? 0.0F : static_cast<float>(-(target + 1)) / 8;
   }
-  fill(Output::kEntropy, result.entropy, 1'000.0F);
-  fill(Output::kLse, result.lse, 2'000.0F);
-  fill(Output::kArgmax, result.argmax_logprob, 3'000.0F);
-  fill(Output::kSumPSquared, result.sum_p_squared, 4'000.0F);
-  fill(Output::kMaxLogit, result.max_logit, 5'000.0F);
-  fill(Output::kMinLogit, result.min_logit, 6'000.0F);
   if (outputs.Has(Output::kArgmax)) {
     result.argmax_id.assign(request.targets.begin(), request.targets.end());
   }
   if (outputs.Has(Output::kGreedy)) {
-    result.greedy.assign(rows, 1);
+    result.greedy.assign(result.greedy.size(), 1);
   }
   for (int64_t i = 0; i < request.rows * request.top_k; ++i) {
     result.top_k_ids.push_back(static_cast<int32_t>(i));

@@ -1,5 +1,5 @@
-// Stands for libcuda.so.1 where there is no GPU: its "device" memory is the heap, and the handle of
-// an allocation is its address.
+// Replaces libcuda.so.1 in tests without a GPU. Its "device" memory is the heap, and the IPC handle
+// of an allocation contains its address.
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// A stand-in for the driver's management library (libnvidia-ml.so.1), with two GPUs that it numbers
-// otherwise than CUDA does. Found where LD_LIBRARY_PATH names its folder.
+// Replaces the driver's management library (libnvidia-ml.so.1) in tests. It has two GPUs, in
+// another order than CUDA. Programs find it if LD_LIBRARY_PATH contains its folder.
 
 #include <atomic>
 #include <cstring>
@@ -23,16 +23,16 @@ struct Gpu {
   unsigned long long ecc_uncorrected;
 };
 
-// By NVML's index. The first is at its power limit, the second hot.
+// In the order of NVML. The first GPU is at its power limit, the second is hot.
 const Gpu kGpus[] = {
     {"0000:3b:00.0", "GPU-b", 97, 689'500, 1'455, 60'000 * kMib, 83'000 * kMib, 0x04, 5, 1},
     {"0000:1a:00.0", "GPU-a", 42, 350'250, 1'980, 20'000 * kMib, 123'000 * kMib, 0x20 | 0x08, 2, 0},
 };
 
 template <typename Predicate>
-int Find(void** device, Predicate is_it) {
+int Find(void** device, Predicate matches) {
   for (const Gpu& gpu : kGpus) {
-    if (is_it(gpu)) {
+    if (matches(gpu)) {
       *device = const_cast<Gpu*>(&gpu);
       return kSuccess;
     }
@@ -47,7 +47,7 @@ std::atomic<int> num_in_hang = 0;
 
 }  // namespace
 
-// The names are NVIDIA's.
+// The names of these functions are those of NVIDIA's library.
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 
@@ -93,13 +93,13 @@ int nvmlDeviceGetClockInfo(void* device, int clock, unsigned int* megahertz) {
   return kSuccess;
 }
 
-/// While `hangs`, readings of memory do not return, as for a GPU that is lost.
+/// While `hangs` is true, readings of memory do not return, as with a GPU that is lost.
 void FakeNvmlHang(bool hangs) {
   is_hanging = hangs;
   is_hanging.notify_all();
 }
 
-/// Returns once a reading hangs; how many do.
+/// Waits until a reading hangs, and returns the number of readings that do.
 int FakeNvmlAwaitHang() {
   num_in_hang.wait(0);
   return num_in_hang;

@@ -11,13 +11,13 @@
 
 namespace logprobd::testing {
 
-/// A Collective that does what a real one does until a rank's n-th call fails or never ends.
+/// A Collective that forwards to a real one until the n-th call of one rank fails or hangs.
 class FaultyCollective final : public Collective {
  public:
   enum class Fault {
     kFails,    ///< The call returns INTERNAL.
-    kHangs,    ///< The call returns only after Abort: the rank never arrives.
-    kIsLater,  ///< The call succeeds, and Check fails from then on.
+    kHangs,    ///< The call returns only after Abort, as if the rank never arrived.
+    kIsLater,  ///< The call succeeds, but Check fails from then on.
   };
 
   FaultyCollective(std::unique_ptr<Collective> real, Fault fault, int32_t rank, int call)
@@ -27,19 +27,19 @@ class FaultyCollective final : public Collective {
 
   absl::Status AllReduce(int32_t rank, absl::Span<const kernels::Reduction> items,
                          ShardStream stream) override {
-    const absl::Status status = Strike(rank);
+    const absl::Status status = MaybeFail(rank);
     return status.ok() ? real_->AllReduce(rank, items, stream) : status;
   }
 
   absl::Status Gather(int32_t rank, const uint64_t* mine, int64_t count, uint64_t* all,
                       ShardStream stream) override {
-    const absl::Status status = Strike(rank);
+    const absl::Status status = MaybeFail(rank);
     return status.ok() ? real_->Gather(rank, mine, count, all, stream) : status;
   }
 
   absl::Status Check() override {
     const absl::MutexLock lock(&mutex_);
-    return has_struck_later_ ? Broken() : real_->Check();
+    return check_fails_ ? Broken() : real_->Check();
   }
 
   void Abort() override {
@@ -55,7 +55,7 @@ class FaultyCollective final : public Collective {
     return CollectiveError("faulty", "a link between the shards broke");
   }
 
-  absl::Status Strike(int32_t rank) {
+  absl::Status MaybeFail(int32_t rank) {
     if (rank != rank_) return absl::OkStatus();
     const absl::MutexLock lock(&mutex_);
     if (calls_++ != call_) return absl::OkStatus();
@@ -64,9 +64,9 @@ class FaultyCollective final : public Collective {
         return Broken();
       case Fault::kHangs:
         mutex_.Await(absl::Condition(&is_aborted_));
-        return absl::AbortedError("told to stop");
+        return absl::AbortedError("the exchange between shards was aborted");
       case Fault::kIsLater:
-        has_struck_later_ = true;
+        check_fails_ = true;
     }
     return absl::OkStatus();
   }
@@ -74,11 +74,11 @@ class FaultyCollective final : public Collective {
   const std::unique_ptr<Collective> real_;
   const Fault fault_;
   const int32_t rank_;
-  const int call_;  ///< From 0.
+  const int call_;  ///< Index of the call that fails, from 0.
   absl::Mutex mutex_;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_aborted_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_struck_later_ ABSL_GUARDED_BY(mutex_) = false;
+  bool check_fails_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace logprobd::testing

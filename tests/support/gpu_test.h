@@ -11,7 +11,7 @@ inline bool HasGpu() {
   return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
 }
 
-/// Tests of kernels: skipped where there is no GPU.
+/// Base class of kernel tests, which are skipped on machines without a GPU.
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {

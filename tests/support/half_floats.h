@@ -20,10 +20,11 @@ inline uint16_t ToF16(float value) {
   const float magnitude = std::fabs(value);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7E00U);
   if (magnitude >= 65520.0F) return static_cast<uint16_t>(sign | 0x7C00U);
-  // In units of the last place, so that nearbyint rounds to nearest even; subnormals included.
+  // Scale to units in the last place, so that nearbyint rounds to nearest even, also for
+  // subnormals.
   const int exponent = magnitude == 0.0F ? -14 : std::max(std::ilogb(magnitude), -14);
   const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
-  // A carry out of the mantissa moves into the exponent as it should.
+  // A carry out of the mantissa correctly increments the exponent.
   const uint32_t biased = units < 1024U ? 0U : static_cast<uint32_t>(exponent + 14);
   return static_cast<uint16_t>(sign | ((biased << 10) + units));
 }

@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "tests/support/half_floats.h"
 
 namespace logprobd::testing {
 namespace {
 
-/// SplitMix64: the standard library's distributions differ between implementations.
+/// SplitMix64. The distributions of the standard library differ between implementations.
 uint64_t NextRandom(uint64_t& state) {
   state += 0x9E3779B97F4A7C15U;
   uint64_t z = state;
@@ -36,18 +36,6 @@ std::vector<std::byte> EncodeFloats(absl::Span<const float> values, Dtype dtype)
     std::memcpy(&bytes[2 * i], &bits, sizeof(bits));
   }
   return bytes;
-}
-
-kernels::Dtype KernelDtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return kernels::Dtype::kBf16;
-    case Dtype::kF16:
-      return kernels::Dtype::kF16;
-    case Dtype::kF32:
-      return kernels::Dtype::kF32;
-  }
-  return kernels::Dtype::kF32;
 }
 
 InMemoryHead::InMemoryHead(HeadInfo info, std::vector<std::byte> weight, std::vector<float> bias)
@@ -86,7 +74,7 @@ std::vector<float> NormalValues(int64_t count, uint64_t seed) {
   std::vector<float> values(static_cast<size_t>(count));
   uint64_t state = seed * 0x2545F4914F6CDD1DU + 1U;
   for (float& value : values) {
-    // Box-Muller, one of the pair; the first uniform lies in (0, 1].
+    // Box-Muller transform; the first uniform value lies in (0, 1].
     const double u = (static_cast<double>(NextRandom(state) >> 11) + 1.0) * 0x1p-53;
     const double v = static_cast<double>(NextRandom(state) >> 11) * 0x1p-53;
     value = static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(2 * std::numbers::pi * v));

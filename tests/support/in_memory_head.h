@@ -7,19 +7,15 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/common/dtype.h"
 #include "server/base/head_info.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd::testing {
 
-/// `values` rounded to nearest even and stored as `dtype`, little-endian.
+/// Rounds `values` to nearest even and stores them as `dtype`, little-endian.
 std::vector<std::byte> EncodeFloats(absl::Span<const float> values, Dtype dtype);
 
-/// The same type as kernels/ name it.
-kernels::Dtype KernelDtype(Dtype dtype);
-
-/// A head whose weight lies in memory: [info.vocab_rows, info.hidden_size] of info.dtype.
+/// A head whose weight, [info.vocab_rows, info.hidden_size] of info.dtype, lies in memory.
 class InMemoryHead : public HeadWeights {
  public:
   /// `weight` must have the size that `info` states; `bias` is empty or [info.vocab_rows].
@@ -32,7 +28,7 @@ class InMemoryHead : public HeadWeights {
 
   const std::byte* weight() const { return weight_.data(); }
 
-  /// From now on ReadRows fails with this for any row at or beyond `row`.
+  /// Makes ReadRows fail with `status` for rows at or beyond `row`.
   void FailReadsFrom(int64_t row, absl::Status status);
 
  private:
@@ -46,12 +42,12 @@ class InMemoryHead : public HeadWeights {
 struct RandomHeadOptions {
   int64_t vocab_size = 192;
   int64_t hidden_size = 64;
-  /// Rows of the weight beyond vocab_size, filled with NaN so that a use of them shows.
+  /// Rows of the weight beyond vocab_size. They are filled with NaN, so that any use of them shows.
   int64_t padding_rows = 0;
   Dtype dtype = Dtype::kBf16;
-  /// Of the dot products with hidden rows of unit normal elements.
+  /// Standard deviation of the dot products with standard normal hidden rows.
   double logit_stddev = 3;
-  bool bias = false;  ///< Normal, standard deviation 1.
+  bool bias = false;  ///< Adds a standard normal bias.
   float scale = 1;
   float softcap = 0;
   uint64_t seed = 1;
@@ -59,7 +55,7 @@ struct RandomHeadOptions {
 
 std::unique_ptr<InMemoryHead> MakeRandomHead(const RandomHeadOptions& options);
 
-/// `count` unit normal values; the same for a seed on every machine.
+/// `count` standard normal values, the same on every machine for a given seed.
 std::vector<float> NormalValues(int64_t count, uint64_t seed);
 
 }  // namespace logprobd::testing

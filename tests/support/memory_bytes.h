@@ -12,7 +12,7 @@
 
 namespace logprobd::testing {
 
-/// A file in memory that counts what is read of it.
+/// A file in memory that counts the bytes read from it.
 class MemoryBytes final : public RandomAccessBytes {
  public:
   explicit MemoryBytes(std::string bytes) : bytes_(std::move(bytes)) {}

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <string>
 
-#include "server/app/status.h"
+#include "server/app/run/status.h"
 #include "server/base/clock.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
@@ -125,18 +125,22 @@ int Run() {
   options.listen = "127.0.0.1:0";
   options.status_text = [] { return "a fixture\n"; };
   options.status_page = [&board] {
-    ServerStatus facts;
-    facts.version = "1.2.3";
-    facts.commit = "a fixture";
-    facts.state = ServingState::kDegraded;
-    facts.state_text = "ready, but 1 of 2 replicas has failed";
-    facts.memory = Memory();
+    ServerStatus status;
+    status.version = "1.2.3";
+    status.commit = "a fixture";
+    status.state = ServingState::kDegraded;
+    status.state_text = "ready, but 1 of 2 replicas has failed";
+    status.memory = Memory();
     for (const char* const head : kHeads) {
-      facts.heads.push_back(
-          {InfoOf(head, 3), facts.state, facts.state_text, {true, false}, 65'536});
+      HeadStatus& added = status.heads.emplace_back();
+      added.info = InfoOf(head, 3);
+      added.state = status.state;
+      added.state_text = status.state_text;
+      added.is_replica_healthy = {true, false};
+      added.queue_rows_max = 65'536;
     }
-    facts.warnings = {"a model may say <b>anything</b> & more"};
-    return board.Page(facts);
+    status.warnings = {"a model may say <b>anything</b> & more"};
+    return board.Page(status);
   };
   const auto server = HttpServer::Create(options, metrics);
   if (!server.ok()) {

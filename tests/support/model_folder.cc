@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "tests/support/half_floats.h"
 
 namespace logprobd::testing {

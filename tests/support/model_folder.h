@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "server/base/dtype.h"
+#include "server/base/head_info.h"
 
 namespace logprobd::testing {
 
-/// A tensor to be written: dtype as safetensors spells it, little-endian values.
+/// A tensor to write: its dtype as safetensors spells it, and its little-endian values.
 struct FileTensor {
   std::string name;
   std::string dtype;
@@ -19,28 +19,29 @@ struct FileTensor {
   std::string bytes;
 };
 
-/// `values`, row-major, rounded to nearest even in `dtype`.
+/// Makes a tensor of `values`, row-major, rounded to nearest even in `dtype`.
 FileTensor MakeTensor(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape,
                       const std::vector<float>& values);
 
-/// Values of standard deviation `stddev`; the same seed gives the same tensor.
+/// Makes a tensor of normal values with standard deviation `stddev`. The same seed gives the same
+/// tensor.
 FileTensor MakeRandomTensor(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape,
                             float stddev, uint32_t seed);
 
-/// A tensor of zeros of any dtype that fills whole bytes; for tests that read no values.
+/// Makes a tensor of zeros of any dtype that fills whole bytes, for tests that read no values.
 FileTensor MakeZeroTensor(const std::string& name, const std::string& dtype,
                           const std::vector<int64_t>& shape);
 
-/// The bytes of a safetensors file: length, header, data, in the order given.
+/// The bytes of a safetensors file: length, header, and the data in the order of `tensors`.
 std::string SafetensorsBytes(const std::vector<FileTensor>& tensors);
 
-/// The bytes of a file whose header is `json`, right or wrong, followed by `data`.
+/// The bytes of a file with the header `json`, valid or not, followed by `data`.
 std::string SafetensorsBytesOf(absl::string_view json, absl::string_view data);
 
-/// The value of a "bf16", "f16" or "f32" element at `bytes`.
+/// The value of the element of type `dtype` at `bytes`.
 float ElementAt(const std::byte* bytes, Dtype dtype);
 
-/// A model folder of a test, removed at the end.
+/// A temporary model folder, which the destructor removes.
 class ModelFolder {
  public:
   ModelFolder();
@@ -51,17 +52,17 @@ class ModelFolder {
   const std::string& path() const { return path_; }
   std::string PathOf(const std::string& file_name) const;
 
-  /// Writes any file; folders in its name are made.
+  /// Writes any file. Creates the folders in its name.
   void WriteFile(const std::string& file_name, absl::string_view content) const;
   void WriteConfig(absl::string_view json) const { WriteFile("config.json", json); }
 
-  /// One model.safetensors.
+  /// Writes a single model.safetensors.
   void WriteTensors(const std::vector<FileTensor>& tensors) const;
 
-  /// model-00001-of-0000N.safetensors, ... and their index.
+  /// Writes model-00001-of-0000N.safetensors, ... and their index.
   void WriteShards(const std::vector<std::vector<FileTensor>>& shards) const;
 
-  /// Only the index, as the map says.
+  /// Writes only the index with the given map from tensors to files.
   void WriteIndex(const std::map<std::string, std::string>& weight_map) const;
 
  private:

@@ -6,7 +6,7 @@
 
 namespace logprobd::testing {
 
-/// Runs `body(rank)` for each rank on a thread of its own and waits for all.
+/// Runs `body(rank)` for each rank on its own thread, and waits for all threads.
 template <typename Body>
 void RunRanks(int32_t num_ranks, const Body& body) {
   std::vector<std::thread> threads;

@@ -22,7 +22,7 @@ std::string Header(absl::string_view json, size_t data_bytes = 0) {
   return SafetensorsBytesOf(json, std::string(data_bytes, '\0'));
 }
 
-// A file with the one tensor "t", whose entry is `entry`.
+// A file with a single tensor, "t", whose header entry is `entry`.
 std::string Entry(absl::string_view entry, size_t data_bytes = 0) {
   return Header(absl::StrCat(R"({"t":)", entry, "}"), data_bytes);
 }
@@ -186,7 +186,7 @@ void AddNameCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"NameWithARawControlCharacter", Header("{\"a\n\":1}"), "not valid JSON"});
 }
 
-void AddRightCases(std::vector<SafetensorsCase>& cases) {
+void AddValidCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"NoTensors", Header("{}"), ""});
   cases.push_back({"MetadataOnly", Header(R"({"__metadata__":{"format":"pt","":""}})"), ""});
   cases.push_back({"BlanksAround",
@@ -225,7 +225,7 @@ std::vector<SafetensorsCase> SafetensorsCases() {
   AddEntryCases(cases);
   AddOffsetCases(cases);
   AddNameCases(cases);
-  AddRightCases(cases);
+  AddValidCases(cases);
   return cases;
 }
 

@@ -5,14 +5,14 @@
 
 namespace logprobd::testing {
 
-/// A safetensors file and what a strict reader says to it.
+/// A safetensors file and the complaint of a strict reader about it.
 struct SafetensorsCase {
-  std::string name;  ///< Letters only: it is part of a test's name and a file's.
+  std::string name;  ///< Letters only, since it is part of the names of tests and files.
   std::string bytes;
-  std::string complaint;  ///< Part of the message, or empty: the file is right.
+  std::string complaint;  ///< Part of the reader's message; empty for a valid file.
 };
 
-/// One file a rule of the format, and files that are unusual but right.
+/// One invalid file for each rule of the format, and valid files that are unusual.
 std::vector<SafetensorsCase> SafetensorsCases();
 
 }  // namespace logprobd::testing

@@ -201,7 +201,7 @@ ScoreResult ExpectedResult(const ScoreRequest& request, int64_t vocab_size,
 
 std::string Differences(const ScoreResult& actual, const ScoreResult& expected) {
   std::vector<std::string> names;
-  const auto check = [&](const char* name, bool same) {
+  const auto check = [&](absl::string_view name, bool same) {
     if (!same) {
       names.emplace_back(name);
     }
@@ -210,21 +210,9 @@ std::string Differences(const ScoreResult& actual, const ScoreResult& expected) 
   check("ignored_rows", actual.ignored_rows == expected.ignored_rows);
   check("nonfinite_rows", actual.nonfinite_rows == expected.nonfinite_rows);
   check("weights_version", actual.weights_version == expected.weights_version);
-  check("logprob", SameBits(actual.logprob, expected.logprob));
-  check("entropy", SameBits(actual.entropy, expected.entropy));
-  check("lse", SameBits(actual.lse, expected.lse));
-  check("argmax_id", SameBits(actual.argmax_id, expected.argmax_id));
-  check("argmax_logprob", SameBits(actual.argmax_logprob, expected.argmax_logprob));
-  check("greedy", SameBits(actual.greedy, expected.greedy));
-  check("sum_p_squared", SameBits(actual.sum_p_squared, expected.sum_p_squared));
-  check("max_logit", SameBits(actual.max_logit, expected.max_logit));
-  check("min_logit", SameBits(actual.min_logit, expected.min_logit));
-  check("top_k_ids", SameBits(actual.top_k_ids, expected.top_k_ids));
-  check("top_k_logprobs", SameBits(actual.top_k_logprobs, expected.top_k_logprobs));
-  check("candidate_logprobs", SameBits(actual.candidate_logprobs, expected.candidate_logprobs));
-  check("segment_logprob", SameBits(actual.segment_logprob, expected.segment_logprob));
-  check("segment_rows", SameBits(actual.segment_rows, expected.segment_rows));
-  check("segment_greedy", SameBits(actual.segment_greedy, expected.segment_greedy));
+  ForEachOutputColumn([&](const auto& column) {
+    check(column.name, SameBits(actual.*column.values, expected.*column.values));
+  });
   return absl::StrJoin(names, ", ");
 }
 

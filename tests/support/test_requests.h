@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/base/outputs.h"
 #include "server/base/score_request.h"
-#include "server/base/score_result.h"
 
 namespace logprobd::testing {
 

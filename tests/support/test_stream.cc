@@ -1,6 +1,6 @@
 #include "tests/support/test_stream.h"
 
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "tests/support/transport_server.h"
 
 namespace logprobd::testing {

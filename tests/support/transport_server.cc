@@ -11,7 +11,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/slice.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 
 namespace logprobd::testing {
 

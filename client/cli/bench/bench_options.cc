@@ -4,33 +4,34 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/bench/bench_report.h"
-#include "client/cli/output_names.h"
 
 namespace logprobd::client {
 namespace {
 
 constexpr char kHelp[] =
     "Sends random rows of the head's hidden size and reports latency and throughput. GB/s counts "
-    "hidden states, 1e9 bytes.\n\n"
-    "Load. A closed loop (--concurrency-range) keeps a number of requests in flight: it asks how "
+    "the bytes of hidden states, 1e9 bytes per GB.\n\n"
+    "Load. A closed loop (--concurrency-range) keeps a number of requests in flight and shows how "
     "much the server can do. An open loop (--request-rate) sends whether or not earlier requests "
-    "were answered, as many clients together do, and counts latency from the planned time, so that "
-    "queueing shows; what the generator sent late is reported. --rows takes sizes, one load each, "
-    "or a mix with weights: 1:80,256:15,8192:5 is 80 % single rows, reported together and by "
-    "size.\n\n"
-    "How long. Unless --duration or --requests says otherwise, windows are measured until "
-    "throughput and median latency of the last three lie within --stability percent of their mean; "
-    "the result is those three. Latencies are kept in full histograms (0.8 %).\n\n"
-    "Right? --verify MODEL_DIR scores a sample of the rows that were sent in double precision from "
-    "the model folder, and compares every answer of the run bit by bit with the first to the same "
+    "were answered, as many independent clients do. It counts latency from the planned time, so "
+    "that "
+    "queueing shows, and reports requests that the generator sent late. --rows takes sizes, with "
+    "one "
+    "load each, or a mix with weights: 1:80,256:15,8192:5 sends 80 % single rows and reports all "
+    "requests together and by size.\n\n"
+    "Length. Without --duration and --requests, windows are measured until throughput and median "
+    "latency of the last three lie within --stability percent of their mean; the result is these "
+    "three windows. Latencies are kept in full histograms (accurate to 0.8 %).\n\n"
+    "Verification. --verify asks the server to compare its engine with double precision before and "
+    "after the loads, and compares every answer bit by bit with the first answer to the same "
     "row.\n\n"
     "Examples:\n"
     "  logprobctl bench\n"
     "  logprobctl bench --rows 1 --concurrency-range 1:16:5 --requests 2000\n"
-    "  logprobctl bench --rows 1:80,256:15,8192:5 --request-rate 100,200,400 --export b.html\n"
+    "  logprobctl bench --rows 1:80,256:15,8192:5 --request-rate 100,200,400 --export b.json\n"
     "  logprobctl bench --rows 8192 --method stream --fresh --concurrency-range 4 --export b.csv\n"
     "  logprobctl bench --rows 8192 --fresh --transport shm\n"
-    "  logprobctl bench --metrics 127.0.0.1:9470 --verify /models/Qwen3-8B --export b.json";
+    "  logprobctl bench --metrics 127.0.0.1:9470 --verify --export b.json";
 
 template <typename Parse, typename Value>
 CLI::Option* AddParsed(CLI::App& command, const std::string& name, Parse parse, Value& value,
@@ -50,20 +51,22 @@ CLI::Option* AddParsed(CLI::App& command, const std::string& name, Parse parse, 
 void AddLoadOptions(CLI::App& command, BenchOptions& options) {
   const std::string group = "Load";
   AddParsed(command, "--rows", ParseRows, options.rows,
-            "Rows of a request: sizes, one load each (1,256,8192), or a mix rows:weight "
+            "Rows per request: sizes with one load each (1,256,8192), or one mix of rows:weight "
             "(1:80,256:15,8192:5)")
       ->type_name("ROWS")
       ->default_str("256")
       ->group(group);
   AddParsed(command, "--concurrency-range", ParseRange, options.concurrency,
-            "Requests always in flight, start:end:step")
+            "Requests that the closed loop keeps in flight: start:end:step")
       ->type_name("RANGE")
       ->default_str("1")
       ->group(group);
   CLI::Option* rate =
       command
-          .add_option("--request-rate", options.request_rates,
-                      "Requests a second (open loop), instead of a concurrency; several: 100,200")
+          .add_option(
+              "--request-rate", options.request_rates,
+              "Requests per second of an open loop, which replaces the closed loop; several rates: "
+              "100,200")
           ->delimiter(',')
           ->allow_extra_args(false)
           ->check(CLI::PositiveNumber)
@@ -74,7 +77,7 @@ void AddLoadOptions(CLI::App& command, BenchOptions& options) {
           [&options](const std::string& name) {
             options.plan.arrivals = name == "fixed" ? Arrivals::kFixed : Arrivals::kPoisson;
           },
-          "When they are due: at random, or evenly")
+          "Arrival times of the open loop: poisson (random) or fixed (even)")
       ->check(CLI::IsMember({"poisson", "fixed"}))
       ->default_str("poisson")
       ->needs(rate)
@@ -82,23 +85,23 @@ void AddLoadOptions(CLI::App& command, BenchOptions& options) {
   command
       .add_option(
           "--max-inflight", options.plan.inflight_max,
-          "Most unanswered requests of an open loop; what is due beyond them waits, and its "
-          "latency with it")
+          "Maximum number of unanswered requests of an open loop; further requests wait, and their "
+          "latency includes the wait")
       ->check(CLI::Range(int64_t{1}, int64_t{65'536}))
       ->capture_default_str()
       ->group(group);
   command
       .add_flag("--fresh", options.plan.fresh,
-                "Write the rows of each request anew, as a trainer does, instead of sending the "
-                "same bytes")
+                "Write new rows for each request, as a trainer does, instead of sending the same "
+                "bytes")
       ->group(group);
   command
       .add_option("--writers", options.plan.writers,
-                  "Threads that write rows and send; 0: one for each core")
+                  "Threads that write rows and send; 0 means one per core")
       ->check(CLI::Range(0, 64))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--seed", options.plan.seed, "Of rows, sizes and arrivals")
+  command.add_option("--seed", options.plan.seed, "Seed of rows, sizes and arrival times")
       ->capture_default_str()
       ->group(group);
 }
@@ -106,18 +109,19 @@ void AddLoadOptions(CLI::App& command, BenchOptions& options) {
 void AddLengthOptions(CLI::App& command, BenchOptions& options) {
   const std::string group = "Length";
   CLI::Option* requests =
-      command.add_option("--requests", options.plan.requests, "Requests to measure for each load")
+      command
+          .add_option("--requests", options.plan.requests, "Number of requests to measure per load")
           ->check(CLI::PositiveNumber)
           ->group(group);
-  options.plan.duration = absl::Seconds(1);  // for the help text alone
-  AddDurationOption(command, "--duration", options.plan.duration, "Time to measure for each load");
+  options.plan.duration = absl::Seconds(1);  // AddDurationOption formats the value for --help
+  AddDurationOption(command, "--duration", options.plan.duration, "Time to measure per load");
   options.plan.duration = absl::ZeroDuration();
   command.get_option("--duration")->default_str("until stable")->excludes(requests)->group(group);
-  AddDurationOption(command, "--window", options.plan.window, "Length of a window");
+  AddDurationOption(command, "--window", options.plan.window, "Length of a measuring window");
   command.get_option("--window")->group(group);
   command
       .add_option("--windows-max", options.plan.windows_max,
-                  "Windows after which a load ends that has not become stable")
+                  "Number of windows after which an unstable load ends")
       ->check(CLI::Range(3, 10'000))
       ->capture_default_str()
       ->group(group);
@@ -129,18 +133,18 @@ void AddLengthOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--stability-percentile", options.plan.stability.percentile,
-                  "Percentile of latency that has to be stable")
+                  "Latency percentile that must be stable")
       ->check(CLI::Range(0.0, 99.99))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--warmup", options.plan.warmup_requests,
-                  "Requests before measuring each load, in a closed loop")
+                  "Warm-up requests before each load, sent in a closed loop")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(group);
   AddDurationOption(command, "--warmup-time", options.plan.warmup_time,
-                    "Time of the load itself before measuring it, after --warmup");
+                    "Time to run each load before it is measured, after --warmup; by default 0");
   command.get_option("--warmup-time")->group(group);
 }
 
@@ -151,85 +155,88 @@ void AddRequestOptions(CLI::App& command, BenchOptions& options) {
       ->capture_default_str()
       ->group(group);
   command
-      .add_option("--outputs", options.outputs,
-                  absl::StrCat("Of ", absl::StrJoin(OutputNames(), ", "), ", all"))
+      .add_option(
+          "--outputs", options.outputs,
+          absl::StrCat("Scores to return: any of ", absl::StrJoin(OutputNames(), ", "), ", all"))
       ->delimiter(',')
       ->allow_extra_args(false)
       ->capture_default_str()
       ->group(group);
-  command.add_option("--top-k", options.top_k, "Best ids to return for each row")
+  command.add_option("--top-k", options.top_k, "Number of most likely ids to return per row")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(group);
-  command.add_option("--head", options.head, "Head to load; the only one by default")->group(group);
+  command
+      .add_option("--head", options.head,
+                  "Name of the head; may be left out if the server has only one")
+      ->group(group);
 }
 
 void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
   const std::string group = "Connection";
   command
       .add_option("--method", options.method,
-                  "score: unary calls; stream: chunks over ScoreStream, for bulk")
+                  "score sends unary calls; stream sends chunks over ScoreStream, for bulk work")
       ->check(CLI::IsMember({"score", "stream"}))
       ->capture_default_str()
       ->group(group);
   AddParsed(command, "--transport", ParseTransportChoice, options.transport,
-            "How rows travel to a server on this host: auto (from the heap the shortest way), tcp, "
-            "shm, cuda-ipc (rows lie in a GPU's memory). With --fresh rows that can be shared are "
-            "written where the server reads them")
+            "How rows travel to a server on this host: auto (the fastest available), tcp, shm, or "
+            "cuda-ipc (the rows lie in a GPU's memory). With --fresh, rows are written into memory "
+            "that the server reads, if it shares some")
       ->type_name("auto|tcp|shm|cuda-ipc")
       ->default_str("LOGPROBD_TRANSPORT, else auto")
       ->group(group);
-  command.add_option("--gpu", options.gpu, "GPU of the rows of --transport cuda-ipc")
+  command.add_option("--gpu", options.gpu, "GPU that holds the rows for --transport cuda-ipc")
       ->check(CLI::Range(0, 1023))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--channels", options.channels, "Connections")
+  command.add_option("--channels", options.channels, "Number of connections")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group(group);
   command
-      .add_option("--retries", options.retries,
-                  "Times a refused request is sent again; 0 counts it as an error")
+      .add_option(
+          "--retries", options.retries,
+          "Maximum number of times that a refused request is sent again; 0 counts it as an error")
       ->check(CLI::Range(0, 100))
       ->capture_default_str()
       ->group(group);
   AddDurationOption(command, "--busy-poll", options.busy_poll,
-                    "Look for an answer so long before the thread that waits for it sleeps (closed "
-                    "loop with a thread for each request)");
-  command.get_option("--busy-poll")->default_str("it sleeps at once")->group(group);
+                    "Time for which a waiting thread polls for its answer before it sleeps (closed "
+                    "loop with one thread per request)");
+  command.get_option("--busy-poll")->default_str("sleep at once")->group(group);
 }
 
 void AddReportOptions(CLI::App& command, BenchOptions& options) {
   const std::string group = "Report";
   command
-      .add_option("--percentile", options.percentiles,
-                  "Percentiles of latency beside p50, p90, p95, p99 and p99.9; several: 75,99.99")
+      .add_option(
+          "--percentile", options.percentiles,
+          "Latency percentiles to report in addition to p50, p90, p95, p99 and p99.9; several: "
+          "75,99.99")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(0.0, 99.9999))
       ->group(group);
   command
       .add_option("--metrics", options.metrics_url,
-                  "The server's HTTP address (host:port or a URL): its metrics before, during and "
-                  "after each load join the report")
+                  "HTTP address of the server (host:port or a URL); the report then includes its "
+                  "metrics for each load")
       ->type_name("URL")
       ->group(group);
   command
-      .add_option("--verify", options.verify_folder,
-                  "Model folder: compare answers with double precision and with each other")
-      ->type_name("MODEL_DIR")
-      ->group(group);
-  command.add_option("--verify-rows", options.verify_rows, "Rows to compare with double precision")
-      ->check(CLI::Range(int64_t{1}, int64_t{4'096}))
-      ->capture_default_str()
+      .add_flag("--verify", options.verify,
+                "Ask the server to check its engine before and after the loads, and compare all "
+                "answers to the same row with each other")
       ->group(group);
   command
       .add_option("--export", options.export_paths,
-                  "Also write FILE.csv, FILE.json or FILE.html (a page with plots); repeatable")
+                  "Also write the report to FILE.csv or FILE.json; may be repeated")
       ->allow_extra_args(false)
       ->type_name("FILE")
       ->check([](const std::string& path) {
-        return IsExportPath(path) ? std::string() : path + " must end in .csv, .json or .html";
+        return IsExportPath(path) ? std::string() : path + " must end in .csv or .json";
       })
       ->group(group);
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "client/cli/bench/load_generator.h"
-#include "client/cli/bench/row_mix.h"
+#include "client/cli/bench/schedule.h"
 #include "client/cli/command.h"
 
 namespace CLI {
@@ -15,46 +15,45 @@ class App;
 
 namespace logprobd::client {
 
-/// What `logprobctl bench` was asked for.
+/// The options of `logprobctl bench`.
 struct BenchOptions {
   CommonOptions common;
 
-  // The load. `plan` holds what all loads share; rows, concurrency and rates are filled in.
+  /// Sizes, concurrency and rates of the loads; MakePlans combines them with `plan`.
   std::vector<RowMix> rows = {{.sizes = {{.rows = 256}}}};
   std::vector<int64_t> concurrency = {1};
   std::vector<double> request_rates;
-  LoadPlan plan = {.warmup_requests = 10};
+  LoadPlan plan = {.warmup_requests = 10};  ///< The part that all loads share.
   double stability_percent = 10;
 
-  // The request.
+  // Options of the request.
   std::string dtype = "bf16";
   std::vector<std::string> outputs = {"logprob", "entropy"};
   int32_t top_k = 0;
   std::string head;
 
-  // The way to the server.
+  // Options of the connection.
   std::string method = "score";
-  std::optional<TransportChoice> transport;  ///< Absent: as Client::Options says.
-  int32_t gpu = 0;                           ///< Whose memory cuda-ipc sends rows from.
+  std::optional<TransportChoice> transport;  ///< Absent: the default of Client::Options.
+  int32_t gpu = 0;                           ///< GPU that holds the rows of cuda-ipc.
   int32_t channels = Client::Options().channels;
   int32_t retries = 0;
   absl::Duration busy_poll = absl::ZeroDuration();
 
-  // What is reported.
-  std::vector<double> percentiles;  ///< Beside the usual ones.
+  // Options of the report.
+  std::vector<double> percentiles;  ///< Added to the default percentiles.
   std::string metrics_url;
-  std::string verify_folder;
-  int64_t verify_rows = 64;
+  bool verify = false;
   std::vector<std::string> export_paths;
 };
 
-/// Adds bench's own options to its command; bad values are usage errors.
+/// Adds bench's own options to its command. Bad values are usage errors.
 void AddBenchOptions(CLI::App& command, BenchOptions& options);
 
-/// How to connect for these options; address and timeout come from the common ones.
+/// Returns the client options. Address and timeout come from the common options.
 Client::Options BenchClientOptions(const BenchOptions& options);
 
-/// Every combination of sizes and loads that was asked for, in order.
+/// Returns a plan for every combination of sizes and loads, in the given order.
 std::vector<LoadPlan> MakePlans(const BenchOptions& options);
 
 }  // namespace logprobd::client

@@ -1,23 +1,31 @@
 #include "client/cli/bench/bench_report.h"
 
+#include <sched.h>
+
 #include <fstream>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "client/cli/bench/html_report.h"
-#include "client/cli/table.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/cli/command.h"
+#include "client/cli/terminal.h"
 
 namespace logprobd::client {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Names and values of the flat figures of a load, or of one size of its mix: the columns of CSV
-/// and the keys of JSON, one list so that they agree.
+/// Names and values of the figures of a load, or of one size of its mix. They are the columns of
+/// the CSV and keys of the JSON.
 std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
                                                       const BenchLoad& load,
                                                       const SizeStats& stats) {
@@ -41,14 +49,14 @@ std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
   }
   fields.emplace_back("latency_max_seconds", stats.latency.max());
   const LateSends& late = load.measurement.measured.late;
-  const auto of_open_loop = [&load](auto value) {
+  const auto if_open_loop = [&load](auto value) {
     return load.plan.request_rate > 0 ? Json(value) : Json(nullptr);
   };
-  fields.emplace_back("late_by_generator", of_open_loop(late.by_generator));
-  fields.emplace_back("late_by_generator_seconds_max", of_open_loop(late.generator_seconds_max));
-  fields.emplace_back("late_by_server", of_open_loop(late.by_server));
-  fields.emplace_back("late_by_server_seconds_max", of_open_loop(late.server_seconds_max));
-  fields.emplace_back("unsent", of_open_loop(late.unsent));
+  fields.emplace_back("late_by_generator", if_open_loop(late.by_generator));
+  fields.emplace_back("late_by_generator_seconds_max", if_open_loop(late.generator_seconds_max));
+  fields.emplace_back("late_by_server", if_open_loop(late.by_server));
+  fields.emplace_back("late_by_server_seconds_max", if_open_loop(late.server_seconds_max));
+  fields.emplace_back("unsent", if_open_loop(late.unsent));
   const std::optional<bool>& stable = load.measurement.stable;
   fields.emplace_back("stable", stable.has_value() ? Json(*stable) : Json(nullptr));
   fields.emplace_back("transport",
@@ -91,11 +99,8 @@ Json ServerJson(const ServerFigures& server) {
 
 Json VerificationJson(const Verification& verification) {
   Json json = {{"passed", verification.passed()},
-               {"rows", verification.rows},
-               {"logprob_difference_max", verification.logprob_difference_max},
-               {"logprob_tolerance", verification.logprob_tolerance},
-               {"entropy_difference_max", verification.entropy_difference_max},
-               {"entropy_tolerance", verification.entropy_tolerance},
+               {"server_before", ToJson(verification.before)},
+               {"server_after", ToJson(verification.after)},
                {"answers_compared", verification.answers_compared},
                {"answers_different", verification.answers_different}};
   if (!verification.first_difference.empty()) {
@@ -109,7 +114,7 @@ Json LoadJson(const BenchReport& report, const BenchLoad& load) {
   const SizeStats total = measured.Total();
   Json json;
   for (auto& [name, value] : BenchFields(report, load, total)) json[name] = std::move(value);
-  // One size reads as a number, as it always did.
+  // A load of one size has its rows as a number, not as text.
   if (load.plan.mix.sizes.size() == 1) json["rows"] = load.plan.mix.sizes[0].rows;
   json["inflight_max"] = load.measurement.inflight_max;
   json["fresh"] = load.plan.fresh;
@@ -160,10 +165,6 @@ std::string BenchLoad::Name() const {
              : absl::StrCat(rows, ", ", CountText(plan.concurrency), " in flight");
 }
 
-double BenchLoad::rows_per_second() const {
-  return measurement.measured.PerSecond(measurement.measured.Total().rows);
-}
-
 std::string PercentileName(double percentile) { return absl::StrFormat("p%g", percentile); }
 
 std::string BenchCsv(const BenchReport& report) {
@@ -194,7 +195,7 @@ std::string BenchCsv(const BenchReport& report) {
 }
 
 Json BenchJson(const BenchReport& report) {
-  Json json = report.facts;
+  Json json = report.info;
   json["results"] = Json::array();
   for (const BenchLoad& load : report.loads) json["results"].push_back(LoadJson(report, load));
   if (report.verification.has_value()) {
@@ -208,17 +209,16 @@ Json BenchJson(const BenchReport& report) {
 }
 
 bool IsExportPath(const std::string& path) {
-  return absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".json") ||
-         absl::EndsWith(path, ".html");
+  return absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".json");
 }
 
 absl::Status CheckExportPath(const std::string& path) {
   if (!IsExportPath(path)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .csv, .json or .html"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .csv or .json"));
   }
   if (!std::ofstream(path, std::ios::app)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("cannot write ", path, ": give --export a file in a folder that is there"));
+        absl::StrCat("cannot write ", path, ": --export needs a file in an existing folder"));
   }
   return absl::OkStatus();
 }
@@ -228,14 +228,47 @@ absl::Status ExportBench(const std::string& path, const BenchReport& report) {
   std::ofstream file(path, std::ios::trunc);
   if (absl::EndsWith(path, ".csv")) {
     file << BenchCsv(report);
-  } else if (absl::EndsWith(path, ".json")) {
-    file << BenchJson(report).dump(2) << '\n';
   } else {
-    file << BenchHtml(report);
+    file << BenchJson(report).dump(2) << '\n';
   }
   file.close();
   if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
   return absl::OkStatus();
+}
+
+std::string CpuModelOf(absl::string_view cpuinfo) {
+  for (absl::string_view line : absl::StrSplit(cpuinfo, '\n')) {
+    if (!absl::ConsumePrefix(&line, "model name")) continue;
+    line = absl::StripAsciiWhitespace(line);
+    absl::ConsumePrefix(&line, ":");
+    return std::string(absl::StripAsciiWhitespace(line));
+  }
+  return "unknown";
+}
+
+MachineInfo ReadMachineInfo() {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  cpu_set_t allowed;
+  const bool is_known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  return {.cpu_model = CpuModelOf(text),
+          .cores = is_known ? CPU_COUNT(&allowed) : 1,
+          .date = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())};
+}
+
+std::string CommandLineText(const std::vector<std::string>& arguments) {
+  std::string text = "logprobctl";
+  for (const std::string& argument : arguments) {
+    const bool is_plain =
+        !argument.empty() && argument.find_first_not_of(
+                                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                 "-_=:,./@%+[]") == std::string::npos;
+    absl::StrAppend(&text, " ",
+                    is_plain
+                        ? argument
+                        : absl::StrCat("'", absl::StrReplaceAll(argument, {{"'", "'\\''"}}), "'"));
+  }
+  return text;
 }
 
 }  // namespace logprobd::client

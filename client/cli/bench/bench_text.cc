@@ -1,15 +1,75 @@
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/bench/bench_cells.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/bench/bench_report.h"
-#include "client/cli/table.h"
+#include "client/cli/terminal.h"
 
 namespace logprobd::client {
 namespace {
+
+/// "1.049". Small values have two significant digits, so that they do not read as zero.
+std::string GigabytesText(double value) {
+  return value >= 0.1 || value == 0 ? absl::StrFormat("%.3f", value)
+                                    : absl::StrFormat("%.2g", value);
+}
+
+/// Column names of FigureCells.
+std::vector<std::string> FigureHeader(const BenchReport& report) {
+  std::vector<std::string> header = {"requests", "errors", "rows/s", "GB/s", "avg ms"};
+  for (const double percentile : report.percentiles) {
+    header.push_back(absl::StrCat(PercentileName(percentile), " ms"));
+  }
+  header.insert(header.end(), {"max ms", "stable", "transport"});
+  return header;
+}
+
+/// Requests, throughput and latencies in milliseconds of a load, or of one size of its mix.
+std::vector<std::string> FigureCells(const BenchReport& report, const BenchLoad& load,
+                                     const SizeStats& stats) {
+  const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
+  std::vector<std::string> cells = {CountText(stats.requests()), CountText(stats.errors),
+                                    CountText(static_cast<int64_t>(rows_per_second)),
+                                    GigabytesText(report.gigabytes_per_second(rows_per_second)),
+                                    MillisecondsText(stats.latency.mean())};
+  for (const double percentile : report.percentiles) {
+    cells.push_back(MillisecondsText(stats.latency.Percentile(percentile)));
+  }
+  cells.push_back(MillisecondsText(stats.latency.max()));
+  const std::optional<bool>& stable = load.measurement.stable;
+  cells.emplace_back(!stable.has_value() ? "-" : *stable ? "yes" : "no");
+  cells.push_back(stats.requests() > 0 ? stats.TransportText() : "-");
+  return cells;
+}
+
+/// Column names of ServerCells.
+std::vector<std::string> ServerHeader() {
+  return {"rows scored", "batches",  "rows/batch", "queue peak", "rejected",
+          "CPU s",       "CPU s/GB", "RSS peak",   "GPU"};
+}
+
+std::vector<std::string> ServerCells(const ServerFigures& server) {
+  double rejected = 0;
+  for (const auto& [reason, count] : server.rejected) rejected += count;
+  std::vector<std::string> gpus;
+  for (const ServerFigures::Gpu& gpu : server.gpus) {
+    gpus.push_back(absl::StrFormat("%s: %.0f%% busy, %.0f TFLOP/s", gpu.name, gpu.busy_ratio * 100,
+                                   gpu.teraflops));
+  }
+  return {CountText(static_cast<int64_t>(server.rows_scored)),
+          CountText(static_cast<int64_t>(server.batches)),
+          absl::StrFormat("%.1f", server.batch_rows_mean),
+          CountText(static_cast<int64_t>(server.queue_rows_peak)),
+          CountText(static_cast<int64_t>(rejected)),
+          absl::StrFormat("%.2f", server.cpu_seconds),
+          absl::StrFormat("%.2f", server.cpu_seconds_per_gigabyte),
+          BytesText(static_cast<int64_t>(server.resident_bytes_peak)),
+          gpus.empty() ? "-" : absl::StrJoin(gpus, "; ")};
+}
 
 void PrintLoads(const BenchReport& report, std::ostream& out) {
   const auto add = [](Table& table, std::vector<std::string> names,
@@ -25,10 +85,10 @@ void PrintLoads(const BenchReport& report, std::ostream& out) {
     const Interval& measured = load.measurement.measured;
     const std::vector<RowMix::Size>& sizes = load.plan.mix.sizes;
     const std::string rows = sizes.size() == 1 ? CountText(sizes[0].rows) : load.plan.mix.Text();
-    const std::string how = load.plan.request_rate > 0
-                                ? absl::StrFormat("%g/s", load.plan.request_rate)
-                                : CountText(load.plan.concurrency);
-    add(table, {rows, how}, FigureCells(report, load, measured.Total()));
+    const std::string concurrency = load.plan.request_rate > 0
+                                        ? absl::StrFormat("%g/s", load.plan.request_rate)
+                                        : CountText(load.plan.concurrency);
+    add(table, {rows, concurrency}, FigureCells(report, load, measured.Total()));
     if (sizes.size() == 1) continue;
     for (size_t i = 0; i < measured.sizes.size(); ++i) {
       add(table, {absl::StrCat("  of ", CountText(sizes[i].rows)), ""},
@@ -48,7 +108,7 @@ void PrintServer(const BenchReport& report, std::ostream& out) {
     std::vector<std::string> cells = ServerCells(*load.server);
     cells.insert(cells.begin(), load.Name());
     table.AddRow(std::move(cells));
-    absl::StrAppend(&stages, load.Name(), ": mean ms of");
+    absl::StrAppend(&stages, load.Name(), ": mean ms per stage:");
     for (const ServerFigures::Stage& stage : load.server->stages) {
       absl::StrAppend(&stages, " ", stage.name, " ", MillisecondsText(stage.mean_seconds));
     }
@@ -61,16 +121,21 @@ void PrintServer(const BenchReport& report, std::ostream& out) {
 }
 
 void PrintVerification(const Verification& verification, std::ostream& out) {
+  out << "\nverify: " << (verification.passed() ? "PASS" : "FAIL") << '\n';
+  const auto print = [&out](const char* when, const VerifyReport& report) {
+    out << absl::StrFormat(
+        "verify: the server's own check %s the loads: %s: %d rows against double precision, max "
+        "|d logprob| %.2e (tolerance %.0e), max |d entropy| %.2e (tolerance %.0e)\n",
+        when, report.passed ? "PASS" : "FAIL", report.rows, report.logprob_difference_max,
+        report.logprob_tolerance, report.entropy_difference_max, report.entropy_tolerance);
+  };
+  print("before", verification.before);
+  print("after", verification.after);
   out << absl::StrFormat(
-      "\nverify: %s: %d rows against double precision: max |d logprob| %.2e (tolerance %.0e), max "
-      "|d entropy| %.2e (tolerance %.0e); %s answers compared with the first to the same row, %s "
-      "with other bits\n",
-      verification.passed() ? "PASS" : "FAIL", verification.rows,
-      verification.logprob_difference_max, verification.logprob_tolerance,
-      verification.entropy_difference_max, verification.entropy_tolerance,
+      "verify: %s answered rows compared with the first answer to the same row: %s differ\n",
       CountText(verification.answers_compared), CountText(verification.answers_different));
   if (!verification.first_difference.empty()) {
-    out << "verify: the first difference: " << verification.first_difference << '\n';
+    out << "verify: first difference: " << verification.first_difference << '\n';
   }
 }
 
@@ -79,7 +144,7 @@ void PrintVerification(const Verification& verification, std::ostream& out) {
 std::vector<std::string> BenchWarnings(const BenchReport& report) {
   std::vector<std::string> warnings;
   if (!report.error.ok()) {
-    warnings.push_back(absl::StrCat("the run ended early, what came after is missing: ",
+    warnings.push_back(absl::StrCat("the run ended early, so later loads are missing: ",
                                     absl::StatusCodeToString(report.error.code()), ": ",
                                     report.error.message()));
   }
@@ -87,23 +152,26 @@ std::vector<std::string> BenchWarnings(const BenchReport& report) {
     const LoadMeasurement& measurement = load.measurement;
     if (!measurement.stable.value_or(true)) {
       warnings.push_back(absl::StrFormat(
-          "%s: not stable: throughput and %s of the last %d windows differ by more than %g%%; "
-          "measure longer (--windows-max, --window) or on a quieter machine",
+          "%s: not stable: throughput or %s latency of the last %d windows differs from the mean "
+          "by "
+          "more than %g%%; measure longer (--windows-max, --window) or on a quieter machine",
           load.Name(), PercentileName(load.plan.stability.percentile),
           WindowSeries::kWindowsCompared, load.plan.stability.share * 100));
     }
     const LateSends& late = measurement.measured.late;
     if (late.by_generator > 0) {
       warnings.push_back(absl::StrFormat(
-          "%s: the generator itself could not keep up: %s requests left more than 1 ms late, at "
-          "most %s ms; the latencies include it: use a lower rate, more --writers or a machine of "
-          "its own",
+          "%s: the load generator could not keep up: %s requests left more than 1 ms late, at most "
+          "%s ms, which the latencies include; use a lower rate, more --writers or a separate "
+          "machine "
+          "for the generator",
           load.Name(), CountText(late.by_generator), MillisecondsText(late.generator_seconds_max)));
     }
     if (late.by_server > 0 || late.unsent > 0) {
       warnings.push_back(absl::StrFormat(
-          "%s: the rate is beyond the server: %s requests waited for one of %s in flight to be "
-          "answered, at most %s ms, which the latencies include, and %s were never sent",
+          "%s: the rate exceeds what the server can do: %s requests waited until one of %s in "
+          "flight "
+          "was answered, at most %s ms, which the latencies include, and %s were never sent",
           load.Name(), CountText(late.by_server), CountText(measurement.inflight_max),
           MillisecondsText(late.server_seconds_max), CountText(late.unsent)));
     }

@@ -10,7 +10,7 @@
 namespace logprobd::client {
 namespace {
 
-// As in cuda.h, which is not needed to build this.
+// Copies of the types in cuda.h, so that the build does not need it.
 using Result = int;
 using DevicePointer = uint64_t;
 constexpr Result kSuccess = 0;
@@ -18,7 +18,7 @@ constexpr Result kOutOfMemory = 2;
 
 }  // namespace
 
-/// The driver's functions and the GPU's primary context, which stays for good.
+/// The driver's functions and the GPU's primary context, which is never released.
 struct CudaMemory::Driver {
   Result (*init)(unsigned) = nullptr;
   Result (*device_get)(int*, int) = nullptr;
@@ -55,8 +55,8 @@ struct CudaMemory::Driver {
                        Find(library, "cuIpcGetMemHandle", ipc_get_handle) &&
                        Find(library, "cuGetErrorName", error_name);
     if (found) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " is not the library of an NVIDIA driver from 11.4 on: ", dlerror()));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " is not the library of an NVIDIA driver with CUDA 11.4 or newer: ", dlerror()));
   }
 
   absl::Status Check(Result result, absl::string_view call) const {
@@ -69,7 +69,7 @@ struct CudaMemory::Driver {
                                   : absl::FailedPreconditionError(message);
   }
 
-  /// Makes the context this thread's.
+  /// Makes the context current on the calling thread.
   absl::Status Enter() const { return Check(context_set_current(context), "cuCtxSetCurrent"); }
 
   absl::Status Start(int32_t ordinal) {
@@ -107,7 +107,7 @@ absl::Status CudaBuffer::Write(int64_t offset, absl::Span<const std::byte> from)
   const DevicePointer to = allocation_->address + static_cast<uint64_t>(offset);
   absl::Status status =
       driver.Check(driver.copy_from_host(to, from.data(), from.size()), "cuMemcpyHtoD");
-  // From pageable memory the copy may return when it is staged.
+  // A copy from pageable memory may return before it is finished.
   if (status.ok()) status = driver.Check(driver.context_synchronize(), "cuCtxSynchronize");
   return status;
 }
@@ -126,11 +126,11 @@ absl::Status CudaBuffer::Copy(int64_t offset, const CudaBuffer& from, int64_t fr
 }
 
 absl::StatusOr<CudaMemory> CudaMemory::Open(int32_t ordinal, const std::string& library) {
-  // Never closed: the driver does not like it.
+  // The library is never closed, since the driver does not support unloading.
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("there is no NVIDIA driver here: ", dlerror()));
+        absl::StrCat("this machine has no NVIDIA driver: ", dlerror()));
   }
   auto driver = std::make_shared<Driver>();
   absl::Status status = driver->FindAll(handle, library);

@@ -13,16 +13,16 @@
 
 namespace logprobd::client {
 
-/// An allocation in a GPU's memory, whose rows a server on this host may score where they lie.
-/// Freed with its last copy. Thread-safe as far as two threads do not write the same bytes.
+/// An allocation in a GPU's memory. A server on this host can score its rows in place. It is freed
+/// with its last copy. Thread-safe as long as two threads do not write the same bytes.
 class CudaBuffer {
  public:
-  /// What a request says of the `bytes` bytes from `offset` on.
+  /// Describes `bytes` bytes from `offset` for a request.
   DeviceRows Rows(int64_t offset, int64_t bytes) const;
 
-  /// Copies from the host to byte `offset`, and returns when that is done.
+  /// Copies from the host to byte `offset` and waits for the copy.
   absl::Status Write(int64_t offset, absl::Span<const std::byte> from);
-  /// Copies `bytes` bytes on the GPU, and returns when that is done.
+  /// Copies `bytes` bytes on the GPU and waits for the copy.
   absl::Status Copy(int64_t offset, const CudaBuffer& from, int64_t from_offset, int64_t bytes);
 
  private:
@@ -34,16 +34,16 @@ class CudaBuffer {
   std::shared_ptr<Allocation> allocation_;
 };
 
-/// Memory of one GPU of this machine. Needs the NVIDIA driver alone, which is loaded by Open: this
-/// program is not linked with CUDA. Thread-safe.
+/// Allocates memory of one GPU of this machine. It needs only the NVIDIA driver, which Open loads:
+/// this program is not linked with CUDA. Thread-safe.
 class CudaMemory {
  public:
-  /// GPU `ordinal` in the driver's order, >= 0. FAILED_PRECONDITION says what is missing: the
-  /// driver, a GPU, such a GPU. `library` is the driver's; tests have another.
+  /// Opens GPU `ordinal` in the driver's order, >= 0. FAILED_PRECONDITION says what is missing: the
+  /// driver, any GPU, or this GPU. `library` is the driver's library; tests replace it.
   static absl::StatusOr<CudaMemory> Open(int32_t ordinal,
                                          const std::string& library = "libcuda.so.1");
 
-  /// RESOURCE_EXHAUSTED when the GPU has no room.
+  /// RESOURCE_EXHAUSTED when the GPU is out of memory.
   absl::StatusOr<CudaBuffer> Allocate(int64_t bytes);
 
  private:

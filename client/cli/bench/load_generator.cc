@@ -15,7 +15,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "client/cli/bench/load_recorder.h"
 
 namespace logprobd::client {
 namespace {
@@ -37,29 +36,29 @@ class SteadyClock final : public LoadClock {
   }
 };
 
-/// A request that may be in flight, with memory of its own for fresh rows.
-struct Place {
+/// Room for one request in flight, with memory for its fresh rows.
+struct Slot {
   RowBuffer hidden;
-  std::optional<CudaBuffer> device;  ///< Instead of `hidden`.
+  std::optional<CudaBuffer> device;  ///< Replaces `hidden` for rows in GPU memory.
   std::vector<int32_t> targets;
 };
 
-/// The places that no request holds. Thread-safe.
-class FreePlaces {
+/// The slots that no request uses. Thread-safe.
+class FreeSlots {
  public:
-  void Give(Place* place) {
+  void Give(Slot* slot) {
     absl::MutexLock lock(&mutex_);
-    free_.push_back(place);
+    free_.push_back(slot);
   }
 
-  /// Waits for one; `is_short` tells whether it was the last, or had to be waited for.
-  Place* Take(bool* is_short) {
+  /// Waits for a free slot. Sets `is_short` if it was the last one, or none was free.
+  Slot* Take(bool* is_short) {
     absl::MutexLock lock(&mutex_);
     *is_short = free_.size() <= 1;
-    mutex_.Await(absl::Condition(this, &FreePlaces::HasPlace));
-    Place* const place = free_.back();
+    mutex_.Await(absl::Condition(this, &FreeSlots::HasSlot));
+    Slot* const slot = free_.back();
     free_.pop_back();
-    return place;
+    return slot;
   }
 
   void AwaitAll(size_t count) {
@@ -71,50 +70,50 @@ class FreePlaces {
   }
 
  private:
-  bool HasPlace() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !free_.empty(); }
+  bool HasSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !free_.empty(); }
 
   absl::Mutex mutex_;
-  std::vector<Place*> free_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Slot*> free_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// A request that is to be sent.
+/// A request to send.
 struct Ticket {
   int64_t index = 0;
-  size_t size = 0;                ///< Index into the mix.
-  std::optional<absl::Time> due;  ///< Open loop.
+  size_t size = 0;                ///< Index into RowMix::sizes.
+  std::optional<absl::Time> due;  ///< Planned time; absent in a closed loop.
 };
 
-/// When a phase of a run ends.
+/// The end of a phase of a run. A phase also ends when it is stopped.
 struct PhaseEnd {
-  int64_t requests = 0;                                ///< 0: by time.
-  absl::Duration duration = absl::InfiniteDuration();  ///< Or when stopped.
+  int64_t requests = 0;  ///< Ends after this many requests; 0: ends by time.
+  absl::Duration duration = absl::InfiniteDuration();
 };
 
 /// Sends requests from `writers` threads until the phase ends or is stopped.
 class Phase {
  public:
-  /// `device_pool` has the pool's rows on the GPU; null where there is none.
+  /// `device_pool` holds the pool's rows on the GPU; null for rows on the host.
   Phase(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
-        const PhaseEnd& end, absl::Span<Place> places, int64_t writers)
+        const PhaseEnd& end, absl::Span<Slot> slots, int64_t writers)
       : fixture_(fixture),
         device_pool_(device_pool),
         plan_(plan),
         end_(end),
-        places_(places.size()),
-        waits_(plan.request_rate <= 0 && writers == static_cast<int64_t>(places.size())),
+        num_slots_(slots.size()),
+        waits_(plan.request_rate <= 0 && writers == static_cast<int64_t>(slots.size())),
         start_(fixture.clock.Now()),
         recorder_(plan.mix.sizes.size()) {
     if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
-    for (Place& place : places) free_.Give(&place);
-    writing_ = writers;
+    for (Slot& slot : slots) free_.Give(&slot);
+    num_writing_ = writers;
     for (int64_t i = 0; i < writers; ++i) threads_.emplace_back([this] { Write(); });
   }
 
-  /// Stops, and waits for the answers to what was sent.
+  /// Stops and waits for the answers to all requests that were sent.
   ~Phase() {
     Stop();
     for (std::thread& thread : threads_) thread.join();
-    free_.AwaitAll(places_);
+    free_.AwaitAll(num_slots_);
   }
 
   Phase(const Phase&) = delete;
@@ -122,18 +121,19 @@ class Phase {
 
   void Stop() { is_stopped_.store(true, std::memory_order_relaxed); }
 
-  /// Waits until everything has been sent, at most for `timeout`; whether it has.
+  /// Waits until every request is sent, but no longer than `timeout`. Returns whether it is.
   bool AwaitSent(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout(absl::Condition(
-                                       +[](int64_t* writing) { return *writing == 0; }, &writing_),
-                                   timeout);
+    return mutex_.AwaitWithTimeout(
+        absl::Condition(
+            +[](int64_t* writing) { return *writing == 0; }, &num_writing_),
+        timeout);
   }
 
-  /// Waits until everything is sent and answered.
+  /// Waits until every request is sent and answered.
   void AwaitAnswers() {
     AwaitSent(absl::InfiniteDuration());
-    free_.AwaitAll(places_);
+    free_.AwaitAll(num_slots_);
   }
 
   absl::Time start() const { return start_; }
@@ -144,7 +144,7 @@ class Phase {
   double ShareDone() {
     absl::MutexLock lock(&mutex_);
     const double share = end_.requests > 0
-                             ? static_cast<double>(taken_) / static_cast<double>(end_.requests)
+                             ? static_cast<double>(num_taken_) / static_cast<double>(end_.requests)
                              : SecondsDone() / absl::ToDoubleSeconds(end_.duration);
     return std::min(share, 1.0);
   }
@@ -153,22 +153,23 @@ class Phase {
   std::optional<Ticket> NextTicket() {
     absl::MutexLock lock(&mutex_);
     if (is_stopped_.load(std::memory_order_relaxed)) return std::nullopt;
-    if (end_.requests > 0 && taken_ == end_.requests) return std::nullopt;
+    if (end_.requests > 0 && num_taken_ == end_.requests) return std::nullopt;
     if (end_.requests == 0 && fixture_.clock.Now() - start_ >= end_.duration) {
       EndByTime();
       return std::nullopt;
     }
-    Ticket ticket{.index = taken_, .size = plan_.mix.Draw(plan_.seed, taken_), .due = std::nullopt};
+    Ticket ticket{
+        .index = num_taken_, .size = plan_.mix.Draw(plan_.seed, num_taken_), .due = std::nullopt};
     if (schedule_.has_value()) ticket.due = start_ + schedule_->Next();
     if (end_.requests == 0 && ticket.due.has_value() && *ticket.due - start_ >= end_.duration) {
       is_stopped_.store(true, std::memory_order_relaxed);
       return std::nullopt;
     }
-    ++taken_;
+    ++num_taken_;
     return ticket;
   }
 
-  /// Counts what was due by now and is not sent any more.
+  /// Counts the requests that were due but are not sent any more.
   void EndByTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     is_stopped_.store(true, std::memory_order_relaxed);
     if (!schedule_.has_value()) return;
@@ -178,27 +179,27 @@ class Phase {
   }
 
   void Write() {
-    // The default slack of a sleep, 50 us, would be seen in the latency of an open loop.
+    // The default timer slack of 50 us would show in the latency of an open loop.
     prctl(PR_SET_TIMERSLACK, 1UL);
     while (true) {
       bool is_short = false;
-      Place* const place = free_.Take(&is_short);
+      Slot* const slot = free_.Take(&is_short);
       if (is_short) is_behind_.store(true, std::memory_order_relaxed);
       const std::optional<Ticket> ticket = NextTicket();
       if (!ticket.has_value() || !WaitUntilDue(*ticket)) {
-        free_.Give(place);
+        free_.Give(slot);
         break;
       }
-      Send(*place, *ticket, is_short);
+      Send(*slot, *ticket, is_short);
     }
     absl::MutexLock lock(&mutex_);
-    --writing_;
+    --num_writing_;
   }
 
-  /// False when the phase was stopped meanwhile.
+  /// Returns false if the phase was stopped meanwhile.
   bool WaitUntilDue(const Ticket& ticket) {
     if (!ticket.due.has_value()) return true;
-    // In steps, so that a low rate does not keep a run from ending.
+    // Sleeping in steps lets a run with a low rate end in time.
     while (fixture_.clock.Now() + kTick < *ticket.due) {
       if (is_stopped_.load(std::memory_order_relaxed)) return false;
       fixture_.clock.SleepUntil(fixture_.clock.Now() + kTick);
@@ -206,35 +207,35 @@ class Phase {
     return true;
   }
 
-  void Send(Place& place, const Ticket& ticket, bool is_short) {
+  void Send(Slot& slot, const Ticket& ticket, bool is_short) {
     const RowPool& pool = fixture_.pool;
     const int64_t rows = plan_.mix.sizes[ticket.size].rows;
     ScoreArgs args = fixture_.request;
     args.rows = rows;
     args.hidden_size = pool.hidden_size();
     args.dtype = pool.dtype();
-    // Another place of the circle for each request: its bytes are never those of the one before.
+    // Each request starts at another row, so that its bytes differ from those of the previous one.
     const int64_t first = plan_.fresh ? ticket.index * kFreshStride % pool.distinct_rows() : 0;
-    const absl::Status written = PlaceRows(first, place, args);
+    const absl::Status written = AddRows(first, slot, args);
     if (ticket.due.has_value()) fixture_.clock.SleepUntil(*ticket.due);
     const absl::Time sent = fixture_.clock.Now();
     if (ticket.due.has_value()) NoteLateness(sent - *ticket.due, is_short);
-    const absl::Time begun = ticket.due.value_or(sent);
+    const absl::Time start = ticket.due.value_or(sent);
     if (!written.ok()) {
       recorder_.RecordFailure(ticket.size, written);
-      free_.Give(&place);
+      free_.Give(&slot);
       return;
     }
-    const auto take = [this, &place, begun, first, rows,
+    const auto take = [this, &slot, start, first, rows,
                        size = ticket.size](const absl::StatusOr<ScoreResult>& result) {
       if (result.ok()) {
-        recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(fixture_.clock.Now() - begun),
+        recorder_.RecordAnswer(size, rows, absl::ToDoubleSeconds(fixture_.clock.Now() - start),
                                result->transport);
         fixture_.observer.Answered(first, rows, *result);
       } else {
         recorder_.RecordFailure(size, result.status());
       }
-      free_.Give(&place);
+      free_.Give(&slot);
     };
     if (waits_) {
       fixture_.target.SendAndWait(args, take);
@@ -243,8 +244,8 @@ class Phase {
     }
   }
 
-  /// Writes the rows of a request where they are to be fresh, and names them in `args`.
-  absl::Status PlaceRows(int64_t first, Place& place, ScoreArgs& args) {
+  /// Adds the rows of a request to `args`, and writes them first if they are to be fresh.
+  absl::Status AddRows(int64_t first, Slot& slot, ScoreArgs& args) {
     const RowPool& pool = fixture_.pool;
     const int64_t bytes = args.rows * pool.row_bytes();
     if (!plan_.fresh) {
@@ -256,20 +257,20 @@ class Phase {
       }
       return absl::OkStatus();
     }
-    place.targets.resize(static_cast<size_t>(args.rows));
-    args.targets = place.targets;
+    slot.targets.resize(static_cast<size_t>(args.rows));
+    args.targets = slot.targets;
     if (device_pool_ == nullptr) {
-      pool.Fill(first, args.rows, place.hidden.bytes(), absl::MakeSpan(place.targets));
-      args.hidden = place.hidden.bytes().subspan(0, static_cast<size_t>(bytes));
+      pool.Fill(first, args.rows, slot.hidden.bytes(), absl::MakeSpan(slot.targets));
+      args.hidden = slot.hidden.bytes().subspan(0, static_cast<size_t>(bytes));
       return absl::OkStatus();
     }
-    pool.FillTargets(first, args.rows, absl::MakeSpan(place.targets));
-    args.device_rows = place.device->Rows(0, bytes);
+    pool.FillTargets(first, args.rows, absl::MakeSpan(slot.targets));
+    args.device_rows = slot.device->Rows(0, bytes);
     int64_t offset = 0;
     for (const RowPool::Run& run : pool.Runs(first, args.rows)) {
       const int64_t run_bytes = run.count * pool.row_bytes();
       absl::Status status =
-          place.device->Copy(offset, *device_pool_, run.begin * pool.row_bytes(), run_bytes);
+          slot.device->Copy(offset, *device_pool_, run.begin * pool.row_bytes(), run_bytes);
       if (!status.ok()) return status;
       offset += run_bytes;
     }
@@ -285,27 +286,28 @@ class Phase {
     }
   }
 
-  // A prime: neighbours in time take rows that lie apart.
+  // A prime number, so that consecutive requests start at rows that are far apart.
   static constexpr int64_t kFreshStride = 101;
 
   const LoadFixture& fixture_;
   const CudaBuffer* const device_pool_;
   const LoadPlan& plan_;
   const PhaseEnd end_;
-  const size_t places_;
-  /// A closed loop with a thread for each request, which then calls as most callers do: blocking.
+  const size_t num_slots_;
+  /// True in a closed loop with one thread per request, which then makes blocking calls, as most
+  /// callers do.
   const bool waits_;
   const absl::Time start_;
   LoadRecorder recorder_;
-  FreePlaces free_;
+  FreeSlots free_;
   std::atomic<bool> is_stopped_{false};
-  /// Places were short, and since then no request has left in time with places to spare.
+  /// Slots were short, and since then no request has left in time while slots were free.
   std::atomic<bool> is_behind_{false};
 
   absl::Mutex mutex_;
   std::optional<ArrivalSchedule> schedule_ ABSL_GUARDED_BY(mutex_);
-  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t writing_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_writing_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> threads_;
 };
 
@@ -318,30 +320,30 @@ int64_t InflightMax(const LoadPlan& plan, const RowPool& pool) {
 
 int64_t Writers(const LoadPlan& plan, int64_t inflight_max) {
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
-  const int64_t wanted = plan.writers > 0 ? plan.writers : cores;
-  return std::min({wanted, inflight_max, kWritersMax});
+  const int64_t num_writers = plan.writers > 0 ? plan.writers : cores;
+  return std::min({num_writers, inflight_max, kWritersMax});
 }
 
-absl::StatusOr<std::vector<Place>> MakePlaces(const LoadFixture& fixture, const LoadPlan& plan) {
-  std::vector<Place> places(static_cast<size_t>(InflightMax(plan, fixture.pool)));
-  if (!plan.fresh) return places;
-  for (Place& place : places) {
+absl::StatusOr<std::vector<Slot>> MakeSlots(const LoadFixture& fixture, const LoadPlan& plan) {
+  std::vector<Slot> slots(static_cast<size_t>(InflightMax(plan, fixture.pool)));
+  if (!plan.fresh) return slots;
+  for (Slot& slot : slots) {
     if (fixture.device != nullptr) {
       absl::StatusOr<CudaBuffer> device =
           fixture.device->Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
       if (!device.ok()) return device.status();
-      place.device = *std::move(device);
+      slot.device = *std::move(device);
       continue;
     }
     absl::StatusOr<RowBuffer> hidden =
         fixture.memory.Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
     if (!hidden.ok()) return hidden.status();
-    place.hidden = *std::move(hidden);
+    slot.hidden = *std::move(hidden);
   }
-  return places;
+  return slots;
 }
 
-/// The pool's rows on the GPU; nothing where rows lie on the host.
+/// Copies the pool's rows to the GPU. Returns nothing for rows on the host.
 absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixture) {
   if (fixture.device == nullptr) return std::nullopt;
   const absl::Span<const std::byte> rows = fixture.pool.hidden();
@@ -352,24 +354,23 @@ absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixt
 }
 
 void WarmUp(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
-            absl::Span<Place> places, int64_t writers) {
+            absl::Span<Slot> slots, int64_t writers) {
   if (plan.warmup_requests > 0) {
-    // Without a rate, which might make a few requests last for minutes.
+    // At a low rate, a few requests could take minutes; a closed loop sends them at once.
     LoadPlan closed = plan;
     closed.request_rate = 0;
-    const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), places.size());
+    const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), slots.size());
     Phase phase(fixture, device_pool, closed, {.requests = plan.warmup_requests},
-                places.first(inflight),
-                std::min({writers, plan.warmup_requests, plan.concurrency}));
+                slots.first(inflight), std::min({writers, plan.warmup_requests, plan.concurrency}));
     phase.AwaitAnswers();
   }
   if (plan.warmup_time > absl::ZeroDuration()) {
-    Phase phase(fixture, device_pool, plan, {.duration = plan.warmup_time}, places, writers);
+    Phase phase(fixture, device_pool, plan, {.duration = plan.warmup_time}, slots, writers);
     phase.AwaitAnswers();
   }
 }
 
-/// Cuts a running phase into windows until it ends or has become stable.
+/// Divides a running phase into windows until it ends or is stable.
 WindowSeries MeasureWindows(const LoadFixture& fixture, const LoadPlan& plan, Phase& phase) {
   const bool until_stable = plan.requests == 0 && plan.duration == absl::ZeroDuration();
   WindowSeries series(plan.stability);
@@ -398,8 +399,8 @@ WindowSeries MeasureWindows(const LoadFixture& fixture, const LoadPlan& plan, Ph
       return series;
     }
   }
-  // What is still in flight belongs to the run: a slow answer must not be left out. The rest of the
-  // time joins as a window of its own only when it is about as long as the others.
+  // Requests in flight belong to the run: a slow answer must not be left out. The remaining time
+  // becomes a window only if it is at least half as long as the others.
   phase.AwaitAnswers();
   const double rest = phase.SecondsDone() - begin;
   if (rest < 0.5 * absl::ToDoubleSeconds(plan.window) && !series.figures().empty()) {
@@ -420,19 +421,19 @@ LoadClock& LoadClock::Steady() {
 }
 
 absl::StatusOr<LoadMeasurement> RunLoad(const LoadFixture& fixture, const LoadPlan& plan) {
-  absl::StatusOr<std::vector<Place>> places = MakePlaces(fixture, plan);
-  if (!places.ok()) return places.status();
+  absl::StatusOr<std::vector<Slot>> slots = MakeSlots(fixture, plan);
+  if (!slots.ok()) return slots.status();
   const absl::StatusOr<std::optional<CudaBuffer>> on_device = MakeDevicePool(fixture);
   if (!on_device.ok()) return on_device.status();
   const CudaBuffer* const device_pool = on_device->has_value() ? &**on_device : nullptr;
-  const int64_t writers = Writers(plan, static_cast<int64_t>(places->size()));
-  WarmUp(fixture, device_pool, plan, absl::MakeSpan(*places), writers);
+  const int64_t writers = Writers(plan, static_cast<int64_t>(slots->size()));
+  WarmUp(fixture, device_pool, plan, absl::MakeSpan(*slots), writers);
 
   fixture.observer.MeasureBegins();
   const bool is_bounded = plan.requests > 0 || plan.duration > absl::ZeroDuration();
   PhaseEnd end{.requests = plan.requests};
   if (plan.requests == 0 && is_bounded) end.duration = plan.duration;
-  Phase phase(fixture, device_pool, plan, end, absl::MakeSpan(*places), writers);
+  Phase phase(fixture, device_pool, plan, end, absl::MakeSpan(*slots), writers);
   WindowSeries series = MeasureWindows(fixture, plan, phase);
   phase.Stop();
   fixture.observer.MeasureEnds();
@@ -441,7 +442,7 @@ absl::StatusOr<LoadMeasurement> RunLoad(const LoadFixture& fixture, const LoadPl
   return LoadMeasurement{.measured = is_bounded ? series.all() : series.LastWindows(),
                          .windows = series.figures(),
                          .stable = series.stable(),
-                         .inflight_max = static_cast<int64_t>(places->size())};
+                         .inflight_max = static_cast<int64_t>(slots->size())};
 }
 
 }  // namespace logprobd::client

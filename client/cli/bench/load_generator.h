@@ -5,50 +5,51 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli/bench/arrivals.h"
 #include "client/cli/bench/cuda_memory.h"
-#include "client/cli/bench/load_result.h"
-#include "client/cli/bench/row_memory.h"
-#include "client/cli/bench/row_mix.h"
+#include "client/cli/bench/measurement.h"
 #include "client/cli/bench/row_pool.h"
-#include "client/cli/bench/window_series.h"
+#include "client/cli/bench/schedule.h"
 #include "client/cpp/client.h"
 
 namespace logprobd::client {
 
-/// How to load a server.
+/// The load of one run.
 struct LoadPlan {
   RowMix mix = {.sizes = {{}}};
-  int64_t concurrency = 1;  ///< Requests always in flight (closed loop), >= 1.
-  /// Requests a second, whether or not earlier ones have been answered; 0: closed loop.
+  int64_t concurrency = 1;  ///< Requests that a closed loop keeps in flight, >= 1.
+  /// Requests per second of an open loop, which sends whether or not earlier requests were
+  /// answered; 0: closed loop.
   double request_rate = 0;
   Arrivals arrivals = Arrivals::kPoisson;
-  /// Most requests of an open loop that may be unanswered, >= 1. What is due beyond them waits, and
-  /// its latency with it. Bounds memory. With fresh rows as many as fit into 1 GiB.
+  /// Maximum number of unanswered requests of an open loop, >= 1. Requests that are due beyond them
+  /// wait, and their latency includes the wait. Bounds memory: fresh rows of requests in flight
+  /// take at most 1 GiB, which may lower the number.
   int64_t inflight_max = 4'096;
-  /// Threads that write rows and send, >= 1; 0: one for each core, at most one a request in flight.
+  /// Threads that write rows and send, >= 1; 0: one per core. Never more than requests in flight.
   int64_t writers = 0;
-  /// Writes the rows of each request anew, as a trainer does; else the same bytes are sent again.
+  /// True: the rows of each request are written anew, as a trainer does. False: every request sends
+  /// the same bytes.
   bool fresh = false;
 
-  int64_t requests = 0;                            ///< To measure; 0: by time.
-  absl::Duration duration = absl::ZeroDuration();  ///< To measure; 0: until it is stable.
+  int64_t requests = 0;                            ///< Requests to measure; 0: ends by time.
+  absl::Duration duration = absl::ZeroDuration();  ///< Time to measure; 0: until it is stable.
   absl::Duration window = absl::Seconds(1);
   WindowSeries::Criterion stability = {};
-  int64_t windows_max = 10;  ///< Ends a run that does not become stable, >= 3.
+  int64_t windows_max = 10;  ///< Windows after which an unstable run ends, >= 3.
 
-  int64_t warmup_requests = 0;
-  absl::Duration warmup_time = absl::ZeroDuration();  ///< Of the plan's own load.
-  uint64_t seed = 1;                                  ///< Of sizes and arrivals.
+  int64_t warmup_requests = 0;                        ///< Sent first, in a closed loop.
+  absl::Duration warmup_time = absl::ZeroDuration();  ///< Time of the load itself, sent second.
+  uint64_t seed = 1;                                  ///< Seed of sizes and arrivals.
 };
 
-/// Where requests go: a Client, or a fake in tests. Thread-safe.
+/// The receiver of requests: a Client, or a fake in tests. Thread-safe.
 class LoadTarget {
  public:
   virtual ~LoadTarget() = default;
-  /// `done` is called once, perhaps before this returns. What `args` refers to is valid until then.
+  /// Calls `done` once, perhaps before this returns. `args` points to data that is valid until
+  /// then.
   virtual void Send(const ScoreArgs& args, ScoreCallback done) = 0;
-  /// The same from a thread that has nothing else to do until then: it may be kept waiting.
+  /// Does the same, and may block the calling thread until the answer arrives.
   virtual void SendAndWait(const ScoreArgs& args, ScoreCallback done) {
     Send(args, std::move(done));
   }
@@ -68,7 +69,7 @@ class ClientTarget final : public LoadTarget {
   Client& client_;
 };
 
-/// Monotonic time, with an arbitrary epoch. Thread-safe.
+/// Monotonic time with an arbitrary epoch. Thread-safe.
 class LoadClock {
  public:
   virtual ~LoadClock() = default;
@@ -78,28 +79,29 @@ class LoadClock {
   static LoadClock& Steady();
 };
 
-/// Is told of a run while it goes on.
+/// Receives the events of a run.
 class LoadObserver {
  public:
   virtual ~LoadObserver() = default;
-  /// Warm-up is over; on the thread of RunLoad, as the next two.
+  /// Measuring starts: warm-up is over. Called on the thread of RunLoad, like the next two.
   virtual void MeasureBegins() {}
+  /// Measuring ends; requests may still be in flight.
   virtual void MeasureEnds() {}
-  /// About ten times a second: the share of the run that is done, 0 to 1.
+  /// Called about ten times per second with the finished share of the run, 0 to 1.
   virtual void Progress(double /*share*/) {}
-  /// An answer to `rows` rows that began with distinct row `first` of the pool, warm-up included;
-  /// on any thread.
+  /// An answer to `rows` rows that start with distinct row `first` of the pool. Also called during
+  /// warm-up, and on any thread.
   virtual void Answered(int64_t /*first*/, int64_t /*rows*/, const ScoreResult& /*result*/) {}
 };
 
-/// What a run works with.
+/// The objects that a run works with.
 struct LoadFixture {
   LoadTarget& target;
-  const RowPool& pool;  ///< For at least the plan's largest request.
-  RowMemory& memory;    ///< For fresh rows.
-  /// Not null: requests name rows in this GPU's memory; `memory` is not used.
+  const RowPool& pool;  ///< Created for at least the plan's largest request.
+  RowMemory& memory;    ///< Allocates fresh rows.
+  /// If set, requests name rows in this GPU's memory and `memory` is not used.
   CudaMemory* device = nullptr;
-  ScoreArgs request;  ///< Head, outputs and the like of every request; rows are filled in.
+  ScoreArgs request;  ///< Template of every request (head, outputs, ...); rows are filled in.
   LoadObserver& observer;
   LoadClock& clock = LoadClock::Steady();
 };

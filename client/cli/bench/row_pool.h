@@ -6,29 +6,58 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/cli/bench/row_memory.h"
+#include "client/cpp/client.h"
 #include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {
 
-/// The rows that a load sends: hidden states of standard normal elements with targets spread over
+/// Returns `value` as bf16 or f16, rounded to nearest even. f16 values out of range become
+/// infinite.
+uint16_t ToBf16(float value);
+uint16_t ToF16(float value);
+
+/// Allocates memory for a load's rows: on the heap, or in a region that the server maps too, so
+/// that the client writes its rows directly there. Called by one thread.
+class RowMemory {
+ public:
+  virtual ~RowMemory() = default;
+  /// RESOURCE_EXHAUSTED when there is no room, and the errors of Client::AllocateRows.
+  virtual absl::StatusOr<RowBuffer> Allocate(int64_t bytes) = 0;
+};
+
+class HeapRowMemory final : public RowMemory {
+ public:
+  absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override;
+};
+
+/// Memory that the client shares with its server, if it can share some.
+class ClientRowMemory final : public RowMemory {
+ public:
+  explicit ClientRowMemory(Client& client) : client_(client) {}
+  absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override { return client_.AllocateRows(bytes); }
+
+ private:
+  Client& client_;
+};
+
+/// The rows that a load sends: hidden states with standard normal elements, and targets spread over
 /// the vocabulary. The same seed gives the same bytes on every machine. Requests take rows in a
-/// circle, so that a large request repeats them: making random numbers must not take longer than
+/// circle, so a large request repeats rows: generating random numbers must not take longer than
 /// sending them. Thread-safe once created.
 class RowPool {
  public:
-  /// For requests of up to `rows_max` rows. Errors are those of `memory`.
+  /// Creates a pool for requests of up to `rows_max` rows. Errors are those of `memory`.
   static absl::StatusOr<RowPool> Create(const Head& head, Dtype dtype, int64_t rows_max,
                                         uint64_t seed, RowMemory& memory);
 
-  /// Rows that differ from each other, >= 1.
+  /// Number of different rows, >= 1.
   int64_t distinct_rows() const { return distinct_rows_; }
   int64_t hidden_size() const { return hidden_size_; }
   Dtype dtype() const { return dtype_; }
   int64_t row_bytes() const { return hidden_size_ * DtypeBytes(dtype_); }
 
-  /// Rows 0 to rows_max, in a circle: what is sent when rows are not made anew.
+  /// Rows 0 to rows_max in a circle: what a load without fresh rows sends.
   absl::Span<const std::byte> hidden() const { return hidden_.bytes(); }
   absl::Span<const int32_t> targets() const { return targets_; }
 
@@ -37,13 +66,13 @@ class RowPool {
     int64_t begin;
     int64_t count;
   };
-  /// Where `rows` rows lie that begin with distinct row `first`, in order.
+  /// Returns, in order, the runs that hold `rows` rows starting with distinct row `first`.
   std::vector<Run> Runs(int64_t first, int64_t rows) const;
 
-  /// Writes `rows` rows, beginning with distinct row `first`, and their targets.
+  /// Writes `rows` rows, starting with distinct row `first`, and their targets.
   void Fill(int64_t first, int64_t rows, absl::Span<std::byte> hidden,
             absl::Span<int32_t> targets) const;
-  /// As Fill, but the targets alone.
+  /// Writes only the targets of these rows.
   void FillTargets(int64_t first, int64_t rows, absl::Span<int32_t> targets) const;
 
  private:

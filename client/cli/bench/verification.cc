@@ -1,60 +1,110 @@
 #include "client/cli/bench/verification.h"
 
-#include <algorithm>
-#include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <limits>
-#include <vector>
+#include <utility>
 
-#include "absl/status/status.h"
-#include "client/cli/bench/double_reference.h"
-#include "client/cli/bench/model_head.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace logprobd::client {
 namespace {
 
-/// A NaN is an infinite difference.
-double Difference(double truth, float score) {
-  const double difference = std::abs(truth - static_cast<double>(score));
-  return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+/// Adds `bits` to a digest. The digests are compared within one process only.
+uint64_t Mix(uint64_t digest, uint32_t bits) {
+  digest = (digest ^ bits) * 0x9E3779B97F4A7C15;
+  return digest ^ digest >> 32;
+}
+
+template <typename T>
+uint64_t MixRow(uint64_t digest, const std::vector<T>& values, size_t row, size_t per_row = 1) {
+  if (values.empty()) return digest;
+  for (size_t i = row * per_row; i < (row + 1) * per_row; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &values[i], sizeof(T));
+    digest = Mix(digest, bits);
+  }
+  return digest;
+}
+
+/// A row's value, or NaN if the output was not requested.
+float ValueOf(const std::vector<float>& values, size_t row) {
+  return values.empty() ? std::numeric_limits<float>::quiet_NaN() : values[row];
+}
+
+uint64_t DigestOf(const ScoreResult& result, size_t row) {
+  const auto top_k = static_cast<size_t>(result.top_k);
+  uint64_t digest = MixRow(0, result.logprob, row);
+  digest = MixRow(digest, result.entropy, row);
+  digest = MixRow(digest, result.lse, row);
+  digest = MixRow(digest, result.argmax_id, row);
+  digest = MixRow(digest, result.argmax_logprob, row);
+  digest = MixRow(digest, result.greedy, row);
+  digest = MixRow(digest, result.sum_p_squared, row);
+  digest = MixRow(digest, result.max_logit, row);
+  digest = MixRow(digest, result.min_logit, row);
+  digest = MixRow(digest, result.top_k_ids, row, top_k);
+  return MixRow(digest, result.top_k_logprobs, row, top_k);
 }
 
 }  // namespace
 
-bool Verification::passed() const {
-  return rows > 0 && answers_different == 0 && logprob_difference_max <= logprob_tolerance &&
-         entropy_difference_max <= entropy_tolerance;
+Baseline::Baseline(int64_t distinct_rows) : entries_(static_cast<size_t>(distinct_rows)) {}
+
+void Baseline::Add(int64_t first, const ScoreResult& result) {
+  const auto rows = static_cast<size_t>(result.rows);
+  std::vector<uint64_t> digests(rows);
+  for (size_t row = 0; row < rows; ++row) digests[row] = DigestOf(result, row);
+
+  absl::MutexLock lock(&mutex_);
+  if (!weights_version_.has_value()) weights_version_ = result.weights_version;
+  if (*weights_version_ != result.weights_version) {
+    // Other weights give other scores, so this says nothing about the server.
+    ++num_different_;
+    if (first_difference_.empty()) {
+      first_difference_ =
+          absl::StrCat("the weights changed from version ", *weights_version_, " to ",
+                       result.weights_version, " during the run: repeat it without a change");
+    }
+    return;
+  }
+  for (size_t row = 0; row < rows; ++row) {
+    const size_t pool_row = (static_cast<size_t>(first) + row) % entries_.size();
+    Entry& entry = entries_[pool_row];
+    const Entry found = {.is_answered = true,
+                         .logprob = ValueOf(result.logprob, row),
+                         .entropy = ValueOf(result.entropy, row),
+                         .digest = digests[row]};
+    if (!entry.is_answered) {
+      entry = found;
+      continue;
+    }
+    ++num_compared_;
+    if (entry.digest == found.digest) continue;
+    ++num_different_;
+    if (first_difference_.empty()) {
+      first_difference_ = absl::StrFormat(
+          "row %d of the load, in a request of %d rows: logprob %.9g and entropy %.9g; the first "
+          "answer to this row had logprob %.9g and entropy %.9g",
+          pool_row, rows, found.logprob, found.entropy, entry.logprob, entry.entropy);
+    }
+  }
 }
 
-absl::StatusOr<Verification> VerifyAnswers(const Baseline& answers, const RowPool& pool,
-                                           const Head& head, const std::string& model_folder,
-                                           int64_t sample_rows,
-                                           const std::function<void(double)>& on_progress) {
-  const absl::StatusOr<ModelHead> model = OpenModelHead(model_folder, head);
-  if (!model.ok()) return model.status();
-  const std::vector<Baseline::Answer> sample = answers.Sample(sample_rows);
-  if (sample.empty()) {
-    return absl::FailedPreconditionError("no request was answered: there is nothing to verify");
-  }
-  std::vector<ReferenceRow> rows;
-  rows.reserve(sample.size());
-  for (const Baseline::Answer& answer : sample) {
-    rows.push_back({.hidden = pool.hidden().data() + answer.row * pool.row_bytes(),
-                    .target = pool.targets()[static_cast<size_t>(answer.row)]});
-  }
-  const std::vector<ReferenceScore> truth =
-      ScoreInDouble(*model, head, pool.dtype(), rows, on_progress);
+int64_t Baseline::rows_compared() const {
+  absl::MutexLock lock(&mutex_);
+  return num_compared_;
+}
 
-  Verification result{.rows = static_cast<int64_t>(rows.size()),
-                      .answers_compared = answers.rows_compared(),
-                      .answers_different = answers.rows_different(),
-                      .first_difference = answers.first_difference()};
-  for (size_t row = 0; row < truth.size(); ++row) {
-    result.logprob_difference_max = std::max(result.logprob_difference_max,
-                                             Difference(truth[row].logprob, sample[row].logprob));
-    result.entropy_difference_max = std::max(result.entropy_difference_max,
-                                             Difference(truth[row].entropy, sample[row].entropy));
-  }
-  return result;
+int64_t Baseline::rows_different() const {
+  absl::MutexLock lock(&mutex_);
+  return num_different_;
+}
+
+std::string Baseline::first_difference() const {
+  absl::MutexLock lock(&mutex_);
+  return first_difference_;
 }
 
 }  // namespace logprobd::client

@@ -1,42 +1,60 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "absl/status/statusor.h"
-#include "client/cli/bench/baseline.h"
-#include "client/cli/bench/row_pool.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {
 
-/// Largest differences that pass, in nats. Those of the server's own Verify: an engine sums
-/// products in fp32, which puts a log-probability off by some 2e-5 at a hidden size of 4,096 and
-/// logits of a standard deviation of about 3; a wrong row, scale, bias or cap is off by 1e-2 and
-/// more. Entropy weights each error with (1 + |logprob|), hence twice as much.
-inline constexpr double kLogprobTolerance = 1e-4;
-inline constexpr double kEntropyTolerance = 2 * kLogprobTolerance;
+/// The first answer to each distinct row of a run. Every later answer to the row must have the same
+/// bits, since a row's scores depend neither on the rest of its batch nor on the time. Thread-safe.
+class Baseline {
+ public:
+  explicit Baseline(int64_t distinct_rows);
 
-/// The answers of a run against double precision and against each other.
-struct Verification {
-  int64_t rows = 0;  ///< Compared with double precision.
-  double logprob_difference_max = 0;
-  double entropy_difference_max = 0;
-  double logprob_tolerance = kLogprobTolerance;
-  double entropy_tolerance = kEntropyTolerance;
-  int64_t answers_compared = 0;   ///< With the first answer to the same row.
-  int64_t answers_different = 0;  ///< In any bit.
-  std::string first_difference;   ///< Empty when there is none.
+  /// Takes an answer to rows `first`, `first + 1`, ... of the pool, in a circle.
+  void Add(int64_t first, const ScoreResult& result);
 
-  bool passed() const;
+  /// Number of answered rows that were compared with an earlier answer to the same row.
+  int64_t rows_compared() const;
+  /// Number of compared rows that had other bits. An answer of another version of the weights
+  /// counts as one.
+  int64_t rows_different() const;
+  /// Describes the first difference; empty if there is none.
+  std::string first_difference() const;
+
+ private:
+  struct Entry {
+    bool is_answered = false;
+    float logprob = 0;    ///< NaN if it was not requested.
+    float entropy = 0;    ///< NaN if it was not requested.
+    uint64_t digest = 0;  ///< Digest of the bits of every output of the row.
+  };
+
+  mutable absl::Mutex mutex_;
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  int64_t num_compared_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_different_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string first_difference_ ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> weights_version_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Scores up to `sample_rows` of the rows that were answered from the weight in `model_folder`, and
-/// compares. Errors: those of OpenModelHead; FAILED_PRECONDITION when nothing was answered.
-absl::StatusOr<Verification> VerifyAnswers(const Baseline& answers, const RowPool& pool,
-                                           const Head& head, const std::string& model_folder,
-                                           int64_t sample_rows,
-                                           const std::function<void(double)>& on_progress);
+/// What `bench --verify` found: the server's own comparison of its engine with double precision,
+/// before and after the loads, and the comparison of the answers with each other.
+struct Verification {
+  VerifyReport before;
+  VerifyReport after;
+  int64_t answers_compared = 0;   ///< Compared with the first answer to the same row.
+  int64_t answers_different = 0;  ///< Number of them that differ in any bit.
+  std::string first_difference;   ///< Empty if there is none.
+
+  bool passed() const { return before.passed && after.passed && answers_different == 0; }
+};
 
 }  // namespace logprobd::client

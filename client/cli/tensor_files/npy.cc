@@ -1,5 +1,3 @@
-#include "client/cli/tensor_files/npy.h"
-
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -13,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "client/cli/tensor_files/mapped_file.h"
+#include "client/cli/tensor_files/tensor.h"
 
 namespace logprobd::client {
 namespace {
@@ -26,8 +24,8 @@ struct NpyHeader {
   std::vector<int64_t> shape;
 };
 
-/// Reads the header's Python dictionary: exactly the keys descr, fortran_order and shape, as NumPy
-/// writes it. Anything else is an error, never a guess.
+/// Parses the header's Python dictionary, which must have exactly the keys that NumPy writes:
+/// descr, fortran_order and shape.
 class HeaderParser {
  public:
   explicit HeaderParser(absl::string_view text) : text_(text) {}
@@ -115,7 +113,7 @@ std::optional<ElementType> ToElementType(absl::string_view descr) {
       {"<u2", ElementType::kU16},
       {"<u4", ElementType::kU32},
       {"<u8", ElementType::kU64},
-      // How NumPy writes the bfloat16 of ml_dtypes: two bytes of no known type.
+      // NumPy writes the bfloat16 of ml_dtypes as an opaque two-byte type.
       {"<V2", ElementType::kBf16},
       {"|V2", ElementType::kBf16}};
   for (const auto& [name, type] : kTypes) {
@@ -183,7 +181,7 @@ absl::Status WriteNpy(const std::string& path, absl::string_view descr,
   std::string header =
       absl::StrCat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (",
                    absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
-  // The format asks that the data start at a multiple of 64, after a newline.
+  // The format requires the data to start at a multiple of 64 bytes, after a newline.
   constexpr size_t kPreambleBytes = 10;
   const size_t padding = 63 - (kPreambleBytes + header.size()) % 64;
   header.append(padding, ' ');

@@ -1,5 +1,3 @@
-#include "client/cli/tensor_files/safetensors.h"
-
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -11,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/tensor_files/mapped_file.h"
+#include "client/cli/tensor_files/tensor.h"
 #include "nlohmann/json.hpp"
 
 namespace logprobd::client {
@@ -19,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The reference implementation's limit.
+// Limit of the reference implementation.
 constexpr uint64_t kHeaderBytesMax = 100'000'000;
 
 std::optional<ElementType> ToElementType(const std::string& dtype) {
@@ -34,7 +32,7 @@ std::optional<ElementType> ToElementType(const std::string& dtype) {
   return std::nullopt;
 }
 
-/// Parses the header; null when it is not JSON or names something twice.
+/// Parses the header. Returns nullopt if it is not JSON or a key occurs twice in one object.
 std::optional<Json> ParseHeader(const char* text, size_t size) {
   std::vector<std::set<std::string>> names;
   bool has_duplicate = false;
@@ -53,7 +51,7 @@ std::optional<Json> ParseHeader(const char* text, size_t size) {
   return header;
 }
 
-/// The values of an array of non-negative integers.
+/// Returns the values of an array of non-negative integers, or nullopt.
 std::optional<std::vector<int64_t>> ToSizes(const Json& json) {
   if (!json.is_array()) return std::nullopt;
   std::vector<int64_t> sizes;
@@ -99,17 +97,18 @@ absl::StatusOr<Tensor> ReadSafetensors(const std::string& path, const std::strin
   const Json& entry = *found;
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
       !entry.contains("shape") || !entry.contains("data_offsets")) {
-    return broken("the entry of ", tensor, " lacks dtype, shape or data_offsets");
+    return broken("the entry of ", tensor, " has no dtype, shape or data_offsets");
   }
   const auto dtype = entry["dtype"].get<std::string>();
   const std::optional<ElementType> type = ToElementType(dtype);
   if (!type.has_value()) {
-    return broken(tensor, " has dtype ", dtype, ": supported are BF16, F16, F32 and integers");
+    return broken(tensor, " has dtype ", dtype,
+                  ", which is not supported: use BF16, F16, F32 or integers");
   }
   const std::optional<std::vector<int64_t>> shape = ToSizes(entry["shape"]);
   const std::optional<std::vector<int64_t>> offsets = ToSizes(entry["data_offsets"]);
   if (!shape.has_value() || !offsets.has_value() || offsets->size() != 2) {
-    return broken("shape or data_offsets of ", tensor, " are not sizes");
+    return broken("shape or data_offsets of ", tensor, " are not lists of non-negative integers");
   }
   const int64_t begin = (*offsets)[0];
   const int64_t end = (*offsets)[1];

@@ -1,9 +1,15 @@
 #include "client/cli/tensor_files/tensor.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstring>
 #include <limits>
 
-#include "absl/status/status.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -15,7 +21,7 @@ std::vector<To> Convert(const Tensor& tensor) {
   std::vector<To> values;
   values.reserve(tensor.data.size() / sizeof(From));
   for (size_t offset = 0; offset < tensor.data.size(); offset += sizeof(From)) {
-    From value;  // the file's alignment is not ours to choose
+    From value;  // the file may align the element in any way
     std::memcpy(&value, tensor.data.data() + offset, sizeof(From));
     values.push_back(static_cast<To>(value));
   }
@@ -29,6 +35,29 @@ absl::Status CheckOneDimension(const Tensor& tensor) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  const absl::Cleanup close_it = [descriptor] { close(descriptor); };
+  struct stat info = {};
+  if (fstat(descriptor, &info) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  }
+  const auto size = static_cast<size_t>(info.st_size);
+  if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile({}));
+  void* const memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  if (memory == MAP_FAILED) return absl::ErrnoToStatus(errno, absl::StrCat("cannot map ", path));
+  return std::shared_ptr<const MappedFile>(
+      new MappedFile({static_cast<const std::byte*>(memory), size}));
+}
+
+MappedFile::~MappedFile() {
+  if (!data_.empty()) munmap(const_cast<std::byte*>(data_.data()), data_.size());
+}
 
 int64_t ElementBytes(ElementType type) {
   switch (type) {
@@ -111,7 +140,7 @@ absl::StatusOr<std::vector<int64_t>> ToInt64(const Tensor& tensor) {
     case ElementType::kU32:
       return Convert<uint32_t, int64_t>(tensor);
     case ElementType::kU64:
-      // Values beyond int64 turn negative here and are refused by whoever checks the range.
+      // Values above int64 become negative here; the check of the range rejects them later.
       return Convert<uint64_t, int64_t>(tensor);
     default:
       return absl::InvalidArgumentError(absl::StrCat(

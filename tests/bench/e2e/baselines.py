@@ -1,4 +1,4 @@
-"""The service against what one would write in Python instead (baseline_server.py), on one device."""
+"""The service compared with a Python server that calls torch (baseline_server.py), on one device."""
 
 import contextlib
 import functools
@@ -6,25 +6,25 @@ import functools
 from bench_records import record, record_of_rounds
 from e2e import grpc_load
 from e2e.fixture import Fixture, checked, in_turn, same_rounds, say
-from e2e.load import RETRIES, LoadPlan
+from e2e.logprobctl import RETRIES, LoadPlan
 from e2e.processes import gpu_memory_mib
 from server_process import ServerProcess
 
 SMALL_ROWS = 16
 SMALL_CLIENTS = 64
-SMALL_PROCESSES = 4  # the events of one all pass through one thread of gRPC's at a time
+SMALL_PROCESSES = 4  # in one process a single gRPC thread at a time handles all events
 BULK_IN_FLIGHT = 4
-COMPILES_WITHIN_S = 150  # a request of a shape that torch.compile has not seen
-BULK_WANTED = 3
-SMALL_WANTED = 20
+COMPILES_WITHIN_S = 150  # for the first request of a shape with torch.compile
+BULK_TARGET = 3
+SMALL_TARGET = 20
 BUDGET_S = 35  # for each size of request
 SERVICE = "Service"
-SHARED = "Service, shared memory"  # what clients on its host use by themselves
+SHARED = "Service, shared memory"  # the default of clients on the same host
 NAMES = {"eager": "Python gRPC and torch", "compiled": "Python gRPC and torch.compile"}
 
 
 def measure(fixture: Fixture) -> None:
-    """What one server cannot do does not cost the figures of the others."""
+    """A server that fails is left out; the others are still measured."""
     hidden = fixture.hidden_sizes[0]
     failures: list[str] = []
     with contextlib.ExitStack() as servers:
@@ -35,7 +35,7 @@ def measure(fixture: Fixture) -> None:
         bulk_rate(fixture, service.grpc, hidden)
         add_memory(fixture, hidden, SERVICE, free)
         addresses: dict[str, str] = {}
-        way = ""
+        loader = ""
         for name in fixture.baselines:
             before = gpu_memory_mib()
             try:
@@ -43,8 +43,8 @@ def measure(fixture: Fixture) -> None:
                     start(fixture, hidden, is_compiled=name != "eager")
                 )
                 addresses[name] = baseline.grpc
-                way = way or better_way(fixture, baseline.grpc, hidden)
-                bulk_rate(fixture, baseline.grpc, hidden, way, timeout_s=COMPILES_WITHIN_S)
+                loader = loader or faster_loader(fixture, baseline.grpc, hidden)
+                bulk_rate(fixture, baseline.grpc, hidden, loader, timeout_s=COMPILES_WITHIN_S)
             except (RuntimeError, AssertionError) as error:
                 say(f"  {NAMES[name]} FAILED: {error}")
                 failures.append(f"{NAMES[name]}: {str(error)[-1000:]}")
@@ -52,9 +52,9 @@ def measure(fixture: Fixture) -> None:
                 continue
             add_memory(fixture, hidden, NAMES[name], before)
         if addresses:
-            compare_bulk(fixture, hidden, service.grpc, addresses, way, failures)
+            compare_bulk(fixture, hidden, service.grpc, addresses, loader, failures)
             compare_small(fixture, hidden, service.grpc, addresses, failures)
-        if failures:  # here, so that the servers' logs are shown
+        if failures:  # raised in the context, so that the logs of the servers are shown
             raise RuntimeError("; ".join(failures))
 
 
@@ -65,13 +65,13 @@ def start(
         SMALL_ROWS,
         min(1024, fixture.batch_rows),
         min(2048, fixture.batch_rows),
-    )  # 2048: a chunk
+    )  # 2048 rows are one chunk of the baseline
     options = ["--warm-rows", *(f"{rows}" for rows in sizes)]
     return fixture.baseline(hidden, *options, *(["--compile"] if is_compiled else []))
 
 
 def add_memory(fixture: Fixture, hidden: int, name: str, before: float | None) -> None:
-    """GPU memory that a server has taken since `before`, its peak so far: none gives any back."""
+    """Records the GPU memory that a server took since `before`: its peak, since no server gives memory back."""
     after = gpu_memory_mib()
     if before is not None and after is not None:
         what = f"{name}, {fixture.shape(hidden)}: GPU memory under bulk load"
@@ -79,10 +79,10 @@ def add_memory(fixture: Fixture, hidden: int, name: str, before: float | None) -
 
 
 def bulk_rate(
-    fixture: Fixture, address: str, hidden: int, way: str = "logprobctl", timeout_s: float = 30
+    fixture: Fixture, address: str, hidden: int, loader: str = "logprobctl", timeout_s: float = 30
 ) -> float:
-    """Rows a second in requests of a whole batch, sent by logprobctl or each in one message."""
-    if way == "logprobctl":
+    """Rows per second in requests of a whole batch, sent by logprobctl or each in one message."""
+    if loader == "logprobctl":
         plan = LoadPlan(
             rows=fixture.batch_rows,
             seconds=fixture.seconds,
@@ -98,23 +98,23 @@ def bulk_rate(
     )
 
 
-def better_way(fixture: Fixture, address: str, hidden: int) -> str:
-    """How the baseline is faster: cut into messages of 8 MiB by logprobctl, or whole requests."""
-    rates = {way: bulk_rate(fixture, address, hidden, way) for way in ("logprobctl", "whole")}
-    say("  baseline by way of loading: " + ", ".join(f"{w} {r:,.0f}" for w, r in rates.items()))
-    return max(rates, key=lambda way: rates[way])
+def faster_loader(fixture: Fixture, address: str, hidden: int) -> str:
+    """How the baseline is faster: with messages of 8 MiB from logprobctl, or with whole requests."""
+    rates = {name: bulk_rate(fixture, address, hidden, name) for name in ("logprobctl", "whole")}
+    say("  baseline by loader: " + ", ".join(f"{name} {r:,.0f}" for name, r in rates.items()))
+    return max(rates, key=lambda name: rates[name])
 
 
 def compare_bulk(
-    fixture: Fixture, hidden: int, service: str, baselines: dict, way: str, failures: list[str]
+    fixture: Fixture, hidden: int, service: str, baselines: dict, loader: str, failures: list[str]
 ) -> None:
     contenders = {SERVICE: functools.partial(bulk_rate, fixture, service, hidden)}
     for name, address in baselines.items():
-        contenders[name] = functools.partial(bulk_rate, fixture, address, hidden, way)
+        contenders[name] = functools.partial(bulk_rate, fixture, address, hidden, loader)
     figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
-    how = {"logprobctl": "cut into messages of 8 MiB", "whole": "each in one message"}[way]
+    how = {"logprobctl": "split into messages of 8 MiB", "whole": "each in one message"}[loader]
     what = f"requests of {fixture.batch_rows} rows"
-    add(fixture, hidden, what, figures, BULK_WANTED, f"baseline's requests {how}")
+    add(fixture, hidden, what, figures, BULK_TARGET, f"requests of the baseline {how}")
 
 
 def compare_small(
@@ -138,9 +138,9 @@ def compare_small(
     contenders[SHARED] = functools.partial(rate, service, "shm")
     figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
     what = f"requests of {SMALL_ROWS} rows from {SMALL_CLIENTS} clients"
-    remark = f"a connection each, in {SMALL_PROCESSES} processes"
+    remark = f"one connection per client, in {SMALL_PROCESSES} processes"
     for contender in (SERVICE, SHARED):
-        add(fixture, hidden, what, figures, SMALL_WANTED, remark, contender)
+        add(fixture, hidden, what, figures, SMALL_TARGET, remark, contender)
 
 
 def add(
@@ -148,7 +148,7 @@ def add(
     hidden: int,
     what: str,
     figures: dict,
-    wanted: float,
+    target: float,
     remark: str,
     contender: str = SERVICE,
 ) -> None:
@@ -162,6 +162,6 @@ def add(
                 "rows/s",
                 service,
                 baseline=(title, same_rounds(figures[name], service)),
-                note=f"{remark}; wanted at least {wanted}",
+                note=f"{remark}; target at least {target}",
             )
         )

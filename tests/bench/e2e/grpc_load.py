@@ -1,6 +1,7 @@
-"""Client processes in Python that send one request over and over and keep what each answer was.
+"""Client processes in Python that send one request again and again and record every answer.
 
-For what logprobctl does not do: a request of any size in one message, and answers that are checked.
+They do what `logprobctl bench` does not: send a request of any size in one message, and record the version, the
+bits and the time of each answer, which the hot swap needs.
 """
 
 import multiprocessing
@@ -15,24 +16,24 @@ import numpy as np
 import scoring_rpc
 from google.protobuf.message import DecodeError
 
-# Children that are forked from a process in which gRPC runs would hang.
+# A child forked from a process in which gRPC runs would hang.
 SPAWN = multiprocessing.get_context("spawn")
 CALL_TIMEOUT_S = 30
 STARTS_WITHIN_S = 120
 
 
 class Answer(NamedTuple):
-    """One call; times of the machine's monotonic clock, which all processes share."""
+    """The outcome of one call. Times are of the monotonic clock, which all processes share."""
 
     sent: float
     ended: float
-    code: int  # gRPC status
-    version: int  # weights_version, 0 after a failure
-    crc: int  # of the bytes of logprob and entropy, 0 after a failure
+    code: int  # gRPC status code
+    version: int  # weights_version; 0 after a failure
+    crc: int  # checksum of the bytes of logprob and entropy; 0 after a failure
 
 
 class Requests(NamedTuple):
-    """What every client sends: bf16 rows that depend on nothing but these."""
+    """The request that every client sends. Its bf16 rows depend only on these fields."""
 
     rows: int
     hidden_size: int
@@ -76,9 +77,9 @@ def call(scoring: scoring_rpc.Scoring, message: bytes) -> Answer:
 def client_process(
     address: str, requests: Requests, inflight: int, ready, go, stop, answers
 ) -> None:
-    """`inflight` threads, each on a connection of its own, from `go` until `stop`."""
+    """Runs `inflight` threads from `go` until `stop`, each on its own connection."""
     message = requests.message()
-    given: list[Answer] = []
+    all_answers: list[Answer] = []
 
     def send_until_stopped() -> None:
         with scoring_rpc.Scoring(address) as scoring:
@@ -87,18 +88,18 @@ def client_process(
             go.wait()
             while not stop.is_set():
                 mine.append(call(scoring, message))
-        given.extend(mine[1:])
+        all_answers.extend(mine[1:])
 
     threads = [threading.Thread(target=send_until_stopped) for _ in range(inflight)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    answers.put(given)
+    answers.put(all_answers)
 
 
 class Clients:
-    """Client processes under way, from the start of the context until `finish`."""
+    """Client processes that run from the start of the context until `finish`."""
 
     def __init__(self, address: str, requests: Requests, *, processes: int, inflight: int) -> None:
         self._ready = SPAWN.Semaphore(0)
@@ -125,7 +126,7 @@ class Clients:
         return self
 
     def finish(self) -> list[Answer]:
-        """Stops the clients; all their answers, in the order in which they came."""
+        """Stops the clients and returns all their answers in the order of their arrival."""
         self._stop.set()
         answers: list[Answer] = []
         try:
@@ -138,7 +139,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for process in self.processes:
-            if process.pid is None:  # not started
+            if process.pid is None:  # never started
                 continue
             process.join(5)
             if process.is_alive():
@@ -148,7 +149,7 @@ class Clients:
 def rows_per_second(
     address: str, requests: Requests, *, seconds: float, processes: int, inflight: int
 ) -> float:
-    """Rows a second of successful calls, from the first answer to the last."""
+    """Rows per second of successful calls, between the first and the last answer."""
     with Clients(address, requests, processes=processes, inflight=inflight) as clients:
         time.sleep(seconds)
         answers = [answer for answer in clients.finish() if answer.code == 0]

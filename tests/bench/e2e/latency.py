@@ -1,4 +1,4 @@
-"""One row at low load, and small requests beside a bulk stream."""
+"""The latency of one row at low load, and of small requests next to a bulk stream."""
 
 import functools
 import itertools
@@ -6,22 +6,22 @@ import time
 
 from bench_records import record_of_rounds
 from e2e.fixture import Fixture, checked, in_turn, median, say
-from e2e.load import Load, LoadPlan
+from e2e.logprobctl import Load, LoadPlan
 
-P50_ABOVE_ENGINE_US = 250
+P50_ABOVE_ENGINE_US = 250  # targets
 P99_ABOVE_ENGINE_US = 600
-SMALL_RATE = 200  # requests a second
+SMALL_RATE = 200  # requests per second
 SMALL_ROWS = 1
 BULK_IN_FLIGHT = 4
-SMALL_P99_BATCHES = 3.3
-SMALL_P99_BATCHES_CUT = 3
-LEAD_S = 0.5  # until the bulk load has filled the queue
+SMALL_P99_BATCHES = 3.3  # target, in times of a batch
+SMALL_P99_BATCHES_SMALLER = 3  # target with smaller batches
+LEAD_S = 0.5  # time for the bulk load to fill the queue
 BUDGET_S = 45
-CALLERS = {"": 0, ", its caller looks for the answer": 0.005}  # busy_poll_s
+CALLERS = {"": 0, ", busy-polls for its answer": 0.005}  # busy_poll_s
 
 
 def one_row(fixture: Fixture) -> None:
-    """A closed loop of one: how much the service adds to the engine's own time for a row."""
+    """Measures in a closed loop of one how much the service adds to the engine's own time for a row."""
     hidden = fixture.hidden_sizes[0]
     with fixture.engine(hidden) as engine, fixture.server(hidden) as server:
         loads: dict[str, list[Load]] = {caller: [] for caller in CALLERS}
@@ -48,16 +48,16 @@ def one_row(fixture: Fixture) -> None:
                 "us",
                 above,
                 note=f"engine {engine_us:.0f} us, service {engine_us + median(above):.0f} us; "
-                f"wanted at most {limit}",
+                f"target at most {limit}",
             )
         )
 
 
 def small_beside_bulk(fixture: Fixture) -> None:
-    """p99 of small requests at a steady rate, in times of a whole batch, with a bulk load beside."""
+    """Measures the p99 of small requests at a steady rate next to a bulk load, in times of a batch."""
     hidden = fixture.hidden_sizes[0]
     kinds: dict[str, tuple[list[str], float]] = {"default": ([], SMALL_P99_BATCHES)}
-    kinds[fixture.cut_smaller] = (fixture.cut_smaller.split(), SMALL_P99_BATCHES_CUT)
+    kinds[fixture.smaller_batches] = (fixture.smaller_batches.split(), SMALL_P99_BATCHES_SMALLER)
     for kind, (options, limit) in kinds.items():
         with fixture.engine(hidden) as engine, fixture.server(hidden, *options) as server:
             batches: list[float] = []
@@ -75,20 +75,20 @@ def small_beside_bulk(fixture: Fixture) -> None:
         batch_s = median(batches)
         fixture.records.append(
             record_of_rounds(
-                f"Service, {SMALL_RATE} requests a second of {SMALL_ROWS} row beside bulk, "
+                f"Service, {SMALL_RATE} requests per second of {SMALL_ROWS} row next to bulk, "
                 f"{fixture.shape(hidden)}, {kind}: small p99",
                 "batch times",
                 [p99 / batch_s for p99 in p99s],
                 note=f"a batch of {fixture.batch_rows} rows takes {1e3 * batch_s:.2f} ms; "
-                f"p99 {1e3 * median(p99s):.2f} ms; bulk {median(bulk_rates):,.0f} rows/s beside; "
-                f"{late} sent late by the load generator; "
-                f"wanted at most {limit}",
+                f"p99 {1e3 * median(p99s):.2f} ms; bulk {median(bulk_rates):,.0f} rows/s at the same time; "
+                f"{late} were sent late by the load generator; "
+                f"target at most {limit}",
             )
         )
 
 
 def load_both(fixture: Fixture, address: str):
-    """Small requests while a bulk load runs: the small Load, and the bulk's rows a second."""
+    """Runs small requests during a bulk load; returns the small Load and the rows per second of the bulk."""
     seconds = 2 * fixture.seconds
     bulk_plan = LoadPlan(
         rows=fixture.batch_rows,

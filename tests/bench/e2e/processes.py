@@ -1,4 +1,4 @@
-"""The processes of a run: the server, the engine alone, the baselines; and the memory of GPUs."""
+"""The processes of a run (the server, the engine alone, the baselines) and the memory of GPUs."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from server_process import ServerProcess
 BENCH = pathlib.Path(__file__).resolve().parents[1]
 LOG_LINES_SHOWN = 20
 ENGINE_STARTS_WITHIN_S = 120
-ENGINE_ANSWERS_WITHIN_S = 60  # of the time that it is asked to take
+ENGINE_ANSWERS_WITHIN_S = 60  # in addition to the measured time
 
 
 def _nvidia_smi(query: str) -> str | None:
@@ -27,7 +27,7 @@ def _nvidia_smi(query: str) -> str | None:
 
 
 def gpu_memory_mib() -> float | None:
-    """Memory in use on all GPUs, by the driver's account; None where there is none."""
+    """Memory in use on all GPUs, as the driver reports it; None without a GPU."""
     text = _nvidia_smi("--query-gpu=memory.used")
     try:
         return None if not text else sum(float(line) for line in text.splitlines())
@@ -36,7 +36,7 @@ def gpu_memory_mib() -> float | None:
 
 
 def gpu_memory_of_mib(pid: int) -> float | None:
-    """Memory of one process on all GPUs; None where the driver does not say."""
+    """Memory of one process on all GPUs; None if the driver does not report it."""
     text = _nvidia_smi("--query-compute-apps=pid,used_memory") or ""
     try:
         rows = [line.split(",") for line in text.splitlines()]
@@ -48,8 +48,8 @@ def gpu_memory_of_mib(pid: int) -> float | None:
 
 @contextlib.contextmanager
 def running(server: ServerProcess, name: str) -> Iterator[ServerProcess]:
-    """The server until the end of the context, also when it does not start; the end of its log is
-    shown when something fails meanwhile."""
+    """Starts the server and stops it at the end of the context, also if it does not start. Prints the end of
+    its log if something fails."""
     try:
         yield server.start()
     except BaseException:
@@ -61,7 +61,7 @@ def running(server: ServerProcess, name: str) -> Iterator[ServerProcess]:
 
 
 class EngineBench:
-    """engine_bench with a head loaded; measures when it is asked. Use as a context."""
+    """engine_bench with a loaded head, which measures on command. Use as a context."""
 
     def __init__(self, binaries: pathlib.Path, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -70,15 +70,15 @@ class EngineBench:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.facts = self._read(ENGINE_STARTS_WITHIN_S)
+        self.info = self._read(ENGINE_STARTS_WITHIN_S)
 
     def _read(self, within_s: float) -> dict:
-        """The next line, each of which answers one command."""
+        """Reads the next line, which answers one command."""
         assert self.process.stdout
         if not select.select([self.process.stdout], [], [], within_s)[0]:
             self.process.kill()
             self.process.wait()
-            raise RuntimeError(f"engine_bench said nothing for {within_s:.0f} s")
+            raise RuntimeError(f"engine_bench printed nothing for {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"engine_bench ended with {self.process.wait()}")
@@ -107,7 +107,7 @@ class EngineBench:
 
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             self.process.stdin.close()
         try:
             self.process.wait(30)
@@ -117,10 +117,10 @@ class EngineBench:
 
 
 class BaselineProcess(ServerProcess):
-    """baseline_server.py in this Python."""
+    """baseline_server.py, run by this Python."""
 
     def __init__(self, model: pathlib.Path, device: str, *options: str) -> None:
-        # torch.compile for several shapes on a loaded machine takes its time.
+        # torch.compile for several shapes takes minutes on a loaded machine.
         super().__init__(pathlib.Path(), device=device, ready_seconds=240)
         self.command = [sys.executable, str(BENCH / "baseline_server.py")]
         self.command += ["--model", str(model), "--device", device, *options]

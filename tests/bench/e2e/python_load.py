@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Loads a server from one process through the Python client: rows in its shared memory, or on its GPU.
+"""Loads a server from one process through the Python client, with rows in shared memory or on a GPU.
 
     python_load.py ADDRESS shm|cuda-ipc ROWS SECONDS IN_FLIGHT
 
-Rows lie there already, as a trainer's do; logprobctl is the client in C++. Prints one line of JSON:
-rows_per_second, from the first answer to the last, and the transport that was used.
+The rows are there before the measurement, like a trainer's. `logprobctl bench` does the same with the C++ client.
+Prints one line of JSON with rows_per_second, between the first and the last answer, and the used transport.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 
 
 def make_rows(client: logprobd.Client, transport: str, rows: int):
-    """Unit normal bf16 rows where the transport takes them from, and how score is told their type."""
+    """Standard normal bf16 rows in the memory that the transport reads, and score's arguments for their type."""
     hidden_size = client.info().hidden_size
     values = np.random.default_rng(3).standard_normal(
         min(rows * hidden_size, 1 << 22), dtype=np.float32
@@ -36,7 +36,7 @@ def make_rows(client: logprobd.Client, transport: str, rows: int):
 
 
 def measure(address: str, transport: str, rows: int, seconds: float, in_flight: int) -> dict:
-    # A call is one request: nothing limits the rows that a message names.
+    # Each call is one request, since a message that only names its rows has no limit.
     client = logprobd.Client(
         address, channels=in_flight, transport=transport, chunk_rows=rows, chunk_bytes=1 << 30
     )
@@ -48,17 +48,17 @@ def measure(address: str, transport: str, rows: int, seconds: float, in_flight: 
 
     def score_until_stopped() -> None:
         try:
-            hidden, how = make_rows(client, transport, rows)
+            hidden, options = make_rows(client, transport, rows)
             while not stop.is_set():
-                client.score(hidden, targets, **how)
+                client.score(hidden, targets, **options)
                 ends.append(time.monotonic())
-        except Exception as error:  # whatever ends a thread would leave the others waiting
+        except Exception as error:  # any failure must end the wait of the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=score_until_stopped) for _ in range(in_flight)]
     for thread in threads:
         thread.start()
-    # The first calls open mappings and connections.
+    # The first calls open mappings and connections and are not counted.
     while len(ends) < 2 * in_flight and not failures:
         time.sleep(0.001)
     begin = len(ends)

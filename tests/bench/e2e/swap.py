@@ -1,7 +1,8 @@
-"""Hot swaps of the weights under full load: failures, mixed versions, the longest stall.
+"""Hot swaps of the weights under full load: failed requests, mixed versions and the longest stall.
 
-Two heads take turns as version 2, 3, 4 and so on. Every client sends the same request, so that an
-answer must have exactly the bits of its version's head.
+Two heads take turns as versions 2, 3, 4 and so on. Every client sends the same request, so that each
+answer must have exactly the bits of the head of its version. That takes the clients of grpc_load.py, since
+`logprobctl bench` records neither the bits nor the time of each answer.
 """
 
 import collections
@@ -10,38 +11,37 @@ import itertools
 import time
 
 from bench_records import record, record_of_rounds
-from e2e.fixture import Fixture, say
+from e2e.fixture import Fixture, OutOfTime, say
 from e2e.grpc_load import Answer, Clients, Requests, call
-from e2e.time_limit import OutOfTime
-from e2e.weights import WeightsTool, free_port, server_flags
+from e2e.logprobctl import WeightsTool, free_port, server_flags
 from scoring_rpc import Scoring
 
 SWAPS = 100
-SAID_EVERY = 10  # swaps
-BUDGET_S = 300  # a head of a gigabyte is read, hashed and copied in one or two seconds
+SAY_EVERY = 10  # swaps
+BUDGET_S = 300  # reading, hashing and copying a head of 1 GB takes one or two seconds
 STALL_BATCHES = 2
 CLIENT_PROCESSES = 4
-IN_FLIGHT = 8  # of each process: four batches in all
-MESSAGES_OF_BATCH = 8  # a request is this part of a batch
+IN_FLIGHT = 8  # per process: four batches in total
+MESSAGES_OF_BATCH = 8  # requests that make up a batch
 
 
 @dataclasses.dataclass
 class Verdict:
-    """What the answers of a run of swaps say."""
+    """The evaluation of the answers during the swaps."""
 
     failed: int
-    mixed: int  # answers that have not the bits of the version that they name
-    stall: float  # seconds, the longest time without an answer
-    usual: float  # seconds, the median time between groups of answers
-    rows_per_second: float  # of answers, from the first to the last
+    mixed: int  # answers without the bits of the version that they name
+    stall: float  # longest time without an answer, in seconds
+    usual: float  # median time between groups of answers, in seconds
+    rows_per_second: float  # between the first and the last answer
 
 
 def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
-    """`crc_of`: of answers of the head of odd versions, and of even ones. `answers`, of `rows` rows
-    each, by their end."""
+    """Evaluates answers of `rows` rows each, sorted by their end. `crc_of` holds the checksum of answers of
+    odd versions, then of even ones."""
     good = [answer for answer in answers if answer.code == 0]
     gaps = [b.ended - a.ended for a, b in itertools.pairwise(good)]
-    # Answers of one batch come together: what lies between batches is more than a tenth of the longest.
+    # Answers of one batch arrive together. Gaps above a tenth of the longest separate batches.
     longest = max(gaps, default=0.0)
     between = sorted(gap for gap in gaps if gap > longest / 10)
     return Verdict(
@@ -76,12 +76,12 @@ def measure(fixture: Fixture) -> None:
         if not verdict.rows_per_second:
             raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed")
         add(fixture, hidden, verdict, answers, took, alone)
-        if failures:  # here, so that the server's log is shown
+        if failures:  # raised in the context, so that the log of the server is shown
             raise RuntimeError("; ".join(failures))
 
 
 def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: list) -> list[int]:
-    """What odd and even versions answer, with nothing else going on; leaves version 3 live."""
+    """Checksums of the answers of odd and even versions without other load. Leaves version 3 live."""
     message = requests.message()
     answers = []
     with Scoring(address) as scoring:
@@ -94,24 +94,24 @@ def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: 
         raise RuntimeError(f"gRPC statuses before the load: {[a.code for a in answers]}, not 0")
     crcs = [answer.crc for answer in answers]
     if crcs[0] == crcs[1] or crcs[0] != crcs[2]:
-        raise RuntimeError("versions 1 and 3 must answer alike, 2 must not")
+        raise RuntimeError("versions 1 and 3 must give the same answers, and version 2 others")
     return crcs[:2]
 
 
 def swap_many(weights: WeightsTool, heads: list, end: float, failures: list[str]) -> list[float]:
-    """Loads and commits versions from 4 on, the next of SWAPS until `end` or until one fails, which is
-    noted; seconds that each took."""
+    """Loads and commits SWAPS versions from 4 on, until `end` or a failure, which is added to `failures`.
+    Returns the seconds that each took."""
     took: list[float] = []
     try:
         for version in range(4, 4 + SWAPS):
             if time.monotonic() > end:
-                say(f"  stopped after {len(took)} swaps: the time for them is over")
+                say(f"  stopped after {len(took)} swaps: their time is over")
                 break
             started = time.monotonic()
             weights.load(version, heads[(version + 1) % 2])
             weights.commit()
             took.append(time.monotonic() - started)
-            if len(took) % SAID_EVERY == 0:
+            if len(took) % SAY_EVERY == 0:
                 say(f"  {len(took)} of {SWAPS} swaps, the last in {took[-1]:.2f} s")
     except OutOfTime as over:
         say(f"  stopped after {len(took)} swaps: {over}")
@@ -124,36 +124,36 @@ def swap_many(weights: WeightsTool, heads: list, end: float, failures: list[str]
 def add(
     fixture: Fixture, hidden: int, verdict: Verdict, answers: list, took: list, alone: dict
 ) -> None:
-    """`alone`: what the engine gave by itself."""
+    """Adds the records. `alone` is the throughput of the engine without a server."""
     versions = collections.Counter(answer.version for answer in answers if answer.code == 0)
     batch_s = alone["batch_seconds"]
     what = f"Hot swap under full load, {fixture.shape(hidden)}"
     note = f"{len(took)} swaps, {len(answers)} requests answered by {len(versions)} versions"
     fixture.records += [
-        record(f"{what}: swaps", len(took), "swaps", note=f"wanted at least {SWAPS}"),
+        record(f"{what}: swaps", len(took), "swaps", note=f"target at least {SWAPS}"),
         record_of_rounds(
-            f"{what}: rows answered meanwhile",
+            f"{what}: rows answered during the swaps",
             "rows/s",
             [verdict.rows_per_second],
             baseline=("engine alone", [alone["rows_per_second"]]),
             note=note,
         ),
         record(
-            f"{what}: failed requests", verdict.failed, "requests", note=f"{note}; wanted at most 0"
+            f"{what}: failed requests", verdict.failed, "requests", note=f"{note}; target at most 0"
         ),
         record(
-            f"{what}: answers without the bits of their version",
+            f"{what}: answers that differ from their version",
             verdict.mixed,
             "requests",
-            note=f"{note}; wanted at most 0",
+            note=f"{note}; target at most 0",
         ),
         record(
             f"{what}: longest time without an answer",
             verdict.stall / batch_s,
             "batch times",
             note=f"{note}; a batch takes {1e3 * batch_s:.2f} ms, the longest time was "
-            f"{1e3 * verdict.stall:.2f} ms, the usual one {1e3 * verdict.usual:.2f}; "
-            f"wanted at most {STALL_BATCHES}",
+            f"{1e3 * verdict.stall:.2f} ms, the median one {1e3 * verdict.usual:.2f}; "
+            f"target at most {STALL_BATCHES}",
         ),
     ]
     if took:

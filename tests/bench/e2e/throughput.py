@@ -1,4 +1,4 @@
-"""Rows a second end to end over each transport, against the engine alone."""
+"""Rows per second end to end over each transport, compared with the engine alone."""
 
 import dataclasses
 import functools
@@ -10,56 +10,57 @@ from collections.abc import Callable
 
 from bench_records import record_of_rounds
 from e2e.fixture import Fixture, Skipped, checked, in_turn, same_rounds, say
-from e2e.load import RETRIES, TRANSPORTS, LoadPlan
+from e2e.logprobctl import RETRIES, TRANSPORTS, LoadPlan
 
-WANTED = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
+TARGETS = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
 SHARED_BYTES_PER_REPLICA = 4 << 30
-BUDGET_S = 70  # for each hidden size and all transports together
-PYTHON_ENDS_WITHIN_S = 60  # of its time: torch starts in some seconds
+BUDGET_S = 70  # for all transports of one hidden size
+PYTHON_ENDS_WITHIN_S = 60  # in addition to the measured time; torch takes seconds to start
 
 
 @dataclasses.dataclass
-class Way:
-    """Of rows from a client to the engine."""
+class Contender:
+    """A client and a transport whose throughput is measured."""
 
     name: str
     transport: str
-    rate: Callable[[], float]  # rows a second in one round
+    rate: Callable[[], float]  # measures rows per second in one round
 
 
 def measurable(fixture: Fixture, transports: list[str]) -> list[str]:
-    """Those that this machine has."""
+    """The transports that this machine has."""
     if "ipc" in transports and fixture.device != "cuda":
-        say("ipc left out: it needs a GPU")
+        say("ipc is left out: it needs a GPU")
         return [name for name in transports if name != "ipc"]
     return transports
 
 
-def ways(fixture: Fixture, address: str, transports: list[str], in_flight: int) -> list[Way]:
-    """Shared memory and CUDA IPC by both clients, in C++ and in Python."""
+def contenders_of(
+    fixture: Fixture, address: str, transports: list[str], in_flight: int
+) -> list[Contender]:
+    """The contenders. Shared memory and CUDA IPC are measured with the C++ and the Python client."""
     found = []
     if "tcp" in transports:
         for channels in TCP_CHANNELS:
             rate = functools.partial(cli_rate, fixture, address, "tcp", in_flight, channels)
-            found.append(Way(f"TCP, {channels} connections", "tcp", rate))
+            found.append(Contender(f"TCP, {channels} connections", "tcp", rate))
     for transport, name in (("shm", "shared memory"), ("ipc", "CUDA IPC")):
         if transport not in transports:
             continue
         rate = functools.partial(cli_rate, fixture, address, transport, in_flight, 4)
-        found.append(Way(f"{name}, one client process", transport, rate))
+        found.append(Contender(f"{name}, one client process", transport, rate))
         rate = functools.partial(python_rate, fixture, address, transport, in_flight)
-        found.append(Way(f"{name}, one Python process", transport, rate))
+        found.append(Contender(f"{name}, one Python process", transport, rate))
     return found
 
 
 def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
     transports = measurable(fixture, transports)
     if not transports:
-        raise Skipped("no such transport here")
+        raise Skipped("this machine has none of the transports")
     options = []
     if transports != ["tcp"]:
-        # Clients on this host learn of the socket, and of what it offers, from the server itself.
         options += ["--local", str(fixture.work / f"socket-{hidden}")]
         options += ["--shared-memory-bytes", f"{SHARED_BYTES_PER_REPLICA * fixture.replicas}"]
     options += ["--cuda-ipc"] if "ipc" in transports else []
@@ -68,31 +69,32 @@ def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
     with fixture.engine(hidden) as engine, fixture.server(hidden, *options) as server:
 
         def engine_rate() -> float:
-            # As long as the loads: in its first second a GPU does more than its power lasts for.
+            # The same duration as the loads, since a GPU is faster in its first second, before its power
+            # limit applies.
             return engine.throughput(fixture.batch_rows, fixture.seconds)["rows_per_second"]
 
-        found = ways(fixture, server.grpc, transports, in_flight)
-        contenders = {"engine": engine_rate} | {way.name: way.rate for way in found}
-        figures = in_turn(contenders, fixture.rounds_within(BUDGET_S), failures)
-        for way in found:
-            if figures["engine"] and figures[way.name]:
-                add(fixture, hidden, way, figures, in_flight)
-        if failures:  # here, so that the server's log is shown
+        found = contenders_of(fixture, server.grpc, transports, in_flight)
+        rates = {"engine": engine_rate} | {contender.name: contender.rate for contender in found}
+        figures = in_turn(rates, fixture.rounds_within(BUDGET_S), failures)
+        for contender in found:
+            if figures["engine"] and figures[contender.name]:
+                add(fixture, hidden, contender, figures, in_flight)
+        if failures:  # raised in the context, so that the log of the server is shown
             raise RuntimeError("; ".join(failures))
 
 
-def add(fixture: Fixture, hidden: int, way: Way, figures: dict, in_flight: int) -> None:
-    # TCP may fall short where a row is cheap to score or two GPUs are fed: it is reported.
-    is_asked = way.transport != "tcp" or (hidden >= 4096 and fixture.replicas == 1)
-    note = f"requests of {fixture.batch_rows} rows, {in_flight} at once"
-    if is_asked:
-        note += f"; wanted at least {WANTED[way.transport]}"
+def add(fixture: Fixture, hidden: int, contender: Contender, figures: dict, in_flight: int) -> None:
+    # TCP has no target where rows are cheap to score or two GPUs are fed.
+    has_target = contender.transport != "tcp" or (hidden >= 4096 and fixture.replicas == 1)
+    note = f"requests of {fixture.batch_rows} rows, {in_flight} in flight"
+    if has_target:
+        note += f"; target at least {TARGETS[contender.transport]}"
     fixture.records.append(
         record_of_rounds(
-            f"Service, {way.name}, {fixture.shape(hidden)}",
+            f"Service, {contender.name}, {fixture.shape(hidden)}",
             "rows/s",
-            figures[way.name],
-            baseline=("engine alone", same_rounds(figures["engine"], figures[way.name])),
+            figures[contender.name],
+            baseline=("engine alone", same_rounds(figures["engine"], figures[contender.name])),
             note=note,
         )
     )
@@ -101,7 +103,7 @@ def add(fixture: Fixture, hidden: int, way: Way, figures: dict, in_flight: int) 
 def cli_rate(
     fixture: Fixture, address: str, transport: str, in_flight: int, channels: int
 ) -> float:
-    """From one process of logprobctl, whose rows lie on its heap or in its GPU's memory."""
+    """Throughput of one logprobctl process, whose rows lie on its heap or in a GPU's memory."""
     plan = LoadPlan(
         rows=fixture.batch_rows,
         seconds=fixture.seconds,
@@ -115,10 +117,10 @@ def cli_rate(
 
 
 def python_rate(fixture: Fixture, address: str, transport: str, in_flight: int) -> float:
-    """From one process of the Python client, whose rows lie where they are scored from."""
+    """Throughput of one Python client process, whose rows lie in the memory that the server reads."""
     script = pathlib.Path(__file__).with_name("python_load.py")
-    word, reported = TRANSPORTS[transport]
-    arguments = [address, word, str(fixture.batch_rows), f"{fixture.seconds:g}", str(in_flight)]
+    name, reported = TRANSPORTS[transport]
+    arguments = [address, name, str(fixture.batch_rows), f"{fixture.seconds:g}", str(in_flight)]
     try:
         done = subprocess.run(
             [sys.executable, str(script), *arguments],
@@ -132,5 +134,5 @@ def python_rate(fixture: Fixture, address: str, transport: str, in_flight: int) 
         raise RuntimeError(f"{transport}: {done.stderr.strip()[-1000:]}")
     answer = json.loads(done.stdout)
     if answer["transport"] != reported:
-        raise RuntimeError(f"{reported} was asked for, {answer['transport']} was used")
+        raise RuntimeError(f"{reported} was requested, {answer['transport']} was used")
     return answer["rows_per_second"]

@@ -1,9 +1,8 @@
-#include "client/cli/tensor_files/npy.h"
-
 #include <cstddef>
 #include <string>
 #include <vector>
 
+#include "client/cli/tensor_files/tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/client/cli/temp_folder.h"
@@ -126,7 +125,8 @@ TEST(NpyTest, NamesAMissingFile) {
 TEST(NpyTest, RefusesAFolder) {
   const TempFolder folder;
 
-  EXPECT_THAT(std::string(ReadNpy(folder.path("")).status().message()), HasSubstr("is not a file"));
+  EXPECT_THAT(std::string(ReadNpy(folder.path("")).status().message()),
+              HasSubstr("is not a regular file"));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-#include "client/cli/tensor_files/safetensors.h"
-
 #include <string>
 
+#include "client/cli/tensor_files/tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/client/cli/temp_folder.h"
@@ -78,17 +77,19 @@ INSTANTIATE_TEST_SUITE_P(
                             R"("x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                             "x"),
                 "not valid JSON"},
-        BadFile{"EntryNotAnObject", WithEntry("3"), "lacks dtype"},
-        BadFile{"NoOffsets", WithEntry(R"({"dtype":"F32","shape":[1]})"), "lacks dtype"},
+        BadFile{"EntryNotAnObject", WithEntry("3"), "has no dtype"},
+        BadFile{"NoOffsets", WithEntry(R"({"dtype":"F32","shape":[1]})"), "has no dtype"},
         BadFile{"UnknownDtype",
                 WithEntry(R"({"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]})"),
                 "dtype F8_E4M3"},
         BadFile{"NegativeDimension",
-                WithEntry(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"), "not sizes"},
+                WithEntry(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"),
+                "not lists of non-negative integers"},
         BadFile{"FractionalOffset",
-                WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4.0]})"), "not sizes"},
+                WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4.0]})"),
+                "not lists of non-negative integers"},
         BadFile{"ThreeOffsets", WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4,4]})"),
-                "not sizes"},
+                "not lists of non-negative integers"},
         BadFile{"RangeBackwards", WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[4,0]})"),
                 "is the file truncated"},
         BadFile{"RangeBeyondTheFile",

@@ -113,7 +113,7 @@ TEST_F(WeightsCommandTest, ListShowsEveryVersion) {
   const auto report = nlohmann::json::parse(Run({"list", "--json", "--head", "policy"}).out);
 
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, AllOf(HasSubstr("live        1    3 MiB  2023-11-14 22:13:20  not known"),
+  EXPECT_THAT(text.out, AllOf(HasSubstr("live        1    3 MiB  2023-11-14 22:13:20  unknown"),
                               HasSubstr("staged        2"), HasSubstr("previous        7")));
   EXPECT_EQ(report["heads"][0]["head"], "policy");
   EXPECT_EQ(report["heads"][0]["live"]["source"], "/models/step-100");

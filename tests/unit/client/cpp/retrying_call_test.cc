@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/app/options_parser.h"
+#include "server/app/options/options_parser.h"
 #include "tests/unit/client/cpp/fake_transport.h"
 
 namespace logprobd::client {

@@ -5,6 +5,22 @@
 namespace logprobd {
 namespace {
 
+TEST(CheckTest, PassesWithoutLookingAtTheValues) {
+  int evaluated = 0;
+
+  LOGPROBD_CHECK(evaluated == 0, ++evaluated);
+
+  EXPECT_EQ(evaluated, 0);
+}
+
+TEST(CheckDeathTest, AbortsWithExpressionAndValues) {
+  const int rows = 3;
+
+  EXPECT_DEATH(LOGPROBD_CHECK(rows > 5, "rows=", rows),
+               "check_test.cc:[0-9]+: broken invariant: rows > 5: rows=3");
+  EXPECT_DEATH(LOGPROBD_CHECK(rows > 5), "broken invariant: rows > 5\n");
+}
+
 TEST(ErrorsTest, CarriesWhenToRetry) {
   const absl::Status status =
       WithRetryAfter(absl::ResourceExhaustedError("full"), absl::Milliseconds(20));
@@ -58,5 +74,21 @@ TEST(ErrorsTest, ReturnsFromTheFunctionOnTheFirstError) {
   EXPECT_EQ(Quarter(6).status(), absl::InvalidArgumentError("odd"));
 }
 
+TEST(RejectionTest, IsCarriedByTheStatus) {
+  const absl::Status status =
+      WithRejection(absl::ResourceExhaustedError("full"), Rejection::kClientShare);
+
+  EXPECT_EQ(RejectionOf(status), Rejection::kClientShare);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(RejectionTest, FollowsFromTheCodeOtherwise) {
+  EXPECT_EQ(RejectionOf(absl::DeadlineExceededError("")), Rejection::kDeadline);
+  EXPECT_EQ(RejectionOf(absl::UnavailableError("")), Rejection::kNotReady);
+  EXPECT_EQ(RejectionOf(absl::InvalidArgumentError("")), Rejection::kInvalid);
+  EXPECT_EQ(RejectionOf(absl::NotFoundError("")), Rejection::kInvalid);
+}
+
 }  // namespace
+
 }  // namespace logprobd

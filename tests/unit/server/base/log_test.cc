@@ -4,8 +4,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fake_clock.h"
 
-namespace logprobd {
+namespace logprobd::testing {
 namespace {
 
 using ::testing::EndsWith;
@@ -101,5 +102,30 @@ TEST_F(LogTest, ParsesLevelsAndFormats) {
               HasSubstr("\"xml\": use text or json"));
 }
 
+TEST(LogLimiterTest, LetsABoundedNumberOfLinesThroughInAWindow) {
+  FakeClock clock;
+  LogLimiter limiter(2, absl::Seconds(1), clock);
+
+  EXPECT_EQ(limiter.Admit(), 0);
+  EXPECT_EQ(limiter.Admit(), 0);
+  EXPECT_FALSE(limiter.Admit().has_value());
+  EXPECT_FALSE(limiter.Admit().has_value());
+}
+
+TEST(LogLimiterTest, SaysHowManyLinesItHeldBack) {
+  FakeClock clock;
+  LogLimiter limiter(1, absl::Seconds(1), clock);
+  EXPECT_EQ(limiter.Admit(), 0);
+  EXPECT_FALSE(limiter.Admit().has_value());
+  EXPECT_FALSE(limiter.Admit().has_value());
+
+  clock.Advance(absl::Seconds(1));
+
+  EXPECT_EQ(limiter.Admit(), 2);
+  clock.Advance(absl::Seconds(1));
+  EXPECT_EQ(limiter.Admit(), 0);
+}
+
 }  // namespace
-}  // namespace logprobd
+
+}  // namespace logprobd::testing

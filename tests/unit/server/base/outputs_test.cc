@@ -1,10 +1,15 @@
 #include "server/base/outputs.h"
 
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/base/score_request.h"
 
 namespace logprobd {
 namespace {
+
+using ::testing::ElementsAre;
 
 TEST(OutputSetTest, HoldsWhatWasPutIn) {
   const OutputSet set = OutputSet().With(Output::kLse).With(Output::kGreedy);
@@ -24,30 +29,29 @@ TEST(OutputSetTest, UnionHoldsBoth) {
   EXPECT_FALSE(set.empty());
 }
 
-TEST(OutputSetTest, AllBitsAreTheOutputs) {
-  OutputSet set;
-  for (const Output output :
-       {Output::kLogprob, Output::kEntropy, Output::kLse, Output::kArgmax, Output::kGreedy,
-        Output::kSumPSquared, Output::kMaxLogit, Output::kMinLogit}) {
-    set = set.With(output);
-  }
-  EXPECT_EQ(set.bits(), OutputSet::kAllBits);
+TEST(OutputColumnTest, IsReturnedForItsOutputsAndScoredForWhatIsComputedFromIt) {
+  std::vector<absl::string_view> returned;
+  std::vector<absl::string_view> scored;
+  ForEachOutputColumn([&](const auto& column) {
+    if (column.shape != ColumnShape::kRow) return;
+    if (column.IsReturned(Output::kGreedy)) returned.push_back(column.name);
+    if (column.IsScored(Output::kGreedy)) scored.push_back(column.name);
+  });
+
+  EXPECT_THAT(returned, ElementsAre("greedy"));
+  EXPECT_THAT(scored, ElementsAre("argmax_id"));
 }
 
-TEST(ScoreRequestTest, FillsInWhatWasNotSent) {
-  ScoreRequest request;
-  EXPECT_EQ(request.outputs().bits(), kDefaultOutputs.bits());
-  EXPECT_EQ(request.priority(), Priority::kNormal);
-  EXPECT_EQ(request.num_segments(), 0);
-
-  request.output_bits = 8;
-  request.priority_number = 3;
-  request.segment_offsets = {0, 2, 5};
-
-  EXPECT_TRUE(request.outputs().Has(Output::kArgmax));
-  EXPECT_FALSE(request.outputs().Has(Output::kLogprob));
-  EXPECT_EQ(request.priority(), Priority::kLow);
-  EXPECT_EQ(request.num_segments(), 2);
+TEST(OutputColumnTest, CountsItsBytes) {
+  const ColumnCounts rows{.rows = 10};
+  EXPECT_EQ(ColumnBytes(OutputSet(), rows), 0);
+  EXPECT_EQ(ColumnBytes(Output::kLogprob, rows), 40);
+  EXPECT_EQ(ColumnBytes(Output::kArgmax, rows), 80);  // id and logprob
+  EXPECT_EQ(ColumnBytes(Output::kGreedy, rows), 10);
+  EXPECT_EQ(ColumnBytes(OutputSet(OutputSet::kAllBits), rows), 10 * (8 * 4 + 1));
+  EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .top_k = 5}), 2 * 5 * 8);
+  EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .candidates = 7}), 7 * 4);
+  EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .segments = 3}), 3 * (8 + 4 + 1));
 }
 
 }  // namespace

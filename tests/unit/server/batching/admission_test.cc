@@ -2,7 +2,6 @@
 
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
 
 namespace logprobd {
 namespace {

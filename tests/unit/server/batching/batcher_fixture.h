@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
-#include "server/base/check.h"
+#include "server/base/errors.h"
 #include "server/batching/batcher.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "server/base/rejection.h"
+#include "server/base/errors.h"
 #include "server/batching/batch_slot.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 

@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// One replica of what `options` say, with instruction set `isa` (empty: the best).
+/// Creates one replica with instruction set `isa` (empty: the best).
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateOne(const HeadWeights& head,
                                                          const EngineOptions& options,
                                                          const std::string& isa = "") {
@@ -29,8 +29,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateOne(const HeadWeights& head
   return std::move(engines.front());
 }
 
-/// One for each instruction set that runs here; CpuIsaTest says which do not. Then heads in shards,
-/// as many as asked or as the head has tiles.
+/// An engine for each instruction set that runs on this machine, and engines in 2 and 3 shards (at
+/// most one shard per tile of the head).
 std::vector<testing::EngineUnderTest> CpuEngines() {
   std::vector<testing::EngineUnderTest> engines;
   for (const kernels::CpuIsa isa : kernels::kAllCpuIsas) {
@@ -65,20 +65,21 @@ INSTANTIATE_TEST_SUITE_P(Cpu, EngineSuite, ::testing::ValuesIn(CpuEngines()), En
 
 namespace {
 
-TEST(CpuEngineTest, PlansTheBestInstructionsOfThisCpuAndSaysWhy) {
+TEST(CpuEngineTest, PlansTheBestInstructionSetAndStatesTheReason) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64});
 
-  const auto plan = PlanCpuEngine(head->info(), {.cpu_threads = 3}, "device cpu was asked for");
+  const auto plan = PlanCpuEngine(head->info(), {.cpu_threads = 3}, "device cpu was requested");
 
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->device, Device::kCpu);
   EXPECT_EQ(plan->engine, absl::StrCat("cpu/", std::string(CpuIsaName(kernels::BestCpuIsa()))));
-  EXPECT_THAT(plan->reason, StartsWith("device cpu was asked for; 3 threads"));
+  EXPECT_THAT(plan->reason, StartsWith("device cpu was requested, so the CPU engine scores with "));
+  EXPECT_THAT(plan->reason, HasSubstr(" on 3 threads; 1 replica of 1 shard by default"));
   ASSERT_EQ(plan->memory.size(), 2U);
   EXPECT_EQ(plan->memory[0].bytes, 6 * 192 * 64 * 2);
 }
 
-TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
+TEST(CpuEngineTest, WorkspaceStaysBelow64MiB) {
   for (const int64_t batch_rows_max : {1, 8192, 1 << 20}) {
     for (const int32_t threads : {1, 2, 16, 64, 256}) {
       for (const int64_t hidden_size : {64, 1024, 8192, 65536}) {
@@ -100,7 +101,7 @@ TEST(CpuEngineTest, ItsWorkspaceStaysBelow64MiB) {
   }
 }
 
-TEST(CpuEngineTest, RefusesAnEngineItDoesNotKnow) {
+TEST(CpuEngineTest, RefusesAnUnknownEngineName) {
   const auto head = testing::MakeRandomHead({});
 
   const auto engine = CreateOne(*head, {}, "quantum");
@@ -109,7 +110,7 @@ TEST(CpuEngineTest, RefusesAnEngineItDoesNotKnow) {
   EXPECT_THAT(std::string(engine.status().message()), HasSubstr("cpu/quantum"));
 }
 
-TEST(CpuEngineTest, TellsHowFarTheWeightIsRead) {
+TEST(CpuEngineTest, ReportsTheProgressOfReadingTheWeight) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64});
   std::vector<int64_t> done;
   int64_t total = 0;
@@ -128,7 +129,7 @@ TEST(CpuEngineTest, TellsHowFarTheWeightIsRead) {
   EXPECT_EQ(done.back(), total);
 }
 
-TEST(CpuEngineTest, TheNumberOfThreadsLeavesTheBitsAlone) {
+TEST(CpuEngineTest, BitsDoNotDependOnTheNumberOfThreads) {
   const auto head = testing::MakeRandomHead({.vocab_size = 3000, .hidden_size = 200});
   testing::EngineCase inputs = testing::MakeRandomCase(*head, 37);
   inputs.top_k = 5;
@@ -148,7 +149,7 @@ TEST(CpuEngineTest, TheNumberOfThreadsLeavesTheBitsAlone) {
   for (const std::string& other : bits) EXPECT_EQ(other, bits[0]);
 }
 
-TEST(CpuEngineTest, ABatchLargerThanTheWorkspaceIsCutWithoutATrace) {
+TEST(CpuEngineTest, ABatchLargerThanTheWorkspaceHasTheSameBits) {
   // 2^20 columns of sums leave room for about a hundred rows in the workspace.
   const auto head = testing::MakeRandomHead({.vocab_size = 1 << 20, .hidden_size = 2});
   const testing::EngineCase inputs = testing::MakeRandomCase(*head, 150);

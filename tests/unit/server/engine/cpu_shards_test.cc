@@ -1,4 +1,4 @@
-// Shards on the CPU: the bits of a head that is whole, and what happens when one of them fails.
+// Shards on the CPU have the bits of an unsharded head, and a failure of one shard is contained.
 
 #include <algorithm>
 #include <atomic>
@@ -37,8 +37,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> Create(const HeadWeights& head,
   return std::move(engines.front());
 }
 
-/// Rows with temperatures, entropy temperatures, lists and candidates of their own; targets lie in
-/// the first and last column of each of `shards` shards, then anywhere.
+/// Rows that each have their own temperatures, entropy temperatures, candidates and a top-k list.
+/// Every second target lies in the first or last column of a tile.
 EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
   EngineCase inputs = testing::MakeRandomCase(head, num_rows, dtype);
   const int64_t vocab_size = head.info().vocab_size;
@@ -48,7 +48,8 @@ EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
     const auto i = static_cast<size_t>(row);
     inputs.temperatures[i] = 0.5F + 0.25F * static_cast<float>(row % 5);
     inputs.entropy_temperatures.push_back(row % 3 == 0 ? 1.0F : 0.75F);
-    if (row % 2 == 0) {  // a tile's last column, then the next one's first: edges of any shard
+    if (row % 2 ==
+        0) {  // the last column of a tile, then the first of the next: shards start and end there
       edge = (edge + (row % 4 == 0 ? 191 : 1)) % vocab_size;
       inputs.targets[i] = static_cast<int32_t>(edge);
     }
@@ -68,14 +69,15 @@ std::string BitsOf(const EngineCase& inputs, const EngineScores& scores) {
   return bits;
 }
 
-TEST(CpuShardsTest, AnyNumberOfShardsGivesTheBitsOfAHeadThatIsWhole) {
+TEST(CpuShardsTest, AnyNumberOfShardsHasTheBitsOfAnUnshardedHead) {
   struct Shape {
     int64_t vocab_size;
     int64_t hidden_size;
     Dtype head_dtype;
     Dtype hidden_dtype;
   };
-  // Eight tiles, the last one of a single column; as many tiles as shards; more, unevenly.
+  // Eight tiles, the last of one column; as many tiles as shards; more tiles, which divide
+  // unevenly.
   for (const Shape& shape : {Shape{7 * 192 + 1, 70, Dtype::kBf16, Dtype::kBf16},
                              Shape{8 * 192, 33, Dtype::kF32, Dtype::kF32},
                              Shape{19 * 192 + 100, 48, Dtype::kF16, Dtype::kF32}}) {
@@ -104,7 +106,7 @@ TEST(CpuShardsTest, AnyNumberOfShardsGivesTheBitsOfAHeadThatIsWhole) {
   }
 }
 
-TEST(CpuShardsTest, EveryOutputAloneHasTheBitsOfAllTogether) {
+TEST(CpuShardsTest, AnOutputAloneHasTheBitsOfAllOutputsTogether) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'003, .hidden_size = 64});
   EngineCase all = MixedCase(*head, 20, Dtype::kBf16);
   const auto engine = Create(*head, {.batch_rows_max = 20, .shards = 4});
@@ -126,8 +128,8 @@ TEST(CpuShardsTest, EveryOutputAloneHasTheBitsOfAllTogether) {
   }
 }
 
-TEST(CpuShardsTest, ABatchOfManyStepsHasTheBitsOfRowsAlone) {
-  // 2^20 columns leave room for some hundred rows in a step.
+TEST(CpuShardsTest, ABatchInSeveralStepsHasTheBitsOfSingleRows) {
+  // With 2^20 columns a step takes a few hundred rows.
   const auto head = testing::MakeRandomHead({.vocab_size = 1 << 20, .hidden_size = 2});
   const EngineCase inputs = testing::MakeRandomCase(*head, 400);
   const auto engine = Create(*head, {.batch_rows_max = 400, .shards = 2});
@@ -142,7 +144,7 @@ TEST(CpuShardsTest, ABatchOfManyStepsHasTheBitsOfRowsAlone) {
   }
 }
 
-TEST(CpuShardsTest, ReadsEveryRowOnceAndTellsHowFarItIs) {
+TEST(CpuShardsTest, ReadsEveryRowOnceAndReportsTheProgress) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   std::vector<int64_t> done;
   EngineOptions options{.shards = 4};
@@ -174,8 +176,8 @@ TEST(CpuShardsTest, AShardWithoutMemoryAtStartFailsTheStart) {
   }
 }
 
-// E82: shards that cannot be connected end the start with one line.
-TEST(CpuShardsTest, ACollectiveThatCannotBeMadeFailsTheStart) {
+// E82: the start fails with one message if the shards cannot be connected.
+TEST(CpuShardsTest, ACollectiveThatCannotBeCreatedFailsTheStart) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   EngineOptions options{.shards = 3};
   options.faults.collective = [](const std::unique_ptr<Collective>& /*real*/) {
@@ -187,8 +189,8 @@ TEST(CpuShardsTest, ACollectiveThatCannotBeMadeFailsTheStart) {
   EXPECT_EQ(engine.status(), absl::InternalError("NCCL did not connect the GPUs"));
 }
 
-// E76: a batch for which one shard has no memory fails alone; what comes after is scored.
-TEST(CpuShardsTest, AShardWithoutMemoryFailsThatBatchAlone) {
+// E76: if one shard has no memory for a batch, only that batch fails.
+TEST(CpuShardsTest, AShardWithoutMemoryFailsOnlyThatBatch) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = testing::MakeRandomCase(*head, 7);
   std::atomic<bool> is_short = false;
@@ -213,7 +215,7 @@ TEST(CpuShardsTest, AShardWithoutMemoryFailsThatBatchAlone) {
   EXPECT_EQ(BitsOf(inputs, after), BitsOf(inputs, before));
 }
 
-// E79: whichever rank's link breaks at whichever call, the batch fails and the replica with it.
+// E79: a failing exchange of any rank at any call fails the batch and its replica.
 TEST(CpuShardsTest, ABrokenCollectiveFailsTheBatchAndTheReplica) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   EngineCase inputs = testing::MakeRandomCase(*head, 7);
@@ -244,8 +246,8 @@ TEST(CpuShardsTest, ABrokenCollectiveFailsTheBatchAndTheReplica) {
   }
 }
 
-// E78, E79: a rank that never arrives is noticed by the watchdog.
-TEST(CpuShardsTest, ARankThatHangsFailsTheBatchOnceItsTimeHasPassed) {
+// E78, E79: the watchdog detects a rank that never arrives.
+TEST(CpuShardsTest, ARankThatHangsFailsTheBatchAfterItsTime) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = testing::MakeRandomCase(*head, 7);
   testing::FakeClock clock;
@@ -268,7 +270,7 @@ TEST(CpuShardsTest, ARankThatHangsFailsTheBatchOnceItsTimeHasPassed) {
   EXPECT_FALSE((*engine)->healthy());
 }
 
-TEST(CpuShardsTest, ReplicasAreEnginesOfTheirOwnWithTheSameBits) {
+TEST(CpuShardsTest, ReplicasAreSeparateEnginesWithTheSameBits) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = MixedCase(*head, 11, Dtype::kBf16);
   const EngineOptions options{.batch_rows_max = 11, .cpu_threads = 4, .shards = 2, .replicas = 2};

@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_choice.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "tests/gpu/gpu_engine.h"
@@ -40,8 +41,8 @@ std::vector<EngineUnderTest> Engines() {
   EngineUnderTest engine;
   engine.name = "Auto";
   engine.create = CreateForTest;
-  // Tensor cores truncate what they accumulate, which only Hopper's takes back; fp32 heads add up
-  // in one chain of fp32.
+  // Tensor cores truncate sums; the engine corrects that on Hopper only. Products with fp32 heads
+  // are fp32 chains of additions.
   engine.tolerances.logprob_wide = IsHopper() ? 3e-4 : 1e-3;
   engine.tolerances.logprob_f32 = 2e-5;
   engine.skip_reason = SkipReason();
@@ -63,7 +64,7 @@ std::vector<EngineUnderTest> Engines() {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, EngineSuite, ::testing::ValuesIn(Engines()), EngineName);
 
-TEST(CudaEngineTest, PlansWithoutAGpuSayWhatIsMissing) {
+TEST(CudaEngineTest, PlanWithoutAGpuSaysWhatIsMissing) {
   HeadInfo head;
   head.vocab_size = head.vocab_rows = 1'000;
   head.hidden_size = 64;
@@ -74,11 +75,11 @@ TEST(CudaEngineTest, PlansWithoutAGpuSayWhatIsMissing) {
 
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(plan.status().message()),
-              ::testing::AnyOf(::testing::HasSubstr("no NVIDIA driver/GPU"),
+              ::testing::AnyOf(::testing::HasSubstr("no NVIDIA GPU is visible"),
                                ::testing::HasSubstr("GPU 1000 does not exist")));
 }
 
-TEST(CudaEngineTest, ThePlanNamesEveryMemory) {
+TEST(CudaEngineTest, PlanStatesWeightsAndWorkspace) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   HeadInfo head;
   head.vocab_size = head.vocab_rows = 151'936;
@@ -87,11 +88,11 @@ TEST(CudaEngineTest, ThePlanNamesEveryMemory) {
   EngineOptions options;
   options.gpus = {0};
 
-  const auto plan = PlanCudaEngine(head, options, "asked for");
+  const auto plan = PlanCudaEngine(head, options, "requested");
 
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_THAT(plan->engine, ::testing::StartsWith("cuda/"));
-  EXPECT_THAT(plan->reason, ::testing::StartsWith("asked for; "));
+  EXPECT_THAT(plan->reason, ::testing::StartsWith("requested; "));
   ASSERT_EQ(plan->memory.size(), 3U);
   EXPECT_EQ(plan->memory[0].kind, "weights");
   EXPECT_GE(plan->memory[0].bytes, int64_t{151'936} * 4'096 * 2);
@@ -113,7 +114,7 @@ TEST(CudaEngineTest, RefusesABatchAboveItsLimitAndStaysHealthy) {
   EXPECT_TRUE((*engine)->healthy());
 }
 
-TEST(CudaEngineTest, RecordsFlops) {
+TEST(CudaEngineTest, CountsFlopsInTheMetrics) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   Metrics metrics({.heads = {"test"}, .gpus = {0}});
   const auto head = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
@@ -129,7 +130,7 @@ TEST(CudaEngineTest, RecordsFlops) {
   EXPECT_THAT(text, ::testing::HasSubstr("logprobd_flops_total{gpu=\"0\"} 1280000"));
 }
 
-/// What is asked beside the lists.
+/// The same inputs without top-k and candidates.
 EngineCase WithoutLists(EngineCase inputs) {
   inputs.top_k = 0;
   inputs.candidate_rows.clear();
@@ -157,7 +158,7 @@ void ExpectSameScores(const EngineScores& a, const EngineScores& b) {
   ExpectSameBits(a.nonfinite, b.nonfinite);
 }
 
-TEST(CudaEngineTest, EveryWayToScoreARowGivesTheSameBits) {
+TEST(CudaEngineTest, BothPathsGiveTheSameBits) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   for (const RandomHeadOptions& options :
        {RandomHeadOptions{.vocab_size = 1'000, .hidden_size = 896},
@@ -171,7 +172,8 @@ TEST(CudaEngineTest, EveryWayToScoreARowGivesTheSameBits) {
     auto any = CreateWith(GpuKernel::kAuto, *head, 1'200);
     auto chunked = CreateWith(GpuKernel::kChunked, *head, 1'200);
     ASSERT_TRUE(any.ok() && chunked.ok()) << any.status() << chunked.status();
-    if (IsHopper() && options.dtype != Dtype::kF32) {  // else this would compare a path with itself
+    if (IsHopper() &&
+        options.dtype != Dtype::kF32) {  // otherwise the test would compare a path with itself
       EXPECT_EQ((*any)->info().engine, "cuda/fused");
     }
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
@@ -215,24 +217,34 @@ TEST(CudaEngineTest, EightThousandRowsHaveTheSameBitsOnBothPaths) {
   ExpectSameBits(scores.top_k_logprobs, truth.top_k_logprobs);
 }
 
-TEST(CudaEngineTest, TellsTheStepOfRowsOfTheFusedKernelAlone) {
+TEST(CudaEngineTest, RowStepIsTheClusterHeightOfTheFusedKernelAndOneOnTheChunkedPath) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   if (!IsHopper()) GTEST_SKIP() << "the fused kernel is for compute capability 9.0";
-  const auto shallow = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 896});
-  const auto deep = MakeRandomHead({.vocab_size = 1'000, .hidden_size = 4'096});
-  auto fused = CreateWith(GpuKernel::kAuto, *shallow, 8'192);
-  auto fused_deep = CreateWith(GpuKernel::kAuto, *deep, 8'192);
-  auto chunked = CreateWith(GpuKernel::kChunked, *deep, 8'192);
-  ASSERT_TRUE(fused.ok() && fused_deep.ok() && chunked.ok());
+  constexpr int64_t kBatchRowsMax = 8'192;
+  // A vocabulary whose tiles all fit on the GPU at once, where small tiles are fastest, and a
+  // larger one.
+  for (const int64_t vocab_size : {1'000, 40 * 192}) {
+    for (const int64_t hidden_size : {896, 4'096}) {
+      const auto head = MakeRandomHead({.vocab_size = vocab_size, .hidden_size = hidden_size});
+      auto fused = CreateWith(GpuKernel::kAuto, *head, kBatchRowsMax);
+      auto chunked = CreateWith(GpuKernel::kChunked, *head, kBatchRowsMax);
+      ASSERT_TRUE(fused.ok() && chunked.ok()) << fused.status() << chunked.status();
 
-  EXPECT_EQ((*fused)->row_step(8'192), 512);
-  EXPECT_EQ((*fused_deep)->row_step(8'192), 1'024);
-  EXPECT_EQ((*fused_deep)->row_step(300), 256);
-  EXPECT_EQ((*chunked)->row_step(8'192), 1);
+      for (const int64_t num_rows : {int64_t{1}, int64_t{300}, kBatchRowsMax}) {
+        SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab_size << ", hidden "
+                                          << hidden_size << ", " << num_rows << " rows");
+        EXPECT_EQ((*fused)->row_step(num_rows),
+                  kernels::FusedRowStep({.num_rows = num_rows,
+                                         .num_tiles = kernels::NumTiles(vocab_size),
+                                         .depth = hidden_size}));
+        EXPECT_EQ((*chunked)->row_step(num_rows), 1);
+      }
+    }
+  }
 }
 
-// A vocabulary of one tile left no room beside the keys to search: the engine failed for good.
-TEST(CudaEngineTest, ListsAsLongAsASmallVocabularyAreServed) {
+// Regression: a vocabulary of one tile left no room for the search next to the keys.
+TEST(CudaEngineTest, SupportsTopKOfAlmostTheWholeVocabulary) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   const auto head = MakeRandomHead({.vocab_size = 192, .hidden_size = 64});
   auto any = CreateWith(GpuKernel::kAuto, *head, 1'200);
@@ -249,10 +261,10 @@ TEST(CudaEngineTest, ListsAsLongAsASmallVocabularyAreServed) {
   ExpectSameBits(scores.top_k_logprobs, truth.top_k_logprobs);
 }
 
-// The factor lies in the scales of temperature, or in a head's own: once, never twice.
-TEST(CudaEngineTest, TheTruncationIsTakenBackOnce) {
+// The correction is part of either the temperature scales or the head's transform, never of both.
+TEST(CudaEngineTest, CorrectsTheTruncationOnce) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
-  if (!IsHopper()) GTEST_SKIP() << "measured on compute capability 9.0 alone";
+  if (!IsHopper()) GTEST_SKIP() << "the truncation was measured on compute capability 9.0 only";
   for (const float scale : {1.0F, 0.5F}) {
     for (const GpuKernel kernel : {GpuKernel::kAuto, GpuKernel::kChunked}) {
       const auto head = MakeRandomHead({.vocab_size = 400, .hidden_size = 4'096, .scale = scale});
@@ -261,7 +273,8 @@ TEST(CudaEngineTest, TheTruncationIsTakenBackOnce) {
       const EngineCase inputs = MakeRandomCase(*head, 512);
       const EngineScores scores = RunCase(**engine, inputs);
       ASSERT_TRUE(scores.status.ok()) << scores.status;
-      double mean = 0;  // relative; 3.8e-6 too little or too much is cut off or added by one factor
+      double mean =
+          0;  // relative error; the correction is 3.8e-6, so applying it zero or two times shows
       for (int64_t row = 0; row < 512; ++row) {
         const double truth = ReferenceOf(*head, inputs, row).max_logit;
         mean += (scores.max_logit[static_cast<size_t>(row)] / truth - 1) / 512;
@@ -271,7 +284,7 @@ TEST(CudaEngineTest, TheTruncationIsTakenBackOnce) {
   }
 }
 
-TEST(CudaEngineTest, FusedIsRefusedWhereItCannotRun) {
+TEST(CudaEngineTest, RefusesTheFusedKernelWhereItCannotRun) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   HeadInfo head;
   head.vocab_size = head.vocab_rows = head.hidden_size = 64;
@@ -285,7 +298,7 @@ TEST(CudaEngineTest, FusedIsRefusedWhereItCannotRun) {
   EXPECT_THAT(std::string(plan.status().message()), ::testing::HasSubstr("use auto or chunked"));
 }
 
-TEST(CudaEngineTest, TellsHowFarTheWeightIsRead) {
+TEST(CudaEngineTest, ReportsTheProgressOfReadingTheWeight) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   const auto head = MakeRandomHead({.vocab_size = 9'000, .hidden_size = 1'024});
   EngineOptions options;

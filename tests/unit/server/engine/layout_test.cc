@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/tile.h"
 
 namespace logprobd {
 namespace {
@@ -30,7 +31,7 @@ HeadInfo Head(int64_t vocab_size = 151'936) {
   return head;
 }
 
-/// `count` H200 of which each has so much free.
+/// `count` H200s with `free_gib` GiB of free memory each.
 std::vector<GpuInfo> Gpus(int32_t count, int64_t free_gib = 139) {
   std::vector<GpuInfo> gpus;
   for (int32_t ordinal = 0; ordinal < count; ++ordinal) {
@@ -39,7 +40,7 @@ std::vector<GpuInfo> Gpus(int32_t count, int64_t free_gib = 139) {
   return gpus;
 }
 
-/// A head of so many GiB, cut evenly, beside a workspace of 1 GiB.
+/// The needs of a head of `head_gib` GiB, cut evenly, and of a workspace of 1 GiB.
 std::function<GpuNeeds(int32_t)> NeedsOf(int64_t head_gib) {
   return [head_gib](int32_t num_shards) { return GpuNeeds{head_gib * kGib / num_shards, kGib}; };
 }
@@ -72,6 +73,56 @@ std::string ReasonOf(const EngineOptions& options, const std::vector<GpuInfo>& g
   return layout.ok() ? layout->reason : "";
 }
 
+std::vector<int64_t> Sizes(int64_t vocab_size, int32_t num_shards) {
+  const auto ranges = PartitionTiles(vocab_size, num_shards);
+  EXPECT_TRUE(ranges.ok()) << ranges.status();
+  std::vector<int64_t> sizes;
+  if (ranges.ok()) {
+    for (const TileRange& range : *ranges) sizes.push_back(range.size());
+  }
+  return sizes;
+}
+
+TEST(PartitionTilesTest, GivesTheLargerRangesToTheFirstShards) {
+  EXPECT_THAT(Sizes(151'936, 4), ElementsAre(198, 198, 198, 198));
+  EXPECT_THAT(Sizes(10 * kernels::kTileColumns, 4), ElementsAre(3, 3, 2, 2));
+  EXPECT_THAT(Sizes(4 * kernels::kTileColumns, 4), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(Sizes(1, 1), ElementsAre(1));
+}
+
+TEST(PartitionTilesTest, CoversEveryTileOnce) {
+  for (const int64_t vocab_size : {1, 191, 192, 193, 1'003, 32'000, 151'669, 262'144}) {
+    const int64_t num_tiles = kernels::NumTiles(vocab_size);
+    for (int32_t num_shards = 1; num_shards <= num_tiles && num_shards <= 9; ++num_shards) {
+      const auto ranges = PartitionTiles(vocab_size, num_shards);
+
+      ASSERT_TRUE(ranges.ok()) << ranges.status();
+      ASSERT_EQ(ranges->size(), static_cast<size_t>(num_shards));
+      int64_t end = 0;
+      for (const TileRange& range : *ranges) {
+        EXPECT_EQ(range.begin, end);
+        EXPECT_GE(range.size(), 1);
+        end = range.end;
+      }
+      EXPECT_EQ(end, num_tiles) << vocab_size << " over " << num_shards;
+    }
+  }
+}
+
+TEST(PartitionTilesTest, NamesTheLargestNumberOfShards) {
+  const auto too_many = PartitionTiles(1'003, 7);
+
+  EXPECT_EQ(too_many.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(too_many.status().message()),
+      HasSubstr("7 shards cannot share a vocabulary of 1003: it has 6 tiles of 192 columns, "
+                "so at most 6 shards"));
+  for (const int32_t num_shards : {0, -1}) {
+    EXPECT_EQ(PartitionTiles(1'003, num_shards).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(GpuLayoutTest, MakesReplicasOfAHeadThatFitsTwiceOnAGpu) {
   const auto layout = PlanGpuLayout(Head(), {}, Gpus(4), NeedsOf(69));
 
@@ -99,13 +150,13 @@ TEST(GpuLayoutTest, TakesTheFewestShardsThatFitWhereNoneFitsTwice) {
   EXPECT_THAT(ReasonOf({}, Gpus(2), 200), HasSubstr("fits once, not twice, on 2 GPUs"));
 }
 
-TEST(GpuLayoutTest, SaysWhichGpusAreLeftOver) {
+TEST(GpuLayoutTest, NamesUnusedGpusInTheReason) {
   EXPECT_EQ(Plan({}, Gpus(5), 100), "2x2: gpu0 gpu1 gpu2 gpu3");
   EXPECT_THAT(ReasonOf({}, Gpus(5), 100), EndsWith("2 replicas of 2 shards; not used: gpu4"));
   EXPECT_THAT(ReasonOf(Asked(1, 0), Gpus(3), 10), EndsWith("not used: gpu1, gpu2"));
 }
 
-TEST(GpuLayoutTest, KeepsTheNumbersThatAreAsked) {
+TEST(GpuLayoutTest, KeepsRequestedNumbers) {
   EXPECT_EQ(Plan(Asked(2, 2), Gpus(4)), "2x2: gpu0 gpu1 gpu2 gpu3");
   EXPECT_EQ(Plan(Asked(1, 2), Gpus(4)), "1x2: gpu0 gpu1");
   EXPECT_EQ(Plan(Asked(0, 2), Gpus(4)), "2x2: gpu0 gpu1 gpu2 gpu3");
@@ -113,12 +164,12 @@ TEST(GpuLayoutTest, KeepsTheNumbersThatAreAsked) {
   EXPECT_EQ(Plan(Asked(2, 0), Gpus(4)), "2x1: gpu0 gpu1");
   EXPECT_EQ(Plan(Asked(2, 0), Gpus(4), 100), "2x2: gpu0 gpu1 gpu2 gpu3");
   EXPECT_EQ(ReasonOf(Asked(2, 2), Gpus(4), 10),
-            "replicas and shards as asked: 2 replicas of 2 shards");
-  EXPECT_EQ(ReasonOf(Asked(0, 4), Gpus(4), 10), "shards as asked: 1 replica of 4 shards");
-  EXPECT_EQ(ReasonOf(Asked(4, 0), Gpus(4), 10), "replicas as asked: 4 replicas of 1 shard");
+            "replicas and shards as requested: 2 replicas of 2 shards");
+  EXPECT_EQ(ReasonOf(Asked(0, 4), Gpus(4), 10), "shards as requested: 1 replica of 4 shards");
+  EXPECT_EQ(ReasonOf(Asked(4, 0), Gpus(4), 10), "replicas as requested: 4 replicas of 1 shard");
 }
 
-TEST(GpuLayoutTest, TakesNamedGpusInTheirOrder) {
+TEST(GpuLayoutTest, UsesNamedGpusInTheirOrder) {
   const auto layout = PlanGpuLayout(Head(), Asked(2, 2, {5, 2, 7, 0}), Gpus(8), NeedsOf(10));
 
   ASSERT_EQ(Summary(layout), "2x2: gpu5 gpu2 gpu7 gpu0");
@@ -131,7 +182,7 @@ TEST(GpuLayoutTest, TakesNamedGpusInTheirOrder) {
 TEST(GpuLayoutTest, UsesAllNamedGpus) {
   EXPECT_EQ(Plan(Asked(0, 0, {3, 1}), Gpus(4)), "2x1: gpu3 gpu1");
   EXPECT_EQ(Plan(Asked(2, 0, {0, 1, 2, 3}), Gpus(4)), "2x2: gpu0 gpu1 gpu2 gpu3");
-  // Two of three would hold it twice.
+  // Two of the three GPUs would hold the head twice, but all named GPUs are used.
   EXPECT_EQ(Plan(Asked(0, 0, {0, 1, 2}), Gpus(4), 100), "1x3: gpu0 gpu1 gpu2");
 }
 
@@ -149,7 +200,7 @@ TEST(GpuLayoutTest, CutsTheVocabularyAtTilesAndEndsItWithTheLastValidId) {
   EXPECT_THAT(ends, ElementsAre(38'016, 76'032, 113'856, 151'669));
 }
 
-TEST(GpuLayoutTest, RefusesAGpuThatIsNotThereOrNamedTwice) {
+TEST(GpuLayoutTest, RefusesAGpuThatDoesNotExistOrIsNamedTwice) {
   EXPECT_THAT(Plan(Asked(0, 0, {0, 5}), Gpus(4)),
               AllOf(StartsWith("FAILED_PRECONDITION"),
                     HasSubstr("GPU 5 does not exist: there are 4, counted from 0")));
@@ -161,7 +212,7 @@ TEST(GpuLayoutTest, RefusesAGpuThatIsNotThereOrNamedTwice) {
   EXPECT_THAT(Plan({}, {}), AllOf(StartsWith("FAILED_PRECONDITION"), HasSubstr("no GPU")));
 }
 
-TEST(GpuLayoutTest, SaysHowManyGpusAreNeededAndThere) {
+TEST(GpuLayoutTest, SaysHowManyGpusAreNeededAndHowManyExist) {
   EXPECT_THAT(Plan(Asked(2, 4), Gpus(4)),
               AllOf(StartsWith("FAILED_PRECONDITION"),
                     HasSubstr("2 replicas of 4 shards need 8 GPUs: there are 4")));
@@ -171,22 +222,23 @@ TEST(GpuLayoutTest, SaysHowManyGpusAreNeededAndThere) {
   EXPECT_THAT(Plan(Asked(kInt32Max, 16), Gpus(4)), HasSubstr("need 34359738352 GPUs"));
 }
 
-TEST(GpuLayoutTest, RefusesMoreShardsThanExchangeWithEachOther) {
+TEST(GpuLayoutTest, RefusesMoreShardsThanCanExchangeWithEachOther) {
   EXPECT_THAT(Plan(Asked(1, 17), Gpus(20)),
               AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("at most 16 GPUs share one head")));
   EXPECT_EQ(Plan({}, Gpus(20), 2'100).substr(0, 5), "1x16:");
 }
 
 TEST(GpuLayoutTest, SaysWhichNumbersFitTheNamedGpus) {
-  EXPECT_THAT(Plan(Asked(0, 3, {0, 1, 2, 3}), Gpus(4)),
-              AllOf(StartsWith("INVALID_ARGUMENT"),
-                    HasSubstr("3 shards would leave GPUs over: --gpus names 4, so that replicas x "
-                              "shards must be 4 x 1 or 2 x 2 or 1 x 4")));
+  EXPECT_THAT(
+      Plan(Asked(0, 3, {0, 1, 2, 3}), Gpus(4)),
+      AllOf(StartsWith("INVALID_ARGUMENT"),
+            HasSubstr("3 shards would leave GPUs unused: --gpus names 4, so that replicas x "
+                      "shards must be 4 x 1 or 2 x 2 or 1 x 4")));
   EXPECT_THAT(Plan(Asked(1, 2, {0, 1, 2, 3}), Gpus(4)), HasSubstr("1 replica of 2 shards would"));
   EXPECT_THAT(Plan(Asked(3, 0, {0, 1, 2, 3}), Gpus(4)), HasSubstr("3 replicas would leave"));
 }
 
-TEST(GpuLayoutTest, NeverCutsFinerThanATile) {
+TEST(GpuLayoutTest, NeverCutsATile) {
   const HeadInfo small = Head(300);
 
   EXPECT_EQ(Summary(PlanGpuLayout(small, Asked(0, 2), Gpus(4), NeedsOf(10))),
@@ -224,7 +276,7 @@ TEST(GpuLayoutTest, RefusesGpusOfTwoModelsAndNamesBoth) {
   }
 }
 
-TEST(GpuLayoutTest, LooksOnlyAtTheGpusThatItTakes) {
+TEST(GpuLayoutTest, ChecksOnlyTheGpusThatItUses) {
   std::vector<GpuInfo> gpus = Gpus(4);
   gpus[1] = {1, "Tesla V100", 7, 0, 16 * kGib, 1 * kGib};
 
@@ -239,8 +291,8 @@ TEST(GpuLayoutTest, TakesGpusWhoseMemoryDiffersByLessThanOnePercent) {
   EXPECT_EQ(Plan({}, gpus), "2x1: gpu0 gpu1");
 }
 
-// One busy GPU once made a small head lie in shards over all of them.
-TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessFills) {
+// Regression: one busy GPU made a small head lie in shards over all GPUs.
+TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessHasFilled) {
   for (const size_t busy : {0U, 2U, 3U}) {
     std::vector<GpuInfo> gpus = Gpus(4);
     gpus[busy].free_bytes = 1 * kGib;
@@ -261,7 +313,7 @@ TEST(GpuLayoutTest, ShardsNamedGpusForTheOneWithTheLeastFreeMemory) {
               HasSubstr("does not fit twice on one GPU (15.0 GiB free)"));
 }
 
-TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
+TEST(GpuLayoutTest, SubtractsMemoryThatOtherHeadsWillTake) {
   std::vector<GpuInfo> gpus = Gpus(3);
 
   Reserve({{"gpu1", "weights", 100 * kGib},
@@ -277,11 +329,11 @@ TEST(GpuLayoutTest, LeavesOtherHeadsWhatTheyWillTake) {
   EXPECT_EQ(Plan(Asked(1, 1), gpus, 60), "1x1: gpu0");
   EXPECT_THAT(
       Plan(Asked(1, 1, {1}), gpus, 60),
-      HasSubstr("GPU 1 has 38.0 GiB free beside 101.0 GiB for the heads before it, the head "
+      HasSubstr("GPU 1 has 38.0 GiB free after 101.0 GiB for the heads before this one, the head "
                 "needs 61.0 GiB"));
 }
 
-TEST(GpuLayoutTest, CountsWhatIsGivenBackAsFree) {
+TEST(GpuLayoutTest, CountsMemoryThatWillBeReleasedAsFree) {
   std::vector<GpuInfo> gpus = Gpus(1);
   gpus[0].free_bytes = 20 * kGib;
 
@@ -325,16 +377,16 @@ TEST(GpuLayoutTest, CountsHugeNeedsWithoutOverflow) {
   EXPECT_EQ(layout.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST(CpuLayoutTest, IsOnePlaceUnlessAsked) {
+TEST(CpuLayoutTest, IsOneShardByDefault) {
   const auto layout = PlanCpuLayout(Head(1'003), {});
 
   ASSERT_EQ(Summary(layout), "1x1: cpu");
   EXPECT_EQ(layout->places[0].vocab_begin, 0);
   EXPECT_EQ(layout->places[0].vocab_end, 1'003);
-  EXPECT_EQ(layout->reason, "1 replica of 1 shard unless asked");
+  EXPECT_EQ(layout->reason, "1 replica of 1 shard by default");
 }
 
-TEST(CpuLayoutTest, KeepsTheNumbersThatAreAsked) {
+TEST(CpuLayoutTest, KeepsRequestedNumbers) {
   const auto layout = PlanCpuLayout(Head(1'003), Asked(2, 6));
 
   ASSERT_TRUE(layout.ok()) << layout.status();
@@ -344,11 +396,11 @@ TEST(CpuLayoutTest, KeepsTheNumbersThatAreAsked) {
   EXPECT_EQ(layout->places.back().replica, 1);
   EXPECT_EQ(layout->places.back().vocab_begin, 960);
   EXPECT_EQ(layout->places.back().vocab_end, 1'003);
-  EXPECT_EQ(layout->reason, "2 replicas of 6 shards as asked");
+  EXPECT_EQ(layout->reason, "2 replicas of 6 shards as requested");
   EXPECT_EQ(Summary(PlanCpuLayout(Head(), Asked(0, 2, {7}))), "1x2: cpu cpu");
 }
 
-TEST(CpuLayoutTest, HasBounds) {
+TEST(CpuLayoutTest, RefusesTooManyShardsOrReplicas) {
   EXPECT_THAT(Summary(PlanCpuLayout(Head(1'003), Asked(0, 7))),
               AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("at most 6 shards")));
   EXPECT_TRUE(PlanCpuLayout(Head(), Asked(64, 4)).ok());

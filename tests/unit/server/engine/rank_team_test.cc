@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/engine/in_process_collective.h"
+#include "server/engine/collective.h"
 #include "tests/support/run_ranks.h"
 
 namespace logprobd {
@@ -14,7 +14,7 @@ std::unique_ptr<Collective> MakeCollective(int32_t num_ranks) {
   return std::make_unique<InProcessCollective>(num_ranks);
 }
 
-TEST(RankTeamTest, GivesEveryRankTheLowestRanksFailure) {
+TEST(RankTeamTest, AgreeReturnsTheFailureOfTheLowestRank) {
   RankTeam team(4, MakeCollective(4));
   std::vector<absl::Status> answers(4);
 
@@ -48,7 +48,7 @@ TEST(RankTeamTest, AgreesAThousandTimesInARow) {
   EXPECT_EQ(wrong, (std::vector<int>{0, 0, 0}));
 }
 
-TEST(RankTeamTest, AnAbortReleasesWhoWaitsWithTheFirstReason) {
+TEST(RankTeamTest, AbortReleasesWaitingRanksWithTheFirstReason) {
   RankTeam team(3, MakeCollective(3));
   std::vector<absl::Status> answers(3);
 
@@ -65,7 +65,7 @@ TEST(RankTeamTest, AnAbortReleasesWhoWaitsWithTheFirstReason) {
   EXPECT_EQ(team.Agree(0, absl::OkStatus()), absl::UnavailableError("hung"));
 }
 
-TEST(RankTeamTest, ATeamOfOneAgreesWithItself) {
+TEST(RankTeamTest, TeamOfOneReturnsItsOwnStatus) {
   RankTeam team(1, nullptr);
 
   EXPECT_TRUE(team.Agree(0, absl::OkStatus()).ok());

@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/engine/in_process_collective.h"
+#include "server/engine/collective.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
 
@@ -20,17 +20,17 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// What all shards of a test share.
+/// State that all fake shards of a test share.
 struct Devices {
   absl::Mutex mutex;
-  std::vector<int32_t> enqueued;  ///< Slots, by rank 0.
+  std::vector<int32_t> enqueued;  ///< Slots that rank 0 has enqueued.
   std::vector<int32_t> collected;
-  bool is_held = false;   ///< Batches are enqueued and do not end.
-  absl::Status device;    ///< What rank 1's IsDone returns.
-  absl::Status agreed;    ///< What rank 1 brings to the agreement.
-  bool is_stuck = false;  ///< Rank 1\'s Enqueue does not return.
+  bool is_held = false;   ///< Batches are enqueued but do not end.
+  absl::Status device;    ///< Error that IsDone of rank 1 returns.
+  absl::Status agreed;    ///< Status that rank 1 passes to Agree.
+  bool is_stuck = false;  ///< Enqueue of rank 1 does not return.
   std::atomic<bool> is_idle = true;
-  std::atomic<int> busy_looks = 0;  ///< So many more times IsIdle says no.
+  std::atomic<int> busy_polls = 0;  ///< Further calls for which IsIdle returns false.
 };
 
 class FakeShard final : public EngineShard {
@@ -69,15 +69,15 @@ class FakeShard final : public EngineShard {
                       .d2h = 3};
   }
 
-  bool IsIdle() override { return devices_.is_idle && devices_.busy_looks.fetch_sub(1) <= 0; }
+  bool IsIdle() override { return devices_.is_idle && devices_.busy_polls.fetch_sub(1) <= 0; }
 
  private:
   const int32_t rank_;
   Devices& devices_;
 };
 
-/// A batch that is only ever passed on.
-struct Passed {
+/// A batch of one row that fake shards pass through.
+struct FakeBatch {
   ScoreBatch batch;
   absl::Status status = absl::UnknownError("not answered");
   absl::Mutex mutex;
@@ -86,7 +86,7 @@ struct Passed {
   std::vector<float> temperatures = {1.0F};
   std::vector<uint8_t> nonfinite = {0};
 
-  Passed() {
+  FakeBatch() {
     batch.num_rows = 1;
     batch.targets = targets;
     batch.temperatures = temperatures;
@@ -136,7 +136,7 @@ class ShardedEngineTest : public ::testing::Test {
     devices_.is_held = is_held;
   }
 
-  /// Whether a counter with these labels stands at `count`, of GPU 0 and of GPU 1.
+  /// For GPU 0 and GPU 1: true if the counter with these labels has the value `count`.
   std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
     const std::string text = metrics_.Serialize();
     std::vector<bool> found;
@@ -152,11 +152,11 @@ class ShardedEngineTest : public ::testing::Test {
   Metrics metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
 };
 
-TEST_F(ShardedEngineTest, TakesItsSlotsInTurnAndEndsBatchesInOrder) {
+TEST_F(ShardedEngineTest, UsesItsSlotsInTurnAndEndsBatchesInOrder) {
   const auto engine = Create(2);
 
   for (int i = 0; i < 4; ++i) {
-    Passed batch;
+    FakeBatch batch;
     batch.Start(*engine);
     EXPECT_TRUE(batch.Wait().ok()) << batch.status;
   }
@@ -165,20 +165,20 @@ TEST_F(ShardedEngineTest, TakesItsSlotsInTurnAndEndsBatchesInOrder) {
   EXPECT_THAT(devices_.collected, ElementsAre(0, 1, 0, 1));
 }
 
-// Since memory is freed without waiting for the device, a late kernel could write to the memory of
-// whoever was given it next.
-TEST_F(ShardedEngineTest, EndsOnlyOnceItsShardsHaveEndedWhatTheyRun) {
+// Regression: memory was freed without waiting for the device, so a late kernel could write to
+// memory that had a new owner.
+TEST_F(ShardedEngineTest, DestructorWaitsUntilTheShardsAreIdle) {
   auto engine = Create(1);
-  devices_.busy_looks = 3;
+  devices_.busy_polls = 3;
 
   engine.reset();
 
-  EXPECT_LE(devices_.busy_looks, 0);
+  EXPECT_LE(devices_.busy_polls, 0);
 }
 
-TEST_F(ShardedEngineTest, TellsTheSlowestShardsTimesAndTheFirstOnesLastSteps) {
+TEST_F(ShardedEngineTest, ReportsTheTimesOfTheSlowestShardAndTheLastStagesOfTheFirst) {
   const auto engine = Create(3);
-  Passed batch;
+  FakeBatch batch;
 
   batch.Start(*engine);
   ASSERT_TRUE(batch.Wait().ok()) << batch.status;
@@ -190,9 +190,9 @@ TEST_F(ShardedEngineTest, TellsTheSlowestShardsTimesAndTheFirstOnesLastSteps) {
   EXPECT_EQ(batch.batch.d2h_seconds, 3);
 }
 
-TEST_F(ShardedEngineTest, ABatchThatDoesNotFitNeverReachesAShard) {
+TEST_F(ShardedEngineTest, RefusesABatchThatDoesNotFitBeforeAnyShard) {
   const auto engine = Create(2);
-  Passed batch;
+  FakeBatch batch;
   batch.batch.num_rows = 9;
 
   batch.Start(*engine);
@@ -202,11 +202,11 @@ TEST_F(ShardedEngineTest, ABatchThatDoesNotFitNeverReachesAShard) {
   EXPECT_TRUE(engine->healthy());
 }
 
-TEST_F(ShardedEngineTest, WhatAllAgreedIsShortOfMemoryLeavesTheEngineUsable) {
+TEST_F(ShardedEngineTest, AnAgreedShortageOfMemoryLeavesTheEngineUsable) {
   const auto engine = Create(2);
   devices_.agreed = absl::ResourceExhaustedError("no memory");
-  Passed failed;
-  Passed later;
+  FakeBatch failed;
+  FakeBatch later;
 
   failed.Start(*engine);
   failed.Wait();
@@ -218,14 +218,14 @@ TEST_F(ShardedEngineTest, WhatAllAgreedIsShortOfMemoryLeavesTheEngineUsable) {
   EXPECT_TRUE(engine->healthy());
 }
 
-// E77: a device's error that sticks fails the batches in flight and refuses what comes later.
-TEST_F(ShardedEngineTest, ADevicesErrorFailsWhatIsInFlightAndEveryLaterBatch) {
+// E77: a sticky device error fails the batches in flight and all later ones.
+TEST_F(ShardedEngineTest, ADeviceErrorFailsBatchesInFlightAndLaterBatches) {
   for (const int32_t num_shards : {2, 4}) {
     const auto engine = Create(num_shards);
     Hold(true);
-    Passed first;
-    Passed second;
-    Passed later;
+    FakeBatch first;
+    FakeBatch second;
+    FakeBatch later;
     first.Start(*engine);
     second.Start(*engine);
 
@@ -247,12 +247,12 @@ TEST_F(ShardedEngineTest, ADevicesErrorFailsWhatIsInFlightAndEveryLaterBatch) {
   }
 }
 
-// E78: a kernel that hangs is given up by the watchdog, with one shard as with several.
+// E78: the watchdog gives up a kernel that hangs, with one shard and with several.
 TEST_F(ShardedEngineTest, ABatchThatTakesTooLongMakesTheEngineUnhealthy) {
   for (const int32_t num_shards : {1, 2}) {
     const auto engine = Create(num_shards);
     Hold(true);
-    Passed batch;
+    FakeBatch batch;
     batch.Start(*engine);
 
     clock_.Advance(absl::Seconds(31));
@@ -263,11 +263,11 @@ TEST_F(ShardedEngineTest, ABatchThatTakesTooLongMakesTheEngineUnhealthy) {
   }
 }
 
-TEST_F(ShardedEngineTest, CountsADevicesErrorOnceAtEachGpuOfTheReplica) {
+TEST_F(ShardedEngineTest, CountsADeviceErrorOnceForEachGpuOfTheReplica) {
   const auto engine = Create(2);
   devices_.device = absl::InternalError("fell off the bus");
-  Passed failed;
-  Passed later;
+  FakeBatch failed;
+  FakeBatch later;
 
   failed.Start(*engine);
   failed.Wait();
@@ -277,10 +277,10 @@ TEST_F(ShardedEngineTest, CountsADevicesErrorOnceAtEachGpuOfTheReplica) {
   EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1), ElementsAre(true, true));
 }
 
-TEST_F(ShardedEngineTest, CountsABatchWithoutMemoryAtEachGpuOfTheReplica) {
+TEST_F(ShardedEngineTest, CountsAShortageOfMemoryOnceForEachGpuOfTheReplica) {
   const auto engine = Create(2);
   devices_.agreed = absl::ResourceExhaustedError("no memory");
-  Passed failed;
+  FakeBatch failed;
 
   failed.Start(*engine);
   failed.Wait();
@@ -292,7 +292,7 @@ TEST_F(ShardedEngineTest, CountsABatchWithoutMemoryAtEachGpuOfTheReplica) {
 TEST_F(ShardedEngineTest, CountsAHungReplicaAsATimeoutOfItsExchange) {
   const auto engine = Create(2);
   Hold(true);
-  Passed batch;
+  FakeBatch batch;
   batch.Start(*engine);
 
   clock_.Advance(absl::Seconds(31));
@@ -305,7 +305,7 @@ TEST_F(ShardedEngineTest, CountsAHungReplicaAsATimeoutOfItsExchange) {
 TEST_F(ShardedEngineTest, CountsABrokenExchangeByItsName) {
   const auto engine = Create(2);
   devices_.device = CollectiveError("nccl", "a link broke");
-  Passed failed;
+  FakeBatch failed;
 
   failed.Start(*engine);
   failed.Wait();
@@ -315,16 +315,16 @@ TEST_F(ShardedEngineTest, CountsABrokenExchangeByItsName) {
   EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 0), ElementsAre(true, true));
 }
 
-// A call of a device's that never returns once kept every batch behind it from being answered.
-TEST_F(ShardedEngineTest, AnswersAllBatchesOfAShardThatIsStuckWhileEnqueuing) {
+// Regression: a device call that never returned kept all later batches from being answered.
+TEST_F(ShardedEngineTest, AnswersAllBatchesWhenAShardIsStuckInEnqueue) {
   const auto engine = Create(2);
   const auto set_stuck = [this](bool is_stuck) {
     const absl::MutexLock lock(&devices_.mutex);
     devices_.is_stuck = is_stuck;
   };
   set_stuck(true);
-  Passed first;
-  Passed second;
+  FakeBatch first;
+  FakeBatch second;
   first.Start(*engine);
   second.Start(*engine);
 
@@ -336,10 +336,10 @@ TEST_F(ShardedEngineTest, AnswersAllBatchesOfAShardThatIsStuckWhileEnqueuing) {
   set_stuck(false);
 }
 
-TEST_F(ShardedEngineTest, ABatchWithinItsTimeIsWaitedFor) {
+TEST_F(ShardedEngineTest, WaitsForABatchThatIsWithinItsTime) {
   const auto engine = Create(2);
   Hold(true);
-  Passed batch;
+  FakeBatch batch;
   batch.Start(*engine);
 
   clock_.Advance(absl::Seconds(29));

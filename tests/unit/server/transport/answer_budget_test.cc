@@ -5,7 +5,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
-#include "server/base/rejection.h"
 
 namespace logprobd {
 namespace {

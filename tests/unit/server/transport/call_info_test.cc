@@ -1,6 +1,7 @@
 #include "server/transport/call_info.h"
 
 #include <string>
+#include <thread>
 
 #include "gtest/gtest.h"
 #include "tests/support/fake_clock.h"
@@ -42,5 +43,39 @@ TEST(CallInfoTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
   EXPECT_EQ(readings, 3);  // once a call
 }
 
+TEST(WorkCountTest, WaitsForTheLastOne) {
+  testing::FakeClock clock;
+  WorkCount work;
+  work.Begin();
+  work.Begin();
+  work.End();
+  const absl::Time until = clock.Now() + absl::Seconds(10);
+
+  std::thread last([&] {
+    clock.WaitForWaiter(until);
+    work.End();
+  });
+
+  EXPECT_TRUE(work.AwaitNone(clock, until));
+  last.join();
+}
+
+TEST(WorkCountTest, GivesUpAtTheGivenTime) {
+  testing::FakeClock clock;
+  WorkCount work;
+  work.Begin();
+  const absl::Time until = clock.Now() + absl::Seconds(10);
+
+  std::thread time([&] {
+    clock.WaitForWaiter(until);
+    clock.Advance(absl::Seconds(10));
+  });
+
+  EXPECT_FALSE(work.AwaitNone(clock, until));
+  EXPECT_EQ(work.count(), 1);
+  time.join();
+}
+
 }  // namespace
+
 }  // namespace logprobd

@@ -144,11 +144,11 @@ TEST(GrpcServerTest, ServesWithoutALocalSocketThatNeedNotBe) {
   GrpcServer::Options options = TestServerOptions();
   options.local = ::testing::TempDir() + "/no_such_folder/grpc_server_test.sock";
   EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kUnavailable);
-  options.local_is_optional = true;
+  options.unix_socket_is_optional = true;
 
   TransportServer server(options);
 
-  EXPECT_EQ(server.server->local_path(), "");
+  EXPECT_EQ(server.server->unix_socket_path(), "");
   grpc::ClientContext context;
   v1::ScoreResponse response;
   EXPECT_TRUE(server.stub->Score(&context, ValidRequest(), &response).ok());

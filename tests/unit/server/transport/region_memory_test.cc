@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/support/fake_local_memory.h"
+#include "tests/support/fake_client_memory.h"
 
 namespace logprobd::testing {
 namespace {

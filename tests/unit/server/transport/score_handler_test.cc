@@ -12,7 +12,6 @@
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
-#include "server/base/rejection.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_head.h"
 #include "tests/support/transport_server.h"

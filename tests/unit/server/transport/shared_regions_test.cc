@@ -13,7 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/support/fake_local_memory.h"
+#include "tests/support/fake_client_memory.h"
 
 namespace logprobd::testing {
 namespace {
@@ -39,12 +39,12 @@ class SharedRegionsTest : public ::testing::Test {
     return created.ok() ? *std::move(created) : SharedRegions::Created();
   }
   absl::Status Refusal(uint64_t bytes) { return regions_->CreateRegion(lease_, bytes).status(); }
-  HiddenPayload Find(const LocalId& region, int64_t offset, int64_t bytes) {
+  HiddenPayload Find(const RandomId& region, int64_t offset, int64_t bytes) {
     auto payload = regions_->Find({.region = region, .offset = offset, .bytes = bytes});
     EXPECT_TRUE(payload.ok()) << payload.status();
     return payload.ok() ? *std::move(payload) : HiddenPayload();
   }
-  absl::StatusCode FindCode(const LocalId& region, int64_t offset, int64_t bytes) {
+  absl::StatusCode FindCode(const RandomId& region, int64_t offset, int64_t bytes) {
     return regions_->Find({.region = region, .offset = offset, .bytes = bytes}).status().code();
   }
   bool MetricsShow(const std::string& text) {
@@ -54,7 +54,7 @@ class SharedRegionsTest : public ::testing::Test {
   FakePinning pinning_;
   Metrics metrics_{Metrics::Options{}};
   std::unique_ptr<SharedRegions> regions_;
-  LocalId lease_ = {};
+  RandomId lease_ = {};
 };
 
 TEST_F(SharedRegionsTest, MakesMemoryThatBothSidesSee) {
@@ -113,14 +113,14 @@ TEST_F(SharedRegionsTest, RefusesSlicesBeyondTheRegion) {
 
 TEST_F(SharedRegionsTest, DoesNotTellUnknownRegionsFromThoseOfOthers) {
   const SharedRegions::Created region = CreateRegion(kPage);
-  const LocalId other_lease = *regions_->OpenLease();
+  const RandomId other_lease = *regions_->OpenLease();
 
   const absl::Status of_another = regions_->CloseRegion(other_lease, region.id);
-  const absl::Status unknown = regions_->CloseRegion(other_lease, LocalId());
+  const absl::Status unknown = regions_->CloseRegion(other_lease, MakeRandomId());
 
   EXPECT_EQ(of_another.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(of_another, unknown);
-  EXPECT_EQ(regions_->Find({.region = LocalId()}).status(), unknown);
+  EXPECT_EQ(regions_->Find({.region = MakeRandomId()}).status(), unknown);
   EXPECT_EQ(FindCode(region.id, 0, 64), absl::StatusCode::kOk);
 }
 
@@ -145,7 +145,7 @@ TEST_F(SharedRegionsTest, KeepsTheMemoryOfARegionThatIsReadUntilItIsLetGoOf) {
 TEST_F(SharedRegionsTest, TakesBackAllRegionsOfALeaseThatEnds) {
   const SharedRegions::Created first = CreateRegion(kPage);
   const SharedRegions::Created second = CreateRegion(2 * kPage);
-  const LocalId other_lease = *regions_->OpenLease();
+  const RandomId other_lease = *regions_->OpenLease();
   const auto others = regions_->CreateRegion(other_lease, 4 * kPage);
   EXPECT_TRUE(MetricsShow("logprobd_shm_regions 3"));
   EXPECT_TRUE(MetricsShow("logprobd_shm_bytes 28672"));

@@ -7,7 +7,6 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/bench/report_case.h"
 #include "tests/unit/client/cli/temp_folder.h"
 
 namespace logprobd::client {
@@ -17,7 +16,88 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
+using ::testing::MatchesRegex;
+
+/// A load of 1,000 requests in two seconds with latencies of 1 to 10 ms.
+BenchLoad SomeLoad(int64_t rows, int64_t concurrency) {
+  BenchLoad load;
+  load.plan.mix = {.sizes = {{.rows = rows}}};
+  load.plan.concurrency = concurrency;
+  Interval& measured = load.measurement.measured;
+  measured.seconds = 2;
+  measured.sizes.resize(1);
+  measured.sizes[0].rows = 1'000 * rows;
+  measured.sizes[0].transports = {{Transport::kSharedMemory, 1'000}};
+  for (int i = 1; i <= 1'000; ++i) measured.sizes[0].latency.Record(i * 1e-5);
+  for (int i = 0; i < 3; ++i) {
+    load.measurement.windows.push_back({.begin_seconds = i * 0.7,
+                                        .seconds = 0.7,
+                                        .requests = 333,
+                                        .errors = 0,
+                                        .rows_per_second = 500.0 * static_cast<double>(rows),
+                                        .latency_seconds = 0.005});
+  }
+  load.measurement.stable = true;
+  load.measurement.inflight_max = concurrency;
+  return load;
+}
+
+/// A mix of two sizes in an open loop, with late sends.
+BenchLoad SomeMix() {
+  BenchLoad load = SomeLoad(1, 1);
+  load.plan.mix = {.sizes = {{.rows = 1, .weight = 80}, {.rows = 256, .weight = 20}}};
+  load.plan.request_rate = 500;
+  Interval& measured = load.measurement.measured;
+  measured.sizes.resize(2);
+  measured.sizes[1].rows = 256 * 10;
+  measured.sizes[1].transports = {{Transport::kTcp, 10}};
+  for (int i = 0; i < 10; ++i) measured.sizes[1].latency.Record(0.25);
+  measured.late = {.by_generator = 7,
+                   .generator_seconds_max = 0.25,
+                   .by_server = 5,
+                   .server_seconds_max = 0.5,
+                   .unsent = 3};
+  load.measurement.stable = false;
+  load.measurement.inflight_max = 64;
+  return load;
+}
+
+ServerFigures SomeServer() {
+  ServerFigures server;
+  server.seconds = 2;
+  server.rows_scored = 256'000;
+  server.batches = 100;
+  server.batch_rows_mean = 2'560;
+  server.stages = {{.name = "queue", .count = 10, .mean_seconds = 0.002},
+                   {.name = "kernel", .count = 100, .mean_seconds = 0.004}};
+  server.queue_rows_peak = 512;
+  server.rejected = {{"queue_rows", 3}};
+  server.received_bytes = 2e9;
+  server.cpu_seconds = 3;
+  server.cpu_seconds_per_gigabyte = 1.5;
+  server.resident_bytes_peak = 1 << 30;
+  server.gpus = {{.name = "0", .busy_ratio = 0.5, .teraflops = 321}};
+  return server;
+}
+
+Verification SomeVerification() {
+  Verification verification;
+  verification.before.passed = true;
+  verification.before.rows = 8;
+  verification.before.logprob_difference_max = 1.25e-5;
+  verification.before.logprob_tolerance = 1e-4;
+  verification.before.entropy_difference_max = 2.5e-5;
+  verification.before.entropy_tolerance = 2e-4;
+  verification.after = verification.before;
+  return verification;
+}
+
+BenchReport SomeReport() {
+  BenchReport report;
+  report.info = {{"head", "h"}, {"command", "logprobctl bench <x>"}};
+  report.row_bytes = 8'192;
+  return report;
+}
 
 std::string TextOf(const BenchReport& report) {
   std::ostringstream out;
@@ -25,7 +105,7 @@ std::string TextOf(const BenchReport& report) {
   return out.str();
 }
 
-TEST(BenchReportTest, PrintsOneLineALoad) {
+TEST(BenchReportTest, PrintsOneLinePerLoad) {
   BenchReport report = SomeReport();
   report.loads = {SomeLoad(256, 4)};
 
@@ -59,39 +139,47 @@ TEST(BenchReportTest, PrintsTheServersFigures) {
   EXPECT_THAT(text,
               HasSubstr("256 rows, 4 in flight      256,000      100      2560.0         512  "
                         "       3   3.00      1.50     1 GiB  0: 50% busy, 321 TFLOP/s\n"));
-  EXPECT_THAT(text, HasSubstr("mean ms of queue 2.000 kernel 4.000"));
+  EXPECT_THAT(text, HasSubstr("mean ms per stage: queue 2.000 kernel 4.000"));
 }
 
 TEST(BenchReportTest, PrintsTheVerification) {
   BenchReport report = SomeReport();
-  report.verification = Verification{.rows = 64,
-                                     .logprob_difference_max = 1.25e-5,
-                                     .entropy_difference_max = 2.5e-5,
-                                     .answers_compared = 12'345,
-                                     .first_difference = {}};
-  EXPECT_THAT(TextOf(report),
-              AllOf(HasSubstr("verify: PASS: 64 rows"), HasSubstr("1.25e-05 (tolerance 1e-04)"),
-                    HasSubstr("12,345 answers compared")));
+  report.verification = SomeVerification();
+  report.verification->answers_compared = 12'345;
+  EXPECT_THAT(
+      TextOf(report),
+      AllOf(HasSubstr("verify: PASS\n"), HasSubstr("check before the loads: PASS: 8 rows"),
+            HasSubstr("check after the loads: PASS: 8 rows"),
+            HasSubstr("1.25e-05 (tolerance 1e-04)"), HasSubstr("12,345 answered rows compared")));
 
   report.verification->answers_different = 1;
   report.verification->first_difference = "row 7";
-  EXPECT_THAT(TextOf(report), AllOf(HasSubstr("verify: FAIL"), HasSubstr("difference: row 7")));
+  EXPECT_THAT(TextOf(report), AllOf(HasSubstr("verify: FAIL\n"), HasSubstr("difference: row 7")));
 }
 
-TEST(BenchReportTest, WarnsOfNumbersThatDoNotHold) {
+TEST(BenchReportTest, FailsTheVerificationIfTheServersCheckFails) {
+  Verification verification = SomeVerification();
+  EXPECT_TRUE(verification.passed());
+
+  verification.after.passed = false;
+
+  EXPECT_FALSE(verification.passed());
+}
+
+TEST(BenchReportTest, WarnsAboutUnstableLoadsAndLateSends) {
   BenchReport report = SomeReport();
   report.loads = {SomeLoad(1, 1), SomeMix()};
 
   EXPECT_THAT(BenchWarnings(report),
               ElementsAre(AllOf(HasSubstr("mix 1:80,256:20, 500 requests/s: not stable"),
                                 HasSubstr("by more than 10%")),
-                          AllOf(HasSubstr("the generator itself could not keep up: 7 requests"),
+                          AllOf(HasSubstr("the load generator could not keep up: 7 requests"),
                                 HasSubstr("at most 250.0 ms")),
-                          AllOf(HasSubstr("beyond the server: 5 requests waited for one of 64"),
+                          AllOf(HasSubstr("can do: 5 requests waited until one of 64"),
                                 HasSubstr("3 were never sent"))));
 }
 
-TEST(BenchReportTest, HasNothingToWarnOfInAStableLoad) {
+TEST(BenchReportTest, HasNoWarningForAStableLoad) {
   BenchReport report = SomeReport();
   report.loads = {SomeLoad(1, 1)};
 
@@ -127,7 +215,7 @@ TEST(BenchReportTest, ExportsJsonWithEverything) {
   report.loads = {SomeLoad(256, 4), SomeMix()};
   report.loads[0].server = SomeServer();
   report.loads[1].measurement.measured.first_error = absl::UnavailableError("gone");
-  report.verification = Verification{.rows = 3, .first_difference = {}};
+  report.verification = SomeVerification();
 
   ASSERT_TRUE(ExportBench(folder.path("b.json"), report).ok());
 
@@ -155,23 +243,33 @@ TEST(BenchReportTest, ExportsJsonWithEverything) {
   EXPECT_EQ(mix["sizes"][1]["weight"], 20);
   EXPECT_EQ(mix["sizes"][1]["requests"], 10);
   EXPECT_EQ(json["verification"]["passed"], true);
-}
-
-TEST(BenchReportTest, ExportsAPage) {
-  const TempFolder folder;
-  BenchReport report = SomeReport();
-  report.loads = {SomeLoad(256, 4)};
-
-  ASSERT_TRUE(ExportBench(folder.path("b.html"), report).ok());
-
-  EXPECT_THAT(folder.Read("b.html"), HasSubstr("<!doctype html>"));
+  EXPECT_EQ(json["verification"]["server_after"]["rows"], 8);
 }
 
 TEST(BenchReportTest, NamesAPathItCannotWrite) {
   EXPECT_THAT(std::string(ExportBench("/no/such/b.csv", SomeReport()).message()),
               HasSubstr("/no/such/b.csv"));
   EXPECT_THAT(std::string(ExportBench("b.txt", SomeReport()).message()),
-              HasSubstr("must end in .csv, .json or .html"));
+              HasSubstr("must end in .csv or .json"));
+}
+
+TEST(MachineInfoTest, FindsTheCpuModel) {
+  EXPECT_EQ(
+      CpuModelOf("processor\t: 0\nmodel\t\t: 143\nmodel name\t: Some CPU @ 2 GHz\nflags\t: x\n"),
+      "Some CPU @ 2 GHz");
+  EXPECT_EQ(CpuModelOf("processor : 0\n"), "unknown");
+}
+
+TEST(MachineInfoTest, ReportsCoresAndDate) {
+  const MachineInfo info = ReadMachineInfo();
+
+  EXPECT_GE(info.cores, 1);
+  EXPECT_THAT(info.date, MatchesRegex("[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+Z"));
+}
+
+TEST(CommandLineTextTest, QuotesArgumentsThatAShellWouldSplit) {
+  EXPECT_EQ(CommandLineText({"bench", "--rows", "1:80,2:20", "--head", "a b", "", "it's"}),
+            "logprobctl bench --rows 1:80,2:20 --head 'a b' '' 'it'\\''s'");
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST(CudaMemoryTest, SaysThatThereIsNoDriver) {
 
   EXPECT_EQ(memory.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(memory.status().message(),
-              AllOf(HasSubstr("there is no NVIDIA driver here"), HasSubstr("/nowhere/libcuda")));
+              AllOf(HasSubstr("this machine has no NVIDIA driver"), HasSubstr("/nowhere/libcuda")));
 }
 
 TEST(CudaMemoryTest, SaysThatALibraryIsNoDriver) {

@@ -1,6 +1,9 @@
 #include "client/cli/bench/row_pool.h"
 
+#include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -69,7 +72,7 @@ TEST(RowPoolTest, RepeatsTheRowsOfALargeRequest) {
   EXPECT_EQ(pool.targets()[0], pool.targets()[1'024]);
 }
 
-TEST(RowPoolTest, HasManyRowsForSmallRequestsToo) {
+TEST(RowPoolTest, HasManyDistinctRowsEvenForSmallRequests) {
   EXPECT_EQ(MakePool(SmallHead(), Dtype::kBf16, 1).distinct_rows(), 256);
 }
 
@@ -95,7 +98,7 @@ class NoMemory final : public RowMemory {
   }
 };
 
-TEST(RowPoolTest, SaysWhenThereIsNoMemory) {
+TEST(RowPoolTest, ReturnsTheErrorOfItsMemory) {
   NoMemory memory;
 
   const auto pool = RowPool::Create(SmallHead(), Dtype::kBf16, 1'000, 1, memory);
@@ -103,7 +106,7 @@ TEST(RowPoolTest, SaysWhenThereIsNoMemory) {
   EXPECT_EQ(pool.status(), absl::ResourceExhaustedError("no room for 128000"));
 }
 
-TEST(HeapRowMemoryTest, RefusesWhatCannotBeHad) {
+TEST(HeapRowMemoryTest, ReportsAnAllocationThatIsTooLarge) {
   HeapRowMemory memory;
 
   EXPECT_EQ(memory.Allocate(int64_t{1} << 62).status().code(),
@@ -111,6 +114,28 @@ TEST(HeapRowMemoryTest, RefusesWhatCannotBeHad) {
   const absl::StatusOr<RowBuffer> buffer = memory.Allocate(4'096);
   ASSERT_TRUE(buffer.ok());
   EXPECT_EQ(buffer->bytes().size(), 4'096U);
+}
+
+TEST(FloatFormatsTest, RoundsToBf16ToNearestEven) {
+  EXPECT_EQ(ToBf16(1.0F), 0x3F80);
+  EXPECT_EQ(ToBf16(1.00390625F), 0x3F80);  // halfway: rounds to the even neighbour below
+  EXPECT_EQ(ToBf16(1.01171875F), 0x3F82);  // halfway: rounds to the even neighbour above
+  EXPECT_EQ(ToBf16(-2.0F), 0xC000);
+  EXPECT_EQ(ToBf16(std::numeric_limits<float>::infinity()), 0x7F80);
+}
+
+TEST(FloatFormatsTest, RoundsToF16ToNearestEven) {
+  EXPECT_EQ(ToF16(0.0F), 0x0000);
+  EXPECT_EQ(ToF16(1.0F), 0x3C00);
+  EXPECT_EQ(ToF16(-1.5F), 0xBE00);
+  EXPECT_EQ(ToF16(1.0F + 0x1p-11F), 0x3C00);  // halfway: rounds to the even neighbour below
+  EXPECT_EQ(ToF16(1.0F + 0x3p-11F), 0x3C02);  // halfway: rounds to the even neighbour above
+  EXPECT_EQ(ToF16(2047.75F), 0x6800);         // rounds into the next power of two
+  EXPECT_EQ(ToF16(65504.0F), 0x7BFF);
+  EXPECT_EQ(ToF16(1e6F), 0x7C00);
+  EXPECT_EQ(ToF16(0x1p-14F), 0x0400);  // least normal
+  EXPECT_EQ(ToF16(0x1p-24F), 0x0001);  // least subnormal
+  EXPECT_EQ(ToF16(0x1p-26F), 0x0000);
 }
 
 }  // namespace

@@ -1,117 +1,122 @@
 #include "client/cli/bench/verification.h"
 
-#include <limits>
+#include <cmath>
 #include <string>
+#include <vector>
 
-#include "client/cli/bench/double_reference.h"
-#include "client/cli/bench/model_head.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/bench/model_case.h"
 
 namespace logprobd::client {
 namespace {
 
-class VerificationTest : public ::testing::Test {
- protected:
-  VerificationTest() {
-    folder_.Write("model.safetensors", SafetensorsOf({CaseWeight(RandomValues(128 * 8, 1))}));
-    const ModelHead model = *OpenModelHead(folder_.path(""), head_);
-    std::vector<ReferenceRow> rows;
-    for (int64_t row = 0; row < 20; ++row) {
-      rows.push_back({.hidden = pool_.hidden().data() + row * pool_.row_bytes(),
-                      .target = pool_.targets()[static_cast<size_t>(row)]});
-    }
-    answer_.rows = 20;
-    for (const ReferenceScore& score :
-         ScoreInDouble(model, head_, Dtype::kBf16, rows, [](double) {})) {
-      answer_.logprob.push_back(static_cast<float>(score.logprob));
-      answer_.entropy.push_back(static_cast<float>(score.entropy));
-    }
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// An answer whose row i has logprob -(first + i).
+ScoreResult Scores(int64_t first, int64_t rows) {
+  ScoreResult result;
+  result.rows = rows;
+  result.weights_version = 3;
+  for (int64_t row = first; row < first + rows; ++row) {
+    result.logprob.push_back(-static_cast<float>(row));
+    result.entropy.push_back(static_cast<float>(row) / 2);
   }
+  return result;
+}
 
-  Verification Verify(int64_t sample_rows = 64) {
-    const auto found =
-        VerifyAnswers(book_, pool_, head_, folder_.path(""), sample_rows, [](double) {});
-    EXPECT_TRUE(found.ok()) << found.status();
-    return *found;
+TEST(BaselineTest, FindsNoDifferenceBetweenEqualAnswers) {
+  Baseline baseline(100);
+
+  baseline.Add(0, Scores(0, 10));
+  baseline.Add(5, Scores(5, 10));
+
+  EXPECT_EQ(baseline.rows_compared(), 5);
+  EXPECT_EQ(baseline.rows_different(), 0);
+  EXPECT_THAT(baseline.first_difference(), IsEmpty());
+}
+
+TEST(BaselineTest, DetectsASingleBit) {
+  Baseline baseline(100);
+  ScoreResult other = Scores(0, 10);
+  other.entropy[7] = std::nextafter(other.entropy[7], 100.0F);
+
+  baseline.Add(0, Scores(0, 10));
+  baseline.Add(0, other);
+
+  EXPECT_EQ(baseline.rows_different(), 1);
+  EXPECT_THAT(baseline.first_difference(), HasSubstr("row 7 of the load, in a request of 10 rows"));
+}
+
+TEST(BaselineTest, ComparesEveryOutput) {
+  const auto full = [] {
+    ScoreResult result = Scores(0, 2);
+    result.lse = {1, 2};
+    result.argmax_id = {3, 4};
+    result.argmax_logprob = {-1, -2};
+    result.greedy = {0, 1};
+    result.sum_p_squared = {0.5F, 0.25F};
+    result.max_logit = {7, 8};
+    result.min_logit = {-7, -8};
+    result.top_k = 2;
+    result.top_k_ids = {1, 2, 3, 4};
+    result.top_k_logprobs = {-1, -2, -3, -4};
+    return result;
+  };
+  const std::vector<void (*)(ScoreResult&)> changes = {
+      [](ScoreResult& r) { r.logprob[1] = -9; },  [](ScoreResult& r) { r.lse[1] = 9; },
+      [](ScoreResult& r) { r.argmax_id[1] = 9; }, [](ScoreResult& r) { r.argmax_logprob[1] = 9; },
+      [](ScoreResult& r) { r.greedy[1] = 0; },    [](ScoreResult& r) { r.sum_p_squared[1] = 9; },
+      [](ScoreResult& r) { r.max_logit[1] = 9; }, [](ScoreResult& r) { r.min_logit[1] = 9; },
+      [](ScoreResult& r) { r.top_k_ids[3] = 9; }, [](ScoreResult& r) { r.top_k_logprobs[3] = 9; }};
+
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Baseline baseline(2);
+    ScoreResult changed = full();
+    changes[i](changed);
+
+    baseline.Add(0, full());
+    baseline.Add(0, changed);
+
+    EXPECT_EQ(baseline.rows_different(), 1) << "change " << i;
   }
-
-  TempFolder folder_;
-  const Head head_ = CaseHead();
-  HeapRowMemory memory_;
-  RowPool pool_ = *RowPool::Create(head_, Dtype::kBf16, 20, 1, memory_);
-  Baseline book_{pool_.distinct_rows()};
-  ScoreResult answer_;  ///< The truth, rounded to fp32.
-};
-
-TEST_F(VerificationTest, PassesTheTruth) {
-  book_.Add(0, answer_);
-  book_.Add(0, answer_);
-
-  const Verification found = Verify();
-
-  EXPECT_TRUE(found.passed());
-  EXPECT_EQ(found.rows, 20);
-  EXPECT_LT(found.logprob_difference_max, 1e-6);
-  EXPECT_GT(found.logprob_difference_max, 0);  // fp32 rounds
-  EXPECT_EQ(found.answers_compared, 20);
 }
 
-TEST_F(VerificationTest, ComparesNoMoreRowsThanAsked) {
-  book_.Add(0, answer_);
+TEST(BaselineTest, ComparesTheRepeatedRowsOfOneAnswer) {
+  Baseline baseline(3);
 
-  EXPECT_EQ(Verify(/*sample_rows=*/5).rows, 5);
+  baseline.Add(2, Scores(2, 3));  // rows 2, 0, 1: logprobs -2, -3, -4
+  baseline.Add(0, Scores(0, 1));  // row 0: -0
+
+  EXPECT_EQ(baseline.rows_compared(), 1);
+  EXPECT_EQ(baseline.rows_different(), 1);
 }
 
-TEST_F(VerificationTest, FailsALogprobBeyondTheTolerance) {
-  answer_.logprob[3] += 1.5e-4F;
-  book_.Add(0, answer_);
+TEST(BaselineTest, ReportsAChangeOfTheWeights) {
+  Baseline baseline(3);
+  ScoreResult swapped = Scores(0, 1);
+  swapped.weights_version = 4;
 
-  const Verification found = Verify();
+  baseline.Add(0, Scores(0, 1));
+  baseline.Add(0, swapped);
 
-  EXPECT_FALSE(found.passed());
-  EXPECT_NEAR(found.logprob_difference_max, 1.5e-4, 1e-6);
+  EXPECT_EQ(baseline.rows_different(), 1);
+  EXPECT_THAT(baseline.first_difference(), HasSubstr("the weights changed from version 3 to 4"));
 }
 
-TEST_F(VerificationTest, FailsAnEntropyBeyondTheTolerance) {
-  answer_.entropy[3] += 3e-4F;
-  book_.Add(0, answer_);
+TEST(BaselineTest, ComparesAnswersWithoutLogprobAndEntropy) {
+  Baseline baseline(3);
+  ScoreResult result;
+  result.rows = 1;
+  result.lse = {2};
 
-  EXPECT_FALSE(Verify().passed());
-}
+  baseline.Add(0, result);
+  baseline.Add(0, result);
+  result.lse = {3};
+  baseline.Add(0, result);
 
-TEST_F(VerificationTest, FailsANaN) {
-  answer_.logprob[3] = std::numeric_limits<float>::quiet_NaN();
-  book_.Add(0, answer_);
-
-  EXPECT_FALSE(Verify().passed());
-}
-
-TEST_F(VerificationTest, FailsAnAnswerWithOtherBits) {
-  book_.Add(0, answer_);
-  answer_.logprob[3] += 1e-6F;
-  book_.Add(0, answer_);
-
-  const Verification found = Verify();
-
-  EXPECT_FALSE(found.passed());
-  EXPECT_EQ(found.answers_different, 1);
-  EXPECT_FALSE(found.first_difference.empty());
-}
-
-TEST_F(VerificationTest, NeedsAnAnswer) {
-  const auto found = VerifyAnswers(book_, pool_, head_, folder_.path(""), 64, [](double) {});
-
-  EXPECT_EQ(found.status().code(), absl::StatusCode::kFailedPrecondition);
-}
-
-TEST_F(VerificationTest, NeedsTheModel) {
-  book_.Add(0, answer_);
-
-  const auto found = VerifyAnswers(book_, pool_, head_, "/no/such", 64, [](double) {});
-
-  EXPECT_EQ(found.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(baseline.rows_compared(), 2);
+  EXPECT_EQ(baseline.rows_different(), 1);
 }
 
 }  // namespace

@@ -1,0 +1,271 @@
+#include "client/cli/bench/server_metrics.h"
+
+#include <httplib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+
+namespace logprobd::client {
+namespace {
+
+/// Removes `name="value"` from the front of `rest` and adds it to `labels`. Returns false if `rest`
+/// starts with something else.
+bool TakeLabel(absl::string_view& rest, MetricsPage::Labels& labels) {
+  const size_t equals = rest.find("=\"");
+  if (equals == absl::string_view::npos || equals == 0) return false;
+  const std::string name(absl::StripAsciiWhitespace(rest.substr(0, equals)));
+  rest.remove_prefix(equals + 2);
+  std::string value;
+  while (!rest.empty() && rest.front() != '"') {
+    if (rest.front() == '\\' && rest.size() > 1) {
+      rest.remove_prefix(1);
+      value.push_back(rest.front() == 'n' ? '\n' : rest.front());
+    } else {
+      value.push_back(rest.front());
+    }
+    rest.remove_prefix(1);
+  }
+  labels[name] = value;
+  return absl::ConsumePrefix(&rest, "\"");
+}
+
+std::optional<MetricsPage::Sample> ParseSample(absl::string_view line) {
+  MetricsPage::Sample sample;
+  const size_t end_of_name = line.find_first_of("{ \t");
+  if (end_of_name == absl::string_view::npos || end_of_name == 0) return std::nullopt;
+  sample.name = std::string(line.substr(0, end_of_name));
+  line.remove_prefix(end_of_name);
+  if (absl::ConsumePrefix(&line, "{")) {
+    while (!absl::ConsumePrefix(&line, "}")) {
+      if (!TakeLabel(line, sample.labels)) return std::nullopt;
+      absl::ConsumePrefix(&line, ",");
+    }
+  }
+  // A timestamp may follow the value.
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+  if (words.empty() || words.size() > 2 || !absl::SimpleAtod(words[0], &sample.value)) {
+    return std::nullopt;
+  }
+  return sample;
+}
+
+bool Includes(const MetricsPage::Labels& all, const MetricsPage::Labels& subset) {
+  return std::all_of(subset.begin(), subset.end(), [&all](const auto& label) {
+    const auto found = all.find(label.first);
+    return found != all.end() && found->second == label.second;
+  });
+}
+
+constexpr const char* kStages[] = {"receive", "copy",    "queue", "h2d",
+                                   "kernel",  "combine", "d2h",   "reply"};
+
+constexpr std::chrono::seconds kHttpTimeout(5);
+
+}  // namespace
+
+absl::StatusOr<MetricsPage> MetricsPage::Parse(absl::string_view text) {
+  MetricsPage page;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty() || line.front() == '#') continue;
+    std::optional<Sample> sample = ParseSample(line);
+    if (!sample.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("not in the Prometheus text format: \"", line.substr(0, 80), "\""));
+    }
+    page.samples_.push_back(*std::move(sample));
+  }
+  return page;
+}
+
+double MetricsPage::Sum(absl::string_view name, const Labels& labels) const {
+  double sum = 0;
+  for (const Sample& sample : samples_) {
+    if (sample.name == name && Includes(sample.labels, labels)) sum += sample.value;
+  }
+  return sum;
+}
+
+bool MetricsPage::Has(absl::string_view name) const {
+  return std::any_of(samples_.begin(), samples_.end(),
+                     [name](const Sample& sample) { return sample.name == name; });
+}
+
+std::vector<std::string> MetricsPage::LabelValues(absl::string_view name,
+                                                  const std::string& label) const {
+  std::set<std::string> values;
+  for (const Sample& sample : samples_) {
+    const auto found = sample.labels.find(label);
+    if (sample.name == name && found != sample.labels.end()) values.insert(found->second);
+  }
+  return {values.begin(), values.end()};
+}
+
+void ServerPeaks::Add(const MetricsPage& page, const std::string& head) {
+  queue_rows = std::max(queue_rows, page.Sum("logprobd_queue_rows", {{"head", head}}));
+  resident_bytes = std::max(resident_bytes, page.Sum("process_resident_memory_bytes"));
+}
+
+absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const MetricsPage& after,
+                                             const std::string& head, const ServerPeaks& peaks,
+                                             double seconds) {
+  for (const MetricsPage* page : {&before, &after}) {
+    if (!page->Has("logprobd_rows_total")) {
+      return absl::InvalidArgumentError(
+          "the page has no logprobd_rows_total: --metrics must be the HTTP address of a logprobd");
+    }
+  }
+  constexpr char kStart[] = "process_start_time_seconds";
+  if (before.Sum(kStart) != after.Sum(kStart)) {
+    return absl::AbortedError("the server restarted during the run");
+  }
+  const auto delta = [&](absl::string_view name, const MetricsPage::Labels& labels) {
+    return after.Sum(name, labels) - before.Sum(name, labels);
+  };
+  const auto mean = [](double sum, double count) { return count > 0 ? sum / count : 0; };
+
+  ServerFigures figures;
+  figures.seconds = seconds;
+  figures.rows_scored = delta("logprobd_rows_total", {{"head", head}, {"kind", "scored"}});
+  figures.batches = delta("logprobd_batch_rows_count", {{"head", head}});
+  figures.batch_rows_mean =
+      mean(delta("logprobd_batch_rows_sum", {{"head", head}}), figures.batches);
+  for (const char* name : kStages) {
+    const MetricsPage::Labels labels = {{"stage", name}};
+    const double count = delta("logprobd_stage_duration_seconds_count", labels);
+    if (count <= 0) continue;
+    figures.stages.push_back(
+        {.name = name,
+         .count = static_cast<int64_t>(count),
+         .mean_seconds = mean(delta("logprobd_stage_duration_seconds_sum", labels), count)});
+  }
+  figures.queue_rows_peak = peaks.queue_rows;
+  for (const std::string& reason : after.LabelValues("logprobd_rejected_total", "reason")) {
+    const double count = delta("logprobd_rejected_total", {{"reason", reason}});
+    if (count > 0) figures.rejected.emplace_back(reason, count);
+  }
+  figures.received_bytes = delta("logprobd_received_bytes_total", {});
+  figures.cpu_seconds = delta("process_cpu_seconds_total", {});
+  figures.cpu_seconds_per_gigabyte = mean(figures.cpu_seconds, figures.received_bytes / 1e9);
+  figures.resident_bytes_peak = peaks.resident_bytes;
+  for (const std::string& gpu : after.LabelValues("logprobd_gpu_busy_seconds_total", "gpu")) {
+    const MetricsPage::Labels labels = {{"gpu", gpu}};
+    figures.gpus.push_back(
+        {.name = gpu,
+         .busy_ratio = mean(delta("logprobd_gpu_busy_seconds_total", labels), seconds),
+         .teraflops = mean(delta("logprobd_flops_total", labels) / 1e12, seconds)});
+  }
+  return figures;
+}
+
+absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url) {
+  absl::string_view rest = url;
+  absl::ConsumePrefix(&rest, "http://");
+  const size_t slash = rest.find('/');
+  std::string path =
+      slash == absl::string_view::npos ? std::string("/metrics") : std::string(rest.substr(slash));
+  if (path == "/") path = "/metrics";
+  const absl::string_view authority = rest.substr(0, slash);
+  const size_t colon = authority.rfind(':');
+  int port = 80;
+  if (absl::StrContains(url, "https://") || authority.empty() || colon == 0 ||
+      (colon != absl::string_view::npos &&
+       (!absl::SimpleAtoi(authority.substr(colon + 1), &port) || port < 1 || port > 65'535))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", url, "\" is not host:port or http://host:port/path"));
+  }
+  std::string host(authority.substr(0, colon));
+  if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) {
+    host = host.substr(1, host.size() - 2);
+  }
+  auto client = std::make_shared<httplib::Client>(host, port);
+  client->set_connection_timeout(kHttpTimeout);
+  client->set_read_timeout(kHttpTimeout);
+  return MetricsSource([client, path, url]() -> absl::StatusOr<std::string> {
+    const httplib::Result result = client->Get(path);
+    if (!result) {
+      return absl::UnavailableError(
+          absl::StrCat("no metrics from ", url, ": ", httplib::to_string(result.error())));
+    }
+    if (result->status != 200) {
+      return absl::UnavailableError(
+          absl::StrCat("no metrics from ", url, ": HTTP status ", result->status));
+    }
+    return result->body;
+  });
+}
+
+MetricsScraper::MetricsScraper(MetricsSource& source, std::string head, absl::Duration pause)
+    : source_(source), head_(std::move(head)), pause_(pause) {}
+
+MetricsScraper::~MetricsScraper() { StopWatching(); }
+
+absl::Status MetricsScraper::Begin() {
+  before_.reset();
+  absl::StatusOr<MetricsPage> page = Read();
+  if (!page.ok()) return page.status();
+  before_ = *std::move(page);
+  begin_time_ = absl::Now();
+  peaks_ = {};
+  peaks_.Add(*before_, head_);
+  {
+    absl::MutexLock lock(&mutex_);
+    is_ending_ = false;
+  }
+  watcher_ = std::thread([this] { Watch(); });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ServerFigures> MetricsScraper::End() {
+  StopWatching();
+  if (!before_.has_value()) {
+    return absl::FailedPreconditionError(
+        "the server's metrics could not be read at the start of measuring");
+  }
+  const absl::StatusOr<MetricsPage> after = Read();
+  if (!after.ok()) return after.status();
+  peaks_.Add(*after, head_);
+  return CompareMetrics(*before_, *after, head_, peaks_,
+                        absl::ToDoubleSeconds(absl::Now() - begin_time_));
+}
+
+absl::StatusOr<MetricsPage> MetricsScraper::Read() {
+  const absl::StatusOr<std::string> text = source_();
+  if (!text.ok()) return text.status();
+  return MetricsPage::Parse(*text);
+}
+
+void MetricsScraper::Watch() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), pause_)) return;
+    }
+    // A failed read is ignored here, since only the peaks miss it. End() needs its page.
+    if (const absl::StatusOr<MetricsPage> page = Read(); page.ok()) peaks_.Add(*page, head_);
+  }
+}
+
+void MetricsScraper::StopWatching() {
+  if (!watcher_.joinable()) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_ending_ = true;
+  }
+  watcher_.join();
+}
+
+}  // namespace logprobd::client

@@ -1,0 +1,355 @@
+#include "client/cli/score_files.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace logprobd::client {
+namespace {
+
+/// Splits "path.safetensors:name". The name is `fallback` if the spec has none.
+std::pair<std::string, std::string> SplitTensorName(const std::string& spec,
+                                                    const std::string& fallback) {
+  static const std::string extension = ".safetensors:";
+  const size_t at = spec.rfind(extension);
+  if (at == std::string::npos) return {spec, fallback};
+  return {spec.substr(0, at + extension.size() - 1), spec.substr(at + extension.size())};
+}
+
+absl::StatusOr<Tensor> LoadTensor(const std::string& spec, const std::string& name) {
+  const auto [path, tensor] = SplitTensorName(spec, name);
+  if (absl::EndsWith(path, ".safetensors")) return ReadSafetensors(path, tensor);
+  if (absl::EndsWith(path, ".npy")) return ReadNpy(path);
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": only .safetensors and .npy files can hold this array"));
+}
+
+bool IsText(const std::string& spec) {
+  return !absl::EndsWith(spec, ".npy") && !absl::StrContains(spec, ".safetensors");
+}
+
+/// Calls `parse` with each word of a text file. `parse` returns false if the word is no number.
+template <typename Parse>
+absl::Status ReadText(const std::string& path, const Parse& parse) {
+  const absl::StatusOr<std::shared_ptr<const MappedFile>> file = MappedFile::Open(path);
+  if (!file.ok()) return file.status();
+  const absl::string_view text(reinterpret_cast<const char*>((*file)->data().data()),
+                               (*file)->data().size());
+  for (const absl::string_view word :
+       absl::StrSplit(text, absl::ByAnyChar(" ,\t\r\n"), absl::SkipEmpty())) {
+    if (!parse(word)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": \"", word.substr(0, 40), "\" is not a number"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> LoadOffsets(const std::string& spec, const std::string& name) {
+  if (!IsText(spec)) {
+    const absl::StatusOr<Tensor> tensor = LoadTensor(spec, name);
+    if (!tensor.ok()) return tensor.status();
+    return ToInt64(*tensor);
+  }
+  std::vector<int64_t> values;
+  absl::Status status = ReadText(spec, [&values](absl::string_view word) {
+    values.emplace_back();
+    return absl::SimpleAtoi(word, &values.back());
+  });
+  if (!status.ok()) return status;
+  return values;
+}
+
+absl::StatusOr<std::vector<float>> LoadFloats(const std::string& spec, const std::string& name) {
+  if (!IsText(spec)) {
+    const absl::StatusOr<Tensor> tensor = LoadTensor(spec, name);
+    if (!tensor.ok()) return tensor.status();
+    return ToFloats(*tensor);
+  }
+  std::vector<float> values;
+  absl::Status status = ReadText(spec, [&values](absl::string_view word) {
+    values.emplace_back();
+    return absl::SimpleAtof(word, &values.back());
+  });
+  if (!status.ok()) return status;
+  return values;
+}
+
+/// The dtype of the hidden states; `stated` is the value of --dtype, or empty.
+absl::StatusOr<Dtype> HiddenDtype(const Tensor& hidden, const std::string& stated) {
+  std::optional<Dtype> dtype;
+  if (hidden.type == ElementType::kBf16) dtype = Dtype::kBf16;
+  if (hidden.type == ElementType::kF16) dtype = Dtype::kF16;
+  if (hidden.type == ElementType::kF32) dtype = Dtype::kF32;
+  if (hidden.type == ElementType::kU16) {
+    if (stated == "bf16") return Dtype::kBf16;
+    if (stated == "f16") return Dtype::kF16;
+    return absl::InvalidArgumentError(
+        absl::StrCat(hidden.name, " holds uint16: give its type with --dtype bf16 or --dtype f16"));
+  }
+  if (!dtype.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(hidden.name, " holds ", ElementName(hidden.type),
+                                                   ", must hold bf16, f16 or f32"));
+  }
+  if (!stated.empty() && stated != DtypeName(*dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(hidden.name, " holds ", DtypeName(*dtype), ", but --dtype says ", stated));
+  }
+  return *dtype;
+}
+
+/// The tensor with its elements in one dimension.
+Tensor Flat(Tensor tensor) {
+  tensor.shape = {tensor.elements()};
+  return tensor;
+}
+
+/// Builds one line of JSON whose values are numbers, booleans and arrays of numbers.
+class JsonLine {
+ public:
+  void AddBool(absl::string_view name, bool value) {
+    AddName(name);
+    text_ += value ? "true" : "false";
+  }
+
+  template <typename T>
+  void Add(absl::string_view name, T value) {
+    AddName(name);
+    AppendNumber(value);
+  }
+
+  template <typename T>
+  void AddList(absl::string_view name, absl::Span<const T> values) {
+    AddName(name);
+    text_ += '[';
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (i > 0) text_ += ',';
+      AppendNumber(values[i]);
+    }
+    text_ += ']';
+  }
+
+  /// Returns the line and starts a new one.
+  std::string Finish() {
+    text_ += "}\n";
+    std::string line = std::move(text_);
+    text_.clear();
+    return line;
+  }
+
+ private:
+  void AddName(absl::string_view name) {
+    absl::StrAppend(&text_, text_.empty() ? "{\"" : ",\"", name, "\":");
+  }
+
+  template <typename T>
+  void AppendNumber(T value) {
+    if (!std::isfinite(static_cast<double>(value))) {
+      text_ += "null";  // JSON has neither NaN nor infinities
+      return;
+    }
+    char digits[64];  // to_chars writes the shortest text that reads back to the same bits
+    const auto end = std::to_chars(digits, digits + sizeof(digits), value);
+    text_.append(digits, end.ptr);
+  }
+
+  std::string text_;
+};
+
+template <typename T>
+void AddIfPresent(absl::string_view name, const std::vector<T>& values, size_t row,
+                  JsonLine& line) {
+  if (!values.empty()) line.Add(name, values[row]);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ScoreInput>> ScoreInput::Load(const ScoreFiles& files) {
+  std::unique_ptr<ScoreInput> input(new ScoreInput);
+  absl::Status status = input->LoadHidden(files);
+  if (status.ok()) status = input->LoadTargets(files);
+  if (status.ok()) status = input->LoadCandidates(files);
+  if (status.ok()) status = input->LoadRest(files);
+  if (!status.ok()) return status;
+  return input;
+}
+
+absl::Status ScoreInput::LoadHidden(const ScoreFiles& files) {
+  absl::StatusOr<Tensor> hidden =
+      LoadTensor(files.hidden.empty() ? files.input : files.hidden, files.hidden_name);
+  if (!hidden.ok()) return hidden.status();
+  const absl::StatusOr<Dtype> dtype = HiddenDtype(*hidden, files.dtype);
+  if (!dtype.ok()) return dtype.status();
+  if (hidden->shape.size() < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        hidden->name, " has shape ", ShapeText(hidden->shape), ", must be [rows, hidden_size]"));
+  }
+  // All dimensions except the last count as rows, so that [batch, sequence, hidden_size] is
+  // accepted.
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < hidden->shape.size(); ++i) rows *= hidden->shape[i];
+  hidden_ = *std::move(hidden);
+  args_.hidden = hidden_.data;
+  args_.dtype = *dtype;
+  args_.rows = rows;
+  args_.hidden_size = hidden_.shape.back();
+  return absl::OkStatus();
+}
+
+absl::Status ScoreInput::LoadTargets(const ScoreFiles& files) {
+  absl::StatusOr<Tensor> tensor =
+      LoadTensor(files.targets.empty() ? files.input : files.targets, files.targets_name);
+  if (!tensor.ok()) return tensor.status();
+  if (tensor->elements() != args_.rows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(tensor->name, " has shape ", ShapeText(tensor->shape),
+                     ", must have one id for each of the ", args_.rows, " rows of ", hidden_.name,
+                     " ", ShapeText(hidden_.shape)));
+  }
+  absl::StatusOr<std::vector<int32_t>> targets = ToTokenIds(Flat(*std::move(tensor)));
+  if (!targets.ok()) return targets.status();
+  targets_ = *std::move(targets);
+  args_.targets = targets_;
+  return absl::OkStatus();
+}
+
+absl::Status ScoreInput::LoadCandidates(const ScoreFiles& files) {
+  if (!files.candidates.empty()) {
+    candidate_offsets_.push_back(0);
+    for (int64_t row = 0; row < args_.rows; ++row) {
+      candidate_ids_.insert(candidate_ids_.end(), files.candidates.begin(), files.candidates.end());
+      candidate_offsets_.push_back(static_cast<int64_t>(candidate_ids_.size()));
+    }
+  } else if (!files.candidate_ids.empty()) {
+    absl::StatusOr<Tensor> tensor = LoadTensor(files.candidate_ids, "candidate_ids");
+    if (!tensor.ok()) return tensor.status();
+    if (!files.candidate_offsets.empty()) {
+      absl::StatusOr<std::vector<int64_t>> offsets =
+          LoadOffsets(files.candidate_offsets, "candidate_offsets");
+      if (!offsets.ok()) return offsets.status();
+      candidate_offsets_ = *std::move(offsets);
+    } else if (tensor->shape.size() == 2 && tensor->shape[0] == args_.rows) {
+      for (int64_t row = 0; row <= args_.rows; ++row) {
+        candidate_offsets_.push_back(row * tensor->shape[1]);
+      }
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensor->name, " has shape ", ShapeText(tensor->shape), ", must be [rows = ", args_.rows,
+          ", candidates], or one list with --candidate-offsets"));
+    }
+    absl::StatusOr<std::vector<int32_t>> ids = ToTokenIds(Flat(*std::move(tensor)));
+    if (!ids.ok()) return ids.status();
+    candidate_ids_ = *std::move(ids);
+  }
+  args_.candidate_ids = candidate_ids_;
+  args_.candidate_offsets = candidate_offsets_;
+  return absl::OkStatus();
+}
+
+absl::Status ScoreInput::LoadRest(const ScoreFiles& files) {
+  if (!files.row_temperatures.empty()) {
+    absl::StatusOr<std::vector<float>> values =
+        LoadFloats(files.row_temperatures, "row_temperatures");
+    if (!values.ok()) return values.status();
+    row_temperatures_ = *std::move(values);
+    args_.row_temperatures = row_temperatures_;
+  }
+  if (!files.segments.empty()) {
+    absl::StatusOr<std::vector<int64_t>> offsets = LoadOffsets(files.segments, "segments");
+    if (!offsets.ok()) return offsets.status();
+    if (offsets->empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(files.segments, " holds no offsets"));
+    }
+    segment_offsets_ = *std::move(offsets);
+    args_.segment_offsets = segment_offsets_;
+  }
+  return absl::OkStatus();
+}
+
+void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostream& out) {
+  JsonLine line;
+  const auto top_k = static_cast<size_t>(result.top_k);
+  for (size_t row = 0; row < static_cast<size_t>(result.rows); ++row) {
+    line.Add("row", row);
+    line.Add("target", args.targets[row]);
+    AddIfPresent("logprob", result.logprob, row, line);
+    AddIfPresent("entropy", result.entropy, row, line);
+    AddIfPresent("lse", result.lse, row, line);
+    AddIfPresent("argmax_id", result.argmax_id, row, line);
+    AddIfPresent("argmax_logprob", result.argmax_logprob, row, line);
+    if (!result.greedy.empty()) line.AddBool("greedy", result.greedy[row] != 0);
+    AddIfPresent("sum_p_squared", result.sum_p_squared, row, line);
+    AddIfPresent("max_logit", result.max_logit, row, line);
+    AddIfPresent("min_logit", result.min_logit, row, line);
+    if (top_k > 0) {
+      line.AddList("top_k_ids", absl::MakeConstSpan(result.top_k_ids).subspan(row * top_k, top_k));
+      line.AddList("top_k_logprobs",
+                   absl::MakeConstSpan(result.top_k_logprobs).subspan(row * top_k, top_k));
+    }
+    if (!args.candidate_offsets.empty()) {
+      const auto begin = static_cast<size_t>(args.candidate_offsets[row]);
+      const auto count = static_cast<size_t>(args.candidate_offsets[row + 1]) - begin;
+      line.AddList("candidate_ids", args.candidate_ids.subspan(begin, count));
+      line.AddList("candidate_logprobs",
+                   absl::MakeConstSpan(result.candidate_logprobs).subspan(begin, count));
+    }
+    out << line.Finish();
+  }
+  for (size_t segment = 0; segment < result.segment_logprob.size(); ++segment) {
+    line.Add("segment", segment);
+    line.Add("logprob", result.segment_logprob[segment]);
+    line.Add("rows", result.segment_rows[segment]);
+    line.AddBool("greedy", result.segment_greedy[segment] != 0);
+    out << line.Finish();
+  }
+}
+
+absl::Status WriteNpyFiles(const ScoreArgs& args, const ScoreResult& result,
+                           const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot create the folder ", folder, ": ", error.message()));
+  }
+  absl::Status status;
+  const auto write = [&](absl::string_view name, absl::string_view descr, const auto& values,
+                         std::vector<int64_t> shape = {}) {
+    if (!status.ok() || values.empty()) return;
+    if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
+    status = WriteNpy(
+        absl::StrCat(folder, "/", name, ".npy"), descr, shape,
+        {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(values[0])});
+  };
+  const std::vector<int64_t> top_k_shape = {result.rows, result.top_k};
+  write("logprob", "<f4", result.logprob);
+  write("entropy", "<f4", result.entropy);
+  write("lse", "<f4", result.lse);
+  write("argmax_id", "<i4", result.argmax_id);
+  write("argmax_logprob", "<f4", result.argmax_logprob);
+  write("greedy", "|b1", result.greedy);
+  write("sum_p_squared", "<f4", result.sum_p_squared);
+  write("max_logit", "<f4", result.max_logit);
+  write("min_logit", "<f4", result.min_logit);
+  write("top_k_ids", "<i4", result.top_k_ids, top_k_shape);
+  write("top_k_logprobs", "<f4", result.top_k_logprobs, top_k_shape);
+  write("candidate_logprobs", "<f4", result.candidate_logprobs);
+  write("candidate_offsets", "<i8", args.candidate_offsets);
+  write("segment_logprob", "<f8", result.segment_logprob);
+  write("segment_rows", "<u4", result.segment_rows);
+  write("segment_greedy", "|b1", result.segment_greedy);
+  return status;
+}
+
+}  // namespace logprobd::client

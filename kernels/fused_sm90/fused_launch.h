@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/tile.h"
+#include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_gradient.h"
+#include "kernels/fused_sm90/fused_partials.h"
+
+// What the host entry points of this folder share: the check of their operands, and the declaration
+// of the instances that they launch.
+namespace logprobd::kernels::internal {
+
+/// Returns true when rows, weight and vocabulary of `params` are within the bounds that
+/// fused_partials.h states, for at least one row. Callers check outputs and scales themselves.
+inline bool HasValidOperands(const FusedPartialsParams& params) {
+  constexpr int64_t kRowsMax = 1 << 24;
+  constexpr int64_t kVocabMax = 1 << 20;
+  constexpr int64_t kDepthMax = 1 << 24;
+  constexpr int64_t kAlignmentElements = 8;
+  const auto is_aligned = [](const void* pointer, int64_t stride) {
+    return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0 &&
+           stride % kAlignmentElements == 0;
+  };
+  if (params.num_splits < 1 || params.num_splits > kHiddenSplitsMax || params.hidden_size < 1) {
+    return false;
+  }
+  const int64_t row_elements = params.num_splits == 1
+                                   ? params.hidden_size
+                                   : params.num_splits * SplitPitch(params.hidden_size);
+  return params.dtype != Dtype::kF32 && params.num_rows >= 1 && params.num_rows <= kRowsMax &&
+         row_elements <= kDepthMax && is_aligned(params.hidden, params.hidden_stride) &&
+         params.hidden_stride >= row_elements && is_aligned(params.weight, params.weight_stride) &&
+         params.weight_stride >= params.hidden_size && params.vocab_size >= 1 &&
+         params.vocab_size <= kVocabMax && params.tile_begin >= 0 &&
+         params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size);
+}
+
+/// Launches one instance of the kernel that makes partials. CMakeLists.txt lists the instances;
+/// each is a generated source file of its own, which takes half a minute to compile. `params` have
+/// been checked; they have a transform or a bias only if kTransforms, and exponentials only if
+/// kCachesExponentials.
+template <FusedTile kTile, Dtype kDtype, bool kTransforms, bool kCachesExponentials>
+cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedChoice& choice,
+                                cudaStream_t stream);
+
+/// Launches one instance of the kernel that makes gradients, as LaunchFusedInstance. `params` have
+/// been checked; they have a transform, a bias or mean_logit_weights only if kTransforms.
+template <FusedTile kTile, Dtype kDtype, bool kTransforms>
+cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const FusedChoice& choice,
+                                   cudaStream_t stream);
+
+}  // namespace logprobd::kernels::internal

@@ -1,0 +1,409 @@
+#include "server/app/heads/head_versions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/app/heads/plan.h"
+#include "server/app/options/server_options.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+#include "server/weights/content_check.h"
+
+namespace logprobd {
+namespace {
+
+constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
+
+}  // namespace
+
+/// The right to change versions, which one call holds at a time.
+class HeadVersions::Change {
+ public:
+  explicit Change(HeadVersions& versions)
+      : versions_(versions), is_holder_(!versions.is_changing_.exchange(true)) {}
+  ~Change() {
+    if (is_holder_) {
+      versions_.is_changing_ = false;
+    }
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+
+  absl::Status status() const {
+    if (!is_holder_) {
+      return absl::AbortedError(absl::StrCat("the weights of head \"", versions_.name(),
+                                             "\" are being changed by another call"));
+    }
+    return versions_.is_stopped_ ? ShuttingDown() : absl::OkStatus();
+  }
+
+ private:
+  HeadVersions& versions_;
+  const bool is_holder_;
+};
+
+HeadVersions::HeadVersions(InProcessHead& head, VersionLoader loader, Options options,
+                           Metrics& metrics)
+    : head_(head),
+      loader_(std::move(loader)),
+      options_(std::move(options)),
+      metrics_(metrics),
+      unread_(head.weights()) {
+  const std::shared_ptr<const HeadInfo> info = head.info();
+  live_ = {.version = info->weights_version,
+           .sha256 = "",
+           .source = options_.source,
+           .loaded_unix_seconds = absl::ToUnixSeconds(absl::Now()),
+           .weight_bytes = info->weight_bytes};
+  highest_version_ = info->weights_version;
+}
+
+HeadVersions::~HeadVersions() = default;
+
+absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
+                                                  const LoadTicker::Progress& progress) {
+  const Change change(*this);
+  LOGPROBD_RETURN_IF_ERROR(change.status());
+  LoadTicker ticker(progress, is_stopped_);
+  absl::StatusOr<WeightsVersion> loaded = LoadExclusively(load, ticker);
+  if (!loaded.ok()) {
+    const bool is_cancelled = absl::IsCancelled(loaded.status()) || is_stopped_;
+    metrics_.RecordWeightsSwap(
+        name(), is_cancelled ? Metrics::WeightsSwap::kCancelled : Metrics::WeightsSwap::kFailed);
+    LogWarning("weights were not loaded",
+               {{"head", name()},
+                {"path", load.path},
+                {"code", absl::StatusCodeToString(loaded.status().code())},
+                {"reason", loaded.status().message()}});
+  }
+  return loaded;
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::LoadExclusively(const WeightsLoad& load,
+                                                             LoadTicker& ticker) {
+  // The checks that change nothing come first.
+  LOGPROBD_RETURN_IF_ERROR(ticker.Report("checking", 0, 0));
+  LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load));
+  Planned planned;
+  LOGPROBD_ASSIGN_OR_RETURN(planned.candidate, loader_.Open(load, number, *head_.info()));
+  LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
+  LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
+  if (load.in_place) {
+    return ReplaceInPlace(planned, ticker);
+  }
+  absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
+  if (!staged.ok()) {
+    NotifyChange();  // a version of another dtype leaves spare staging of another size
+  }
+  if (!staged.ok() || !load.commit) {
+    return staged;
+  }
+  std::unique_ptr<VersionEngines> next;
+  {
+    const absl::MutexLock lock(&mutex_);
+    next = std::move(staged_);
+  }
+  MakeLive(std::move(next), /*keeps_previous=*/true);
+  metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
+  return staged;
+}
+
+absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
+  const absl::MutexLock lock(&mutex_);
+  if (staged_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("version ", staged_->version.version,
+                                                      " is staged: commit or discard it first"));
+  }
+  if (load.version == 0) {
+    return highest_version_ + 1;
+  }
+  if (load.version > kVersionMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("version: ", load.version, ", must be at most ", kVersionMax));
+  }
+  const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
+  if (load.version == live_.version || load.version == previous) {
+    return absl::AlreadyExistsError(absl::StrCat("version ", load.version, " is ", "already ",
+                                                 load.version == previous ? "kept" : "live"));
+  }
+  return load.version;
+}
+
+absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
+  while (true) {
+    if (std::optional<LoadTurn::Holder> turn = options_.load_turn->Take(LoadTicker::kPeriod)) {
+      return *std::move(turn);
+    }
+    LOGPROBD_RETURN_IF_ERROR(ticker.Report("checking", 0, 0));
+  }
+}
+
+absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place) const {
+  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info(), MemoryToFree(in_place));
+  if (!absl::IsResourceExhausted(plan.status())) {
+    return plan;
+  }
+  return absl::ResourceExhaustedError(
+      in_place ? absl::StrCat("no room for the new version: ", plan.status().message())
+               : absl::StrCat("no room for a second copy: ", plan.status().message(),
+                              "; in_place replaces the live weights instead, with a pause"));
+}
+
+/// Returns the memory that a load frees before it takes memory itself.
+MemoryPlan HeadVersions::MemoryToFree(bool in_place) const {
+  MemoryPlan freed = in_place ? head_.memory() : MemoryPlan();
+  const absl::MutexLock lock(&mutex_);
+  if (previous_ != nullptr) {
+    AddMemory(freed, previous_->memory());
+  }
+  return freed;
+}
+
+absl::StatusOr<std::unique_ptr<VersionEngines>> HeadVersions::Make(const Planned& planned,
+                                                                   LoadTicker& ticker) const {
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made,
+                            loader_.Make(planned.candidate.weights, planned.plan, ticker));
+  made->version = planned.candidate.version;
+  made->version.loaded_unix_seconds = absl::ToUnixSeconds(absl::Now());
+  return made;
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
+  DropPrevious();  // never three versions in memory
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made, Make(planned, ticker));
+  LOGPROBD_RETURN_IF_ERROR(ticker.Report("committing", 0, 0));  // the last chance to cancel
+  const WeightsVersion version = made->version;
+  LogInfo("weights staged", {{"head", name()},
+                             {"version", version.version},
+                             {"path", version.source},
+                             {"sha256", version.sha256}});
+  {
+    const absl::MutexLock lock(&mutex_);
+    staged_ = std::move(made);
+    highest_version_ = std::max(highest_version_, version.version);
+  }
+  NotifyChange();
+  return version;
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& planned,
+                                                            LoadTicker& ticker) {
+  const WeightsVersion& version = planned.candidate.version;
+  LOGPROBD_RETURN_IF_ERROR(ticker.Report("loading", 0, version.weight_bytes));
+  DropPrevious();
+  LogInfo("replacing the weights in place; requests wait",
+          {{"head", name()}, {"version", version.version}});
+  std::unique_ptr<VersionEngines> old = head_.Commit(nullptr);
+  WeightsVersion old_version;
+  {
+    const absl::MutexLock lock(&mutex_);
+    old_version = std::exchange(live_, WeightsVersion());
+  }
+  if (old != nullptr) {
+    old->replicas.reset();
+    old->engines.clear();
+    NotifyChange();
+  }
+  absl::StatusOr<std::unique_ptr<VersionEngines>> made = Make(planned, ticker);
+  if (!made.ok()) {
+    if (old != nullptr) {
+      Restore(*old, old_version);
+    } else {
+      head_.Fail("no version of the weights could be loaded");
+    }
+    return made.status();
+  }
+  WeightsVersion new_version = (*made)->version;
+  MakeLive(*std::move(made), /*keeps_previous=*/false);
+  metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
+  return new_version;
+}
+
+/// Loads the version that was freed again, from its files, which are still open.
+void HeadVersions::Restore(const VersionEngines& old, const WeightsVersion& version) {
+  LogWarning("the new weights could not be loaded; loading the old weights again",
+             {{"head", name()}, {"version", version.version}});
+  const LoadTicker::Progress none;
+  LoadTicker ticker(none, is_stopped_);
+  auto again = loader_.Make(old.weights, loader_.PlanOf(old), ticker);
+  if (again.ok()) {
+    (*again)->version = version;
+    MakeLive(*std::move(again), /*keeps_previous=*/false);
+    return;
+  }
+  if (is_stopped_) {
+    head_.Fail(std::string(ShuttingDown().message()));
+    return;
+  }
+  LogError("the old weights could not be loaded again; the head is not ready",
+           {{"head", name()},
+            {"version", version.version},
+            {"source", version.source},
+            {"reason", again.status().message()}});
+  head_.Fail("the weights were lost during a replacement in place: load a version or restart");
+  NotifyChange();
+}
+
+void HeadVersions::MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous) {
+  const WeightsVersion version = next->version;
+  const std::shared_ptr<const HeadInfo> info = next->info;
+  std::unique_ptr<VersionEngines> old = head_.Commit(std::move(next));
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (old != nullptr && keeps_previous) {
+      old->version = live_;
+      std::swap(previous_, old);
+    }
+    live_ = version;
+    highest_version_ = std::max(highest_version_, version.version);
+  }
+  old = nullptr;  // its memory is freed before the memory is counted
+  LogInfo("weights are live", {{"head", info->name},
+                               {"version", version.version},
+                               {"source", version.source},
+                               {"sha256", version.sha256}});
+  metrics_.SetHead(*info);
+  NotifyChange();
+}
+
+absl::StatusOr<HeadWeightsState> HeadVersions::Commit(uint64_t version) {
+  const Change change(*this);
+  LOGPROBD_RETURN_IF_ERROR(change.status());
+  std::unique_ptr<VersionEngines> next;
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (staged_ == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("no version is staged for head \"", name(), "\": load one first"));
+    }
+    if (version != 0 && version != staged_->version.version) {
+      return absl::FailedPreconditionError(absl::StrCat("version: ", version, ", but version ",
+                                                        staged_->version.version, " is staged"));
+    }
+    if (!staged_->IsAnyHealthy()) {
+      return absl::FailedPreconditionError("the staged version's engines have failed: discard it");
+    }
+    next = std::move(staged_);
+  }
+  MakeLive(std::move(next), /*keeps_previous=*/true);
+  metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
+  return State();
+}
+
+absl::StatusOr<HeadWeightsState> HeadVersions::Rollback() {
+  const Change change(*this);
+  LOGPROBD_RETURN_IF_ERROR(change.status());
+  std::unique_ptr<VersionEngines> next;
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (previous_ == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("no previous version is kept for head \"", name(),
+                       "\": it is dropped by loading another version, by in_place and by discard"));
+    }
+    if (!previous_->IsAnyHealthy()) {
+      return absl::FailedPreconditionError("the previous version's engines have failed");
+    }
+    next = std::move(previous_);
+  }
+  MakeLive(std::move(next), /*keeps_previous=*/true);
+  metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kRolledBack);
+  return State();
+}
+
+absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previous) {
+  const Change change(*this);
+  LOGPROBD_RETURN_IF_ERROR(change.status());
+  if (!staged && !previous) {
+    return absl::InvalidArgumentError(
+        "staged or previous must be set, or there is nothing to discard");
+  }
+  std::unique_ptr<VersionEngines> dropped[2];
+  {
+    const absl::MutexLock lock(&mutex_);
+    dropped[0] = staged ? std::move(staged_) : nullptr;
+    dropped[1] = previous ? std::move(previous_) : nullptr;
+  }
+  for (std::unique_ptr<VersionEngines>& version : dropped) {
+    version.reset();
+  }
+  NotifyChange();
+  return State();
+}
+
+HeadWeightsState HeadVersions::List() {
+  const absl::MutexLock one_at_a_time(&list_mutex_);
+  std::shared_ptr<const HeadWeights> unread;
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (live_.sha256.empty() || (previous_ != nullptr && previous_->version.sha256.empty())) {
+      unread = unread_;
+    }
+  }
+  if (unread != nullptr) {
+    const absl::StatusOr<ContentCheck> content =
+        CheckContent(*unread, [this](int64_t, int64_t) { return !is_stopped_.load(); });
+    if (content.ok()) {
+      const absl::MutexLock lock(&mutex_);
+      first_sha256_ = content->sha256;
+      unread_ = nullptr;
+    } else {
+      LogWarning("the sha256 of the first weights could not be computed",
+                 {{"head", name()}, {"reason", content.status().message()}});
+    }
+  }
+  return State();
+}
+
+MemoryPlan HeadVersions::memory() const {
+  MemoryPlan plan;
+  const absl::MutexLock lock(&mutex_);
+  for (const VersionEngines* version : {staged_.get(), previous_.get()}) {
+    if (version != nullptr) {
+      AddMemory(plan, version->memory());
+    }
+  }
+  return plan;
+}
+
+void HeadVersions::DropPrevious() {
+  std::unique_ptr<VersionEngines> dropped;
+  {
+    const absl::MutexLock lock(&mutex_);
+    dropped = std::move(previous_);
+  }
+  if (dropped != nullptr) {
+    dropped.reset();
+    NotifyChange();
+  }
+}
+
+HeadWeightsState HeadVersions::State() const {
+  const absl::MutexLock lock(&mutex_);
+  HeadWeightsState state{.head = name(), .live = live_, .staged = {}, .previous = {}};
+  if (staged_ != nullptr) {
+    state.staged = staged_->version;
+  }
+  if (previous_ != nullptr) {
+    state.previous = previous_->version;
+  }
+  // Only the first version was loaded without a digest.
+  if (state.live.sha256.empty()) {
+    state.live.sha256 = first_sha256_;
+  }
+  if (state.previous.has_value() && state.previous->sha256.empty()) {
+    state.previous->sha256 = first_sha256_;
+  }
+  return state;
+}
+
+void HeadVersions::NotifyChange() const {
+  if (options_.on_change) {
+    options_.on_change();
+  }
+}
+
+}  // namespace logprobd

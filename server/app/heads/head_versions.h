@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/app/heads/in_process_head.h"
+#include "server/app/heads/load_control.h"
+#include "server/app/heads/version_loader.h"
+#include "server/base/weight_store.h"
+#include "server/metrics/metrics.h"
+#include "server/weights/head_weights.h"
+
+namespace logprobd {
+
+/// Changes the weights of one head while it serves; WeightStore for a single head. The
+/// InProcessHead holds the live version. At most one other version is in memory: a staged one, or
+/// the previous one, which is kept for Rollback.
+///
+/// Thread-safe. Only one change runs at a time; another change meanwhile returns ABORTED. Whatever
+/// fails before a commit leaves the live version and the staged version unchanged.
+class HeadVersions {
+ public:
+  struct Options {
+    std::string source;  ///< Path from which the first live version was loaded.
+    /// Shared by all loads of the server. Must outlive the HeadVersions.
+    LoadTurn* load_turn = nullptr;
+    /// Called without locks after the versions or their memory have changed; may be empty.
+    std::function<void()> on_change;
+  };
+
+  /// `loader` makes versions of this head. `head` and `metrics` must outlive the HeadVersions.
+  HeadVersions(InProcessHead& head, VersionLoader loader, Options options, Metrics& metrics);
+  ~HeadVersions();
+
+  // The calls of WeightStore, for this head. Additional errors:
+  //   FAILED_PRECONDITION  another version is staged: commit or discard it first.
+  //   UNAVAILABLE          the server is shutting down.
+
+  /// Waits in the phase "checking" while weights of another head are loaded.
+  absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
+                                      const LoadTicker::Progress& progress);
+  absl::StatusOr<HeadWeightsState> Commit(uint64_t version);
+  absl::StatusOr<HeadWeightsState> Rollback();
+  absl::StatusOr<HeadWeightsState> Discard(bool staged, bool previous);
+  /// The first call that needs the sha256 of the version that was live at the start reads that
+  /// whole weight.
+  HeadWeightsState List();
+
+  /// Ends running calls soon (UNAVAILABLE) and refuses all later ones.
+  void Stop() { is_stopped_ = true; }
+
+  /// Returns the memory of the versions next to the live one.
+  MemoryPlan memory() const;
+
+  std::string name() const { return head_.info()->name; }
+
+ private:
+  class Change;
+
+  /// A candidate that has passed the checks.
+  struct Planned {
+    VersionLoader::Candidate candidate;
+    EnginePlan plan;  ///< Fits once the memory of MemoryToFree is released.
+  };
+
+  absl::StatusOr<WeightsVersion> LoadExclusively(const WeightsLoad& load, LoadTicker& ticker);
+  absl::StatusOr<uint64_t> NumberOf(const WeightsLoad& load) const;
+  absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
+  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
+  MemoryPlan MemoryToFree(bool in_place) const;
+  absl::StatusOr<std::unique_ptr<VersionEngines>> Make(const Planned& planned,
+                                                       LoadTicker& ticker) const;
+  absl::StatusOr<WeightsVersion> Stage(const Planned& planned, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> ReplaceInPlace(const Planned& planned, LoadTicker& ticker);
+  void Restore(const VersionEngines& old, const WeightsVersion& version);
+  void MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous);
+  void DropPrevious();
+  HeadWeightsState State() const;
+  void NotifyChange() const;
+
+  InProcessHead& head_;
+  const VersionLoader loader_;
+  const Options options_;
+  Metrics& metrics_;
+  std::atomic<bool> is_stopped_ = false;
+  std::atomic<bool> is_changing_ = false;
+  absl::Mutex list_mutex_;  // only one List at a time reads the weight
+
+  mutable absl::Mutex mutex_;
+  WeightsVersion live_ ABSL_GUARDED_BY(mutex_);  // its number is 0 while no version is live
+  std::unique_ptr<VersionEngines> staged_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<VersionEngines> previous_ ABSL_GUARDED_BY(mutex_);
+  uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number the head has ever had
+  /// The digest of the first version, which is not computed when that version is loaded.
+  std::string first_sha256_ ABSL_GUARDED_BY(mutex_);
+  /// The weights of the first version, until `first_sha256_` is known.
+  std::shared_ptr<const HeadWeights> unread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace logprobd

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/app/options/server_options.h"
+#include "server/base/clock.h"
+#include "server/base/head_info.h"
+#include "server/base/host.h"
+#include "server/base/scoring_engine.h"
+#include "server/batching/device_turns.h"
+#include "server/engine/engines.h"
+#include "server/weights/allowed_roots.h"
+#include "server/weights/head_weights.h"
+
+namespace logprobd {
+
+/// The plan of one head: what the server would serve and the memory it takes, known before any
+/// weight is read.
+struct ServingPlan {
+  HeadInfo head;  ///< Complete, including engine, reason and limits.
+  EnginePlan engine;
+  MemoryPlan memory;  ///< Weights, workspace and staging.
+  std::vector<std::string> warnings;
+};
+
+/// The plans of all heads of a server and the memory that they share.
+struct ServerPlan {
+  std::vector<ServingPlan> heads;  ///< In the order in which they are planned and loaded.
+  int64_t receive_bytes = 0;       ///< Most host memory for the messages of all heads.
+  int64_t shared_bytes = 0;        ///< Most host memory for regions that clients share.
+  MemoryPlan available;            ///< Free memory, with one entry per place where it is known.
+
+  /// Returns the memory of all heads, `receive_bytes` and `shared_bytes`, with one entry per place
+  /// and kind.
+  MemoryPlan memory() const;
+};
+
+/// The functions that a server is built from, which tests replace.
+struct ServerParts {
+  std::function<absl::StatusOr<ModelFolderHead>(const std::string& path,
+                                                const ModelFolderOptions& options)>
+      open_model = OpenModelFolder;
+  std::function<absl::StatusOr<EnginePlan>(const HeadInfo& head, const EngineOptions& options)>
+      plan_engine = PlanEngine;
+  std::function<absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>>(
+      const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options)>
+      create_engines = CreateEngines;
+  std::function<HostMemorySize()> host_memory = [] { return ReadHostMemorySize(); };
+  /// Reads the settings again, for SIGHUP.
+  std::function<absl::StatusOr<ServerOptions>()> read_options = [] {
+    return absl::StatusOr<ServerOptions>(absl::UnimplementedError("settings cannot be read again"));
+  };
+  const Clock* clock = &Clock::Steady();
+  /// Draws the progress of loading on standard error.
+  bool progress_on_terminal = false;
+};
+
+/// The heads that were found, and their plan.
+struct PlannedHeads {
+  std::vector<ServerOptions> options;                 ///< Per head; see HeadOptions.
+  std::vector<std::unique_ptr<HeadWeights>> weights;  ///< Per head.
+  /// Per head, the folders from which new weights may be loaded; null if loading is off.
+  std::vector<std::shared_ptr<const AllowedRoots>> roots;
+  ServerPlan plan;
+};
+
+/// Plans one head after another, each with the memory that the heads before it leave free. Reads
+/// headers, biases and at most samples of the weights, and opens no port. Errors name the head if
+/// there are several.
+absl::StatusOr<PlannedHeads> PlanHeads(const ServerOptions& options, const ServerParts& parts);
+
+ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
+                            const EnginePlan& engine, const std::vector<std::string>& warnings);
+
+/// Combines the plans of `heads`. `host` is the memory of the host; the free memory of GPUs is part
+/// of the engines' plans. Returns FAILED_PRECONDITION with the numbers if the host can never
+/// provide what the heads reserve; adds a warning to the last head if it cannot provide it now.
+absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
+                                          std::vector<ServingPlan> heads,
+                                          const HostMemorySize& host);
+
+/// Describes the heads of a server to DeviceTurns, in their order; empty if no two of them share a
+/// device. The work of a row is its matrix product: vocabulary x hidden.
+std::vector<DeviceTurns::Head> TurnHeadsOf(const ServerPlan& plan);
+
+/// Returns whether devices of a replica wait for each other. Then no head may be served while
+/// another is loaded, because loading launches kernels that wait too.
+bool AnyWaitsForPeers(const std::vector<DeviceTurns::Head>& heads);
+
+/// Returns the PCI bus ids of the machine's GPUs ("0000:3b:00.0"), by CUDA ordinal.
+std::map<int, std::string> PciBusIdsOf(const ServerPlan& plan);
+
+/// Returns the CUDA ordinals of the GPUs in all layouts, each once, in their order.
+std::vector<int32_t> GpusOf(const ServerPlan& plan);
+
+/// Adds `use` to the entry with its place, kind and pinning, or as a new entry.
+void AddMemory(MemoryPlan& sum, const MemoryUse& use);
+
+/// Adds every entry of `plan` to `sum`.
+void AddMemory(MemoryPlan& sum, const MemoryPlan& plan);
+
+/// Returns the bytes of all entries at `place`.
+int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place);
+
+/// Returns the text of --dry-run and of the status page, with one value per line: a block for each
+/// head, and a block with the sums if there are several.
+std::string PlanText(const ServerPlan& plan);
+
+}  // namespace logprobd

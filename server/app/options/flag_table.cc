@@ -1,0 +1,185 @@
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "server/app/options/flags.h"
+
+namespace logprobd {
+namespace {
+
+constexpr double kMillion = 1e6;
+constexpr double kKib = 1024;
+constexpr double kGib = kKib * kKib * kKib;
+constexpr double kTib = kKib * kGib;
+constexpr double kShardsMax = 256;
+constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
+
+using Kind = Flag::Kind;
+using O = ServerOptions;
+
+Flag OfHead(Flag flag) {
+  flag.is_of_head = true;
+  return flag;
+}
+
+Flag Reloadable(Flag flag) {
+  flag.is_reloadable = true;
+  return flag;
+}
+
+Flag Choice(Flag flag, std::vector<absl::string_view> choices) {
+  flag.choices = std::move(choices);
+  return flag;
+}
+
+Flag Action(Flag flag) {
+  flag.command_line_only = true;
+  return flag;
+}
+
+std::vector<Flag> MakeFlags() {
+  return {
+      OfHead({"model", "Model", Kind::kText, &O::model, "[NAME=]DIR",
+              "Hugging Face model folder, or .safetensors file, that contains the head. "
+              "NAME=DIR names one of several heads."}),
+      {"head-name", "Model", Kind::kText, &O::head_name, "NAME",
+       "Name of the only head; several heads take their names from --model. The name \"unknown\" "
+       "is "
+       "reserved."},
+      OfHead({"head-tensor", "Model", Kind::kText, &O::head_tensor, "NAME",
+              "Name of the head's tensor in the checkpoint. If it is empty, the server finds the "
+              "tensor by the usual names and config.json."}),
+      OfHead({"weights-version", "Model", Kind::kInteger, &O::weights_version, "NUMBER",
+              "Version number of the weights, which answers report and requests may pin.", 1,
+              static_cast<double>(kWeightsVersionMax)}),
+      {"weights-root", "Model", Kind::kText, &O::weights_root, "DIRS",
+       "Comma-separated folders from which new weights may be loaded. If it is empty, this is the "
+       "folder that contains --model; none turns loading off."},
+      OfHead({"valid-vocab", "Model", Kind::kInteger, &O::valid_vocab, "ROWS",
+              "Number of valid vocabulary rows; later rows are padding. 0 takes the number from "
+              "config.json.",
+              0, kInt32Max}),
+      OfHead({"include-padding", "Model", Kind::kSwitch, &O::include_padding, "",
+              "Treat every row of the tensor as a valid vocabulary row, padding included."}),
+
+      Choice({"device", "Engine", Kind::kChoice, &O::device, "NAME",
+              "Device that scores; auto takes a GPU if there is one, otherwise the CPU."},
+             {"auto", "cpu", "cuda"}),
+      Choice(
+          {"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
+           "Kernel with which a GPU scores; auto takes the fused kernel where it runs, otherwise "
+           "the chunked one."},
+          {"auto", "fused", "chunked"}),
+      OfHead({"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
+              "CUDA device ordinals to use, such as 0,1,2,3; auto uses all visible GPUs.", 0,
+              1'023}),
+      OfHead(
+          {"shards", "Engine", Kind::kCount, &O::shards, "SHARDS",
+           "Number of GPUs that share one head; auto takes the fewest that hold it twice, or else "
+           "the fewest that hold it once.",
+           1, kShardsMax}),
+      OfHead(
+          {"replicas", "Engine", Kind::kCount, &O::replicas, "REPLICAS",
+           "Number of complete copies of the head, each on its own shards; auto makes as many as "
+           "fit.",
+           1, kShardsMax}),
+      {"watchdog-s", "Engine", Kind::kNumber, &O::watchdog_s, "SECONDS",
+       "Longest time that a batch may take before its replica counts as hung. 0 means 120 s on "
+       "GPUs "
+       "and no limit on a CPU.",
+       0, 86'400},
+      Choice(
+          {"exchange", "Engine", Kind::kChoice, &O::exchange, "MEANS",
+           "How shards on different GPUs exchange data; auto takes peer memory if all GPUs reach "
+           "each other, otherwise NCCL."},
+          {"auto", "peer", "nccl"}),
+      {"cpu-threads", "Engine", Kind::kInteger, &O::cpu_threads, "THREADS",
+       "Threads of the CPU engine; 0 uses all cores that the process may use.", 0, 4'096},
+
+      {"listen", "Listeners", Kind::kText, &O::listen, "HOST:PORT",
+       "Address of the gRPC service; port 0 takes a free port."},
+      {"http", "Listeners", Kind::kAddress, &O::http, "HOST:PORT",
+       "Address of /metrics, /healthz, /readyz and the status page; none turns HTTP off."},
+      {"local", "Listeners", Kind::kAddress, &O::local, "PATH",
+       "Path of the Unix sockets for clients on the same host (gRPC and shared memory); auto "
+       "takes a private folder, none turns them off."},
+      {"shared-memory-bytes", "Listeners", Kind::kBytes, &O::shared_memory_bytes, "BYTES",
+       "Most memory of all regions that the server shares with clients on the same host; 0 turns "
+       "shared memory off.",
+       0, kTib},
+      {"region-bytes", "Listeners", Kind::kBytes, &O::region_bytes, "BYTES",
+       "Largest shared-memory region of one client.", kKib, kTib},
+      {"cuda-ipc", "Listeners", Kind::kSwitch, &O::cuda_ipc, "",
+       "Read rows directly from the GPU memory of clients on the same host."},
+      {"admin", "Listeners", Kind::kAddress, &O::admin, "HOST:PORT",
+       "Address of the gRPC service that loads and commits new weights; none turns it off."},
+      {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
+       "Allow addresses other than loopback, without TLS."},
+      {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
+
+      {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",
+       "Largest gRPC message.", kKib, kInt32Max},
+      {"receive-bytes", "Limits", Kind::kBytes, &O::receive_bytes, "BYTES",
+       "Most memory for messages that are being received or queued, over all connections.",
+       kKib * kKib, kTib},
+      {"streams-max", "Limits", Kind::kInteger, &O::streams_max, "CALLS",
+       "Most concurrent calls on one connection.", 1, kMillion},
+      Reloadable({"stream-window", "Limits", Kind::kInteger, &O::stream_window, "CHUNKS",
+                  "Most unanswered chunks of one stream.", 1, kKib}),
+      Reloadable({"request-rows", "Limits", Kind::kInteger, &O::request_rows, "ROWS",
+                  "Most rows of one request or of one stream chunk.", 1, kInt32Max}),
+      Reloadable({"top-k-max", "Limits", Kind::kInteger, &O::top_k_max, "IDS",
+                  "Largest top_k of a request.", 0, kTopKMax}),
+      Reloadable({"candidates-max", "Limits", Kind::kInteger, &O::candidates_max, "IDS",
+                  "Most candidate ids of one request.", 0, kInt32Max}),
+      Reloadable({"segments-max", "Limits", Kind::kInteger, &O::segments_max, "SEGMENTS",
+                  "Most segments of one request.", 0, kInt32Max}),
+
+      {"batch-rows", "Batching", Kind::kInteger, &O::batch_rows, "ROWS",
+       "Most rows of one batch; this fixes the size of the engine's workspace.", 1, kKib * kKib},
+      Reloadable(
+          {"batch-wait-us", "Batching", Kind::kInteger, &O::batch_wait_us, "MICROSECONDS",
+           "Longest time that a batch waits for more requests while every replica has a batch "
+           "in flight.",
+           0, kMillion}),
+      Reloadable({"queue-rows", "Batching", Kind::kInteger, &O::queue_rows, "ROWS",
+                  "Most rows that may wait for one head.", 1, 1e12}),
+      Reloadable({"queue-bytes", "Batching", Kind::kBytes, &O::queue_bytes, "BYTES",
+                  "Most bytes of waiting requests and unsent answers, over all heads.", kKib,
+                  kTib}),
+      Reloadable({"queue-requests", "Batching", Kind::kInteger, &O::queue_requests, "REQUESTS",
+                  "Most requests that may wait for one head.", 1, 1e9}),
+      Reloadable({"client-share", "Batching", Kind::kNumber, &O::client_share, "RATIO",
+                  "Share of the queue that one client may occupy.", 1e-6, 1}),
+      {"copy-threads", "Batching", Kind::kInteger, &O::copy_threads, "THREADS",
+       "Threads that copy rows from messages into staging memory.", 1, 256},
+
+      Reloadable({"grace-s", "Process", Kind::kNumber, &O::grace_s, "SECONDS",
+                  "Time that work in flight may take after SIGTERM before it is cancelled.", 0,
+                  86'400}),
+      Reloadable(Choice({"log-level", "Process", Kind::kChoice, &O::log_level, "LEVEL",
+                         "Lowest level of the log lines that are written."},
+                        {"debug", "info", "warning", "error"})),
+      Choice({"log-format", "Process", Kind::kChoice, &O::log_format, "FORMAT",
+              "Format of a log line."},
+             {"text", "json"}),
+      {"config", "Process", Kind::kText, &O::config, "FILE",
+       "TOML file that may contain any of these settings."},
+
+      Action({"dry-run", "Actions", Kind::kSwitch, &O::dry_run, "",
+              "Print the plan (heads, engines, memory) and exit."}),
+      Action({"print-config", "Actions", Kind::kSwitch, &O::print_config, "",
+              "Print all settings as TOML, each with its source, and exit."}),
+      Action({"version", "Actions", Kind::kSwitch, &O::version, "", "Print the version and exit."}),
+  };
+}
+
+}  // namespace
+
+absl::Span<const Flag> Flags() {
+  static const auto* const flags = new std::vector<Flag>(MakeFlags());
+  return *flags;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/app/options/server_options.h"
+#include "server/weights/allowed_roots.h"
+
+namespace logprobd {
+
+// Each function translates the settings of one head, as HeadOptions returns them, into the options
+// of one part of the server.
+
+ModelFolderOptions ModelOptionsOf(const ServerOptions& options);
+EngineOptions EngineOptionsOf(const ServerOptions& options);
+Batcher::Options BatcherOptionsOf(const ServerOptions& options);
+
+/// Returns the folders from which new weights may be loaded, or null if loading is off. By default
+/// this is the parent of the model's folder, or the model's folder itself if its parent is the root
+/// of the file system. Returns NOT_FOUND or INVALID_ARGUMENT if --weights-root names something that
+/// is not a folder.
+absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerOptions& options);
+
+/// Returns the number of staging buffers that each replica has from the start. If weights can be
+/// swapped there are enough for two versions, because page-locking memory next to a live version
+/// stalls it.
+int NumStagingBuffers(const ServerOptions& options);
+
+/// Returns the longest time that a batch may take on the chosen device. There is no default limit
+/// on a CPU, whose speed is not known.
+absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
+
+/// Returns the limits that are published to clients and enforced. Rows and message bytes never
+/// exceed one client's share of the queue. Answers count towards that share too, so a request
+/// within the limits can be served unless its lists (top_k, candidates) are out of proportion to
+/// the queue.
+RequestLimits LimitsOf(const ServerOptions& options);
+
+/// Returns the most bytes of host memory for regions that clients share.
+int64_t SharedMemoryBytesMax(const ServerOptions& options);
+
+}  // namespace logprobd

@@ -1,0 +1,253 @@
+#include "server/app/options/server_options.h"
+
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <variant>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/app/options/flags.h"
+#include "server/base/errors.h"
+#include "server/base/listen_address.h"
+#include "server/base/text.h"
+
+namespace logprobd {
+namespace {
+
+constexpr absl::string_view kModel = "model";
+/// More heads have no known use, and each has its own queue, threads and metric series.
+constexpr size_t kHeadsMax = 64;
+/// Bytes of a value that an error message repeats.
+constexpr size_t kTextBytesShown = 100;
+
+std::vector<const HeadValue*> ValuesOf(const ServerOptions& options, absl::string_view flag) {
+  std::vector<const HeadValue*> values;
+  for (const HeadValue& value : options.head_values) {
+    if (value.flag == flag) {
+      values.push_back(&value);
+    }
+  }
+  return values;
+}
+
+std::string NamesOf(const std::vector<ServerOptions>& heads) {
+  return absl::StrJoin(heads, ", ", [](std::string* out, const ServerOptions& head) {
+    absl::StrAppend(out, head.head_name);
+  });
+}
+
+/// Checks the name of a head, which was given with `flag`.
+absl::Status CheckName(absl::string_view flag, const std::string& name, size_t bytes_max) {
+  if (name.empty() || name.size() > bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": a head's name has ", name.size(),
+                                                   " bytes, but must have 1 to ", bytes_max));
+  }
+  if (!IsUtf8(name) || HasControlCharacters(name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": a head's name must be UTF-8 without control characters"));
+  }
+  if (name == "unknown") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": the name \"unknown\" is reserved: the metrics count unknown heads under it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNames(const ServerOptions& options, const std::vector<ServerOptions>& heads) {
+  // A request cannot carry a longer name, and answers repeat the name as UTF-8.
+  constexpr size_t kNameBytesMax = 256;
+  // The metrics tell several heads apart by a label, which is cut to this length.
+  constexpr size_t kLabelBytesMax = 128;
+  if (ValuesOf(options, kModel).empty()) {
+    return CheckName("--head-name", options.head_name, kNameBytesMax);
+  }
+  if (!options.model.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--model has the folder ", options.model,
+                                                   " without a name next to the heads ",
+                                                   NamesOf(heads), ": write NAME=DIR for each"));
+  }
+  if (options.head_name != ServerOptions().head_name) {
+    return absl::InvalidArgumentError(
+        "--head-name cannot be combined with --model NAME=DIR, which already names the heads");
+  }
+  if (heads.size() > kHeadsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model names ", heads.size(), " heads, but at most ", kHeadsMax, " are allowed"));
+  }
+  for (const ServerOptions& head : heads) {
+    LOGPROBD_RETURN_IF_ERROR(CheckName("--model", head.head_name, kLabelBytesMax));
+    if (head.model.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--model has no folder for head \"", head.head_name, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeads(const ServerOptions& options) {
+  const std::vector<ServerOptions> heads = HeadOptions(options);
+  if (heads.front().model.empty() && ValuesOf(options, kModel).empty()) {
+    return absl::InvalidArgumentError(
+        "--model is missing: name a model folder (config.json and safetensors); see --help");
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckNames(options, heads));
+  for (const HeadValue& value : options.head_values) {
+    const auto has_name = [&value](const ServerOptions& head) {
+      return head.head_name == value.head;
+    };
+    if (absl::c_none_of(heads, has_name)) {
+      return absl::InvalidArgumentError(absl::StrCat("--", value.flag, " has a value for head \"",
+                                                     value.head.substr(0, kTextBytesShown),
+                                                     "\", but the heads are: ", NamesOf(heads)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReceiveBytes(const ServerOptions& options) {
+  const std::string receive = absl::StrCat("--receive-bytes ", BytesText(options.receive_bytes));
+  // One message is received while another waits for its rows to be copied.
+  if (options.receive_bytes / 2 < options.max_message_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        receive, " is less than twice --max-message-bytes ", BytesText(options.max_message_bytes)));
+  }
+  // Queued messages count towards it.
+  if (options.receive_bytes <= options.queue_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        receive, " must be larger than --queue-bytes ", BytesText(options.queue_bytes),
+        ": otherwise a full queue leaves no memory to receive, and refuse, a message"));
+  }
+  return absl::OkStatus();
+}
+
+/// Finds errors of --gpus, --replicas and --shards that do not depend on the GPUs of the machine;
+/// later `--device auto` would fall back to the CPU because of them.
+absl::Status CheckLayout(const ServerOptions& options) {
+  if (options.gpus.empty()) {
+    return absl::OkStatus();
+  }
+  if (options.device == "cpu") {
+    return absl::InvalidArgumentError("--gpus contradicts --device cpu");
+  }
+  const auto given = static_cast<int64_t>(options.gpus.size());
+  const int64_t asked =
+      std::max<int64_t>(options.replicas, 1) * std::max<int64_t>(options.shards, 1);
+  const bool is_fixed = options.replicas > 0 && options.shards > 0;
+  if (given % asked != 0 || (is_fixed && given != asked)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpus names ", given, given == 1 ? " GPU" : " GPUs", ", but --replicas ",
+                     FlagValueAsToml(*FindFlag("replicas"), options), " x --shards ",
+                     FlagValueAsToml(*FindFlag("shards"), options), " cannot use ",
+                     given == 1 ? "it" : "all of them"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCudaIpc(const ServerOptions& options) {
+  if (options.cuda_ipc && options.device == "cpu") {
+    return absl::InvalidArgumentError(
+        "--cuda-ipc reads GPU memory, which contradicts --device cpu");
+  }
+  if (options.cuda_ipc && options.local.empty()) {
+    return absl::InvalidArgumentError(
+        "--cuda-ipc needs the control socket, which --local none turns off");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAddresses(const ServerOptions& options) {
+  const std::pair<absl::string_view, absl::string_view> addresses[] = {
+      {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
+  for (const auto& [flag, text] : addresses) {
+    if (text.empty() && flag != "--listen") {
+      continue;
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
+    LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, options.insecure));
+  }
+  // The path of the control socket has the suffix ".control".
+  constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;
+  if (options.local.size() > kSocketPathBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--local: a path of ", options.local.size(),
+                                                   " bytes is too long; the limit is ",
+                                                   kSocketPathBytesMax));
+  }
+  return absl::OkStatus();
+}
+
+/// Checks the settings of one head, as HeadOptions returns them.
+absl::Status CheckHead(const ServerOptions& head) {
+  if (head.valid_vocab > 0 && head.include_padding) {
+    return absl::InvalidArgumentError(
+        "--valid-vocab and --include-padding contradict each other: use one of them");
+  }
+  return CheckLayout(head);
+}
+
+}  // namespace
+
+std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
+  ServerOptions common = options;
+  common.head_values.clear();
+  std::vector<ServerOptions> heads;
+  for (const HeadValue* const model : ValuesOf(options, kModel)) {
+    heads.push_back(common);
+    heads.back().head_name = model->head;
+  }
+  if (heads.empty()) {
+    heads.push_back(common);
+  }
+  for (ServerOptions& head : heads) {
+    head.queue_bytes =
+        std::max<int64_t>(options.queue_bytes / static_cast<int64_t>(heads.size()), 1);
+    for (const HeadValue& value : options.head_values) {
+      if (value.head == head.head_name) {
+        SetFlag(*FindFlag(value.flag), value.text, head).IgnoreError();  // the text was checked
+      }
+    }
+  }
+  return heads;
+}
+
+absl::Status CheckServerOptions(const ServerOptions& options) {
+  LOGPROBD_RETURN_IF_ERROR(CheckHeads(options));
+  const std::vector<ServerOptions> heads = HeadOptions(options);
+  for (const ServerOptions& head : heads) {
+    const absl::Status status = CheckHead(head);
+    if (!status.ok()) {
+      return heads.size() == 1 ? status
+                               : WithContext(status, absl::StrCat("head \"", head.head_name, "\""));
+    }
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckReceiveBytes(options));
+  LOGPROBD_RETURN_IF_ERROR(CheckCudaIpc(options));
+  return CheckAddresses(options);
+}
+
+absl::StatusOr<Reload> PlanReload(const ServerOptions& start, const ServerOptions& current,
+                                  const ServerOptions& next) {
+  Reload reload;
+  reload.options = current;
+  for (const Flag& flag : Flags()) {
+    if (FlagValueAsToml(flag, current) == FlagValueAsToml(flag, next)) {
+      continue;
+    }
+    const std::string name(flag.name);
+    if (!flag.is_reloadable) {
+      reload.needs_restart.push_back(name);
+    } else if (name == "top-k-max" && next.top_k_max > start.top_k_max) {
+      reload.needs_restart.push_back(absl::StrCat(name, " above ", start.top_k_max));
+    } else {
+      std::visit([&](auto member) { reload.options.*member = next.*member; }, flag.member);
+      reload.applied.push_back(name);
+    }
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckServerOptions(reload.options));
+  return reload;
+}
+
+}  // namespace logprobd

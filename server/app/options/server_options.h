@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/base/head_info.h"
+#include "server/batching/batcher.h"
+#include "server/engine/engines.h"
+#include "server/http/http_server.h"
+#include "server/transport/grpc_server.h"
+#include "server/weights/head_weights.h"
+
+namespace logprobd {
+
+/// Largest version number of weights. JSON and metrics represent it and its successor exactly.
+inline constexpr int64_t kWeightsVersionMax = 9'000'000'000'000'000;
+
+/// The value of a flag for one head only, as in `--shards policy=2`.
+struct HeadValue {
+  absl::string_view flag;  ///< Name of the flag, as in the flag table.
+  std::string head;
+  std::string text;  ///< The value as written, already checked.
+};
+
+/// All settings of the server, as parsed. The table of Flags() (flags.h) states the meaning, unit
+/// and range of each member. A default that belongs to a part of the server is read from the
+/// Options of that part.
+struct ServerOptions {
+  /// Values for single heads, in the order in which they were given. The members below hold the
+  /// values of all other heads; HeadOptions combines both.
+  std::vector<HeadValue> head_values;
+
+  std::string model;  ///< Folder of the only head; several heads have theirs in `head_values`.
+  std::string head_name = ModelFolderOptions().head_name;
+  std::string head_tensor = ModelFolderOptions().head_tensor;
+  int64_t weights_version = static_cast<int64_t>(ModelFolderOptions().weights_version);
+  std::string weights_root;  ///< Comma-separated folders, or "none"; empty: see WeightsRootsOf.
+  int64_t valid_vocab = 0;
+  bool include_padding = ModelFolderOptions().include_padding;
+
+  std::string device = "auto";
+  std::string kernel = "auto";
+  std::vector<int32_t> gpus = EngineOptions().gpus;  ///< Empty: auto.
+  int64_t shards = EngineOptions().shards;           ///< 0: auto.
+  int64_t replicas = EngineOptions().replicas;       ///< 0: auto.
+  double watchdog_s = 0;                             ///< 0: see BatchTimeMaxOf.
+  std::string exchange = "auto";
+  int64_t cpu_threads = EngineOptions().cpu_threads;
+
+  std::string listen = GrpcServer::Options().listen;
+  std::string http = HttpServer::Options().listen;
+  std::string local = "auto";
+  int64_t shared_memory_bytes = SharedRegions::Options().bytes_max;
+  int64_t region_bytes = SharedRegions::Options().region_bytes_max;
+  bool cuda_ipc = false;
+  std::string admin = GrpcServer::Options().admin;
+  bool insecure = GrpcServer::Options().insecure;
+  bool reflection = GrpcServer::Options().reflection;
+
+  int64_t max_message_bytes = RequestLimits().message_bytes_max;
+  int64_t receive_bytes = GrpcServer::Options().receive_bytes_max;
+  int64_t streams_max = GrpcServer::Options().streams_max;
+  int64_t stream_window = RequestLimits().stream_window;
+  int64_t request_rows = RequestLimits().request_rows_max;
+  int64_t top_k_max = RequestLimits().top_k_max;
+  int64_t candidates_max = RequestLimits().candidates_max;
+  int64_t segments_max = RequestLimits().segments_max;
+
+  int64_t batch_rows = Batcher::Options().batch_rows_max;
+  int64_t batch_wait_us = absl::ToInt64Microseconds(Batcher::Options().batch_wait_max);
+  int64_t queue_rows = Batcher::Options().queue_rows_max;
+  int64_t queue_bytes = Batcher::Options().queue_bytes_max;
+  int64_t queue_requests = Batcher::Options().queue_requests_max;
+  double client_share = Batcher::Options().client_share_max;
+  int64_t copy_threads = Batcher::Options().copy_threads;
+
+  double grace_s = 30;
+  std::string log_level = "info";
+  std::string log_format = "text";
+
+  std::string config;
+  bool dry_run = false;
+  bool print_config = false;
+  bool version = false;
+};
+
+/// Returns the settings of each head in the order of --model, as a server with that head alone
+/// would have them: `model`, `head_name` and the values of flags that heads can set are the head's
+/// own, and `queue_bytes` is its equal share. With one head the only element equals `options`.
+std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
+
+/// Checks what the range of a single flag cannot express: combinations of flags, names and
+/// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. Settings that
+/// pass are not refused later by any part of the server for their own sake.
+absl::Status CheckServerOptions(const ServerOptions& options);
+
+/// Effect of SIGHUP on settings that have been read again.
+struct Reload {
+  ServerOptions options;                   ///< Settings in force after the reload.
+  std::vector<std::string> applied;        ///< Names of changed flags that `options` takes over.
+  std::vector<std::string> needs_restart;  ///< Names of changed flags that only a restart applies.
+};
+
+/// Compares the newly read settings `next` with `current`. `start` holds the settings at the start,
+/// which fix the workspace: a `top_k_max` above theirs needs a restart. Returns the errors of
+/// CheckServerOptions for the settings that would be in force.
+absl::StatusOr<Reload> PlanReload(const ServerOptions& start, const ServerOptions& current,
+                                  const ServerOptions& next);
+
+}  // namespace logprobd

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+
+namespace logprobd {
+
+/// Version and commit of this build.
+struct BuildInfo {
+  std::string version;
+  std::string commit;
+};
+BuildInfo Build();
+
+/// Smallest limit of open files with which the server starts. The server itself opens about 40
+/// files, and each connection opens one.
+inline constexpr int kOpenFilesMin = 256;
+/// Number of threads that must be startable in addition to the running ones, for gRPC, the engines
+/// and the server itself.
+inline constexpr int kThreadsMin = 64;
+
+/// Raises the soft limit of open files as far as the hard limit allows, then checks files and
+/// threads. Returns RESOURCE_EXHAUSTED that names the limit, its value and the required minimum.
+absl::Status PrepareProcessLimits();
+
+/// Turns SIGTERM, SIGINT and SIGHUP into calls on a separate thread, where any function may be
+/// called.
+///
+/// Create it in main before any other thread: it blocks the signals in the calling thread and in
+/// all threads that this one starts later. The destructor ends the thread but unblocks no signal.
+class StopSignals {
+ public:
+  /// `on_stop` gets SIGTERM or SIGINT and how many of them have arrived, including this one.
+  /// `on_reload` is called for SIGHUP, only once for several that arrive together.
+  StopSignals(std::function<void(int signal, int count)> on_stop, std::function<void()> on_reload);
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  void Watch();
+
+  const std::function<void(int, int)> on_stop_;
+  const std::function<void()> on_reload_;
+  int signal_fd_;
+  int end_fd_;
+  std::thread thread_;
+};
+
+}  // namespace logprobd

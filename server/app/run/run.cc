@@ -1,0 +1,178 @@
+#include "server/app/run/run.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "server/app/options/options_parser.h"
+#include "server/app/run/process.h"
+#include "server/app/run/server.h"
+#include "server/base/errors.h"
+#include "server/base/log.h"
+
+namespace logprobd {
+namespace {
+
+int Fail(const absl::Status& status, int exit_status) {
+  // A path or a name from a file may contain control characters; the message must stay one line.
+  std::string message(status.message());
+  for (char& c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    c = byte < 0x20 || byte == 0x7F ? ' ' : c;
+  }
+  std::fprintf(stderr, "logprobd: error: %s\n", message.c_str());
+  return exit_status;
+}
+
+void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+/// Passes signals to a server that may not exist yet.
+class SignalRelay {
+ public:
+  void OnReload() {
+    const absl::MutexLock lock(&mutex_);
+    is_reload_due_ = server_ == nullptr;
+    if (server_ != nullptr) {
+      server_->RequestReload();
+    }
+  }
+
+  void OnStop(int signal, int count) {
+    LogInfo("signal", {{"name", signal == SIGINT ? "SIGINT" : "SIGTERM"}, {"count", count}});
+    if (count > 1) {
+      LogWarning("second signal: ending without finishing the work in flight");
+      _exit(kExitWorkCut);
+    }
+    const absl::MutexLock lock(&mutex_);
+    is_stopped_ = true;
+    if (server_ != nullptr) {
+      server_->RequestStop();
+    }
+  }
+
+  /// Returns false if a signal to stop has already arrived.
+  bool SetServer(Server* server) {
+    const absl::MutexLock lock(&mutex_);
+    server_ = server;
+    if (server_ != nullptr && is_reload_due_) {
+      server_->RequestReload();
+    }
+    return !is_stopped_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_reload_due_ ABSL_GUARDED_BY(mutex_) = false;
+  Server* server_ ABSL_GUARDED_BY(mutex_) = nullptr;
+};
+
+absl::Status SetUpLog(const ServerOptions& options) {
+  LogOptions log;
+  LOGPROBD_ASSIGN_OR_RETURN(log.level, ParseLogLevel(options.log_level));
+  LOGPROBD_ASSIGN_OR_RETURN(log.format, ParseLogFormat(options.log_format));
+  ConfigureLog(log);
+  return absl::OkStatus();
+}
+
+int DryRun(const ServerOptions& options) {
+  const absl::StatusOr<PlannedHeads> planned = PlanHeads(options, ServerParts());
+  if (!planned.ok()) {
+    return Fail(planned.status(), kExitFailed);
+  }
+  Print(PlanText(planned->plan));
+  return kExitStopped;
+}
+
+int LoadAndRun(Server& server) {
+  const absl::Status loaded = server.Load();
+  if (absl::IsCancelled(loaded)) {
+    LogInfo("stopped while loading");
+    return kExitStopped;
+  }
+  if (!loaded.ok()) {
+    return Fail(loaded, kExitFailed);
+  }
+  switch (server.Run()) {
+    case Server::End::kStopped:
+      if (server.HasLostReplica()) {
+        _exit(kExitStopped);
+      }
+      return kExitStopped;
+    case Server::End::kWorkCut:
+      _exit(kExitWorkCut);
+    case Server::End::kEngineFailed:
+      _exit(kExitFailed);
+  }
+  return kExitFailed;
+}
+
+/// `read_options` reads the settings again.
+int Serve(const ServerOptions& options,
+          std::function<absl::StatusOr<ServerOptions>()> read_options) {
+  std::signal(SIGPIPE, SIG_IGN);
+  if (const absl::Status limits = PrepareProcessLimits(); !limits.ok()) {
+    return Fail(limits, kExitFailed);
+  }
+  SignalRelay relay;
+  const StopSignals signals([&relay](int signal, int count) { relay.OnStop(signal, count); },
+                            [&relay] { relay.OnReload(); });
+  LogInfo("starting", {{"version", Build().version}, {"commit", Build().commit}});
+  ServerParts parts;
+  parts.read_options = std::move(read_options);
+  parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
+  if (!server.ok()) {
+    return Fail(server.status(), kExitFailed);
+  }
+  const int exit_status = relay.SetServer(server->get()) ? LoadAndRun(**server) : kExitStopped;
+  relay.SetServer(nullptr);
+  return exit_status;
+}
+
+}  // namespace
+
+int RunLogprobd(absl::Span<const std::string> arguments,
+                absl::Span<const std::string> environment) {
+  const absl::StatusOr<ParsedOptions> parsed = ParseOptions(arguments, environment);
+  if (!parsed.ok()) {
+    return Fail(parsed.status(), kExitBadSettings);
+  }
+  const ServerOptions& options = parsed->options;
+  if (parsed->help) {
+    Print(HelpText());
+    return kExitStopped;
+  }
+  if (options.version) {
+    Print(absl::StrCat("logprobd ", Build().version, " (", Build().commit, ")\n"));
+    return kExitStopped;
+  }
+  if (options.print_config) {
+    Print(ConfigText(*parsed));
+    return kExitStopped;
+  }
+  absl::Status ready = CheckServerOptions(options);
+  if (ready.ok()) {
+    ready = SetUpLog(options);
+  }
+  if (!ready.ok()) {
+    return Fail(ready, kExitBadSettings);
+  }
+  if (options.dry_run) {
+    return DryRun(options);
+  }
+  return Serve(options, [&]() -> absl::StatusOr<ServerOptions> {
+    LOGPROBD_ASSIGN_OR_RETURN(ParsedOptions again, ParseOptions(arguments, environment));
+    return std::move(again.options);
+  });
+}
+
+}  // namespace logprobd

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "absl/types/span.h"
+
+namespace logprobd {
+
+/// Exit statuses of the program.
+inline constexpr int kExitStopped = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitBadSettings = 2;
+inline constexpr int kExitWorkCut = 3;
+
+/// Runs the whole program: reads the settings, does what they request and returns the exit status.
+/// Must be called from main before any thread is started. `arguments` excludes the program's name;
+/// `environment` has the form "NAME=value".
+///
+/// SIGHUP makes the server read file and environment again (Server::RequestReload). SIGTERM and
+/// SIGINT stop it: at once while it loads, and within --grace-s while it serves. A second one ends
+/// the process with kExitWorkCut, as does work that outlives the grace time; such work may be stuck
+/// in a device, so the process does not wait for it. A failure is one line on standard error.
+int RunLogprobd(absl::Span<const std::string> arguments, absl::Span<const std::string> environment);
+
+}  // namespace logprobd

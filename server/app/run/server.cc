@@ -1,0 +1,501 @@
+#include "server/app/run/server.h"
+
+#include <atomic>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "server/app/heads/head_manager.h"
+#include "server/app/heads/head_table.h"
+#include "server/app/heads/load_control.h"
+#include "server/app/run/process.h"
+#include "server/app/run/same_host.h"
+#include "server/app/run/status.h"
+#include "server/base/errors.h"
+#include "server/base/listen_address.h"
+#include "server/base/log.h"
+#include "server/base/text.h"
+#include "server/batching/device_turns.h"
+#include "server/http/http_server.h"
+#include "server/metrics/metrics.h"
+#include "server/transport/grpc_server.h"
+
+namespace logprobd {
+namespace {
+
+/// Interval at which Run checks whether the engines are healthy.
+constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
+
+GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host) {
+  GrpcServer::Options result;
+  result.listen = options.listen;
+  SetSameHostOptions(options, same_host, result);
+  result.admin = options.admin;
+  result.insecure = options.insecure;
+  result.reflection = options.reflection;
+  result.message_bytes_max = options.max_message_bytes;
+  result.receive_bytes_max = options.receive_bytes;
+  result.streams_max = static_cast<int32_t>(options.streams_max);
+  result.answer_bytes_max =
+      options.queue_bytes;  // every request that the queue admits can be answered
+  result.answer_client_share = options.client_share;
+  result.version = Build().version;
+  return result;
+}
+
+/// Returns `address` with the port that the listener has bound.
+std::string WithPort(const std::string& address, int port) {
+  return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
+}
+
+std::string MemoryText(const MemoryPlan& plan) {
+  return absl::StrJoin(plan, ", ", [](std::string* out, const MemoryUse& use) {
+    absl::StrAppend(out, use.place, " ", use.kind, " ", HumanBytes(use.bytes));
+  });
+}
+
+std::vector<std::string> NamesOf(const ServerPlan& plan) {
+  std::vector<std::string> names;
+  for (const ServingPlan& head : plan.heads) {
+    names.push_back(head.head.name);
+  }
+  return names;
+}
+
+std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
+  std::vector<HeadInfo> infos;
+  for (const ServingPlan& head : plan.heads) {
+    infos.push_back(head.head);
+  }
+  return infos;
+}
+
+absl::Status CheckHttpAddress(const ServerOptions& options) {
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
+                            ParseListenAddress("--http", options.http));
+  return CheckPublic("--http", address, options.insecure);
+}
+
+}  // namespace
+
+struct Server::Impl {
+  enum class State { kLoading, kReady, kStopping };
+
+  Impl(const ServerOptions& server_options, const ServerParts& server_parts, PlannedHeads planned);
+
+  absl::Status Listen();
+  ServerPlan Plan();
+  std::string NotReadyReason();
+  std::string ReadyText();
+  std::string StatusText();
+  std::pair<ServingState, std::string> StateNow();
+  ServerStatus Status();
+  std::string LoadingText();
+  std::string FailureText();
+  absl::Status LoadHead(HeadManager& head);
+  void Publish(const HeadManager& head);
+  void UpdateServing();
+  void LogReady(absl::Duration load_time);
+  bool WatchHeads();
+  bool AwaitStop(absl::Time until);
+  bool TakeReload();
+  void Reload();
+  void Apply(const ServerOptions& reloaded);
+  bool Drain();
+  void PublishMemory();
+
+  State GetState() {
+    const absl::MutexLock lock(&mutex);
+    return state;
+  }
+  void SetState(State new_state) {
+    const absl::MutexLock lock(&mutex);
+    state = new_state;
+  }
+  bool IsOnly() const { return heads.size() == 1; }
+
+  const ServerOptions start_options;
+  ServerOptions options;  // in force; used by the thread that creates, loads and runs
+  const ServerParts parts;
+  const Clock& clock;
+  Metrics metrics;
+  StatusBoard status_board;
+  LoadProgress progress;
+  std::atomic<bool> stop_loading = false;
+  bool is_serving = false;  // state of health; used by Load and Run
+
+  absl::Mutex mutex;
+  bool stop_requested ABSL_GUARDED_BY(mutex) = false;
+  bool reload_requested ABSL_GUARDED_BY(mutex) = false;
+  State state ABSL_GUARDED_BY(mutex) = State::kLoading;
+  ServerPlan plan ABSL_GUARDED_BY(mutex);  // as planned; Plan() returns the current one
+  absl::Mutex memory_mutex;                // used by PublishMemory; locked before `mutex`
+
+  // The members are destroyed from the last to the first: no call may be running when the heads are
+  // destroyed, and requests of the heads may hold memory of clients.
+  SameHostMemory same_host;
+  std::unique_ptr<DeviceTurns> turns;  // null if no heads share devices
+  bool serves_while_loading = true;
+  LoadTurn load_turn;
+  HeadTable head_table;
+  std::vector<std::unique_ptr<HeadManager>> heads;
+  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<GrpcServer> grpc;
+};
+
+Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& server_parts,
+                   PlannedHeads planned)
+    : start_options(server_options),
+      options(server_options),
+      parts(server_parts),
+      clock(*server_parts.clock),
+      metrics({.heads = NamesOf(planned.plan),
+               .version = Build().version,
+               .commit = Build().commit,
+               .gpus = GpusOf(planned.plan),
+               .gpu_pci_bus_ids = PciBusIdsOf(planned.plan)}),
+      status_board(metrics, clock),
+      progress(server_parts.progress_on_terminal, clock),
+      plan(planned.plan),
+      head_table(InfosOf(planned.plan)) {
+  if (const std::vector<DeviceTurns::Head> in_turn = TurnHeadsOf(plan); !in_turn.empty()) {
+    serves_while_loading = !AnyWaitsForPeers(in_turn);
+    turns = std::make_unique<DeviceTurns>(in_turn);
+  }
+  for (size_t i = 0; i < planned.options.size(); ++i) {
+    heads.push_back(std::make_unique<HeadManager>(
+        std::move(planned.options[i]), std::move(planned.plan.heads[i]),
+        std::move(planned.weights[i]), std::move(planned.roots[i]),
+        HeadManager::Turns{turns.get(), static_cast<int>(i), &load_turn}, parts, metrics));
+  }
+}
+
+absl::Status Server::Impl::Listen() {
+  PublishMemory();
+  metrics.SetInflightBytesLimit(options.queue_bytes);
+  if (!options.http.empty()) {
+    LOGPROBD_RETURN_IF_ERROR(CheckHttpAddress(options));
+    HttpServer::Options http_options;
+    http_options.listen = options.http;
+    http_options.not_ready_reason = [this] { return NotReadyReason(); };
+    http_options.ready_text = [this] { return ReadyText(); };
+    http_options.status_text = [this] { return StatusText(); };
+    http_options.status_page = [this] { return status_board.Page(Status()); };
+    LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(http_options, metrics));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(same_host, CreateSameHostMemory(options, Plan(), metrics));
+  LOGPROBD_ASSIGN_OR_RETURN(grpc, GrpcServer::Create(GrpcOptionsOf(options, same_host), head_table,
+                                                     metrics, clock, &head_table));
+  return absl::OkStatus();
+}
+
+/// Returns the plan with the memory that loaded heads use and the limits in force.
+ServerPlan Server::Impl::Plan() {
+  const absl::MutexLock lock(&mutex);
+  ServerPlan now = plan;
+  for (size_t i = 0; i < heads.size(); ++i) {
+    now.heads[i] = heads[i]->plan();
+  }
+  return now;
+}
+
+/// Publishes the memory in use; may run on any thread. The lock makes sure that the newest figures
+/// are published last.
+void Server::Impl::PublishMemory() {
+  const absl::MutexLock lock(&memory_mutex);
+  metrics.SetMemory(Plan().memory());
+}
+
+std::string Server::Impl::NotReadyReason() {
+  switch (GetState()) {
+    case State::kLoading:
+      return LoadingText();
+    case State::kReady:
+      return absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); })
+                 ? ""
+                 : FailureText();
+    case State::kStopping:
+      break;
+  }
+  return "shutting down";
+}
+
+std::string Server::Impl::ReadyText() {
+  const std::string failure = FailureText();
+  return failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
+}
+
+std::string Server::Impl::StatusText() {
+  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateNow().second, "\n",
+                      PlanText(Plan()), "\nSee /metrics, /healthz and /readyz.\n");
+}
+
+/// Returns the state of the server and the text that the status page shows for it.
+std::pair<ServingState, std::string> Server::Impl::StateNow() {
+  const std::string reason = NotReadyReason();
+  if (!reason.empty()) {
+    return {ServingState::kNotReady, reason};
+  }
+  return {FailureText().empty() ? ServingState::kReady : ServingState::kDegraded, ReadyText()};
+}
+
+ServerStatus Server::Impl::Status() {
+  const ServerPlan now = Plan();
+  ServerStatus status;
+  status.version = Build().version;
+  status.commit = Build().commit;
+  std::tie(status.state, status.state_text) = StateNow();
+  status.memory = now.memory();
+  for (size_t i = 0; i < heads.size(); ++i) {
+    status.heads.push_back(heads[i]->Status());
+    status.warnings.insert(status.warnings.end(), now.heads[i].warnings.begin(),
+                           now.heads[i].warnings.end());
+  }
+  return status;
+}
+
+std::string Server::Impl::LoadingText() {
+  std::string text = "loading the weights ";
+  const auto loading =
+      absl::c_find_if(heads, [](const auto& head) { return head->head() == nullptr; });
+  if (!IsOnly() && loading != heads.end()) {
+    absl::StrAppend(&text, "of ", (*loading)->name(), " (", loading - heads.begin(), " of ",
+                    heads.size(), " heads loaded) ");
+  }
+  return absl::StrCat(text, progress.Text());
+}
+
+/// Returns what has failed in the loaded heads; empty if nothing has.
+std::string Server::Impl::FailureText() {
+  std::vector<std::string> failures;
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    const std::string failure = head->FailureText();
+    if (!failure.empty()) {
+      failures.push_back(IsOnly() ? failure : absl::StrCat("head ", head->name(), ": ", failure));
+    }
+  }
+  return absl::StrJoin(failures, "; ");
+}
+
+/// Logs what has failed since the last call. Returns whether a head with a healthy replica is left.
+bool Server::Impl::WatchHeads() {
+  bool any_left = false;
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    const bool is_left = head->Watch(IsOnly());
+    any_left = any_left || is_left;
+  }
+  return any_left;
+}
+
+void Server::Impl::LogReady(absl::Duration load_time) {
+  const ServerPlan now = Plan();
+  std::vector<std::string> engines;
+  for (const ServingPlan& head : now.heads) {
+    if (!absl::c_linear_search(engines, head.head.engine)) {
+      engines.push_back(head.head.engine);
+    }
+  }
+  LogAlways(
+      "ready",
+      {{"head", absl::StrJoin(NamesOf(now), ", ")},
+       {"engine", absl::StrJoin(engines, ", ")},
+       {"grpc", WithPort(options.listen, grpc->port())},
+       {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
+       {"local", grpc->unix_socket_path().empty() ? "none" : grpc->unix_socket_path()},
+       {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
+       {"memory", MemoryText(now.memory())},
+       {"load_seconds", absl::ToDoubleSeconds(load_time)}});
+}
+
+bool Server::Impl::AwaitStop(absl::Time until) {
+  const absl::MutexLock lock(&mutex);
+  const auto has_request = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return stop_requested || reload_requested;
+  };
+  clock.AwaitUntil(mutex, absl::Condition(&has_request), until);
+  return stop_requested;
+}
+
+bool Server::Impl::TakeReload() {
+  const absl::MutexLock lock(&mutex);
+  return std::exchange(reload_requested, false);
+}
+
+void Server::Impl::Reload() {
+  const absl::StatusOr<ServerOptions> next_options = parts.read_options();
+  const absl::StatusOr<logprobd::Reload> reload =
+      next_options.ok() ? PlanReload(start_options, options, *next_options) : next_options.status();
+  if (!reload.ok()) {
+    LogError("SIGHUP: all settings stay as they are", {{"reason", reload.status().message()}});
+    return;
+  }
+  Apply(reload->options);
+  LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"
+                                                         : absl::StrJoin(reload->applied, ", ")}});
+  if (!reload->needs_restart.empty()) {
+    LogWarning("SIGHUP: changed settings need a restart",
+               {{"settings", absl::StrJoin(reload->needs_restart, ", ")}});
+  }
+}
+
+void Server::Impl::Apply(const ServerOptions& reloaded) {
+  options = reloaded;
+  SetLogLevel(ParseLogLevel(options.log_level).value_or(LogLevel::kInfo));
+  metrics.SetInflightBytesLimit(options.queue_bytes);
+  grpc->SetAnswerLimits(options.queue_bytes, options.client_share);
+  const std::vector<ServerOptions> of_heads = HeadOptions(options);
+  for (size_t i = 0; i < heads.size(); ++i) {
+    const absl::Status status = heads[i]->SetLimits(of_heads[i]);
+    LOGPROBD_CHECK(status.ok(), status.message());  // CheckServerOptions has accepted the options
+  }
+}
+
+bool Server::Impl::Drain() {
+  const absl::Time deadline = clock.Now() + absl::Seconds(options.grace_s);
+  SetState(State::kStopping);
+  head_table.StopChanges();
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    metrics.SetReady(head->name(), false);
+  }
+  grpc->Shutdown(absl::Seconds(options.grace_s));
+  bool is_finished = clock.Now() < deadline;
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    const bool is_drained = head->Drain(deadline);
+    is_finished = is_finished && is_drained;
+  }
+  return is_finished;
+}
+
+absl::Status Server::Impl::LoadHead(HeadManager& head) {
+  const absl::Status status = head.Load(
+      stop_loading,
+      [this](int64_t done_bytes, int64_t total) { progress.Update(done_bytes, total); },
+      [this] { PublishMemory(); });
+  progress.Finish();
+  if (!status.ok()) {
+    return IsOnly() ? status : WithContext(status, absl::StrCat("head \"", head.name(), "\""));
+  }
+  PublishMemory();
+  if (serves_while_loading) {
+    Publish(head);
+  }
+  return absl::OkStatus();
+}
+
+void Server::Impl::Publish(const HeadManager& head) {
+  head_table.Publish(head.head(), head.versions());
+  metrics.SetReady(head.name(), true);
+}
+
+/// Sets health to NOT_SERVING while no head can score.
+void Server::Impl::UpdateServing() {
+  const bool any_ready = absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); });
+  if (any_ready != is_serving) {
+    is_serving = any_ready;
+    grpc->SetServing(is_serving);
+  }
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() {
+  impl_->head_table.StopChanges();
+  impl_->grpc.reset();
+  impl_->head_table.Clear();
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& options,
+                                                       const ServerParts& parts) {
+  LOGPROBD_ASSIGN_OR_RETURN(PlannedHeads planned, PlanHeads(options, parts));
+  std::unique_ptr<Server> server(
+      new Server(std::make_unique<Impl>(options, parts, std::move(planned))));
+  LOGPROBD_RETURN_IF_ERROR(server->impl_->Listen());
+  return server;
+}
+
+absl::Status Server::Load() {
+  Impl& impl = *impl_;
+  const absl::Time start = impl.clock.Now();
+  {
+    // New weights of loaded heads wait for this turn: the free memory is for the other heads.
+    const auto turn = impl.load_turn.Take(absl::InfiniteDuration());
+    for (const std::unique_ptr<HeadManager>& head : impl.heads) {
+      LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
+    }
+  }
+  for (const std::unique_ptr<HeadManager>& head : impl.heads) {
+    if (!impl.serves_while_loading) {
+      impl.Publish(*head);
+    }
+  }
+  {
+    const absl::MutexLock lock(&impl.mutex);
+    impl.plan.available.clear();  // the heads have taken the memory
+    impl.state = Impl::State::kReady;
+  }
+  impl.WatchHeads();
+  impl.UpdateServing();
+  impl.LogReady(impl.clock.Now() - start);
+  return absl::OkStatus();
+}
+
+Server::End Server::Run() {
+  Impl& impl = *impl_;
+  bool stop = false;
+  bool any_left = impl.WatchHeads();
+  while (!stop && any_left) {
+    stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
+    if (!stop && impl.TakeReload()) {
+      impl.Reload();
+    }
+    any_left = impl.WatchHeads();
+    impl.UpdateServing();
+    impl.status_board.Sample();
+  }
+  if (!stop) {
+    LogError(absl::StrCat(impl.FailureText(), ": stopping"));
+  } else {
+    LogInfo("stopping", {{"grace_seconds", impl.options.grace_s}});
+  }
+  const bool finished = impl.Drain();
+  if (!stop) {
+    return End::kEngineFailed;
+  }
+  if (!finished) {
+    LogWarning("stopped before all work was finished", {{"grace_seconds", impl.options.grace_s}});
+    return End::kWorkCut;
+  }
+  LogInfo("stopped");
+  return End::kStopped;
+}
+
+void Server::RequestStop() {
+  impl_->stop_loading = true;
+  const absl::MutexLock lock(&impl_->mutex);
+  impl_->stop_requested = true;
+}
+
+void Server::RequestReload() {
+  const absl::MutexLock lock(&impl_->mutex);
+  impl_->reload_requested = true;
+}
+
+bool Server::HasLostReplica() const {
+  return absl::c_any_of(impl_->heads, [](const auto& head) { return head->has_lost_replica(); });
+}
+
+int Server::grpc_port() const { return impl_->grpc->port(); }
+
+int Server::admin_port() const { return impl_->grpc->admin_port(); }
+
+int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
+
+ServerPlan Server::plan() const { return impl_->Plan(); }
+
+}  // namespace logprobd

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/head_info.h"
+#include "server/http/status_page.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// How far a weight has been read, as text for /readyz and as a line on a terminal. Thread-safe.
+class LoadProgress {
+ public:
+  /// If `on_terminal`, draws a line on standard error, at most ten times a second.
+  LoadProgress(bool on_terminal, const Clock& clock) : on_terminal_(on_terminal), clock_(clock) {}
+
+  /// Takes the bytes read so far and the total.
+  void Update(int64_t done_bytes, int64_t total_bytes);
+  /// Removes the line from the terminal and resets the progress for the next head.
+  void Finish();
+
+  /// Returns text such as "42 % of 296.8 MiB"; empty before the first Update.
+  std::string Text() const;
+
+ private:
+  const bool on_terminal_;
+  const Clock& clock_;
+  std::atomic<int64_t> done_bytes_ = 0;
+  std::atomic<int64_t> total_bytes_ = 0;
+  absl::Mutex mutex_;
+  absl::Time next_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  bool has_line_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+/// The part of the status page that the metrics do not contain.
+struct ServerStatus {
+  std::string version;
+  std::string commit;
+  ServingState state = ServingState::kNotReady;
+  std::string state_text;
+  std::vector<HeadStatus> heads = {};  ///< Without load figures.
+  MemoryPlan memory = {};              ///< Memory of all heads.
+  std::vector<std::string> warnings = {};
+};
+
+/// Fills the status page: a ServerStatus plus figures from the metrics. Rates and latencies cover
+/// the last minute, or the time since the start if that is shorter; to this end snapshots of the
+/// metrics are taken every few seconds, whether or not anybody views the page. Thread-safe.
+class StatusBoard {
+ public:
+  /// `metrics` and `clock` must outlive the board.
+  StatusBoard(Metrics& metrics, const Clock& clock);
+
+  /// Takes a snapshot of the metrics if the last one is at least kSamplePeriod old. It asks no GPU
+  /// and therefore does not wait. Call it more often than every kSamplePeriod.
+  void Sample();
+
+  /// Returns the page as of now. Like a scrape, it asks the driver about the GPUs.
+  StatusPage Page(const ServerStatus& status);
+
+  static constexpr absl::Duration kWindow = absl::Seconds(60);
+  static constexpr absl::Duration kSamplePeriod = absl::Seconds(5);
+
+ private:
+  struct Sampled {
+    absl::Time time;
+    MetricsSnapshot metrics;
+  };
+
+  /// Returns the sample taken one window before `now`, or the oldest one.
+  Sampled Baseline(absl::Time now) const;
+
+  Metrics& metrics_;
+  const Clock& clock_;
+  const absl::Time start_;
+  mutable absl::Mutex mutex_;
+  /// Oldest first, never empty: the newest sample that is a window old, and all later ones.
+  std::deque<Sampled> samples_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace logprobd

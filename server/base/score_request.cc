@@ -1,0 +1,36 @@
+#include "server/base/score_request.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace logprobd {
+namespace {
+
+/// A piece's span, offset and gRPC slice. A client chooses the pieces, down to a byte each.
+constexpr int64_t kPieceBytes = 56;
+
+template <typename T>
+int64_t Bytes(const std::vector<T>& values) {
+  return static_cast<int64_t>(values.size() * sizeof(T));
+}
+
+}  // namespace
+
+int64_t PayloadBytes(const ScoreRequest& request) {
+  const HiddenPayload& hidden = request.hidden;
+  const int64_t message_bytes =
+      hidden.place == PayloadPlace::kMessage ? std::max(request.message_bytes, hidden.bytes) : 0;
+  return message_bytes + kPieceBytes * static_cast<int64_t>(hidden.pieces.size());
+}
+
+int64_t FieldBytes(const ScoreRequest& request) {
+  return Bytes(request.targets) + Bytes(request.row_temperatures) + Bytes(request.candidate_ids) +
+         Bytes(request.candidate_offsets) + Bytes(request.segment_offsets);
+}
+
+int64_t AnswerBytes(const ScoreRequest& request) {
+  return ColumnBytes(request.computed_outputs(), request.column_counts());
+}
+
+}  // namespace logprobd

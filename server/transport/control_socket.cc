@@ -1,0 +1,434 @@
+#include "server/transport/control_socket.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "logprobd/v1/local.pb.h"
+#include "server/base/clock.h"
+#include "server/base/errors.h"
+#include "server/base/host.h"
+#include "server/base/log.h"
+#include "server/transport/call_info.h"
+#include "server/transport/control_packet.h"
+#include "server/transport/sockets.h"
+
+namespace logprobd {
+namespace {
+
+/// How long the system's listen queue is.
+constexpr int kBacklog = 128;
+
+/// How long no connection is accepted after one could not be, for want of file descriptors.
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+
+absl::Time Now() { return Clock::Steady().Now(); }
+
+absl::Status CannotListen(const std::string& path) {
+  return absl::UnavailableError(
+      absl::StrCat("--local: cannot listen on ", path, ": ", std::strerror(errno)));
+}
+
+/// The socket at a path: its own file, whatever is put there later.
+struct SocketFile {
+  dev_t device = 0;
+  ino_t inode = 0;
+
+  static SocketFile At(const std::string& path) {
+    struct stat facts = {};
+    return lstat(path.c_str(), &facts) == 0 ? SocketFile{facts.st_dev, facts.st_ino} : SocketFile();
+  }
+  bool operator==(const SocketFile& other) const {
+    return device == other.device && inode == other.inode;
+  }
+};
+
+absl::StatusOr<FileDescriptor> Listen(const std::string& path) {
+  LOGPROBD_RETURN_IF_ERROR(CheckSocketPath("--local", path, SOCK_SEQPACKET));
+  FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  (void)unlink(path.c_str());  // left over: nobody answers there
+  // The mode of the socket is that of its file, from the start.
+  if (!listener.is_open() || fchmod(listener.get(), S_IRUSR | S_IWUSR) != 0 ||
+      bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
+      listen(listener.get(), kBacklog) != 0) {
+    return CannotListen(path);
+  }
+  return listener;
+}
+
+bool IsOwnOrRoot(uid_t user) { return user == geteuid() || user == 0; }
+
+}  // namespace
+
+struct ControlSocket::Impl {
+  Impl(Options socket_options, SharedRegions& shared_regions, FileDescriptor listening,
+       FileDescriptor waking)
+      : options(std::move(socket_options)),
+        regions(shared_regions),
+        listener(std::move(listening)),
+        wake(std::move(waking)),
+        file(SocketFile::At(options.path)) {}
+
+  /// A peer; of the thread that waits.
+  struct Connection {
+    uint64_t number = 0;
+    FileDescriptor socket;
+    pid_t process = 0;
+    absl::Time connected;
+    std::optional<RandomId> lease = std::nullopt;  ///< Once it has said Hello.
+    bool is_waiting = false;                       ///< Its region is being made.
+    bool is_over = false;
+  };
+
+  /// A region to be made for a connection, and what came of it.
+  struct Making {
+    uint64_t connection = 0;
+    RandomId lease = {};
+    uint64_t bytes = 0;
+    absl::StatusOr<SharedRegions::Created> created = absl::UnknownError("not made yet");
+  };
+
+  absl::Status Start();
+  void Stop();
+
+  // The thread that waits.
+  void Run();
+  void Accept();
+  void Read(Connection& connection);
+  void Take(Connection& connection, const std::string& packet);
+  absl::StatusOr<v1::LocalReply> Handle(Connection& connection, const v1::LocalRequest& request);
+  absl::StatusOr<v1::LocalReply> Welcome(Connection& connection, const v1::Hello& hello);
+  void AnswerMade();
+  void Reply(Connection& connection, const v1::LocalReply& reply, int file_to_pass = -1);
+  void EndConnections(absl::Time now);
+  int PollMilliseconds(absl::Time now) const;
+  bool IsAllowed(uid_t user) const {
+    return options.is_allowed ? options.is_allowed(user) : IsOwnOrRoot(user);
+  }
+
+  // The thread that makes regions.
+  void Make();
+
+  void Wake() const {
+    const uint64_t one = 1;
+    (void)!write(wake.get(), &one, sizeof(one));
+  }
+
+  const Options options;
+  SharedRegions& regions;
+  const FileDescriptor listener;
+  const FileDescriptor wake;
+  const SocketFile file;
+  std::vector<Connection> connections;
+  uint64_t last_number = 0;
+  absl::Time accept_again = absl::InfinitePast();
+
+  absl::Mutex mutex;
+  bool is_stopping ABSL_GUARDED_BY(mutex) = false;
+  std::deque<Making> to_make ABSL_GUARDED_BY(mutex);
+  std::deque<Making> made ABSL_GUARDED_BY(mutex);
+  std::thread run_thread;
+  std::thread make_thread;
+};
+
+absl::Status ControlSocket::Impl::Start() {
+  LOGPROBD_ASSIGN_OR_RETURN(make_thread, StartThread("local-make", [this] { Make(); }));
+  LOGPROBD_ASSIGN_OR_RETURN(run_thread, StartThread("local", [this] { Run(); }));
+  return absl::OkStatus();
+}
+
+void ControlSocket::Impl::Stop() {
+  {
+    const absl::MutexLock lock(&mutex);
+    is_stopping = true;
+  }
+  Wake();
+  for (std::thread* thread : {&run_thread, &make_thread}) {
+    if (thread->joinable()) {
+      thread->join();
+    }
+  }
+  for (Connection& connection : connections) {
+    if (connection.lease.has_value()) {
+      regions.CloseLease(*connection.lease);
+    }
+  }
+  if (SocketFile::At(options.path) == file) {
+    (void)unlink(options.path.c_str());
+  }
+}
+
+void ControlSocket::Impl::Make() {
+  const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return is_stopping || !to_make.empty();
+  };
+  while (true) {
+    Making making;
+    {
+      const absl::MutexLock lock(&mutex, absl::Condition(&has_work));
+      if (is_stopping) {
+        return;
+      }
+      making = std::move(to_make.front());
+      to_make.pop_front();
+    }
+    making.created = regions.CreateRegion(making.lease, making.bytes);
+    {
+      const absl::MutexLock lock(&mutex);
+      made.push_back(std::move(making));
+    }
+    Wake();
+  }
+}
+
+void ControlSocket::Impl::Run() {
+  std::vector<pollfd> polled;
+  while (true) {
+    const absl::Time now = Now();
+    polled.clear();
+    polled.push_back({wake.get(), POLLIN, 0});
+    polled.push_back({now < accept_again ? -1 : listener.get(), POLLIN, 0});
+    for (const Connection& connection : connections) {
+      // One that waits for its region is only listened to for its end.
+      const auto events = static_cast<int16_t>(connection.is_waiting ? POLLRDHUP : POLLIN);
+      polled.push_back({connection.socket.get(), events, 0});
+    }
+    (void)poll(polled.data(), polled.size(), PollMilliseconds(now));
+    {
+      const absl::MutexLock lock(&mutex);
+      if (is_stopping) {
+        return;
+      }
+    }
+    if (polled[0].revents != 0) {
+      uint64_t count = 0;
+      (void)!read(wake.get(), &count, sizeof(count));
+    }
+    for (size_t i = 0; i < connections.size(); ++i) {
+      if (polled[i + 2].revents == 0) {
+        continue;
+      }
+      if (connections[i].is_waiting) {
+        connections[i].is_over = true;
+      } else {
+        Read(connections[i]);
+      }
+    }
+    AnswerMade();
+    EndConnections(Now());
+    if (polled[1].revents != 0) {
+      Accept();
+    }
+  }
+}
+
+/// One, so that many who connect delay nobody.
+void ControlSocket::Impl::Accept() {
+  Connection connection;
+  connection.socket =
+      FileDescriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  connection.connected = Now();
+  if (!connection.socket.is_open()) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      LogWarning("local: a connection could not be accepted", {{"error", std::strerror(errno)}});
+      accept_again = connection.connected + kAcceptPause;
+    }
+    return;
+  }
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  const int fd = connection.socket.get();
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || !IsAllowed(peer.uid)) {
+    LogWarning("local: another user's process was turned away",
+               {{"user", static_cast<int64_t>(peer.uid)}, {"process", peer.pid}});
+    Reply(connection, ReplyOf(absl::PermissionDeniedError(
+                          "only processes of the server's own user, and root, are let in")));
+    return;
+  }
+  if (connections.size() >= static_cast<size_t>(options.connections_max)) {
+    Reply(connection, ReplyOf(absl::ResourceExhaustedError(absl::StrCat(
+                          "all ", options.connections_max, " leases are taken: try again later"))));
+    return;
+  }
+  connection.number = ++last_number;
+  connection.process = peer.pid;
+  connections.push_back(std::move(connection));
+}
+
+void ControlSocket::Impl::Read(Connection& connection) {
+  std::string packet;
+  switch (ReadPacket(connection.socket.get(), kPacketBytesMax, packet)) {
+    case PacketRead::kNone:
+      return;
+    case PacketRead::kEnd:
+      connection.is_over = true;
+      return;
+    case PacketRead::kTooLong:
+      Reply(connection, ReplyOf(absl::InvalidArgumentError(
+                            absl::StrCat("LocalRequest: more than ", kPacketBytesMax, " bytes"))));
+      return;
+    case PacketRead::kPacket:
+      Take(connection, packet);
+  }
+}
+
+void ControlSocket::Impl::Take(Connection& connection, const std::string& packet) {
+  v1::LocalRequest request;
+  absl::StatusOr<v1::LocalReply> reply =
+      absl::InvalidArgumentError("LocalRequest: not a message of this kind");
+  if (request.ParseFromString(packet)) {
+    reply = Handle(connection, request);
+  }
+  if (!connection.is_waiting) {
+    Reply(connection, reply.ok() ? *reply : ReplyOf(reply.status()));
+  }
+}
+
+/// The reply, but for a region that is to be made: then the connection `is_waiting`.
+absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connection,
+                                                           const v1::LocalRequest& request) {
+  if (request.has_hello()) {
+    return Welcome(connection, request.hello());
+  }
+  if (request.kind_case() == v1::LocalRequest::KIND_NOT_SET) {
+    return absl::InvalidArgumentError(
+        "LocalRequest: asks for nothing, must have hello, create_region or close_region");
+  }
+  if (!connection.lease.has_value()) {
+    return absl::FailedPreconditionError("there is no lease yet: say hello first");
+  }
+  if (request.has_close_region()) {
+    RandomId id;
+    LOGPROBD_RETURN_IF_ERROR(ReadId("close_region.id", request.close_region().id(), id));
+    LOGPROBD_RETURN_IF_ERROR(regions.CloseRegion(*connection.lease, id));
+    return ReplyOf(absl::OkStatus());
+  }
+  connection.is_waiting = true;
+  Making making{.connection = connection.number,
+                .lease = *connection.lease,
+                .bytes = request.create_region().bytes()};
+  const absl::MutexLock lock(&mutex);
+  to_make.push_back(std::move(making));
+  return v1::LocalReply();
+}
+
+absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Welcome(Connection& connection,
+                                                            const v1::Hello& hello) {
+  if (connection.lease.has_value()) {
+    return absl::InvalidArgumentError("hello: said before on this connection");
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(connection.lease, regions.OpenLease());
+  LogDebug("local: lease opened",
+           {{"client", hello.client_id().empty() ? "" : internal::ClientId(hello.client_id(), "")},
+            {"process", connection.process}});
+  const SharedRegions::Options& limits = regions.options();
+  v1::LocalReply reply;
+  v1::Welcome& welcome = *reply.mutable_welcome();
+  welcome.set_lease(BytesOf(*connection.lease));
+  welcome.set_shared_memory(regions.is_on());
+  welcome.set_cuda_ipc(options.cuda_ipc);
+  welcome.set_region_bytes_max(static_cast<uint64_t>(limits.region_bytes_max));
+  welcome.set_lease_bytes_max(static_cast<uint64_t>(limits.lease_bytes_max));
+  welcome.set_lease_regions_max(static_cast<uint32_t>(limits.lease_regions_max));
+  return reply;
+}
+
+void ControlSocket::Impl::AnswerMade() {
+  std::deque<Making> answers;
+  {
+    const absl::MutexLock lock(&mutex);
+    answers.swap(made);
+  }
+  for (Making& making : answers) {
+    const auto found = std::find_if(
+        connections.begin(), connections.end(),
+        [&making](const Connection& connection) { return connection.number == making.connection; });
+    if (found == connections.end() || found->is_over) {
+      continue;  // the end of its lease takes the region back
+    }
+    found->is_waiting = false;
+    if (!making.created.ok()) {
+      Reply(*found, ReplyOf(making.created.status()));
+      continue;
+    }
+    v1::LocalReply reply;
+    reply.mutable_region()->set_id(BytesOf(making.created->id));
+    reply.mutable_region()->set_bytes(static_cast<uint64_t>(making.created->bytes));
+    Reply(*found, reply, making.created->file.get());
+  }
+}
+
+void ControlSocket::Impl::Reply(Connection& connection, const v1::LocalReply& reply,
+                                int file_to_pass) {
+  if (!SendPacket(connection.socket.get(), reply.SerializeAsString(), file_to_pass)) {
+    connection.is_over = true;
+  }
+}
+
+/// Of those that have left, and of those that have not said Hello in time.
+void ControlSocket::Impl::EndConnections(absl::Time now) {
+  const auto is_over = [&](const Connection& connection) {
+    return connection.is_over ||
+           (!connection.lease.has_value() && connection.connected + options.hello_time_max <= now);
+  };
+  for (const Connection& connection : connections) {
+    if (is_over(connection) && connection.lease.has_value()) {
+      regions.CloseLease(*connection.lease);
+    }
+  }
+  connections.erase(std::remove_if(connections.begin(), connections.end(), is_over),
+                    connections.end());
+}
+
+int ControlSocket::Impl::PollMilliseconds(absl::Time now) const {
+  absl::Time until = now < accept_again ? accept_again : absl::InfiniteFuture();
+  for (const Connection& connection : connections) {
+    if (!connection.lease.has_value()) {
+      until = std::min(until, connection.connected + options.hello_time_max);
+    }
+  }
+  if (until == absl::InfiniteFuture()) {
+    return -1;
+  }
+  return static_cast<int>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(until - now) + 1, 0, 60'000));
+}
+
+absl::StatusOr<std::unique_ptr<ControlSocket>> ControlSocket::Create(const Options& options,
+                                                                     SharedRegions& regions) {
+  FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.is_open()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--local: no eventfd can be had: ", std::strerror(errno)));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor listener, Listen(options.path));
+  std::unique_ptr<ControlSocket> made(new ControlSocket(
+      std::make_unique<Impl>(options, regions, std::move(listener), std::move(wake))));
+  LOGPROBD_RETURN_IF_ERROR(made->impl_->Start());
+  return made;
+}
+
+ControlSocket::ControlSocket(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ControlSocket::~ControlSocket() { impl_->Stop(); }
+
+}  // namespace logprobd

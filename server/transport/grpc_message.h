@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "google/protobuf/message_lite.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace logprobd {
+
+/// A received message in the slices in which gRPC read it. Nothing is copied: the slices stay
+/// alive, and charged to gRPC's memory quota, as long as `owner`.
+struct PayloadSlices {
+  std::shared_ptr<void> owner;
+  std::vector<absl::Span<const std::byte>> pieces;
+  int64_t bytes = 0;
+};
+
+PayloadSlices SlicesOf(const grpc::ByteBuffer& message);
+
+/// Most bytes of a request that Protobuf parses: those hold names and numbers only.
+inline constexpr size_t kSmallMessageBytesMax = 64 << 10;
+
+/// Parses a small message. INVALID_ARGUMENT when it is malformed (a typed method would answer
+/// UNIMPLEMENTED) or too large.
+absl::Status ParseSmallMessage(const grpc::ByteBuffer& bytes,
+                               google::protobuf::MessageLite& message);
+
+grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& message);
+
+}  // namespace logprobd

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace logprobd {
+
+/// Owns a file descriptor.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) {
+      close(fd_);
+    }
+  }
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// INVALID_ARGUMENT when `path` cannot be a Unix socket; UNAVAILABLE when a server listens there or
+/// when that cannot be told. A socket that nobody serves is left over and may be replaced. `type`
+/// is that of the server. Does not block.
+absl::Status CheckSocketPath(absl::string_view flag, const std::string& path,
+                             int type = SOCK_STREAM);
+
+}  // namespace logprobd

@@ -1,0 +1,278 @@
+#include "client/cli/bench/server_metrics.h"
+
+#include <httplib.h>
+
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+constexpr char kPage[] = R"(# HELP rows_total Rows.
+# TYPE rows_total counter
+rows_total{head="a",kind="scored"} 10
+rows_total{head="a",kind="ignored"} 2
+rows_total{head="b",kind="scored"} 1e3 1700000000000
+
+cpu_seconds 1.5
+odd{text="quote \" slash \\ comma , brace }"} 7
+)";
+
+TEST(MetricsPageTest, AddsTheSamplesThatHaveTheLabels) {
+  const absl::StatusOr<MetricsPage> page = MetricsPage::Parse(kPage);
+
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(page->Sum("rows_total"), 1'012);
+  EXPECT_EQ(page->Sum("rows_total", {{"kind", "scored"}}), 1'010);
+  EXPECT_EQ(page->Sum("rows_total", {{"kind", "scored"}, {"head", "a"}}), 10);
+  EXPECT_EQ(page->Sum("rows_total", {{"kind", "other"}}), 0);
+  EXPECT_EQ(page->Sum("cpu_seconds"), 1.5);
+  EXPECT_EQ(page->Sum("odd", {{"text", "quote \" slash \\ comma , brace }"}}), 7);
+}
+
+TEST(MetricsPageTest, TellsWhatThereIs) {
+  const absl::StatusOr<MetricsPage> page = MetricsPage::Parse(kPage);
+
+  EXPECT_TRUE(page->Has("cpu_seconds"));
+  EXPECT_FALSE(page->Has("cpu"));
+  EXPECT_THAT(page->LabelValues("rows_total", "head"), ElementsAre("a", "b"));
+  EXPECT_THAT(page->LabelValues("cpu_seconds", "head"), IsEmpty());
+}
+
+TEST(MetricsPageTest, NamesALineThatIsNotOfTheFormat) {
+  for (const char* text : {"<html>", "rows_total", "rows_total{head=\"a\" 1", "rows_total{head} 1",
+                           "rows_total ten", "rows_total 1 2 3", "{a=\"b\"} 1"}) {
+    EXPECT_THAT(std::string(MetricsPage::Parse(text).status().message()), HasSubstr(text)) << text;
+  }
+}
+
+MetricsPage Parse(const std::string& text) { return *MetricsPage::Parse(text); }
+
+/// A server's page after `steps` equal steps.
+MetricsPage PageAfter(int steps) {
+  return Parse(
+      absl::StrCat("process_start_time_seconds 1000\n",                                      //
+                   "logprobd_rows_total{head=\"h\",kind=\"scored\"} ", 100 * steps,          //
+                   "\nlogprobd_rows_total{head=\"other\",kind=\"scored\"} ", 7 * steps,      //
+                   "\nlogprobd_batch_rows_count{head=\"h\"} ", 4 * steps,                    //
+                   "\nlogprobd_batch_rows_sum{head=\"h\"} ", 100 * steps,                    //
+                   "\nlogprobd_stage_duration_seconds_count{stage=\"queue\"} ", 10 * steps,  //
+                   "\nlogprobd_stage_duration_seconds_sum{stage=\"queue\"} ", 0.5 * steps,   //
+                   "\nlogprobd_stage_duration_seconds_count{stage=\"kernel\"} ", 4 * steps,  //
+                   "\nlogprobd_stage_duration_seconds_sum{stage=\"kernel\"} ", 0.2 * steps,  //
+                   "\nlogprobd_stage_duration_seconds_count{stage=\"h2d\"} 0",               //
+                   "\nlogprobd_stage_duration_seconds_sum{stage=\"h2d\"} 0",                 //
+                   "\nlogprobd_rejected_total{reason=\"queue_rows\"} ", 3 * steps,           //
+                   "\nlogprobd_rejected_total{reason=\"invalid\"} 9",                        //
+                   "\nlogprobd_received_bytes_total{transport=\"tcp\"} ", 5e8 * steps,       //
+                   "\nprocess_cpu_seconds_total ", 2 * steps,                                //
+                   "\nlogprobd_gpu_busy_seconds_total{gpu=\"0\"} ", 0.75 * steps,            //
+                   "\nlogprobd_flops_total{gpu=\"0\"} ", 4e14 * steps, "\n"));
+}
+
+TEST(ServerFiguresTest, AreTheDifferencesOfTwoPages) {
+  ServerPeaks peaks;
+  peaks.queue_rows = 42;
+  peaks.resident_bytes = 1e9;
+
+  const auto figures = CompareMetrics(PageAfter(3), PageAfter(5), "h", peaks, /*seconds=*/2);
+
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_EQ(figures->rows_scored, 200);
+  EXPECT_EQ(figures->batches, 8);
+  EXPECT_EQ(figures->batch_rows_mean, 25);
+  ASSERT_EQ(figures->stages.size(), 2U);
+  EXPECT_EQ(figures->stages[0].name, "queue");
+  EXPECT_EQ(figures->stages[0].count, 20);
+  EXPECT_DOUBLE_EQ(figures->stages[0].mean_seconds, 0.05);
+  EXPECT_EQ(figures->stages[1].name, "kernel");
+  EXPECT_DOUBLE_EQ(figures->stages[1].mean_seconds, 0.05);
+  EXPECT_EQ(figures->queue_rows_peak, 42);
+  EXPECT_THAT(figures->rejected, ElementsAre(Pair("queue_rows", 6)));
+  EXPECT_EQ(figures->cpu_seconds, 4);
+  EXPECT_EQ(figures->cpu_seconds_per_gigabyte, 4);
+  EXPECT_EQ(figures->resident_bytes_peak, 1e9);
+  ASSERT_EQ(figures->gpus.size(), 1U);
+  EXPECT_EQ(figures->gpus[0].busy_ratio, 0.75);
+  EXPECT_EQ(figures->gpus[0].teraflops, 400);
+}
+
+TEST(ServerFiguresTest, OfNoWorkAreZero) {
+  const auto figures = CompareMetrics(PageAfter(3), PageAfter(3), "h", {}, 2);
+
+  ASSERT_TRUE(figures.ok());
+  EXPECT_EQ(figures->batch_rows_mean, 0);
+  EXPECT_EQ(figures->cpu_seconds_per_gigabyte, 0);
+  EXPECT_TRUE(figures->stages.empty());
+}
+
+TEST(ServerFiguresTest, AreNotTakenAcrossARestart) {
+  const MetricsPage restarted =
+      Parse("process_start_time_seconds 2000\nlogprobd_rows_total{head=\"h\"} 0\n");
+
+  const auto figures = CompareMetrics(PageAfter(3), restarted, "h", {}, 2);
+
+  EXPECT_EQ(figures.status().code(), absl::StatusCode::kAborted);
+}
+
+TEST(ServerFiguresTest, WantALogprobd) {
+  const auto figures = CompareMetrics(Parse("up 1\n"), Parse("up 1\n"), "h", {}, 2);
+
+  EXPECT_THAT(std::string(figures.status().message()), HasSubstr("HTTP address of a logprobd"));
+}
+
+TEST(ServerPeaksTest, KeepTheLargestOfEachAndAddPriorities) {
+  ServerPeaks peaks;
+
+  peaks.Add(Parse("logprobd_queue_rows{head=\"h\",priority=\"high\"} 5\n"
+                  "logprobd_queue_rows{head=\"h\",priority=\"low\"} 6\n"
+                  "logprobd_queue_rows{head=\"other\",priority=\"low\"} 100\n"
+                  "process_resident_memory_bytes 10\n"),
+            "h");
+  peaks.Add(Parse("logprobd_queue_rows{head=\"h\",priority=\"low\"} 1\n"
+                  "process_resident_memory_bytes 20\n"),
+            "h");
+
+  EXPECT_EQ(peaks.queue_rows, 11);
+  EXPECT_EQ(peaks.resident_bytes, 20);
+}
+
+/// Pages whose counters grow with every reading; the queue is longest at the third.
+class FakeServer {
+ public:
+  MetricsSource Source() {
+    return [this]() -> absl::StatusOr<std::string> {
+      absl::MutexLock lock(&mutex_);
+      ++readings_;
+      if (!status_.ok()) return status_;
+      return absl::StrCat("process_start_time_seconds 1\nlogprobd_rows_total{head=\"h\",kind=\"",
+                          "scored\"} ", readings_, "\nlogprobd_queue_rows{head=\"h\"} ",
+                          readings_ == 3 ? 99 : 1, "\n");
+    };
+  }
+
+  void Fail(absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    status_ = std::move(status);
+  }
+
+  void AwaitReadings(int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto is_reached = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return readings_ >= count;
+    };
+    mutex_.Await(absl::Condition(&is_reached));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int readings_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(MetricsScraperTest, ReadsBeforeDuringAndAfter) {
+  FakeServer server;
+  MetricsSource source = server.Source();
+  MetricsScraper scraper(source, "h", absl::Milliseconds(1));
+
+  ASSERT_TRUE(scraper.Begin().ok());
+  server.AwaitReadings(4);
+  const absl::StatusOr<ServerFigures> figures = scraper.End();
+
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_GE(figures->rows_scored, 4);
+  EXPECT_EQ(figures->queue_rows_peak, 99);
+  EXPECT_GT(figures->seconds, 0);
+}
+
+TEST(MetricsScraperTest, BeginsAnew) {
+  FakeServer server;
+  MetricsSource source = server.Source();
+  MetricsScraper scraper(source, "h", absl::Hours(1));
+
+  ASSERT_TRUE(scraper.Begin().ok());
+  ASSERT_TRUE(scraper.End().ok());
+  ASSERT_TRUE(scraper.Begin().ok());  // the third reading
+  const absl::StatusOr<ServerFigures> figures = scraper.End();
+
+  ASSERT_TRUE(figures.ok());
+  EXPECT_EQ(figures->rows_scored, 1);
+  EXPECT_EQ(figures->queue_rows_peak, 99);
+}
+
+TEST(MetricsScraperTest, ReportsAServerThatIsGone) {
+  FakeServer server;
+  MetricsSource source = server.Source();
+  MetricsScraper scraper(source, "h", absl::Hours(1));
+
+  ASSERT_TRUE(scraper.Begin().ok());
+  server.Fail(absl::UnavailableError("gone"));
+
+  EXPECT_EQ(scraper.End().status(), absl::UnavailableError("gone"));
+  EXPECT_EQ(scraper.Begin(), absl::UnavailableError("gone"));
+}
+
+TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
+  // Its figures were those of both loads.
+  FakeServer server;
+  MetricsSource source = server.Source();
+  MetricsScraper scraper(source, "h", absl::Hours(1));
+  ASSERT_TRUE(scraper.Begin().ok());
+  ASSERT_TRUE(scraper.End().ok());
+  server.Fail(absl::UnavailableError("gone"));
+  ASSERT_FALSE(scraper.Begin().ok());
+  server.Fail(absl::OkStatus());
+
+  EXPECT_EQ(scraper.End().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(HttpMetricsSourceTest, ReadsAPage) {
+  httplib::Server server;
+  server.Get("/metrics", [](const httplib::Request&, httplib::Response& response) {
+    response.set_content("up 1\n", "text/plain");
+  });
+  const int port = server.bind_to_any_port("127.0.0.1");
+  std::thread listener([&server] { server.listen_after_bind(); });
+
+  for (const char* form :
+       {"127.0.0.1:%", "http://127.0.0.1:%", "http://127.0.0.1:%/metrics", "127.0.0.1:%/"}) {
+    std::string url = form;
+    url.replace(url.find('%'), 1, std::to_string(port));
+    absl::StatusOr<MetricsSource> source = HttpMetricsSource(url);
+    ASSERT_TRUE(source.ok()) << url;
+    const absl::StatusOr<std::string> page = (*source)();
+    ASSERT_TRUE(page.ok()) << page.status();
+    EXPECT_EQ(*page, "up 1\n") << url;
+  }
+  absl::StatusOr<MetricsSource> absent =
+      HttpMetricsSource(absl::StrCat("127.0.0.1:", port, "/absent"));
+  EXPECT_THAT(std::string((*absent)().status().message()), HasSubstr("HTTP status 404"));
+  server.stop();
+  listener.join();
+}
+
+TEST(HttpMetricsSourceTest, SaysWhereNobodyAnswered) {
+  absl::StatusOr<MetricsSource> source = HttpMetricsSource("127.0.0.1:1");
+
+  ASSERT_TRUE(source.ok());
+  EXPECT_THAT(std::string((*source)().status().message()),
+              HasSubstr("no metrics from 127.0.0.1:1"));
+}
+
+TEST(HttpMetricsSourceTest, RefusesOtherUrls) {
+  for (const char* url : {"", "https://host:1", "host:0", "host:port", ":9470", "/metrics"}) {
+    EXPECT_EQ(HttpMetricsSource(url).status().code(), absl::StatusCode::kInvalidArgument) << url;
+  }
+}
+
+}  // namespace
+}  // namespace logprobd::client

@@ -1,0 +1,79 @@
+#include "server/app/run/process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
+  absl::Mutex mutex;
+  std::vector<std::pair<int, int>> seen;
+  const auto await = [&](size_t count) {
+    const absl::MutexLock lock(&mutex);
+    const auto arrived = [&] { return seen.size() == count; };
+    mutex.Await(absl::Condition(&arrived));
+  };
+  const StopSignals signals(
+      [&](int signal, int count) {
+        const absl::MutexLock lock(&mutex);
+        seen.emplace_back(signal, count);
+      },
+      [&] {
+        const absl::MutexLock lock(&mutex);
+        seen.emplace_back(SIGHUP, 0);
+      });
+
+  kill(getpid(), SIGTERM);
+  await(1);
+  kill(getpid(), SIGHUP);
+  await(2);
+  kill(getpid(), SIGINT);
+  await(3);
+
+  EXPECT_THAT(seen, ElementsAre(Pair(SIGTERM, 1), Pair(SIGHUP, 0), Pair(SIGINT, 2)));
+}
+
+TEST(StopSignalsTest, JoinsItsThreadWithoutASignal) {
+  const StopSignals signals([](int, int) { FAIL() << "nothing was sent"; },
+                            [] { FAIL() << "nothing was sent"; });
+}
+
+/// Prints the message of the check and exits with 0 if the check passes, otherwise with 1.
+[[noreturn]] void CheckWithOpenFiles(rlim_t soft, rlim_t hard) {
+  const rlimit limit{soft, hard};
+  setrlimit(RLIMIT_NOFILE, &limit);
+  const absl::Status status = PrepareProcessLimits();
+  rlimit now{};
+  getrlimit(RLIMIT_NOFILE, &now);
+  std::fprintf(stderr, "%s soft limit %lu", std::string(status.message()).c_str(), now.rlim_cur);
+  std::exit(status.ok() ? 0 : 1);
+}
+
+TEST(ProcessLimitsDeathTest, RefusesTooFewOpenFilesAndNamesTheLimit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(CheckWithOpenFiles(40, 40), ::testing::ExitedWithCode(1),
+              "open files is 40, but at least 256");
+}
+
+TEST(ProcessLimitsDeathTest, RaisesTheSoftLimitToTheHardLimit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(CheckWithOpenFiles(40, 1'000), ::testing::ExitedWithCode(0), "soft limit 1000");
+}
+
+}  // namespace
+}  // namespace logprobd

@@ -1,0 +1,118 @@
+#include "server/base/host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace logprobd {
+namespace {
+
+constexpr int64_t kKib = 1024;
+
+/// A root of its own with 1,000 KiB, of which 700 are available.
+class HostMemorySizeTest : public ::testing::Test {
+ protected:
+  HostMemorySizeTest() {
+    std::filesystem::remove_all(root_);
+    Write("proc/meminfo",
+          "MemTotal:        1000 kB\nMemFree:          100 kB\nMemAvailable:     700 kB\n"
+          "HugePages_Total:    0\n");
+  }
+
+  void Write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = absl::StrCat(root_, "/", path);
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+
+  const std::string root_ =
+      absl::StrCat(::testing::TempDir(), "/host_memory_size_test_",
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(HostMemorySizeTest, IsTheMachinesWithoutAGroup) {
+  const HostMemorySize size = ReadHostMemorySize(root_);
+
+  EXPECT_EQ(size.total_bytes, 1000 * kKib);
+  EXPECT_EQ(size.available_bytes, 700 * kKib);
+}
+
+TEST_F(HostMemorySizeTest, IsTheMachinesWithoutALimitOfTheGroup) {
+  Write("sys/fs/cgroup/memory.max", "max\n");
+
+  EXPECT_EQ(ReadHostMemorySize(root_).total_bytes, 1000 * kKib);
+}
+
+TEST_F(HostMemorySizeTest, IsTheGroupsWhereItsLimitIsLower) {
+  Write("sys/fs/cgroup/memory.max", absl::StrCat(500 * kKib, "\n"));
+  Write("sys/fs/cgroup/memory.current", absl::StrCat(120 * kKib, "\n"));
+
+  const HostMemorySize size = ReadHostMemorySize(root_);
+
+  EXPECT_EQ(size.total_bytes, 500 * kKib);
+  EXPECT_EQ(size.available_bytes, 380 * kKib);
+}
+
+TEST_F(HostMemorySizeTest, IsUnknownWhereTheSystemDoesNotSay) {
+  const HostMemorySize size = ReadHostMemorySize(absl::StrCat(root_, "/nowhere"));
+
+  EXPECT_EQ(size.total_bytes, 0);
+  EXPECT_EQ(size.available_bytes, 0);
+}
+
+TEST(ReadHostMemorySizeTest, ReadsThisMachine) {
+  EXPECT_GT(ReadHostMemorySize().total_bytes, 0);
+  EXPECT_LE(ReadHostMemorySize().available_bytes, ReadHostMemorySize().total_bytes);
+}
+
+TEST(StartThreadTest, RunsItsBodyUnderItsName) {
+  std::string name;
+
+  auto thread = StartThread("a-name-of-twenty-by", [&name] {
+    char buffer[16];
+    pthread_getname_np(pthread_self(), buffer, sizeof(buffer));
+    name = buffer;
+  });
+
+  ASSERT_TRUE(thread.ok()) << thread.status();
+  thread->join();
+  EXPECT_EQ(name, "a-name-of-twent");
+}
+
+void Throw() {
+  auto thread = StartThread("thrower", [] { throw std::runtime_error("lost the plot"); });
+  thread->join();
+}
+
+// Such a process ended without a word about where.
+TEST(StartThreadDeathTest, AnExceptionEndsTheProcessAndIsLogged) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(Throw(), ::testing::KilledBySignal(SIGABRT), "thread=thrower what=\"lost the plot\"");
+}
+
+[[noreturn]] void StartWithoutMemory() {
+  const rlimit none{1, 1};  // no room for a stack
+  setrlimit(RLIMIT_AS, &none);
+  std::exit(absl::IsResourceExhausted(StartThread("x", [] {}).status()) ? 0 : 1);
+}
+
+TEST(StartThreadDeathTest, SaysWhenThereIsNoThread) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer ends a process that has no memory";
+#endif
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(StartWithoutMemory(), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+
+}  // namespace logprobd

@@ -1,0 +1,395 @@
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "tests/support/test_stream.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class ScoreUnaryTest : public ::testing::Test {
+ protected:
+  grpc::Status Score(const v1::ScoreRequest& request) {
+    return server_.stub->Score(&context_, request, &response_);
+  }
+
+  TransportServer server_;
+  grpc::ClientContext context_;
+  v1::ScoreResponse response_;
+};
+
+TEST_F(ScoreUnaryTest, AnswersWithTheScoresOfTheHead) {
+  const grpc::Status status = Score(ValidRequest(3));
+
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response_.request_id(), "test");
+  EXPECT_EQ(response_.rows(), 3U);
+  EXPECT_EQ(response_.weights_version(), 3U);
+  EXPECT_THAT(ValuesOf<float>(response_.logprob()), ElementsAre(-0.125F, -0.25F, -0.375F));
+  EXPECT_THAT(ValuesOf<float>(response_.entropy()), ElementsAre(1000.0F, 1001.0F, 1002.0F));
+  EXPECT_THAT(response_.lse(), IsEmpty());
+}
+
+TEST_F(ScoreUnaryTest, PassesTheMessageOnWithoutChange) {
+  v1::ScoreRequest request = ValidRequest(2);
+  request.set_temperature(0.5F);
+  request.set_chunk_id(7);
+  std::string hidden(32, '\0');
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    hidden[i] = static_cast<char>(i);
+  }
+  request.set_hidden(hidden);
+
+  ASSERT_TRUE(Score(request).ok());
+
+  const ScoreRequest seen = server_.head->last_request();
+  std::string payload;
+  for (const auto piece : seen.hidden.pieces) {
+    payload.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  }
+  EXPECT_EQ(payload, hidden);
+  EXPECT_THAT(seen.targets, ElementsAre(0, 1));
+  EXPECT_EQ(seen.temperature, 0.5F);
+  EXPECT_EQ(seen.chunk_id, 7U);
+  EXPECT_EQ(seen.client_id, "ipv4:127.0.0.1");
+  EXPECT_EQ(seen.deadline, absl::InfiniteFuture());
+}
+
+TEST_F(ScoreUnaryTest, TakesTheClientFromMetadataAndTheDeadlineOntoTheSteadyClock) {
+  context_.AddMetadata("client_id", "trainer 7");
+  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+
+  ASSERT_TRUE(Score(ValidRequest()).ok());
+
+  const ScoreRequest seen = server_.head->last_request();
+  EXPECT_EQ(seen.client_id, "trainer_7");
+  const absl::Duration left = seen.deadline - Clock::Steady().Now();
+  EXPECT_GT(left, absl::Minutes(55));
+  EXPECT_LE(left, absl::Minutes(61));  // the wire has three digits of it
+}
+
+TEST_F(ScoreUnaryTest, SendsTheRetryHintOfARefusal) {
+  server_.head->RefuseWith(
+      WithRetryAfter(absl::ResourceExhaustedError("queue is full"), absl::Milliseconds(40)));
+
+  const grpc::Status status = Score(ValidRequest());
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "queue is full");
+  const auto& metadata = context_.GetServerTrailingMetadata();
+  const auto hint = metadata.find("grpc-retry-pushback-ms");
+  ASSERT_NE(hint, metadata.end());
+  EXPECT_EQ(std::string(hint->second.data(), hint->second.size()), "40");
+}
+
+TEST_F(ScoreUnaryTest, KeepsTheDetailsOfAnInternalErrorFromTheClient) {
+  server_.head->AnswerWith(absl::InternalError("cudaMemcpyAsync failed on gpu3 in cuda.cc:12"));
+
+  const grpc::Status status = Score(ValidRequest());
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("log"), Not(HasSubstr("gpu3"))));
+}
+
+TEST_F(ScoreUnaryTest, CancelsTheRequestWhenItsClientLeaves) {
+  server_.head->Hold();
+  v1::ScoreRequest request = ValidRequest();
+  grpc::Status status;
+  absl::Notification done;
+  server_.stub->async()->Score(&context_, &request, &response_, [&](grpc::Status s) {
+    status = std::move(s);
+    done.Notify();
+  });
+  server_.head->WaitForSubmitted(1);
+
+  context_.TryCancel();
+
+  server_.head->WaitForCancelled(1);
+  done.WaitForNotification();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(server_.head->num_waiting(), 0);
+}
+
+TEST_F(ScoreUnaryTest, CancelsTheRequestWhenItsDeadlinePassesInTheQueue) {
+  server_.head->Hold();
+  // Long enough to arrive on a busy machine; nothing ends the wait before it passes.
+  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+
+  const grpc::Status status = Score(ValidRequest());
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  server_.head->WaitForCancelled(1);
+}
+
+TEST_F(ScoreUnaryTest, SendsLargeAnswers) {
+  HeadInfo info = FakeHeadInfo();
+  info.limits.request_rows_max = 4'096;
+  TransportServer server(TestServerOptions(), info);
+  v1::ScoreRequest request = ValidRequest(0);
+  request.set_rows(4'096);
+  request.set_targets(BytesOf(std::vector<int32_t>(4'096, 7)));
+  request.set_hidden(std::string(4'096 * 16, '\0'));
+  request.set_top_k(16);
+
+  const grpc::Status status = server.stub->Score(&context_, request, &response_);
+
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(ValuesOf<float>(response_.logprob()), SizeIs(4'096));
+  EXPECT_EQ(ValuesOf<float>(response_.logprob()).back(), -1.0F);
+  EXPECT_THAT(ValuesOf<int32_t>(response_.top_k_ids()), SizeIs(65'536));
+  EXPECT_EQ(ValuesOf<int32_t>(response_.top_k_ids()).back(), 65'535);
+}
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAreArray;
+
+v1::ScoreRequest Chunk(uint64_t chunk_id, uint32_t rows = 1) {
+  v1::ScoreRequest chunk = ValidRequest(rows);
+  chunk.set_chunk_id(chunk_id);
+  return chunk;
+}
+
+TEST(ScoreStreamTest, AnswersEachChunkAndEndsWithTheClient) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  for (uint64_t id = 1; id <= 20; ++id) {
+    stream.Send(Chunk(id, 3));
+  }
+  stream.CloseWrites();
+
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 20; ++i) {
+    const v1::ScoreResponse response = stream.Read();
+    EXPECT_EQ(response.status_code(), 0);
+    EXPECT_THAT(ValuesOf<float>(response.logprob()), ElementsAre(-0.125F, -0.25F, -0.375F));
+    ids.push_back(response.chunk_id());
+  }
+
+  EXPECT_TRUE(stream.Finish().ok());
+  std::vector<uint64_t> expected(20);
+  std::iota(expected.begin(), expected.end(), 1);
+  EXPECT_THAT(ids, UnorderedElementsAreArray(expected));  // any order is allowed
+}
+
+TEST(ScoreStreamTest, AnswersInTheOrderInWhichChunksAreDone) {
+  TransportServer server;
+  server.head->Hold();
+  TestStream stream(server.channel);
+  stream.Send(Chunk(1));
+  stream.Send(Chunk(2));
+  stream.Send(Chunk(3));
+  server.head->WaitForSubmitted(3);
+
+  server.head->Release(/*reversed=*/true);
+
+  EXPECT_EQ(stream.Read().chunk_id(), 3U);
+  EXPECT_EQ(stream.Read().chunk_id(), 2U);
+  EXPECT_EQ(stream.Read().chunk_id(), 1U);
+}
+
+TEST(ScoreStreamTest, ABadChunkDoesNotEndTheStream) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  v1::ScoreRequest bad = Chunk(7);
+  bad.set_dtype(static_cast<v1::Dtype>(99));
+
+  stream.Send(bad);
+  const v1::ScoreResponse invalid = stream.Read();
+  EXPECT_EQ(invalid.chunk_id(), 7U);
+  EXPECT_EQ(invalid.request_id(), "test");
+  EXPECT_EQ(invalid.status_code(), 3);
+  EXPECT_THAT(invalid.status_message(), HasSubstr("dtype: 99"));
+
+  stream.Send("\xFF\xFF not a message");
+  EXPECT_EQ(stream.Read().status_code(), 3);
+
+  stream.Send(Chunk(9));
+  const v1::ScoreResponse good = stream.Read();
+  EXPECT_EQ(good.chunk_id(), 9U);
+  EXPECT_EQ(good.status_code(), 0);
+}
+
+TEST(ScoreStreamTest, NamesTheChunkOfAParsingErrorThatComesBeforeItsId) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  v1::ScoreRequest chunk = Chunk(7);
+  chunk.set_request_id(std::string(200, 'a'));
+
+  stream.Send(chunk);
+
+  const v1::ScoreResponse response = stream.Read();
+  EXPECT_EQ(response.chunk_id(), 7U);
+  EXPECT_EQ(response.status_message(), "request_id: 200 bytes, must be at most 128");
+}
+
+TEST(ScoreStreamTest, SendsTheRetryHintWithTheChunk) {
+  TransportServer server;
+  server.head->RefuseWith(
+      WithRetryAfter(absl::ResourceExhaustedError("queue is full"), absl::Milliseconds(15)));
+  TestStream stream(server.channel);
+
+  stream.Send(Chunk(1));
+
+  const v1::ScoreResponse response = stream.Read();
+  EXPECT_EQ(response.status_code(), 8);
+  EXPECT_EQ(response.retry_after_ms(), 15U);
+}
+
+TEST(ScoreStreamTest, ReadsNoMoreThanTheWindowWhileNothingIsAnswered) {
+  TransportServer server;  // a window of 4
+  server.head->Hold();
+  TestStream stream(server.channel);
+  for (uint64_t id = 1; id <= 12; ++id) {
+    stream.Send(Chunk(id));
+  }
+  server.head->WaitForSubmitted(4);
+  // A call that takes a round trip through the same server: the fifth would have come by then.
+  grpc::ClientContext context;
+  v1::ListHeadsResponse heads;
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &heads).ok());
+  EXPECT_EQ(server.head->num_submitted(), 4);
+
+  server.head->Release();
+  stream.CloseWrites();
+
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(stream.Read().status_code(), 0);
+  }
+  EXPECT_TRUE(stream.Finish().ok());
+  EXPECT_EQ(server.head->num_submitted(), 12);
+}
+
+TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
+  HeadInfo info = FakeHeadInfo();
+  info.limits.request_rows_max = 8'192;
+  info.limits.message_bytes_max = 8 << 20;
+  TransportServer server(TestServerOptions(), info);
+  TestStream stream(server.channel);
+  // Answers of 1 MiB: flow control stops them long before all are written.
+  v1::ScoreRequest chunk;
+  chunk.set_dtype(v1::DTYPE_BF16);
+  chunk.set_rows(8'192);
+  chunk.set_hidden_size(8);
+  chunk.set_targets(BytesOf(std::vector<int32_t>(8'192, 1)));
+  chunk.set_hidden(std::string(8'192 * 16, '\0'));
+  chunk.set_top_k(16);
+  constexpr int kChunks = 64;
+  for (int i = 0; i < kChunks; ++i) {
+    stream.Send(chunk);
+  }
+  server.head->WaitForSubmitted(4);
+
+  // Others are served meanwhile.
+  auto other = v1::Scoring::NewStub(server.NewChannel());
+  for (int i = 0; i < 200; ++i) {
+    grpc::ClientContext context;
+    v1::ScoreResponse response;
+    ASSERT_TRUE(other->Score(&context, ValidRequest(), &response).ok());
+  }
+  EXPECT_LT(server.head->num_submitted(), 200 + kChunks);
+
+  // Once it reads, it gets all of them.
+  stream.CloseWrites();
+  for (int i = 0; i < kChunks; ++i) {
+    EXPECT_EQ(stream.Read().status_code(), 0);
+  }
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+TEST(ScoreStreamTest, CancelsWhatIsOpenWhenItsClientLeaves) {
+  TransportServer server;
+  server.head->Hold();
+  {
+    TestStream stream(server.channel);
+    for (uint64_t id = 1; id <= 6; ++id) {
+      stream.Send(Chunk(id));
+    }
+    server.head->WaitForSubmitted(4);
+    stream.Cancel();
+    server.head->WaitForCancelled(4);
+    EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(server.head->num_waiting(), 0);
+
+  server.head->Release();
+  TestStream next(server.channel);
+  next.Send(Chunk(1));
+  EXPECT_EQ(next.Read().status_code(), 0);
+}
+
+TEST(ScoreStreamTest, AnswersWhatIsOpenWhenTheClientHalfCloses) {
+  TransportServer server;
+  server.head->Hold();
+  TestStream stream(server.channel);
+  stream.Send(Chunk(1));
+  stream.CloseWrites();
+  server.head->WaitForSubmitted(1);
+
+  server.head->Release();
+
+  EXPECT_EQ(stream.Read().chunk_id(), 1U);
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+TEST(ScoreStreamTest, AnEmptyStreamEndsWell) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  stream.CloseWrites();
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+// Each stream held its window of answers, however many streams a client opened.
+TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) {
+  GrpcServer::Options options = TestServerOptions();
+  options.answer_bytes_max = 8;  // one row's logprob and entropy
+  options.answer_client_share = 1;
+  TransportServer server(options);
+  server.head->Hold();
+  TestStream first(server.channel);
+  first.Send(Chunk(1));
+  server.head->WaitForSubmitted(1);
+
+  TestStream other(server.channel);
+  other.Send(Chunk(2));
+  const v1::ScoreResponse refused = other.Read();
+  server.head->Release();
+  EXPECT_EQ(first.Read().status_code(), 0U);
+  first.CloseWrites();
+  EXPECT_TRUE(first.Finish().ok());
+  other.Send(Chunk(3));
+
+  EXPECT_EQ(refused.status_code(), static_cast<uint32_t>(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  EXPECT_GT(refused.retry_after_ms(), 0U);
+  EXPECT_EQ(other.Read().status_code(), 0U);
+}
+
+TEST(ScoreStreamTest, ACancelBeforeAChunkHasArrivedEndsTheStream) {
+  TransportServer server;
+  TestStream stream(server.channel);
+  stream.Send(Chunk(1));
+  EXPECT_EQ(stream.Read().chunk_id(), 1U);  // the next chunk is being received
+
+  stream.Cancel();
+
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  server.server->Shutdown(absl::InfiniteDuration());  // nothing is left that it would wait for
+  EXPECT_EQ(server.head->num_submitted(), 1);
+}
+
+}  // namespace
+
+}  // namespace logprobd::testing
