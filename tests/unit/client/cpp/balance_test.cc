@@ -32,7 +32,7 @@ class BalanceTest : public ::testing::Test {
     return {.solo = solo, .now = [this] { return now_; }, .unit_random = [] { return 1.0; }};
   }
 
-  /// Finds every server well.
+  /// Checks every server with success.
   void CheckAll(Balance& balance) {
     for (const std::string& address : balance.TakeDueChecks(Balance::Due::kAll)) {
       balance.Checked(address, ServerInfo{.heads = {HeadOf()}}, now_);
@@ -78,12 +78,12 @@ TEST_F(BalanceTest, LetsEqualsTakeTurns) {
   EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
 }
 
-TEST_F(BalanceTest, UsesNoServerBeforeItWasFoundWell) {
+TEST_F(BalanceTest, UsesNoServerBeforeItsCheckHasSucceeded) {
   Balance balance(Options(), {"a", "b"});
   EXPECT_EQ(Take(balance, 1), "");
 
   EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a", "b"));
-  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kAll), IsEmpty());  // both are under way
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kAll), IsEmpty());  // both checks are running
   balance.Checked("b", ServerInfo{.heads = {HeadOf()}}, now_);
 
   EXPECT_EQ(Take(balance, 1), "b");
@@ -201,7 +201,8 @@ TEST_F(BalanceTest, PrefersServersBelievedToHoldTheVersion) {
 
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
-  EXPECT_EQ(Take(balance, 1, {.version = 2, .excluded = {"b"}}), "c");  // it may have changed
+  EXPECT_EQ(Take(balance, 1, {.version = 2, .excluded = {"b"}}),
+            "c");  // the known version is outdated
   now_ += Balance::kVersionAge;
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "a");
   EXPECT_EQ(Take(balance, 1, {.excluded = {"a", "b", "c"}}), "");
@@ -245,7 +246,7 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
   EXPECT_EQ(Take(balance, 7, {.excluded = {"a"}}), "b");
 
   balance.SetAddresses({"b", "c"});
-  balance.Give("a", 1);  // it went: nothing is left to count
+  balance.Give("a", 1);  // the server was removed
 
   ASSERT_EQ(balance.states().size(), 2U);
   EXPECT_EQ(balance.states()[0].address, "b");
@@ -255,7 +256,7 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
   EXPECT_THAT(balance.ready(), ElementsAre("b"));
 }
 
-TEST_F(BalanceTest, UsesASingleServerWhateverHappened) {
+TEST_F(BalanceTest, AlwaysUsesASingleServer) {
   Balance balance(Options(/*solo=*/true), {"a"});
   EXPECT_EQ(Take(balance, 1), "a");
 
@@ -285,7 +286,7 @@ ServerInfo InfoOf(Head head) {
   return {.heads = {std::move(head)}};
 }
 
-TEST(DescribeDifferenceTest, NamesTheFirstFactThatScoresDependOn) {
+TEST(DescribeDifferenceTest, NamesTheFirstFieldThatAffectsScores) {
   const ServerInfo one = InfoOf({.vocab_size = 10, .hidden_size = 4});
 
   EXPECT_EQ(DescribeDifference(one, one), "");
@@ -306,7 +307,7 @@ TEST(DescribeDifferenceTest, NamesTheFirstFactThatScoresDependOn) {
             "their names are \"h\" and \"h, x\"");
 }
 
-TEST(DescribeDifferenceTest, LetsVersionsPlacesAndLimitsDiffer) {
+TEST(DescribeDifferenceTest, AllowsOtherVersionsEnginesAndLimits) {
   EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.weights_version = 7,
                                                    .tied = true,
                                                    .tensor = "t",

@@ -53,7 +53,7 @@ TEST_F(CallVersionsTest, KeepsToTheVersionOfTheFirstServerAsked) {
 
   EXPECT_EQ(versions.preference().head, "h");
   EXPECT_EQ(versions.preference().version, 4U);
-  EXPECT_TRUE(Keeps(versions, "b", 6, 0));  // what was believed does not bind
+  EXPECT_TRUE(Keeps(versions, "b", 6, 0));  // the expected version is not binding
   EXPECT_EQ(versions.preference().version, 6U);
 }
 
@@ -64,7 +64,8 @@ TEST_F(CallVersionsTest, GivesUpAVersionThatIsGoneFromAllServers) {
 
   EXPECT_TRUE(Keeps(versions, "b", 2, 0));  // the call goes on with version 2
 
-  EXPECT_FALSE(Keeps(versions, "a", 1, 0));  // asked before that: it says nothing of the server
+  EXPECT_FALSE(
+      Keeps(versions, "a", 1, 0));  // sent before the restart: says nothing about the server
   EXPECT_THAT(versions.preference().excluded, IsEmpty());
   EXPECT_EQ(balance_.states()[0].weights_versions.at("h"), 2U);
   EXPECT_TRUE(Keeps(versions, "a", 2, versions.epoch()));

@@ -97,7 +97,7 @@ TEST(RequestEncoderTest, KeepsTheHoldUntilTheSliceIsDropped) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST(RequestEncoderTest, SaysWhereRowsLieInsteadOfSendingThem) {
+TEST(RequestEncoderTest, SendsTheLocationOfPlacedRows) {
   const ScoreCase c(4);
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
   void* const memory =
@@ -136,7 +136,7 @@ TEST(RequestEncoderTest, MovesOffsetsToTheChunk) {
   EXPECT_EQ(Decode<uint32_t>(request.candidate_offsets()), (std::vector<uint32_t>{0, 0, 1, 3}));
 }
 
-TEST(RequestEncoderTest, AsksForWhatLocalSegmentSumsNeed) {
+TEST(RequestEncoderTest, RequestsTheOutputsThatSummingSegmentsNeeds) {
   ScoreCase c(6);
   c.segment_offsets = {0, 3, 6};
   c.args.segment_offsets = c.segment_offsets;
@@ -252,7 +252,7 @@ TEST(ResultMergerTest, SumsSegmentsThatWereCut) {
   EXPECT_THAT(result.segment_logprob, ElementsAre(-7.0, 0.0, -8.0));
   EXPECT_THAT(result.segment_rows, ElementsAre(3U, 0U, 1U));
   EXPECT_THAT(result.segment_greedy, ElementsAre(1, 1, 0));
-  EXPECT_THAT(result.greedy, IsEmpty());  // not asked for by the caller
+  EXPECT_THAT(result.greedy, IsEmpty());  // not requested by the caller
 }
 
 TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
@@ -269,7 +269,7 @@ TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("12 bytes of logprob where 8 were due"));
 }
 
-// A huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.
+// Regression: a huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.
 TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
   ScoreCase c(3);
   c.args.outputs = output::kLogprob;
@@ -283,7 +283,7 @@ TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("top_k_ids"));
 }
 
-TEST(ResultMergerTest, RefusesAnswersThatAreNotOurs) {
+TEST(ResultMergerTest, RefusesAnswersOfAnotherRequest) {
   ScoreCase c(2);
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
   ResultMerger merger(c.args, plan);

@@ -75,7 +75,7 @@ TEST_F(ClientTest, CutsALargeCallAndKeepsItsOrder) {
 
   ASSERT_TRUE(result.ok()) << result.status();
   ExpectScoresOf(c, *result);
-  EXPECT_EQ(result->requests, 4);  // the fake takes 1,000 rows a request
+  EXPECT_EQ(result->requests, 4);  // the fake accepts 1,000 rows per request
   EXPECT_EQ(result->argmax_id, c.targets);
   EXPECT_THAT(result->max_logit, AllOf(SizeIs(3'456), Each(1.0F)));
   ASSERT_THAT(result->top_k_ids, SizeIs(2 * 3'456));
@@ -186,7 +186,7 @@ std::vector<std::thread::id> ThreadsOf(Client& client, ScoreCase c) {
   return threads;
 }
 
-TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
+TEST_F(ClientTest, ReceivesTheAnswerOnTheCallersThread) {
   const std::unique_ptr<Client> client = Connect();
   const std::unique_ptr<Client> looking = Connect({.busy_poll = absl::Hours(1)});
 
@@ -195,7 +195,7 @@ TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
   EXPECT_THAT(ThreadsOf(*looking, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
 }
 
-TEST_F(ClientTest, TakesUpARetriedAnswerOnTheCallersThreadToo) {
+TEST_F(ClientTest, ReceivesARetriedAnswerOnTheCallersThreadToo) {
   const std::unique_ptr<Client> client = Connect();
   service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}, "1");
 
@@ -260,7 +260,7 @@ TEST_F(ClientTest, ReturnsWhenAnotherThreadDestroysTheClient) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(ClientTest, FindsTheAnswerWhetherItStillLooksOrSleeps) {
+TEST_F(ClientTest, FindsTheAnswerWhetherItPollsOrSleeps) {
   const ScoreCase c(10);
   for (const absl::Duration busy_poll : {absl::Hours(1), absl::Nanoseconds(1)}) {
     const std::unique_ptr<Client> client = Connect({.busy_poll = busy_poll});
@@ -366,7 +366,7 @@ TEST_F(ClientTest, WaitsUntilTheServerServes) {
   EXPECT_TRUE(*client->Ready());
 }
 
-TEST_F(ClientTest, SaysWhatItWaitedForInVain) {
+TEST_F(ClientTest, SaysWhatItWaitedForWhenTheTimeIsUp) {
   server_.SetServing(false);
 
   const absl::Status status = Connect()->WaitReady(absl::Milliseconds(20));
@@ -442,7 +442,7 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
   close(listener);
 }
 
-// An attempt to connect was given up after 100 ms, which is too short for a slow network.
+// Regression: an attempt to connect was given up after 100 ms, too short for a slow network.
 TEST(UnreachableTest, GivesAConnectionTime) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -451,7 +451,7 @@ TEST(UnreachableTest, GivesAConnectionTime) {
   socklen_t size = sizeof(address);
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  ASSERT_EQ(listen(listener, 16), 0);  // connects, and says nothing
+  ASSERT_EQ(listen(listener, 16), 0);  // accepts connections and sends nothing
   const auto client = Client::Create(
       {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .retries = 0});
   ScoreCase c(1);

@@ -31,7 +31,7 @@ TEST(RetryPolicyTest, GivesUpAfterItsRetries) {
   EXPECT_FALSE(kPolicy.NextDelay({.attempts = 4, .status = absl::UnavailableError("gone")}, kHalf));
 }
 
-TEST(RetryPolicyTest, RetriesOnlyWhatMayPass) {
+TEST(RetryPolicyTest, RetriesOnlyUnavailableAndExhaustedServers) {
   EXPECT_TRUE(kPolicy.NextDelay({.status = absl::UnavailableError("gone")}, kHalf));
   EXPECT_FALSE(kPolicy.NextDelay({.status = absl::InvalidArgumentError("bad")}, kHalf));
   EXPECT_FALSE(kPolicy.NextDelay({.status = absl::DeadlineExceededError("late")}, kHalf));
@@ -41,7 +41,7 @@ TEST(RetryPolicyTest, RetriesOnlyWhatMayPass) {
       kHalf));
 }
 
-TEST(RetryPolicyTest, LeavesRefusalsOfASliceToAnotherWay) {
+TEST(RetryPolicyTest, DoesNotRetryARefusalOfThePlacement) {
   EXPECT_FALSE(kPolicy.NextDelay(
       {.status = absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open")}, kHalf));
 }
@@ -243,7 +243,7 @@ TEST_F(RetryingCallTest, NamesTheTimeOfAllAttempts) {
                         "host:1"));
 }
 
-TEST_F(RetryingCallTest, DoesNotRepeatWhatCannotPass) {
+TEST_F(RetryingCallTest, DoesNotRetryABadArgument) {
   Start();
 
   transport_.Reply({.status = absl::InvalidArgumentError("rows is 0")});
@@ -272,7 +272,7 @@ TEST(ExplainStatusTest, SaysWhatToChange) {
   EXPECT_THAT(explain(absl::ResourceExhaustedError("full")), HasSubstr("fewer requests in flight"));
   EXPECT_THAT(explain(absl::ResourceExhaustedError("Received message larger than max")),
               HasSubstr("--max-message-bytes"));
-  // The advice once named a flag that the server does not have.
+  // Regression: the advice named a flag that the server does not have.
   EXPECT_THAT(HelpText(), HasSubstr("--max-message-bytes"));
   EXPECT_THAT(explain(absl::UnimplementedError("")), HasSubstr("is it the gRPC port"));
   EXPECT_THAT(explain(absl::UnavailableError("Trying to connect an http1.x server")),

@@ -43,7 +43,7 @@ class ServerCheckTest : public ::testing::Test {
         });
   }
 
-  /// What is wrong with a server that answers its one health check so.
+  /// Returns why a server with these answers cannot be used, or "nothing".
   std::string WhyNot(RpcReply health, std::optional<RpcReply> heads = std::nullopt) {
     info_.reset();
     Start();
@@ -81,7 +81,7 @@ TEST_F(ServerCheckTest, AsksOverEveryConnectionForHealthAndThenForHeads) {
   EXPECT_GT(listed_bytes_, 0U);
 }
 
-TEST_F(ServerCheckTest, FindsAServerUnfitWhenOneConnectionFails) {
+TEST_F(ServerCheckTest, RejectsAServerWhenOneConnectionFails) {
   Start(/*connections=*/2);
 
   server_.Reply({.status = absl::UnavailableError("connection refused")});
@@ -103,7 +103,7 @@ TEST_F(ServerCheckTest, JudgesAServerWithoutAHealthServiceByItsHeads) {
   EXPECT_TRUE(info_->ok()) << info_->status();
 }
 
-TEST_F(ServerCheckTest, SaysWhyAServerIsNotToBeUsed) {
+TEST_F(ServerCheckTest, SaysWhyAServerCannotBeUsed) {
   const RpcReply serving = {.body = EncodeServing()};
 
   EXPECT_EQ(WhyNot({.body = Bytes("\x08\x02")}), "health says NOT_SERVING: starting or stopping");

@@ -54,7 +54,7 @@ TEST_F(RegionPoolTest, CutsARegionIntoSpansThatDoNotOverlap) {
   EXPECT_EQ(second->memory().size(), static_cast<size_t>(kPage + 1));
 }
 
-TEST_F(RegionPoolTest, UsesWhatIsFreeAgainAsOnePiece) {
+TEST_F(RegionPoolTest, MergesAdjacentFreedSpans) {
   std::vector<SpanPointer> spans;
   for (int i = 0; i < 3; ++i) spans.push_back(Allocate(20 * kPage));
   for (const size_t freed : {0, 2, 1}) spans[freed] = nullptr;
@@ -63,7 +63,7 @@ TEST_F(RegionPoolTest, UsesWhatIsFreeAgainAsOnePiece) {
   EXPECT_EQ(control_.num_regions(), 1);
 }
 
-TEST_F(RegionPoolTest, KeepsItsBooksInAnyOrderOfTakingAndFreeing) {
+TEST_F(RegionPoolTest, TracksFreeSpaceInAnyOrderOfAllocatingAndFreeing) {
   std::mt19937 random(5);
   std::vector<SpanPointer> held;
   for (int turn = 0; turn < 2'000; ++turn) {
@@ -92,7 +92,7 @@ TEST_F(RegionPoolTest, AddsARegionWhenOneIsFull) {
   EXPECT_NE(first->region, second->region);
 }
 
-TEST_F(RegionPoolTest, GivesALargeRegionBackOnceItIsFree) {
+TEST_F(RegionPoolTest, ReturnsALargeRegionOnceItIsFree) {
   Allocate(1);
   SpanPointer large = Allocate(100 * kPage);
   EXPECT_EQ(control_.num_regions(), 2);
@@ -109,13 +109,14 @@ TEST_F(RegionPoolTest, KeepsTheServersLimits) {
 
   const absl::Status status = pool_->Allocate(1).status();
 
-  EXPECT_EQ(held[2]->region->bytes().size(), static_cast<size_t>(50 * kPage));  // what was left
+  EXPECT_EQ(held[2]->region->bytes().size(),
+            static_cast<size_t>(50 * kPage));  // the rest of the lease
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("limits on shared memory"));
   EXPECT_EQ(pool_->Allocate(300 * kPage).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(RegionPoolTest, PassesOnWhatTheLeaseCannotGive) {
+TEST_F(RegionPoolTest, PassesOnErrorsOfTheLease) {
   control_.DropLeases();
 
   EXPECT_EQ(pool_->Allocate(1).status().code(), absl::StatusCode::kUnavailable);

@@ -1,4 +1,4 @@
-"""Scores of one row, straight from the definitions, in double precision."""
+"""Scores of one row, computed from their definitions in double precision."""
 
 import numpy as np
 

@@ -49,7 +49,7 @@ class FakeDriver:
 
 
 class FakeGpu:
-    """What the server reads; `refusal` is what it answers instead."""
+    """Reads the memory for the server, or raises `refusal`."""
 
     def __init__(self):
         self.refusal = None
@@ -123,7 +123,7 @@ def transports(server):
     return {request.transport for request in server.requests}
 
 
-def test_a_tensor_is_scored_where_it_lies(server, gpu, driver, connect, rows, expected):
+def test_a_tensor_is_scored_without_a_copy(server, gpu, driver, connect, rows, expected):
     client = connect()
 
     result = client.score(*rows)
@@ -137,10 +137,12 @@ def test_a_tensor_is_scored_where_it_lies(server, gpu, driver, connect, rows, ex
     assert transports(server) == {"cuda_ipc"}
     assert gpu.reads == [600 * HIDDEN * 4]
     assert server.requests[0].message_bytes < 3000
-    assert driver.events[-1] == "wait"  # what makes the rows has ended when the request is sent
+    assert (
+        driver.events[-1] == "wait"
+    )  # the kernels that write the rows are done before the request is sent
 
 
-def test_small_tensors_go_the_same_way(connect, rows, expected):
+def test_small_tensors_travel_as_handles_too(connect, rows, expected):
     client = connect()
 
     assert torch.equal(client.score(rows[0][:2], rows[1][:2]).logprob, expected[:2])
@@ -148,7 +150,7 @@ def test_small_tensors_go_the_same_way(connect, rows, expected):
 
 
 @pytest.mark.parametrize("chunk_rows", [1000, 7])
-def test_views_ignored_rows_and_other_types_are_made_right_on_the_device(
+def test_views_ignored_rows_and_other_types_are_converted_on_the_device(
     server, connect, rows, chunk_rows
 ):
     hidden, targets = rows[0].view(20, 30, HIDDEN)[:, 3:], rows[1].reshape(20, 30)[:, 3:].copy()
@@ -163,7 +165,7 @@ def test_views_ignored_rows_and_other_types_are_made_right_on_the_device(
     assert transports(server) == {"cuda_ipc"}
 
 
-def test_streams_and_asyncio_go_the_same_way(server, connect, rows, expected):
+def test_streams_and_asyncio_send_handles_too(server, connect, rows, expected):
     async def run():
         client = connect(AsyncClient)
         results = [await client.score(*rows)]
@@ -216,7 +218,7 @@ def test_a_region_that_gpus_copy_to_is_page_locked_once(driver, connect, rows):
     assert driver.pinned == {region.address: region.size}
 
 
-def test_a_region_is_unlocked_before_it_goes(driver, connect, rows):
+def test_a_region_is_unlocked_before_it_is_unmapped(driver, connect, rows):
     driver.is_shareable = False
     client = connect()
     client.score(*rows)
@@ -246,10 +248,10 @@ def test_a_gpu_that_the_server_does_not_reach_is_remembered(
         Refusal("RESOURCE_EXHAUSTED", "cuda_ipc: 64 mappings are open"),
         Refusal(
             "INVALID_ARGUMENT", "cuda_ipc.handle: no memory"
-        ),  # it switched the GPU off for good
+        ),  # regression: it disabled the GPU permanently
     ],
 )
-def test_what_may_pass_is_tried_again_later(server, gpu, connect, rows, expected, refusal):
+def test_a_temporary_refusal_is_tried_again_later(server, gpu, connect, rows, expected, refusal):
     now = [0.0]
     gpu.refusal = refusal
     client = connect()
@@ -309,7 +311,9 @@ def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, conne
     with pytest.raises(Unavailable, match="cannot read the rows where they lie: cuda_ipc.device"):
         client.score(*rows)
     gpu.refusal = None
-    assert client.score(*rows).transport == "cuda_ipc"  # the GPU was switched off for good
+    assert (
+        client.score(*rows).transport == "cuda_ipc"
+    )  # regression: the GPU was disabled permanently
     assert transports(server) == {"cuda_ipc"}
 
 

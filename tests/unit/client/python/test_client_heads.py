@@ -1,4 +1,4 @@
-"""What a client knows of heads, what changes of them do to a call, answers that do not fit."""
+"""The cache of head infos, changes of heads during calls, and answers of the wrong shape."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_a_server_without_a_layout_gives_an_empty_one():
 
 
 def test_another_threads_error_does_not_empty_the_heads_of_this_call(server, rows):
-    # A call failed with NotFound when another thread's error cleared the cache at this moment.
+    # Regression: a call failed with NotFound when an error in another thread cleared the cache.
     class Emptied(Client):
         def list_heads(self, *, timeout=None):
             heads = super().list_heads(timeout=timeout)

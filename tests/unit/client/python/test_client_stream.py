@@ -141,7 +141,7 @@ def test_the_servers_window_is_kept(server, rows):
 
 
 def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, client, rows):
-    # Batches were taken until the window was full before the first was sent.
+    # Regression: the client filled its window before it sent the first batch.
     client.info()
     arrived = threading.Semaphore(0)
 
@@ -155,7 +155,7 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
     def one_at_a_time():
         yield rows
         for _ in range(2):
-            assert arrived.acquire(timeout=10)  # the batch before it was sent
+            assert arrived.acquire(timeout=10)  # the previous batch was sent
             yield rows
 
     results = list(client.score_stream(one_at_a_time(), timeout=10))
@@ -178,7 +178,7 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
 
 
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
-    # The next batch undid the halving, and within one batch nothing undid it.
+    # Regression: the next batch undid the halving, and within one batch nothing did.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
     plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
@@ -210,7 +210,7 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
 
 
 def test_chunks_of_a_failed_batch_take_no_room(rows):
-    # Refused chunks of a failed batch filled the narrowed window for good: the stream hung.
+    # Regression: refused chunks of a failed batch filled the narrowed window, and the stream hung.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     book.add(
@@ -231,7 +231,7 @@ def test_chunks_of_a_failed_batch_take_no_room(rows):
 
 
 def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, client, rows):
-    # It ended the stream, though on_error says that only that batch fails.
+    # Regression: it ended the stream, although on_error="return" fails only that batch.
     named = {"hidden": rows[0], "targets": rows[1]}
     batches = [rows, named | {"head": "absent"}, named | {"weights_version": 99}, rows]
 

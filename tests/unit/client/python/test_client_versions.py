@@ -19,7 +19,7 @@ def listed(version):
 
 
 def balance_of(**versions):
-    """Servers by name, with the version each was seen to hold."""
+    """Returns servers by name, with the version that each one is known to hold."""
     balance = Balance(list(versions))
     for server, version in zip(balance.due_checks(), versions.values(), strict=True):
         balance.checked(server, listed(version), "", time.monotonic())
@@ -50,8 +50,12 @@ def test_servers_believed_to_hold_the_version_are_preferred():
     versions.asked(a, now)
 
     assert addresses(versions.choose([a, b, c], now)) == ["a", "c"]
-    assert addresses(versions.choose([b], now)) == ["b"]  # it may have changed
-    assert addresses(versions.choose([a, b, c], now + 60)) == ["a", "b", "c"]  # long ago
+    assert addresses(versions.choose([b], now)) == ["b"]  # the known version is outdated
+    assert addresses(versions.choose([a, b, c], now + 60)) == [
+        "a",
+        "b",
+        "c",
+    ]  # the known versions are outdated
 
 
 def test_a_version_that_is_gone_from_all_servers_is_given_up():
@@ -63,7 +67,7 @@ def test_a_version_that_is_gone_from_all_servers_is_given_up():
 
     assert versions.keeps(b, 2, 0)  # the call goes on with version 2
 
-    assert not versions.keeps(a, 1, 0)  # asked before that: it says nothing of the server
+    assert not versions.keeps(a, 1, 0)  # sent before the restart: says nothing about the server
     assert addresses(versions.choose([a, b], time.monotonic())) == ["a", "b"]
     assert versions.keeps(a, 2, versions.epoch)
 
@@ -150,7 +154,7 @@ def test_each_server_has_a_window_of_its_own():
 
 
 def test_overload_narrows_how_many_requests_are_under_way():
-    # AsyncClient.score sent as many as before, however often it was refused.
+    # Regression: AsyncClient.score did not send fewer requests after refusals.
     book = book_of(Balance(["a"], solo=True), chunks=20, max_inflight=4)
     jobs = send_all(book)
     assert len(jobs) == 4

@@ -1,4 +1,4 @@
-"""Leases of pickled, forked and forgotten clients."""
+"""Leases of pickled, forked and garbage-collected clients."""
 
 import gc
 import os
@@ -61,7 +61,7 @@ def test_a_forked_child_has_a_lease_of_its_own_and_leaves_the_parents(server):
     assert done.stdout.strip() == "ok", done.stderr
 
 
-def test_a_lease_that_nobody_uses_any_more_is_given_back(server, rows):
+def test_an_unreferenced_lease_is_returned(server, rows):
     client = Client(server.address)
     client.score(*rows)
     assert len(server.control.clients) == 1
