@@ -24,7 +24,7 @@ struct CpuFeatures {
 
 constexpr bool Bit(uint32_t word, int bit) { return ((word >> bit) & 1U) != 0; }
 
-/// Registers that the operating system saves and restores (XCR0).
+/// Returns the register sets that the operating system saves and restores (XCR0).
 uint64_t EnabledRegisters() {
   uint32_t low = 0;
   uint32_t high = 0;
@@ -32,7 +32,7 @@ uint64_t EnabledRegisters() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-/// Linux gives the tile registers to a process on request only.
+/// Requests the AMX tile registers; Linux grants them to a process only on request.
 bool RequestTileRegisters() {
 #if defined(__linux__)
   constexpr long kArchReqXcompPerm = 0x1023;

@@ -6,27 +6,30 @@
 
 namespace logprobd::kernels {
 
-/// Instruction sets that have kernels of their own, from the least to the most capable.
+/// Instruction sets for which there are kernels, from the least to the most capable. Each of the
+/// x86 sets includes the ones before it.
 enum class CpuIsa {
-  kGeneric,     ///< Any CPU that the compiler's default target names.
+  kGeneric,     ///< Any CPU of the compiler's default target.
   kAvx2,        ///< AVX2, FMA and F16C.
   kAvx512,      ///< AVX-512 F, BW, DQ and VL.
-  kAvx512Bf16,  ///< and AVX512-BF16: dot products of bf16 pairs.
-  kAmxBf16,     ///< and AMX-BF16: matrix products of bf16 tiles.
+  kAvx512Bf16,  ///< AVX512-BF16: dot products of bf16 pairs.
+  kAmxBf16,     ///< AMX-BF16: matrix products of bf16 tiles.
 };
 
 inline constexpr CpuIsa kAllCpuIsas[] = {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512,
                                          CpuIsa::kAvx512Bf16, CpuIsa::kAmxBf16};
 
-/// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16".
+/// Returns "generic", "avx2", "avx512", "avx512_bf16" or "amx_bf16".
 std::string_view CpuIsaName(CpuIsa isa);
+/// Inverse of CpuIsaName; nullopt for an unknown name.
 std::optional<CpuIsa> CpuIsaByName(std::string_view name);
 
-/// Whether this build has kernels for `isa` and this machine runs them: CPU and operating system.
-/// For AMX it asks the kernel, once, for the right to use the tile registers.
+/// Returns true when this build has kernels for `isa` and the CPU and the operating system of this
+/// machine support it. For AMX the first call requests permission from the operating system to use
+/// the tile registers.
 bool CpuIsaRuns(CpuIsa isa);
 
-/// The most capable that runs.
+/// Returns the most capable instruction set for which CpuIsaRuns is true.
 CpuIsa BestCpuIsa();
 
 }  // namespace logprobd::kernels

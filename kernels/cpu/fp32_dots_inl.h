@@ -1,16 +1,19 @@
 #pragma once
 
-// Dot products in fp32, for any pair of types: both sides are converted exactly.
+// Dot products in fp32 for any pair of element types: both operands are converted exactly.
 //
-// Idea      A micro-kernel keeps kRows x kVectors vectors of sums in registers while it runs
-//           through a block of hidden elements (BlockK); the block's sums are then added to the
-//           tile of dot products, so that the error grows with the block's length and the number of
-//           blocks, not with their product.
-// Work      Many rows: the block of the weight is converted once into a panel that fits the caches
-//           and serves all of them. Few rows: the micro-kernel converts as it reads.
-// Numerics  Each dot product is one chain of multiply-adds a block, in the order of the hidden
-//           elements, whatever the kernel's height and width: the same bits for any number of rows.
-// Limits    Included by one file an instruction set; everything here has internal linkage.
+// Idea      A micro-kernel keeps kRows x kVectors vectors of sums in registers while it processes a
+//           block of hidden elements (BlockK). The block's sums are then added to the tile of dot
+//           products, so the error grows with the block's length plus the number of blocks, not
+//           with their product.
+// Work      Many rows: a block of the weight is converted once into a panel that fits the caches and
+//           is used by all rows. Few rows: the micro-kernel converts while it reads.
+// Traffic   Reads the weight tile once; the panel is at most kDotScratchBytes.
+// Numerics  Each dot product is one chain of multiply-adds per block, in the order of the hidden
+//           elements, whatever the height and width of the kernel: the bits do not depend on the
+//           number of rows.
+// Limits    Each file for an instruction set includes this file; everything here has internal linkage.
+// Source    Our own.
 
 #include <cstdint>
 #include <type_traits>
@@ -21,16 +24,16 @@
 namespace logprobd::kernels {
 namespace {
 
-/// Hidden elements that are summed apart. Products of bf16 or fp16 have short mantissas, so that a
-/// chain of them rounds little and the sums over blocks cost more: fewer blocks. In fp32 it is the
-/// other way round. Measured by tests/bench/cpu_accuracy.
+/// Hidden elements per block. Products of bf16 or fp16 values have short mantissas: a chain of them
+/// rounds little, and the addition of blocks dominates the error, so blocks are longer. For fp32
+/// the opposite holds. Measured by tests/bench/cpu_accuracy.
 constexpr int64_t BlockK(Dtype weight) { return weight == Dtype::kF32 ? 64 : 128; }
 
-/// Hidden elements of a row in the packed form: pairs are never cut.
+/// Returns the hidden elements of a packed row, padded to whole pairs.
 constexpr int64_t PaddedHidden(int64_t hidden_size) { return (hidden_size + 1) / 2 * 2; }
 
-/// Weights of kVectors vectors of columns for kSteps hidden elements from k on: a panel in fp32,
-/// [num_k, kVectors * lanes].
+/// Weights in a panel of fp32, [num_k, kVectors * lanes]. Load returns kVectors vectors of columns
+/// for kSteps hidden elements, starting with element k.
 template <class V>
 struct PanelWeights {
   static constexpr int kSteps = 1;
@@ -44,7 +47,8 @@ struct PanelWeights {
   }
 };
 
-/// Likewise, straight from a packed tile: columns [column, ...), hidden elements from `k_begin` on.
+/// Weights in a packed tile, starting with a column and hidden element `k_begin`. Load is that of
+/// PanelWeights and converts to fp32.
 template <class V, Dtype kDtype>
 struct TileWeights {
   using Element = std::conditional_t<kDtype == Dtype::kF32, float, uint16_t>;
@@ -76,8 +80,8 @@ struct TileWeights {
   }
 };
 
-/// Adds num_k products to kRows x (kVectors * kLanes) dot products; `first`: sets them.
-/// hidden is [num_k, kRowBlock], of which the first kRows of each are used.
+/// Adds num_k products to kRows x (kVectors * kLanes) dot products, or sets them if `first`.
+/// `hidden` is [num_k, kRowBlock]; the first kRows of each kRowBlock are used.
 template <class V, int kRowBlock, int kRows, int kVectors, class Weights>
 inline void MicroKernel(const float* hidden, const Weights& weights, int64_t num_k, float* dots,
                         bool first) {
@@ -110,7 +114,7 @@ inline void MicroKernel(const float* hidden, const Weights& weights, int64_t num
   }
 }
 
-/// One block of rows, of which the first kRows are wanted, against the tile as it lies in memory.
+/// Multiplies the first kRows rows of one block by the packed tile.
 template <class V, int kRowBlock, int kRows, int kVectors, Dtype kDtype>
 void DirectDotsOf(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * V::kLanes;
@@ -140,8 +144,8 @@ void DirectDots(const TileDotsParams& params) {
   }
 }
 
-/// Any number of row blocks. The weights of a block of hidden elements are converted to panels,
-/// [kTileColumns / kWidth, num_k, kWidth], which all blocks share.
+/// Multiplies any number of row blocks by the tile. The weights of a block of hidden elements are
+/// converted to panels, [kTileColumns / kWidth, num_k, kWidth], which all row blocks share.
 template <class V, int kRowBlock, int kVectors, Dtype kDtype>
 void PanelDotsOf(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * V::kLanes;
@@ -189,7 +193,7 @@ void PanelDots(const TileDotsParams& params) {
   }
 }
 
-/// [blocks, PaddedHidden, kRowBlock] in fp32, zeros where there is no row or element.
+/// Packs rows as [blocks, PaddedHidden, kRowBlock] of fp32; missing rows and elements are zero.
 template <class V, int kRowBlock>
 void PackRowsF32(Dtype dtype, const void* hidden, int64_t num_rows, int64_t hidden_size,
                  void* packed) {

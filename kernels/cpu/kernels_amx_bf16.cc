@@ -1,16 +1,19 @@
 // Dot products of bf16 rows with a bf16 weight by AMX.
 //
-// Idea      Tile registers of 16 rows x 32 hidden elements and 16 pairs x 16 columns; four hold the
-//           sums of 32 x 32 (or, for up to 16 rows, 16 x 64) dot products. The weight is used as it
-//           lies in memory.
+// Idea      Operands are tile registers of 16 rows x 32 hidden elements and of 16 pairs x 16 columns;
+//           four tile registers hold the sums of 32 x 32 (or, for up to 16 rows, 16 x 64) dot
+//           products. The weight is used without conversion.
 // Work      kBlockSteps * 32 hidden elements of two groups of columns stay in the first-level cache
-//           while all blocks of rows pass; the block's sums are then added to the dot products.
-// Numerics  One step adds the products of 32 hidden elements in two chains of 16 and then adds
-//           these to the sum, all in fp32; blocks are summed apart, since one chain of all steps
-//           would round at the size of the whole sum each time (1.5 times the error at 1,024
-//           elements). The same steps in the same order for every shape.
-//           Denormal inputs and sums count as zero (the instruction's own rule).
-// Limits    The caller has asked the operating system for the tile registers (CpuIsaRuns).
+//           while all row blocks are processed; the sums of the steps are then added to the dot
+//           products.
+// Traffic   Reads the weight tile once.
+// Numerics  One step adds the products of 32 hidden elements in two chains of 16 and then adds these
+//           to the sum, all in fp32. Blocks of steps have separate sums, because one chain of all
+//           steps would round at the magnitude of the whole sum each time (1.5 times the error at
+//           1,024 elements). The steps and their order are the same for every shape. Denormal
+//           inputs and sums count as zero, as the instruction defines.
+// Limits    CpuIsaRuns has been called: it requests the tile registers from the operating system.
+// Source    Our own.
 
 #include <immintrin.h>
 
@@ -23,14 +26,15 @@ namespace logprobd::kernels::internal {
 namespace {
 
 constexpr int kRowBlock = 16;
-constexpr int64_t kStep = 32;       // hidden elements of one instruction
+constexpr int64_t kStep = 32;       // hidden elements per instruction
 constexpr int64_t kBlockSteps = 8;  // 8 * 32 elements x 32 columns of bf16: 16 KiB
 constexpr int64_t kHiddenTileElements = kRowBlock * kStep;
 constexpr int64_t kWeightTileBytes = 1024;         // 16 pairs of 16 columns
 constexpr int64_t kDotsStride = kTileColumns * 4;  // bytes
 static_assert(kStep / 2 * kGroupColumns * 4 == kWeightTileBytes);
 
-/// Some steps of all groups of columns; `weights` is at the first step of the first group.
+/// Weights of some steps of all groups of columns; `weights` points to the first step of the first
+/// group.
 struct Weights {
   const char* weights;
   int64_t group_bytes;  // from one group to the next
@@ -48,14 +52,14 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-/// The compiler does not know that tile instructions read memory.
+/// Tells the compiler that tile instructions, which it cannot see through, read `memory`.
 inline void MemoryIsReadBelow(const void* memory) {
   __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
 using Line = float __attribute__((vector_size(64)));  // a row of a tile register
 
-/// Sums of one block of steps on their way to the dot products.
+/// Sums of one block of steps, before they are added to the dot products.
 template <int kRows, int kColumns>
 struct BlockSums {
   alignas(64) float sums[kRows][kColumns];
@@ -77,7 +81,8 @@ struct BlockSums {
   }
 };
 
-/// 32 rows x 32 columns over `num_steps` steps, added to the dot products; `first`: these are set.
+/// Multiplies 32 rows by 32 columns over `num_steps` steps. The sums are added to the dot products,
+/// or stored if `first`.
 inline void Dots32x32(const uint16_t* hidden, int64_t hidden_block_elements, const char* left,
                       const char* right, int64_t num_steps, float* dots, bool first) {
   _tile_zero(0);
@@ -106,7 +111,7 @@ inline void Dots32x32(const uint16_t* hidden, int64_t hidden_block_elements, con
   if (!first) block.AddTo(dots);
 }
 
-/// 16 rows x 64 columns.
+/// As Dots32x32, for 16 rows and 64 columns.
 inline void Dots16x64(const uint16_t* hidden, const char* weights, int64_t group_bytes,
                       int64_t num_steps, float* dots, bool first) {
   _tile_zero(0);
@@ -135,7 +140,8 @@ inline void Dots16x64(const uint16_t* hidden, const char* weights, int64_t group
   if (!first) block.AddTo(dots);
 }
 
-/// All row blocks over `num_steps` steps. `hidden` is at the first of them in the first block.
+/// Multiplies all row blocks over `num_steps` steps. `hidden` points to the first of these steps in
+/// the first block.
 void DotsOfSteps(const TileDotsParams& params, const uint16_t* hidden, const Weights& weights,
                  int64_t num_steps, bool first) {
   const int64_t block_elements = Steps(params.hidden_size) * kHiddenTileElements;
@@ -156,7 +162,7 @@ void DotsOfSteps(const TileDotsParams& params, const uint16_t* hidden, const Wei
   }
 }
 
-/// The weights of a last step that is cut, filled up with zeros: [groups, 16, 16] pairs.
+/// Copies the weights of an incomplete last step, padded with zeros: [groups, 16, 16] pairs.
 void PadLastStep(const char* weights, int64_t group_bytes, int64_t rest_bytes, char* padded) {
   for (int64_t group = 0; group < kTileColumns / kGroupColumns; ++group) {
     char* to = padded + group * kWeightTileBytes;
@@ -190,7 +196,7 @@ void TileDots(const TileDotsParams& params) {
   _tile_release();
 }
 
-/// [blocks, steps, kRowBlock, kStep] of bf16; zeros where there is no row or element.
+/// Packs rows as [blocks, steps, kRowBlock, kStep] of bf16; missing rows and elements are zero.
 void PackRows(Dtype /*dtype: bf16*/, const void* hidden, int64_t num_rows, int64_t hidden_size,
               void* packed) {
   const auto* rows = static_cast<const uint16_t*>(hidden);

@@ -1,9 +1,13 @@
 // Dot products of bf16 rows with a bf16 weight by AVX512-BF16.
 //
-// Idea      As fp32_dots_inl.h, but the instruction multiplies pairs of bf16 and adds both products
-//           in fp32, and the weight is used as it lies in memory: nothing is converted.
+// Idea      As fp32_dots_inl.h, but the instruction multiplies pairs of bf16 values and adds both
+//           products in fp32. Nothing is converted.
+// Work      All row blocks are multiplied by kBlockPairs pairs of some columns before the next ones.
+// Traffic   Reads the weight tile once.
 // Numerics  Products are exact; each is added with one rounding. Denormal inputs and sums count as
-//           zero (the instruction's own rule). Blocks of 128 as in fp32.
+//           zero, as the instruction defines. Blocks have 128 elements.
+// Limits    As AVX512-BF16.
+// Source    Our own.
 
 #include <immintrin.h>
 
@@ -22,8 +26,9 @@ constexpr int64_t kBlockPairs = 64;
 
 constexpr int64_t Pairs(int64_t hidden_size) { return (hidden_size + 1) / 2; }
 
-/// Adds `num_pairs` pairs of products to kRows x (kVectors * kLanes) dot products; `first`: sets
-/// them. hidden is [num_pairs, kRowBlock], weights [kVectors, group_pairs, kLanes], all of pairs.
+/// Adds `num_pairs` pairs of products to kRows x (kVectors * kLanes) dot products, or sets them if
+/// `first`. `hidden` is [num_pairs, kRowBlock] and `weights` [kVectors, group_pairs, kLanes], both
+/// of pairs.
 template <int kRows, int kVectors>
 inline void MicroKernel(const int32_t* hidden, const int32_t* weights, int64_t group_pairs,
                         int64_t num_pairs, float* dots, bool first) {
@@ -86,7 +91,7 @@ void TileDots(const TileDotsParams& params) {
   Dots<8, 3>(params);
 }
 
-/// [blocks, pairs, kRowBlock, 2] of bf16; zeros where there is no row or element.
+/// Packs rows as [blocks, pairs, kRowBlock, 2] of bf16; missing rows and elements are zero.
 void PackRows(Dtype /*dtype: bf16*/, const void* hidden, int64_t num_rows, int64_t hidden_size,
               void* packed) {
   const auto* rows = static_cast<const uint16_t*>(hidden);

@@ -6,7 +6,7 @@
 namespace logprobd::kernels {
 namespace {
 
-/// kPair hidden elements of a column lie side by side.
+/// Packs one tile; kPair hidden elements of a column are adjacent.
 template <typename Element, int64_t kPair>
 void Pack(const Element* rows, int64_t num_columns, int64_t hidden_size, Element* tile) {
   const int64_t packed_hidden = (hidden_size + kPair - 1) / kPair * kPair;

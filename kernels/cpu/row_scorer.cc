@@ -18,7 +18,7 @@
 namespace logprobd::kernels {
 namespace {
 
-/// Largest and smallest logit of a row over the tiles that one thread saw.
+/// Combines the extremes of a tile into those of a row.
 void Join(TileExtremes& row, const TileExtremes& tile) {
   if (tile.max_logit > row.max_logit ||
       (tile.max_logit == row.max_logit && tile.argmax < row.argmax)) {
@@ -33,7 +33,7 @@ constexpr bool WantsExtremes(const ScoreRowsParams& params) {
          params.max_logit != nullptr || params.min_logit != nullptr;
 }
 
-/// Whether the entropy is taken at temperatures of its own.
+/// Returns true when the entropy has its own temperatures.
 constexpr bool HasOwnEntropy(const ScoreRowsParams& params) {
   return params.entropy_temperatures != nullptr && params.entropy != nullptr;
 }
@@ -84,7 +84,7 @@ struct RowScorer::Impl {
   void FinishRow(int64_t row, const RowSums& row_sums, const RowSums& entropy,
                  const TileExtremes& extremes, const TopList& top_list);
 
-  /// Calls `body(row, count)` for runs of at most kCombineRows rows, in parallel.
+  /// Calls `body(row, count)` for groups of at most kCombineRows consecutive rows, in parallel.
   template <typename Body>
   void ForEachRows(const Body& body) {
     pool.ForEach((num_rows + kCombineRows - 1) / kCombineRows,
@@ -110,11 +110,12 @@ struct RowScorer::Impl {
   std::vector<float> entropy_log2_scales;    // [rows]
   std::vector<float> target_logits;          // [rows]
   TopRows top;
-  std::vector<int64_t> candidate_offsets;  // [rows + 1], into the caller's arrays; or empty.
+  std::vector<int64_t>
+      candidate_offsets;  // [rows + 1], offsets into the caller's arrays; may be empty
   SharedRows shared;
-  std::vector<Reduction> reductions;  // What the last step returned.
+  std::vector<Reduction> reductions;  // arrays that the last step returned
 
-  // The rows that are scored now.
+  // The rows of the current step.
   ScoreRowsParams params;
   int64_t row_begin = 0;
   int64_t num_rows = 0;
@@ -165,7 +166,7 @@ void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row
   const int64_t hidden_row_bytes = head.hidden_size * DtypeBytes(params.hidden_dtype);
   const int64_t packed_row_bytes = dots.packed_row_bytes(head.hidden_size);
   const auto* hidden = static_cast<const std::byte*>(params.hidden) + row_begin * hidden_row_bytes;
-  // Few rows are packed faster than the threads wake.
+  // Packing few rows takes less time than waking the threads.
   constexpr int64_t kPackRows = 32;
   pool.ForEach((num_rows + kPackRows - 1) / kPackRows, [&](int64_t unit, int32_t /*worker*/) {
     const int64_t row = unit * kPackRows;
@@ -180,7 +181,7 @@ void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row
       entropy_log2_scales[i] = Log2Scale(params.entropy_temperatures[row_begin + row]);
     }
   }
-  // Shards add their targets' bits up: those that do not hold a row's target add zero.
+  // Shards add the bits of their target logits: shards that do not hold a row's target add zero.
   if (options.num_shards > 1) std::fill_n(target_logits.begin(), num_rows, 0.0F);
   if (WantsExtremes(params)) {
     for (int32_t worker = 0; worker < options.num_threads; ++worker) {
@@ -236,8 +237,8 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
       .bias = head.bias == nullptr ? nullptr : head.bias + first_column,
       .log2_scales = &log2_scales[begin],
       .entropy_log2_scales = HasOwnEntropy(params) ? &entropy_log2_scales[begin] : nullptr,
-      .squares = params.sum_p_squared != nullptr,
-      .extremes_wanted = WantsExtremes(params),
+      .wants_sum_squares = params.sum_p_squared != nullptr,
+      .wants_extremes = WantsExtremes(params),
       .sums = sums.get() + shard_tile * sizes.rows + unit_begin,
       .entropy_sums = entropy_sums.get() + shard_tile * sizes.rows + unit_begin,
       .extremes = extremes,
@@ -256,8 +257,8 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
   }
 }
 
-/// Takes the logits of the targets and candidates that lie in the tile. A candidate's place in the
-/// results holds its logit until the row is finished.
+/// Copies the logits of the targets and candidates that the tile holds. candidate_logprobs holds
+/// the logits of candidates until the row is finished.
 void RowScorer::Impl::GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_t tile,
                                    const float* tile_logits) {
   const int64_t first_column = tile * kTileColumns;
@@ -280,7 +281,7 @@ void RowScorer::Impl::GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_
   }
 }
 
-/// The step's rows of a head that is whole.
+/// Writes the scores of the step's rows, for a head with one shard.
 void RowScorer::Impl::FinishWholeRows() {
   ForEachRows([this](int64_t first, int64_t count) {
     RowSums combined[kCombineRows];
@@ -393,7 +394,7 @@ void RowScorer::Impl::FinishSharedRows() {
   });
 }
 
-/// Of the shard's tiles, over all threads. Zero has one sign, as it has in a LogitKey.
+/// Returns the extremes of a row over the shard's tiles. -0 becomes +0, as in a LogitKey.
 TileExtremes RowScorer::Impl::ExtremesOf(int64_t row) const {
   if (!WantsExtremes(params)) return kNoExtremes;
   TileExtremes extremes = row_extremes.get()[row];

@@ -11,14 +11,16 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-/// Rows of a unit of work: their tile of logits stays in the second-level cache.
+/// Most rows of a unit of work: their tile of logits stays in the second-level cache.
 constexpr int64_t kUnitRowsMax = 256;
+/// Largest DotKernel::row_block.
 constexpr int64_t kRowBlockMax = 16;
 
-/// More rows between packing and combining would not make the weight's passes visibly cheaper.
+/// Most rows of a step. With more rows per step the passes over the weight would hardly become
+/// cheaper.
 constexpr int64_t kRowsMax = 2048;
 
-/// What a workspace may take, and how much of it the threads' own parts.
+/// Most bytes of a workspace, and of its per-thread parts.
 constexpr int64_t kWorkspaceBytesMax = 48 * kMiB;
 constexpr int64_t kThreadsBytesMax = 26 * kMiB;
 
@@ -26,7 +28,8 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// Bytes a row of what shards join: exponents of both temperatures, sums, extremes, top-k lists.
+/// Returns the bytes per row of SharedRows: exponents at both temperatures, sums, extremes, top-k
+/// lists.
 int64_t SharedRowBytes(const RowScorer::Options& options) {
   if (options.num_shards == 1) return 0;
   return 2 * 4 + kSumFields * 8 + 8 + 4 + (1 + options.num_shards) * int64_t{options.top_k_max} * 8;
@@ -52,14 +55,15 @@ WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& o
   }
   const int64_t threads_bytes =
       options.num_threads * (sizes.unit_rows * kUnitRowBytes + kDotScratchBytes);
-  // Packed hidden, two sets of sums, extremes of every thread, scales, target, candidates' place.
+  // Packed hidden, two sets of sums, extremes of every thread, scales, target logit, candidate
+  // offset.
   const int64_t row_bytes = sizes.packed_row_bytes +
                             sizes.num_tiles * 2 * static_cast<int64_t>(sizeof(TileSums)) +
                             options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 20 +
                             TopRows::BytesOfRow(options.top_k_max) + SharedRowBytes(options);
   sizes.rows = std::min({(kWorkspaceBytesMax - threads_bytes) / row_bytes, kRowsMax,
                          RoundUp(options.batch_rows_max, kRowBlockMax)});
-  // Whole units where there are several; never less than a block.
+  // Whole units if there are several; never less than a block.
   const int64_t multiple = sizes.rows >= sizes.unit_rows ? sizes.unit_rows : kRowBlockMax;
   sizes.rows = std::max(sizes.rows / multiple * multiple, kRowBlockMax);
   sizes.unit_rows = std::min(sizes.unit_rows, sizes.rows);

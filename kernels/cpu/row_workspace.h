@@ -7,12 +7,12 @@
 
 #include "kernels/cpu/row_scorer.h"
 
-// The memory of a RowScorer: how much each part takes, and what it lies in.
+// The memory of a RowScorer: the sizes of its parts, and the types that hold them.
 namespace logprobd::kernels {
 
 inline constexpr size_t kWorkspaceAlignment = 64;
 
-/// Memory aligned for the kernels, not initialised.
+/// An uninitialised array, aligned for the kernels.
 template <typename T>
 class AlignedArray {
  public:
@@ -28,22 +28,23 @@ class AlignedArray {
   T* data_;
 };
 
-/// Sums of a row that shards add up: sum, weighted and squares, and sum and weighted at the
-/// entropy's own temperature.
+/// Number of sums of a row that shards add: sum, weighted and sum of squares, then sum and weighted
+/// at the entropy's own temperature.
 inline constexpr int64_t kSumFields = 5;
 
-/// How large the parts of a workspace are.
+/// Sizes of the parts of a workspace.
 struct WorkspaceSizes {
-  int64_t num_tiles;  ///< Of the shard that is sized for.
-  int64_t rows;       ///< Rows between packing and combining.
-  int64_t unit_rows;  ///< Rows of a unit of work.
-  int64_t packed_row_bytes;
-  int64_t bytes;  ///< Of it all.
+  int64_t num_tiles;         ///< Tiles of the largest shard.
+  int64_t rows;              ///< Rows of a step, from packing to combining.
+  int64_t unit_rows;         ///< Rows of a unit of work.
+  int64_t packed_row_bytes;  ///< Largest size of a packed hidden row.
+  int64_t bytes;             ///< Total size.
 };
 
 WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& options);
 
-/// What shards of a head join, for the rows of a step; empty for a head that is whole.
+/// Arrays that the shards of a head reduce, for the rows of a step; empty for a head with one
+/// shard.
 struct SharedRows {
   SharedRows(int64_t rows, const RowScorer::Options& options) {
     if (options.num_shards == 1) return;
@@ -57,10 +58,10 @@ struct SharedRows {
     gathered_keys.resize(static_cast<size_t>(options.num_shards) * lists);
   }
 
-  std::vector<int32_t> exponents;       // [2, num_rows]: at the rows' temperature, the entropy's.
+  std::vector<int32_t> exponents;       // [2, num_rows]: at the row's temperature, at the entropy's
   std::vector<int64_t> sums;            // [kSumFields, num_rows]
-  std::vector<uint64_t> max_keys;       // [num_rows], LogitKey of the largest logit.
-  std::vector<uint32_t> min_keys;       // [num_rows], ~OrderedBits of the smallest.
+  std::vector<uint64_t> max_keys;       // [num_rows], LogitKey of the largest logit
+  std::vector<uint32_t> min_keys;       // [num_rows], ~OrderedBits of the smallest logit
   std::vector<uint64_t> top_keys;       // [num_rows, top_k]
   std::vector<uint64_t> gathered_keys;  // [num_shards, num_rows, top_k]
 };

@@ -23,7 +23,7 @@ ThreadPool::ThreadPool(int32_t num_threads) {
       threads_.emplace_back([this, worker] { Work(worker); });
     }
   } catch (...) {
-    // The system gives no more threads. Those that run must end before threads_ is destroyed.
+    // The system cannot start more threads. The running ones must end before threads_ is destroyed.
     Stop();
     throw;
   }
@@ -54,7 +54,7 @@ void ThreadPool::ForEach(int64_t num_units, const std::function<void(int64_t, in
   started_.notify_all();
   loop.Run(0);
   std::unique_lock lock(mutex_);
-  // Threads that have not woken yet find no loop and go back to sleep.
+  // Threads that wake only now find no loop and go back to sleep.
   loop_ = nullptr;
   finished_.wait(lock, [this] { return busy_ == 0; });
 }

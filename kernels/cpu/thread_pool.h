@@ -9,11 +9,11 @@
 
 namespace logprobd::kernels {
 
-/// A fixed set of threads that run one loop at a time; the caller is one of them.
+/// A fixed set of threads that run one loop at a time; the calling thread takes part in it.
 class ThreadPool {
  public:
-  /// `num_threads` >= 1, the calling thread included. Throws std::system_error when the system does
-  /// not start them all; none is left running.
+  /// Starts `num_threads` - 1 threads; `num_threads` >= 1 includes the calling thread. Throws
+  /// std::system_error if the system cannot start all of them; none is left running then.
   explicit ThreadPool(int32_t num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -21,9 +21,9 @@ class ThreadPool {
 
   int32_t num_threads() const { return static_cast<int32_t>(threads_.size()) + 1; }
 
-  /// Calls `body(unit, worker)` once for every unit in [0, num_units), units taken in order by
-  /// whichever worker in [0, num_threads) is free, and returns when all are done. From one thread
-  /// at a time. `body` must not throw.
+  /// Calls `body(unit, worker)` once for every unit in [0, num_units) and returns when all calls
+  /// have returned. Units are assigned in order to the next free worker in [0, num_threads). Must
+  /// be called from one thread at a time. `body` must not throw.
   void ForEach(int64_t num_units, const std::function<void(int64_t unit, int32_t worker)>& body);
 
  private:
@@ -35,8 +35,8 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable started_;
   std::condition_variable finished_;
-  Loop* loop_ = nullptr;     // The loop that runs, guarded by mutex_.
-  uint64_t generation_ = 0;  // Loops begun so far, guarded by mutex_.
+  Loop* loop_ = nullptr;     // The running loop, guarded by mutex_.
+  uint64_t generation_ = 0;  // Loops started so far, guarded by mutex_.
   int32_t busy_ = 0;         // Threads in the loop, guarded by mutex_.
   bool stopping_ = false;    // Guarded by mutex_.
   std::vector<std::thread> threads_;

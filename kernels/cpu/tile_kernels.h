@@ -11,59 +11,61 @@ namespace logprobd::kernels {
 
 /// Dot products of some rows with the columns of one tile.
 struct TileDotsParams {
-  const void* hidden;  ///< From DotKernel::pack_rows, the first row at the start of a block.
+  const void* hidden;  ///< Output of DotKernel::pack_rows, from the start of a block.
   int64_t num_rows;    ///< >= 1
   int64_t hidden_size;
-  const void* weight_tile;  ///< packed_weight.h
+  const void* weight_tile;  ///< One tile in the layout of packed_weight.h.
   Dtype weight_dtype;
   float* dots;    ///< [num_rows rounded up to the row block, kTileColumns], written.
-  void* scratch;  ///< kDotScratchBytes, aligned to 64.
+  void* scratch;  ///< kDotScratchBytes of memory, aligned to 64 bytes.
 };
 
 inline constexpr int64_t kDotScratchBytes = int64_t{128} * kTileColumns * 4;
 
-/// A way to compute dot products. Every one of them goes through the same operations in the same
-/// order for each (row, column), whatever the other rows and wherever the row stands.
+/// An implementation of dot products. For each (row, column) it executes the same operations in the
+/// same order, whatever the other rows are and wherever the row is in the batch.
 struct DotKernel {
-  int32_t row_block;  ///< Rows that the packed form holds together.
+  int32_t row_block;  ///< Rows that the packed form interleaves.
 
-  /// Bytes of a row in the packed form.
+  /// Returns the bytes of a row in the packed form.
   int64_t (*packed_row_bytes)(int64_t hidden_size);
 
-  /// Packs `num_rows` rows of a row-major array; the last block is filled up with zeros.
+  /// Packs `num_rows` rows of a row-major array; the last block is padded with zeros.
   void (*pack_rows)(Dtype dtype, const void* hidden, int64_t num_rows, int64_t hidden_size,
                     void* packed);
 
+  /// Computes the dot products.
   void (*tile_dots)(const TileDotsParams& params);
 };
 
-/// One pass over the logits of some rows in one tile.
+/// Inputs and outputs of one pass over the dot products of some rows in one tile.
 struct CpuTileStatsParams {
-  float* logits;  ///< [num_rows, kTileColumns]: dot products, which become logits. Aligned to 64.
+  float* logits;  ///< [num_rows, kTileColumns], dot products in, logits out; aligned to 64 bytes.
   int64_t num_rows;
-  int32_t first_column;  ///< Of the tile, in the vocabulary.
-  int32_t num_columns;   ///< Valid ones, 1 to kTileColumns; the logits of the rest become -inf.
+  int32_t first_column;  ///< First column of the tile, counted in the vocabulary.
+  int32_t num_columns;  ///< Valid columns, 1 to kTileColumns; the logits of the others become -inf.
   LogitTransform transform;
   const float* bias;                 ///< [kTileColumns], or null.
   const float* log2_scales;          ///< [num_rows], c of TileSums.
   const float* entropy_log2_scales;  ///< [num_rows], or null.
-  bool squares;                      ///< Fill TileSums::sum_squares.
-  bool extremes_wanted;              ///< Fill min_logit and argmax of TileExtremes too.
+  bool wants_sum_squares;            ///< True fills TileSums::sum_squares.
+  bool wants_extremes;               ///< True fills min_logit and argmax of TileExtremes.
   TileSums* sums;                    ///< [num_rows]
-  TileSums* entropy_sums;            ///< [num_rows], at the entropy's scale; unused without scales.
-  TileExtremes* extremes;            ///< [num_rows]; max_logit always.
+  TileSums* entropy_sums;            ///< [num_rows]; not written if entropy_log2_scales is null.
+  TileExtremes* extremes;            ///< [num_rows]; max_logit is always written.
 };
 
 using TileStatsFunction = void (*)(const CpuTileStatsParams& params);
 
-/// `isa` must run on this machine. bf16 x bf16 may use instructions for it; every other pair is
-/// converted, exactly, to fp32 and multiplied there.
+/// Returns the kernel for an instruction set, which must run on this machine, and a pair of element
+/// types. Pairs other than bf16 x bf16 are converted to fp32, exactly, before they are multiplied.
 const DotKernel& DotKernelFor(CpuIsa isa, Dtype hidden, Dtype weight);
+/// Returns the tile pass for an instruction set, which must run on this machine.
 TileStatsFunction TileStatsFor(CpuIsa isa);
 
 namespace internal {
 
-/// What each file of kernels provides.
+// Each kernels_*.cc file defines those of its instruction set.
 const DotKernel& GenericDots();
 const DotKernel& Avx2Dots();
 const DotKernel& Avx512Dots();

@@ -1,17 +1,20 @@
 #pragma once
 
-// One pass over a tile of dot products, while it lies in cache: logits, their maximum, and the sums
-// of TileSums.
+// One pass over a tile of dot products while it is in the cache: it computes logits, their maximum
+// and TileSums.
 //
-// Idea      Rows go in groups of as many as a vector has lanes, so that what is done once a row
-//           (reductions over lanes, exponents) is done for all of them in vectors.
-// Numerics  2^x by rounding x to an integer and a polynomial of degree 6 for the rest (below one
-//           unit in the last place of a float). x is held at kLeast or above: such terms, -inf
-//           among them, come to less than 2^-90 of the tile's sum, far below the last place of the
-//           row's fixed-point sums. Lane i of a vector adds columns i, i + lanes, ...; then lanes
-//           are added as a tree: a fixed order. A NaN anywhere makes the sum NaN, which is how it
-//           is found.
-// Limits    Included by one file an instruction set; everything here has internal linkage.
+// Idea      Rows are processed in groups of as many as a vector has lanes, so that work per row
+//           (reductions over lanes) is done for a whole group in vectors.
+// Work      One call processes all rows of a unit.
+// Traffic   Reads the dot products from the cache; transformed logits are written back.
+// Numerics  2^x rounds x to an integer and evaluates a polynomial of degree 6 for the remainder (error
+//           below one unit in the last place of a float). x is clamped to kShiftedMin: the clamped
+//           terms, -inf among them, are less than 2^-90 of the tile's sum, far below the last place
+//           of the row's fixed-point sums. Lane i of a vector adds columns i, i + lanes, ...; then
+//           lanes are added as a tree: a fixed order. A NaN anywhere makes the sum NaN, which is
+//           how it is detected.
+// Limits    Each file for an instruction set includes this file; everything here has internal linkage.
+// Source    Our own.
 
 #include <cstdint>
 
@@ -20,13 +23,13 @@
 namespace logprobd::kernels {
 namespace {
 
-/// 2^x for x in [-126, 126], NaN for NaN.
+/// Returns 2^x for x in [-126, 126], and NaN for NaN.
 template <class V>
 inline typename V::Float Exp2(typename V::Float x) {
   using Float = typename V::Float;
   const Float n = V::Round(x);
   const Float f = V::Sub(x, n);  // exact, in [-1/2, 1/2]
-  // Minimax in relative error (2e-9) with the constant term 1, so that 2^0 is exactly 1.
+  // Minimax polynomial in relative error (2e-9) with the constant term 1, so that 2^0 is exactly 1.
   Float p = V::Set(0x1.41fbbcp-13F);
   p = V::MulAdd(p, f, V::Set(0x1.5f3e54p-10F));
   p = V::MulAdd(p, f, V::Set(0x1.3b2d4cp-7F));
@@ -37,7 +40,7 @@ inline typename V::Float Exp2(typename V::Float x) {
   return V::Scale(p, n);
 }
 
-/// tanh to about 2e-7 relative: an odd polynomial near 0, else through 2^x.
+/// Returns tanh to about 2e-7 relative: an odd polynomial near 0, an expression with 2^x elsewhere.
 template <class V>
 inline typename V::Float Tanh(typename V::Float x) {
   using Float = typename V::Float;
@@ -50,7 +53,7 @@ inline typename V::Float Tanh(typename V::Float x) {
   p = V::MulAdd(p, s, V::Set(0.13331442F));
   p = V::MulAdd(p, s, V::Set(-0.3333328F));
   const Float small = V::MulAdd(V::Mul(x, s), p, x);
-  // Beyond 10 the result rounds to 1. The order of Min's arguments keeps NaN.
+  // Beyond 10 the result rounds to 1. This order of Min's arguments propagates NaN.
   const Float e = Exp2<V>(V::Mul(V::Min(V::Set(10.0F), a), V::Set(2.88539008F)));
   const Float large = V::Sub(one, V::Div(V::Set(2.0F), V::Add(e, one)));
   return V::SelectLess(a, V::Set(0.625F), small, V::CopySign(large, x));
@@ -81,9 +84,10 @@ inline typename V::Float MaxOfRow(const float* logits) {
   return V::Max(max[0], max[1]);
 }
 
-constexpr float kLeast = -100.0F;
+/// Lower bound of y - k.
+constexpr float kShiftedMin = -100.0F;
 
-/// Sums by lane of one row at one scale.
+/// Sums per lane of one row at one scale.
 template <class V>
 struct LaneSums {
   typename V::Float sum;
@@ -102,7 +106,7 @@ inline LaneSums<V> SumsOfRow(const float* logits, float log2_scale, float expone
   for (int i = 0; i < kTileColumns / V::kLanes; ++i) {
     LaneSums<V>& to = part[i % 2];
     const Float shifted = V::MulAddOnce(V::Load(logits + i * V::kLanes), c, minus_k);
-    const Float x = V::Max(V::Set(kLeast), shifted);  // in this order NaN stays
+    const Float x = V::Max(V::Set(kShiftedMin), shifted);  // this order propagates NaN
     const Float e = Exp2<V>(x);
     to.sum = V::Add(to.sum, e);
     to.weighted = V::MulAdd(x, e, to.weighted);
@@ -112,7 +116,7 @@ inline LaneSums<V> SumsOfRow(const float* logits, float log2_scale, float expone
           V::Add(part[0].squares, part[1].squares)};
 }
 
-/// Whether a tile without any logit above -inf holds a NaN, which the maximum passes over.
+/// Returns true when the row contains a NaN. Needed when the maximum, which skips NaN, is -inf.
 inline bool HasNan(const float* logits) {
   bool has_nan = false;
   for (int column = 0; column < kTileColumns; ++column) {
@@ -121,7 +125,7 @@ inline bool HasNan(const float* logits) {
   return has_nan;
 }
 
-/// The lowest column of the tile that holds `max_logit`.
+/// Returns the lowest column of the tile whose logit is `max_logit`.
 template <class V>
 inline int32_t ArgmaxOfRow(const float* logits, float max_logit) {
   for (int column = 0; column < kTileColumns; column += V::kLanes) {
@@ -139,7 +143,8 @@ inline float MinOfRow(const float* logits, int32_t num_columns) {
   return min;
 }
 
-/// TileSums of `num_rows` (at most V::kLanes) rows, which start at `logits`, at scales[row].
+/// Computes TileSums of `num_rows` (at most V::kLanes) rows, which start at `logits`, at
+/// scales[row].
 template <class V, bool kSquares>
 inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_logits,
                         const float* scales, TileSums* sums) {
@@ -207,7 +212,7 @@ inline void StatsOfGroup(const CpuTileStatsParams& params, int64_t row_begin, in
   for (int64_t row = 0; row < num_rows; ++row) {
     TileExtremes& extremes = params.extremes[row_begin + row];
     extremes.max_logit = max_logits[row];
-    if (params.extremes_wanted) {
+    if (params.wants_extremes) {
       const float* row_logits = logits + row * kTileColumns;
       extremes.argmax = params.first_column + ArgmaxOfRow<V>(row_logits, max_logits[row]);
       extremes.min_logit = MinOfRow(row_logits, params.num_columns);
@@ -220,7 +225,7 @@ inline void TileStats(const CpuTileStatsParams& params) {
   for (int64_t row = 0; row < params.num_rows; row += V::kLanes) {
     const int64_t rest = params.num_rows - row;
     const int64_t num_rows = rest < V::kLanes ? rest : V::kLanes;
-    if (params.squares) {
+    if (params.wants_sum_squares) {
       StatsOfGroup<V, true>(params, row, num_rows);
     } else {
       StatsOfGroup<V, false>(params, row, num_rows);

@@ -1,6 +1,7 @@
 #pragma once
 
-// Eight floats in AVX2 registers, with FMA and F16C. Names as in vector_avx512.h.
+// Avx2Vector: eight floats in an AVX2 register, with FMA and F16C. vector_avx512.h documents the
+// functions.
 
 #include <immintrin.h>
 
@@ -59,7 +60,7 @@ struct Avx2Vector {
   }
 
  private:
-  /// As in vector_avx512.h: each step halves the vectors and doubles the rows in each.
+  /// As in vector_avx512.h: each step halves the number of vectors and doubles the rows per vector.
   template <class Op>
   static Float ReduceRows(const Float (&rows)[kLanes], Op op) {
     Float pairs[4];
@@ -74,7 +75,7 @@ struct Avx2Vector {
       const Float b = pairs[2 * i + 1];
       fours[i] = op(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
     }
-    // Each 128-bit half holds its half of the lanes of rows 0 to 3, or 4 to 7.
+    // Each 128-bit half holds half of the lanes of rows 0 to 3, or 4 to 7.
     return op(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
               _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
   }

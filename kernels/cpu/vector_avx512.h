@@ -1,7 +1,8 @@
 #pragma once
 
-// Sixteen floats in AVX-512 registers. A vector type of this folder is a struct of static functions
-// (vector_avx2.h and vector_generic.h have the same), given to the templates of the *_inl.h files.
+// Avx512Vector: sixteen floats in an AVX-512 register. A vector type is a struct of static
+// functions and a template argument of the *_inl.h files; vector_avx2.h and vector_generic.h define
+// the same functions.
 
 #include <immintrin.h>
 
@@ -17,7 +18,7 @@ struct Avx512Vector {
   static Float Set(float value) { return _mm512_set1_ps(value); }
   static Float Load(const float* from) { return _mm512_loadu_ps(from); }
   static void Store(float* to, Float value) { _mm512_storeu_ps(to, value); }
-  /// kLanes pairs of bf16: the first and the second of each.
+  /// Loads kLanes pairs of bf16 values: the first of each pair into `even`, the second into `odd`.
   static void LoadPairs(const uint16_t* from, Float& even, Float& odd) {
     const __m512i pairs = _mm512_loadu_si512(from);
     even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
@@ -31,39 +32,39 @@ struct Avx512Vector {
   static Float Sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static Float Mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float Div(Float a, Float b) { return _mm512_div_ps(a, b); }
-  /// a * b + c, rounded once or twice, always the same way.
+  /// Returns a * b + c, rounded once or twice, but always in the same way.
   static Float MulAdd(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-  /// a * b + c, the product exact.
+  /// Returns a * b + c with one rounding: the product is exact.
   static Float MulAddOnce(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-  /// b where either is NaN; likewise Min.
+  /// Returns the larger value, or b if either is NaN. Min likewise.
   static Float Max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static Float Min(Float a, Float b) { return _mm512_min_ps(a, b); }
   static Float Abs(Float a) { return _mm512_abs_ps(a); }
-  /// `magnitude` >= 0 with the sign of `sign`.
+  /// Returns `magnitude`, which is >= 0, with the sign of `sign`.
   static Float CopySign(Float magnitude, Float sign) {
     return _mm512_or_ps(magnitude, _mm512_and_ps(_mm512_set1_ps(-0.0F), sign));
   }
-  /// To the nearest integer; |a| < 2^22.
+  /// Rounds to the nearest integer; |a| < 2^22.
   static Float Round(Float a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
   static Float SelectLess(Float a, Float b, Float then, Float otherwise) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), otherwise, then);
   }
-  /// p * 2^n for an integer n.
+  /// Returns p * 2^n for an integer n.
   static Float Scale(Float p, Float n) { return _mm512_scalef_ps(p, n); }
-  /// Lane r of the result: the lanes of rows[r] reduced.
+  /// Reduces each vector over its lanes; lane r of the result belongs to rows[r].
   static Float ReduceAddRows(const Float (&rows)[kLanes]) {
     return ReduceRows(rows, [](Float a, Float b) { return _mm512_add_ps(a, b); });
   }
   static Float ReduceMaxRows(const Float (&rows)[kLanes]) {
     return ReduceRows(rows, [](Float a, Float b) { return _mm512_max_ps(a, b); });
   }
-  /// Bit i: lane i is equal.
+  /// Returns a mask whose bit i is set when lane i is equal.
   static uint32_t EqualMask(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 
  private:
-  /// Each step joins two vectors into one that holds both their rows in half the lanes.
+  /// Each step combines two vectors into one, which holds the rows of both in half the lanes each.
   template <class Op>
   static Float ReduceRows(const Float (&rows)[kLanes], Op op) {
     Float pairs[8];
@@ -78,7 +79,7 @@ struct Avx512Vector {
       const Float b = pairs[2 * i + 1];
       fours[i] = op(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
     }
-    // Each 128-bit quarter holds its quarter of the lanes of four rows.
+    // Each 128-bit quarter holds a quarter of the lanes of four rows.
     Float eights[2];
     for (int i = 0; i < 2; ++i) {
       const Float a = fours[2 * i];

@@ -1,6 +1,7 @@
 #pragma once
 
-// Four floats in the compiler's own vectors: any CPU. Names as in vector_avx512.h.
+// GenericVector: four floats in a vector of the compiler, for any CPU. vector_avx512.h documents
+// the functions.
 
 #include <cstdint>
 
@@ -26,8 +27,8 @@ struct GenericVector {
     odd = reinterpret_cast<Float>(pairs & static_cast<int32_t>(0xFFFF0000U));
   }
   static float HalfToFloat(uint16_t bits) {
-    // The mantissa moved to its place, then the exponent's bias mended by one exact multiplication;
-    // infinities and NaN keep an exponent of all ones.
+    // Shift the mantissa into position, then correct the exponent's bias by one exact
+    // multiplication. Infinities and NaN keep an exponent of all ones.
     const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7FFFU) << 13;
     float value = 0;
     __builtin_memcpy(&value, &magnitude, sizeof(value));
@@ -49,7 +50,8 @@ struct GenericVector {
   static Float Div(Float a, Float b) { return a / b; }
   static Float MulAdd(Float a, Float b, Float c) { return a * b + c; }
   static Float MulAddOnce(Float a, Float b, Float c) {
-    // In double the product is exact; rounding the sum to double first is harmless here.
+    // The product is exact in double. The additional rounding of the sum to double is harmless
+    // here.
     Float result;
     for (int i = 0; i < kLanes; ++i) {
       result[i] = static_cast<float>(static_cast<double>(a[i]) * static_cast<double>(b[i]) +

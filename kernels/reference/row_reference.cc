@@ -26,7 +26,7 @@ double HalfToDouble(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-/// ln sum exp(z / t), shifted by the maximum.
+/// Returns ln sum exp(z / t), computed relative to the maximum.
 double LogSumExp(std::span<const double> logits, double max_logit, double temperature) {
   double sum = 0;
   for (const double z : logits) {
@@ -35,8 +35,8 @@ double LogSumExp(std::span<const double> logits, double max_logit, double temper
   return max_logit / temperature + std::log(sum);
 }
 
-/// -sum p ln p, as lse' - E[x'] on logits shifted by the maximum, so that no two large numbers are
-/// subtracted. A -inf logit has p = 0 and adds nothing.
+/// Returns -sum p ln p as lse' - E[x'] of logits relative to the maximum, so that no large numbers
+/// are subtracted from each other. A logit of -inf has p = 0 and adds nothing.
 double Entropy(std::span<const double> logits, double max_logit, double temperature) {
   double sum = 0;
   double weighted = 0;
@@ -78,8 +78,9 @@ RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion
     return logits[static_cast<size_t>(id)] / question.temperature - row.lse;
   };
   row.logprob = logprob(question.target);
-  row.argmax_id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) -
-                                       logits.begin());  // the first of equals
+  row.argmax_id =
+      static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) -
+                           logits.begin());  // max_element returns the first of equal logits
   row.argmax_logprob = logprob(row.argmax_id);
   row.entropy = Entropy(
       logits, *max,

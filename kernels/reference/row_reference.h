@@ -9,8 +9,8 @@
 
 namespace logprobd::kernels {
 
-/// A row's scores in double precision: the truth that every kernel and engine is compared with.
-/// Meanings as in README.md of the project ("What the numbers mean"); logarithms in nats.
+/// Scores of a row in double precision, with which every kernel and engine is compared. The
+/// project's README.md defines them ("What the numbers mean"); logarithms are in nats.
 struct RowReference {
   double logprob = 0;
   double entropy = 0;
@@ -25,24 +25,24 @@ struct RowReference {
   std::vector<double> candidate_logprobs;
 };
 
-/// What to compute on one row.
+/// Parameters of the scores of one row.
 struct RowQuestion {
   int32_t target = 0;  ///< In [0, logits.size()).
   double temperature = 1;
-  double entropy_temperature = 0;  ///< 0: as `temperature`.
+  double entropy_temperature = 0;  ///< 0: `temperature`.
   int32_t top_k = 0;
   std::vector<int32_t> candidate_ids;
 };
 
-/// Scores one row of logits z (after scale, bias and cap, before temperature). A row with NaN or
-/// +inf, or with -inf alone, gives NaN and id -1.
+/// Scores one row of logits z (after scale, bias and cap, before temperature). A row with a NaN or
+/// +inf logit, or with -inf only, gives NaN and id -1.
 RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion& question);
 
-/// Element `index` of an array of `dtype`, exactly.
+/// Returns element `index` of an array of `dtype`, exactly.
 double ElementReference(const void* array, int64_t index, Dtype dtype);
 
-/// Logits of one hidden row against rows [0, vocab) of a row-major weight, in double on the exact
-/// stored values. `bias` is empty or [vocab].
+/// Returns the logits of one hidden row against rows [0, vocab) of a row-major weight, computed in
+/// double from the exact stored values. `bias` is empty or [vocab].
 std::vector<double> LogitsReference(const void* hidden_row, Dtype hidden_dtype, const void* weight,
                                     Dtype weight_dtype, int64_t vocab, int64_t hidden_size,
                                     const LogitTransform& transform, std::span<const float> bias);

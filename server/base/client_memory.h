@@ -10,21 +10,20 @@
 
 namespace logprobd {
 
-/// Makes host memory readable by GPUs in place. Without a GPU nothing needs to be done (NoPinning).
-/// Thread-safe.
+/// Page-locks host memory so that GPUs can read it in place. Thread-safe.
 class HostPinning {
  public:
   virtual ~HostPinning() = default;
 
-  /// Page-locks memory that stays mapped until Unpin: about 0.7 s for 1 GiB. RESOURCE_EXHAUSTED
-  /// when it cannot be had.
+  /// Page-locks `memory`, which must stay mapped until Unpin. Takes about 0.7 s for 1 GiB.
+  /// RESOURCE_EXHAUSTED when the system refuses.
   virtual absl::Status Pin(absl::Span<std::byte> memory) = 0;
   virtual void Unpin(absl::Span<std::byte> memory) = 0;
-  /// Whether Pin does anything: what HiddenPayload::is_pinned becomes.
+  /// Whether Pin page-locks anything; HiddenPayload::is_pinned has this value.
   virtual bool pins() const = 0;
 };
 
-/// Of a server without GPUs.
+/// Does nothing, for a server without GPUs.
 class NoPinning final : public HostPinning {
  public:
   static NoPinning& Shared() {
@@ -36,20 +35,21 @@ class NoPinning final : public HostPinning {
   bool pins() const override { return false; }
 };
 
-/// Maps memory that other processes own on this host's GPUs. Thread-safe.
+/// Maps memory of this host's GPUs that belongs to other processes. Thread-safe.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
 
-  /// The slice as a payload whose owner keeps the mapping. Mappings are kept for a while after
-  /// their last use. Whatever the handle, the GPU's context stays good. Errors:
-  ///   INVALID_ARGUMENT     no handle of living memory, or a slice beyond the allocation
-  ///   FAILED_PRECONDITION  a GPU that this server neither uses nor reaches, this process's own
-  ///                        memory, or a host that does not share GPU memory between processes
-  ///   RESOURCE_EXHAUSTED   too many mappings
+  /// Returns the slice as a payload whose owner keeps the mapping. A mapping stays open for a while
+  /// after its last use. No handle can damage the GPU's context. Errors:
+  ///   INVALID_ARGUMENT     the handle names no existing memory, or the slice exceeds the
+  ///   allocation FAILED_PRECONDITION  the server neither uses nor reaches the GPU, the memory is
+  ///   this
+  ///                        process's own, or the host does not share GPU memory between processes
+  ///   RESOURCE_EXHAUSTED   there are too many mappings
   virtual absl::StatusOr<HiddenPayload> Open(const DeviceSlice& slice) = 0;
 
-  /// Mappings that are open.
+  /// Number of open mappings.
   virtual int64_t num_mappings() const = 0;
 };
 

@@ -5,8 +5,8 @@
 
 namespace logprobd {
 
-/// Time for queues and deadlines: monotonic, with an arbitrary epoch, so that a step of the wall
-/// clock expires nothing. Never mix with absl::Now().
+/// A monotonic clock for queues and deadlines. Its epoch is arbitrary, and a step of the wall clock
+/// expires nothing. Do not mix its times with absl::Now().
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -14,11 +14,11 @@ class Clock {
   virtual absl::Time Now() const = 0;
 
   /// Waits until `condition` holds or Now() reaches `until`; returns whether it holds. `mutex` is
-  /// held on entry and exit. A fake clock returns when it has been advanced past `until`.
+  /// held on entry and exit. A fake clock returns after it was advanced past `until`.
   virtual bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
                           absl::Time until) const = 0;
 
-  /// The process's steady clock.
+  /// Returns the clock of the process.
   static const Clock& Steady();
 };
 

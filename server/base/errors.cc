@@ -37,7 +37,7 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
 }
 
 absl::Status WithDetailsForLog(absl::Status status) {
-  status.SetPayload(kDetailsUrl, absl::Cord());  // nothing on an OK status
+  status.SetPayload(kDetailsUrl, absl::Cord());  // does nothing to an OK status
   return status;
 }
 

@@ -18,8 +18,8 @@ namespace logprobd::internal {
 
 }  // namespace logprobd::internal
 
-/// Aborts when an invariant of our own is broken; the further arguments (as for absl::StrCat) give
-/// the values. Never for input: that is a Status.
+/// Aborts when an invariant of this program is broken. The message has the condition and the
+/// further arguments, which are those of absl::StrCat. Errors in input are a Status instead.
 #define LOGPROBD_CHECK(condition, ...)                                                \
   do {                                                                                \
     if (!(condition)) {                                                               \
@@ -30,21 +30,21 @@ namespace logprobd::internal {
 
 namespace logprobd {
 
-/// A RESOURCE_EXHAUSTED or UNAVAILABLE status that says when to try again. The transport sends the
-/// hint as `grpc-retry-pushback-ms` and, on a stream, in the chunk's answer.
+/// Adds to a RESOURCE_EXHAUSTED or UNAVAILABLE status when to try again. The transport sends the
+/// hint as `grpc-retry-pushback-ms` and, on a stream, in the chunk's response.
 absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after);
 
-/// The hint of a status, if it has one.
+/// Returns the retry hint of `status`, if it has one.
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
-/// A status whose message names devices, files or code: it is for the log, and the transport sends
-/// a general sentence instead. INTERNAL and DATA_LOSS need no mark.
+/// Marks a status whose message names devices, files or code. The message goes to the log, and the
+/// transport sends a general sentence instead. INTERNAL and DATA_LOSS need no mark.
 absl::Status WithDetailsForLog(absl::Status status);
 
 /// Whether the message of `status` is for the log only.
 bool HasDetailsForLog(const absl::Status& status);
 
-/// The same status with `prefix` and ": " before its message; payloads stay.
+/// Returns `status` with `prefix` and ": " before its message. The payloads stay.
 absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 
 }  // namespace logprobd
@@ -60,10 +60,10 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 #define LOGPROBD_INTERNAL_CONCAT2(a, b) a##b
 #define LOGPROBD_INTERNAL_CONCAT(a, b) LOGPROBD_INTERNAL_CONCAT2(a, b)
 
-// `target` is a declaration: it cannot stand in parentheses.
+// `target` is a declaration, which cannot be in parentheses.
 // NOLINTBEGIN(bugprone-macro-parentheses)
 
-/// Declares `target` from a StatusOr, or returns its error.
+/// Initialises the declaration `target` from a StatusOr, or returns its error.
 #define LOGPROBD_ASSIGN_OR_RETURN(target, expression) \
   LOGPROBD_INTERNAL_ASSIGN(LOGPROBD_INTERNAL_CONCAT(status_or_, __LINE__), target, expression)
 #define LOGPROBD_INTERNAL_ASSIGN(temporary, target, expression) \
@@ -77,7 +77,7 @@ absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 
 namespace logprobd {
 
-/// Why a request was refused before it was queued: the reasons of the metric rejected_total.
+/// Reasons why a request is refused before it is queued, as in the metric rejected_total.
 enum class Rejection {
   kQueueRows,
   kQueueBytes,
@@ -90,10 +90,10 @@ enum class Rejection {
   kAnswerBytes
 };
 
-/// `status` with the reason for those who count it; clients do not see it.
+/// Adds the reason to `status`, for the metrics. Clients do not see it.
 absl::Status WithRejection(absl::Status status, Rejection reason);
 
-/// The reason that `status` carries, else what its code says.
+/// Returns the reason that `status` carries, or else the reason that follows from its code.
 Rejection RejectionOf(const absl::Status& status);
 
 }  // namespace logprobd

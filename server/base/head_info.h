@@ -10,7 +10,7 @@
 
 namespace logprobd {
 
-/// Element type of hidden states and of a head's weight. Values are those of proto Dtype.
+/// Element type of hidden states and of a head's weight, with the values of proto Dtype.
 enum class Dtype : int32_t { kBf16 = 1, kF16 = 2, kF32 = 3 };
 
 constexpr int64_t DtypeBytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
@@ -83,17 +83,17 @@ struct MemoryUse {
 
 using MemoryPlan = std::vector<MemoryUse>;
 
-/// How a GPU is called in ShardPlace::device and MemoryUse::place: "gpu3" for CUDA ordinal 3.
+/// Returns the name of a GPU in ShardPlace::device and MemoryUse::place: "gpu3" for CUDA ordinal 3.
 std::string GpuName(int32_t ordinal);
 
-/// The ordinal of a GPU's name; nothing for the name of something else.
+/// Returns the CUDA ordinal of a GPU's name, or nothing when `name` is not the name of a GPU.
 std::optional<int32_t> GpuOrdinal(absl::string_view name);
 
-/// The ordinals of the GPUs that `places` name, each once, in order of first use.
+/// Returns the CUDA ordinals of the GPUs in `places`, each once, in order of first use.
 std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places);
 
-/// Whether kernels of one GPU wait for another's: a head in shards. Those on a CPU are threads, all
-/// of which the system lets run.
+/// Whether kernels of one GPU wait for kernels of another, as in a head with several shards on
+/// GPUs. CPU shards never need this: they are threads, all of which the system lets run.
 bool WaitsForPeers(absl::Span<const ShardPlace> places);
 
 }  // namespace logprobd

@@ -18,7 +18,8 @@
 namespace logprobd {
 namespace {
 
-/// The number that a file of the control group holds; nothing for "max" or without the file.
+/// Returns the number in a file of the control group, or nothing when the file holds "max" or does
+/// not exist.
 std::optional<int64_t> NumberIn(const std::string& path) {
   std::ifstream file(path);
   int64_t number = 0;
@@ -45,11 +46,11 @@ HostMemorySize ReadMeminfo(const std::string& path) {
   return size;
 }
 
-/// The system's limit, without the NUL.
+/// Longest thread name that the system stores, without the terminating NUL.
 constexpr size_t kNameBytesMax = 15;
 
 [[noreturn]] void EndProcess(const std::string& name, absl::string_view what) {
-  LogError("an exception left a thread: ending", {{"thread", name}, {"what", what}});
+  LogError("an exception left a thread; the process aborts", {{"thread", name}, {"what", what}});
   std::abort();
 }
 
@@ -83,7 +84,7 @@ absl::StatusOr<std::thread> StartThread(absl::string_view name, absl::AnyInvocab
     });
   } catch (const std::system_error& e) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the thread ", name, " cannot be started: ", e.what()));
+        absl::StrCat("the system cannot start the thread ", name, ": ", e.what()));
   }
 }
 

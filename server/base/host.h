@@ -10,18 +10,19 @@
 
 namespace logprobd {
 
-/// Memory of the host that this process can have, in bytes; 0 where the system does not say.
+/// Memory of the host that this process may use, in bytes. 0 when the system does not tell.
 struct HostMemorySize {
-  int64_t total_bytes = 0;      ///< Of the machine, or the limit of the control group.
-  int64_t available_bytes = 0;  ///< Of it, what others leave without swapping.
+  int64_t total_bytes = 0;  ///< The machine's memory, or the limit of the control group if lower.
+  int64_t available_bytes = 0;  ///< The part that is free or can be freed without swapping.
 };
 
-/// From /proc/meminfo and, below that, the control group (version 2). `root`: where to find them.
+/// Reads /proc/meminfo and the limit of the control group (version 2). `root` is a prefix of both
+/// paths, for tests.
 HostMemorySize ReadHostMemorySize(const std::string& root = "");
 
-/// Starts a thread that is called `name` in the system's tools (at most 15 bytes of it). An
-/// exception that leaves `body` ends the process like a failed check, with `name` and what it says
-/// on the log. RESOURCE_EXHAUSTED when no thread can be had; `body` is then dropped.
+/// Starts a thread that the system's tools show as `name`, cut at 15 bytes. An exception that
+/// leaves `body` is logged with `name` and aborts the process. RESOURCE_EXHAUSTED when the system
+/// gives no thread; `body` is then destroyed without a call.
 absl::StatusOr<std::thread> StartThread(absl::string_view name, absl::AnyInvocable<void()> body);
 
 }  // namespace logprobd

@@ -53,8 +53,8 @@ absl::Status CheckPublic(absl::string_view flag, const ListenAddress& address, b
   }
   return absl::FailedPreconditionError(
       absl::StrCat(flag, ": ", address.ToString(),
-                   " can be reached from outside, without encryption or authentication; use "
-                   "--insecure to allow that, or a loopback address like 127.0.0.1"));
+                   " can be reached from other hosts without encryption or authentication; "
+                   "pass --insecure to allow that, or use a loopback address like 127.0.0.1"));
 }
 
 }  // namespace logprobd

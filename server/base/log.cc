@@ -30,7 +30,7 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-/// The process's logger; its format is decided by LineOf, so spdlog only filters and writes.
+/// The logger of the process. LineOf formats the lines; spdlog only filters and writes them.
 struct LogState {
   LogState()
       : logger(std::make_shared<spdlog::logger>(
@@ -44,11 +44,12 @@ struct LogState {
 };
 
 LogState& State() {
-  static auto* const state = new LogState;  // never destroyed: threads may log while exiting
+  static auto* const state = new LogState;  // never destroyed, because threads may log during exit
   return *state;
 }
 
-/// JSON string escapes; text lines use the same, so that no value can start a new line.
+/// Escapes `text` as in a JSON string. Text lines use the same escapes, so that no value can start
+/// a new line.
 std::string Escape(absl::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -120,7 +121,7 @@ absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
   LogState& state = State();
   const std::string line = LineOf(state.format, LogLevel::kInfo, message, fields);
-  // The logger would filter the line by its level, its sinks do not.
+  // The logger would drop the line below its level; the sinks write every line.
   const spdlog::details::log_msg record(state.logger->name(), spdlog::level::info, line);
   for (const spdlog::sink_ptr& sink : state.logger->sinks()) {
     sink->log(record);

@@ -24,14 +24,14 @@ struct LogOptions {
   LogFormat format = LogFormat::kText;
 };
 
-/// Sets level and format of the process's log, which goes to standard error. Before the first
-/// thread; without it the defaults hold.
+/// Sets the level and the format of the process's log, which goes to standard error. Call it before
+/// other threads start; without a call the defaults hold.
 void ConfigureLog(const LogOptions& options);
 
-/// Changes the level alone, at any time.
+/// Changes the level. Thread-safe.
 void SetLogLevel(LogLevel level);
 
-/// INVALID_ARGUMENT lists the names.
+// Both return INVALID_ARGUMENT with the list of names.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);
 
@@ -44,11 +44,11 @@ struct LogField {
   std::string value;
 };
 
-/// Writes one line: `message` and the fields. Control characters in either are escaped, so a line
-/// stays a line whatever a client sent. Never pass hidden states, targets or scores. Thread-safe.
+/// Writes one line with `message` and the fields. Control characters are escaped, so that no text
+/// of a client can start a new line. Never pass hidden states, targets or scores. Thread-safe.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
-/// As an info line, whatever the level: for what programs wait for.
+/// Writes an info line at every log level, for lines that programs wait for.
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields = {});
 
 inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
@@ -64,15 +64,14 @@ inline void LogError(absl::string_view message, std::initializer_list<LogField> 
   Log(LogLevel::kError, message, fields);
 }
 
-/// Lets a bounded number of log lines through, so that a storm of errors does not become a storm of
-/// lines. Thread-safe.
+/// Limits the number of log lines, so that many errors do not flood the log. Thread-safe.
 class LogLimiter {
  public:
-  /// At most `lines_max` lines in each window of `window`. `clock` must outlive the limiter.
+  /// Admits at most `lines_max` lines in each period of `window`. `clock` must outlive the limiter.
   LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock);
 
-  /// The number of lines held back since the last one that was let through, or nothing when this
-  /// one is to be held back too.
+  /// Returns nothing when the line must be suppressed, else the number of lines suppressed since
+  /// the last admitted line.
   std::optional<int64_t> Admit();
 
  private:

@@ -70,8 +70,8 @@ struct ScoreColumns {
   std::vector<uint8_t> segment_greedy;
 };
 
-/// The columns that an engine fills, as views of the caller's memory. Greedy flags and segments are
-/// missing because batching computes them from these columns.
+/// Views of the caller's memory for the columns that an engine fills. There are no greedy flags and
+/// segments, because batching computes them from these columns.
 struct ScoreSpans {
   absl::Span<float> logprob;
   absl::Span<float> entropy;
@@ -207,8 +207,8 @@ constexpr int64_t ColumnBytes(OutputSet outputs, const ColumnCounts& counts) {
   return bytes;
 }
 
-/// The seconds that a request spent in each stage. For a request that was cut into parts, each
-/// figure is the longest of its parts.
+/// The time that a request spent in each stage, in seconds. For a request that was cut into parts,
+/// each figure is the longest of its parts.
 struct StageSeconds {
   double queue = 0;
   double copy = 0;
@@ -225,7 +225,8 @@ struct ScoreResult : ScoreColumns {
   StageSeconds stages;
 };
 
-/// Called exactly once, on a thread of the server; must not block.
+/// Receives the result of a request. It is called exactly once, on a thread of the server, and must
+/// not block.
 using ScoreCallback = absl::AnyInvocable<void(absl::StatusOr<ScoreResult>) &&>;
 
 }  // namespace logprobd

@@ -7,7 +7,8 @@
 namespace logprobd {
 namespace {
 
-/// A piece's span, offset and gRPC slice. A client chooses the pieces, down to a byte each.
+/// Memory for the span, the offset and the gRPC slice of a piece. A client chooses the pieces,
+/// which can be as small as one byte.
 constexpr int64_t kPieceBytes = 56;
 
 template <typename T>

@@ -15,19 +15,19 @@
 
 namespace logprobd {
 
-/// Names a region of shared memory or a lease: 16 random bytes, which nobody guesses.
+/// Id of a region of shared memory or of a lease: 16 random bytes, which nobody can guess.
 using RandomId = std::array<uint8_t, 16>;
 
-/// Where a client says that its rows lie in memory shared with the server: proto SharedMemorySlice.
-/// As parsed: the offset is aligned, offset + bytes fits into 63 bits.
+/// A parsed proto SharedMemorySlice: rows in a region that the client shares with the server. The
+/// offset is aligned, and offset + bytes is below 2^63.
 struct SharedMemorySlice {
   RandomId region = {};
   int64_t offset = 0;
   int64_t bytes = 0;
 };
 
-/// Where a client says that its rows lie in a GPU's memory: the fields of proto CudaIpcSlice but
-/// the lease. As parsed, like SharedMemorySlice.
+/// The fields of a parsed proto CudaIpcSlice without the lease: rows in a GPU's memory. The offset
+/// is aligned, and offset + bytes is below 2^63.
 struct DeviceSlice {
   std::array<uint8_t, 16> device_uuid = {};
   std::array<uint8_t, 64> handle = {};
@@ -35,7 +35,7 @@ struct DeviceSlice {
   int64_t bytes = 0;
 };
 
-/// Proto CudaIpcSlice.
+/// A parsed proto CudaIpcSlice.
 struct CudaIpcSlice {
   RandomId lease = {};
   DeviceSlice memory;
@@ -46,55 +46,57 @@ inline constexpr int kNumPriorities = 3;
 
 inline constexpr int32_t kDefaultIgnoreIndex = -100;
 
-/// Where the memory of hidden states is.
+/// Where the memory of hidden states lies.
 enum class PayloadPlace {
   kMessage,       ///< In the slices of the request's message.
-  kSharedMemory,  ///< In a region shared with the client, which may write there at any time.
-  kDevice,        ///< In memory of the GPU `gpu`, the client's: not readable by the host.
+  kSharedMemory,  ///< In a region shared with the client, which can write to it at any time.
+  kDevice,        ///< In the client's memory on GPU `gpu`, which the host cannot read.
 };
 
-/// A payload in the pieces in which it arrived; nothing is copied until a batch is formed.
+/// The hidden states of a request, in the pieces in which they arrived. Nothing is copied until a
+/// batch is formed.
 struct HiddenPayload {
-  std::vector<absl::Span<const std::byte>> pieces;  ///< One where the place is not kMessage.
-  int64_t bytes = 0;                                ///< Sum over the pieces.
+  std::vector<absl::Span<const std::byte>> pieces;  ///< One piece unless `place` is kMessage.
+  int64_t bytes = 0;                                ///< Total size of the pieces.
   std::shared_ptr<void> owner;                      ///< Keeps the pieces' memory alive.
   PayloadPlace place = PayloadPlace::kMessage;
-  bool is_pinned = false;  ///< Of the host, page-locked: GPUs copy from it in place.
-  int32_t gpu = -1;        ///< CUDA ordinal for kDevice.
+  bool is_pinned = false;  ///< True for page-locked host memory, from which GPUs copy in place.
+  int32_t gpu = -1;        ///< CUDA ordinal; -1 unless `place` is kDevice.
 };
 
-/// A request as parsed: the fields of proto ScoreRequest, small arrays decoded, nothing checked
-/// beyond the wire format. Shapes and meanings are stated there.
+/// A parsed proto ScoreRequest, which states the meaning of its fields. The small arrays are
+/// decoded. The parser checks the wire format only; ValidateRequest checks the rest.
 struct ScoreRequest {
   std::string request_id;
   std::string head;
   uint64_t weights_version = 0;
   uint64_t chunk_id = 0;
-  int32_t dtype_number = 0;  ///< As on the wire, perhaps unknown; `dtype()` once validated.
+  int32_t dtype_number = 0;  ///< The number on the wire; call `dtype()` after validation.
   int64_t rows = 0;
   int64_t hidden_size = 0;
   std::vector<int32_t> targets;         ///< [rows]
-  std::optional<float> temperature;     ///< Absent: 1.
+  std::optional<float> temperature;     ///< The default is 1.
   std::vector<float> row_temperatures;  ///< [rows], or empty.
   std::optional<float> entropy_temperature;
   int32_t ignore_index = kDefaultIgnoreIndex;
-  uint32_t output_bits = 0;  ///< As on the wire; `outputs()` once validated.
+  uint32_t output_bits = 0;  ///< The number on the wire; call `outputs()` after validation.
   int64_t top_k = 0;
   std::vector<int32_t> candidate_ids;
   std::vector<uint32_t> candidate_offsets;  ///< [rows + 1], or empty.
   std::vector<uint32_t> segment_offsets;    ///< [segments + 1], or empty.
-  int32_t priority_number = 0;              ///< As on the wire; `priority()` once validated.
+  int32_t priority_number = 0;  ///< The number on the wire; call `priority()` after validation.
   bool reject_nonfinite = false;
   HiddenPayload hidden;
-  /// Where the rows lie instead, at most one of the two; the transport makes `hidden` of it.
+  /// Where the rows lie if not in the message; at most one of the two is set. The transport finds
+  /// the memory and sets `hidden`.
   std::optional<SharedMemorySlice> shared_memory;
   std::optional<CudaIpcSlice> cuda_ipc;
 
-  /// Set by the transport, not by the client's message.
-  std::string client_id;                         ///< For fairness: metadata, else peer address.
-  absl::Time deadline = absl::InfiniteFuture();  ///< On the server's Clock.
-  absl::Time received;                           ///< On the server's Clock.
-  int64_t message_bytes = 0;  ///< The whole message, which `hidden.owner` keeps alive.
+  // The transport sets the fields below; the client's message does not have them.
+  std::string client_id;  ///< From the metadata, else the peer address. For fairness.
+  absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
+  absl::Time received;                           ///< Time of the server's Clock.
+  int64_t message_bytes = 0;  ///< Size of the whole message, which `hidden.owner` keeps alive.
 
   Dtype dtype() const { return static_cast<Dtype>(dtype_number); }
   OutputSet outputs() const { return output_bits == 0 ? kDefaultOutputs : OutputSet(output_bits); }
@@ -117,24 +119,24 @@ struct ScoreRequest {
   }
 };
 
-/// How much before a call's deadline gRPC may end it: its timers are coarser than ours.
+/// How early gRPC may end a call before its deadline, because gRPC's timers are coarse.
 inline constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(20);
 
-/// Whether a call that gRPC has cancelled at `now` ran out of time: gRPC does not say why.
+/// Whether a call that gRPC cancelled at `now` ran out of time. gRPC does not tell why it cancels.
 inline bool IsDue(absl::Time deadline, absl::Time now) { return now + kDeadlineSlack >= deadline; }
 
-// What a validated request costs in memory, for the limits that bound it. Sizes of arrays, not of
-// allocations; what is constant a request is bounded by the limits on requests.
+// The memory that a validated request needs, for the limits that bound it. The functions add the
+// sizes of arrays; the limits on the number of requests bound the constant part of each.
 
-/// The message as it arrived and what keeps track of its pieces: held until the payload has been
-/// gathered to its last row. Rows that lie in shared memory or on a GPU keep no message, and are
-/// bounded where they lie.
+/// Bytes of the message as it arrived and of the list of its pieces, which are held until the last
+/// row of the payload is gathered. Rows in shared memory or on a GPU keep no message and have
+/// limits of their own.
 int64_t PayloadBytes(const ScoreRequest& request);
 
-/// The fields decoded beside the payload: held until the request is answered.
+/// Bytes of the decoded fields without the payload, which are held until the request is answered.
 int64_t FieldBytes(const ScoreRequest& request);
 
-/// The arrays of its answer, those included that are only needed to make it.
+/// Bytes of the arrays of its answer, including arrays that are only needed to compute it.
 int64_t AnswerBytes(const ScoreRequest& request);
 
 }  // namespace logprobd

@@ -13,7 +13,7 @@
 
 namespace logprobd {
 
-/// Memory from which an engine reads a batch's hidden rows: pinned where a GPU copies from it.
+/// Memory from which an engine reads a batch's hidden rows. It is pinned if a GPU copies from it.
 class StagingBuffer {
  public:
   virtual ~StagingBuffer() = default;
@@ -25,82 +25,87 @@ class StagingBuffer {
 struct HiddenRun {
   const std::byte* data = nullptr;  ///< [num_rows, hidden_size]
   int64_t num_rows = 0;
-  int32_t gpu = -1;  ///< CUDA ordinal of the GPU whose memory it is; -1: the host's.
+  int32_t gpu = -1;  ///< CUDA ordinal of the GPU that holds the memory; -1 for host memory.
 };
 
-/// Rows to score in one call and where their scores go. All memory is the caller's and stays valid
-/// until `done`. Every row is to be scored (ignored rows never reach an engine), ids are in range.
+/// Rows to score in one call, and the memory for their scores. All memory belongs to the caller and
+/// stays valid until `done`. Every row is scored (ignored rows never reach an engine), and all ids
+/// are in range. The engine fills the columns of ScoreSpans for which
+/// OutputColumn::IsScored(outputs) holds; other spans may be empty and stay untouched.
 ///
-/// Invariance: what a row gets depends on that row alone, bit for bit, not on the other rows, their
-/// order or the outputs asked beside it.
+/// Invariance: the bits of a row's scores depend on that row alone, not on the other rows, their
+/// order or the other outputs of the batch.
 struct ScoreBatch : ScoreSpans {
-  Dtype dtype = Dtype::kBf16;         ///< Of `hidden`.
-  int64_t num_rows = 0;               ///< 1 to batch_rows_max.
-  const std::byte* hidden = nullptr;  ///< [num_rows, hidden_size], start of a StagingBuffer.
-  /// Instead of `hidden`, for engines that read rows in place: where they lie, in their order. Runs
-  /// may point into `hidden`'s buffer, into pinned host memory or into a GPU's.
+  Dtype dtype = Dtype::kBf16;         ///< Element type of `hidden`.
+  int64_t num_rows = 0;               ///< From 1 to batch_rows_max.
+  const std::byte* hidden = nullptr;  ///< [num_rows, hidden_size], the start of a StagingBuffer.
+  /// Replaces `hidden` for engines that read rows in place: the memory of all rows, in their order.
+  /// Runs may point into `hidden`'s buffer, into pinned host memory or into a GPU's memory.
   absl::Span<const HiddenRun> runs;
   absl::Span<const int32_t> targets;             ///< [num_rows]
   absl::Span<const float> temperatures;          ///< [num_rows]
-  absl::Span<const float> entropy_temperatures;  ///< [num_rows], or empty: as `temperatures`.
-  OutputSet outputs;                             ///< Union over the rows.
-  int32_t top_k = 0;                             ///< Largest of any row.
-  absl::Span<const int32_t> candidate_rows;  ///< [num_candidates], row in this batch, ascending.
+  absl::Span<const float> entropy_temperatures;  ///< [num_rows]; empty means `temperatures`.
+  OutputSet outputs;                             ///< Union of the outputs of all rows.
+  int32_t top_k = 0;                             ///< Largest top_k of any row.
+  absl::Span<const int32_t> candidate_rows;  ///< [num_candidates], ascending rows of this batch.
   absl::Span<const int32_t> candidate_ids;   ///< [num_candidates]
 
   /// [num_rows], always filled: 1 for a row whose logits hold NaN or +Inf, or only -Inf. Such a row
   /// gets NaN scores and ids of -1.
   absl::Span<uint8_t> nonfinite;
 
-  /// Seconds, filled by the engine; 0 where a stage does not exist.
-  double h2d_seconds = 0;     ///< Until a device has all rows: gather_seconds too.
-  double gather_seconds = 0;  ///< Rows that shards bring to each other.
+  // The engine sets these times, in seconds; 0 if a stage does not exist.
+  double h2d_seconds = 0;     ///< Until a device has all rows, including gather_seconds.
+  double gather_seconds = 0;  ///< Exchange of rows between shards.
   double kernel_seconds = 0;
   double combine_seconds = 0;
   double d2h_seconds = 0;
 };
 
-/// Called once when a batch's scores lie in place or it failed; must not block.
+/// Receives the status of a batch when its scores are written or it has failed. It is called once
+/// and must not block.
 using ScoreDone = absl::AnyInvocable<void(absl::Status) &&>;
 
 /// Scores batches on one replica: a ShardedEngine, or FakeEngine in tests.
 ///
-/// Threads: Start from one thread at a time; the rest from any. At most kBatchesInFlight batches
-/// are between Start and `done`; batches end in the order in which they were started. The
-/// destructor waits for the batches in flight.
+/// Threads: one thread at a time calls Start; any thread calls the other methods. At most
+/// kBatchesInFlight batches are between Start and `done`. Batches end in the order in which they
+/// were started. The destructor waits for the batches in flight.
 class ScoringEngine {
  public:
   static constexpr int kBatchesInFlight = 2;
 
   virtual ~ScoringEngine() = default;
 
-  /// The facts an engine knows: sizes, dtype, transforms, its own name.
+  /// Returns what the engine knows of the head: sizes, dtype, transforms and the engine's name.
   virtual const HeadInfo& info() const = 0;
 
-  /// Most rows of a batch; fixed at creation.
+  /// Returns the largest number of rows of a batch, which is fixed at creation.
   virtual int64_t batch_rows_max() const = 0;
 
-  /// Memory reserved at creation, staging of AllocateStaging not included.
+  /// Returns the memory that was reserved at creation, without the memory of AllocateStaging.
   virtual MemoryPlan memory() const = 0;
 
-  /// RESOURCE_EXHAUSTED when the memory is not there.
+  /// Allocates staging memory for Start. RESOURCE_EXHAUSTED when there is not enough memory.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
 
-  /// Begins to score `batch` and returns; `done` is called once, on the engine's thread. Errors,
-  /// given to `done`:
+  /// Begins to score `batch` and returns. The engine calls `done` once, on its own thread. `done`
+  /// gets one of these errors:
   ///   RESOURCE_EXHAUSTED  the batch does not fit in device memory; the engine stays usable.
   ///   INTERNAL            a device fault; healthy() is false from now on.
-  ///   UNAVAILABLE         it took too long, and healthy() is false from now on; or it was not.
+  ///   UNAVAILABLE         the engine is not healthy, or the batch took too long; healthy() is
+  ///   false
+  ///                       from now on.
   virtual void Start(ScoreBatch& batch, ScoreDone done) = 0;
 
   virtual bool healthy() const = 0;
 
-  /// Whether batches may have `runs`: rows in pinned host memory and in the memory of GPUs that
-  /// this engine's reach. False: all rows must be staged.
+  /// Whether batches may have `runs`, that is rows in pinned host memory or in the memory of GPUs
+  /// that this engine's GPUs can access. If false, all rows must be staged.
   virtual bool reads_in_place() const { return false; }
 
-  /// Rows that are computed together in a batch of `num_rows`, >= 1: those beyond a multiple take
-  /// as long as a whole step of them.
+  /// Returns the number of rows that a batch of `num_rows` rows computes together, >= 1. An
+  /// incomplete last step takes as long as a whole one.
   virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 };
 

@@ -59,7 +59,7 @@ class ServedHead {
   virtual bool ready() const = 0;
 
   /// Queues a validated request. It never blocks and copies no payload. After an error `done` is
-  /// dropped without a call; otherwise it is called once. Errors carry a reason (rejection.h):
+  /// dropped without a call; otherwise it is called once. Errors carry a reason (RejectionOf):
   ///   RESOURCE_EXHAUSTED  the queue or the client's share is full; has a retry hint (errors.h).
   ///   DEADLINE_EXCEEDED   the deadline has passed or cannot be met.
   ///   UNAVAILABLE         the head is not ready or is shutting down.

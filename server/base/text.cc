@@ -26,8 +26,8 @@ size_t Utf8SequenceLength(absl::string_view text) {
     return 1;
   }
   size_t length = 0;
-  // The second byte's range is narrower after some lead bytes: that shuts out overlong forms
-  // (E0, F0), surrogates (ED) and what lies above U+10FFFF (F4).
+  // The range of the second byte is narrower after some lead bytes, which excludes overlong forms
+  // (E0, F0), surrogates (ED) and values above U+10FFFF (F4).
   uint8_t second_min = 0x80;
   uint8_t second_max = 0xBF;
   if (lead >= 0xC2 && lead <= 0xDF) {

@@ -8,24 +8,25 @@
 
 namespace logprobd {
 
-/// Length of the well-formed UTF-8 sequence at the start of `text`, or 0 where there is none: no
-/// surrogates, no overlong forms, nothing above U+10FFFF.
+/// Returns the length of the well-formed UTF-8 sequence at the start of `text`, or 0 if there is
+/// none. Surrogates, overlong forms and values above U+10FFFF are not well-formed.
 size_t Utf8SequenceLength(absl::string_view text);
 
 /// Whether all of `text` is well-formed UTF-8.
 bool IsUtf8(absl::string_view text);
 
-/// The longest prefix of at most `bytes_max` bytes that cuts no sequence of well-formed `text`.
+/// Returns the longest prefix of well-formed `text` that has at most `bytes_max` bytes and cuts no
+/// sequence.
 absl::string_view CutUtf8(absl::string_view text, size_t bytes_max);
 
-/// `text` with '?' for each byte that is not part of a well-formed sequence.
+/// Returns `text` with '?' in place of each byte that is not part of a well-formed sequence.
 std::string ToUtf8(absl::string_view text);
 
-/// Whether well-formed `text` holds C0 or C1 control characters or DEL: they could forge log lines
-/// and drive terminals.
+/// Whether well-formed `text` holds C0 or C1 control characters or DEL, which could forge log lines
+/// or control a terminal.
 bool HasControlCharacters(absl::string_view text);
 
-/// "296.8 MiB"; below 10 KiB in bytes.
+/// Formats a size for people, such as "296.8 MiB". Sizes below 10 KiB are in bytes.
 std::string HumanBytes(int64_t bytes);
 
 }  // namespace logprobd

@@ -40,7 +40,7 @@ class Admission {
   /// What one client may hold.
   static QueueLoad ClientLimits(const Limits& limits);
 
-  // A refusal carries its reason (rejection.h).
+  // A refusal carries its reason (RejectionOf).
 
   /// OK when an idle server would admit `load`, else INVALID_ARGUMENT with the value and its limit.
   absl::Status CheckPossible(const QueueLoad& load) const;

@@ -52,7 +52,7 @@ class Batcher {
     /// admissible.
     int64_t queue_rows_max = 262'144;
     /// Most bytes of messages until they are gathered for a batch, and of fields and answers until
-    /// they are answered (request_size.h).
+    /// they are answered (score_request.h).
     int64_t queue_bytes_max = int64_t{1} << 30;
     int64_t queue_requests_max = 65'536;
     /// Share of the limits above that one client may hold, above 0, at most 1.
@@ -100,7 +100,7 @@ class Batcher {
   /// As ServedHead::Submit; the request has been validated. Also INVALID_ARGUMENT for more rows or
   /// bytes than could ever be admitted, and FAILED_PRECONDITION for a weights_version other than 0
   /// and the live one, and for rows in a GPU's memory where an engine does not read in place.
-  /// Refusals carry their reason (rejection.h).
+  /// Refusals carry their reason (RejectionOf).
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
 
   /// As ServedHead::Cancel.

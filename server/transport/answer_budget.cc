@@ -10,16 +10,17 @@
 namespace logprobd {
 namespace {
 
-/// Clients decide when they read: there is nothing to measure.
+/// A guess: clients decide when they read, so there is nothing to measure.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
 
 absl::Status TooMuch(absl::string_view whose, int64_t held, int64_t more, int64_t limit) {
-  return WithRejection(WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(
-                                          whose, " answers: ", held, " bytes are not sent yet, ",
-                                          more, " more pass the limit of ", limit,
-                                          ": read answers before asking for more")),
-                                      kRetryAfter),
-                       Rejection::kAnswerBytes);
+  return WithRejection(
+      WithRetryAfter(
+          absl::ResourceExhaustedError(absl::StrCat(
+              whose, " answers: ", held, " bytes are not sent yet, and ", more,
+              " more exceed the limit of ", limit, ": read answers before you send more requests")),
+          kRetryAfter),
+      Rejection::kAnswerBytes);
 }
 
 }  // namespace
@@ -37,15 +38,15 @@ absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_
   const absl::MutexLock lock(&mutex_);
   if (bytes > client_bytes_max_) {
     return WithRejection(
-        absl::InvalidArgumentError(
-            absl::StrCat("request: an answer of ", bytes, " bytes is more than a client may hold (",
-                         client_bytes_max_, "): ask for fewer rows, candidates or top_k at once")),
+        absl::InvalidArgumentError(absl::StrCat(
+            "request: its answer of ", bytes, " bytes exceeds what a client may hold (",
+            client_bytes_max_, "): ask for fewer rows, candidates or top_k at once")),
         Rejection::kInvalid);
   }
   Hold hold;
   if (bytes > 0) {
     if (held_ + bytes > bytes_max_) {
-      return TooMuch("all", held_, bytes, bytes_max_);
+      return TooMuch("all clients'", held_, bytes, bytes_max_);
     }
     const auto found = by_client_.find(client_id);
     const int64_t client = found == by_client_.end() ? 0 : found->second;

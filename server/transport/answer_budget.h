@@ -11,21 +11,21 @@
 
 namespace logprobd {
 
-/// Bounds the memory of answers that clients have not taken yet, in all and for each client.
+/// Bounds the memory of answers that clients have not received yet, in total and for each client.
 ///
-/// gRPC's quota covers what is received only, and the queue's limits end when a request is
-/// answered: without this, clients that send requests and do not read make the server hold every
-/// answer. An answer's bytes are taken before its request is queued, so that no work is done in
-/// vain. Thread-safe.
+/// gRPC's quota covers received messages only, and the queue's limits end when a request is
+/// answered. Without this bound, clients that send requests and do not read make the server hold
+/// every answer. The bytes of an answer are taken before its request is queued, so that no work is
+/// wasted. Thread-safe.
 class AnswerBudget {
  public:
   struct Options {
     int64_t bytes_max = int64_t{1} << 30;
-    /// Share of it that one client may hold, in (0, 1].
+    /// Share of bytes_max that one client may hold, in (0, 1].
     double client_share_max = 0.5;
   };
 
-  /// Bytes taken, given back at its end. The budget outlives it.
+  /// Bytes taken from the budget; the destructor gives them back. The budget must outlive the hold.
   class Hold {
    public:
     Hold() = default;
@@ -50,11 +50,12 @@ class AnswerBudget {
 
   explicit AnswerBudget(const Options& options);
 
-  /// Holds from now on; what has been taken stays.
+  /// Sets the limits for later calls of Take. Bytes already taken stay taken.
   void SetLimits(const Options& options);
 
-  /// RESOURCE_EXHAUSTED while the client or all together hold too much, INVALID_ARGUMENT for more
-  /// than a client may ever hold; refusals carry their reason (rejection.h).
+  /// Takes `bytes` for an answer to `client_id`. RESOURCE_EXHAUSTED while this client or all
+  /// clients together hold too much, INVALID_ARGUMENT for more than a client may ever hold. Errors
+  /// carry their reason (RejectionOf).
   absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes);
 
   int64_t held_bytes() const;

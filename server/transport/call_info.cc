@@ -33,19 +33,19 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer) {
 
 }  // namespace internal
 
-CallInfo FactsOf(const grpc::CallbackServerContext& context, const Clock& clock) {
-  CallInfo facts;
+CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  CallInfo info;
   const auto& metadata = context.client_metadata();
   const auto claimed = metadata.find("client_id");
-  facts.client_id = internal::ClientId(
+  info.client_id = internal::ClientId(
       claimed == metadata.end() ? absl::string_view()
                                 : absl::string_view(claimed->second.data(), claimed->second.size()),
       context.peer());
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    facts.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), &absl::Now);
+    info.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), &absl::Now);
   }
-  return facts;
+  return info;
 }
 
 }  // namespace logprobd

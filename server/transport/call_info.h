@@ -13,28 +13,29 @@
 
 namespace logprobd {
 
-/// What a call says beside its messages.
+/// What a gRPC call says outside its messages.
 struct CallInfo {
   std::string client_id;
-  absl::Time deadline = absl::InfiniteFuture();  ///< On the server's Clock.
+  absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
 };
 
-/// Longest client id; longer ones are cut.
+/// Longest client id in bytes; longer ids are cut.
 inline constexpr size_t kClientIdBytesMax = 64;
 
-/// Read once, when the call arrives: gRPC's deadline is on the wall clock and is carried over to
-/// `clock` by the time left now.
-CallInfo FactsOf(const grpc::CallbackServerContext& context, const Clock& clock);
+/// Reads the info of a call that has just arrived. gRPC's deadline is a time of the wall clock; the
+/// result has the time of `clock` that is equally far away now.
+CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const Clock& clock);
 
 namespace internal {
 
-/// `deadline`, on the wall clock, as a time of `clock`: what is left of it now. The wall clock is
-/// read once, so that a step of it later moves no deadline.
+/// Converts `deadline` from the wall clock to `clock`, by the time that is left now. The wall clock
+/// is read once, so that a later step of it moves no deadline.
 absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
                       absl::FunctionRef<absl::Time()> wall_now);
 
-/// The name under which a client shares: `claimed` (metadata `client_id`) with anything but
-/// letters, digits and "._:@/-" replaced by '_', else `peer` without its port.
+/// Returns the name that identifies a client for fairness: `claimed` (the metadata `client_id`)
+/// with every character except letters, digits and "._:@/-" replaced by '_', or, if `claimed` is
+/// empty, `peer` without its port.
 std::string ClientId(absl::string_view claimed, absl::string_view peer);
 
 }  // namespace internal
@@ -55,7 +56,7 @@ class WorkCount {
     return count_;
   }
 
-  /// Whether nothing was left at `until`, on `clock`.
+  /// Waits until the count is 0 or `clock` reaches `until`; returns whether the count is 0.
   bool AwaitNone(const Clock& clock, absl::Time until) {
     absl::MutexLock lock(&mutex_);
     return clock.AwaitUntil(mutex_,

@@ -22,11 +22,11 @@
 namespace logprobd {
 namespace {
 
-/// How long it leaves waiting connections alone when there is no file for them.
-constexpr absl::Duration kNoFilePause = absl::Milliseconds(50);
+/// Pause before the next attempt to accept when no file descriptor is left.
+constexpr absl::Duration kOutOfFilesPause = absl::Milliseconds(50);
 
-/// Connections that are taken before the other listeners and the wish to stop are looked at:
-/// clients could connect as fast as it takes them.
+/// Most connections to accept before the other listeners and the stop request are checked, because
+/// clients could connect as fast as the loop accepts.
 constexpr int kAcceptsMax = 64;
 
 absl::Status CannotListen(const ConnectionAcceptor::Options& options, absl::string_view reason) {
@@ -68,8 +68,8 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
   LOGPROBD_ASSIGN_OR_RETURN(std::vector<FileDescriptor> listeners, Bind(options, port));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(options.flag, ": no file to listen with: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        options.flag, ": no file descriptor is left to listen with: ", std::strerror(errno)));
   }
   return std::unique_ptr<ConnectionAcceptor>(
       new ConnectionAcceptor(options, port, std::move(listeners), std::move(wake)));
@@ -88,12 +88,12 @@ absl::StatusOr<std::vector<FileDescriptor>> ConnectionAcceptor::Bind(const Optio
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
   std::vector<FileDescriptor> listeners;
-  std::string reason = "the name has no address";
+  std::string reason = "the host name has no address";
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
     FileDescriptor listener(
         socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
     if (!listener.is_open()) {
-      reason = std::strerror(errno);  // a host without IPv6, say
+      reason = std::strerror(errno);  // for example, the host has no IPv6
       continue;
     }
     SetOn(listener.get(), SOL_SOCKET, SO_REUSEADDR);
@@ -110,7 +110,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ConnectionAcceptor::Bind(const Optio
       reason = std::strerror(errno);
       continue;
     }
-    port = PortOf(listener.get());  // the same one for the other addresses
+    port = PortOf(listener.get());  // the other addresses use the same port
     listeners.push_back(std::move(listener));
   }
   if (listeners.empty()) {
@@ -142,19 +142,20 @@ void ConnectionAcceptor::Run() {
     polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
   }
   polled.push_back({.fd = wake_.get(), .events = POLLIN, .revents = 0});
-  bool is_short_of_files = false;
+  bool is_out_of_files = false;
   while (true) {
-    // Without a file the listeners stay readable: only the wish to stop is waited for, for a while.
-    pollfd* const first = is_short_of_files ? &polled.back() : polled.data();
+    // While no file descriptor is left the listeners stay readable, so the thread polls only the
+    // stop request, for a limited time.
+    pollfd* const first = is_out_of_files ? &polled.back() : polled.data();
     const int count =
-        poll(first, is_short_of_files ? 1 : polled.size(),
-             is_short_of_files ? static_cast<int>(absl::ToInt64Milliseconds(kNoFilePause)) : -1);
+        poll(first, is_out_of_files ? 1 : polled.size(),
+             is_out_of_files ? static_cast<int>(absl::ToInt64Milliseconds(kOutOfFilesPause)) : -1);
     if (count > 0 && polled.back().revents != 0) {
       return;
     }
-    is_short_of_files = false;
+    is_out_of_files = false;
     for (size_t i = 0; i + 1 < polled.size(); ++i) {
-      is_short_of_files = !Accept(polled[i].fd) || is_short_of_files;
+      is_out_of_files = !Accept(polled[i].fd) || is_out_of_files;
     }
   }
 }
@@ -163,14 +164,15 @@ bool ConnectionAcceptor::Accept(int listener) {
   for (int i = 0; i < kAcceptsMax; ++i) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
-      // Of the others, most are a connection's that has gone already.
+      // These errors mean that the client has already closed the connection.
       if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
       return errno == EAGAIN || errno == EWOULDBLOCK;
     }
-    // The kernel gives the lowest number that is free, so a high one says that few are left.
+    // The kernel returns the lowest free number, so a high number means that few are left.
     if (socket >= OpenFilesMax() - options_.files_reserved) {
       close(socket);
-      LogDebug("a connection was closed: few files are left", {{"flag", options_.flag}});
+      LogDebug("a connection was closed because few file descriptors are left",
+               {{"flag", options_.flag}});
       continue;
     }
     SetOn(socket, IPPROTO_TCP, TCP_NODELAY);

@@ -15,36 +15,38 @@
 
 namespace logprobd {
 
-/// Listens on TCP and hands over connections.
+/// Listens on TCP and passes accepted connections to a handler.
 ///
-/// gRPC 1.51 gives up a listener for good when a connection arrives while the process has no file
-/// left. This one closes connections that would take one of the last files, and those that it
-/// cannot take it leaves to the kernel until files are free again.
+/// gRPC 1.51 closes its listener for good when a connection arrives while the process has no file
+/// descriptor left. This class closes a connection that would use one of the last descriptors. A
+/// connection that it cannot accept stays with the kernel until descriptors are free again.
 class ConnectionAcceptor {
  public:
-  /// Takes a connected socket, non-blocking, and owns it from then on. On the acceptor's thread.
+  /// Receives a connected, non-blocking socket and owns it. Called on the acceptor's thread.
   using Handler = absl::AnyInvocable<void(int socket)>;
 
   struct Options {
-    std::string flag = "--listen";  ///< Named in errors.
-    ListenAddress address;          ///< Port 0 takes a free one.
-    /// Files that are kept from connections: the process's own work needs some.
+    std::string flag = "--listen";  ///< Name of the flag in error messages.
+    ListenAddress address;          ///< Port 0 takes a free port.
+    /// Number of file descriptors that connections may not use, because the process needs them.
     int files_reserved = 64;
   };
 
-  /// Listens, without taking connections yet, on every address that the host resolves to.
-  /// UNAVAILABLE says why it cannot; RESOURCE_EXHAUSTED when there is no file left.
+  /// Listens on every address to which the host name resolves, without accepting connections yet.
+  /// UNAVAILABLE says why the address cannot be used; RESOURCE_EXHAUSTED means that no file
+  /// descriptor is left.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const Options& options);
 
-  /// As Stop.
+  /// Calls Stop.
   ~ConnectionAcceptor();
 
   int port() const { return port_; }
 
-  /// Takes connections from now on. Once.
+  /// Starts to accept connections. Call it once.
   absl::Status Start(Handler handler);
 
-  /// Refuses connections from now on. Those handed over live on. Idempotent; from one thread.
+  /// Stops listening. Connections that the handler received stay open. Idempotent; call it from one
+  /// thread.
   void Stop();
 
  private:
@@ -57,13 +59,14 @@ class ConnectionAcceptor {
 
   static absl::StatusOr<std::vector<FileDescriptor>> Bind(const Options& options, int& port);
   void Run();
-  /// Takes some of the connections that wait. False: there is no file for the next.
+  /// Accepts some of the waiting connections. Returns false when no file descriptor is left for the
+  /// next.
   bool Accept(int listener);
 
   const Options options_;
   const int port_;
   std::vector<FileDescriptor> listeners_;
-  const FileDescriptor wake_;  ///< An eventfd: readable once it is to stop.
+  const FileDescriptor wake_;  ///< An eventfd that becomes readable when the thread must stop.
   Handler handler_;
   std::thread thread_;
 };

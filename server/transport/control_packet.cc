@@ -28,7 +28,7 @@ PacketRead ReadPacket(int connection, int64_t bytes_max, std::string& packet) {
   if (size > 0) {
     return PacketRead::kPacket;
   }
-  // An empty packet and the end look alike but for the end's staying.
+  // An empty packet and the end of the connection look alike, except that the end persists.
   char next = 0;
   const ssize_t peeked = recv(connection, &next, 1, MSG_DONTWAIT | MSG_PEEK);
   return peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
@@ -61,7 +61,7 @@ bool SendPacket(int connection, absl::string_view packet, int file) {
 v1::LocalReply ReplyOf(const absl::Status& status) {
   v1::LocalReply reply;
   reply.set_status_code(static_cast<int32_t>(status.code()));
-  // An OK alone would be an empty packet, which looks like the connection's end.
+  // A reply without a message would be an empty packet, which looks like the end of the connection.
   reply.set_status_message(status.ok() ? "OK" : ClientMessage(status, "this lease"));
   return reply;
 }

@@ -10,29 +10,29 @@
 
 namespace logprobd {
 
-/// What came of reading a packet from a connection of type SOCK_SEQPACKET.
+/// The result of reading a packet from a SOCK_SEQPACKET connection.
 enum class PacketRead {
-  kNone,     ///< None has come yet.
-  kEnd,      ///< The peer has closed, or the connection is broken.
-  kTooLong,  ///< Longer than asked for: dropped.
-  kPacket
+  kNone,     ///< No packet has arrived yet.
+  kEnd,      ///< The peer closed the connection, or it is broken.
+  kTooLong,  ///< The packet was too long and was dropped.
+  kPacket    ///< A packet was read.
 };
 
-/// Reads a packet of at most `bytes_max` bytes without waiting. File descriptors that came with it
-/// are closed by the system: we take none.
+/// Reads a packet of at most `bytes_max` bytes into `packet` without waiting. The system closes
+/// file descriptors that arrive with it, because this function receives none.
 PacketRead ReadPacket(int connection, int64_t bytes_max, std::string& packet);
 
-/// Sends a packet without waiting, with file descriptor `file` unless it is -1. False when the peer
-/// is gone or has not taken what was sent before.
+/// Sends a packet without waiting, with file descriptor `file` unless it is -1. Returns false when
+/// the peer has gone or has not read the earlier packets.
 bool SendPacket(int connection, absl::string_view packet, int file);
 
-/// A reply without anything but `status`, its message cut and cleaned as for gRPC. Never empty when
-/// it is serialised.
+/// Returns a reply with `status` only, whose message is cut and cleaned as for gRPC. It is never
+/// empty when it is serialised.
 v1::LocalReply ReplyOf(const absl::Status& status);
 
 std::string BytesOf(const RandomId& id);
 
-/// INVALID_ARGUMENT, naming `field`, when `bytes` are not an id's.
+/// Copies the bytes of an id. INVALID_ARGUMENT names `field` when `bytes` has another size.
 absl::Status ReadId(absl::string_view field, absl::string_view bytes, RandomId& id);
 
 }  // namespace logprobd

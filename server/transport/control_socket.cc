@@ -32,10 +32,10 @@
 namespace logprobd {
 namespace {
 
-/// How long the system's listen queue is.
+/// Length of the system's listen queue.
 constexpr int kBacklog = 128;
 
-/// How long no connection is accepted after one could not be, for want of file descriptors.
+/// Pause before the next attempt to accept when no file descriptor is left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
 absl::Time Now() { return Clock::Steady().Now(); }
@@ -45,14 +45,14 @@ absl::Status CannotListen(const std::string& path) {
       absl::StrCat("--local: cannot listen on ", path, ": ", std::strerror(errno)));
 }
 
-/// The socket at a path: its own file, whatever is put there later.
+/// Identifies the file of a socket, so that a later file with the same path is recognised.
 struct SocketFile {
   dev_t device = 0;
   ino_t inode = 0;
 
   static SocketFile At(const std::string& path) {
-    struct stat facts = {};
-    return lstat(path.c_str(), &facts) == 0 ? SocketFile{facts.st_dev, facts.st_ino} : SocketFile();
+    struct stat info = {};
+    return lstat(path.c_str(), &info) == 0 ? SocketFile{info.st_dev, info.st_ino} : SocketFile();
   }
   bool operator==(const SocketFile& other) const {
     return device == other.device && inode == other.inode;
@@ -65,8 +65,8 @@ absl::StatusOr<FileDescriptor> Listen(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  (void)unlink(path.c_str());  // left over: nobody answers there
-  // The mode of the socket is that of its file, from the start.
+  (void)unlink(path.c_str());  // a leftover: CheckSocketPath found no server
+  // fchmod sets the mode before bind creates the file, so the file has this mode from the start.
   if (!listener.is_open() || fchmod(listener.get(), S_IRUSR | S_IWUSR) != 0 ||
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
       listen(listener.get(), kBacklog) != 0) {
@@ -88,36 +88,36 @@ struct ControlSocket::Impl {
         wake(std::move(waking)),
         file(SocketFile::At(options.path)) {}
 
-  /// A peer; of the thread that waits.
+  /// A connected peer. Only the polling thread uses it.
   struct Connection {
     uint64_t number = 0;
     FileDescriptor socket;
     pid_t process = 0;
     absl::Time connected;
-    std::optional<RandomId> lease = std::nullopt;  ///< Once it has said Hello.
-    bool is_waiting = false;                       ///< Its region is being made.
-    bool is_over = false;
+    std::optional<RandomId> lease = std::nullopt;  ///< Set by Hello.
+    bool is_waiting = false;                       ///< True while its region is being created.
+    bool is_over = false;                          ///< True when it must be closed.
   };
 
-  /// A region to be made for a connection, and what came of it.
-  struct Making {
+  /// A region to create for a connection, and the result.
+  struct Creation {
     uint64_t connection = 0;
     RandomId lease = {};
     uint64_t bytes = 0;
-    absl::StatusOr<SharedRegions::Created> created = absl::UnknownError("not made yet");
+    absl::StatusOr<SharedRegions::Created> created = absl::UnknownError("not created yet");
   };
 
   absl::Status Start();
   void Stop();
 
-  // The thread that waits.
+  // These run on the polling thread.
   void Run();
   void Accept();
   void Read(Connection& connection);
   void Take(Connection& connection, const std::string& packet);
   absl::StatusOr<v1::LocalReply> Handle(Connection& connection, const v1::LocalRequest& request);
   absl::StatusOr<v1::LocalReply> Welcome(Connection& connection, const v1::Hello& hello);
-  void AnswerMade();
+  void AnswerCreated();
   void Reply(Connection& connection, const v1::LocalReply& reply, int file_to_pass = -1);
   void EndConnections(absl::Time now);
   int PollMilliseconds(absl::Time now) const;
@@ -125,8 +125,8 @@ struct ControlSocket::Impl {
     return options.is_allowed ? options.is_allowed(user) : IsOwnOrRoot(user);
   }
 
-  // The thread that makes regions.
-  void Make();
+  // This runs on the thread that creates regions.
+  void CreateRegions();
 
   void Wake() const {
     const uint64_t one = 1;
@@ -144,14 +144,14 @@ struct ControlSocket::Impl {
 
   absl::Mutex mutex;
   bool is_stopping ABSL_GUARDED_BY(mutex) = false;
-  std::deque<Making> to_make ABSL_GUARDED_BY(mutex);
-  std::deque<Making> made ABSL_GUARDED_BY(mutex);
+  std::deque<Creation> to_create ABSL_GUARDED_BY(mutex);
+  std::deque<Creation> created_regions ABSL_GUARDED_BY(mutex);
   std::thread run_thread;
-  std::thread make_thread;
+  std::thread create_thread;
 };
 
 absl::Status ControlSocket::Impl::Start() {
-  LOGPROBD_ASSIGN_OR_RETURN(make_thread, StartThread("local-make", [this] { Make(); }));
+  LOGPROBD_ASSIGN_OR_RETURN(create_thread, StartThread("local-make", [this] { CreateRegions(); }));
   LOGPROBD_ASSIGN_OR_RETURN(run_thread, StartThread("local", [this] { Run(); }));
   return absl::OkStatus();
 }
@@ -162,7 +162,7 @@ void ControlSocket::Impl::Stop() {
     is_stopping = true;
   }
   Wake();
-  for (std::thread* thread : {&run_thread, &make_thread}) {
+  for (std::thread* thread : {&run_thread, &create_thread}) {
     if (thread->joinable()) {
       thread->join();
     }
@@ -177,24 +177,24 @@ void ControlSocket::Impl::Stop() {
   }
 }
 
-void ControlSocket::Impl::Make() {
+void ControlSocket::Impl::CreateRegions() {
   const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    return is_stopping || !to_make.empty();
+    return is_stopping || !to_create.empty();
   };
   while (true) {
-    Making making;
+    Creation creation;
     {
       const absl::MutexLock lock(&mutex, absl::Condition(&has_work));
       if (is_stopping) {
         return;
       }
-      making = std::move(to_make.front());
-      to_make.pop_front();
+      creation = std::move(to_create.front());
+      to_create.pop_front();
     }
-    making.created = regions.CreateRegion(making.lease, making.bytes);
+    creation.created = regions.CreateRegion(creation.lease, creation.bytes);
     {
       const absl::MutexLock lock(&mutex);
-      made.push_back(std::move(making));
+      created_regions.push_back(std::move(creation));
     }
     Wake();
   }
@@ -208,7 +208,7 @@ void ControlSocket::Impl::Run() {
     polled.push_back({wake.get(), POLLIN, 0});
     polled.push_back({now < accept_again ? -1 : listener.get(), POLLIN, 0});
     for (const Connection& connection : connections) {
-      // One that waits for its region is only listened to for its end.
+      // For a connection that waits for its region, only its end matters.
       const auto events = static_cast<int16_t>(connection.is_waiting ? POLLRDHUP : POLLIN);
       polled.push_back({connection.socket.get(), events, 0});
     }
@@ -233,7 +233,7 @@ void ControlSocket::Impl::Run() {
         Read(connections[i]);
       }
     }
-    AnswerMade();
+    AnswerCreated();
     EndConnections(Now());
     if (polled[1].revents != 0) {
       Accept();
@@ -241,7 +241,7 @@ void ControlSocket::Impl::Run() {
   }
 }
 
-/// One, so that many who connect delay nobody.
+/// Accepts one connection per poll, so that many new connections do not delay the others.
 void ControlSocket::Impl::Accept() {
   Connection connection;
   connection.socket =
@@ -249,7 +249,8 @@ void ControlSocket::Impl::Accept() {
   connection.connected = Now();
   if (!connection.socket.is_open()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      LogWarning("local: a connection could not be accepted", {{"error", std::strerror(errno)}});
+      LogWarning("control socket: a connection could not be accepted",
+                 {{"error", std::strerror(errno)}});
       accept_again = connection.connected + kAcceptPause;
     }
     return;
@@ -258,15 +259,16 @@ void ControlSocket::Impl::Accept() {
   socklen_t size = sizeof(peer);
   const int fd = connection.socket.get();
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || !IsAllowed(peer.uid)) {
-    LogWarning("local: another user's process was turned away",
+    LogWarning("control socket: a process of another user was refused",
                {{"user", static_cast<int64_t>(peer.uid)}, {"process", peer.pid}});
     Reply(connection, ReplyOf(absl::PermissionDeniedError(
-                          "only processes of the server's own user, and root, are let in")));
+                          "only processes of the server's own user and of root may connect")));
     return;
   }
   if (connections.size() >= static_cast<size_t>(options.connections_max)) {
-    Reply(connection, ReplyOf(absl::ResourceExhaustedError(absl::StrCat(
-                          "all ", options.connections_max, " leases are taken: try again later"))));
+    Reply(connection,
+          ReplyOf(absl::ResourceExhaustedError(absl::StrCat(
+              "all ", options.connections_max, " leases are in use: try again later"))));
     return;
   }
   connection.number = ++last_number;
@@ -294,7 +296,7 @@ void ControlSocket::Impl::Read(Connection& connection) {
 void ControlSocket::Impl::Take(Connection& connection, const std::string& packet) {
   v1::LocalRequest request;
   absl::StatusOr<v1::LocalReply> reply =
-      absl::InvalidArgumentError("LocalRequest: not a message of this kind");
+      absl::InvalidArgumentError("LocalRequest: the packet is not a well-formed message");
   if (request.ParseFromString(packet)) {
     reply = Handle(connection, request);
   }
@@ -303,7 +305,8 @@ void ControlSocket::Impl::Take(Connection& connection, const std::string& packet
   }
 }
 
-/// The reply, but for a region that is to be made: then the connection `is_waiting`.
+/// Returns the reply. For a region that must be created the reply is empty, and the connection
+/// `is_waiting`.
 absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connection,
                                                            const v1::LocalRequest& request) {
   if (request.has_hello()) {
@@ -311,10 +314,10 @@ absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connectio
   }
   if (request.kind_case() == v1::LocalRequest::KIND_NOT_SET) {
     return absl::InvalidArgumentError(
-        "LocalRequest: asks for nothing, must have hello, create_region or close_region");
+        "LocalRequest: empty, must have hello, create_region or close_region");
   }
   if (!connection.lease.has_value()) {
-    return absl::FailedPreconditionError("there is no lease yet: say hello first");
+    return absl::FailedPreconditionError("there is no lease yet: send hello first");
   }
   if (request.has_close_region()) {
     RandomId id;
@@ -323,21 +326,21 @@ absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connectio
     return ReplyOf(absl::OkStatus());
   }
   connection.is_waiting = true;
-  Making making{.connection = connection.number,
-                .lease = *connection.lease,
-                .bytes = request.create_region().bytes()};
+  Creation creation{.connection = connection.number,
+                    .lease = *connection.lease,
+                    .bytes = request.create_region().bytes()};
   const absl::MutexLock lock(&mutex);
-  to_make.push_back(std::move(making));
+  to_create.push_back(std::move(creation));
   return v1::LocalReply();
 }
 
 absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Welcome(Connection& connection,
                                                             const v1::Hello& hello) {
   if (connection.lease.has_value()) {
-    return absl::InvalidArgumentError("hello: said before on this connection");
+    return absl::InvalidArgumentError("hello: sent twice, must be sent once per connection");
   }
   LOGPROBD_ASSIGN_OR_RETURN(connection.lease, regions.OpenLease());
-  LogDebug("local: lease opened",
+  LogDebug("control socket: lease opened",
            {{"client", hello.client_id().empty() ? "" : internal::ClientId(hello.client_id(), "")},
             {"process", connection.process}});
   const SharedRegions::Options& limits = regions.options();
@@ -352,28 +355,29 @@ absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Welcome(Connection& connecti
   return reply;
 }
 
-void ControlSocket::Impl::AnswerMade() {
-  std::deque<Making> answers;
+void ControlSocket::Impl::AnswerCreated() {
+  std::deque<Creation> answers;
   {
     const absl::MutexLock lock(&mutex);
-    answers.swap(made);
+    answers.swap(created_regions);
   }
-  for (Making& making : answers) {
-    const auto found = std::find_if(
-        connections.begin(), connections.end(),
-        [&making](const Connection& connection) { return connection.number == making.connection; });
+  for (Creation& creation : answers) {
+    const auto found = std::find_if(connections.begin(), connections.end(),
+                                    [&creation](const Connection& connection) {
+                                      return connection.number == creation.connection;
+                                    });
     if (found == connections.end() || found->is_over) {
-      continue;  // the end of its lease takes the region back
+      continue;  // closing its lease takes the region back
     }
     found->is_waiting = false;
-    if (!making.created.ok()) {
-      Reply(*found, ReplyOf(making.created.status()));
+    if (!creation.created.ok()) {
+      Reply(*found, ReplyOf(creation.created.status()));
       continue;
     }
     v1::LocalReply reply;
-    reply.mutable_region()->set_id(BytesOf(making.created->id));
-    reply.mutable_region()->set_bytes(static_cast<uint64_t>(making.created->bytes));
-    Reply(*found, reply, making.created->file.get());
+    reply.mutable_region()->set_id(BytesOf(creation.created->id));
+    reply.mutable_region()->set_bytes(static_cast<uint64_t>(creation.created->bytes));
+    Reply(*found, reply, creation.created->file.get());
   }
 }
 
@@ -384,7 +388,7 @@ void ControlSocket::Impl::Reply(Connection& connection, const v1::LocalReply& re
   }
 }
 
-/// Of those that have left, and of those that have not said Hello in time.
+/// Removes the connections that are over and those that have not sent Hello in time.
 void ControlSocket::Impl::EndConnections(absl::Time now) {
   const auto is_over = [&](const Connection& connection) {
     return connection.is_over ||
@@ -418,13 +422,13 @@ absl::StatusOr<std::unique_ptr<ControlSocket>> ControlSocket::Create(const Optio
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("--local: no eventfd can be had: ", std::strerror(errno)));
+        absl::StrCat("--local: cannot create an eventfd: ", std::strerror(errno)));
   }
   LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor listener, Listen(options.path));
-  std::unique_ptr<ControlSocket> made(new ControlSocket(
+  std::unique_ptr<ControlSocket> result(new ControlSocket(
       std::make_unique<Impl>(options, regions, std::move(listener), std::move(wake))));
-  LOGPROBD_RETURN_IF_ERROR(made->impl_->Start());
-  return made;
+  LOGPROBD_RETURN_IF_ERROR(result->impl_->Start());
+  return result;
 }
 
 ControlSocket::ControlSocket(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

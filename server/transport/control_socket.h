@@ -13,30 +13,32 @@
 
 namespace logprobd {
 
-/// The control socket of clients on this host: a Unix socket of type SOCK_SEQPACKET with the
-/// messages of local.proto. A connection is a lease; what it was given is taken back when it ends.
+/// The control socket for clients on this host: a Unix socket of type SOCK_SEQPACKET with the
+/// messages of local.proto. A connection is a lease; the server takes back its regions when it
+/// ends.
 ///
-/// One thread waits for all connections, another makes regions. A peer that is slow, silent or
-/// sends nonsense holds one of `connections_max` places and nothing else: answers that it does not
-/// take are not kept, it is dropped.
+/// One thread waits for all connections, and another creates regions. A peer that is slow, silent
+/// or sends nonsense occupies one of `connections_max` connections and nothing else. The server
+/// keeps no replies that a peer does not read, but closes its connection.
 class ControlSocket {
  public:
   struct Options {
     std::string path = {};
-    /// What clients are told.
+    /// Value of Welcome.cuda_ipc.
     bool cuda_ipc = false;
     int32_t connections_max = 256;
     /// Longest time from connecting to Hello.
     absl::Duration hello_time_max = absl::Seconds(10);
-    /// Whose processes are let in. Null: those of this process's user, and root.
+    /// Whether processes of a user may connect. Null allows this process's own user and root.
     std::function<bool(uid_t)> is_allowed = nullptr;
   };
 
-  /// Longest packet that is read.
+  /// Longest packet that the server reads.
   static constexpr int64_t kPacketBytesMax = 4'096;
 
-  /// Listens, with mode 0600. Errors as CheckSocketPath, UNAVAILABLE when it cannot listen and
-  /// RESOURCE_EXHAUSTED when no thread can be had. `regions` must outlive the socket.
+  /// Listens on a socket with mode 0600. Errors are those of CheckSocketPath, UNAVAILABLE when the
+  /// process cannot listen, and RESOURCE_EXHAUSTED when the system gives no thread. `regions` must
+  /// outlive the socket.
   static absl::StatusOr<std::unique_ptr<ControlSocket>> Create(const Options& options,
                                                                SharedRegions& regions);
   /// Ends all leases and removes the socket.

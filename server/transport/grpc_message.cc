@@ -8,8 +8,8 @@
 namespace logprobd {
 
 PayloadSlices SlicesOf(const grpc::ByteBuffer& message) {
-  // Short slices hold their bytes inside the Slice object: pointers are taken only once the vector
-  // has its final place.
+  // A short slice holds its bytes inside the Slice object, so pointers are valid only after the
+  // vector has its final size.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   PayloadSlices result;
   if (!message.Valid() || !message.Dump(slices.get()).ok()) {
@@ -27,7 +27,8 @@ PayloadSlices SlicesOf(const grpc::ByteBuffer& message) {
 absl::Status ParseSmallMessage(const grpc::ByteBuffer& bytes,
                                google::protobuf::MessageLite& message) {
   if (!bytes.Valid()) {
-    return absl::InvalidArgumentError(absl::StrCat(message.GetTypeName(), ": no message"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(message.GetTypeName(), ": the call has no message"));
   }
   if (bytes.Length() > kSmallMessageBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(message.GetTypeName(), ": ", bytes.Length(),

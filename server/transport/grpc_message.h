@@ -12,21 +12,21 @@
 
 namespace logprobd {
 
-/// A received message in the slices in which gRPC read it. Nothing is copied: the slices stay
-/// alive, and charged to gRPC's memory quota, as long as `owner`.
+/// A received message in the slices into which gRPC read it. Nothing is copied. The slices live,
+/// and count against gRPC's memory quota, as long as `owner`.
 struct PayloadSlices {
   std::shared_ptr<void> owner;
   std::vector<absl::Span<const std::byte>> pieces;
   int64_t bytes = 0;
 };
 
+/// Returns the slices of `message`; none when gRPC received no message.
 PayloadSlices SlicesOf(const grpc::ByteBuffer& message);
 
-/// Most bytes of a request that Protobuf parses: those hold names and numbers only.
+/// Largest request that Protobuf parses, in bytes. Such requests hold only names and numbers.
 inline constexpr size_t kSmallMessageBytesMax = 64 << 10;
 
-/// Parses a small message. INVALID_ARGUMENT when it is malformed (a typed method would answer
-/// UNIMPLEMENTED) or too large.
+/// Parses a small message. INVALID_ARGUMENT when it is malformed or too large.
 absl::Status ParseSmallMessage(const grpc::ByteBuffer& bytes,
                                google::protobuf::MessageLite& message);
 

@@ -38,18 +38,18 @@ namespace {
 constexpr char kServiceName[] = "logprobd.v1.Scoring";
 constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
 
-// A connection without traffic is asked after a minute whether its peer is still there, so that a
-// host that vanished does not hold its requests.
+// After a minute without traffic the server pings the peer, so that a host that vanished does not
+// hold its requests.
 constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
-/// A connection that has not said so much as HTTP/2's preface by then is closed.
+/// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
-/// What a client may send of a request before it hears from us. With HTTP/2's 64 KiB a small
-/// request of a few rows stands still in its middle until a window update has come back.
+/// How much of a request a client may send before the first window update. With HTTP/2's default of
+/// 64 KiB a request of a few rows would stall until a window update arrives.
 constexpr int kLookaheadBytes = 1 << 20;
 
-/// gRPC's reflection plug-in joins every server of a process that links it; this takes it out of
-/// those that should not have it.
+/// Removes gRPC's reflection plug-in from servers that must not have it. The plug-in joins every
+/// server of a process that links it.
 class ReflectionOption final : public grpc::ServerBuilderOption {
  public:
   explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
@@ -68,8 +68,8 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   bool enabled_;
 };
 
-/// What of gRPC is set for the process, once: health for every server, reflection available, and
-/// its own log lines at our debug level, since clients can cause them at will.
+/// Makes the process-wide settings of gRPC once: health for every server, reflection available, and
+/// gRPC's log lines at the debug level, because clients can cause them at will.
 void PrepareGrpc() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -89,7 +89,7 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
   }
   if (options.receive_bytes_max < 2 * options.message_bytes_max) {
     return absl::InvalidArgumentError(absl::StrCat("receive_bytes_max: ", options.receive_bytes_max,
-                                                   ", must hold two messages, at least ",
+                                                   ", must have room for two messages, at least ",
                                                    2 * options.message_bytes_max));
   }
   if (options.streams_max < 1) {
@@ -115,7 +115,7 @@ absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::
 }
 
 void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder) {
-  // Without it a second server could take the same port and half of the connections.
+  // With port reuse a second server could take the same port and half of the connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.streams_max);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -125,25 +125,25 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
-  // Decompression is not charged to the quota: a small message could inflate to gigabytes.
+  // Decompression does not count against the quota, and a small message could inflate to gigabytes.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // The message limit alone does not bound memory: what is over it is received before it is
-  // refused.
+  // The message limit alone does not bound memory, because gRPC receives a message that is too
+  // large before it refuses it.
   grpc::ResourceQuota quota("logprobd");
   quota.Resize(static_cast<size_t>(options.receive_bytes_max));
   builder.SetResourceQuota(quota);
   builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
 }
 
-/// A gRPC server whose TCP connections come from an acceptor of ours. The acceptor ends first: what
-/// it hands over after the server's end is closed.
+/// A gRPC server that gets its TCP connections from a ConnectionAcceptor. The acceptor stops first,
+/// because the server would close later connections.
 struct Listener {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<ConnectionAcceptor> acceptor;
 
-  /// Builds the server and takes connections. UNAVAILABLE when gRPC does not start.
+  /// Builds the server and accepts connections. UNAVAILABLE when gRPC does not start.
   absl::Status Start(grpc::ServerBuilder& builder) {
     handler = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
@@ -169,14 +169,15 @@ struct Listener {
   }
 };
 
-/// Null where there is to be none, or where it cannot be had and need not.
-absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenLocal(const GrpcServer::Options& options,
-                                                          Metrics& metrics) {
-  if (options.local.empty()) {
+/// Opens the Unix and control sockets. Returns null when the options name no socket, or when an
+/// optional socket cannot be opened.
+absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenSameHostAccess(
+    const GrpcServer::Options& options, Metrics& metrics) {
+  if (options.unix_socket.empty()) {
     return nullptr;
   }
   std::error_code error;
-  const std::string path = std::filesystem::absolute(options.local, error).string();
+  const std::string path = std::filesystem::absolute(options.unix_socket, error).string();
   absl::Status status = CheckSocketPath("--local", path);
   if (status.ok()) {
     absl::StatusOr<std::unique_ptr<SameHostAccess>> local =
@@ -193,23 +194,23 @@ absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenLocal(const GrpcServer::Opti
   if (!options.unix_socket_is_optional) {
     return status;
   }
-  LogInfo("no local socket", {{"reason", status.message()}});
+  LogInfo("the server has no Unix socket", {{"reason", status.message()}});
   return nullptr;
 }
 
-ServerInfo FactsOf(const GrpcServer::Options& options, const SameHostAccess* local) {
-  ServerInfo facts{options.version, {"tcp"}};
+ServerInfo ServerInfoOf(const GrpcServer::Options& options, const SameHostAccess* local) {
+  ServerInfo info{options.version, {"tcp"}};
   if (local != nullptr) {
-    facts.local = local->facts();
-    facts.transports.emplace_back("unix");
-    if (facts.local->shared_memory) {
-      facts.transports.emplace_back("shm");
+    info.same_host = local->info();
+    info.transports.emplace_back("unix");
+    if (info.same_host->shared_memory) {
+      info.transports.emplace_back("shm");
     }
-    if (facts.local->cuda_ipc) {
-      facts.transports.emplace_back("cuda_ipc");
+    if (info.same_host->cuda_ipc) {
+      info.transports.emplace_back("cuda_ipc");
     }
   }
-  return facts;
+  return info;
 }
 
 void SetHealth(grpc::Server* server, bool serving) {
@@ -223,18 +224,18 @@ void SetHealth(grpc::Server* server, bool serving) {
 }  // namespace
 
 struct GrpcServer::Impl {
-  Impl(const HeadRegistry& heads, ServerInfo facts, const AnswerBudget::Options& answers,
-       std::unique_ptr<SameHostAccess> local_access, Metrics& metrics, const Clock& clock)
-      : local(std::move(local_access)),
-        service(heads, std::move(facts), answers, local.get(), metrics, clock),
+  Impl(const HeadRegistry& heads, ServerInfo info, const AnswerBudget::Options& answers,
+       std::unique_ptr<SameHostAccess> access, Metrics& metrics, const Clock& clock)
+      : same_host(std::move(access)),
+        service(heads, std::move(info), answers, same_host.get(), metrics, clock),
         clock(clock) {}
 
-  const std::unique_ptr<SameHostAccess> local;  // null: none
+  const std::unique_ptr<SameHostAccess> same_host;  // null without a Unix socket
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
-  /// Answers UNIMPLEMENTED: health and reflection come from gRPC, but a server without a service of
-  /// its own does not start.
+  /// Answers UNIMPLEMENTED. Health and reflection come from gRPC, but a gRPC server without any
+  /// other service does not start.
   grpc::CallbackGenericService admin_methods;
   Listener data;
   Listener admin;
@@ -259,11 +260,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                             CheckedAddress("--listen", options.listen, options.insecure));
   PrepareGrpc();
 
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local, OpenLocal(options, metrics));
-  const std::string local_path = local == nullptr ? "" : local->facts().grpc_path;
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
+                            OpenSameHostAccess(options, metrics));
+  const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
   const AnswerBudget::Options answers{.bytes_max = options.answer_bytes_max,
                                       .client_share_max = options.answer_client_share};
-  auto impl = std::make_unique<Impl>(heads, FactsOf(options, local.get()), answers,
+  auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), answers,
                                      std::move(local), metrics, clock);
 
   LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
@@ -308,7 +310,7 @@ int GrpcServer::admin_port() const {
 }
 
 std::string GrpcServer::unix_socket_path() const {
-  return impl_->local == nullptr ? "" : impl_->local->facts().grpc_path;
+  return impl_->same_host == nullptr ? "" : impl_->same_host->info().grpc_path;
 }
 
 void GrpcServer::SetServing(bool serving) {
@@ -326,7 +328,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     SetServing(false);
     ScoreHandler& handler = impl_->service.handler();
     handler.RefuseNew();
-    // Not gRPC's own grace: it would also wait for idle streams and for watchers of the health
+    // gRPC's own grace period would also wait for idle streams and for watchers of the health
     // service, which never end by themselves.
     const absl::Time until = impl_->clock.Now() + grace;
     handler.work().AwaitNone(impl_->clock, until);
@@ -337,8 +339,8 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     const auto now = std::chrono::system_clock::now();
     impl_->data.Shutdown(now);
     impl_->admin.Shutdown(now);
-    if (impl_->local != nullptr) {
-      impl_->local->Stop();
+    if (impl_->same_host != nullptr) {
+      impl_->same_host->Stop();
     }
   });
 }

@@ -15,61 +15,66 @@
 
 namespace logprobd {
 
-/// The gRPC listeners: data (TCP), local (Unix socket) and admin, with health and, by flag,
-/// reflection.
+/// The gRPC listeners: the data listener (TCP and optionally a Unix socket) and the admin listener.
+/// Both have the health service and, if switched on, reflection.
 class GrpcServer {
  public:
   struct Options {
-    /// host:port; port 0 takes a free one.
+    /// Address host:port of the data listener. Port 0 takes a free port.
     std::string listen = "127.0.0.1:8470";
-    /// Path of a Unix socket, with the control socket of local_socket.h beside it; empty: none.
-    std::string local;
-    /// Serve without it, with a line of the log, where it cannot be had.
+    /// Path of a Unix socket; the control socket lies next to it. Empty: there is no Unix socket.
+    std::string unix_socket;
+    /// True serves without the Unix socket, and logs that, when it cannot be opened.
     bool unix_socket_is_optional = false;
     SharedRegions::Options shared_memory;
     HostPinning* pinning = &NoPinning::Shared();
-    DeviceMemory* devices = nullptr;  ///< For CUDA IPC; null: off.
-    /// host:port of the admin listener; empty: none.
+    DeviceMemory* devices = nullptr;  ///< Null switches CUDA IPC off.
+    /// Address host:port of the admin listener. Empty: there is none.
     std::string admin;
-    /// Allows a listener on a public address without TLS.
+    /// Allows listeners on public addresses, which have no encryption and no authentication.
     bool insecure = false;
     bool reflection = false;
+    /// Largest message in bytes.
     int64_t message_bytes_max = int64_t{64} << 20;
-    /// Memory for messages being received or queued, over all connections (gRPC ResourceQuota).
+    /// Memory for messages of all connections that are being received or queued (gRPC
+    /// ResourceQuota).
     int64_t receive_bytes_max = int64_t{2} << 30;
+    /// Most concurrent calls of a connection.
     int32_t streams_max = 256;
-    /// Bytes of answers, from the queueing of their requests until clients have taken them, in all.
+    /// Most bytes of all answers, counted from the queueing of a request until its client has
+    /// received the answer.
     int64_t answer_bytes_max = int64_t{1} << 30;
-    /// Share of answer_bytes_max that one client may hold, above 0, at most 1.
+    /// Share of answer_bytes_max that one client may hold, in (0, 1].
     double answer_client_share = 0.5;
     std::string version;
   };
 
-  /// Binds and serves; health says NOT_SERVING until SetServing(true). Errors: INVALID_ARGUMENT (an
+  /// Binds and serves. Health is NOT_SERVING until SetServing(true). Errors: INVALID_ARGUMENT (an
   /// address), FAILED_PRECONDITION (public address without `insecure`), UNAVAILABLE (port in use).
-  /// References must outlive the server; `metrics` and `pinning` also the requests that it passed
-  /// on. `weights` is served on the admin listener; null: there is no Weights service.
+  /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
+  /// that it submitted. The admin listener serves `weights`; null means that there is no Weights
+  /// service.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
                                                             const HeadRegistry& heads,
                                                             Metrics& metrics, const Clock& clock,
                                                             WeightStore* weights = nullptr);
   ~GrpcServer();
 
-  /// Port of the data listener.
+  /// Returns the port of the data listener.
   int port() const;
-  /// Port of the admin listener, or 0.
+  /// Returns the port of the admin listener, or 0.
   int admin_port() const;
-  /// Path of the Unix socket; empty: none.
+  /// Returns the path of the Unix socket, or an empty string.
   std::string unix_socket_path() const;
 
-  /// What grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
+  /// Sets what grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
   void SetServing(bool serving);
 
-  /// As answer_bytes_max and answer_client_share of Options, from now on.
+  /// Changes answer_bytes_max and answer_client_share of Options.
   void SetAnswerLimits(int64_t bytes_max, double client_share);
 
-  /// Refuses new calls, lets calls in flight, Verify included, finish for `grace`, then cancels
-  /// them. Idempotent.
+  /// Refuses new calls, waits at most `grace` for the calls in flight, including Verify, and
+  /// cancels the rest. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:

@@ -16,7 +16,7 @@ namespace {
 absl::string_view WithoutDetails(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kResourceExhausted:
-      return "the engine had no memory for the batch";
+      return "the engine has no memory for the batch";
     case absl::StatusCode::kInternal:
       return "internal error";
     default:
@@ -28,10 +28,11 @@ absl::string_view WithoutDetails(absl::StatusCode code) {
 
 std::string ClientMessage(const absl::Status& status, absl::string_view log_id) {
   if (HasDetailsForLog(status)) {
-    return absl::StrCat(WithoutDetails(status.code()), ": the server's log has the details under ",
+    return absl::StrCat(WithoutDetails(status.code()), "; the server's log has the details under ",
                         log_id);
   }
-  // Messages quote what clients and files say; one bad byte would make a client refuse the answer.
+  // A message may quote text of a client or a file, and one bad byte would make a client reject the
+  // whole response.
   return std::string(CutUtf8(ToUtf8(status.message()), kStatusMessageBytesMax));
 }
 
@@ -39,7 +40,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id) 
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  // Both number their codes alike.
+  // Both enums have the same values.
   return {static_cast<grpc::StatusCode>(status.code()), ClientMessage(status, log_id)};
 }
 

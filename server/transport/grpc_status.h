@@ -11,25 +11,26 @@
 
 namespace logprobd {
 
-/// Longest message sent to a client; headers have a limit of 8 KiB in all.
+/// Longest message that is sent to a client. gRPC limits all headers together to 8 KiB.
 inline constexpr size_t kStatusMessageBytesMax = 1'024;
 
-/// The message of `status` as a client may see it: valid UTF-8, cut at a character, and for what
-/// has details for the log (errors.h: they name devices and files) a general sentence that names
-/// `log_id`, under which the log has them.
+/// Returns the message of `status` for a client: valid UTF-8, cut at a character. A status with
+/// details for the log (HasDetailsForLog) gives a general sentence instead, which names `log_id`,
+/// the id of the log line.
 std::string ClientMessage(const absl::Status& status, absl::string_view log_id = "this request_id");
 
+/// Converts `status`, with its ClientMessage.
 grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id = "this request_id");
 
-/// As ToGrpcStatus with the whole message, for the admin listener: who may change the weights may
-/// know the names of files and devices.
+/// Converts `status` with its whole message, for the admin listener: a client that may change the
+/// weights may also see the names of files and devices.
 grpc::Status ToAdminStatus(const absl::Status& status);
 
-/// The retry hint of `status` in milliseconds, 0: none.
+/// Returns the retry hint of `status` in milliseconds, or 0 when it has none.
 uint32_t RetryAfterMs(const absl::Status& status);
 
 /// Adds the retry hint of `status`, if it has one, to the trailing metadata
-/// (`grpc-retry-pushback-ms`). Before Finish.
+/// (`grpc-retry-pushback-ms`). Call it before Finish.
 void AddRetryHint(const absl::Status& status, grpc::CallbackServerContext& context);
 
 }  // namespace logprobd

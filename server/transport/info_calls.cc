@@ -29,8 +29,8 @@ void Fill(const RequestLimits& limits, v1::Limits& out) {
 }
 
 void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
-  const std::shared_ptr<const HeadInfo> facts = head.info();
-  const HeadInfo& info = *facts;
+  const std::shared_ptr<const HeadInfo> live_info = head.info();
+  const HeadInfo& info = *live_info;
   out.set_name(info.name);
   out.set_model_type(info.model_type);
   out.set_vocab_size(static_cast<uint32_t>(info.vocab_size));
@@ -60,7 +60,7 @@ void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
   }
 }
 
-void Fill(const SameHostAccess::Facts& local, v1::LocalAccess& out) {
+void Fill(const SameHostAccess::Info& local, v1::LocalAccess& out) {
   out.set_boot_id(local.boot_id);
   out.set_grpc_path(local.grpc_path);
   out.set_control_path(local.control_path);
@@ -85,7 +85,7 @@ v1::VerifyResponse ToProto(const VerifyReport& report, const HeadInfo& info) {
   return out;
 }
 
-/// Gives log lines of Verify, which has no request_id, a name of their own.
+/// Returns an id for the log lines of a Verify call, which has no request_id.
 std::string NewLogId() {
   static std::atomic<int64_t> last = 0;
   return absl::StrCat("verify-", ++last);
@@ -100,7 +100,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
         context_(context),
         response_(response),
         received_(handler.clock().Now()),
-        deadline_(FactsOf(context, handler.clock()).deadline) {
+        deadline_(CallInfoOf(context, handler.clock()).deadline) {
     handler_.work().Begin();
   }
 
@@ -110,7 +110,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     }
   }
 
-  /// The client left, the deadline passed or the server's grace did.
+  /// Called when the client left, the deadline passed, or the server's grace period ended.
   void OnCancel() override { stop_->store(true); }
 
   void OnDone() override {
@@ -198,8 +198,8 @@ grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const Server
     for (const std::shared_ptr<ServedHead>& head : heads.List()) {
       Fill(*head, server, *answer.add_heads());
     }
-    if (server.local.has_value()) {
-      Fill(*server.local, *answer.mutable_local());
+    if (server.same_host.has_value()) {
+      Fill(*server.same_host, *answer.mutable_local());
     }
     response = SerializeMessage(answer);
   }

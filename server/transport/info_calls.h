@@ -15,22 +15,23 @@
 
 namespace logprobd {
 
-/// What ListHeads says of the server itself.
+/// What ListHeads reports about the server itself.
 struct ServerInfo {
   std::string version;
   std::vector<std::string> transports;  ///< "tcp", "unix", "shm", "cuda_ipc".
-  std::optional<SameHostAccess::Facts> local = std::nullopt;
+  std::optional<SameHostAccess::Info> same_host = std::nullopt;
 };
 
-/// Answers ListHeads. gRPC owns what is returned.
+/// Answers ListHeads. gRPC owns the returned reactor.
 grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerInfo& server,
                                          Metrics& metrics, const Clock& clock,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request,
                                          grpc::ByteBuffer& response);
 
-/// Answers Verify. gRPC owns what is returned. It counts as work of `handler`; a probe that takes
-/// long (the whole weight is read) ends when its call is cancelled or its deadline passes.
+/// Answers Verify. gRPC owns the returned reactor. The call counts as work of `handler`. A probe
+/// reads the whole weight, which may take long; it ends when the call is cancelled or its deadline
+/// passes.
 grpc::ServerUnaryReactor* StartVerify(ScoreHandler& handler, grpc::CallbackServerContext& context,
                                       const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 

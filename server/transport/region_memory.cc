@@ -20,13 +20,13 @@
 namespace logprobd {
 namespace {
 
-absl::Status NotGiven(int64_t bytes, absl::string_view call) {
-  return absl::ResourceExhaustedError(absl::StrCat("the host gives no ", bytes,
-                                                   " bytes of memory to share: ", call, ": ",
-                                                   std::strerror(errno)));
+absl::Status Refused(int64_t bytes, absl::string_view call) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the host refuses ", bytes, " bytes of memory to share: ", call, ": ", std::strerror(errno)));
 }
 
-/// Takes the pages now: with a full host the client gets an error, and nobody a SIGBUS later.
+/// Allocates the pages now, so that on a full host the client gets an error and nobody a SIGBUS
+/// later.
 bool TakePages(int file, int64_t bytes) {
   while (fallocate(file, 0, 0, bytes) != 0) {
     if (errno != EINTR) {
@@ -51,29 +51,29 @@ absl::StatusOr<RegionMemory> RegionMemory::Create(int64_t bytes, HostPinning& pi
   bytes = RoundUp(bytes);
   if (bytes > available_bytes - available_bytes / 8) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the host has no ", bytes, " bytes of memory to share: it has ",
-                     available_bytes, ", of which an eighth stays"));
+        absl::StrCat("the host cannot share ", bytes, " bytes of memory: ", available_bytes,
+                     " bytes are available, of which one eighth is kept free"));
   }
   RegionMemory memory(pinning);
   memory.file_ = FileDescriptor(memfd_create("logprobd-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const int file = memory.file_.get();
   if (file < 0) {
-    return NotGiven(bytes, "memfd_create");
+    return Refused(bytes, "memfd_create");
   }
   if (ftruncate(file, bytes) != 0) {
-    return NotGiven(bytes, "ftruncate");
+    return Refused(bytes, "ftruncate");
   }
   if (!TakePages(file, bytes)) {
-    return NotGiven(bytes, "fallocate");
+    return Refused(bytes, "fallocate");
   }
   const auto size = static_cast<size_t>(bytes);
   void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
   if (mapped == MAP_FAILED) {
-    return NotGiven(bytes, "mmap");
+    return Refused(bytes, "mmap");
   }
   memory.mapped_ = absl::MakeSpan(static_cast<std::byte*>(mapped), size);
   if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return NotGiven(bytes, "sealing");
+    return Refused(bytes, "fcntl(F_ADD_SEALS)");
   }
   LOGPROBD_RETURN_IF_ERROR(pinning.Pin(memory.mapped_));
   memory.is_pinned_ = true;
@@ -106,14 +106,14 @@ absl::StatusOr<std::shared_ptr<RegionReaper>> RegionReaper::Create(int64_t bytes
 
 absl::Status RegionReaper::Take(int64_t bytes) {
   const auto is_decided = [this, bytes]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return bytes <= bytes_max_ - bytes_ || num_buried_ == 0;
+    return bytes <= bytes_max_ - bytes_ || num_released_ == 0;
   };
   const absl::MutexLock lock(&mutex_, absl::Condition(&is_decided));
   if (bytes > bytes_max_ - bytes_) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("regions of all clients have ", HumanBytes(bytes_), ", with ",
-                     HumanBytes(bytes), " more they would pass --shared-memory-bytes ",
-                     HumanBytes(bytes_max_), ": close some, or try later"));
+        absl::StrCat("the regions of all clients have ", HumanBytes(bytes_), "; ",
+                     HumanBytes(bytes), " more would exceed --shared-memory-bytes ",
+                     HumanBytes(bytes_max_), ": close some regions, or try again later"));
   }
   bytes_ += bytes;
   return absl::OkStatus();
@@ -130,7 +130,7 @@ std::shared_ptr<const Region> RegionReaper::Hold(std::shared_ptr<RegionReaper> r
   const auto bytes = static_cast<int64_t>(memory.bytes().size());
   std::shared_ptr<const Region> region(
       new Region(std::move(memory)),
-      [reaper = std::move(reaper)](Region* unheld) { reaper->Bury(unheld); });
+      [reaper = std::move(reaper)](Region* unused) { reaper->Release(unused); });
   const absl::MutexLock lock(&counting.mutex_);
   ++counting.num_mapped_;
   counting.mapped_bytes_ += bytes;
@@ -138,10 +138,10 @@ std::shared_ptr<const Region> RegionReaper::Hold(std::shared_ptr<RegionReaper> r
   return region;
 }
 
-void RegionReaper::Bury(Region* region) {
+void RegionReaper::Release(Region* region) {
   {
     const absl::MutexLock lock(&mutex_);
-    ++num_buried_;
+    ++num_released_;
     if (!is_stopping_) {
       region->next = std::exchange(waiting_, region);
       return;
@@ -154,7 +154,7 @@ void RegionReaper::Unmap(Region* region) {
   const auto bytes = static_cast<int64_t>(region->memory.bytes().size());
   delete region;
   const absl::MutexLock lock(&mutex_);
-  --num_buried_;
+  --num_released_;
   bytes_ -= bytes;
   mapped_bytes_ -= bytes;
   --num_mapped_;

@@ -14,12 +14,12 @@
 namespace logprobd {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "arrays are sent as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "arrays are sent without conversion");
 
 constexpr uint32_t kVarintType = 0;
 constexpr uint32_t kBytesType = 2;
 
-/// Below it a copy is cheaper than a slice of its own.
+/// Smallest array that gets a slice of its own. Smaller arrays are cheaper to copy.
 constexpr size_t kSliceBytesMin = 4'096;
 
 void AppendVarint(std::string& out, uint64_t value) {
@@ -49,7 +49,8 @@ void AppendBytes(std::string& out, uint32_t field, absl::string_view bytes) {
   }
 }
 
-/// A message as small fields, gathered in one buffer, and large arrays between them.
+/// Writes a message: small fields collect in one buffer, and large arrays become slices between
+/// them.
 class MessageWriter {
  public:
   std::string& buffer() { return buffer_; }

@@ -16,13 +16,14 @@ struct ScoreReply {
   absl::Status status;
   std::string request_id;
   uint64_t chunk_id = 0;
-  Metrics::Transport transport = Metrics::Transport::kTcp;  ///< Of the request's rows.
+  Metrics::Transport transport =
+      Metrics::Transport::kTcp;  ///< How the rows of the request arrived.
   ScoreResult result;
-  AnswerBudget::Hold hold;  ///< Of the result: to be kept until it has been sent.
+  AnswerBudget::Hold hold;  ///< Budget of the result; keep it until the result is sent.
 };
 
-/// `reply` as a serialised proto ScoreResponse. Large arrays are not copied: they move into slices
-/// of the message.
+/// Serialises `reply` as a proto ScoreResponse. Large arrays are not copied but move into slices of
+/// the message.
 grpc::ByteBuffer EncodeScoreReply(ScoreReply reply);
 
 }  // namespace logprobd

@@ -10,7 +10,7 @@
 namespace logprobd {
 namespace {
 
-/// The same for all processes of a host, and for no other host.
+/// Returns an id that all processes of this host share and that no other host has.
 std::string BootId() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
@@ -21,38 +21,39 @@ std::string BootId() {
 
 SameHostAccess::SameHostAccess(const Options& options)
     : devices_(options.devices),
-      facts_{.boot_id = BootId(),
-             .grpc_path = options.grpc_path,
-             .control_path = absl::StrCat(options.grpc_path, kControlSuffix),
-             .shared_memory = options.regions.bytes_max > 0,
-             .cuda_ipc = options.devices != nullptr} {}
+      info_{.boot_id = BootId(),
+            .grpc_path = options.grpc_path,
+            .control_path = absl::StrCat(options.grpc_path, kControlSuffix),
+            .shared_memory = options.regions.bytes_max > 0,
+            .cuda_ipc = options.devices != nullptr} {}
 
 absl::StatusOr<std::unique_ptr<SameHostAccess>> SameHostAccess::Create(const Options& options,
                                                                        Metrics& metrics) {
   std::unique_ptr<SameHostAccess> access(new SameHostAccess(options));
   LOGPROBD_ASSIGN_OR_RETURN(access->regions_,
                             SharedRegions::Create(options.regions, *options.pinning, metrics));
-  LOGPROBD_ASSIGN_OR_RETURN(access->socket_,
-                            ControlSocket::Create({.path = access->facts_.control_path,
-                                                   .cuda_ipc = access->facts_.cuda_ipc},
-                                                  *access->regions_));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      access->socket_, ControlSocket::Create(
+                           {.path = access->info_.control_path, .cuda_ipc = access->info_.cuda_ipc},
+                           *access->regions_));
   return access;
 }
 
 absl::StatusOr<HiddenPayload> SameHostAccess::Find(const ScoreRequest& request) const {
   if (request.shared_memory.has_value()) {
-    if (!facts_.shared_memory) {
+    if (!info_.shared_memory) {
       return absl::FailedPreconditionError(
-          "shared_memory: switched off on this server (--shared-memory-bytes 0)");
+          "shared_memory: switched off on this server (--shared-memory-bytes 0); send the rows in "
+          "`hidden`");
     }
     return regions_->Find(*request.shared_memory);
   }
   if (devices_ == nullptr) {
     return absl::FailedPreconditionError(
-        "cuda_ipc: switched off on this server (--cuda-ipc switches it on, where there are GPUs)");
+        "cuda_ipc: switched off on this server (--cuda-ipc switches it on if the server has GPUs)");
   }
   if (!regions_->HasLease(request.cuda_ipc->lease)) {
-    return absl::NotFoundError("cuda_ipc.lease: no such lease: its connection has ended");
+    return absl::NotFoundError("cuda_ipc.lease: no such lease; its connection has ended");
   }
   return devices_->Open(request.cuda_ipc->memory);
 }

@@ -12,53 +12,53 @@
 
 namespace logprobd {
 
-/// What clients on this host use beside gRPC: the control socket, and the memory that their
+/// What clients on this host use in addition to gRPC: the control socket, and the memory that their
 /// requests name. Thread-safe.
 class SameHostAccess {
  public:
   struct Options {
-    /// Path of the Unix socket of gRPC, absolute; the control socket lies beside it, with
+    /// Absolute path of the Unix socket of gRPC. The control socket has the same path with
     /// kControlSuffix.
     std::string grpc_path;
     SharedRegions::Options regions;
     HostPinning* pinning = &NoPinning::Shared();
-    DeviceMemory* devices = nullptr;  ///< Null: no CUDA IPC.
+    DeviceMemory* devices = nullptr;  ///< Null switches CUDA IPC off.
   };
 
   static constexpr char kControlSuffix[] = ".control";
 
-  /// What is to be known to find it.
-  struct Facts {
-    std::string boot_id;  ///< Of the host since its start; empty if the system does not say.
+  /// What ListHeads tells clients, so that they find the sockets.
+  struct Info {
+    std::string boot_id;  ///< Identifies a boot of this host; empty if the system has no boot id.
     std::string grpc_path;
     std::string control_path;
     bool shared_memory = false;
     bool cuda_ipc = false;
   };
 
-  /// Listens. Errors are those of ControlSocket::Create. References must outlive it, and `pinning`
-  /// and `metrics` every payload.
+  /// Opens the control socket. Errors are those of ControlSocket::Create. References must outlive
+  /// the result, and `pinning` and `metrics` must also outlive every payload.
   static absl::StatusOr<std::unique_ptr<SameHostAccess>> Create(const Options& options,
                                                                 Metrics& metrics);
 
-  const Facts& facts() const { return facts_; }
+  const Info& info() const { return info_; }
 
-  /// The payload of a request that has a slice: it keeps the memory until it is let go of. A slice
-  /// of a GPU's memory that is not mapped yet is mapped first, in about 0.3 ms. Errors:
-  ///   FAILED_PRECONDITION  what the slice asks for is switched off; as DeviceMemory::Open
-  ///   NOT_FOUND            no such region or lease
-  ///   INVALID_ARGUMENT     beyond the region; as DeviceMemory::Open
-  ///   RESOURCE_EXHAUSTED   as DeviceMemory::Open
+  /// Returns the payload of a request that has a slice. The payload keeps the memory alive. The
+  /// first slice of an allocation in a GPU's memory maps it, which takes about 0.3 ms. Errors:
+  ///   FAILED_PRECONDITION  this kind of slice is switched off, or an error of DeviceMemory::Open
+  ///   NOT_FOUND            the region or the lease does not exist
+  ///   INVALID_ARGUMENT     the slice exceeds the region, or an error of DeviceMemory::Open
+  ///   RESOURCE_EXHAUSTED   an error of DeviceMemory::Open
   absl::StatusOr<HiddenPayload> Find(const ScoreRequest& request) const;
 
-  /// Ends all leases. Once, when no request comes any more.
+  /// Closes all leases. Call it once, after the last request.
   void Stop() { socket_ = nullptr; }
 
  private:
   explicit SameHostAccess(const Options& options);
 
   DeviceMemory* const devices_;
-  Facts facts_;
+  Info info_;
   std::unique_ptr<SharedRegions> regions_;
   std::unique_ptr<ControlSocket> socket_;
 };

@@ -16,8 +16,8 @@
 namespace logprobd {
 namespace {
 
-/// gRPC calls OnCancel and OnDone only after StartScoreCall has returned, and OnDone last: until
-/// the request is answered (Finish), `this` lives.
+/// gRPC calls OnCancel and OnDone only after StartScoreCall has returned, and OnDone last. `this`
+/// lives at least until Finish.
 class ScoreUnary final : public grpc::ServerUnaryReactor {
  public:
   ScoreUnary(ScoreHandler& handler, grpc::CallbackServerContext& context,
@@ -28,7 +28,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
 
   void Start(const grpc::ByteBuffer& request) {
     submission_ =
-        handler_.Start(request, FactsOf(context_, handler_.clock()), Metrics::Method::kScore,
+        handler_.Start(request, CallInfoOf(context_, handler_.clock()), Metrics::Method::kScore,
                        [this](ScoreReply reply) { Reply(std::move(reply)); });
   }
 
@@ -57,7 +57,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
     }
     hold_ = std::move(reply.hold);
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
-    response_.Swap(&message);  // a ByteBuffer does not move
+    response_.Swap(&message);  // a ByteBuffer has no move
     answer_bytes_ = static_cast<int64_t>(response_.Length());
     Finish(grpc::Status::OK);
   }
@@ -73,16 +73,16 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   std::atomic<bool> is_cancelled_ = false;
 };
 
-/// A chunk holds one of `window_` places from the moment it is read until its answer has been
-/// written. At most one read and one write are under way; what to do next is decided in Advance
-/// alone, under the lock, and done after it.
+/// A chunk occupies one of `window_` slots from its read until its answer has been written. At most
+/// one read and one write are in progress. Advance decides under the lock what to do next, and Do
+/// does it after the lock.
 ///
-/// Lifetime: Finish is called once nothing is read, written or held, and nobody touches `this`
-/// after the operation that Advance started for him; gRPC then calls OnDone.
+/// Lifetime: Finish is called when no read, write or chunk is left. A thread does not touch `this`
+/// after Do, because gRPC may then call OnDone.
 class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   ScoreStream(ScoreHandler& handler, const grpc::CallbackServerContext& context, int window)
-      : handler_(handler), facts_(FactsOf(context, handler.clock())), window_(window) {}
+      : handler_(handler), info_(CallInfoOf(context, handler.clock())), window_(window) {}
 
   void Start() { Do(Advance()); }
 
@@ -104,7 +104,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     writing_hold_.Release();
     absl::ReleasableMutexLock lock(&mutex_);
     is_writing_ = false;
-    GiveBackPlace();
+    ReleaseSlot();
     is_broken_ = is_broken_ || !ok;
     const Next next = AdvanceLocked();
     lock.Release();
@@ -116,14 +116,14 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     {
       absl::MutexLock lock(&mutex_);
       is_broken_ = true;
-      for (auto& [place, submission] : open_) {
+      for (auto& [slot, submission] : open_) {
         if (submission.has_value()) {
           submissions.push_back(*submission);
         }
       }
     }
     for (const Submission& submission : submissions) {
-      submission.Cancel();  // answered through Answered, perhaps later
+      submission.Cancel();  // Answered follows, perhaps on another thread
     }
     Do(Advance());
   }
@@ -138,7 +138,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     AnswerBudget::Hold hold;
   };
 
-  /// What was decided under the lock. At most one of `finish` and the others.
+  /// What to do after the lock. `finish` excludes the others.
   struct Next {
     bool read = false;
     bool write = false;
@@ -146,7 +146,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   };
 
   Next TakeChunk() {
-    uint64_t place = 0;
+    uint64_t slot = 0;
     grpc::ByteBuffer message;
     {
       absl::MutexLock lock(&mutex_);
@@ -155,16 +155,16 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       if (is_broken_) {
         return AdvanceLocked();
       }
-      place = next_place_++;
-      open_[place] = std::nullopt;
+      slot = next_slot_++;
+      open_[slot] = std::nullopt;
       ++held_;
       handler_.work().Begin();
     }
     std::optional<Submission> submission =
-        handler_.Start(message, facts_, Metrics::Method::kScoreStream,
-                       [this, place](ScoreReply reply) { Answered(place, std::move(reply)); });
+        handler_.Start(message, info_, Metrics::Method::kScoreStream,
+                       [this, slot](ScoreReply reply) { Answered(slot, std::move(reply)); });
     absl::ReleasableMutexLock lock(&mutex_);
-    const auto open = open_.find(place);
+    const auto open = open_.find(slot);
     if (submission.has_value() && open != open_.end()) {
       if (is_broken_) {  // cancelled between the two locks
         lock.Release();
@@ -176,16 +176,16 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     return AdvanceLocked();
   }
 
-  /// On any thread, perhaps within TakeChunk or OnCancel.
-  void Answered(uint64_t place, ScoreReply reply) {
+  /// Queues the answer of a chunk. Called on any thread, perhaps within TakeChunk or OnCancel.
+  void Answered(uint64_t slot, ScoreReply reply) {
     const absl::Time now = handler_.clock().Now();
     AnswerBudget::Hold hold = std::move(reply.hold);
     const Metrics::Transport transport = reply.transport;
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     absl::ReleasableMutexLock lock(&mutex_);
-    open_.erase(place);
+    open_.erase(slot);
     answers_.emplace_back();
-    answers_.back().message.Swap(&message);  // a ByteBuffer does not move
+    answers_.back().message.Swap(&message);  // a ByteBuffer has no move
     answers_.back().answered = now;
     answers_.back().transport = transport;
     answers_.back().hold = std::move(hold);
@@ -203,7 +203,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     Next next;
     while (is_broken_ && !answers_.empty()) {
       answers_.pop_front();
-      GiveBackPlace();
+      ReleaseSlot();
     }
     if (!is_writing_ && !answers_.empty()) {
       outgoing_.Swap(&answers_.front().message);
@@ -225,7 +225,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   void Do(Next next) {
-    // Both may be due; the stream cannot end between them, since both count as under way.
+    // Both may be due. The stream cannot end between them, because both count as in progress.
     if (next.write) {
       StartWrite(&outgoing_);
     }
@@ -237,16 +237,16 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     }
   }
 
-  void GiveBackPlace() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void ReleaseSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     --held_;
     handler_.work().End();
   }
 
   ScoreHandler& handler_;
-  const CallInfo facts_;
+  const CallInfo info_;
   const int window_;
 
-  /// gRPC's while a read or write is under way.
+  /// gRPC uses these buffers during a read or a write.
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
   absl::Time writing_answered_;
@@ -255,9 +255,10 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   AnswerBudget::Hold writing_hold_;
 
   absl::Mutex mutex_;
-  uint64_t next_place_ ABSL_GUARDED_BY(mutex_) = 0;
-  int held_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Chunks read whose answer is not written.
-  /// Chunks without an answer, by place; empty until they are submitted.
+  uint64_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
+  int held_ ABSL_GUARDED_BY(mutex_) =
+      0;  ///< Chunks that were read and whose answer is not written.
+  /// Chunks without an answer, by slot; empty until they are submitted.
   absl::flat_hash_map<uint64_t, std::optional<Submission>> open_ ABSL_GUARDED_BY(mutex_);
   std::deque<Answer> answers_ ABSL_GUARDED_BY(mutex_);
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;

@@ -7,15 +7,15 @@
 
 namespace logprobd {
 
-/// Answers a unary Score call. gRPC owns what is returned.
+/// Answers a unary Score call. gRPC owns the returned reactor.
 grpc::ServerUnaryReactor* StartScoreCall(ScoreHandler& handler,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request,
                                          grpc::ByteBuffer& response);
 
-/// Answers a ScoreStream call. At most `window` chunks are unanswered or answered but not yet
-/// taken by the client; until then nothing more is read, which bounds what a stream holds, also
-/// when its client stops reading. gRPC owns what is returned.
+/// Answers a ScoreStream call. The stream holds at most `window` chunks whose responses have not
+/// been written, and reads no further chunk while it holds as many. This bounds its memory even
+/// when the client stops reading. gRPC owns the returned reactor.
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartScoreStream(
     ScoreHandler& handler, grpc::CallbackServerContext& context, int window);
 

@@ -17,21 +17,22 @@
 namespace logprobd {
 namespace {
 
-/// What may be logged of a refusal: of INVALID_ARGUMENT only the field, since the message quotes
-/// values that the client sent.
+/// Returns the part of an error message that may be logged. For INVALID_ARGUMENT that is the field
+/// alone, because the message quotes values of the client.
 absl::string_view LoggedMessage(const absl::Status& status) {
   const absl::string_view message = status.message();
   return absl::IsInvalidArgument(status) ? message.substr(0, message.find(':')) : message;
 }
 
-/// How a request's rows come. Its message and its answer are counted there too.
+/// Returns how the rows of a request arrive. The metrics count its message and its answer there
+/// too.
 Metrics::Transport TransportOf(const ScoreRequest& request) {
   return request.shared_memory.has_value() ? Metrics::Transport::kShm
          : request.cuda_ipc.has_value()    ? Metrics::Transport::kCudaIpc
                                            : Metrics::Transport::kTcp;
 }
 
-/// Of rows that are not in the message.
+/// Returns the size of rows that are not in the message.
 int64_t BytesElsewhere(const ScoreRequest& request) {
   return request.shared_memory.has_value() ? request.shared_memory->bytes
          : request.cuda_ipc.has_value()    ? request.cuda_ipc->memory.bytes
@@ -40,11 +41,12 @@ int64_t BytesElsewhere(const ScoreRequest& request) {
 
 }  // namespace
 
-/// A request between its arrival and its answer.
+/// The state of a request from its arrival to its answer.
 struct ScoreHandler::Pending {
   std::string request_id;
   std::string client_id;
-  std::string head;  ///< As asked until the head is found, then its name.
+  std::string
+      head;  ///< The name in the request until the head is found, then the name of the head.
   uint64_t chunk_id = 0;
   Metrics::Method method = Metrics::Method::kScore;
   Metrics::Transport transport = Metrics::Transport::kTcp;
@@ -54,27 +56,26 @@ struct ScoreHandler::Pending {
   ReplyCallback done;
 };
 
-std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
-                                              const CallInfo& facts, Metrics::Method method,
-                                              ReplyCallback done) {
+std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, const CallInfo& call,
+                                              Metrics::Method method, ReplyCallback done) {
   const absl::Time received = clock_.Now();
   PayloadSlices slices = SlicesOf(message);
   ParsedScoreRequest parsed = ParseScoreRequest(slices.pieces, std::move(slices.owner));
 
   ScoreRequest& request = parsed.request;
-  request.client_id = facts.client_id;
-  request.deadline = facts.deadline;
+  request.client_id = call.client_id;
+  request.deadline = call.deadline;
   request.received = received;
   request.message_bytes = slices.bytes;
   auto pending = std::make_shared<Pending>();
   pending->request_id = request.request_id;
-  pending->client_id = facts.client_id;
+  pending->client_id = call.client_id;
   pending->head = request.head;
   pending->chunk_id = request.chunk_id;
   pending->method = method;
   pending->transport = TransportOf(request);
   pending->received = received;
-  pending->deadline = facts.deadline;
+  pending->deadline = call.deadline;
   pending->done = std::move(done);
 
   metrics_.RecordReceived(pending->transport, slices.bytes);
@@ -91,18 +92,17 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message,
   return *std::move(submission);
 }
 
-/// Makes `hidden` of the slice of a validated request, if it has one; what of the message was kept
-/// is let go of.
+/// Sets `hidden` of a validated request that has a slice, which also releases its message.
 absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
   if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) {
     return absl::OkStatus();
   }
-  if (local_ == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(request.shared_memory.has_value() ? "shared_memory" : "cuda_ipc",
-                     ": this server has no local socket (--local)"));
+  if (same_host_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        request.shared_memory.has_value() ? "shared_memory" : "cuda_ipc",
+        ": this server has no Unix socket (see its flag --local); send the rows in `hidden`"));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(request.hidden, local_->Find(request));
+  LOGPROBD_ASSIGN_OR_RETURN(request.hidden, same_host_->Find(request));
   metrics_.RecordReceived(TransportOf(request), BytesElsewhere(request));
   return absl::OkStatus();
 }
@@ -157,7 +157,7 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
 void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
   LogLevel level = LogLevel::kDebug;
   int64_t suppressed = 0;
-  if (HasDetailsForLog(reply.status)) {  // ours to look into, not the client's
+  if (HasDetailsForLog(reply.status)) {  // the fault is the server's, not the client's
     const std::optional<int64_t> admitted = error_lines_.Admit();
     if (!admitted.has_value()) {
       return;

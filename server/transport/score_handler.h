@@ -19,7 +19,7 @@
 
 namespace logprobd {
 
-/// A request on its way, which its client may still cancel.
+/// A submitted request, which its client can still cancel.
 struct Submission {
   std::shared_ptr<ServedHead> head;
   RequestTicket ticket = 0;
@@ -27,47 +27,48 @@ struct Submission {
   void Cancel() const { head->Cancel(ticket); }
 };
 
-/// The one path of a ScoreRequest, for unary calls and for the chunks of a stream:
+/// Handles a ScoreRequest, of a unary call or of a chunk of a stream:
 /// parse -> find the head -> validate -> submit -> reply. Thread-safe.
 class ScoreHandler {
  public:
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
-  /// References must outlive the handler. Without `local` requests must bring their rows.
+  /// References must outlive the handler. Without `same_host` every request must have its rows in
+  /// its message.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
-               const AnswerBudget::Options& answers = {}, const SameHostAccess* local = nullptr)
+               const AnswerBudget::Options& answers = {}, const SameHostAccess* same_host = nullptr)
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
         answers_(answers),
-        local_(local),
+        same_host_(same_host),
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
 
-  /// Starts on a serialised ScoreRequest; never waits. `done` is called exactly once: before this
-  /// returns when the request is refused, else on a thread of the server. What is returned has been
-  /// submitted, and may already be done.
-  std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallInfo& facts,
+  /// Handles a serialised ScoreRequest without waiting. `done` is called exactly once: before Start
+  /// returns when the request is refused, otherwise on a thread of the server. The returned request
+  /// was submitted and may already be done.
+  std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallInfo& call,
                                   Metrics::Method method, ReplyCallback done);
 
-  /// To be called when a reply has been sent (or its client is gone: then no bytes); `answered` is
-  /// when `done` was called, `transport` what the reply said.
+  /// Records that a reply was sent. `answered` is the time when `done` was called, `transport` is
+  /// that of the reply, and `sent_bytes` is 0 when the client had gone.
   void RecordReplied(absl::Time answered, int64_t sent_bytes, Metrics::Transport transport);
 
-  /// From now on new requests are UNAVAILABLE.
+  /// Refuses later requests with UNAVAILABLE.
   void RefuseNew() { refuses_new_.store(true, std::memory_order_relaxed); }
   bool refuses_new() const { return refuses_new_.load(std::memory_order_relaxed); }
 
-  /// Thread-safe, as all of it.
+  /// Sets the limits of the answers that clients have not received.
   void SetAnswerLimits(const AnswerBudget::Options& answers) { answers_.SetLimits(answers); }
 
   const HeadRegistry& heads() const { return heads_; }
   const Clock& clock() const { return clock_; }
   Metrics& metrics() { return metrics_; }
-  /// Requests, Verify included, whose answer is not sent yet; the reactors count.
+  /// Requests, including Verify, whose answers have not been sent. The reactors count them.
   WorkCount& work() { return work_; }
 
  private:
-  /// Log lines about internal errors: a lost GPU fails thousands of requests alike.
+  /// Limit of log lines about internal errors, because a lost GPU fails thousands of requests.
   static constexpr int64_t kErrorLinesMax = 20;
   static constexpr absl::Duration kErrorLinesWindow = absl::Seconds(10);
 
@@ -82,7 +83,7 @@ class ScoreHandler {
   Metrics& metrics_;
   const Clock& clock_;
   AnswerBudget answers_;
-  const SameHostAccess* const local_;
+  const SameHostAccess* const same_host_;
   LogLimiter error_lines_;
   WorkCount work_;
   std::atomic<bool> refuses_new_ = false;

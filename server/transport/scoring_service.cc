@@ -10,7 +10,8 @@
 namespace logprobd {
 namespace {
 
-/// A stream's first chunk has not named its head yet: the smallest window of all heads holds.
+/// Returns the smallest window of all heads, because a stream opens before its first chunk names a
+/// head.
 int StreamWindow(const HeadRegistry& heads) {
   const std::vector<std::shared_ptr<ServedHead>> served = heads.List();
   int window =
@@ -24,9 +25,10 @@ int StreamWindow(const HeadRegistry& heads) {
 }  // namespace
 
 ScoringService::ScoringService(const HeadRegistry& heads, ServerInfo server,
-                               const AnswerBudget::Options& answers, const SameHostAccess* local,
-                               Metrics& metrics, const Clock& clock)
-    : handler_(heads, metrics, clock, answers, local), server_(std::move(server)) {}
+                               const AnswerBudget::Options& answers,
+                               const SameHostAccess* same_host, Metrics& metrics,
+                               const Clock& clock)
+    : handler_(heads, metrics, clock, answers, same_host), server_(std::move(server)) {}
 
 grpc::ServerUnaryReactor* ScoringService::Score(grpc::CallbackServerContext* context,
                                                 const grpc::ByteBuffer* request,

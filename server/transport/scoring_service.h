@@ -9,8 +9,8 @@
 
 namespace logprobd {
 
-/// The Scoring service with raw methods throughout: gRPC hands over the bytes and we decide what a
-/// malformed message is worth (typed methods answer UNIMPLEMENTED).
+/// The Scoring service. All methods are raw: gRPC passes the bytes of a message, so that a
+/// malformed message gets INVALID_ARGUMENT. Typed methods would answer UNIMPLEMENTED.
 class ScoringService final
     : public v1::Scoring::WithRawCallbackMethod_Score<
           v1::Scoring::WithRawCallbackMethod_ScoreStream<
@@ -19,7 +19,7 @@ class ScoringService final
  public:
   /// References must outlive the service.
   ScoringService(const HeadRegistry& heads, ServerInfo server, const AnswerBudget::Options& answers,
-                 const SameHostAccess* local, Metrics& metrics, const Clock& clock);
+                 const SameHostAccess* same_host, Metrics& metrics, const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

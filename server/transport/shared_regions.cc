@@ -16,9 +16,9 @@ namespace {
 
 absl::StatusOr<RandomId> MakeRandomId() {
   RandomId id;
-  // So few bytes come at once, and whole, when the system has random numbers at all.
+  // getrandom returns so few bytes at once and completely.
   if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
-    return absl::InternalError("getrandom gave no random numbers");
+    return absl::InternalError("getrandom returned no random numbers");
   }
   return id;
 }
@@ -31,7 +31,7 @@ SharedRegions::Options Effective(SharedRegions::Options options) {
 
 absl::Status NoSuchRegion() {
   return absl::NotFoundError(
-      "shared_memory.region: no such region: it was closed, or its lease has ended");
+      "shared_memory.region: no such region; it was closed, or its lease has ended");
 }
 
 absl::Status LeaseEnded() { return absl::NotFoundError("the lease has ended"); }
@@ -59,7 +59,7 @@ absl::StatusOr<RandomId> SharedRegions::OpenLease() {
 }
 
 void SharedRegions::CloseLease(const RandomId& lease) {
-  std::vector<std::shared_ptr<const Region>> closed;  // let go of outside the lock
+  std::vector<std::shared_ptr<const Region>> closed;  // released outside the lock
   const absl::MutexLock lock(&mutex_);
   leases_.erase(lease);
   for (auto entry = regions_.begin(); entry != regions_.end();) {
@@ -85,13 +85,13 @@ absl::Status SharedRegions::TakeFromLease(const RandomId& lease, int64_t bytes) 
   }
   Lease& taken = found->second;
   if (taken.num_regions >= options_.lease_regions_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a lease has at most ", options_.lease_regions_max, " regions: close some"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a lease may have at most ", options_.lease_regions_max, " regions: close some"));
   }
   if (bytes > options_.lease_bytes_max - taken.bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the regions of this lease have ", HumanBytes(taken.bytes), ", with ", HumanBytes(bytes),
-        " more they would pass ", HumanBytes(options_.lease_bytes_max), ": close some"));
+        "the regions of this lease have ", HumanBytes(taken.bytes), "; ", HumanBytes(bytes),
+        " more would exceed its limit of ", HumanBytes(options_.lease_bytes_max), ": close some"));
   }
   taken.bytes += bytes;
   ++taken.num_regions;
@@ -138,14 +138,14 @@ absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const RandomI
   Entry entry{.region = RegionReaper::Hold(reaper_, *std::move(memory)), .lease = lease};
   const absl::MutexLock lock(&mutex_);
   if (!leases_.contains(lease)) {
-    return LeaseEnded();  // meanwhile; the memory goes again
+    return LeaseEnded();  // it ended meanwhile; the entry frees the memory
   }
   regions_.emplace(id, std::move(entry));
   return created;
 }
 
 absl::Status SharedRegions::CloseRegion(const RandomId& lease, const RandomId& region) {
-  Entry closed;  // let go of outside the lock
+  Entry closed;  // released outside the lock
   const absl::MutexLock lock(&mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end() || found->second.lease != lease) {
@@ -170,9 +170,9 @@ absl::StatusOr<HiddenPayload> SharedRegions::Find(const SharedMemorySlice& slice
   const absl::Span<const std::byte> bytes = region->memory.bytes();
   const auto region_bytes = static_cast<int64_t>(bytes.size());
   if (slice.offset > region_bytes || slice.bytes > region_bytes - slice.offset) {
-    return absl::InvalidArgumentError(absl::StrCat("shared_memory: ", slice.bytes,
-                                                   " bytes from offset ", slice.offset,
-                                                   ", but the region has ", region_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared_memory: ", slice.bytes, " bytes from offset ", slice.offset,
+                     ", must end within the region of ", region_bytes, " bytes"));
   }
   HiddenPayload payload;
   payload.pieces = {

@@ -16,59 +16,62 @@
 
 namespace logprobd {
 
-/// The leases of clients on this host and the regions of memory that are shared with them.
+/// The leases of clients on this host, and the regions of memory that the server shares with them.
 ///
-/// A region is found by its id, 16 random bytes that only its client was told. It goes when it is
-/// closed or its lease ends; a request that reads it keeps its memory until it is answered.
-/// Unmapping, which may take long, is done by a thread of its own. Thread-safe; requests only read
-/// the table.
+/// A region is found by its id, 16 random bytes that only its client knows. It ends when it is
+/// closed or its lease ends; a request that reads it keeps its memory until it is answered. A
+/// separate thread unmaps the memory, which may take long. Thread-safe; requests only read the
+/// table.
 class SharedRegions {
  public:
   struct Options {
-    /// Of all regions, those that are still read included; 0: no shared memory.
+    /// Most bytes of all regions, including closed regions that requests still read. 0 switches
+    /// shared memory off.
     int64_t bytes_max = int64_t{2} << 30;
+    /// Most bytes of one region.
     int64_t region_bytes_max = int64_t{512} << 20;
-    /// Of the regions of one lease.
+    /// Most bytes of the regions of one lease.
     int64_t lease_bytes_max = int64_t{1} << 30;
-    int32_t lease_regions_max = 64;
+    int32_t lease_regions_max = 64;  ///< Most regions of one lease.
   };
 
+  /// A new region, with the file descriptor for its client.
   struct Created {
     RandomId id = {};
     int64_t bytes = 0;
     FileDescriptor file;
   };
 
-  /// `pinning` and `metrics` must outlive the regions and every payload. RESOURCE_EXHAUSTED when no
-  /// thread can be had.
+  /// `pinning` and `metrics` must outlive the regions and every payload. RESOURCE_EXHAUSTED when
+  /// the system gives no thread.
   static absl::StatusOr<std::unique_ptr<SharedRegions>> Create(const Options& options,
                                                                HostPinning& pinning,
                                                                Metrics& metrics);
-  /// Payloads may live longer.
+  /// Payloads may outlive the regions.
   ~SharedRegions() = default;
 
-  /// With the limits cut to what can be.
+  /// Returns the options, with each limit reduced to the limits that contain it.
   const Options& options() const { return options_; }
   bool is_on() const { return options_.bytes_max > 0; }
 
-  /// INTERNAL when the system gives no random numbers.
+  /// Opens a lease and returns its id. INTERNAL when the system gives no random numbers.
   absl::StatusOr<RandomId> OpenLease();
-  /// Takes back all regions of the lease.
+  /// Closes a lease and all its regions.
   void CloseLease(const RandomId& lease);
   bool HasLease(const RandomId& lease) const;
 
-  /// Blocks while the memory is made. Errors:
+  /// Creates a region, which blocks while its memory is allocated. Errors:
   ///   FAILED_PRECONDITION  shared memory is switched off
-  ///   INVALID_ARGUMENT     no bytes, or more than a region may have
-  ///   RESOURCE_EXHAUSTED   too many regions or bytes, of this lease or of all
+  ///   INVALID_ARGUMENT     `bytes` is 0 or above the limit of a region
+  ///   RESOURCE_EXHAUSTED   this lease, or all together, have too many regions or bytes
   ///   NOT_FOUND            the lease has ended
   absl::StatusOr<Created> CreateRegion(const RandomId& lease, uint64_t bytes);
 
-  /// NOT_FOUND also for a region of another lease.
+  /// Closes a region. NOT_FOUND also for a region of another lease.
   absl::Status CloseRegion(const RandomId& lease, const RandomId& region);
 
-  /// The slice as a payload that keeps its region. NOT_FOUND, or INVALID_ARGUMENT for a slice
-  /// beyond the region's end.
+  /// Returns the slice as a payload that keeps its region alive. NOT_FOUND when the region does not
+  /// exist, INVALID_ARGUMENT when the slice exceeds it.
   absl::StatusOr<HiddenPayload> Find(const SharedMemorySlice& slice) const;
 
  private:

@@ -13,7 +13,7 @@
 namespace logprobd {
 namespace {
 
-/// A field of a slice message and where its value goes: bytes of a fixed size, or a number.
+/// A field of a slice message and the destination of its value: bytes of a fixed size, or a number.
 struct SliceField {
   uint32_t number;
   absl::string_view name;
@@ -27,7 +27,7 @@ class SliceReader {
               absl::Span<SliceField> fields)
       : name_(name), piece_(bytes), reader_(absl::MakeConstSpan(&piece_, 1)), fields_(fields) {}
 
-  /// Every field of fixed size must be there.
+  /// Reads all fields. Every field of fixed size must be present.
   absl::Status Read() {
     while (!reader_.AtEnd()) {
       LOGPROBD_RETURN_IF_ERROR(ReadField());
@@ -52,7 +52,7 @@ class SliceReader {
     uint64_t tag = 0;
     if (!reader_.ReadVarint(kTagBytesMax, tag) || tag > std::numeric_limits<uint32_t>::max() ||
         tag >> 3 == 0) {
-      return Error("", "no field's tag at byte ", reader_.position());
+      return Error("", "no valid field tag at byte ", reader_.position());
     }
     const auto type = static_cast<WireType>(tag & 7);
     auto* const field =
@@ -65,18 +65,19 @@ class SliceReader {
       return Error(field->name, "given twice, must be given once");
     }
     field->is_seen = true;
-    const auto wanted =
+    const auto expected =
         std::holds_alternative<int64_t*>(field->value) ? WireType::kVarint : WireType::kBytes;
-    if (type != wanted) {
-      return Error(field->name, "wire type ", tag & 7, ", must be ", static_cast<uint32_t>(wanted));
+    if (type != expected) {
+      return Error(field->name, "wire type ", tag & 7, ", must be ",
+                   static_cast<uint32_t>(expected));
     }
-    return wanted == WireType::kVarint ? ReadNumber(*field) : ReadFixed(*field);
+    return expected == WireType::kVarint ? ReadNumber(*field) : ReadFixed(*field);
   }
 
   absl::Status ReadNumber(const SliceField& field) {
     uint64_t value = 0;
     if (!reader_.ReadVarint(kVarintBytesMax, value)) {
-      return Error(field.name, "a number that is cut short or more than 64 bits");
+      return Error(field.name, "the number is truncated or has more than 64 bits");
     }
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return Error(field.name, value, ", must be less than 2^63");
@@ -99,7 +100,7 @@ class SliceReader {
   absl::Status ReadLength(absl::string_view field, uint64_t& length) {
     if (!reader_.ReadVarint(kLengthBytesMax, length) ||
         length > static_cast<uint64_t>(reader_.remaining())) {
-      return Error(field, "a length that is cut short or too large");
+      return Error(field, "the length is truncated or too large");
     }
     return absl::OkStatus();
   }
@@ -110,7 +111,7 @@ class SliceReader {
       case WireType::kVarint:
         return reader_.ReadVarint(kVarintBytesMax, number)
                    ? absl::OkStatus()
-                   : Error("", "a number that is cut short or more than 64 bits");
+                   : Error("", "the number is truncated or has more than 64 bits");
       case WireType::kBytes:
         LOGPROBD_RETURN_IF_ERROR(ReadLength("", number));
         reader_.Skip(static_cast<int64_t>(number));
@@ -119,7 +120,7 @@ class SliceReader {
       case WireType::kFixed64: {
         const int64_t size = type == WireType::kFixed32 ? 4 : 8;
         if (reader_.remaining() < size) {
-          return Error("", "an unknown field: cut short");
+          return Error("", "an unknown field is truncated");
         }
         reader_.Skip(size);
         return absl::OkStatus();

@@ -9,17 +9,18 @@
 
 namespace logprobd {
 
-/// Most bytes of a serialised slice: known fields take 133, the rest is room for newer clients'.
+/// Largest serialised slice in bytes. The known fields take 133; the rest is for fields of newer
+/// clients.
 inline constexpr int64_t kSliceBytesMax = 512;
 
-/// Offsets of rows that are read where they lie: what copies of a CPU and of a GPU like.
+/// Required alignment of offsets in bytes, for efficient copies by a CPU and by a GPU.
 inline constexpr int64_t kSharedMemoryAlignment = 64;
 inline constexpr int64_t kCudaIpcAlignment = 16;
 
-// Read a serialised proto SharedMemorySlice or CudaIpcSlice. INVALID_ARGUMENT, naming the field
-// ("shared_memory.offset"), for what Protobuf refuses and for: a field given twice or with another
-// wire type, groups, ids, handles and uuids that have another size or are missing, an offset that
-// is not aligned, and ranges that end beyond 2^63.
+// Both functions parse a serialised message. INVALID_ARGUMENT names the field, such as
+// "shared_memory.offset". They refuse what Protobuf refuses, and in addition: a field given twice
+// or with another wire type, groups, ids, handles and uuids that are missing or have another size,
+// an offset that is not aligned, and a range that ends beyond 2^63.
 absl::StatusOr<SharedMemorySlice> ParseSharedMemorySlice(absl::Span<const std::byte> bytes);
 absl::StatusOr<CudaIpcSlice> ParseCudaIpcSlice(absl::Span<const std::byte> bytes);
 

@@ -34,9 +34,10 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// INVALID_ARGUMENT when `path` cannot be a Unix socket; UNAVAILABLE when a server listens there or
-/// when that cannot be told. A socket that nobody serves is left over and may be replaced. `type`
-/// is that of the server. Does not block.
+/// Checks that a server may create a Unix socket of `type` at `path`, without blocking. Errors name
+/// `flag`: INVALID_ARGUMENT when `path` cannot be a Unix socket, UNAVAILABLE when a server listens
+/// there or when the function cannot find out. A leftover socket that nobody serves may be
+/// replaced.
 absl::Status CheckSocketPath(absl::string_view flag, const std::string& path,
                              int type = SOCK_STREAM);
 

@@ -49,7 +49,7 @@ absl::StatusOr<grpc::ByteBuffer> Answer(const absl::StatusOr<HeadWeightsState>& 
   return SerializeMessage(response);
 }
 
-/// Runs `body` on a thread that `work` counts. On error it is dropped.
+/// Runs `body` on a thread that `work` counts. On error `body` does not run.
 absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<void()> body) {
   work->Begin();
   absl::StatusOr<std::thread> thread = StartThread("weights", [work, run = std::move(body)] {
@@ -60,11 +60,11 @@ absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<v
     work->End();
     return thread.status();
   }
-  thread->detach();  // `work` says when it is over
+  thread->detach();  // `work` counts it until its end
   return absl::OkStatus();
 }
 
-/// A call with one answer. It is not cancelled half-way: what it changes takes a moment.
+/// A call with one response. It cannot be cancelled, because its change takes only a moment.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   using Body = std::function<absl::StatusOr<grpc::ByteBuffer>()>;
@@ -100,16 +100,15 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::ByteBuffer& response_;
 };
 
-/// A load and the stream of its progress. While a message is being written only the latest one of
-/// each phase waits: a client that does not read delays nothing. A cancelled call gives the load
-/// up.
+/// A load and the stream of its progress. During a write only the latest message of each phase
+/// waits, so that a client that does not read delays nothing. A cancelled call cancels the load.
 class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit LoadCall(WeightStore& store) : store_(store) {}
 
   void Run(const WeightsLoad& load) {
     const absl::StatusOr<WeightsVersion> loaded =
-        store_.Load(load, [this](const WeightsProgress& progress) { return Tell(progress); });
+        store_.Load(load, [this](const WeightsProgress& progress) { return Report(progress); });
     v1::LoadWeightsProgress last;
     if (loaded.ok()) {
       last.set_phase("done");
@@ -150,12 +149,13 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     grpc::ByteBuffer message;
   };
 
-  struct TheEnd {
+  struct LastMessage {
     grpc::Status status;
     grpc::ByteBuffer message;
   };
 
-  bool Tell(const WeightsProgress& progress) {
+  /// Sends or queues a message. Returns false when the call was cancelled.
+  bool Report(const WeightsProgress& progress) {
     v1::LoadWeightsProgress message;
     message.set_phase(progress.phase);
     message.set_bytes_done(static_cast<uint64_t>(progress.bytes_done));
@@ -182,17 +182,17 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void End(grpc::Status status, const v1::LoadWeightsProgress& last) {
     {
       const absl::MutexLock lock(&mutex_);
-      end_ = TheEnd{std::move(status), SerializeMessage(last)};
+      end_ = LastMessage{std::move(status), SerializeMessage(last)};
       if (is_writing_) {
-        return;  // OnWriteDone goes on
+        return;  // OnWriteDone continues
       }
       has_ended_ = true;
     }
     FinishWith(*end_);
   }
 
-  /// Under no lock and as the last thing: OnDone may come before it returns.
-  void FinishWith(const TheEnd& end) {
+  /// Call it without the lock and last, because OnDone may run before it returns.
+  void FinishWith(const LastMessage& end) {
     if (end.status.ok()) {
       StartWriteAndFinish(&end.message, grpc::WriteOptions(), grpc::Status::OK);
     } else {
@@ -206,8 +206,8 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  grpc::ByteBuffer message_;   // being written
-  std::optional<TheEnd> end_;  // set once
+  grpc::ByteBuffer message_;        // being written
+  std::optional<LastMessage> end_;  // set once
 };
 
 absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
@@ -215,11 +215,11 @@ absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
   LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(request, message));
   constexpr size_t kPathBytesMax = 4'095;
   if (message.path().empty() || message.path().size() > kPathBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("path: ", message.path().size(), " bytes, must have 1 to ", kPathBytesMax));
+    return absl::InvalidArgumentError(absl::StrCat("path: ", message.path().size(),
+                                                   " bytes, must have from 1 to ", kPathBytesMax));
   }
   if (HasControlCharacters(message.path())) {
-    return absl::InvalidArgumentError("path: may not have control characters");
+    return absl::InvalidArgumentError("path: holds control characters, must hold none");
   }
   return WeightsLoad{.head = message.head(),
                      .path = message.path(),
@@ -238,7 +238,7 @@ absl::Status WeightsService::CheckRoom() const {
   }
   if (work_->count() >= kCallsMax) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(kCallsMax, " calls of the Weights service are running already"));
+        absl::StrCat(kCallsMax, " calls of the Weights service are running: try again later"));
   }
   return absl::OkStatus();
 }

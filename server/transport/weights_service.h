@@ -12,8 +12,8 @@
 
 namespace logprobd {
 
-/// The Weights service, with raw methods as ScoringService. Each call runs on a thread of its own,
-/// since it may take as long as reading a weight; at most kCallsMax at once.
+/// The Weights service, with raw methods like ScoringService. Each call runs on a thread of its
+/// own, because it may take as long as reading a weight. At most kCallsMax calls run at once.
 class WeightsService final
     : public v1::Weights::WithRawCallbackMethod_Load<v1::Weights::WithRawCallbackMethod_Commit<
           v1::Weights::WithRawCallbackMethod_Rollback<v1::Weights::WithRawCallbackMethod_Discard<
@@ -21,7 +21,7 @@ class WeightsService final
  public:
   static constexpr int kCallsMax = 32;
 
-  /// `store` must stay until work() is none.
+  /// `store` must live until the count of work() is 0.
   explicit WeightsService(WeightStore& store)
       : store_(store), work_(std::make_shared<WorkCount>()) {}
 
@@ -40,17 +40,17 @@ class WeightsService final
                                  const grpc::ByteBuffer* request,
                                  grpc::ByteBuffer* response) override;
 
-  /// From now on new calls are UNAVAILABLE.
+  /// Refuses later calls with UNAVAILABLE.
   void RefuseNew() { refuses_new_ = true; }
-  /// Calls whose thread still runs.
+  /// Counts the calls whose thread still runs.
   WorkCount& work() { return *work_; }
 
  private:
-  /// Whether one more call may run.
+  /// OK when one more call may run.
   absl::Status CheckRoom() const;
 
   WeightStore& store_;
-  const std::shared_ptr<WorkCount> work_;  // outlives the threads, which end with End()
+  const std::shared_ptr<WorkCount> work_;  // shared with the threads, which call End() last
   std::atomic<bool> refuses_new_ = false;
 };
 

@@ -19,9 +19,9 @@
 namespace logprobd {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "arrays are copied as they arrive");
+static_assert(std::endian::native == std::endian::little, "arrays are copied without conversion");
 
-/// Numbers of proto ScoreRequest.
+/// Field numbers of proto ScoreRequest.
 enum FieldNumber : uint32_t {
   kRequestId = 1,
   kHead = 2,
@@ -48,7 +48,7 @@ enum FieldNumber : uint32_t {
 };
 
 struct Field {
-  absl::string_view name;  ///< Empty: unknown.
+  absl::string_view name;  ///< Empty for an unknown field.
   WireType type = WireType::kVarint;
 };
 
@@ -125,19 +125,19 @@ class Parser {
     }
   }
 
-  /// For errors after which no further field can be found.
+  /// Records an error after which no further field can be found, and returns false.
   template <typename... Parts>
   bool Break(const Parts&... parts) {
     Fail("ScoreRequest: ", parts...);
     return false;
   }
 
-  /// False when parsing cannot go on.
+  /// Reads a field. Returns false when parsing cannot continue.
   bool ReadField() {
     const int64_t begin = reader_.position();
     uint64_t tag = 0;
     if (!reader_.ReadVarint(kTagBytesMax, tag) || tag > std::numeric_limits<uint32_t>::max()) {
-      return Break("no field's tag at byte ", begin);
+      return Break("no valid field tag at byte ", begin);
     }
     const auto number = static_cast<uint32_t>(tag >> 3);
     const auto type = static_cast<WireType>(tag & 7);
@@ -169,7 +169,7 @@ class Parser {
       case WireType::kVarint: {
         uint64_t value = 0;
         if (!reader_.ReadVarint(kVarintBytesMax, value)) {
-          return Break(shown, ": a number that is cut short or more than 64 bits");
+          return Break(shown, ": the number is truncated or has more than 64 bits");
         }
         if (matches) {
           SetNumber(number, name, value);
@@ -178,7 +178,7 @@ class Parser {
       }
       case WireType::kFixed32: {
         if (reader_.remaining() < 4) {
-          return Break(shown, ": cut short");
+          return Break(shown, ": truncated");
         }
         float value = 0;
         reader_.CopyTo(&value, 4);
@@ -189,14 +189,14 @@ class Parser {
       }
       case WireType::kFixed64:
         if (reader_.remaining() < 8) {
-          return Break(shown, ": cut short");
+          return Break(shown, ": truncated");
         }
         reader_.Skip(8);
         return true;
       case WireType::kBytes: {
         uint64_t length = 0;
         if (!reader_.ReadVarint(kLengthBytesMax, length)) {
-          return Break(shown, ": a length that is cut short or too large");
+          return Break(shown, ": the length is truncated or too large");
         }
         if (length > static_cast<uint64_t>(reader_.remaining())) {
           return Break(shown, ": length ", length, ", but ", reader_.remaining(),
@@ -262,7 +262,7 @@ class Parser {
     }
   }
 
-  /// Negative values of an enum come sign-extended to 64 bits.
+  /// Converts an enum value. Protobuf sign-extends negative ones to 64 bits.
   int32_t EnumOf(absl::string_view name, uint64_t value) {
     const auto number = static_cast<int64_t>(value);
     if (number != static_cast<int32_t>(number)) {
@@ -306,10 +306,10 @@ class Parser {
     }
   }
 
-  /// Of the fields that say where the rows are only one may be given.
+  /// Reads one of the fields that hold or locate the rows. A request may have only one of them.
   void SetPayload(uint32_t number, absl::string_view name, int64_t length) {
     if (!payload_.empty()) {
-      Fail(name, ": given beside ", payload_, ", must be the only payload");
+      Fail(name, ": given together with ", payload_, ", must be the only payload");
     }
     payload_ = name;
     if (number == kSharedMemory) {
@@ -354,7 +354,8 @@ class Parser {
     reader_.CopyTo(values.data(), length);
   }
 
-  /// Empty when the text breaks a rule: what is echoed and logged has been checked.
+  /// Reads a string. Returns an empty string when the text breaks a rule, so that only checked text
+  /// is echoed and logged.
   std::string TextOf(absl::string_view name, int64_t length, int64_t bytes_max) {
     if (length > bytes_max) {
       Fail(name, ": ", length, " bytes, must be at most ", bytes_max);
@@ -364,7 +365,7 @@ class Parser {
     std::string text(static_cast<size_t>(length), '\0');
     reader_.CopyTo(text.data(), length);
     if (!IsUtf8(text)) {
-      Fail(name, ": not UTF-8");
+      Fail(name, ": not valid UTF-8");
       return {};
     }
     if (HasControlCharacters(text)) {
@@ -377,8 +378,8 @@ class Parser {
   PieceReader reader_;
   absl::Status status_;
   ScoreRequest request_;
-  uint64_t payloads_seen_ = 0;  ///< Bit n: field n; all numbers are below 64.
-  absl::string_view payload_;   ///< Name of the field that says where the rows are.
+  uint64_t payloads_seen_ = 0;  ///< Bit n is set when field n was seen; numbers are below 64.
+  absl::string_view payload_;   ///< Name of the field that holds or locates the rows.
   int64_t unknown_bytes_ = 0;
 };
 

@@ -9,7 +9,7 @@
 
 namespace logprobd {
 
-/// How Protobuf writes a field's value.
+/// Encoding of a Protobuf field.
 enum class WireType : uint32_t {
   kVarint = 0,
   kFixed64 = 1,
@@ -19,12 +19,12 @@ enum class WireType : uint32_t {
   kFixed32 = 5
 };
 
-// Protobuf reads no longer tags and lengths, so neither do we.
+// Largest encodings that Protobuf accepts, in bytes.
 inline constexpr int kTagBytesMax = 5;
 inline constexpr int kLengthBytesMax = 5;
 inline constexpr int kVarintBytesMax = 10;
 
-/// Reads bytes and varints from memory that lies in pieces, cut anywhere.
+/// Reads bytes and varints from a message in pieces, which may be cut anywhere.
 class PieceReader {
  public:
   using Piece = absl::Span<const std::byte>;
@@ -40,7 +40,7 @@ class PieceReader {
   int64_t remaining() const { return remaining_; }
   int64_t position() const { return total_ - remaining_; }
 
-  /// Calls use(piece) for the next `length` bytes, piece by piece; length <= remaining().
+  /// Calls use(piece) for each piece of the next `length` bytes; length <= remaining().
   template <typename Use>
   void Take(int64_t length, Use use) {
     remaining_ -= length;
@@ -71,7 +71,7 @@ class PieceReader {
     });
   }
 
-  /// A varint of at most `bytes_max` bytes that fits into 64 bits; false when it is cut short,
+  /// Reads a varint of at most `bytes_max` bytes and 64 bits. Returns false when it is truncated,
   /// longer or larger.
   bool ReadVarint(int bytes_max, uint64_t& value) {
     value = 0;
@@ -91,8 +91,8 @@ class PieceReader {
 
  private:
   absl::Span<const Piece> pieces_;
-  size_t index_ = 0;   ///< Of the piece that holds the next byte.
-  size_t offset_ = 0;  ///< In that piece.
+  size_t index_ = 0;   ///< Index of the piece with the next byte.
+  size_t offset_ = 0;  ///< Offset of the next byte in that piece.
   int64_t total_ = 0;
   int64_t remaining_ = 0;
 };

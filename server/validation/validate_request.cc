@@ -29,7 +29,8 @@ absl::Status BadTemperature(absl::string_view what, float value) {
 absl::Status CheckTargets(absl::Span<const int32_t> targets, int64_t vocab, int32_t ignore_index) {
   const auto limit = static_cast<uint32_t>(vocab);
   const auto is_bad = [limit, ignore_index](int32_t target) {
-    // A negative id is a large unsigned one; & instead of && keeps the loop without branches.
+    // A negative id becomes a large unsigned number; & instead of && keeps the loop free of
+    // branches.
     return static_cast<uint32_t>(static_cast<uint32_t>(target) >= limit) &
            static_cast<uint32_t>(target != ignore_index);
   };
@@ -83,7 +84,7 @@ absl::Status CheckOffsets(absl::string_view field, absl::Span<const uint32_t> of
       ++index;
     }
     return absl::InvalidArgumentError(absl::StrCat(field, "[", index, "]: ", offsets[index],
-                                                   ", must not be below the offset before it, ",
+                                                   ", must not be below the previous offset, ",
                                                    offsets[index - 1]));
   }
   if (static_cast<int64_t>(offsets.back()) != total) {
@@ -138,7 +139,7 @@ absl::Status CheckEnums(const ScoreRequest& request) {
   return absl::OkStatus();
 }
 
-/// The field that says where the rows are, and how many bytes it says they have.
+/// Returns the name of the field that holds or locates the rows, and their size according to it.
 std::pair<absl::string_view, int64_t> PayloadOf(const ScoreRequest& request) {
   if (request.shared_memory.has_value()) {
     return {"shared_memory.bytes", request.shared_memory->bytes};
@@ -189,9 +190,8 @@ absl::Status CheckAllTemperatures(const ScoreRequest& request) {
   if (request.temperature.has_value()) {
     if (!request.row_temperatures.empty()) {
       return Invalid("row_temperatures: ", request.row_temperatures.size(),
-                     " values beside temperature ", *request.temperature,
-                     ", must be only one of "
-                     "the two");
+                     " values together with temperature ", *request.temperature,
+                     "; send only one of the two");
     }
     LOGPROBD_RETURN_IF_ERROR(CheckTemperature("temperature", *request.temperature));
   }
@@ -245,7 +245,8 @@ absl::Status CheckTopK(const ScoreRequest& request, const HeadInfo& head) {
   return absl::OkStatus();
 }
 
-/// The answer is held in memory until it is sent, and a client has to be able to receive it.
+/// Bounds the answer, which is held in memory until it is sent and which the client must be able to
+/// receive.
 absl::Status CheckAnswerSize(const ScoreRequest& request, const HeadInfo& head) {
   const int64_t bytes = ColumnBytes(request.outputs(), request.column_counts());
   if (bytes > head.limits.message_bytes_max) {

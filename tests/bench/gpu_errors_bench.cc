@@ -1,6 +1,6 @@
 // Errors of the fused kernel's logprobs and entropies, combine included, against double precision
-// on the exact inputs, with the tensor cores' truncation corrected (kernels/common/truncation.h),
-// as the engine does, and not.
+// on the exact inputs, with the tensor cores' truncation corrected
+// (kernels/common/logit_transform.h), as the engine does, and not.
 //
 //   gpu_errors_bench [--out FILE] [--commit ID] [--rounds 1] [--rows 256]
 //

@@ -97,12 +97,12 @@ def in_memory_exactly(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[T
 
 
 def ours(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    logprob, entropy, _ = linear_logprob(hidden, weight, target)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target)
     return logprob, entropy
 
 
 def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory="cached")
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory="cached")
     return logprob, entropy
 
 

@@ -191,7 +191,7 @@ int Serve(const std::string& kind) {
   GrpcServer::Options options;
   options.listen = "127.0.0.1:0";
   options.pinning = &pinning;
-  options.local = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
+  options.unix_socket = absl::StrCat("/tmp/transport_load_bench.", getpid(), ".sock");
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Create(options, heads, metrics, Clock::Steady());
   if (!server.ok()) {

@@ -1,4 +1,5 @@
-// Any bytes as config.json and as an index: both parsers refuse them or return sane values.
+// Parses arbitrary bytes as config.json and as an index. Both parsers must refuse them or return
+// valid values.
 
 #include <cmath>
 #include <cstddef>

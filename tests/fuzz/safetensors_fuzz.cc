@@ -1,4 +1,5 @@
-// Any bytes as a safetensors file: the reader refuses them or describes tensors that lie in them.
+// Reads arbitrary bytes as a safetensors file. The reader must refuse them or describe tensors that
+// lie within the file.
 
 #include <cstddef>
 #include <cstdint>

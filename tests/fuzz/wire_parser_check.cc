@@ -14,12 +14,13 @@
 namespace logprobd::testing {
 namespace {
 
-/// Why ours may refuse what Protobuf accepts; see wire_parser.h.
+/// Whether `message` is an error for which ParseScoreRequest may refuse what Protobuf accepts, as
+/// wire_parser.h lists.
 bool IsStricterRule(absl::string_view message) {
   for (const absl::string_view reason :
        {"given twice", ": wire type ", "must be less than 2^32", "must fit into 32 bits",
         "more than 64 bits", "must be a multiple of ", "bytes of unknown fields",
-        "control characters", "must be at most", "no field's tag", "must be the only payload",
+        "control characters", "must be at most", "no valid field tag", "must be the only payload",
         "must be exactly", "must be less than 2^63", "must end before 2^63"}) {
     if (absl::StrContains(message, reason)) {
       return true;
@@ -70,7 +71,7 @@ bool SameSlice(const std::optional<Ours>& ours, bool has, const Theirs& theirs) 
   return ours.has_value() == has && (!has || SameSlice(*ours, theirs));
 }
 
-/// Names the first field in which the two differ.
+/// Returns the name of the first field in which the two differ.
 std::optional<std::string> Difference(const ScoreRequest& ours, const v1::ScoreRequest& theirs) {
   const std::pair<const char*, bool> fields[] = {
       {"request_id", ours.request_id == theirs.request_id()},

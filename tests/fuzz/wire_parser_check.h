@@ -11,12 +11,12 @@
 
 namespace logprobd::testing {
 
-/// A copy of some bytes in pieces, cut as `seed` decides, each at an address of its own.
+/// A copy of some bytes in separately allocated pieces. `seed` decides where the bytes are cut.
 class CutBytes {
  public:
   CutBytes(absl::string_view bytes, uint32_t seed);
 
-  /// `seed` 0 leaves the bytes in one piece, 1 cuts after each byte.
+  /// `seed` 0 gives one piece, and 1 gives pieces of one byte.
   absl::Span<const absl::Span<const std::byte>> pieces() const { return pieces_; }
 
  private:
@@ -24,9 +24,9 @@ class CutBytes {
   std::vector<absl::Span<const std::byte>> pieces_;
 };
 
-/// Parses `bytes` with ParseScoreRequest and with Protobuf. What must hold: both read the same,
-/// or ours refuses, and if Protobuf accepts then for one of the reasons that wire_parser.h states.
-/// Returns what does not hold.
+/// Parses `bytes` with ParseScoreRequest and with Protobuf. Both must read the same, or
+/// ParseScoreRequest must refuse the message; if Protobuf accepts it, the refusal must have a
+/// reason that wire_parser.h lists. Returns a description of what differs, or an empty string.
 std::optional<std::string> WireParserDifference(absl::string_view bytes, uint32_t seed);
 
 }  // namespace logprobd::testing

@@ -1,5 +1,5 @@
-// libFuzzer entry: our parser of ScoreRequest against Protobuf's. The first byte decides how the
-// rest is cut into pieces.
+// libFuzzer entry that compares ParseScoreRequest with Protobuf. The first byte decides how the
+// other bytes are cut into pieces.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

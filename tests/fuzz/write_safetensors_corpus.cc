@@ -1,4 +1,4 @@
-// Writes the cases of the unit tests as files to start fuzzing from:
+// Writes the cases of the unit tests as a corpus to start fuzzing from:
 //   write_safetensors_corpus FOLDER
 
 #include <fstream>

@@ -75,7 +75,7 @@ REFUSED = [
         "A1",
         "random bytes",
         lambda: np.random.default_rng(3).bytes(300),
-        text="ScoreRequest: no field's tag at byte 0",
+        text="ScoreRequest: no valid field tag at byte 0",
     ),
     Case(
         "A2",
@@ -87,13 +87,13 @@ REFUSED = [
         "A3",
         "a varint of eleven bytes",
         lambda: b"\x28" + b"\xff" * 10 + b"\x01" + valid(),
-        text="ScoreRequest: rows: a number that is cut short or more than 64 bits",
+        text="ScoreRequest: rows: the number is truncated or has more than 64 bits",
     ),
     Case(
         "A3b",
         "a length that overflows",
         lambda: field(7, 2, b"")[:1] + b"\xff" * 9 + b"\x01",
-        text="ScoreRequest: targets: a length that is cut short or too large",
+        text="ScoreRequest: targets: the length is truncated or too large",
     ),
     Case(
         "A4",
@@ -129,7 +129,7 @@ REFUSED = [
         "A15",
         "a request id that is not UTF-8",
         lambda: field(1, 2, b"\xff\xfe") + valid(),
-        text="request_id: not UTF-8",
+        text="request_id: not valid UTF-8",
     ),
     Case(
         "A16",
@@ -244,7 +244,7 @@ REFUSED = [
         "B37",
         "segments that fall",
         lambda: valid(segment_offsets=u32(0, 2, 1, 2)),
-        text="segment_offsets[2]: 1, must not be below the offset before it, 2",
+        text="segment_offsets[2]: 1, must not be below the previous offset, 2",
     ),
     Case(
         "B37b",

@@ -1,8 +1,7 @@
-"""logprobctl bench against the real server: mixes, streams, the double reference, the page."""
+"""logprobctl bench against the real server: mixes, streams, verification, exports."""
 
 import csv
 import json
-import re
 import subprocess
 
 import pytest
@@ -21,17 +20,17 @@ def bench(binaries, server):
     return run
 
 
-def test_a_mix_is_right_to_the_bit_and_in_double_precision(bench, server, model, tmp_path):
-    outputs = [tmp_path / name for name in ("b.json", "b.csv", "b.html")]
+def test_a_mix_is_right_to_the_bit_and_in_double_precision(bench, server, tmp_path):
+    outputs = [tmp_path / name for name in ("b.json", "b.csv")]
 
     result = bench(
         *("--rows", "1:6,5:3,64:1", "--concurrency-range", "1:4:3", "--requests", "150"),
-        *("--metrics", server.http, "--verify", str(model.path)),
+        *("--metrics", server.http, "--verify"),
         *(part for path in outputs for part in ("--export", str(path))),
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "verify: PASS: 64 rows" in result.stdout
+    assert "verify: PASS\n" in result.stdout
     report = json.loads(outputs[0].read_text())
     assert report["verification"]["passed"]
     assert report["verification"]["answers_compared"] > 0
@@ -48,19 +47,16 @@ def test_a_mix_is_right_to_the_bit_and_in_double_precision(bench, server, model,
         assert {"queue", "kernel"} <= {stage["stage"] for stage in figures["stages"]}
     lines = list(csv.DictReader(outputs[1].open()))
     assert [line["part"] for line in lines] == ["all", "1 rows", "5 rows", "64 rows"] * 2
-    page = outputs[2].read_text()
-    assert page.count("<svg") == 5
-    assert not re.search(r"https?:|<script|<img|<link", page)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_a_stream_of_fresh_rows_gives_the_same_bits(bench, server, model, dtype):
+def test_a_stream_of_fresh_rows_gives_the_same_bits(bench, server, dtype):
     before = server.metric("logprobd_requests_total", method="ScoreStream", code="OK")
 
     result = bench(
         *("--method", "stream", "--rows", "3,700", "--concurrency-range", "4"),
         *("--requests", "40", "--fresh", "--writers", "4", "--dtype", dtype),
-        *("--verify", str(model.path), "--json"),
+        *("--verify", "--json"),
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
@@ -83,11 +79,3 @@ def test_an_open_loop_counts_from_the_planned_time(bench):
     assert (load["requests"], load["arrivals"]) == (40, "fixed")
     # The last request is due 39 intervals after the first.
     assert load["seconds"] >= 39 / 200
-
-
-def test_the_folder_of_another_model_is_refused_before_anything_is_sent(bench, tmp_path):
-    result = bench("--verify", str(tmp_path))
-
-    assert result.returncode == 1
-    assert "holds no .safetensors file" in result.stderr
-    assert "--verify wants the folder" in result.stderr

@@ -185,7 +185,7 @@ def test_every_required_fault_has_a_row() -> None:
 
 
 def existing_tests() -> set[str]:
-    """Returns test names as the table writes them: test_x, Suite.Name, or the id of a case in the two bad-input files."""
+    """Returns test names as the table writes them: test_x, Suite.Name, or the id of a case of bad input."""
     names: set[str] = set()
     for path in (ROOT / "tests" / "integration").glob("test_*.py"):
         names |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))

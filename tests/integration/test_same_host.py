@@ -227,16 +227,14 @@ def test_logprobctl_says_why_a_forced_transport_is_not_available(
         (2, ("--fresh",), "shm"),  # the server reads them in place, without a copy
     ],
 )
-def test_bench_reports_the_transport_of_the_rows(
-    binaries, start_local, model, rows, options, transport
-):
+def test_bench_reports_the_transport_of_the_rows(binaries, start_local, rows, options, transport):
     server = start_local()
 
     result = logprobctl(
         binaries,
         "bench",
         *("--address", server.grpc, "--rows", str(rows), "--requests", "30", "--json"),
-        *("--concurrency-range", "2", "--verify", str(model.path)),
+        *("--concurrency-range", "2", "--verify"),
         *options,
     )
 

@@ -132,7 +132,7 @@ const Fault kWireFaults[] = {
           "short"),
      StatusCode::INVALID_ARGUMENT, "length 127, but 5 bytes are left"},
     {"A3LongNumber", With("\x28" + std::string(10, '\xFF') + "\x01"), StatusCode::INVALID_ARGUMENT,
-     "rows: a number that is cut short or more than 64 bits"},
+     "rows: the number is truncated or has more than 64 bits"},
     {"A3LongLength", With("\x82\x02" + std::string(4, '\xFF') + "\x0F"),
      StatusCode::INVALID_ARGUMENT, "hidden: length 4294967295"},
     {"A4WrongWireType",
@@ -200,8 +200,8 @@ const Fault kWireFaults[] = {
     {"A15IdNotUtf8",
      With("\x0A\x02"
           "a\xFF"),
-     StatusCode::INVALID_ARGUMENT, "request_id: not UTF-8"},
-    {"A15HeadNotUtf8", With("\x12\x01\x80"), StatusCode::INVALID_ARGUMENT, "head: not UTF-8"},
+     StatusCode::INVALID_ARGUMENT, "request_id: not valid UTF-8"},
+    {"A15HeadNotUtf8", With("\x12\x01\x80"), StatusCode::INVALID_ARGUMENT, "head: not valid UTF-8"},
     {"A16IdWithNewline", Changed([](v1::ScoreRequest& r) { r.set_request_id("a\nerror b"); }),
      StatusCode::INVALID_ARGUMENT, "request_id: holds control characters"},
     {"A16IdWithEscape", Changed([](v1::ScoreRequest& r) { r.set_request_id("\x1B[2J"); }),
@@ -323,7 +323,8 @@ const Fault kShapeFaults[] = {
     {"B42SharedMemoryBesideHidden",
      With("\x8A\x02\x01"
           "x"),
-     StatusCode::INVALID_ARGUMENT, "shared_memory: given beside hidden, must be the only payload"},
+     StatusCode::INVALID_ARGUMENT,
+     "shared_memory: given together with hidden, must be the only payload"},
     {"B42NoPayload", Changed([](v1::ScoreRequest& r) { r.clear_hidden(); }),
      StatusCode::INVALID_ARGUMENT, "hidden: 0 bytes, must be 32"},
 };
@@ -405,7 +406,7 @@ const Fault kStateFaults[] = {
          head.AnswerWith(absl::InternalError("secret_gpu7 has gone"));
        });
      },
-     StatusCode::INTERNAL, "internal error: the server's log has the details"},
+     StatusCode::INTERNAL, "internal error; the server's log has the details"},
     {"G104ManyHeadNames",
      [](TransportServer& server) {
        grpc::Status status;

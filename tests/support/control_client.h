@@ -12,31 +12,32 @@
 
 namespace logprobd::testing {
 
-/// What came in one packet.
+/// The content of one packet.
 struct ControlReply {
   v1::LocalReply message;
   FileDescriptor file;
 };
 
-/// A client of a control socket, packet by packet, so that a test can do everything wrong.
+/// A client of a control socket that sends single packets, so that a test can break every rule.
 class ControlClient {
  public:
-  /// Connects; aborts when it cannot.
+  /// Connects, or aborts.
   explicit ControlClient(const std::string& path);
 
-  /// Sends `packet` as it is, with `file` unless it is -1; false when the server has closed.
+  /// Sends `packet` unchanged, with `file` unless it is -1. Returns false when the server has
+  /// closed.
   bool Send(absl::string_view packet, int file = -1);
-  /// As Send, but waits for room.
+  /// Sends `packet`, and waits for room in the socket.
   bool SendWaiting(absl::string_view packet);
   bool Send(const v1::LocalRequest& request) { return Send(request.SerializeAsString()); }
 
-  /// Blocks for the next packet; nothing when the server has closed.
+  /// Blocks until the next packet. Returns nothing when the server has closed.
   std::optional<ControlReply> Receive();
   bool IsClosed() { return !Receive().has_value(); }
 
-  /// The reply to a request; aborts when there is none.
+  /// Returns the reply to a request, or aborts when there is none.
   ControlReply Call(const v1::LocalRequest& request);
-  /// The reply to what a valid request of the kind asks.
+  // These send a valid request and return the reply.
   v1::LocalReply Hello(const std::string& client_id = "test");
   ControlReply CreateRegion(uint64_t bytes);
   v1::LocalReply CloseRegion(const std::string& id);
@@ -47,10 +48,10 @@ class ControlClient {
   FileDescriptor socket_;
 };
 
-/// A region as a client maps it, for as long as this lives.
+/// A region that a client has mapped. The destructor unmaps it.
 class MappedRegion {
  public:
-  /// Of a reply with a region; aborts when it cannot be mapped.
+  /// Maps the region of `reply`, or aborts.
   explicit MappedRegion(const ControlReply& reply);
   ~MappedRegion();
   MappedRegion(const MappedRegion&) = delete;

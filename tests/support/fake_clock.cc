@@ -21,7 +21,7 @@ bool FakeClock::AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
   std::list<Waiter>::iterator self;
   {
     absl::MutexLock lock(&mutex_);
-    // A step between the check above and here is seen by `ready`.
+    // `ready` sees a change of the time since the check above.
     self = waiters_.insert(waiters_.end(), Waiter{&mutex, until, &ready, false});
   }
   mutex.Await(ready);
@@ -41,8 +41,9 @@ void FakeClock::Advance(absl::Duration step) {
       waiter.stale = true;
     }
   }
-  // absl::Mutex looks at conditions when it is unlocked. A waiter's mutex is only tried, since the
-  // waiter may hold it while it asks for ours; a waiter that has left needs nothing.
+  // absl::Mutex evaluates conditions on unlock. WakeStaleWaiters only tries to lock a waiter's
+  // mutex, because the waiter may hold it while it locks mutex_. A waiter that has returned needs
+  // no wake-up.
   while (!WakeStaleWaiters()) {
     std::this_thread::yield();
   }
@@ -80,7 +81,7 @@ bool FakeClock::AreAsleep(int count) const {
   if (static_cast<int>(waiters_.size()) < count) {
     return false;
   }
-  // Only tried, as in WakeStaleWaiters; who holds one is not asleep.
+  // TryLock as in WakeStaleWaiters: a thread that holds its mutex is not asleep.
   return std::all_of(waiters_.begin(), waiters_.end(), [](const Waiter& waiter) {
     if (!waiter.mutex->TryLock()) {
       return false;

@@ -11,29 +11,29 @@
 
 namespace logprobd::testing {
 
-/// A Clock that moves only when a test advances it. Thread-safe; outlives its users.
+/// A Clock that moves only when a test advances it. Thread-safe; must outlive its users.
 ///
 /// A thread in AwaitUntil sleeps until its condition holds or Advance reaches its time; no real
 /// time is involved.
 class FakeClock final : public Clock {
  public:
-  /// Starts at an arbitrary time well away from the epoch.
+  /// Starts at an arbitrary time far from the epoch.
   FakeClock();
 
   absl::Time Now() const override;
   bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
                   absl::Time until) const override;
 
-  /// Moves time on by `step` >= 0 and wakes who waited for it. The caller holds no mutex on which a
-  /// thread waits here.
+  /// Advances the time by `step` >= 0 and wakes the threads that waited for it. The caller must not
+  /// hold a mutex that a waiting thread passed to AwaitUntil.
   void Advance(absl::Duration step);
 
-  /// Blocks until a thread waits in AwaitUntil for exactly `until` (absl::InfiniteFuture() counts):
-  /// with it a test knows that the code under test has gone to sleep.
+  /// Blocks until a thread waits in AwaitUntil for exactly `until`, which may be
+  /// absl::InfiniteFuture(). The test then knows that the code under test sleeps.
   void WaitForWaiter(absl::Time until) const;
 
-  /// Blocks until `count` threads wait in AwaitUntil and none of all that do has anything to wake
-  /// for: what was asked of them before has been done.
+  /// Blocks until `count` threads wait in AwaitUntil and no waiting thread has a reason to wake.
+  /// The threads have then done all earlier work.
   void WaitUntilAsleep(int count = 1) const;
 
  private:
@@ -41,14 +41,14 @@ class FakeClock final : public Clock {
     absl::Mutex* mutex;
     absl::Time until;
     const absl::Condition* ready;
-    bool stale;  // time has moved since its condition was last looked at
+    bool stale;  // the time has changed since its condition was last evaluated
   };
 
   bool WakeStaleWaiters();
   bool AreAsleep(int count) const;
 
   std::atomic<int64_t> now_nanos_;
-  mutable absl::Mutex mutex_;  // may be taken with a waiter's mutex held, never the reverse
+  mutable absl::Mutex mutex_;  // locked while a waiter's mutex is held, never the reverse
   mutable std::list<Waiter> waiters_ ABSL_GUARDED_BY(mutex_);
 };
 

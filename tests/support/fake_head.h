@@ -14,15 +14,15 @@
 
 namespace logprobd::testing {
 
-/// A head of 8 hidden elements and 100 ids (104 rows of weight) with small limits.
+/// Describes a head with 8 hidden elements and 100 ids (104 weight rows) with small limits.
 HeadInfo FakeHeadInfo();
 
-/// What FakeHead answers: every output asked for, with values that tell rows and outputs apart.
-/// logprob[r] = -(target + 1) / 8.
+/// Returns the answer of FakeHead: every requested output, with values that differ between rows and
+/// outputs. logprob[r] = -(target + 1) / 8.
 ScoreResult FakeScores(const ScoreRequest& request);
 
-/// A ServedHead without a model. Answers on the caller's thread, within Submit, unless held.
-/// Thread-safe.
+/// A ServedHead without a model. It answers within Submit, on the caller's thread, unless it is
+/// held. Thread-safe.
 class FakeHead final : public ServedHead {
  public:
   explicit FakeHead(HeadInfo info = FakeHeadInfo());
@@ -35,28 +35,28 @@ class FakeHead final : public ServedHead {
   void Verify(const VerifyOptions& options, VerifyCallback done) override;
 
   void SetReady(bool ready);
-  /// Verify waits until FinishVerify.
+  /// Makes Verify wait until FinishVerify.
   void HoldVerify();
   /// Blocks until a Verify waits.
   void WaitForVerify() const;
-  /// Answers the Verify that waits: with its report, or with an error.
+  /// Answers the waiting Verify: with a report when `status` is OK, else with `status`.
   void FinishVerify(const absl::Status& status);
-  /// Requests wait until Release.
+  /// Makes requests wait until Release.
   void Hold();
-  /// Answers what waits, last come first when `reversed`, and answers at once from now on.
+  /// Answers the waiting requests, in reverse order when `reversed`, and later ones at once.
   void Release(bool reversed = false);
-  /// Every Submit fails with it; OK: no longer.
+  /// Makes every Submit fail with `status`; OK ends this.
   void RefuseWith(absl::Status status);
-  /// Every request is answered with it; OK: no longer.
+  /// Answers every request with `status`; OK ends this.
   void AnswerWith(absl::Status status);
 
-  /// Blocks until so many requests have been submitted in all.
+  /// Blocks until `count` requests have been submitted in total.
   void WaitForSubmitted(int64_t count) const;
-  /// Blocks until so many have been cancelled while they waited.
+  /// Blocks until `count` waiting requests have been cancelled.
   void WaitForCancelled(int64_t count) const;
   int64_t num_submitted() const;
   int64_t num_waiting() const;
-  /// The last one submitted, payload included.
+  /// Returns the last submitted request, with its payload.
   ScoreRequest last_request() const;
   VerifyOptions last_verify() const;
 
@@ -82,7 +82,7 @@ class FakeHead final : public ServedHead {
   std::optional<VerifyCallback> waiting_verify_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Heads by name, as HeadRegistry promises.
+/// A HeadRegistry of given heads. Thread-safe.
 class FakeRegistry final : public HeadRegistry {
  public:
   void Add(std::shared_ptr<ServedHead> head);

@@ -5,7 +5,7 @@
 
 namespace logprobd::testing {
 
-/// Lowers the limit of open files for a scope, so that `left` more can be opened.
+/// Lowers the limit of open files for a scope, so that the process can open only `left` more.
 class FewFiles {
  public:
   explicit FewFiles(int left) {

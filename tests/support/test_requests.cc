@@ -19,7 +19,7 @@ uint32_t Next(uint32_t& state) {
   return state >> 8;
 }
 
-/// Bytes whose elements are finite in every dtype: no exponent is all ones.
+/// Returns random bytes whose elements are finite in every dtype, because no exponent is all ones.
 std::vector<std::byte> RandomBytes(size_t count, uint32_t& state) {
   std::vector<std::byte> bytes(count);
   for (std::byte& byte : bytes) {
@@ -127,7 +127,7 @@ ScoreResult ExpectedResult(const ScoreRequest& request, int64_t vocab_size,
   const std::vector<std::byte> bytes = BytesOf(request.hidden);
   const auto rows = static_cast<size_t>(request.rows);
   const auto row_bytes = static_cast<size_t>(request.hidden_size * DtypeBytes(request.dtype()));
-  std::vector<FakeScores> all(rows);  // of zeros where ignored
+  std::vector<FakeScores> all(rows);  // zeros for ignored rows
   std::vector<uint8_t> greedy(rows);
   ScoreResult result;
   result.rows = request.rows;

@@ -11,7 +11,7 @@
 
 namespace logprobd::testing {
 
-/// What a test says of a request; the rest is filled in from `seed`.
+/// The properties of a request that matter to a test. The other fields follow from `seed`.
 struct RequestSpec {
   int64_t rows = 1;
   int64_t hidden_size = 4;
@@ -20,35 +20,37 @@ struct RequestSpec {
   std::string client_id = "client";
   Priority priority = Priority::kNormal;
   absl::Time deadline = absl::InfiniteFuture();
-  OutputSet outputs = {};  ///< Empty: the default, logprob and entropy.
+  OutputSet outputs = {};  ///< Empty means the default, logprob and entropy.
   std::optional<float> temperature = {};
   std::optional<float> entropy_temperature = {};
   int64_t top_k = 0;
   std::vector<int64_t> ignored_rows = {};
   std::vector<int64_t> nonfinite_rows = {};
-  std::vector<int64_t> greedy_rows = {};       ///< Their target is FakeEngine's argmax.
+  std::vector<int64_t> greedy_rows = {};       ///< Rows whose target is FakeEngine's argmax.
   std::vector<int64_t> candidate_counts = {};  ///< [rows], or empty.
   std::vector<uint32_t> segment_offsets = {};
   bool reject_nonfinite = false;
-  int64_t piece_bytes = 0;   ///< The payload comes in pieces of this size; 0: in one.
-  int64_t misalignment = 0;  ///< Bytes by which each piece's address is off.
+  int64_t piece_bytes = 0;   ///< Size of the pieces of the payload; 0 means one piece.
+  int64_t misalignment = 0;  ///< Offset of each piece from an aligned address, in bytes.
   int64_t vocab_size = 1'000;
   PayloadPlace place = PayloadPlace::kMessage;
   bool is_pinned = false;
   int32_t gpu = -1;
 };
 
-/// A request as validation would pass it on, with payload bytes from `seed`.
+/// Returns a validated request, with payload bytes that follow from `seed`.
 ScoreRequest MakeRequest(const RequestSpec& spec);
 
-/// As MakeRequest with only the number of rows said.
+/// Returns MakeRequest with `rows` rows and default properties.
 ScoreRequest RequestOfRows(int64_t rows);
 
-/// What a server on a FakeEngine must answer, computed row by row from the request.
+/// Returns the answer that a server on a FakeEngine must give, computed row by row from the
+/// request.
 ScoreResult ExpectedResult(const ScoreRequest& request, int64_t vocab_size = 1'000,
                            uint64_t weights_version = 1);
 
-/// The names of the fields (stages aside) whose bits differ, comma-separated; empty when none.
+/// Returns the names of the fields whose bits differ, separated by commas; empty when none differ.
+/// Stages are not compared.
 std::string Differences(const ScoreResult& actual, const ScoreResult& expected);
 
 }  // namespace logprobd::testing

@@ -16,8 +16,8 @@
 
 namespace logprobd::testing {
 
-/// A raw ScoreStream client. Writes are queued and sent one after the other; answers are read only
-/// when asked for. Thread-safe. Ends the call on destruction.
+/// A raw ScoreStream client. It queues writes and sends them one after the other, and reads a
+/// response only on demand. Thread-safe. The destructor ends the call.
 class TestStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit TestStream(const std::shared_ptr<grpc::Channel>& channel);
@@ -25,13 +25,13 @@ class TestStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
 
   void Send(absl::string_view message);
   void Send(const v1::ScoreRequest& chunk) { Send(chunk.SerializeAsString()); }
-  /// No more chunks.
+  /// Half-closes the stream after the queued chunks.
   void CloseWrites();
   void Cancel() { context_.TryCancel(); }
 
-  /// The next answer; the stream must not have ended.
+  /// Returns the next response. The stream must not have ended.
   v1::ScoreResponse Read();
-  /// Reads until the server ends the stream; its status.
+  /// Reads until the server ends the stream, and returns its status.
   grpc::Status Finish();
 
  private:

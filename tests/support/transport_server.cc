@@ -43,7 +43,8 @@ std::string TransportServer::address() const { return absl::StrCat("127.0.0.1:",
 
 std::shared_ptr<grpc::Channel> TransportServer::NewChannel() const {
   grpc::ChannelArguments arguments;
-  // Channels to one address share a connection otherwise, and with it what one of them broke.
+  // Without this argument channels to one address share a connection, and one test could break it
+  // for another.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
   return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);

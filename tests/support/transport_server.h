@@ -23,10 +23,10 @@ namespace logprobd::testing {
 inline constexpr char kScoreMethod[] = "/logprobd.v1.Scoring/Score";
 inline constexpr char kScoreStreamMethod[] = "/logprobd.v1.Scoring/ScoreStream";
 
-/// Listens on free loopback ports; message limit 1 MiB, as FakeHeadInfo says.
+/// Returns options for a free loopback port and the message limit of FakeHeadInfo, 1 MiB.
 GrpcServer::Options TestServerOptions();
 
-/// A GrpcServer over fakes, and a channel to it.
+/// A GrpcServer over a fake head, and a channel to it.
 struct TransportServer {
   explicit TransportServer(const GrpcServer::Options& options = TestServerOptions(),
                            HeadInfo head_info = FakeHeadInfo(), bool with_head = true);
@@ -42,16 +42,16 @@ struct TransportServer {
   std::unique_ptr<v1::Scoring::Stub> stub;
 };
 
-/// A valid request for FakeHeadInfo's head, bf16, targets 0, 1, 2, ...
+/// Returns a valid bf16 request for the head of FakeHeadInfo, with targets 0, 1, 2, ...
 v1::ScoreRequest ValidRequest(uint32_t rows = 2);
 
-/// `values` as the wire has them.
+/// Returns the bytes of `values` on the wire.
 template <typename T>
 std::string BytesOf(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// The reverse; trailing bytes are dropped.
+/// Returns the values in `bytes`; incomplete trailing values are dropped.
 template <typename T>
 std::vector<T> ValuesOf(absl::string_view bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -59,16 +59,16 @@ std::vector<T> ValuesOf(absl::string_view bytes) {
   return values;
 }
 
-/// `bytes` in slices of `slice_bytes` (0: one slice).
+/// Returns `bytes` in slices of `slice_bytes`; 0 means one slice.
 grpc::ByteBuffer BufferOf(absl::string_view bytes, size_t slice_bytes = 0);
 std::string StringOf(const grpc::ByteBuffer& buffer);
 
-/// Sends `message` as it is to a unary method and waits for the answer.
+/// Sends `message` unchanged to a unary method and waits for the response.
 grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                      const grpc::ByteBuffer& message, grpc::ByteBuffer& answer,
                      grpc::ClientContext& context);
 
-/// Opens a call to a unary method and closes it without a message.
+/// Calls a unary method and half-closes the call without a message.
 grpc::Status CallWithoutMessage(const std::shared_ptr<grpc::Channel>& channel,
                                 const std::string& method);
 

@@ -1,10 +1,10 @@
-// Tells the thread sanitizer what absl::Mutex does. The distribution's Abseil is not built for it,
-// so every pair of accesses under a Mutex would be reported as a race. The linker sends our calls
-// of the functions below here (--wrap, see CMakeLists.txt).
+// Tells the thread sanitizer what absl::Mutex does. The distribution's Abseil is not built with the
+// sanitizer, which would report every pair of accesses under a Mutex as a race. The linker
+// redirects calls of the Mutex methods to the wrappers in this file (--wrap, see CMakeLists.txt).
 //
-// Each unlock is a release of the mutex's address and each lock an acquire. Conditions are
-// evaluated inside an unlock by whichever thread unlocks, after the release: those reads are not
-// looked at.
+// Each unlock releases the mutex's address, and each lock acquires it. The thread that unlocks
+// evaluates conditions inside the unlock, after the release, so the sanitizer must ignore these
+// reads.
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -16,7 +16,7 @@ void AnnotateIgnoreReadsBegin(const char* file, int line);  // NOLINT
 void AnnotateIgnoreReadsEnd(const char* file, int line);    // NOLINT
 }
 
-// LOGPROBD_ABSL_NAMESPACE is Abseil's inline namespace as it is mangled.
+// LOGPROBD_ABSL_NAMESPACE is the mangled name of Abseil's inline namespace.
 #define LOGPROBD_MUTEX(kind, method) \
   asm("__" kind "__ZN4absl" LOGPROBD_ABSL_NAMESPACE "5Mutex" method)
 
@@ -36,7 +36,7 @@ void RealLockWhen(Mutex* mutex, const Condition& condition)
 bool RealAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout)
     LOGPROBD_MUTEX("real", "16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE");
 
-/// While it lives, reads of this thread are not looked at.
+/// Makes the sanitizer ignore the reads of this thread during its lifetime.
 struct IgnoreReads {
   IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
   ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }

@@ -86,7 +86,7 @@ absl::StatusOr<SameHostMemory> CreateSameHostMemory(const ServerOptions& options
 
 void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memory,
                         GrpcServer::Options& grpc) {
-  grpc.local = options.local;
+  grpc.unix_socket = options.local;
   grpc.pinning = memory.pinning.get();
   grpc.devices = memory.devices.get();
   grpc.shared_memory.bytes_max = options.shared_memory_bytes;
@@ -102,7 +102,7 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
   if (!path.ok()) {
     LogInfo("the sockets for clients on this host are off", {{"reason", path.status().message()}});
   }
-  grpc.local = path.ok() ? *std::move(path) : "";
+  grpc.unix_socket = path.ok() ? *std::move(path) : "";
 }
 
 std::vector<std::string> SameHostFolders() {

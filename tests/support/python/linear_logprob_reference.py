@@ -1,4 +1,4 @@
-"""The truth for linear_logprob: logits materialised in double, gradients by autograd."""
+"""The reference for linear_logprob: logits materialised in fp64, gradients by autograd."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def seeded(seed: int) -> torch.Generator:
-    """On the device that tests make their tensors on."""
+    """A generator on the default device, where tests create their tensors."""
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 class Scores(NamedTuple):
-    """Each of the shape of the targets, in double; argmax in int64. Zero on ignored rows."""
+    """Scores shaped like the targets, in fp64; argmax in int64. Zero for ignored rows."""
 
     logprob: Tensor
     entropy: Tensor
@@ -55,16 +55,16 @@ def reference(
     vocab_valid: int | None = None,
     mean_logit_weights: Tensor | None = None,
 ) -> Scores:
-    """What linear_logprob should return for a whole head; differentiable.
+    """The expected results of linear_logprob for a whole head, differentiable.
 
-    Ignored rows are left out before anything is computed, so that nothing in them, not even a NaN, reaches a
-    result or a gradient. Ids outside the vocabulary are the caller's mistake: gather refuses them.
+    Ignored rows are removed before anything is computed, so that no value in them, not even a NaN, affects a
+    result or a gradient. For ids outside the vocabulary gather raises an error.
     """
-    is_counted = target != ignore_index
+    is_valid = target != ignore_index
     if isinstance(temperature, Tensor):
-        temperature = temperature.expand(target.shape)[is_counted]
+        temperature = temperature.expand(target.shape)[is_valid]
     x = reference_logits(
-        hidden[is_counted],
+        hidden[is_valid],
         weight,
         bias,
         temperature=temperature,
@@ -79,15 +79,20 @@ def reference(
 
     lse = torch.logsumexp(x, -1)
     logprobs = x - lse.unsqueeze(-1)
-    logprob = logprobs.gather(-1, target[is_counted].long().unsqueeze(-1)).squeeze(-1)
+    logprob = logprobs.gather(-1, target[is_valid].long().unsqueeze(-1)).squeeze(-1)
     probabilities = logprobs.exp()
-    # A column of -inf adds nothing; 0 * -inf would.
+    # Skips columns of -inf, since 0 * -inf is NaN.
     entropy = -(probabilities * logprobs.masked_fill(probabilities == 0, 0.0)).sum(-1)
     is_max = x == x.amax(-1, keepdim=True)
     argmax = torch.where(is_max, columns, num_columns).amin(-1)
     mean_logit = x @ mean_logit_weights[:num_columns].to(x)
 
     def at_counted_rows(values: Tensor) -> Tensor:
-        return values.new_zeros(target.shape).masked_scatter(is_counted, values)
+        return values.new_zeros(target.shape).masked_scatter(is_valid, values)
 
     return Scores(*map(at_counted_rows, (logprob, entropy, lse, argmax, mean_logit)))
+
+
+def requested(scores) -> list[Tensor]:
+    """The fields of the operator's result that were requested."""
+    return [score for score in scores if score is not None]

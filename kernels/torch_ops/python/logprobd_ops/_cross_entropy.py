@@ -1,4 +1,4 @@
-"""What the cross-entropy of losses.py weighs the scores of each row by; known before they are."""
+"""Coefficients of the scores of each row in the cross-entropy of losses.py. They are known before the scores."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ from torch import Tensor
 
 
 class Classes:
-    """Class weights of the whole vocabulary, and what a loss needs of them."""
+    """The class weights of the whole vocabulary, and what a loss reads of them."""
 
     def __init__(
         self, class_weights: Tensor, shard: range, vocab_valid: int | None, *, is_whole: bool
     ) -> None:
-        """`shard`: ids of the weight's rows; `is_whole`: no other rank has further ones."""
+        """`shard`: the ids of the weight's rows. `is_whole`: no other rank has more rows."""
         num_classes = class_weights.numel()
         needed = shard.stop if vocab_valid is None else vocab_valid
         has_surplus = is_whole and num_classes > max(shard.stop, needed)
         if class_weights.dim() != 1 or num_classes < needed or has_surplus:
             raise ValueError(
                 f"class_weights must have one entry for each id of the whole vocabulary, {needed}"
-                f"{'' if is_whole else ' or more'}, got the shape {list(class_weights.shape)}"
+                f"{'' if is_whole else ' or more'}, but has the shape {list(class_weights.shape)}"
             )
         self.num_valid = num_classes if vocab_valid is None else vocab_valid
         self._shard = shard
         self._valid = class_weights.detach()[: self.num_valid]
 
     def of_shard(self) -> Tensor:
-        """[shard's rows] fp32, contiguous; 0 for rows beyond the valid vocabulary."""
+        """[shard's rows], fp32, contiguous; 0 for rows behind the valid vocabulary."""
         mine = self._valid[self._shard.start : self._shard.stop].float()
         return torch.nn.functional.pad(mine, (0, len(self._shard) - mine.numel())).contiguous()
 
     def of_targets(self, target: Tensor, is_valid: Tensor) -> Tensor:
-        """The weight of each target; 0 for ignored rows. The range of ids is linear_logprob's to check."""
+        """The weight of each target; 0 for ignored rows. linear_logprob checks the range of the ids."""
         ids = target.long().clamp(0, self.num_valid - 1)
         return self._valid[ids] * is_valid
 
     def total(self) -> Tensor:
-        """Their sum, in double."""
+        """The sum of the valid weights, fp64."""
         return self._valid.sum(dtype=torch.float64)
 
 
-class RowWeights(NamedTuple):
-    """Each like target, or a number for every row; the loss is the sum of the scores times them."""
+class RowCoefficients(NamedTuple):
+    """Coefficients of the scores, shaped like target or one number for every row. The loss of a row is the sum
+    of its scores times their coefficients."""
 
     logprob: Tensor | float
     lse: Tensor | float | None
     mean_logit: Tensor | float | None
 
 
-def uniform_weights(label_smoothing: float) -> RowWeights:
-    """For the cross-entropy without class weights, of one row."""
+def uniform_coefficients(label_smoothing: float) -> RowCoefficients:
+    """Coefficients of a row's cross-entropy without class weights."""
     if label_smoothing == 0.0:
-        return RowWeights(-1.0, None, None)
-    return RowWeights(label_smoothing - 1.0, label_smoothing, -label_smoothing)
+        return RowCoefficients(-1.0, None, None)
+    return RowCoefficients(label_smoothing - 1.0, label_smoothing, -label_smoothing)
 
 
-def row_weights(
+def row_coefficients(
     target: Tensor,
     is_valid: Tensor,
     classes: Classes | None,
@@ -65,9 +66,9 @@ def row_weights(
     *,
     is_mean: bool,
     dtype: torch.dtype,
-) -> RowWeights:
-    """For the cross-entropy, summed or averaged as torch does it, without z loss and token scaling. With label
-    smoothing the mean logit must be that of classes.of_shard(), or the plain mean without classes."""
+) -> RowCoefficients:
+    """Coefficients of the cross-entropy, summed or averaged as torch does it, without z loss and token scaling.
+    With label smoothing the mean logit must be that of classes.of_shard(), or without classes the plain mean."""
     nll = is_valid if classes is None else classes.of_targets(target, is_valid).to(dtype)
     if not is_mean:
         share = torch.ones((), dtype=dtype, device=target.device)
@@ -77,9 +78,9 @@ def row_weights(
         share = 1.0 / nll.sum().masked_fill(~is_valid.any(), 1.0)
     logprob = nll * ((label_smoothing - 1.0) * share)
     if label_smoothing == 0.0:
-        return RowWeights(logprob, None, None)
+        return RowCoefficients(logprob, None, None)
     smooth = is_valid * (label_smoothing * share)
     if classes is None:
-        return RowWeights(logprob, smooth, -smooth)
+        return RowCoefficients(logprob, smooth, -smooth)
     smooth = smooth / classes.num_valid
-    return RowWeights(logprob, classes.total().to(dtype) * smooth, -smooth)
+    return RowCoefficients(logprob, classes.total().to(dtype) * smooth, -smooth)

@@ -1,4 +1,6 @@
-"""Whether logits are kept from the forward for the backward."""
+"""Decides whether a forward caches logits for its backward. The rules are those of the library, which is asked."""
+
+from __future__ import annotations
 
 import functools
 from typing import Literal, get_args
@@ -8,10 +10,10 @@ from torch import Tensor
 
 Memory = Literal["recompute", "cached", "auto"]
 
-# As the operator's keep_logits: KeptLogits in kernels/torch_ops/linear_logprob.h.
-NOT_KEPT = 0
+# Values of the operators' keep_logits: LogitCacheKind in kernels/torch_ops/api/linear_logprob.h.
+NOT_CACHED = 0
 WIDE = 1
-POWERS = 2
+EXPONENTIALS = 2
 
 GIB = 1 << 30
 BUDGET_MIN = GIB
@@ -19,8 +21,8 @@ BUDGET_MAX = 4 * GIB
 
 
 def budget_bytes(memory_budget: int | None, device: torch.device) -> int:
-    """`memory_budget`, or the default: an eighth of the memory that is free on the GPU, from 1 to 4 GiB. Where
-    that is not known, on a CPU, 4 GiB; in a function that is being compiled, 1 GiB."""
+    """`memory_budget`, or the default: an eighth of the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU;
+    1 GiB in a function that is being compiled."""
     if memory_budget is not None:
         if memory_budget < 0:
             raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
@@ -43,54 +45,67 @@ def logits_to_keep(
     target: Tensor,
     bias: Tensor | None,
 ) -> int:
-    """The operator's keep_logits for these arguments of linear_logprob; ValueError names a bad one."""
+    """The operators' keep_logits for these arguments of linear_logprob. Raises ValueError, naming the argument."""
     if memory not in get_args(Memory):
         raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
     budget = budget_bytes(memory_budget, hidden.device) if memory == "auto" else None
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
-        return NOT_KEPT
-    kept = kept_format(hidden, weight)
-    if budget is not None and _cache_bytes(kept, hidden, weight, target) > budget:
-        return NOT_KEPT
-    return kept
+        return NOT_CACHED
+    kind = cache_kind(hidden, weight)
+    if budget is not None:
+        row_bytes = _cached_row_bytes(kind, hidden.dtype, weight.dtype, _as_number(weight.shape[0]))
+        if target.numel() * row_bytes > budget:
+            return NOT_CACHED
+    return kind
 
 
 def gradients_needed(*inputs: Tensor | None) -> list[bool]:
-    """Which of them a backward would give a gradient."""
+    """Whether a backward would compute a gradient for each of the inputs."""
     is_enabled = torch.is_grad_enabled()
     return [is_enabled and each is not None and each.requires_grad for each in inputs]
 
 
-def kept_format(hidden: Tensor, weight: Tensor) -> int:
-    """The keep_logits other than NOT_KEPT that serves them."""
-    return POWERS if _is_fused(hidden, weight) else WIDE
+def cache_kind(hidden: Tensor, weight: Tensor) -> int:
+    """The keep_logits, other than NOT_CACHED, that supports these inputs."""
+    is_fused = _is_fused(hidden.device, hidden.dtype, weight.dtype, _as_number(hidden.shape[-1]))
+    return EXPONENTIALS if is_fused else WIDE
 
 
-def _is_fused(hidden: Tensor, weight: Tensor) -> bool:
-    """As IsFused in fused_head.h."""
-    return (
-        hidden.is_cuda
-        and hidden.dtype == weight.dtype
-        and hidden.dtype in (torch.bfloat16, torch.float16)
-        and hidden.shape[-1] % 8 == 0
-        and _has_fused_kernels(hidden.get_device())
-    )
+def _as_number(size: int) -> int:
+    """The size itself. A function that is being compiled is specialised for it."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_scalar  # noqa: PLC0415
+
+        return int(guard_scalar(size))
+    return size
+
+
+# torch.compile evaluates these two functions while it traces, and guards everything that they depend on.
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_fused_kernels(device: int) -> bool:
-    return _looked_up(device)
+def _is_fused(
+    device: torch.device, hidden: torch.dtype, weight: torch.dtype, hidden_size: int
+) -> bool:
+    return _asked_is_fused(device, hidden, weight, hidden_size)
 
 
-@functools.cache  # it is asked at every step
-def _looked_up(device: int) -> bool:
-    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    return is_hopper and torch.ops.logprobd.has_fused_kernels()
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _cached_row_bytes(
+    keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int
+) -> int:
+    return _asked_row_bytes(keep_logits, hidden, weight, weight_rows)
 
 
-def _cache_bytes(kept: int, hidden: Tensor, weight: Tensor, target: Tensor) -> int:
-    """Of all rows' logits, about as logit_cache.h has them."""
-    if kept == POWERS:
-        return target.numel() * weight.shape[0] * 388 // 192
-    is_double = torch.float64 in (hidden.dtype, weight.dtype)
-    return target.numel() * weight.shape[0] * (8 if is_double else 4)
+@functools.cache  # Every step asks.
+def _asked_is_fused(
+    device: torch.device, hidden: torch.dtype, weight: torch.dtype, hidden_size: int
+) -> bool:
+    return torch.ops.logprobd.is_fused(device, hidden, weight, hidden_size)
+
+
+@functools.cache  # Every step asks.
+def _asked_row_bytes(
+    keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int
+) -> int:
+    return torch.ops.logprobd.logit_cache_row_bytes(keep_logits, hidden, weight, weight_rows)

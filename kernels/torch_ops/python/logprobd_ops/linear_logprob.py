@@ -1,18 +1,35 @@
-"""The operator as Python calls it."""
+"""The operator's Python function."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from logprobd_ops import _library
-from logprobd_ops._arguments import OutOfVocab, flattened
 from logprobd_ops._memory import Memory, logits_to_keep
+from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_library.load()
+load_library()
+
+
+class LinearLogprobOutput(NamedTuple):
+    """Scores of each row, shaped like target, fp32 (fp64 if hidden or weight are). All but argmax are
+    differentiable with respect to hidden, weight and bias. Later versions may append fields: read fields by
+    name, or unpack as `logprob, entropy, lse, *_`."""
+
+    logprob: Tensor
+    """Log-probability of the target, in nats."""
+    entropy: Tensor
+    """Entropy of the distribution, in nats. Without elements if need_entropy is False."""
+    lse: Tensor
+    """ln of the sum of exp(x) over the vocabulary."""
+    argmax: Tensor | None = None
+    """int64: id of the largest logit, the lowest one among equals; -1 if a logit is not finite. None unless
+    return_argmax is set."""
+    mean_logit: Tensor | None = None
+    """Sum of mean_logit_weights * x over the vocabulary. None unless return_mean_logit is set."""
 
 
 def linear_logprob(
@@ -37,57 +54,56 @@ def linear_logprob(
     return_mean_logit: bool = False,
     memory: Memory = "recompute",
     memory_budget: int | None = None,
-) -> tuple[Tensor, ...]:
-    """Log-probability of each target, entropy and lse of each row, without [rows, V] logits.
+) -> LinearLogprobOutput:
+    """Computes log-probability, entropy and lse of each row without a [rows, V] tensor of logits.
 
-    With z = cap(scale * (hidden . weight) + bias), cap(x) = softcap * tanh(x / softcap), and
-    x = z / temperature: logprob = x[target] - lse(x), the entropy is that of softmax(x); in nats.
+    The logits are z = cap(scale * (hidden . weight) + bias) with cap(x) = softcap * tanh(x / softcap). The
+    scores are those of x = z / temperature: logprob = x[target] - lse(x), and the entropy of softmax(x).
 
     Args:
-        hidden: [..., H], fp32, bf16, fp16 or fp64, of any strides; never rounded to fewer bits.
-        weight: [V, H], of the same dtypes, not necessarily the same one. Under tensor parallelism
-            this rank's rows.
-        target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` give and get
-            exact zeros and cost nothing.
+        hidden: [..., H], fp32, bf16, fp16 or fp64, with any strides. It is never rounded to fewer bits.
+        weight: [V, H], one of these dtypes, not necessarily the same one. Under tensor parallelism, this
+            rank's rows.
+        target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` have scores and
+            gradients of exactly zero and cost nothing.
         bias: [V].
-        temperature: above 0; one number, or a tensor like target, one a row; it gets no gradient.
+        temperature: above 0; one number, or a tensor shaped like target. It has no gradient.
+        scale: factor of the dot products.
+        softcap: above 0; None: no cap.
+        ignore_index: the target of rows to be ignored.
         vocab_start: the id of the weight's first row, under tensor parallelism.
-        vocab_valid: ids from here on are padding and take no part. Default: all that ranks have.
-        process_group: of the ranks that hold the other rows of the weight. All call with the same
-            target; results are the same on each. The gradient of hidden is summed over the group.
-        sequence_parallel: hidden holds this rank's equal part of the rows (in the order of ranks);
-            its gradient is this rank's part of the sum.
-        need_entropy: without, entropy has no elements.
-        mean_logit_weights: [V], what return_mean_logit weighs logits by. Default: 1 / vocabulary.
-        out_of_vocab: what a target outside the vocabulary is: an "error" (IndexError), or "zero":
-            logprob 0, with the gradient of -lse.
-        weight_grad: fp32 [V, H], to which the weight's gradient is added (main_grad); the weight
-            itself then gets none. A backward that fails may have added a part. It is added on the
-            stream of the forward, for which a reader on another must wait.
-        return_argmax: also the id of the largest logit, int64, the lowest among equals; -1 where a
-            logit is not finite.
-        return_mean_logit: also the sum of mean_logit_weights * x.
-        memory: what the backward has of the logits. "recompute": nothing, they are computed again.
-            "cached": all, [rows, V] in fp32 (fp64 where hidden or weight are; some 2 bytes each where
-            the fused kernels compute), ignored rows too, from the forward to the end of the
-            backward: one product less of three, but on fused kernels not where the mean logit has a
-            gradient. "auto": cached where that fits memory_budget. Never kept where no backward can
-            follow. A CUDA graph must hold both forward and backward then, or neither.
+        vocab_valid: ids from here on are padding and do not count. Default: the whole vocabulary.
+        process_group: the ranks that hold the other rows of the weight. All ranks call with the same target
+            and get the same scores. The gradient of hidden is summed over the group.
+        sequence_parallel: hidden holds this rank's equal part of the rows, in the order of ranks. Its
+            gradient is this rank's part of the sum.
+        need_entropy: without it, entropy has no elements.
+        mean_logit_weights: [V], the weights of return_mean_logit. Default: 1 / vocabulary.
+        out_of_vocab: for a target outside the vocabulary, "error" raises IndexError, and "zero" gives
+            logprob 0 with the gradient of -lse.
+        weight_grad: fp32 [V, H], such as main_grad. The weight's gradient is added to it on the stream of
+            the forward, for which a reader on another stream must wait, and the weight itself gets no
+            gradient. A backward that fails may have added a part.
+        return_argmax: also compute argmax.
+        return_mean_logit: also compute mean_logit.
+        memory: whether the backward finds logits in a cache. "recompute": no, it computes them again.
+            "cached": the logits of all rows, ignored ones included, live from the forward to the end of the
+            backward, which saves one of three matrix products. They take [rows, V] in fp32 (fp64 if hidden
+            or weight are), or about 2 bytes per logit on the fused kernels, where nothing is saved if the
+            mean logit has a gradient. "auto": "cached" if the cache fits memory_budget, else "recompute".
+            Nothing is cached when no backward can follow. With a cache, a CUDA graph must contain both
+            forward and backward, or neither.
         memory_budget: bytes, for "auto". Default: an eighth of the GPU's free memory, from 1 to 4 GiB;
             4 GiB on a CPU; 1 GiB in a function that torch.compile traces.
 
-    Returns:
-        (logprob, entropy, lse[, argmax][, mean_logit]), each like target, fp32 (fp64 where hidden or
-        weight are). All but argmax are differentiable with respect to hidden, weight and bias.
-
     Raises:
-        ValueError: shapes, dtypes, devices or options do not fit; the message names the argument.
-            On every rank where ranks differ in targets, sizes or options, or their parts overlap.
-        IndexError: a target that no rank has; the message names the row.
+        ValueError: shapes, dtypes, devices or options do not fit; the message names the argument. Raised on
+            every rank when the ranks' targets, sizes or options differ, or their shards overlap.
+        IndexError: a target is outside the vocabulary; the message names the row.
         RuntimeError: another rank of the group failed.
     """
     logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob(
-        *flattened(
+        *linear_logprob_arguments(
             hidden,
             weight,
             target,
@@ -109,5 +125,10 @@ def linear_logprob(
         ),
         weight_grad,
     )
-    extras = [argmax] * return_argmax + [mean_logit] * return_mean_logit
-    return (logprob, entropy, lse, *extras)
+    return LinearLogprobOutput(
+        logprob,
+        entropy,
+        lse,
+        argmax if return_argmax else None,
+        mean_logit if return_mean_logit else None,
+    )

@@ -1,20 +1,36 @@
 """A loss of all rows whose gradients are formed together with it."""
 
-from typing import TYPE_CHECKING, Literal, get_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from logprobd_ops import _library
-from logprobd_ops._arguments import OutOfVocab, flattened
-from logprobd_ops._memory import NOT_KEPT, budget_bytes, gradients_needed, kept_format
+from logprobd_ops._memory import NOT_CACHED, budget_bytes, cache_kind, gradients_needed
+from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
 
-_library.load()
+    from logprobd_ops._operator import HeadOptions
+
+load_library()
 
 Reduction = Literal["sum", "mean"]
+
+
+class LinearLogprobLossOutput(NamedTuple):
+    """The loss and the scores it is made of. Later versions may append fields: read fields by name."""
+
+    loss: Tensor
+    """[], fp32 (fp64 if hidden or weight are). Differentiable with respect to hidden, weight and bias."""
+    logprob: Tensor
+    """The scores are those of LinearLogprobOutput, without gradients."""
+    entropy: Tensor
+    lse: Tensor
+    argmax: Tensor | None = None
+    mean_logit: Tensor | None = None
 
 
 def linear_logprob_loss(
@@ -23,91 +39,82 @@ def linear_logprob_loss(
     target: Tensor,
     bias: Tensor | None = None,
     *,
-    logprob_weights: Tensor | float | None = None,
-    entropy_weights: Tensor | float | None = None,
-    lse_weights: Tensor | float | None = None,
-    mean_logit_weights: Tensor | float | None = None,
+    logprob_coef: Tensor | float | None = None,
+    entropy_coef: Tensor | float | None = None,
+    lse_coef: Tensor | float | None = None,
+    mean_logit_coef: Tensor | float | None = None,
     reduction: Reduction = "sum",
-    temperature: float | Tensor = 1.0,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    vocab_start: int = 0,
-    vocab_valid: int | None = None,
-    process_group: "ProcessGroup | None" = None,
-    sequence_parallel: bool = False,
     need_entropy: bool = True,
     mean_logit_weights: Tensor | None = None,
     out_of_vocab: OutOfVocab = "error",
     return_argmax: bool = False,
     return_mean_logit: bool = False,
     memory_budget: int | None = None,
-) -> tuple[Tensor, ...]:
-    """The sum over rows of logprob, entropy, lse and mean logit, each times its weight, as one loss.
+    **head_options: Unpack[HeadOptions],
+) -> LinearLogprobLossOutput:
+    """Computes one loss: the sum over rows of logprob, entropy, lse and mean logit, each times its coefficient.
 
-    For weights that are known before the scores, as in a cross-entropy or a policy gradient with given
-    advantages. Where a backward may follow, gradients are formed in this call, from the logits of as many
-    rows at a time as fit the budget; the backward only multiplies them by the loss's upstream gradient, and
-    does not touch them for 1. Between the two, gradients of hidden and weight live instead of logits.
+    It serves losses whose coefficients are known before the scores, such as a cross-entropy, or a policy
+    gradient with given advantages. If a backward may follow, this call also forms the gradients, from the
+    logits of as many rows at a time as fit the budget. The backward only multiplies them by the upstream
+    gradient of the loss, and does not touch them if that is 1. Between the two, memory holds the gradients of
+    hidden and weight instead of logits.
 
-    One backward can follow each call. Gradients are rounded to the inputs' dtypes before they are multiplied:
-    for a loss scale in fp16, put it into the weights.
+    Only one backward can follow each call. Gradients are rounded to the inputs' dtypes before they are
+    multiplied: in fp16, put a loss scale into the coefficients.
 
     Args:
-        logprob_weights, entropy_weights, lse_weights, mean_logit_weights: like target, real numbers, or one
-            number for every row; at least one of them; absent: 0. They get no gradient. What they hold for
-            ignored rows is not used; a weight of 0 takes the score out, though it be NaN.
-        reduction: "sum", or "mean": the sum over the number of rows that are not ignored (0 of none).
-        need_entropy: return it; a weighted one is computed in any case.
-        memory_budget: bytes of the logits that are kept at a time, at least one row. Default: as in
-            linear_logprob.
-        The others are those of linear_logprob.
-
-    Returns:
-        (loss, logprob, entropy, lse[, argmax][, mean_logit]); the loss is [], fp32 (fp64 where hidden or weight
-        are), and differentiable with respect to hidden, weight and bias; the others are for logs.
+        logprob_coef, entropy_coef, lse_coef, mean_logit_coef: the coefficient of each score: a floating-point
+            tensor shaped like target, one number for every row, or None for 0. At least one must be given.
+            They have no gradient. Elements of ignored rows are not used; a coefficient of 0 takes the score
+            out of the loss, even if the score is NaN.
+        reduction: "sum", or "mean", which divides the sum by the number of rows that are not ignored (0 if
+            there are none).
+        need_entropy: return the entropy; it is computed in any case if it has a coefficient.
+        memory_budget: bytes for the cached logits of the rows that are processed at a time, which are at
+            least one row. Default: as in linear_logprob.
+        The other arguments are those of linear_logprob.
 
     Raises:
-        As linear_logprob; ValueError also for weights that do not fit or require a gradient. RuntimeError in a
-        second backward.
+        As linear_logprob; also ValueError for coefficients that do not fit or that require a gradient.
+        RuntimeError in a second backward.
     """
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     needs = gradients_needed(hidden, weight, bias)
-    weights = (logprob_weights, entropy_weights, lse_weights, mean_logit_weights)
+    coefficients = (logprob_coef, entropy_coef, lse_coef, mean_logit_coef)
     loss, logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob_loss(
-        *flattened(
+        *linear_logprob_arguments(
             hidden,
             weight,
             target,
             bias,
-            temperature=temperature,
-            scale=scale,
-            softcap=softcap,
-            ignore_index=ignore_index,
-            vocab_start=vocab_start,
-            vocab_valid=vocab_valid,
-            process_group=process_group,
-            sequence_parallel=sequence_parallel,
             need_entropy=need_entropy,
             mean_logit_weights=mean_logit_weights,
             out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
-            keep_logits=kept_format(hidden, weight) if any(needs) else NOT_KEPT,
+            keep_logits=cache_kind(hidden, weight) if any(needs) else NOT_CACHED,
+            **head_options,
         ),
-        *(each if isinstance(each, Tensor) else None for each in weights),
-        [_factor(each) for each in weights],
+        *(each if isinstance(each, Tensor) else None for each in coefficients),
+        [_factor(each) for each in coefficients],
         reduction == "mean",
         needs,
         budget_bytes(memory_budget, hidden.device),
     )
-    extras = [argmax] * return_argmax + [mean_logit] * return_mean_logit
-    return (loss, logprob, entropy, lse, *extras)
+    return LinearLogprobLossOutput(
+        loss,
+        logprob,
+        entropy,
+        lse,
+        argmax if return_argmax else None,
+        mean_logit if return_mean_logit else None,
+    )
 
 
-def _factor(weight: Tensor | float | None) -> float:
-    """What the weights are a multiple of: a tensor's elements, or 1."""
-    if weight is None:
+def _factor(coefficient: Tensor | float | None) -> float:
+    """The number by which the operator multiplies a score and, if given, the tensor's elements."""
+    if coefficient is None:
         return 0.0
-    return 1.0 if isinstance(weight, Tensor) else float(weight)
+    return 1.0 if isinstance(coefficient, Tensor) else float(coefficient)

@@ -1,19 +1,19 @@
 """Cross-entropy of a language model's head from hidden states, composed of linear_logprob.
 
-With x the logits of a row (after scale, bias, cap and temperature), y its target, V the number of valid
-classes, w their weights (1 when none are given) and e = label_smoothing, a row's loss is
+Let x be the logits of a row (after scale, bias, cap and temperature), y its target, V the number of valid
+classes, w their weights (1 by default) and e = label_smoothing. The loss of the row is
 
     nll    = -w[y] * logprob(y)
     smooth = e / V * sum_j w[j] * (lse(x) - x[j])  =  e / V * (sum(w) * lse(x) - w . x)
     z      = z_loss * lse(x)^2
     loss   = (1 - e) * nll + smooth + z,
 
-times the predicted probability of y, as a constant, when token_scaling is set. Only w . x is more than a
-log-probability needs; linear_logprob returns it as the mean logit. No [rows, V] tensor exists, but for what the
-memory modes keep.
+times the predicted probability of y, as a constant, if token_scaling is set. Only w . x goes beyond the scores
+of a log-probability; linear_logprob returns it as the mean logit. No [rows, V] tensor exists, except for what
+the memory modes cache.
 
-Source: the label smoothing is that of torch.nn.functional.cross_entropy; z loss and token scaling are those
-of Liger's fused linear cross-entropy (lse_square_scale, use_token_scaling).
+Source: label smoothing is that of torch.nn.functional.cross_entropy. The z loss and token scaling are those of
+Liger's fused linear cross-entropy (lse_square_scale, use_token_scaling).
 """
 
 from __future__ import annotations
@@ -23,28 +23,35 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from logprobd_ops._cross_entropy import Classes, RowWeights, row_weights, uniform_weights
+from logprobd_ops._cross_entropy import (
+    Classes,
+    RowCoefficients,
+    row_coefficients,
+    uniform_coefficients,
+)
 from logprobd_ops._memory import Memory
-from logprobd_ops.linear_logprob import linear_logprob
-from logprobd_ops.linear_logprob_loss import linear_logprob_loss
+from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
+from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from logprobd_ops._operator import HeadOptions
 
 Reduction = Literal["none", "sum", "mean"]
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """What linear_cross_entropy returns when more than the loss is asked for; None: not asked for."""
+    """What linear_cross_entropy returns if more than the loss is requested. A field is None if not requested."""
 
     loss: Tensor
-    """Reduced, z loss included; [...] with reduction "none"."""
+    """Reduced, including the z loss; [...] for reduction "none"."""
     z_loss: Tensor | None
-    """The part of the loss that the z loss is, reduced alike. For logs: without a gradient."""
+    """The part of the loss that is the z loss, reduced in the same way. For logs: it has no gradient."""
     token_accuracy: Tensor | None
-    """1 where the target is the argmax, else 0, 0 for ignored rows; reduced: the share of the counted rows."""
+    """1 if the target is the argmax, else 0; 0 for ignored rows. Reduced: the share among valid rows."""
     predicted_tokens: Tensor | None
-    """[...] int64, the argmax of each row, the lowest id of equals; -1 for ignored rows."""
+    """[...] int64: the argmax of each row, the lowest id among equals; -1 for ignored rows."""
 
 
 def linear_cross_entropy(
@@ -54,18 +61,10 @@ def linear_cross_entropy(
     bias: Tensor | None = None,
     *,
     reduction: Reduction = "mean",
-    ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     class_weights: Tensor | None = None,
     token_scaling: bool = False,
-    softcap: float | None = None,
-    scale: float = 1.0,
-    temperature: float | Tensor = 1.0,
-    vocab_start: int = 0,
-    vocab_valid: int | None = None,
-    process_group: ProcessGroup | None = None,
-    sequence_parallel: bool = False,
     memory: Memory = "recompute",
     memory_budget: int | None = None,
     weight_grad: Tensor | None = None,
@@ -73,50 +72,59 @@ def linear_cross_entropy(
     return_z_loss: bool = False,
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
+    **head_options: Unpack[HeadOptions],
 ) -> Tensor | LinearCrossEntropyOutput:
-    """Cross-entropy of `target` [...] under the head `weight` [V, H] at the states `hidden` [..., H].
+    """Cross-entropy of `target` [...] under the head `weight` [V, H] for the hidden states `hidden` [..., H].
 
-    A tensor, fp32 (double for double inputs), or a LinearCrossEntropyOutput when a return_* option is set.
-    Differentiable with respect to hidden, weight and bias, also for an upstream gradient of each row.
+    Returns a tensor, fp32 (fp64 for fp64 inputs), or a LinearCrossEntropyOutput if a return_* option is set. The
+    loss is differentiable with respect to hidden, weight and bias, for any upstream gradient per row.
 
-    reduction "mean" divides the cross-entropy by the sum of the counted targets' class weights (their number
+    Reduction "mean" divides the cross-entropy by the sum of the valid targets' class weights (their number
     without class weights) and the z loss by their number, before token scaling. Rows whose target is
-    `ignore_index` count nowhere and get zero gradients; with no other rows a reduced loss, and a reduced
-    accuracy, is 0 (cross_entropy gives NaN).
+    `ignore_index` count nowhere and have zero gradients. If there are no other rows, a reduced loss and a
+    reduced accuracy are 0 (cross_entropy gives NaN).
 
-    class_weights: of the whole vocabulary, also when `weight` is a shard of it; not differentiable. Entries
-      beyond `vocab_valid` are never used and may be left out.
-    label_smoothing: in [0, 1]; the smoothed share is spread over the valid vocabulary.
-    softcap, scale, temperature, vocab_*, process_group, sequence_parallel, memory, memory_budget, weight_grad: as
-      in linear_logprob.
-    gradients_in_forward: form them in this call and let the backward, of which there can be one, multiply them by
-      the loss's upstream gradient (linear_logprob_loss). For reduction "mean" and "sum" without z_loss and
-      token_scaling, whose weights are not known before the scores; without weight_grad, to which a forward would
-      add; memory is not asked then, memory_budget bounds the logits that are kept at a time.
+    Args:
+        class_weights: of the whole vocabulary, even if `weight` is a shard of it. They have no gradient.
+            Entries from `vocab_valid` on are not used and may be missing.
+        label_smoothing: in [0, 1]. The smoothed share is spread over the valid vocabulary.
+        gradients_in_forward: form the gradients in this call; the one backward that can follow multiplies them
+            by the upstream gradient of the loss (linear_logprob_loss). Only for reduction "mean" and "sum";
+            without z_loss and token_scaling, whose coefficients depend on the scores; and without
+            weight_grad, to which the forward would add. `memory` is not used; memory_budget bounds the
+            logits that are cached at a time.
+        ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
+            memory, memory_budget, weight_grad: as for linear_logprob.
 
-    Waits for the device no more than linear_logprob does. ValueError names an option out of range, or one that
-    gradients_in_forward does not serve.
+    Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
+    that gradients_in_forward does not support.
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
     if gradients_in_forward:
-        _check_weights_are_known(reduction, z_loss, token_scaling, weight_grad)
+        _check_coefficients_are_known(reduction, z_loss, token_scaling, weight_grad)
     is_smoothed = label_smoothing > 0.0
     needs_argmax = return_token_accuracy or return_predicted_tokens
+    ignore_index = head_options.get("ignore_index", -100)
     classes = None
     if class_weights is not None:
-        shard = range(vocab_start, vocab_start + weight.shape[0])
-        classes = Classes(class_weights, shard, vocab_valid, is_whole=process_group is None)
+        vocab_start = head_options.get("vocab_start", 0)
+        classes = Classes(
+            class_weights,
+            range(vocab_start, vocab_start + weight.shape[0]),
+            head_options.get("vocab_valid"),
+            is_whole=head_options.get("process_group") is None,
+        )
 
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
-    # Weights of the rows alike are better known to the operator than to a dozen kernels before it.
+    # The operator applies coefficients that are equal for all rows by itself, without a dozen kernels before it.
     is_uniform = gradients_in_forward and classes is None
-    weights = (
-        uniform_weights(label_smoothing)
+    coefficients = (
+        uniform_coefficients(label_smoothing)
         if is_uniform
-        else row_weights(
+        else row_coefficients(
             target,
             _is_valid(target, ignore_index),
             classes,
@@ -126,45 +134,40 @@ def linear_cross_entropy(
         )
     )
     options: dict[str, Any] = {
-        "temperature": temperature,
-        "scale": scale,
-        "softcap": softcap,
-        "ignore_index": ignore_index,
-        "vocab_start": vocab_start,
-        "vocab_valid": vocab_valid,
-        "process_group": process_group,
-        "sequence_parallel": sequence_parallel,
+        **head_options,
         "need_entropy": False,
         "mean_logit_weights": classes.of_shard() if classes is not None and is_smoothed else None,
         "return_argmax": needs_argmax,
         "memory_budget": memory_budget,
     }
+    scores: LinearLogprobOutput | LinearLogprobLossOutput
     if gradients_in_forward:
-        loss, logprob, _, lse, *more = linear_logprob_loss(
+        scores = linear_logprob_loss(
             hidden,
             weight,
             target,
             bias,
-            logprob_weights=weights.logprob,
-            lse_weights=weights.lse,
-            mean_logit_weights=weights.mean_logit,
+            logprob_coef=coefficients.logprob,
+            lse_coef=coefficients.lse,
+            mean_logit_coef=coefficients.mean_logit,
             reduction="mean" if is_uniform and reduction == "mean" else "sum",
             **options,
         )
+        loss = scores.loss
     else:
         options.update(memory=memory, weight_grad=weight_grad, return_mean_logit=is_smoothed)
-        logprob, _, lse, *more = linear_logprob(hidden, weight, target, bias, **options)
-        loss = _weighted(weights, logprob, lse, more)
-    # Ignored rows have zeros for all scores, and so for all that follows.
+        scores = linear_logprob(hidden, weight, target, bias, **options)
+        loss = _loss_of_rows(coefficients, scores)
+    # Ignored rows have zero scores, so they need no masks below.
     z = None
     if z_loss != 0.0 or return_z_loss:
-        z = z_loss * lse.square()
+        z = z_loss * scores.lse.square()
         if reduction == "mean":
             z = z / _is_valid(target, ignore_index).sum().clamp(min=1)
         if z_loss != 0.0:
             loss = loss + z
     if token_scaling:
-        probability = logprob.detach().exp()
+        probability = scores.logprob.detach().exp()
         loss, z = loss * probability, None if z is None else z * probability
     if reduction != "none":
         loss = loss if gradients_in_forward else loss.sum()
@@ -175,11 +178,12 @@ def linear_cross_entropy(
     accuracy = predicted = None
     is_valid = _is_valid(target, ignore_index)
     if return_token_accuracy:
-        accuracy = (is_valid & (more[0] == target)).to(torch.float32)
+        accuracy = (is_valid & (scores.argmax == target)).to(torch.float32)
         if reduction != "none":
             accuracy = accuracy.sum() / is_valid.sum().clamp(min=1)
     if return_predicted_tokens:
-        predicted = more[0].masked_fill(~is_valid, -1)
+        assert scores.argmax is not None
+        predicted = scores.argmax.masked_fill(~is_valid, -1)
     return LinearCrossEntropyOutput(
         loss, None if z is None or not return_z_loss else z.detach(), accuracy, predicted
     )
@@ -189,24 +193,25 @@ def _is_valid(target: Tensor, ignore_index: int) -> Tensor:
     return target.long() != ignore_index
 
 
-def _weighted(weights: RowWeights, logprob: Tensor, lse: Tensor, more: list[Tensor]) -> Tensor:
-    """The loss of each row; the mean logit, where it is weighted, is the last of `more`."""
-    loss: Tensor = weights.logprob * logprob
-    if weights.lse is not None and weights.mean_logit is not None:
-        loss = loss + (weights.lse * lse + weights.mean_logit * more[-1])
+def _loss_of_rows(coefficients: RowCoefficients, scores: LinearLogprobOutput) -> Tensor:
+    loss: Tensor = coefficients.logprob * scores.logprob
+    if coefficients.lse is not None and coefficients.mean_logit is not None:
+        assert scores.mean_logit is not None
+        smooth = coefficients.lse * scores.lse + coefficients.mean_logit * scores.mean_logit
+        loss = loss + smooth
     return loss
 
 
-def _check_weights_are_known(
+def _check_coefficients_are_known(
     reduction: Reduction, z_loss: float, token_scaling: bool, weight_grad: Tensor | None
 ) -> None:
-    """ValueError unless gradients can be formed in the forward."""
-    reasons = {
-        'reduction "none" has many losses': reduction == "none",
-        "z_loss weighs lse by itself": z_loss != 0.0,
-        "token_scaling weighs losses by the probabilities": token_scaling,
+    """Raises ValueError unless gradients can be formed in the forward."""
+    obstacles = {
+        'reduction "none" has one loss per row': reduction == "none",
+        "z_loss has a gradient that depends on lse": z_loss != 0.0,
+        "token_scaling depends on the probabilities": token_scaling,
         "weight_grad would be added to in the forward": weight_grad is not None,
     }
-    for reason, is_given in reasons.items():
+    for obstacle, is_given in obstacles.items():
         if is_given:
-            raise ValueError(f"gradients_in_forward: {reason}: leave one of the two out")
+            raise ValueError(f"gradients_in_forward: {obstacle}; use only one of the two")

@@ -9,7 +9,8 @@
 
 namespace logprobd::testing {
 
-/// An array in device memory, filled from the host and read back; a failure fails the test.
+/// An array in device memory that is filled from the host and can be read back. A CUDA error fails
+/// the test.
 template <typename T>
 class DeviceArray {
  public:
@@ -18,8 +19,8 @@ class DeviceArray {
     EXPECT_EQ(cudaMalloc(&memory, bytes()), cudaSuccess);
     data_ = static_cast<T*>(memory);
     EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
-    // A copy from pageable memory may return before it has arrived, which no other stream waits
-    // for.
+    // A copy from pageable memory may return before the data has arrived, and other streams would
+    // not wait for it.
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   ~DeviceArray() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
@@ -28,7 +29,7 @@ class DeviceArray {
 
   T* data() const { return data_; }
 
-  /// Waits for the device.
+  /// Waits for the device and returns the content.
   std::vector<T> Read() const {
     std::vector<T> values(count_);
     EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);

@@ -10,8 +10,8 @@
 #include "kernels/common/logit_key.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
-// Partials of rows that the tests of the combining kernels cut into shards, and the scores that one
-// kernel makes of all of them.
+// Partials of rows that tests of the combining kernels cut into shards, and the scores that one
+// kernel computes from all of them.
 namespace logprobd::kernels::partials_case {
 
 using logprobd::testing::DeviceArray;
@@ -19,11 +19,11 @@ using logprobd::testing::DeviceArray;
 inline constexpr int64_t kTiles = 29;
 inline constexpr int64_t kVocab = kTiles * kTileColumns - 5;
 inline constexpr size_t kFloatOutputs = 7;
-/// Uneven, some shards of one tile; 29 are all.
+/// Tile counts of shards: uneven, some shards with one tile; 29 tiles in total.
 inline const std::vector<std::vector<int64_t>> kCuts = {
     {0, 29}, {0, 28, 29}, {0, 1, 17, 29}, {0, 3, 4, 11, 28, 29}};
 
-/// What all shards together know of the rows.
+/// Inputs of all shards together.
 struct PartialsCase {
   int64_t num_rows = 0;
   std::vector<TileSums> sums;          ///< [num_rows, kTiles]
@@ -34,8 +34,8 @@ struct PartialsCase {
   std::vector<float> target_logits;
 };
 
-/// Sums of plausible sizes. By row in turn: close exponents; far apart ones, most tiles beyond what
-/// adds; many empty tiles; one tile that is not finite; all empty; one tile alone.
+/// Makes plausible sums. The rows alternate between: close exponents; exponents so far apart that
+/// most tiles add nothing; many empty tiles; one nonfinite tile; all tiles empty; a single tile.
 inline std::vector<TileSums> MakeTiles(int64_t num_rows, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> unit(0.0F, 1.0F);
@@ -72,7 +72,7 @@ inline PartialsCase MakeCase(int64_t num_rows) {
   return c;
 }
 
-/// Tiles [begin, end) of every row, as a shard holds them.
+/// Returns tiles [begin, end) of every row in the layout of a shard.
 inline std::vector<TileSums> ShardOf(const PartialsCase& c, const std::vector<TileSums>& tiles,
                                      int64_t begin, int64_t end) {
   const PartialLayout layout = PartialLayoutOf(c.num_rows, end - begin);
@@ -150,7 +150,7 @@ class ScoresRun {
   DeviceArray<float> floats_;
 };
 
-/// All tiles in one kernel.
+/// Computes the scores from all tiles in one kernel.
 inline Outputs ScoreWhole(const PartialsCase& c, const Ask& ask) {
   const ScoresRun run(c);
   const DeviceArray<TileSums> sums(ShardOf(c, c.sums, 0, kTiles));

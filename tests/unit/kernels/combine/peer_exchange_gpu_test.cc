@@ -18,8 +18,8 @@ namespace {
 
 using logprobd::testing::DeviceArray;
 
-/// Ranks on one device wait for each other: no two of their streams may share a hardware queue.
-/// Read when CUDA starts.
+/// Ranks on one device wait for each other, so no two of their streams may share a hardware queue.
+/// CUDA reads this variable when it starts.
 class QueueForEveryStream : public ::testing::Environment {
  public:
   void SetUp() override { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); }
@@ -28,7 +28,7 @@ const ::testing::Environment* const kEnvironment =
     ::testing::AddGlobalTestEnvironment(new QueueForEveryStream);
 
 constexpr uint64_t kPoison = 0x7777'7777'7777'7777;
-/// An exchange takes microseconds. One that lasts so long hangs, and is aborted.
+/// Timeout: an exchange takes microseconds, so a longer one hangs and is aborted.
 constexpr auto kPatience = std::chrono::seconds(60);
 
 bool ReachEachOther(const std::vector<int>& devices) {
@@ -42,7 +42,8 @@ bool ReachEachOther(const std::vector<int>& devices) {
   return true;
 }
 
-/// The device of each rank: the first for all, and spread over as many as there are.
+/// Returns the device of each rank: once all on the first device, once distributed over all
+/// devices.
 std::vector<std::vector<int>> Arrangements(int num_ranks) {
   std::vector<std::vector<int>> arrangements = {std::vector<int>(static_cast<size_t>(num_ranks))};
   int num_devices = 0;
@@ -53,7 +54,7 @@ std::vector<std::vector<int>> Arrangements(int num_ranks) {
   return arrangements;
 }
 
-/// One exchange or gather: arrays in a rank's words.
+/// One exchange or gather of arrays in the memory of a rank.
 struct Step {
   struct Item {
     ReductionType type = ReductionType::kMaxInt32;
@@ -72,7 +73,7 @@ struct Step {
   }
 };
 
-using Memory = std::vector<uint32_t>;  // words of a rank
+using Memory = std::vector<uint32_t>;  // the words of one rank
 
 uint64_t Element(const Memory& words, const Step::Item& item, int64_t index) {
   uint64_t value = 0;
@@ -100,7 +101,7 @@ uint64_t Joined(ReductionType type, uint64_t a, uint64_t b) {
   return 0;
 }
 
-/// What a step does to the memory of all ranks.
+/// Applies a step to the memory of all ranks, on the host.
 void Apply(const Step& step, std::vector<Memory>& ranks) {
   for (const Step::Item& item : step.items) {
     for (int64_t i = 0; i < item.count; ++i) {
@@ -122,7 +123,7 @@ void Apply(const Step& step, std::vector<Memory>& ranks) {
   }
 }
 
-/// Ranks with a mailbox and a stream each.
+/// Ranks, each with a mailbox and a stream.
 class Ranks {
  public:
   Ranks(const std::vector<int>& devices, int64_t slice_bytes) : devices_(devices) {
@@ -163,7 +164,7 @@ class Ranks {
     return group;
   }
 
-  /// Runs the steps on every rank, each on its own memory, which is read back.
+  /// Runs the steps on every rank, each with its own memory, which is read back afterwards.
   std::vector<Memory> Run(const std::vector<Step>& steps, const std::vector<Memory>& memory) {
     constexpr size_t kStepsBetweenWaits = 50;
     std::vector<std::unique_ptr<DeviceArray<uint32_t>>> arrays;
@@ -211,10 +212,10 @@ class Ranks {
       error = LaunchPeerExchange(params, stream);
     }
     EXPECT_EQ(error, cudaSuccess);
-    if (error != cudaSuccess) Abort();  // or the others wait for ever
+    if (error != cudaSuccess) Abort();  // otherwise the other ranks wait forever
   }
 
-  /// For all streams; one that hangs fails the test.
+  /// Waits for all streams; a stream that hangs fails the test.
   void Wait() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     for (cudaStream_t stream : streams_) {
@@ -242,7 +243,7 @@ class Ranks {
     if (device == peer) return;
     const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
     EXPECT_TRUE(error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled);
-    static_cast<void>(cudaGetLastError());  // the latter would pass for a launch's
+    static_cast<void>(cudaGetLastError());  // otherwise the error would be attributed to a launch
   }
 
   std::vector<int> devices_;
@@ -253,7 +254,7 @@ class Ranks {
   std::vector<cudaStream_t> streams_;
 };
 
-/// Different on every rank.
+/// Makes values that differ on every rank.
 std::vector<Memory> MakeMemory(size_t num_ranks, int64_t num_words, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<Memory> ranks(num_ranks, Memory(static_cast<size_t>(num_words)));
@@ -280,7 +281,7 @@ constexpr ReductionType kTypes[] = {ReductionType::kMaxInt32, ReductionType::kMa
 
 class PeerExchangeTest : public testing::GpuTest {};
 
-TEST_F(PeerExchangeTest, EveryTypeAndSizeJoinsAsOnTheHost) {
+TEST_F(PeerExchangeTest, ReducesEveryTypeAndSizeAsTheHostDoes) {
   constexpr int64_t kSliceBytes = 1 << 20;
   for (const int num_ranks : {1, 2, 3, 8}) {
     for (const std::vector<int>& devices : Arrangements(num_ranks)) {
@@ -294,7 +295,7 @@ TEST_F(PeerExchangeTest, EveryTypeAndSizeJoinsAsOnTheHost) {
                        << static_cast<int>(type) << ", count " << count);
           const int64_t words = count * ReductionBytes(type) / 4;
 
-          // Aligned to 16 bytes, then to 8 alone; words around are left alone.
+          // Aligned to 16 bytes, then to 8 bytes only. Words around the array must not change.
           ExpectSteps(ranks, {{.items = {{type, 4, count}}}},
                       MakeMemory(devices.size(), words + 8, 1));
           ExpectSteps(ranks, {{.items = {{type, 2, count}}}},
@@ -305,7 +306,7 @@ TEST_F(PeerExchangeTest, EveryTypeAndSizeJoinsAsOnTheHost) {
   }
 }
 
-TEST_F(PeerExchangeTest, ArraysOfOneLaunchAreJoinedApart) {
+TEST_F(PeerExchangeTest, ReducesTheArraysOfALaunchSeparately) {
   for (const std::vector<int>& devices : Arrangements(4)) {
     Ranks ranks(devices, 1 << 16);
     Step step;
@@ -321,7 +322,7 @@ TEST_F(PeerExchangeTest, ArraysOfOneLaunchAreJoinedApart) {
   }
 }
 
-TEST_F(PeerExchangeTest, GathersWhatEveryRankHas) {
+TEST_F(PeerExchangeTest, GathersTheArraysOfAllRanks) {
   for (const int num_ranks : {1, 2, 3, 8}) {
     for (const std::vector<int>& devices : Arrangements(num_ranks)) {
       Ranks ranks(devices, 1 << 18);
@@ -342,8 +343,8 @@ TEST_F(PeerExchangeTest, GathersWhatEveryRankHas) {
   }
 }
 
-// Epochs of all sizes follow each other without a pause, so that ranks run ahead of each other as
-// far as they can: values of one epoch among another's would show.
+// Epochs of all sizes follow one another without a pause, so that ranks run as far ahead of each
+// other as they can. Values of one epoch in another would be detected.
 TEST_F(PeerExchangeTest, AThousandEpochsOfRandomSizesDoNotMix) {
   constexpr int64_t kSliceBytes = 1 << 16;
   for (const int num_ranks : {2, 4}) {
@@ -362,7 +363,7 @@ TEST_F(PeerExchangeTest, AThousandEpochsOfRandomSizesDoNotMix) {
           word += 2 * step.count * (num_ranks + 1);
           continue;
         }
-        const size_t num_items = random() % (kExchangeItemsMax + 1);  // none is a barrier
+        const size_t num_items = random() % (kExchangeItemsMax + 1);  // 0 is a barrier
         while (step.items.size() < num_items) {
           const ReductionType type = kTypes[random() % std::size(kTypes)];
           const int64_t count =
@@ -379,7 +380,7 @@ TEST_F(PeerExchangeTest, AThousandEpochsOfRandomSizesDoNotMix) {
   }
 }
 
-TEST_F(PeerExchangeTest, ARankAloneLeavesOnceAborted) {
+TEST_F(PeerExchangeTest, ARankWithoutPeersEndsWhenAborted) {
   for (const bool is_set_before : {true, false}) {
     for (const bool is_gather : {true, false}) {
       Ranks ranks({0, 0}, 1 << 16);

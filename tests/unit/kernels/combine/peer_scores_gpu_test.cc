@@ -11,12 +11,12 @@
 namespace logprobd::kernels {
 namespace {
 
-using namespace partials_case;  // NOLINT: the words of these tests
+using namespace partials_case;  // NOLINT: helpers of these tests
 using logprobd::testing::DeviceArray;
 
 constexpr int64_t kSliceBytes = 1'024;
 
-/// Ranks that share one GPU, a stream each, and what they write to each other.
+/// Ranks that share one GPU, each with a stream and a mailbox.
 class Ranks {
  public:
   explicit Ranks(int32_t num_ranks) : abort_(std::vector<uint32_t>(1, 0)) {
@@ -54,8 +54,8 @@ class Ranks {
   PeerGroup group_;
 };
 
-/// What rank `rank` of `num_ranks` knows of the rows: in turn, a rank has a row's target, its
-/// largest logit and its smallest.
+/// Returns the inputs of rank `rank` of `num_ranks`. The rank that holds a row's target, largest or
+/// smallest logit varies from row to row.
 PartialsCase KnownTo(const PartialsCase& all, int32_t rank, int32_t num_ranks) {
   PartialsCase own = all;
   for (int64_t row = 0; row < all.num_rows; ++row) {
@@ -67,7 +67,7 @@ PartialsCase KnownTo(const PartialsCase& all, int32_t rank, int32_t num_ranks) {
   return own;
 }
 
-/// A rank's inputs and outputs in device memory.
+/// Inputs and outputs of a rank in device memory.
 struct RankRun {
   RankRun(const PartialsCase& all, const std::vector<int64_t>& cuts, size_t rank)
       : run(KnownTo(all, static_cast<int32_t>(rank), static_cast<int32_t>(cuts.size() - 1))),
@@ -95,7 +95,8 @@ class PeerScoresTest : public testing::GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    ASSERT_EQ(ProbePeerScores(), cudaSuccess);  // loading waits for the device: not while one waits
+    ASSERT_EQ(ProbePeerScores(),
+              cudaSuccess);  // loads the kernel first: loading waits for the device
   }
 };
 
@@ -131,7 +132,7 @@ TEST_F(PeerScoresTest, AnyCutIntoShardsGivesTheBitsOfRowScoresInEveryEpoch) {
   }
 }
 
-TEST_F(PeerScoresTest, ARankAloneLeavesOnceAborted) {
+TEST_F(PeerScoresTest, ARankWithoutPeersEndsWhenAborted) {
   Ranks ranks(2);
   const PartialsCase c = MakeCase(130);
   const RankRun run(c, {0, 10, 29}, 0);

@@ -15,10 +15,10 @@
 namespace logprobd::kernels {
 namespace {
 
-using namespace partials_case;  // NOLINT: the words of these tests
+using namespace partials_case;  // NOLINT: helpers of these tests
 using logprobd::testing::DeviceArray;
 
-/// A step of one shard; `values` go in and come out.
+/// Runs a step of one shard; `values` are inputs and outputs.
 struct ShardStep {
   std::vector<int32_t> exponents;
   std::vector<int64_t> row_sums;
@@ -48,7 +48,7 @@ ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t
   return {exponents.Read(), row_sums.Read()};
 }
 
-/// Shard by shard, joined on the host.
+/// Computes scores shard by shard, with reductions on the host.
 Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int64_t>& cuts) {
   std::vector<int32_t> exponents(static_cast<size_t>(NumSumSets(ask.entropy_sums) * c.num_rows),
                                  kEmptyExponent);
@@ -93,7 +93,7 @@ TEST_F(ShardSumsTest, AnyCutIntoShardsGivesTheBitsOfRowScores) {
   }
 }
 
-TEST_F(ShardSumsTest, WhatIsNotAskedIsLeftAloneAndDoesNotShow) {
+TEST_F(ShardSumsTest, OutputsThatAreNotRequestedAreNotWrittenAndChangeNoBits) {
   for (const int64_t rows : {7, 600}) {
     const PartialsCase c = MakeCase(rows);
     for (const Ask ask : {Ask{true, false}, Ask{false, true}, Ask{false, false}}) {
@@ -108,7 +108,7 @@ TEST_F(ShardSumsTest, WhatIsNotAskedIsLeftAloneAndDoesNotShow) {
   }
 }
 
-TEST_F(ShardSumsTest, RowsThatAreNotFiniteOnOneShardAreNotFinite) {
+TEST_F(ShardSumsTest, RowsThatAreNonfiniteOnOneShardAreNonfinite) {
   const PartialsCase c = MakeCase(600);
 
   const Outputs shards = ScoreShards(c, {}, {0, 10, 29});
@@ -120,7 +120,7 @@ TEST_F(ShardSumsTest, RowsThatAreNotFiniteOnOneShardAreNotFinite) {
   }
 }
 
-TEST_F(ShardSumsTest, PartialsByTileOfFewRowsAndByRowOfManyGiveTheSame) {
+TEST_F(ShardSumsTest, TheLayoutOfPartialsDoesNotChangeTheBits) {
   for (const int64_t rows : {7, 600}) {
     const PartialsCase c = MakeCase(rows);
     std::vector<TileSums> by_tile(c.sums.size());
@@ -180,7 +180,7 @@ TEST_F(ShardSumsTest, RefusesBrokenBounds) {
   scores.scores = run.Params({});
   scores.exponents = reinterpret_cast<int32_t*>(memory.data());
   scores.row_sums = reinterpret_cast<int64_t*>(memory.data());
-  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);  // no squares to read
+  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);  // has no squares to read
   scores.has_sum_squares = true;
   EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaSuccess);
   scores.row_sums = nullptr;
@@ -188,7 +188,7 @@ TEST_F(ShardSumsTest, RefusesBrokenBounds) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-TEST_F(ShardSumsTest, RowScoresTakesFewerTilesThanTheVocabularyHas) {
+TEST_F(ShardSumsTest, RowScoresAcceptsFewerTilesThanTheVocabularyHas) {
   const PartialsCase c = MakeCase(7);
   const ScoresRun run(c);
   const DeviceArray<TileSums> sums(ShardOf(c, c.sums, 0, 12));

@@ -10,10 +10,10 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/row_gradient.h"
 
-// Gradients of a row in double, as a textbook has them, and how far from them a kernel may be.
+// Gradients of a row in double precision from textbook formulas, and error bounds for kernels.
 namespace logprobd::testing {
 
-/// d(loss)/d(score) of a row.
+/// Gradients of the loss with respect to the scores of a row.
 struct ScoreGradients {
   double lse = 0;
   double logprob = 0;
@@ -26,7 +26,7 @@ inline kernels::RowUpstream UpstreamOf(const ScoreGradients& d) {
       .free = d.lse - d.logprob, .entropy = d.entropy, .target = d.logprob, .mean = d.mean_logit};
 }
 
-/// The softmax of logits over temperature `x`, in nats; those of -inf have no part in it.
+/// Softmax of x, the logits over temperature, in nats. Entries of -inf have probability 0.
 struct RowSoftmax {
   explicit RowSoftmax(const std::vector<double>& x) {
     double largest = -std::numeric_limits<double>::infinity();
@@ -47,13 +47,13 @@ struct RowSoftmax {
   std::vector<double> p;
 };
 
-/// What one column adds to the gradient.
+/// What distinguishes one column in the gradient.
 struct ColumnPart {
   bool is_target = false;
-  double weight = 0;  ///< Of the mean logit.
+  double weight = 0;  ///< Weight in the mean logit.
 };
 
-/// d(loss)/d(x_j), from the derivatives of lse, logprob, entropy and mean logit in turn.
+/// Returns d(loss)/d(x_j) as the sum over the derivatives of lse, logprob, entropy and mean logit.
 inline double TextbookGradient(const RowSoftmax& row, size_t j, const ScoreGradients& d,
                                const ColumnPart& part) {
   const double p = row.p[j];
@@ -62,8 +62,9 @@ inline double TextbookGradient(const RowSoftmax& row, size_t j, const ScoreGradi
          d.mean_logit * part.weight;
 }
 
-/// Error of the above where ln p_j is off by `log_error` and everything else is fp32: each power
-/// and each term of the sum within 2^-21 of itself, exponentials below 2^-125 lost.
+/// Bounds the error of TextbookGradient when ln p_j has the error `log_error` and everything else
+/// is fp32: exponentials and terms of the sum have a relative error of 2^-21, and exponentials
+/// below 2^-125 become 0.
 inline double GradientError(const RowSoftmax& row, size_t j, const ScoreGradients& d,
                             const ColumnPart& part, double log_error) {
   constexpr double kFp32 = 0x1p-21;
@@ -80,7 +81,7 @@ inline double GradientError(const RowSoftmax& row, size_t j, const ScoreGradient
   return error + p * (factor * of_p + entropy * log_error);
 }
 
-/// Half of the last place of a bf16 or an fp16, subnormals included.
+/// Returns half a unit in the last place of a bf16 or fp16 value, including subnormals.
 inline double HalfUlp(double value, kernels::Dtype dtype) {
   const bool is_bf16 = dtype == kernels::Dtype::kBf16;
   const int exponent_min = is_bf16 ? -126 : -14;

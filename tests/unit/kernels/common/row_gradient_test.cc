@@ -25,12 +25,12 @@ using logprobd::testing::UpstreamOf;
 
 constexpr size_t kColumns = 500;
 constexpr size_t kTarget = 123;
-constexpr double kScale = 0.75;  // of the head
+constexpr double kScale = 0.75;  // scale of the head
 
-/// A column's gradient from a row's constants, in the operations of the kernels.
+/// Computes the gradient of a column from a row's constants with the operations of the kernels.
 float GradientOf(const RowGradient& row, float logit, const ColumnPart& part) {
   float exponent = std::fma(logit, row.log2_scale, -row.log2_sum);
-  if (exponent < -200.0F) exponent = -200.0F;  // NaN stays
+  if (exponent < -200.0F) exponent = -200.0F;  // keeps NaN
   float gradient = std::exp2(exponent) * std::fma(row.weighted, exponent, row.free);
   gradient = std::fma(row.mean, static_cast<float>(part.weight), gradient);
   return part.is_target ? gradient + row.target : gradient;
@@ -47,7 +47,7 @@ struct LogitsCase {
   double lse_offset = 0;  ///< Nats.
 };
 
-/// Logits before temperature, the target's among the largest.
+/// Makes logits before temperature; the target has the largest.
 std::vector<float> MakeLogits(const LogitsCase& c) {
   std::mt19937 random(7);
   std::normal_distribution<double> normal(0, c.stddev);
@@ -60,7 +60,7 @@ std::vector<float> MakeLogits(const LogitsCase& c) {
   return logits;
 }
 
-/// Logits over temperature, exactly as `log2_scale` has it.
+/// Returns the softmax at the temperature that `log2_scale` represents exactly.
 RowSoftmax SoftmaxOf(const std::vector<float>& logits, float log2_scale) {
   std::vector<double> x;
   for (const float logit : logits) {
@@ -97,7 +97,7 @@ class RowGradientTest : public ::testing::TestWithParam<UpstreamCase> {
   }
 };
 
-TEST_P(RowGradientTest, IsTheTextbooksForFlatAndPeakedRowsAtEveryTemperature) {
+TEST_P(RowGradientTest, MatchesTheTextbookForFlatAndPeakedRowsAtAnyTemperature) {
   for (const double stddev : {1.0, 3.0, 10.0, 20.0}) {
     for (const float temperature : {0.1F, 0.7F, 1.0F, 2.0F}) {
       ExpectTextbookGradients({.stddev = stddev, .temperature = temperature});
@@ -105,8 +105,8 @@ TEST_P(RowGradientTest, IsTheTextbooksForFlatAndPeakedRowsAtEveryTemperature) {
   }
 }
 
-// The sum's exponent is then rounded to a hundredth of a nat.
-TEST_P(RowGradientTest, LosesNothingWhereTheLseIsLarge) {
+// log2_sum is rounded to about a hundredth of a nat here.
+TEST_P(RowGradientTest, MatchesTheTextbookForALargeLse) {
   for (const double offset : {7e4, -7e4, 1'234.5}) {
     for (const float temperature : {0.1F, 1.0F, 2.0F}) {
       ExpectTextbookGradients({.temperature = temperature, .lse_offset = offset});
@@ -136,14 +136,14 @@ TEST(RowGradientOfTest, ProbabilitiesOfARowOfLargeLogitsSumToOne) {
   }
 }
 
-TEST(RowGradientOfTest, ColumnsAreNoneUntilTheyAreSet) {
+TEST(RowGradientOfTest, ColumnsAreInitiallyAbsent) {
   const RowGradient row = RowGradientOf({.free = 1}, 3, 1, Log2Scale(1), 1);
 
   EXPECT_EQ(row.target_column, -1);
   EXPECT_EQ(row.max_column, -1);
 }
 
-TEST(RowGradientOfTest, ARowThatIsNotFiniteHasNoGradient) {
+TEST(RowGradientOfTest, ANonfiniteRowHasNanGradients) {
   const RowGradient row = RowGradientOf({.free = 1}, NAN, 0, Log2Scale(1), 1);
 
   EXPECT_TRUE(std::isnan(row.log2_sum));

@@ -13,7 +13,7 @@
 namespace logprobd::kernels {
 namespace {
 
-/// Tiles of plausible sums whose exponents spread over `exponent_range`.
+/// Makes tiles with plausible sums and exponents in [0, exponent_range].
 std::vector<TileSums> MakeTiles(int num_tiles, int exponent_range) {
   std::vector<TileSums> tiles;
   uint32_t state = 12345;
@@ -83,7 +83,7 @@ TEST(RowSumsTest, OneFlatTileHasTheEntropyOfItsColumns) {
   EXPECT_FLOAT_EQ(SumPSquaredOf(row, normalizer), 1.0F / 192.0F);
 }
 
-TEST(RowSumsTest, TwoTilesMoveToTheLargerExponent) {
+TEST(RowSumsTest, TwoTilesAreRebasedToTheLargerExponent) {
   // One column each: 2^3 and 2^0, so p = 8/9 and 1/9.
   const RowSums row = CombineAll(std::vector<TileSums>{{3, 1, 0, 1}, {0, 1, 0, 1}});
   const RowNormalizer normalizer = NormalizerOf(row);
@@ -122,7 +122,8 @@ TEST(RowSumsTest, EmptyTilesAddNothingAndEmptyRowsAreNonfinite) {
 }
 
 TEST(RowSumsTest, TheLargestVocabularyDoesNotOverflow) {
-  // 2^20 columns, all where |x 2^x| is largest (x = -1.4427), then all where 2^x is (x = 0).
+  // 2^20 columns, first all at the largest |x 2^x| (x = -1.4427), then all at the largest 2^x (x =
+  // 0).
   const int num_tiles = (1 << 20) / kTileColumns;
   for (const TileSums tile : {TileSums{0, 70.63F, -101.9F, 25.99F}, TileSums{0, 192, 0, 192}}) {
     const RowSums row = CombineAll(std::vector<TileSums>(num_tiles, tile));
@@ -146,8 +147,8 @@ TEST(RowSumsTest, LogprobIsNeverAboveZeroAndKeepsTheOrderOfLogits) {
   }
 }
 
-// 2^-24 of the lse is rounded away, and what is rounded away once more to 2^-24 of itself.
-TEST(RowSumsTest, TheRestOfAnLseGivesBackWhatRoundingTook) {
+// The lse has a relative rounding error of 2^-24, and so has its rounded remainder.
+TEST(RowSumsTest, LsePlusItsRestIsTheExactLse) {
   for (const int32_t exponent : {0, 1, -3, 100'989, -100'989, 1 << 30}) {
     for (const double log2_sum : {-1.0, 0.1234567890123, 19.9}) {
       const RowNormalizer row = {exponent, log2_sum, true};

@@ -14,7 +14,7 @@ TEST_P(CpuIsaTest, IsFoundByItsName) {
   EXPECT_EQ(CpuIsaByName(CpuIsaName(GetParam())), GetParam());
 }
 
-/// A skip here says that this machine leaves the kernels of an instruction set untested.
+/// A skip here means that the kernels of an instruction set are not tested on this machine.
 TEST_P(CpuIsaTest, RunsHere) {
   if (!CpuIsaRuns(GetParam())) GTEST_SKIP() << "this CPU has no " << CpuIsaName(GetParam());
   EXPECT_GE(BestCpuIsa(), GetParam());
@@ -23,7 +23,7 @@ TEST_P(CpuIsaTest, RunsHere) {
 INSTANTIATE_TEST_SUITE_P(All, CpuIsaTest, ::testing::ValuesIn(kAllCpuIsas),
                          [](const auto& info) { return std::string(CpuIsaName(info.param)); });
 
-TEST(CpuIsaNameTest, AnUnknownNameIsNotFound) { EXPECT_EQ(CpuIsaByName("sse9"), std::nullopt); }
+TEST(CpuIsaNameTest, AnUnknownNameGivesNothing) { EXPECT_EQ(CpuIsaByName("sse9"), std::nullopt); }
 
 TEST(CpuIsaNameTest, TheBestRuns) { EXPECT_TRUE(CpuIsaRuns(BestCpuIsa())); }
 

@@ -15,7 +15,7 @@
 namespace logprobd::kernels::testing {
 namespace {
 
-/// Bytes aligned to a cache line, filled with a NaN of every type.
+/// Memory aligned to a cache line and filled with bytes that are NaN in every type.
 class Bytes {
  public:
   explicit Bytes(int64_t size)
@@ -32,7 +32,7 @@ class Bytes {
   void* data_;
 };
 
-/// `count` values of the type, multiples of 1/64 in (-2, 2): exact in every type.
+/// Returns `count` values, multiples of 1/64 in (-2, 2), which are exact in every type.
 std::vector<std::byte> Values(Dtype dtype, int64_t count, uint32_t seed) {
   std::vector<std::byte> bytes(static_cast<size_t>(count * DtypeBytes(dtype)));
   uint32_t state = seed;

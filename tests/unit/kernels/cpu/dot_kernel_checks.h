@@ -5,9 +5,9 @@
 
 namespace logprobd::kernels::testing {
 
-/// Expects `kernel` to give the dot products of the double reference for `num_rows` rows and every
-/// kind of hidden size, nothing for what lies beyond the rows' packed blocks, and the same bits for
-/// a row whatever the number of rows and wherever it stands.
+/// Expects that `kernel` computes the dot products of the double reference for many numbers of rows
+/// and hidden sizes, writes nothing beyond the packed blocks of the rows, and gives a row the same
+/// bits whatever the number of rows and its position.
 void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dtype);
 
 }  // namespace logprobd::kernels::testing

@@ -1,7 +1,7 @@
-// The AMX kernel with its instructions emulated, so that packing, addressing and remainders are
-// tested where no CPU has them. What the real instructions do is tested by tile_kernels_test.
+// Tests the AMX kernel with emulated instructions, so that packing, addressing and remainders are
+// tested on CPUs without AMX. tile_kernels_test tests the real instructions.
 
-#include <immintrin.h>  // before its names are taken over below
+#include <immintrin.h>  // included before macros below replace its names
 
 #include <cstdint>
 #include <cstring>
@@ -85,7 +85,7 @@ namespace {
 TEST(EmulatedAmxTest, DotProductsAreExactAndDoNotDependOnOtherRows) {
   testing::CheckDotKernel(internal::EmulatedAmxBf16Dots(), Dtype::kBf16, Dtype::kBf16);
 
-  EXPECT_EQ(tile_configurations, 0);  // each was released
+  EXPECT_EQ(tile_configurations, 0);  // each configuration was released
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// The AVX512-BF16 kernel with its one instruction emulated by AVX-512, so that packing, addressing
-// and remainders are tested where no CPU has it. The instruction itself: tile_kernels_test.
+// Tests the AVX512-BF16 kernel with its one instruction emulated by AVX-512, so that packing,
+// addressing and remainders are tested on CPUs without it. tile_kernels_test tests the real
+// instruction.
 
-#include <immintrin.h>  // before a name of it is taken over below
+#include <immintrin.h>  // included before a macro below replaces one of its names
 
 #include <cstdint>
 
@@ -11,7 +12,7 @@
 #include "kernels/cpu/tile_kernels.h"
 #include "tests/unit/kernels/cpu/dot_kernel_checks.h"
 
-// Only what stands below may use AVX-512: the rest of this file runs on any CPU.
+// Only the code below may use AVX-512; the rest of this file runs on any CPU.
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 

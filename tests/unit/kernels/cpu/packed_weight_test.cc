@@ -8,7 +8,7 @@
 namespace logprobd::kernels {
 namespace {
 
-TEST(PackedWeightTest, Bf16LiesInPairsOfHiddenElements) {
+TEST(PackedWeightTest, StoresBf16InPairsOfHiddenElements) {
   const int64_t hidden_size = 6;
   std::vector<uint16_t> rows;
   for (uint16_t column = 0; column < 192; ++column) {
@@ -50,7 +50,7 @@ TEST(PackedWeightTest, ColumnsBeyondTheVocabularyAreZero) {
   EXPECT_EQ(tile.back(), 0.0F);
 }
 
-TEST(PackedWeightTest, TakesAsManyBytesAsTheWeightInWholeTiles) {
+TEST(PackedWeightTest, HasTheSizeOfWholeTiles) {
   EXPECT_EQ(PackedWeightBytes(Dtype::kBf16, 1024, 151'936), int64_t{792} * 192 * 1024 * 2);
   EXPECT_EQ(PackedWeightBytes(Dtype::kF32, 3, 1), 192 * 3 * 4);
 }

@@ -15,7 +15,7 @@
 namespace logprobd::kernels {
 namespace {
 
-TEST(ThreadPoolTest, EveryUnitIsDoneOnce) {
+TEST(ThreadPoolTest, EveryUnitRunsOnce) {
   for (const int32_t threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     EXPECT_EQ(pool.num_threads(), threads);
@@ -58,15 +58,16 @@ TEST(ThreadPoolTest, ForEachReturnsAfterTheLastUnit) {
   }
 }
 
-// A thread that could not start ended the process: those before it were destroyed while they ran.
-TEST(ThreadPoolTest, ThreadsThatCannotStartAreAnErrorToCatch) {
+// Regression: a thread that could not start ended the process, because running threads were
+// destroyed.
+TEST(ThreadPoolTest, ThrowsWhenThreadsCannotStart) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need more address space than the limit leaves";
 #endif
   const auto start_threads_without_memory = [] {
     int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
-    // Room for the stacks of a few threads, not of all.
+    // Leaves room for the stacks of a few threads, not of all.
     const rlim_t bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
     const rlimit limit = {.rlim_cur = bytes, .rlim_max = bytes};
     if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(2);

@@ -34,7 +34,7 @@ TEST_P(TileKernelsTest, DotProductsAreExactAndDoNotDependOnOtherRows) {
   }
 }
 
-/// Tiles of logits and what TileStats made of them.
+/// A tile of logits and the results of TileStats.
 struct StatsCase {
   explicit StatsCase(int64_t rows)
       : num_rows(rows),
@@ -54,8 +54,8 @@ struct StatsCase {
     params.num_rows = num_rows;
     params.num_columns = kTileColumns;
     params.log2_scales = scales.data();
-    params.squares = true;
-    params.extremes_wanted = true;
+    params.wants_sum_squares = true;
+    params.wants_extremes = true;
     params.sums = sums.data();
     params.extremes = extremes.data();
     return params;
@@ -105,7 +105,7 @@ TEST_P(TileKernelsTest, SumsMatchDouble) {
   }
 }
 
-TEST_P(TileKernelsTest, ColumnsBeyondTheVocabularyTakeNoPart) {
+TEST_P(TileKernelsTest, ColumnsBeyondTheVocabularyAreIgnored) {
   for (const int32_t num_columns : {1, 15, 16, 17, 100, 191}) {
     StatsCase c(3);
     std::fill(c.logits.begin() + kTileColumns + num_columns, c.logits.begin() + 2 * kTileColumns,
@@ -171,7 +171,7 @@ TEST_P(TileKernelsTest, NonfiniteLogitsAreMarkedOnTheirRowOnly) {
   }
 }
 
-TEST_P(TileKernelsTest, TheSecondScaleGivesWhatItWouldGiveAlone) {
+TEST_P(TileKernelsTest, TheEntropyScaleGivesTheBitsThatItGivesAlone) {
   StatsCase c(20);
   std::vector<float> entropy_scales(20, Log2Scale(0.3F));
   entropy_scales[7] = c.scales[7];

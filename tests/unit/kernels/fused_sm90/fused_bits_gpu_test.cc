@@ -42,22 +42,22 @@ FusedScores Select(const FusedScores& all, const std::vector<int64_t>& rows) {
 
 class FusedBitsTest : public HopperTest {};
 
-TEST_F(FusedBitsTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
+TEST_F(FusedBitsTest, ARowHasTheSameBitsForAnyNumberAndOrderOfRows) {
   FusedCase all = MakeFusedCase({.rows = 8'192, .hidden = 896, .vocab = 2'000});
   for (size_t i = 0; i < all.temperatures.size(); ++i) {
     all.temperatures[i] = 0.5F + static_cast<float>(i % 7);
   }
   const FusedScores truth = RunFused(all);
   for (const int64_t count : {1, 7, 64, 77, 128, 200, 1'000}) {
-    ExpectSameBits(RunFused(CompactRows(all, Range(3, 3 + count))),
+    ExpectSameBits(RunFused(SelectRows(all, Range(3, 3 + count))),
                    Select(truth, Range(3, 3 + count)));
   }
   std::vector<int64_t> shuffled = Range(0, 8'192);
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(5));
-  ExpectSameBits(RunFused(CompactRows(all, shuffled)), Select(truth, shuffled));
+  ExpectSameBits(RunFused(SelectRows(all, shuffled)), Select(truth, shuffled));
 }
 
-TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {
+TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSameBits) {
   for (const bool transforms : {false, true}) {
     for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
       FusedCase c = MakeFusedCase({.rows = 600, .hidden = 320, .vocab = 1'500, .dtype = dtype});
@@ -77,7 +77,7 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSame) {
   }
 }
 
-TEST_F(FusedBitsTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
+TEST_F(FusedBitsTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
   constexpr int64_t kRows = 2'300;
   const FusedCase all = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   const FusedScores truth = RunFused(all);
@@ -94,8 +94,8 @@ TEST_F(FusedBitsTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
   }
 }
 
-// Tiles of rows that are not there would cost as much as others.
-TEST_F(FusedBitsTest, RowsBehindACountInDeviceMemoryAreNotComputed) {
+// Tiles of missing rows would take as long as others.
+TEST_F(FusedBitsTest, RowsBeyondTheRowCountAreNotComputed) {
   constexpr int64_t kRows = 2'048;
   const FusedCase c = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   FusedRun run(c);
@@ -120,8 +120,8 @@ TEST_F(FusedBitsTest, RowsBehindACountInDeviceMemoryAreNotComputed) {
   }
 }
 
-// Whole block tiles are read where the buffer has room: with what earlier batches left there.
-TEST_F(FusedBitsTest, RowsThatStandBehindTheLastDoNotShow) {
+// Whole block tiles are read if the buffer has room, including what earlier batches left there.
+TEST_F(FusedBitsTest, RowsAfterTheLastOneDoNotAffectTheResult) {
   for (const int64_t rows : {1, 65, 129, 1'100}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
     const FusedScores truth = RunFused(c);
@@ -133,14 +133,14 @@ TEST_F(FusedBitsTest, RowsThatStandBehindTheLastDoNotShow) {
   }
 }
 
-TEST_F(FusedBitsTest, WhatIsAskedBesideDoesNotShow) {
+TEST_F(FusedBitsTest, OtherOutputsDoNotChangeTheBits) {
   for (const int64_t rows : {5, 100, 600}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
     ExpectSameBits(RunFused(c, {.everything = false}), RunFused(c), false);
   }
 }
 
-TEST_F(FusedBitsTest, AThousandRepeatsBesideOtherKernelsAreTheSame) {
+TEST_F(FusedBitsTest, AThousandRunsNextToOtherKernelsGiveTheSameBits) {
   const FusedCase c = MakeFusedCase({.rows = 129, .hidden = 896, .vocab = 3'000});
   const FusedCase hog_case = MakeFusedCase({.rows = 1'300, .hidden = 896, .vocab = 3'000});
   const FusedScores truth = RunFused(c);
@@ -155,7 +155,7 @@ TEST_F(FusedBitsTest, AThousandRepeatsBesideOtherKernelsAreTheSame) {
   EXPECT_EQ(cudaStreamSynchronize(hog.stream()), cudaSuccess);
 }
 
-TEST_F(FusedBitsTest, EightHostThreadsAtOnceDoNotDisturbEachOther) {
+TEST_F(FusedBitsTest, EightHostThreadsCanLaunchConcurrently) {
   const FusedCase c = MakeFusedCase({.rows = 200, .hidden = 320, .vocab = 1'500});
   const FusedScores truth = RunFused(c);
   std::vector<std::thread> threads;
@@ -171,7 +171,7 @@ TEST_F(FusedBitsTest, EightHostThreadsAtOnceDoNotDisturbEachOther) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_F(FusedBitsTest, ACapturedGraphGivesTheSame) {
+TEST_F(FusedBitsTest, ACapturedGraphGivesTheSameBits) {
   const FusedCase c = MakeFusedCase({.rows = 40, .hidden = 320, .vocab = 1'500});
   const FusedScores truth = RunFused(c);
   FusedRun run(c);
@@ -190,7 +190,7 @@ TEST_F(FusedBitsTest, ACapturedGraphGivesTheSame) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-TEST_F(FusedBitsTest, ASecondDeviceGivesTheSame) {
+TEST_F(FusedBitsTest, ASecondDeviceGivesTheSameBits) {
   int num_devices = 0;
   ASSERT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
   const FusedCase c = MakeFusedCase({.rows = 300, .hidden = 320, .vocab = 1'500});

@@ -23,7 +23,7 @@ using kernels::kTileColumns;
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
-/// [rows, pitch] of 16-bit elements, zero beyond the row; rows of room are NaN.
+/// Returns [rows, pitch] of 16-bit elements, zero after the end of a row; additional rows are NaN.
 std::vector<uint16_t> Packed(const std::vector<float>& values, int64_t columns, Dtype dtype,
                              int64_t rows_of_room) {
   const int64_t pitch = Pitch(columns);
@@ -115,7 +115,7 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-FusedCase CompactRows(const FusedCase& all, const std::vector<int64_t>& rows) {
+FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows) {
   FusedCase chosen = all;
   chosen.num_rows = static_cast<int64_t>(rows.size());
   chosen.hidden.clear();
@@ -168,7 +168,7 @@ struct FusedRun::Memory {
                   rows.begin() + row * pitch);
     }
     source.emplace(rows);
-    terms.emplace(
+    splits.emplace(
         Poisoned<uint16_t>(c.num_rows * c.num_splits * kernels::SplitPitch(c.hidden_size), 0x7FC0));
     EXPECT_EQ(kernels::LaunchBf16Split({.dtype = Dtype::kF32,
                                         .in = source->data(),
@@ -176,7 +176,7 @@ struct FusedRun::Memory {
                                         .num_rows = c.num_rows,
                                         .hidden_size = c.hidden_size,
                                         .num_splits = c.num_splits,
-                                        .out = terms->data()},
+                                        .out = splits->data()},
                                        nullptr),
               cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -199,7 +199,7 @@ struct FusedRun::Memory {
   DeviceArray<int32_t> argmax_id;
   std::optional<DeviceArray<float>> bias;
   std::optional<DeviceArray<float>> source;
-  std::optional<DeviceArray<uint16_t>> terms;
+  std::optional<DeviceArray<uint16_t>> splits;
 };
 
 FusedRun::FusedRun(const FusedCase& inputs, int64_t rows_of_room)
@@ -223,7 +223,7 @@ kernels::FusedPartialsParams FusedRun::Partials(const ShardTiles& tiles) const {
   params.hidden_stride = Pitch(c.hidden_size);
   if (c.is_f32) {
     params.num_splits = c.num_splits;
-    params.hidden = m.terms->data();
+    params.hidden = m.splits->data();
     params.hidden_stride = c.num_splits * kernels::SplitPitch(c.hidden_size);
   }
   params.weight_stride = Pitch(c.hidden_size);
@@ -324,7 +324,7 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   Memory& m = *memory_;
   const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
   const auto rows = static_cast<size_t>(c.num_rows);
-  // What an earlier run left would pass for this one's.
+  // Results of an earlier run could be mistaken for those of this one.
   const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
   ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
   ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
@@ -454,7 +454,7 @@ void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolera
     ASSERT_NEAR(scores.sum_p_squared[index], truth.sum_p_squared, tolerance.entropy);
     ASSERT_GE(scores.argmax_id[index], 0);
     ASSERT_LT(scores.argmax_id[index], c.vocab_size);
-    // Another id may win where two logits are as close as the error.
+    // Another id may win if two logits differ by less than the error.
     const double chosen = Logit(c, row, scores.argmax_id[index]);
     ASSERT_NEAR(chosen, truth.max_logit, relative + tolerance.logprob);
     ASSERT_EQ(scores.nonfinite[index], 0);

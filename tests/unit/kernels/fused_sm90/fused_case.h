@@ -17,20 +17,21 @@
 
 namespace logprobd::testing {
 
-/// What outputs hold before a run.
+/// Initial content of outputs.
 inline constexpr float kPoison = -12345.5F;
 
-/// Tests of the fused kernels: skipped where the current device does not run them.
+/// Base of tests of the fused kernels: skips them on devices that cannot run the kernels.
 class HopperTest : public ::testing::Test {
  protected:
   void SetUp() override;
 };
 
-/// Rows and a head on the host, in values that their dtype holds exactly.
+/// Rows and a head on the host. Values are exactly representable in their dtype.
 struct FusedCase {
-  kernels::Dtype dtype = kernels::Dtype::kBf16;  ///< Of the head, and of hidden unless is_f32.
-  bool is_f32 = false;                           ///< Hidden rows are fp32, scored as terms.
-  int32_t num_splits = kernels::kHiddenSplits;   ///< Of fp32 rows.
+  kernels::Dtype dtype =
+      kernels::Dtype::kBf16;  ///< Element type of the head, and of hidden unless is_f32.
+  bool is_f32 = false;        ///< Hidden rows are fp32 and scored as bf16 splits.
+  int32_t num_splits = kernels::kHiddenSplits;  ///< Splits of fp32 rows.
   int64_t num_rows = 0;
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
@@ -52,13 +53,14 @@ struct FusedCaseSizes {
   bool is_f32 = false;
 };
 
-/// Unit normal rows; targets over the vocabulary, its first and last column and tile edges first.
+/// Makes standard normal rows. Targets cover the vocabulary, starting with its first and last
+/// column and tile edges.
 FusedCase MakeFusedCase(const FusedCaseSizes& sizes);
 
-/// The rows of `all` named by `rows`, in that order.
-FusedCase CompactRows(const FusedCase& all, const std::vector<int64_t>& rows);
+/// Returns the rows of `all` that `rows` lists, in that order.
+FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows);
 
-/// In double precision, of the exact values.
+/// A dot product and a logit in double precision, from the exact values.
 double DotOf(const FusedCase& inputs, int64_t row, int64_t column);
 double LogitOf(const FusedCase& inputs, double dot, int64_t column);
 
@@ -74,34 +76,35 @@ struct FusedScores {
   std::vector<uint8_t> nonfinite;
 };
 
-/// How to score: an instance instead of the chosen one, with everything asked or only logprob and
-/// entropy.
+/// How to score: with a given choice instead of the fastest, and with all outputs or only logprob
+/// and entropy.
 struct FusedAsk {
   std::optional<kernels::FusedChoice> choice = {};
   bool everything = true;
-  /// So many rows are computed, which the kernel reads in device memory; by default all.
+  /// Content of row_count in device memory; by default row_count is null.
   std::optional<int64_t> row_count = {};
 };
 
-/// A shard's tiles, half-open; by default all.
+/// Tiles of a shard, half-open; by default all tiles.
 struct ShardTiles {
   int64_t begin = 0;
   int64_t end = std::numeric_limits<int64_t>::max();
 };
 
-/// What a shard knows of the rows; sums lie as `layout` says.
+/// Outputs of a launch over a shard; `layout` is the layout of both sums.
 struct ShardPartials {
   kernels::PartialLayout layout;
   std::vector<kernels::TileSums> sums;
-  std::vector<kernels::TileSums> entropy_sums;  ///< Poisoned unless the case has them.
-  std::vector<float> tile_max;                  ///< [num_rows, the shard's tiles]
-  std::vector<float> target_logits;             ///< kPoison where another shard has the target.
+  std::vector<kernels::TileSums>
+      entropy_sums;                  ///< Poison unless the case has entropy temperatures.
+  std::vector<float> tile_max;       ///< [num_rows, the shard's tiles]
+  std::vector<float> target_logits;  ///< kPoison where another shard holds the target.
   std::vector<uint64_t> max_keys;
   std::vector<uint32_t> min_keys;
 };
 
-/// A case in device memory; may be scored again and again, on its own stream, with outputs poisoned
-/// before each run. Rows of room hold NaN and may be read.
+/// A case in device memory, which can be scored repeatedly on its own stream. Outputs are poisoned
+/// before each run. `rows_of_room` additional hidden rows hold NaN and may be read.
 class FusedRun {
  public:
   explicit FusedRun(const FusedCase& inputs, int64_t rows_of_room = 0);
@@ -109,15 +112,16 @@ class FusedRun {
   FusedRun(const FusedRun&) = delete;
   FusedRun& operator=(const FusedRun&) = delete;
 
-  /// Enqueues partials and scores; the test fails where a launch does.
+  /// Enqueues partials and scores; a failed launch fails the test.
   void Enqueue(const FusedAsk& ask = {});
-  /// Waits. Scores that were not asked are poison.
+  /// Waits and returns the scores; those that were not requested are poison.
   FusedScores Read() const;
 
-  /// Each row's best keys, by way of the tiles' maxima, in `workspace_bytes` of scratch; waits.
+  /// Returns each row's top-k keys from LaunchFusedTopK with `workspace_bytes` of scratch. Waits.
   std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
 
-  /// Everything that a launch over a shard gives, in memory of its tiles alone; waits.
+  /// Returns all outputs of a launch over a shard, whose buffers cover only the shard's tiles.
+  /// Waits.
   ShardPartials PartialsOf(const ShardTiles& tiles,
                            const kernels::CachedExponentials& exponentials = {});
 
@@ -127,13 +131,13 @@ class FusedRun {
     int32_t row_begin = 0;
     ShardTiles tiles = {};
   };
-  /// Logits of listed (row, id) pairs, kPoison where there is none; waits.
+  /// Returns the logits of listed (row, id) pairs, kPoison where they were not written. Waits.
   std::vector<float> ListedLogits(const Listed& listed);
 
-  /// Inputs, and the outputs that are always asked.
+  /// Returns the parameters of a launch with all inputs and the mandatory outputs.
   kernels::FusedPartialsParams Partials(const ShardTiles& tiles = {}) const;
 
-  /// Logits of the targets as the kernel wrote them; waits.
+  /// Returns the logits of the targets as the kernel wrote them. Waits.
   std::vector<float> TargetLogits();
   cudaStream_t stream() const { return stream_; }
 
@@ -148,7 +152,7 @@ class FusedRun {
 
 FusedScores RunFused(const FusedCase& inputs, const FusedAsk& ask = {});
 
-/// Scores in double precision, from the same values.
+/// Scores of a row in double precision, from the same values.
 struct RowTruth {
   double logprob;
   double entropy;
@@ -169,7 +173,7 @@ struct Tolerance {
 void ExpectNearTruth(const FusedCase& inputs, const FusedScores& scores,
                      const Tolerance& tolerance = {});
 
-/// Logprob and entropy alone, or all scores, bit for bit.
+/// Expects equal bits of all scores, or of logprob and entropy only.
 void ExpectSameBits(const FusedScores& a, const FusedScores& b, bool everything = true);
 
 }  // namespace logprobd::testing

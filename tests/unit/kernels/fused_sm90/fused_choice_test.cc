@@ -14,7 +14,7 @@ FusedChoice Choose(int64_t num_rows, int64_t depth) {
   return ChooseFused({.num_rows = num_rows, .num_tiles = kManyTiles, .depth = depth});
 }
 
-TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
+TEST(FusedChoiceTest, FewRowsUseTheTileThatReadsTheWeightFastest) {
   for (const int64_t depth : kDepths) {
     for (const int64_t rows : {1, 63, 64}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64PingPong);
@@ -28,8 +28,8 @@ TEST(FusedChoiceTest, FewRowsTakeTheTileThatReadsTheWeightFastest) {
   }
 }
 
-// One tile of a thousand rows took blocks of 128 rows twice as long as it does now.
-TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuAreTakenInTheSmallestBlocks) {
+// Regression: blocks of 128 rows took twice as long for one tile of a thousand rows.
+TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuUseTheSmallestBlocks) {
   const auto tile = [](int64_t rows, int64_t num_tiles) {
     return ChooseFused({.num_rows = rows, .num_tiles = num_tiles, .depth = 4'096}).tile;
   };
@@ -39,7 +39,7 @@ TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuAreTakenInTheSmallestBlocks) {
   EXPECT_EQ(tile(8'193, 1), FusedTile::k256Cooperative);
 }
 
-TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductTakeTheCooperativeTile) {
+TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductUseTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
   EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 3'584).tile, FusedTile::k256Cooperative);
@@ -47,7 +47,7 @@ TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductTakeTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
 }
 
-TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
+TEST(FusedChoiceTest, TheOrderOfTilesFollowsTheDepth) {
   EXPECT_EQ(Choose(8'192, 896).raster, FusedRaster::kAlongRows);
   EXPECT_EQ(Choose(8'192, 896).swizzle, 8);
   EXPECT_EQ(Choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
@@ -58,7 +58,7 @@ TEST(FusedChoiceTest, TilesAreTakenInTheOrderThatKeepsMostInTheCache) {
   EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
 }
 
-TEST(FusedChoiceTest, GradientsAreMadeByPairsOrByTilesOf128Rows) {
+TEST(FusedChoiceTest, GradientsUsePairsOrTilesOf128Rows) {
   const auto tile = [](int64_t rows) {
     return ChooseGradient({.num_rows = rows, .num_tiles = kManyTiles, .depth = 4'096}).tile;
   };
@@ -68,8 +68,8 @@ TEST(FusedChoiceTest, GradientsAreMadeByPairsOrByTilesOf128Rows) {
   }
 }
 
-// Kept exponentials come from tiles of 128 rows alone, whatever partials would take.
-TEST(FusedChoiceTest, PingPongTilesAreTakenForEveryShapeInTheOrderOfTheirDepth) {
+// Exponentials are cached by tiles of 128 rows only, whatever is fastest for partials.
+TEST(FusedChoiceTest, PingPongTilesUseTheOrderOfTheirDepthForEveryShape) {
   const auto choose = [](int64_t rows, int64_t depth) {
     return ChoosePingPong({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
   };
@@ -90,7 +90,7 @@ TEST(FusedChoiceTest, PingPongTilesAreTakenForEveryShapeInTheOrderOfTheirDepth) 
   EXPECT_EQ(choose(8'192, 7'168).swizzle, 8);
 }
 
-TEST(FusedChoiceTest, TheStepIsOfOneClusterForFewRowsAndOfTwoForMany) {
+TEST(FusedChoiceTest, TheRowStepIsOneClusterForFewRowsAndTwoForMany) {
   const auto step = [](int64_t rows, int64_t depth) {
     return FusedRowStep({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
   };
@@ -102,8 +102,8 @@ TEST(FusedChoiceTest, TheStepIsOfOneClusterForFewRowsAndOfTwoForMany) {
   EXPECT_EQ(step(8'192, 4'096), 1'024);
 }
 
-// Swizzles that do not divide the clusters of rows made 16 tiles of 8: twice the time. A small
-// vocabulary's few tiles were likewise rounded up.
+// Regression: a swizzle that does not divide the row clusters turned 8 tiles into 16, which took
+// twice the time. The few tiles of a small vocabulary were rounded up in the same way.
 TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   for (const int64_t depth : kDepths) {
     for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {

@@ -18,7 +18,7 @@ using kernels::kTileColumns;
 constexpr uint16_t kOne = 0x3F80;  // bf16
 constexpr uint16_t kTwo = 0x4000;
 
-/// Device memory that is not filled from the host, for what is too large for that.
+/// Device memory that is not filled from the host, for arrays that are too large for that.
 class LargeMemory {
  public:
   explicit LargeMemory(int64_t bytes) {
@@ -47,7 +47,7 @@ TEST_F(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
   const int64_t num_tiles = kernels::NumTiles(kVocab);
   const LargeMemory weight(num_tiles * kTileColumns * kHidden * 2);
   const LargeMemory sums(num_tiles * kRows * int64_t{sizeof(kernels::TileSums)});
-  // Every logit is 0 but the last token's, which is 1 * 2.
+  // Every logit is 0 except the last token's, which is 1 * 2.
   ASSERT_EQ(cudaMemcpy(weight.as<uint16_t>() + (kVocab - 1) * kHidden + kHidden - 1, &kTwo, 2,
                        cudaMemcpyHostToDevice),
             cudaSuccess);

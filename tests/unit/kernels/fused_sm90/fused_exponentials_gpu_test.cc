@@ -23,17 +23,17 @@ namespace {
 using kernels::Dtype;
 using kernels::kTileColumns;
 
-constexpr uint16_t kPowerPoison = 0x7FB7;
+constexpr uint16_t kExponentialPoison = 0x7FB7;
 constexpr int32_t kExponentPoison = -777;
 
-/// What a launch keeps, and the partials beside.
-struct KeptRun {
+/// The cache that a launch writes, and its partials.
+struct CachedRun {
   int64_t row_tiles = 0;
   std::vector<uint16_t> exponentials;  ///< [num_rows + 1, row_tiles, 192]; the last row is poison.
-  std::vector<int32_t> exponents;      ///< [num_rows + 1, row_tiles], likewise.
+  std::vector<int32_t> exponents;      ///< [num_rows + 1, row_tiles]; the last row is poison.
   ShardPartials partials;
 
-  float Power(int64_t row, int64_t tile, int64_t column) const {
+  float Exponential(int64_t row, int64_t tile, int64_t column) const {
     return FromBits(Bits(row, tile, column), Dtype::kBf16);
   }
   uint16_t Bits(int64_t row, int64_t tile, int64_t column) const {
@@ -48,24 +48,24 @@ int64_t TilesOf(const FusedCase& c, const ShardTiles& tiles) {
   return std::min(tiles.end, kernels::NumTiles(c.vocab_size)) - tiles.begin;
 }
 
-KeptRun Keep(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
-             int64_t more_tiles = 0, const std::vector<kernels::TileSums>& levels = {}) {
-  KeptRun kept;
-  kept.row_tiles = TilesOf(c, tiles) + more_tiles;
-  const auto places = static_cast<size_t>((c.num_rows + 1) * kept.row_tiles);
+CachedRun Cache(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
+                int64_t more_tiles = 0, const std::vector<kernels::TileSums>& references = {}) {
+  CachedRun cache;
+  cache.row_tiles = TilesOf(c, tiles) + more_tiles;
+  const auto cached_tiles = static_cast<size_t>((c.num_rows + 1) * cache.row_tiles);
   const DeviceArray<uint16_t> exponentials(
-      std::vector<uint16_t>(places * size_t{kTileColumns}, kPowerPoison));
-  const DeviceArray<int32_t> exponents(std::vector<int32_t>(places, kExponentPoison));
-  const DeviceArray<kernels::TileSums> level_array(
-      levels.empty() ? std::vector<kernels::TileSums>(1) : levels);
-  kept.partials =
-      run.PartialsOf(tiles, {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
-                             .exponents = exponents.data(),
-                             .row_tiles = kept.row_tiles,
-                             .reference_sums = levels.empty() ? nullptr : level_array.data()});
-  kept.exponentials = exponentials.Read();
-  kept.exponents = exponents.Read();
-  return kept;
+      std::vector<uint16_t>(cached_tiles * size_t{kTileColumns}, kExponentialPoison));
+  const DeviceArray<int32_t> exponents(std::vector<int32_t>(cached_tiles, kExponentPoison));
+  const DeviceArray<kernels::TileSums> reference_array(
+      references.empty() ? std::vector<kernels::TileSums>(1) : references);
+  cache.partials = run.PartialsOf(
+      tiles, {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
+              .exponents = exponents.data(),
+              .row_tiles = cache.row_tiles,
+              .reference_sums = references.empty() ? nullptr : reference_array.data()});
+  cache.exponentials = exponentials.Read();
+  cache.exponents = exponents.Read();
+  return cache;
 }
 
 template <typename T>
@@ -82,13 +82,13 @@ void ExpectSamePartials(const ShardPartials& a, const ShardPartials& b) {
   EXPECT_EQ(a.min_keys, b.min_keys);
 }
 
-/// A launch that keeps exponentials takes no squares.
+/// A launch that caches exponentials computes no squares.
 ShardPartials WithoutSquares(ShardPartials partials) {
   for (kernels::TileSums& sums : partials.sums) sums.sum_squares = 0;
   return partials;
 }
 
-/// The kernel's own logits of a row, in fp32.
+/// Returns the kernel's logits of a row, in fp32.
 std::vector<float> LogitsOf(FusedRun& run, const FusedCase& c, int64_t row) {
   FusedRun::Listed listed;
   listed.rows.assign(static_cast<size_t>(c.vocab_size), static_cast<int32_t>(row));
@@ -97,18 +97,18 @@ std::vector<float> LogitsOf(FusedRun& run, const FusedCase& c, int64_t row) {
   return run.ListedLogits(listed);
 }
 
-/// Half a last place of bf16 from 2^(y - k), and the two of fp32 that 2^x may be off.
-void ExpectPower(float power, float logit, float log2_scale, int32_t k) {
+/// Allows half a unit in the last place of bf16 for 2^(y - k), and two of fp32 for 2^x.
+void ExpectExponential(float exponential, float logit, float log2_scale, int32_t k) {
   const double exact =
       std::exp2(static_cast<double>(std::fma(logit, log2_scale, -static_cast<float>(k))));
-  const double off = 0x1p-21 * exact + 0x1p-126;  // below that 2^x is 0
-  ASSERT_NEAR(power, exact, off + HalfUlp(exact + off, Dtype::kBf16)) << "logit " << logit;
+  const double off = 0x1p-21 * exact + 0x1p-126;  // 2^x is 0 below
+  ASSERT_NEAR(exponential, exact, off + HalfUlp(exact + off, Dtype::kBf16)) << "logit " << logit;
 }
 
-/// Powers and exponents of the first rows, some in the middle and the last.
+/// Compares exponentials and exponents of the first row, some in the middle and the last.
 void ExpectExponentialsOfTheLogits(const FusedCase& c) {
   FusedRun run(c);
-  const KeptRun kept = Keep(c, run);
+  const CachedRun cache = Cache(c, run);
   const int64_t step = std::max<int64_t>(1, c.num_rows / 5);
   for (int64_t i = 0; i < c.num_rows + step; i += step) {
     const int64_t row = std::min(i, c.num_rows - 1);
@@ -116,20 +116,20 @@ void ExpectExponentialsOfTheLogits(const FusedCase& c) {
                                       << c.hidden_size << ", vocab " << c.vocab_size);
     const std::vector<float> logits = LogitsOf(run, c, row);
     const float log2_scale = kernels::Log2Scale(c.temperatures[static_cast<size_t>(row)]);
-    for (int64_t tile = 0; tile < kept.row_tiles; ++tile) {
+    for (int64_t tile = 0; tile < cache.row_tiles; ++tile) {
       const int32_t exponent =
-          kept.partials.sums[static_cast<size_t>(kept.partials.layout.At(row, tile))].exponent;
+          cache.partials.sums[static_cast<size_t>(cache.partials.layout.At(row, tile))].exponent;
       const bool is_real =
           exponent != kernels::kEmptyExponent && exponent != kernels::kNonfiniteExponent;
-      ASSERT_EQ(kept.Exponent(row, tile), is_real ? exponent : kernels::kEmptyExponent)
+      ASSERT_EQ(cache.Exponent(row, tile), is_real ? exponent : kernels::kEmptyExponent)
           << "tile " << tile;
       for (int64_t column = 0; column < kTileColumns; ++column) {
         const int64_t id = tile * kTileColumns + column;
         if (id >= c.vocab_size) {
-          ASSERT_EQ(kept.Bits(row, tile, column), 0) << "id " << id;
+          ASSERT_EQ(cache.Bits(row, tile, column), 0) << "id " << id;
         } else {
-          ExpectPower(kept.Power(row, tile, column), logits[static_cast<size_t>(id)], log2_scale,
-                      is_real ? exponent : 0);
+          ExpectExponential(cache.Exponential(row, tile, column), logits[static_cast<size_t>(id)],
+                            log2_scale, is_real ? exponent : 0);
         }
       }
     }
@@ -138,7 +138,7 @@ void ExpectExponentialsOfTheLogits(const FusedCase& c) {
 
 class FusedExponentialsTest : public HopperTest {};
 
-TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
+TEST_F(FusedExponentialsTest, MatchTheLogitsForAnyNumberOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300, 1'100}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       ExpectExponentialsOfTheLogits(
@@ -147,7 +147,7 @@ TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsAtEveryCountOfRows) {
   }
 }
 
-TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsInEveryVocabularyAndHiddenSize) {
+TEST_F(FusedExponentialsTest, MatchTheLogitsForAnyVocabularyAndHiddenSize) {
   for (const int64_t vocab : {1, 191, 192, 193, 1'000}) {
     for (const int64_t hidden : {8, 64, 72, 896}) {
       ExpectExponentialsOfTheLogits(MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab}));
@@ -155,7 +155,7 @@ TEST_F(FusedExponentialsTest, AreThoseOfTheLogitsInEveryVocabularyAndHiddenSize)
   }
 }
 
-TEST_F(FusedExponentialsTest, AreThoseOfTransformedAndPeakedLogitsAtTemperaturesOfTheirOwn) {
+TEST_F(FusedExponentialsTest, MatchTransformedAndPeakedLogitsAtTheRowsTemperatures) {
   for (const double stddev : {3.0, 50.0}) {
     for (const float softcap : {0.0F, 20.0F}) {
       FusedCase c =
@@ -170,7 +170,7 @@ TEST_F(FusedExponentialsTest, AreThoseOfTransformedAndPeakedLogitsAtTemperatures
   }
 }
 
-TEST_F(FusedExponentialsTest, MaskedLogitsAndTilesHaveThePowerZero) {
+TEST_F(FusedExponentialsTest, MaskedLogitsAndTilesHaveTheExponentialZero) {
   FusedCase c = MakeFusedCase({.rows = 9, .hidden = 64, .vocab = 600});
   c.bias.assign(600, 0.0F);
   const float mask = -std::numeric_limits<float>::infinity();
@@ -178,43 +178,43 @@ TEST_F(FusedExponentialsTest, MaskedLogitsAndTilesHaveThePowerZero) {
   c.bias[3] = mask;
   FusedRun run(c);
 
-  const KeptRun kept = Keep(c, run);
+  const CachedRun cache = Cache(c, run);
 
   for (int64_t row = 0; row < 9; ++row) {
-    EXPECT_EQ(kept.Bits(row, 0, 3), 0);
-    EXPECT_EQ(kept.Exponent(row, 1), kernels::kEmptyExponent);
+    EXPECT_EQ(cache.Bits(row, 0, 3), 0);
+    EXPECT_EQ(cache.Exponent(row, 1), kernels::kEmptyExponent);
     for (int64_t column = 0; column < kTileColumns; ++column) {
-      ASSERT_EQ(kept.Bits(row, 1, column), 0) << "row " << row << ", column " << column;
+      ASSERT_EQ(cache.Bits(row, 1, column), 0) << "row " << row << ", column " << column;
     }
   }
   ExpectExponentialsOfTheLogits(c);
 }
 
-TEST_F(FusedExponentialsTest, ARowThatIsNotFiniteStaysAlone) {
+TEST_F(FusedExponentialsTest, ANonfiniteRowDoesNotAffectOthers) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 300});
   FusedRun clean_run(c);
-  const KeptRun clean = Keep(c, clean_run);
+  const CachedRun clean = Cache(c, clean_run);
   FusedCase bad = c;
   bad.hidden[33 * 64 + 5] = std::numeric_limits<float>::quiet_NaN();
   FusedRun run(bad);
 
-  const KeptRun kept = Keep(bad, run);
+  const CachedRun cache = Cache(bad, run);
 
   for (int64_t row = 0; row < 70; ++row) {
     for (int64_t id = 0; id < 2 * kTileColumns; ++id) {
       const int64_t tile = id / kTileColumns;
       const int64_t column = id % kTileColumns;
       if (row == 33 && id < 300) {
-        ASSERT_TRUE(std::isnan(kept.Power(row, tile, column))) << id;
+        ASSERT_TRUE(std::isnan(cache.Exponential(row, tile, column))) << id;
       } else {
-        ASSERT_EQ(kept.Bits(row, tile, column), clean.Bits(row, tile, column)) << row;
+        ASSERT_EQ(cache.Bits(row, tile, column), clean.Bits(row, tile, column)) << row;
       }
     }
   }
-  EXPECT_EQ(kept.Exponent(33, 0), kernels::kEmptyExponent);
+  EXPECT_EQ(cache.Exponent(33, 0), kernels::kEmptyExponent);
 }
 
-TEST_F(FusedExponentialsTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
+TEST_F(FusedExponentialsTest, CachingDoesNotChangeTheBitsOfThePartials) {
   for (const int64_t rows : {1, 64, 128, 300, 1'100}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       for (const bool transforms : {false, true}) {
@@ -227,7 +227,7 @@ TEST_F(FusedExponentialsTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
         }
         FusedRun run(c);
 
-        const ShardPartials with = Keep(c, run).partials;
+        const ShardPartials with = Cache(c, run).partials;
 
         ExpectSamePartials(with, WithoutSquares(run.PartialsOf({})));
       }
@@ -235,72 +235,74 @@ TEST_F(FusedExponentialsTest, ThePartialsBesideHaveTheBitsThatTheyHaveWithout) {
   }
 }
 
-/// Powers relative to the exponents of one tile, against those relative to each tile's own.
-void ExpectExponentialsAtTheLevelOf(const FusedCase& c, int64_t level_tile, int64_t& num_above) {
+/// Compares exponentials relative to the exponent of one tile with those relative to each tile's
+/// own.
+void ExpectExponentialsRelativeTo(const FusedCase& c, int64_t reference_tile, int64_t& num_above) {
   FusedRun run(c);
-  const KeptRun plain = Keep(c, run);
-  std::vector<kernels::TileSums> levels;
+  const CachedRun plain = Cache(c, run);
+  std::vector<kernels::TileSums> references;
   for (int64_t row = 0; row < c.num_rows; ++row) {
     const kernels::PartialLayout& layout = plain.partials.layout;
-    levels.push_back(plain.partials.sums[static_cast<size_t>(layout.At(row, level_tile))]);
+    references.push_back(plain.partials.sums[static_cast<size_t>(layout.At(row, reference_tile))]);
   }
 
-  const KeptRun leveled = Keep(c, run, {}, 0, levels);
+  const CachedRun rebased = Cache(c, run, {}, 0, references);
 
-  ExpectSamePartials(leveled.partials, plain.partials);
+  ExpectSamePartials(rebased.partials, plain.partials);
   for (int64_t row = 0; row < c.num_rows; ++row) {
-    const int32_t level = levels[static_cast<size_t>(row)].exponent;
+    const int32_t reference = references[static_cast<size_t>(row)].exponent;
     for (int64_t tile = 0; tile < plain.row_tiles; ++tile) {
       const int32_t exponent = plain.Exponent(row, tile);
       const bool is_real = exponent != kernels::kEmptyExponent;
-      const bool is_above = level == kernels::kEmptyExponent ||
-                            int64_t{exponent} - level > int64_t{kernels::kReferenceReach};
+      const bool is_above = reference == kernels::kEmptyExponent ||
+                            int64_t{exponent} - reference > int64_t{kernels::kReferenceReach};
       num_above += is_real && is_above ? 1 : 0;
       const bool is_scaled = is_real && !is_above;
-      ASSERT_EQ(leveled.Exponent(row, tile), is_scaled ? level : exponent) << "tile " << tile;
+      ASSERT_EQ(rebased.Exponent(row, tile), is_scaled ? reference : exponent) << "tile " << tile;
       for (int64_t column = 0; column < kTileColumns; ++column) {
-        const float power = plain.Power(row, tile, column);
-        const float wanted = is_scaled ? std::ldexp(power, exponent - level) : power;
-        if (std::fabs(wanted) < 0x1p-120F) continue;  // there bits are lost, or all
-        ASSERT_EQ(leveled.Power(row, tile, column), wanted)
+        const float exponential = plain.Exponential(row, tile, column);
+        const float expected =
+            is_scaled ? std::ldexp(exponential, exponent - reference) : exponential;
+        if (std::fabs(expected) < 0x1p-120F) continue;  // denormal or zero: bits are lost
+        ASSERT_EQ(rebased.Exponential(row, tile, column), expected)
             << "row " << row << ", tile " << tile << ", column " << column;
       }
     }
   }
 }
 
-TEST_F(FusedExponentialsTest, PowersAtALevelAreThoseOfTheTileTimesAPowerOfTwo) {
+TEST_F(FusedExponentialsTest, AReferenceExponentScalesExponentialsByAPowerOfTwo) {
   int64_t num_above = 0;
   for (const bool transforms : {false, true}) {
     FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 3});
     if (transforms) c.transform = {.scale = 0.5F, .softcap = 20.0F};
-    ExpectExponentialsAtTheLevelOf(c, 0, num_above);
-    ExpectExponentialsAtTheLevelOf(c, 5, num_above);
+    ExpectExponentialsRelativeTo(c, 0, num_above);
+    ExpectExponentialsRelativeTo(c, 5, num_above);
   }
   EXPECT_EQ(num_above, 0);
 }
 
-TEST_F(FusedExponentialsTest, TilesFarAboveTheLevelOrOfRowsWithoutOneKeepTheirOwnExponent) {
+TEST_F(FusedExponentialsTest, TilesFarAboveTheReferenceOrWithoutOneKeepTheirOwnExponent) {
   FusedCase c = MakeFusedCase({.rows = 140, .hidden = 72, .vocab = 1'000, .logit_stddev = 60});
   int64_t num_above = 0;
-  ExpectExponentialsAtTheLevelOf(c, 3, num_above);
+  ExpectExponentialsRelativeTo(c, 3, num_above);
   EXPECT_GT(num_above, 0);
 
   c.bias.assign(1'000, 0.0F);
   std::fill(c.bias.begin(), c.bias.begin() + kTileColumns, -std::numeric_limits<float>::infinity());
   num_above = 0;
-  ExpectExponentialsAtTheLevelOf(c, 0, num_above);
+  ExpectExponentialsRelativeTo(c, 0, num_above);
   EXPECT_EQ(num_above, 140 * 5);
 }
 
-TEST_F(FusedExponentialsTest, ExponentialsOfAShardAreThoseOfTheWholeAndNothingElseIsWritten) {
+TEST_F(FusedExponentialsTest, AShardHasTheExponentialsOfTheWholeAndWritesNothingElse) {
   const FusedCase c = MakeFusedCase({.rows = 130, .hidden = 64, .vocab = 1'000});
   FusedRun run(c);
-  const KeptRun whole = Keep(c, run);
+  const CachedRun whole = Cache(c, run);
   for (const ShardTiles& tiles : {ShardTiles{0, 1}, ShardTiles{2, 5}, ShardTiles{5, 6}}) {
     const int64_t num_tiles = tiles.end - tiles.begin;
 
-    const KeptRun shard = Keep(c, run, tiles, 2);
+    const CachedRun shard = Cache(c, run, tiles, 2);
 
     for (int64_t row = 0; row <= 130; ++row) {
       for (int64_t tile = 0; tile < num_tiles + 2; ++tile) {
@@ -310,7 +312,7 @@ TEST_F(FusedExponentialsTest, ExponentialsOfAShardAreThoseOfTheWholeAndNothingEl
             << "row " << row << ", tile " << tile;
         for (int64_t column = 0; column < kTileColumns; ++column) {
           ASSERT_EQ(shard.Bits(row, tile, column),
-                    is_written ? whole.Bits(row, tiles.begin + tile, column) : kPowerPoison)
+                    is_written ? whole.Bits(row, tiles.begin + tile, column) : kExponentialPoison)
               << "row " << row << ", tile " << tile << ", column " << column;
         }
       }
@@ -318,24 +320,25 @@ TEST_F(FusedExponentialsTest, ExponentialsOfAShardAreThoseOfTheWholeAndNothingEl
   }
 }
 
-// What the forward pass keeps is what the backward pass reads: half a last place of bf16 apart.
-TEST_F(FusedExponentialsTest, CachedGradientsComeAsNearAsThePowers) {
+// The backward pass reads what the forward pass caches: the error is half a unit in the last place
+// of bf16.
+TEST_F(FusedExponentialsTest, CachedGradientsAreAsAccurateAsTheExponentials) {
   GradientCase c = MakeGradientCase({.rows = 130, .hidden = 72, .vocab = 1'000});
   const GradientRun gradient_run(c);
   FusedRun run(c.head);
-  const KeptRun kept = Keep(c.head, run);
+  const CachedRun cache = Cache(c.head, run);
   std::vector<kernels::RowGradient> rows = gradient_run.constants();
   for (size_t row = 0; row < rows.size(); ++row) {
-    const kernels::LogitEntry largest = kernels::LogitEntryOf(kept.partials.max_keys[row]);
+    const kernels::LogitEntry largest = kernels::LogitEntryOf(cache.partials.max_keys[row]);
     const auto exponent = [&](float logit) {
       return std::fma(logit, rows[row].log2_scale, -rows[row].log2_sum);
     };
     rows[row].max_column = largest.id;
     rows[row].max_exponent = exponent(largest.logit);
-    rows[row].target_exponent = exponent(kept.partials.target_logits[row]);
+    rows[row].target_exponent = exponent(cache.partials.target_logits[row]);
   }
-  const DeviceArray<uint16_t> exponentials(kept.exponentials);
-  const DeviceArray<int32_t> exponents(kept.exponents);
+  const DeviceArray<uint16_t> exponentials(cache.exponentials);
+  const DeviceArray<int32_t> exponents(cache.exponents);
   const DeviceArray<kernels::RowGradient> row_array(rows);
   const DeviceArray<uint16_t> gradients(
       std::vector<uint16_t>(size_t{130} * 6 * kTileColumns, kGradientPoison));
@@ -360,7 +363,8 @@ TEST_F(FusedExponentialsTest, CachedGradientsComeAsNearAsThePowers) {
     const size_t column = i % (6 * kTileColumns);
     const double p = column < 1'000 ? gradient_run.truth()[row].softmax.p[column] : 0.0;
     const double logits_gradient = FromBits(from_logits[i], Dtype::kBf16);
-    // Of the terms that a power's 2^-8 weighs, p's factor and the entropy's, neither is above 10.
+    // The error of 2^-8 of an exponential is multiplied by p's factor and the entropy's; both are
+    // at most 10.
     ASSERT_NEAR(FromBits(from_exponentials[i], Dtype::kBf16), logits_gradient,
                 10 * p * 0x1p-7 + 2 * HalfUlp(1.1 * logits_gradient, Dtype::kBf16))
         << "row " << row << ", column " << column;

@@ -39,7 +39,7 @@ void AddMeanLogitWeights(GradientCase& c) {
   }
 }
 
-/// Bits of one row.
+/// Returns the bits of one row.
 std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const GradientCase& c,
                             int64_t row) {
   const int64_t columns = c.num_tiles() * kTileColumns;
@@ -49,7 +49,7 @@ std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const Gradie
 
 class FusedGradientTest : public HopperTest {};
 
-TEST_F(FusedGradientTest, MatchesTheTruthAtEveryCountOfRows) {
+TEST_F(FusedGradientTest, MatchesTheTruthForAnyNumberOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300}) {
     for (const Dtype dtype : kDtypes) {
       ExpectTrueGradients(
@@ -58,7 +58,7 @@ TEST_F(FusedGradientTest, MatchesTheTruthAtEveryCountOfRows) {
   }
 }
 
-TEST_F(FusedGradientTest, MatchesTheTruthInEveryVocabularyAndHiddenSize) {
+TEST_F(FusedGradientTest, MatchesTheTruthForAnyVocabularyAndHiddenSize) {
   for (const int64_t vocab : {1, 191, 192, 193, 1'000}) {
     for (const int64_t hidden : {8, 64, 72, 896}) {
       for (const Dtype dtype : kDtypes) {
@@ -69,7 +69,7 @@ TEST_F(FusedGradientTest, MatchesTheTruthInEveryVocabularyAndHiddenSize) {
   }
 }
 
-TEST_F(FusedGradientTest, MatchesTheTruthForFlatAndPeakedRowsAtTemperaturesOfTheirOwn) {
+TEST_F(FusedGradientTest, MatchesTheTruthForFlatAndPeakedRowsAtTheRowsTemperatures) {
   for (const double stddev : {0.5, 10.0, 20.0}) {
     GradientCase c =
         MakeGradientCase({.rows = 20, .hidden = 64, .vocab = 700, .logit_stddev = stddev});
@@ -91,7 +91,7 @@ TEST_F(FusedGradientTest, MatchesTheTruthForEachUpstreamGradientAlone) {
   }
 }
 
-TEST_F(FusedGradientTest, GoesThroughScaleBiasAndCap) {
+TEST_F(FusedGradientTest, AppliesScaleBiasAndCap) {
   for (const bool with_bias : {false, true}) {
     for (const float scale : {1.0F, 0.0625F, -0.5F}) {
       for (const float softcap : {0.0F, 5.0F, 30.0F}) {
@@ -105,7 +105,7 @@ TEST_F(FusedGradientTest, GoesThroughScaleBiasAndCap) {
   }
 }
 
-TEST_F(FusedGradientTest, MeanLogitWeightsCarryTheMeanLogits) {
+TEST_F(FusedGradientTest, AppliesTheMeanLogitWeights) {
   for (const float softcap : {0.0F, 10.0F}) {
     GradientCase c = MakeGradientCase({.rows = 140, .hidden = 72, .vocab = 1'000});
     c.head.transform.softcap = softcap;
@@ -114,16 +114,16 @@ TEST_F(FusedGradientTest, MeanLogitWeightsCarryTheMeanLogits) {
   }
 }
 
-TEST_F(FusedGradientTest, Fp32RowsComeAsTerms) {
+TEST_F(FusedGradientTest, MultipliesFp32RowsAsBf16Splits) {
   GradientCase c = MakeGradientCase({.rows = 140, .hidden = 200, .vocab = 500, .is_f32 = true});
-  c.dot_error = 2e-5;  // two terms hold a value to 2^-17
+  c.dot_error = 2e-5;  // two splits represent a value to 2^-17
   ExpectTrueGradients(c);
 }
 
 TEST_F(FusedGradientTest, LargeLogitsKeepTheirDifferences) {
   for (const float shift : {7e4F, -7e4F}) {
     GradientCase c = MakeGradientCase({.rows = 5, .hidden = 64, .vocab = 500});
-    c.dot_error = 0;  // eighths, which fp32 holds with the shift added
+    c.dot_error = 0;  // eighths: exact in fp32 even after the shift
     for (float& value : c.head.hidden) value = std::round(value);
     for (float& value : c.head.weight) value = std::round(value * 8) / 8;
     c.head.bias.assign(500, shift);
@@ -135,13 +135,13 @@ TEST_F(FusedGradientTest, ATargetOfAnotherShardAddsNothing) {
   for (const bool transforms : {false, true}) {
     GradientCase c = MakeGradientCase({.rows = 4, .hidden = 64, .vocab = 300});
     if (transforms) AddMeanLogitWeights(c);
-    // Before the shard, in the padding of its last tile, behind that, far away.
+    // Targets before the shard, in the padding of its last tile, after that, and far away.
     c.head.targets = {-1, 301, 384, 1 << 20};
     ExpectTrueGradients(c);
   }
 }
 
-TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
+TEST_F(FusedGradientTest, ARowHasTheSameBitsForAnyNumberAndOrderOfRows) {
   for (const bool transforms : {false, true}) {
     GradientCase all = MakeGradientCase({.rows = 300, .hidden = 320, .vocab = 500});
     if (transforms) {
@@ -157,7 +157,7 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
       const std::vector<int64_t> rows(shuffled.begin(),
                                       shuffled.begin() + static_cast<int64_t>(count));
 
-      const GradientCase some = CompactRows(all, rows);
+      const GradientCase some = SelectRows(all, rows);
       const std::vector<uint16_t> gradients = GradientRun(some).Run();
 
       for (size_t i = 0; i < count; ++i) {
@@ -168,7 +168,7 @@ TEST_F(FusedGradientTest, ARowIsTheSameAtEveryCountAndPlaceOfRows) {
   }
 }
 
-TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSame) {
+TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSameBits) {
   for (const bool transforms : {false, true}) {
     for (const Dtype dtype : kDtypes) {
       GradientCase c =
@@ -190,7 +190,7 @@ TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSame) {
   }
 }
 
-TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
+TEST_F(FusedGradientTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
   constexpr int64_t kRows = 1'200;
   const GradientCase c = MakeGradientCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   const GradientRun run(c);
@@ -200,7 +200,7 @@ TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
     const std::vector<uint16_t> some = run.Run({}, {.choice = choice, .row_count = count});
     const auto end = some.begin() + count * columns;
     EXPECT_TRUE(std::equal(some.begin(), end, truth.begin())) << count << " rows";
-    // Whole clusters of tiles are computed, and no others.
+    // Exactly the clusters that contain computed rows are written.
     const int64_t cluster_rows = kernels::ClusterRows(choice.tile);
     const int64_t computed = (count + cluster_rows - 1) / cluster_rows * cluster_rows;
     EXPECT_TRUE(std::all_of(some.begin() + std::min(computed, kRows) * columns, some.end(),
@@ -218,7 +218,7 @@ TEST_F(FusedGradientTest, OfACountInDeviceMemoryTheFirstRowsAreTheSame) {
   }
 }
 
-TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSame) {
+TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSameBits) {
   for (const bool transforms : {false, true}) {
     for (const int64_t rows : {3, 200}) {
       GradientCase c = MakeGradientCase({.rows = rows, .hidden = 72, .vocab = 2'000});
@@ -235,8 +235,8 @@ TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSame) {
   }
 }
 
-// Whole block tiles are read where the buffer has room: with what earlier batches left there.
-TEST_F(FusedGradientTest, RowsThatStandBehindTheLastDoNotShow) {
+// Whole block tiles are read if the buffer has room, including what earlier batches left there.
+TEST_F(FusedGradientTest, RowsAfterTheLastOneDoNotAffectTheResult) {
   for (const int64_t rows : {1, 65, 129}) {
     const GradientCase c = MakeGradientCase({.rows = rows, .hidden = 320, .vocab = 500});
 
@@ -244,7 +244,7 @@ TEST_F(FusedGradientTest, RowsThatStandBehindTheLastDoNotShow) {
   }
 }
 
-TEST_F(FusedGradientTest, ARowThatIsNotFiniteStaysAlone) {
+TEST_F(FusedGradientTest, ANonfiniteRowDoesNotAffectOthers) {
   for (const bool transforms : {false, true}) {
     GradientCase c = MakeGradientCase({.rows = 70, .hidden = 64, .vocab = 600});
     if (transforms) AddMeanLogitWeights(c);
@@ -267,7 +267,7 @@ TEST_F(FusedGradientTest, ARowThatIsNotFiniteStaysAlone) {
   }
 }
 
-TEST_F(FusedGradientTest, MaskedColumnsHaveNone) {
+TEST_F(FusedGradientTest, MaskedColumnsHaveNoGradient) {
   GradientCase c = MakeGradientCase({.rows = 70, .hidden = 64, .vocab = 600});
   c.head.bias.assign(600, 0.0F);
   for (size_t i = 0; i < 600; i += 2) {
@@ -287,7 +287,7 @@ TEST_F(FusedGradientTest, MaskedColumnsHaveNone) {
   ExpectNearTruth(c, run.truth(), gradients);
 }
 
-TEST_F(FusedGradientTest, RefusesWhatItCannotServe) {
+TEST_F(FusedGradientTest, RefusesBrokenBounds) {
   const GradientCase c = MakeGradientCase({.rows = 2, .hidden = 64, .vocab = 400});
   const GradientRun run(c);
   const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(size_t{2} * 3 * kTileColumns + 8));

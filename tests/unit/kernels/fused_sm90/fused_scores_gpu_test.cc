@@ -24,14 +24,14 @@ TEST_F(FusedScoresTest, MatchTheTruthAtVocabularyEdges) {
   }
 }
 
-TEST_F(FusedScoresTest, MatchTheTruthAtEveryCountOfRows) {
+TEST_F(FusedScoresTest, MatchTheTruthForAnyNumberOfRows) {
   for (const int64_t rows : {1, 7, 15, 26, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 1'025}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 128, .vocab = 500});
     ExpectNearTruth(c, RunFused(c));
   }
 }
 
-TEST_F(FusedScoresTest, MatchTheTruthAtEveryHiddenSize) {
+TEST_F(FusedScoresTest, MatchTheTruthForAnyHiddenSize) {
   for (const int64_t hidden : {1, 8, 31, 70, 123, 896, 2'880, 4'095}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       const FusedCase c =
@@ -41,9 +41,9 @@ TEST_F(FusedScoresTest, MatchTheTruthAtEveryHiddenSize) {
   }
 }
 
-TEST_F(FusedScoresTest, NoRowsAreNoWork) {
+TEST_F(FusedScoresTest, NoRowsDoNothing) {
   FusedCase c = MakeFusedCase({.rows = 1});
-  c = CompactRows(c, {});
+  c = SelectRows(c, {});
   FusedRun run(c);
   run.Enqueue();
   EXPECT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
@@ -62,10 +62,10 @@ TEST_F(FusedScoresTest, TransformsAreScaleThenBiasThenCap) {
   }
 }
 
-TEST_F(FusedScoresTest, TemperaturesAreARowsOwn) {
+TEST_F(FusedScoresTest, EachRowHasItsOwnTemperature) {
   FusedCase c = MakeFusedCase({.rows = 9, .hidden = 128, .vocab = 700});
   c.temperatures = {1e-3F, 1e-2F, 0.1F, 0.7F, 1.0F, 1.5F, 10.0F, 100.0F, 1e3F};
-  // At 1e-3 a logit's own error counts a thousandfold.
+  // A temperature of 1e-3 multiplies the error of a logit by a thousand.
   ExpectNearTruth(c, RunFused(c), {.logprob = 2e-2, .entropy = 2e-3});
 }
 
@@ -105,11 +105,11 @@ TEST_F(FusedScoresTest, OneDominantLogitGivesZeroLogprobAndEntropy) {
   }
 }
 
-TEST_F(FusedScoresTest, VeryLowAndVeryHighLogitsLoseNothing) {
+TEST_F(FusedScoresTest, VeryLowAndVeryHighLogitsLoseNoAccuracy) {
   for (const float shift : {-90.0F, -200.0F, -1e4F, -7e4F, 7e4F}) {
     FusedCase c = MakeFusedCase({.rows = 5, .hidden = 64, .vocab = 500});
     c.bias.assign(500, shift);
-    // Adding the shift rounds each logit to its own last place.
+    // Adding the shift rounds each logit in its last place.
     const double error = 2 * std::abs(static_cast<double>(shift)) * 6e-8 + 1e-4;
     ExpectNearTruth(c, RunFused(c), {.logprob = error, .entropy = 2 * error});
   }
@@ -134,12 +134,12 @@ TEST_F(FusedScoresTest, ATargetThatNoTileHoldsIsNotWritten) {
   const FusedScores outside = RunFused(c);
   EXPECT_EQ(outside.entropy, inside.entropy);
   EXPECT_EQ(outside.logprob[3], inside.logprob[3]);
-  for (size_t row = 0; row < 3; ++row) {  // the poison is still there
+  for (size_t row = 0; row < 3; ++row) {  // the poison is unchanged
     EXPECT_NEAR(outside.logprob[row], -12'345.5F - outside.lse[row], 1e-2F);
   }
 }
 
-TEST_F(FusedScoresTest, MaskedTokensTakeNoPart) {
+TEST_F(FusedScoresTest, MaskedTokensAreIgnored) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 600});
   c.bias.assign(600, 0.0F);
   for (size_t i = 0; i < 600; i += 2) c.bias[i] = -std::numeric_limits<float>::infinity();
@@ -154,7 +154,7 @@ TEST_F(FusedScoresTest, MaskedTokensTakeNoPart) {
   }
 }
 
-TEST_F(FusedScoresTest, NanAndInfinityStayOnTheirRow) {
+TEST_F(FusedScoresTest, NanAndInfinityAffectOnlyTheirRow) {
   const FusedCase clean = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 600});
   const FusedScores expected = RunFused(clean);
   for (const float bad :
@@ -176,7 +176,7 @@ TEST_F(FusedScoresTest, NanAndInfinityStayOnTheirRow) {
   }
 }
 
-TEST_F(FusedScoresTest, BrokenBoundsAreRefused) {
+TEST_F(FusedScoresTest, RefuseBrokenBounds) {
   kernels::FusedPartialsParams params;
   params.num_rows = 1;
   EXPECT_EQ(kernels::LaunchFusedPartials(params, nullptr), cudaErrorInvalidValue);

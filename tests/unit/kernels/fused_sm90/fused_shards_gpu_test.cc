@@ -15,7 +15,7 @@ constexpr int64_t kVocab = 5'000;  // 27 tiles, the last one partly filled
 const std::vector<std::vector<ShardTiles>> kCuts = {
     {{0, 27}}, {{0, 14}, {14, 27}}, {{0, 1}, {1, 4}, {4, 5}, {5, 26}, {26, 27}}};
 
-/// Biases that tell columns apart, a cap, and an entropy temperature.
+/// Makes a case with a different bias per column, a cap and an entropy temperature.
 FusedCase MakeCaseOfEverything(int64_t rows) {
   FusedCase c = MakeFusedCase({.rows = rows, .hidden = 72, .vocab = kVocab});
   c.transform = {.scale = 0.5F, .softcap = 20.0F};
@@ -33,7 +33,7 @@ void ExpectSameSums(const kernels::TileSums& a, const kernels::TileSums& b) {
 
 class FusedShardsTest : public HopperTest {};
 
-TEST_F(FusedShardsTest, AShardGivesThePartialsOfItsTilesInTheWhole) {
+TEST_F(FusedShardsTest, AShardHasThePartialsOfTheWholeHead) {
   for (const int64_t rows : {1, 70, 300, 600}) {
     const FusedCase c = MakeCaseOfEverything(rows);
     FusedRun run(c);
@@ -61,7 +61,7 @@ TEST_F(FusedShardsTest, AShardGivesThePartialsOfItsTilesInTheWhole) {
   }
 }
 
-TEST_F(FusedShardsTest, TargetsAndExtremesOfShardsJoinToThoseOfTheWhole) {
+TEST_F(FusedShardsTest, TargetsAndExtremesOfShardsCombineToThoseOfTheWhole) {
   for (const int64_t rows : {1, 70, 600}) {
     const FusedCase c = MakeCaseOfEverything(rows);
     FusedRun run(c);

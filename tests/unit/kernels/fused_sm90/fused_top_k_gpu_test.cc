@@ -15,7 +15,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Every logit of `row`, with the kernel's bits.
+/// Returns every logit of `row`, with the bits of the kernel.
 std::vector<float> AllLogits(FusedRun& run, const FusedCase& c, int64_t row) {
   FusedRun::Listed listed;
   listed.rows.assign(static_cast<size_t>(c.vocab_size), static_cast<int32_t>(row));
@@ -54,14 +54,14 @@ void ExpectBest(const FusedCase& c, int32_t top_k, int64_t workspace_rows = 1 <<
 
 class FusedTopKTest : public HopperTest {};
 
-TEST_F(FusedTopKTest, FindsTheBestAtEveryCountOfRowsAndPlaces) {
+TEST_F(FusedTopKTest, FindsTheBestForAnyNumberOfRowsAndAnyK) {
   for (const int64_t rows : {1, 7, 64, 65, 129, 600, 1'300}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 128, .vocab = 5'000});
     for (const int32_t top_k : {1, 5, 20, 128}) ExpectBest(c, top_k);
   }
 }
 
-TEST_F(FusedTopKTest, FindsTheBestInEveryVocabularyAndHiddenSize) {
+TEST_F(FusedTopKTest, FindsTheBestForAnyVocabularyAndHiddenSize) {
   for (const int64_t vocab : {1, 64, 191, 192, 193, 383, 1'000, 30'001}) {
     for (const int64_t hidden : {1, 31, 70, 896}) {
       const FusedCase c = MakeFusedCase({.rows = 9, .hidden = hidden, .vocab = vocab});
@@ -70,10 +70,11 @@ TEST_F(FusedTopKTest, FindsTheBestInEveryVocabularyAndHiddenSize) {
   }
 }
 
-TEST_F(FusedTopKTest, FindsTheBestInEveryDtypeAndTransform) {
+TEST_F(FusedTopKTest, FindsTheBestForAnyDtypeAndTransform) {
   for (const bool is_f32 : {false, true}) {
     for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
-      if (is_f32 && dtype == kernels::Dtype::kF16) continue;  // not multiplied as terms
+      if (is_f32 && dtype == kernels::Dtype::kF16)
+        continue;  // fp32 rows are not split for an fp16 head
       FusedCase c = MakeFusedCase(
           {.rows = 200, .hidden = 200, .vocab = 3'000, .dtype = dtype, .is_f32 = is_f32});
       ExpectBest(c, 20);
@@ -86,14 +87,14 @@ TEST_F(FusedTopKTest, FindsTheBestInEveryDtypeAndTransform) {
   }
 }
 
-// A row of zeros has its k best in its first columns, though every tile's maximum is the same.
+// A row of zeros has its k best in its first columns, although all tiles have the same maximum.
 TEST_F(FusedTopKTest, EqualLogitsGoToTheLowestIds) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 2'000});
   std::fill(c.hidden.begin(), c.hidden.end(), 0.0F);
   for (const int32_t top_k : {1, 20, 128}) ExpectBest(c, top_k);
 }
 
-TEST_F(FusedTopKTest, ATileMayHoldThemAll) {
+TEST_F(FusedTopKTest, OneTileCanHoldTheWholeList) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 4'000});
   c.bias.assign(4'000, 0.0F);
   std::fill(c.bias.begin() + 5 * kernels::kTileColumns, c.bias.begin() + 6 * kernels::kTileColumns,
@@ -108,7 +109,7 @@ TEST_F(FusedTopKTest, LogitsOfMinusInfinityComeLast) {
   ExpectBest(c, 20);
 }
 
-TEST_F(FusedTopKTest, ARowThatIsNotFiniteStaysAlone) {
+TEST_F(FusedTopKTest, ANonfiniteRowDoesNotAffectOthers) {
   FusedCase c = MakeFusedCase({.rows = 8, .hidden = 64, .vocab = 1'000});
   const FusedCase healthy = c;
   const int64_t bytes = ScratchBytes(c, 8, 5);
@@ -125,19 +126,19 @@ TEST_F(FusedTopKTest, ARowThatIsNotFiniteStaysAlone) {
   }
 }
 
-TEST_F(FusedTopKTest, ScratchForFewRowsGivesTheSame) {
+TEST_F(FusedTopKTest, ScratchForFewRowsGivesTheSameLists) {
   const FusedCase c = MakeFusedCase({.rows = 300, .hidden = 128, .vocab = 3'000});
   for (const int64_t rows : {1, 7, 100, 299}) ExpectBest(c, 20, rows);
 }
 
-TEST_F(FusedTopKTest, ALargeVocabularyHasMoreTilesThanABlockHasThreads) {
+TEST_F(FusedTopKTest, FindsTheBestAmongMoreTilesThanABlockHasThreads) {
   for (const int64_t vocab : {200'000, 1 << 20}) {
     const FusedCase c = MakeFusedCase({.rows = 3, .hidden = 8, .vocab = vocab});
     for (const int32_t top_k : {20, 128}) ExpectBest(c, top_k);
   }
 }
 
-TEST_F(FusedTopKTest, AListIsTheSameAtEveryCountOfRows) {
+TEST_F(FusedTopKTest, AListIsTheSameForAnyNumberOfRows) {
   const FusedCase all = MakeFusedCase({.rows = 1'300, .hidden = 320, .vocab = 3'000});
   constexpr int32_t kTopK = 20;
   FusedRun whole(all);
@@ -145,7 +146,7 @@ TEST_F(FusedTopKTest, AListIsTheSameAtEveryCountOfRows) {
   for (const int64_t count : {1, 7, 64, 77, 200, 1'000}) {
     std::vector<int64_t> rows(static_cast<size_t>(count));
     std::iota(rows.begin(), rows.end(), 3);
-    const FusedCase some = CompactRows(all, rows);
+    const FusedCase some = SelectRows(all, rows);
     FusedRun run(some);
     const auto begin = truth.begin() + 3 * kTopK;
     EXPECT_EQ(run.TopK(kTopK, ScratchBytes(some, count, kTopK)),
@@ -154,7 +155,7 @@ TEST_F(FusedTopKTest, AListIsTheSameAtEveryCountOfRows) {
   }
 }
 
-TEST_F(FusedTopKTest, RefusesWhatItCannotServe) {
+TEST_F(FusedTopKTest, RefusesBrokenBounds) {
   const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
   FusedRun run(c);
   const DeviceArray<float> tile_max(std::vector<float>(6));

@@ -15,9 +15,9 @@ namespace {
 using kernels::kTileColumns;
 using kernels::RowGradient;
 
-/// Elements before the first row and behind the last that are not to be written.
+/// Elements before the first row and after the last, which must not be written.
 constexpr int64_t kGuard = 512;
-/// Elements behind the tiles of a row, likewise.
+/// Elements after the tiles of a row, which must not be written.
 constexpr int64_t kMoreStride = 8;
 
 GradientRowTruth RowTruthOf(const FusedCase& c, int64_t row) {
@@ -37,15 +37,15 @@ double GradientScale(const FusedCase& c, size_t row) {
   return static_cast<double>(c.transform.scale) / static_cast<double>(c.temperatures[row]);
 }
 
-/// NaN beyond the vocabulary: it is not to show.
+/// Pads with NaN beyond the vocabulary, which must not affect results.
 std::vector<float> PaddedToTiles(std::vector<float> values, int64_t num_tiles) {
   values.resize(static_cast<size_t>(num_tiles * kTileColumns),
                 std::numeric_limits<float>::quiet_NaN());
   return values;
 }
 
-/// Of a logit before temperature, as fp32 arithmetic makes it of a dot product that is `dot_error`
-/// off.
+/// Bounds the error of a logit before temperature, computed in fp32 from a dot product with the
+/// error `dot_error`.
 double LogitError(const FusedCase& c, double dot, int64_t column, double dot_error) {
   if (dot_error == 0) return 0;
   constexpr double kRounding = 0x1p-23;
@@ -74,9 +74,9 @@ GradientCase MakeGradientCase(const FusedCaseSizes& sizes) {
   return c;
 }
 
-GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows) {
+GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows) {
   GradientCase chosen = all;
-  chosen.head = CompactRows(all.head, rows);
+  chosen.head = SelectRows(all.head, rows);
   chosen.upstream.clear();
   for (const int64_t row : rows) chosen.upstream.push_back(all.upstream[static_cast<size_t>(row)]);
   return chosen;
@@ -146,7 +146,7 @@ std::vector<uint16_t> GradientRun::Run(const TileCuts& cuts, const FusedAsk& ask
       ++num_stray;
     }
   }
-  EXPECT_EQ(num_stray, 0) << "elements written outside of the gradients";
+  EXPECT_EQ(num_stray, 0) << "elements were written outside the gradients";
   return gradients;
 }
 

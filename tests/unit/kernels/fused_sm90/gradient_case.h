@@ -11,28 +11,28 @@
 
 namespace logprobd::testing {
 
-/// What gradients hold before a run: NaN in bf16 and in fp16.
+/// Initial content of gradients: NaN in bf16 and in fp16.
 inline constexpr uint16_t kGradientPoison = 0x7FB7;
 
-/// A head and rows with gradients of their scores.
+/// A head, and rows with upstream gradients.
 struct GradientCase {
   FusedCase head;
   std::vector<ScoreGradients> upstream;   ///< [num_rows]
   std::vector<float> mean_logit_weights;  ///< [vocab_size], or empty
-  /// Error of a dot product over the row's largest, as ExpectNearTruth has it for logits. 0: fp32
-  /// holds dot products and logits exactly.
+  /// Error of a dot product relative to the row's largest. 0: dot products and logits are exact in
+  /// fp32.
   double dot_error = 4e-6;
 
   int64_t num_tiles() const;
 };
 
-/// Upstream gradients of every kind, but of the mean logit.
+/// Makes a case with upstream gradients of every kind except the mean logit.
 GradientCase MakeGradientCase(const FusedCaseSizes& sizes);
 
-/// The rows of `all` named by `rows`, in that order.
+/// Returns the rows of `all` that `rows` lists, in that order.
 GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows);
 
-/// A row in double, of the exact values.
+/// A row in double precision, from the exact values.
 struct GradientRowTruth {
   std::vector<double> dots;
   std::vector<double> logits;  ///< Before temperature.
@@ -40,22 +40,22 @@ struct GradientRowTruth {
 };
 std::vector<GradientRowTruth> TruthOf(const GradientCase& c);
 
-/// The rows' constants, from the truth's lse and entropy.
+/// Returns the constants of the rows, from the exact lse and entropy.
 std::vector<kernels::RowGradient> ConstantsOf(const GradientCase& c,
                                               const std::vector<GradientRowTruth>& truth);
 
-/// Tiles of each launch, by their borders; empty: all in one.
+/// Boundaries of the launches, in tiles; empty: one launch.
 using TileCuts = std::vector<int64_t>;
 
-/// A case in device memory. Rows of room hold NaN and may be read.
+/// A case in device memory. `rows_of_room` additional hidden rows hold NaN and may be read.
 class GradientRun {
  public:
   explicit GradientRun(const GradientCase& c, int64_t rows_of_room = 0);
 
-  /// All that a launch over some tiles needs, but gradients and their stride.
+  /// Returns the parameters of a launch over some tiles, without gradients and their stride.
   kernels::FusedGradientParams Params(const ShardTiles& tiles = {}) const;
 
-  /// Gradients [num_rows, tiles * 192], as bits; the test fails where anything else is written.
+  /// Returns the bits of the gradients [num_rows, tiles * 192]. A write elsewhere fails the test.
   std::vector<uint16_t> Run(const TileCuts& cuts = {}, const FusedAsk& ask = {}) const;
 
   const std::vector<GradientRowTruth>& truth() const { return truth_; }
@@ -71,12 +71,12 @@ class GradientRun {
   DeviceArray<float> mean_logit_weights_;
 };
 
-/// Compares every column with the truth: half a last place of the element apart, and what logits in
-/// fp32 cost. Columns beyond the vocabulary are 0.
+/// Compares every column with the truth. Allows half a unit in the last place of the element and
+/// the error of fp32 logits. Columns beyond the vocabulary must be 0.
 void ExpectNearTruth(const GradientCase& c, const std::vector<GradientRowTruth>& truth,
                      const std::vector<uint16_t>& gradients);
 
-/// Runs a case and compares.
+/// Runs a case and compares it with the truth.
 void ExpectTrueGradients(const GradientCase& c);
 
 }  // namespace logprobd::testing

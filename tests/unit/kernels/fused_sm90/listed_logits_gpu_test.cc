@@ -10,7 +10,7 @@ namespace {
 
 class ListedLogitsTest : public HopperTest {};
 
-/// Each row with its own target.
+/// Lists each row with its own target.
 FusedRun::Listed Targets(const FusedCase& c) {
   FusedRun::Listed listed;
   for (int64_t row = 0; row < c.num_rows; ++row) {
@@ -20,7 +20,8 @@ FusedRun::Listed Targets(const FusedCase& c) {
   return listed;
 }
 
-// mma.sync and wgmma are different instructions: that they round alike is what this test is for.
+// mma.sync and wgmma are different instructions; this test verifies that they round in the same
+// way.
 TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernel) {
   for (const int64_t hidden : {1, 8, 16, 31, 70, 123, 896, 2'880, 4'095}) {
     for (const double stddev : {3.0, 20.0}) {
@@ -37,7 +38,7 @@ TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernel) {
   }
 }
 
-TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernelForTermsAndTransforms) {
+TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernelForSplitsAndTransforms) {
   FusedCase c = MakeFusedCase({.rows = 100, .hidden = 200, .vocab = 1'000, .is_f32 = true});
   c.transform = {.scale = 0.5F, .softcap = 20.0F};
   c.bias.assign(1'000, 0.25F);
@@ -46,7 +47,7 @@ TEST_F(ListedLogitsTest, HaveTheBitsOfTheFusedKernelForTermsAndTransforms) {
   EXPECT_EQ(run.ListedLogits(Targets(c)), run.TargetLogits());
 }
 
-TEST_F(ListedLogitsTest, PairsOfOtherRowsAreLeftAlone) {
+TEST_F(ListedLogitsTest, PairsOfOtherRowsAreNotWritten) {
   const FusedCase c = MakeFusedCase({.rows = 4, .hidden = 64, .vocab = 500});
   FusedRun run(c);
   const std::vector<float> all =
@@ -58,7 +59,7 @@ TEST_F(ListedLogitsTest, PairsOfOtherRowsAreLeftAlone) {
   EXPECT_EQ(some, (std::vector<float>{kPoison, all[0], all[1], all[2], all[3], kPoison, all[5]}));
 }
 
-TEST_F(ListedLogitsTest, IdsOfOtherTilesAreLeftAlone) {
+TEST_F(ListedLogitsTest, IdsOfOtherTilesAreNotWritten) {
   FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 700});
   c.bias.assign(700, 0.0F);
   c.bias[200] = 3.0F;
@@ -73,7 +74,7 @@ TEST_F(ListedLogitsTest, IdsOfOtherTilesAreLeftAlone) {
   EXPECT_EQ(second_tile, (std::vector<float>{kPoison, all[1], all[2], all[3], kPoison}));
 }
 
-TEST_F(ListedLogitsTest, RefusesWhatItCannotServe) {
+TEST_F(ListedLogitsTest, RefusesBrokenBounds) {
   const FusedCase c = MakeFusedCase({.rows = 2, .hidden = 64, .vocab = 400});
   FusedRun run(c);
   const DeviceArray<int32_t> ids(std::vector<int32_t>{0});

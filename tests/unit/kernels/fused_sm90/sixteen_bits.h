@@ -9,12 +9,12 @@
 
 namespace logprobd::testing {
 
-/// `value` rounded to bf16 or fp16, as bits.
+/// Returns the bits of `value`, rounded to bf16 or fp16.
 inline uint16_t ToBits(float value, kernels::Dtype dtype) {
   return dtype == kernels::Dtype::kBf16 ? ToBf16(value) : ToF16(value);
 }
 
-/// The value of a bf16 or a finite fp16.
+/// Returns the value of a bf16 or a finite fp16.
 inline float FromBits(uint16_t bits, kernels::Dtype dtype) {
   if (dtype == kernels::Dtype::kBf16)
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 const std::vector<double> kLogits = {0.0, std::log(2.0), std::log(5.0)};
 const double kEntropy = std::log(8.0) - (2 * std::log(2.0) + 5 * std::log(5.0)) / 8;
 
-TEST(RowReferenceTest, GivesTheValuesWorkedOutByHand) {
+TEST(RowReferenceTest, MatchesValuesComputedByHand) {
   const RowReference row =
       ScoreRowReference(kLogits, {.target = 1, .top_k = 2, .candidate_ids = {0, 2}});
 
@@ -42,7 +42,7 @@ TEST(RowReferenceTest, TemperatureDividesTheLogits) {
   EXPECT_EQ(row.max_logit, kLogits[2]);  // before temperature
 }
 
-TEST(RowReferenceTest, TheEntropyMayHaveATemperatureOfItsOwn) {
+TEST(RowReferenceTest, TheEntropyCanHaveItsOwnTemperature) {
   const RowReference row = ScoreRowReference(
       kLogits, {.temperature = 0.5, .entropy_temperature = 1, .candidate_ids = {}});
 

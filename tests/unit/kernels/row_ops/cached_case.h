@@ -20,40 +20,41 @@
 #include "tests/unit/kernels/common/gradient_truth.h"
 #include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
 
-// Rows of logits whose exponentials were kept, their gradients in double, and the kernel's.
+// Rows of logits whose exponentials are cached, their gradients in double precision, and runs of
+// the kernel.
 namespace logprobd::kernels::cached_case {
 
 using logprobd::testing::DeviceArray;
 using logprobd::testing::RowSoftmax;
 using logprobd::testing::ScoreGradients;
 
-inline constexpr double kScale = 0.75;  // of the head
-/// What outputs hold before a run: NaN in bf16 and in fp16.
+inline constexpr double kScale = 0.75;  // scale of the head
+/// Initial content of outputs: NaN in bf16 and in fp16.
 inline constexpr uint16_t kPoison = 0x7FB7;
 
-struct KeptRow {
+struct CachedRow {
   std::vector<float> logits;  ///< [vocab], before temperature, after the cap.
   float temperature = 1;
   int64_t target = 0;
   ScoreGradients upstream;
 };
 
-struct KeptCase {
+struct CachedCase {
   int64_t vocab_size = 0;
   float softcap = 0;
-  std::vector<KeptRow> rows;
+  std::vector<CachedRow> rows;
 
   int64_t row_tiles() const { return NumTiles(vocab_size); }
 };
 
-/// Random logits; targets over the vocabulary, upstream gradients of every kind.
-inline KeptCase MakeKeptCase(int64_t num_rows, int64_t vocab_size, double stddev,
-                             float softcap = 0) {
+/// Makes random logits, targets over the whole vocabulary and upstream gradients of every kind.
+inline CachedCase MakeCachedCase(int64_t num_rows, int64_t vocab_size, double stddev,
+                                 float softcap = 0) {
   std::mt19937 random(static_cast<uint32_t>(num_rows * 7 + vocab_size));
   std::normal_distribution<double> normal(0, stddev);
-  KeptCase c = {.vocab_size = vocab_size, .softcap = softcap, .rows = {}};
+  CachedCase c = {.vocab_size = vocab_size, .softcap = softcap, .rows = {}};
   for (int64_t i = 0; i < num_rows; ++i) {
-    KeptRow row;
+    CachedRow row;
     row.temperature = 0.5F * static_cast<float>(1 + i % 4);
     row.target = i * 191 % vocab_size;
     row.upstream = {.lse = 0.1 * static_cast<double>(i % 3), .logprob = -1.25, .entropy = 0.5};
@@ -66,9 +67,9 @@ inline KeptCase MakeKeptCase(int64_t num_rows, int64_t vocab_size, double stddev
   return c;
 }
 
-inline float ScaleOf(const KeptRow& row) { return Log2Scale(row.temperature); }
+inline float ScaleOf(const CachedRow& row) { return Log2Scale(row.temperature); }
 
-inline RowSoftmax SoftmaxOf(const KeptRow& row) {
+inline RowSoftmax SoftmaxOf(const CachedRow& row) {
   std::vector<double> x;
   for (const float logit : row.logits) {
     x.push_back(static_cast<double>(logit) * static_cast<double>(ScaleOf(row)) * kLn2);
@@ -76,15 +77,15 @@ inline RowSoftmax SoftmaxOf(const KeptRow& row) {
   return RowSoftmax(x);
 }
 
-/// What the forward pass keeps of a case.
-struct Kept {
+/// The cache that the forward pass writes for a case.
+struct Cache {
   std::vector<uint16_t> exponentials;  ///< [rows, row_tiles, 192] of bf16
   std::vector<int32_t> exponents;      ///< [rows, row_tiles]
 };
 
-inline Kept CacheExponentials(const KeptCase& c) {
-  Kept kept;
-  for (const KeptRow& row : c.rows) {
+inline Cache CacheExponentials(const CachedCase& c) {
+  Cache cache;
+  for (const CachedRow& row : c.rows) {
     for (int64_t tile = 0; tile < c.row_tiles(); ++tile) {
       std::vector<float> logits;
       for (int64_t j = tile * kTileColumns; j < (tile + 1) * kTileColumns; ++j) {
@@ -97,20 +98,20 @@ inline Kept CacheExponentials(const KeptCase& c) {
       }
       const int32_t k = TileExponent(largest, ScaleOf(row));
       const bool is_real = k != kEmptyExponent && k != kNonfiniteExponent;
-      kept.exponents.push_back(is_real ? k : kEmptyExponent);
+      cache.exponents.push_back(is_real ? k : kEmptyExponent);
       for (const float logit : logits) {
         const float exponent =
             std::fma(logit, ScaleOf(row), is_real ? -static_cast<float>(k) : 0.0F);
-        kept.exponentials.push_back(
+        cache.exponentials.push_back(
             testing::ToBf16(exponent < -126.0F ? 0.0F : std::exp2(exponent)));
       }
     }
   }
-  return kept;
+  return cache;
 }
 
-/// The constants of a row, with target and largest logit.
-inline RowGradient ConstantsOf(const KeptRow& row) {
+/// Returns the gradient constants of a row, with its target and its largest logit.
+inline RowGradient ConstantsOf(const CachedRow& row) {
   const RowSoftmax truth = SoftmaxOf(row);
   RowGradient constants =
       RowGradientOf(testing::UpstreamOf(row.upstream), truth.lse, truth.entropy, ScaleOf(row),
@@ -129,32 +130,32 @@ inline RowGradient ConstantsOf(const KeptRow& row) {
   return constants;
 }
 
-inline std::vector<RowGradient> ConstantsOf(const KeptCase& c) {
+inline std::vector<RowGradient> ConstantsOf(const CachedCase& c) {
   std::vector<RowGradient> rows;
-  for (const KeptRow& row : c.rows) rows.push_back(ConstantsOf(row));
+  for (const CachedRow& row : c.rows) rows.push_back(ConstantsOf(row));
   return rows;
 }
 
-/// How to launch: tiles, half-open, all by default; the rows' places, one after another by default.
-struct KeptAsk {
+/// How to launch. By default all tiles, and rows in the order of the cache.
+struct CachedAsk {
   Dtype dtype = Dtype::kBf16;
   int64_t tile_begin = 0;
   int64_t tile_end = std::numeric_limits<int64_t>::max();
   std::vector<int64_t> cached_rows = {};
   int64_t more_stride = 0;
-  std::optional<int64_t> row_count = {};  ///< As the kernel reads it; by default there is none.
+  std::optional<int64_t> row_count = {};  ///< Content of row_count; by default row_count is null.
 };
 
-/// A case's exponentials in device memory.
-class KeptRun {
+/// The exponentials of a case in device memory.
+class CachedRun {
  public:
-  explicit KeptRun(const KeptCase& c)
+  explicit CachedRun(const CachedCase& c)
       : case_(c),
-        kept_(CacheExponentials(c)),
-        exponentials_(kept_.exponentials),
-        exponents_(kept_.exponents) {}
+        cache_(CacheExponentials(c)),
+        exponentials_(cache_.exponentials),
+        exponents_(cache_.exponents) {}
 
-  CachedGradientsParams Params(const KeptAsk& ask) const {
+  CachedGradientsParams Params(const CachedAsk& ask) const {
     CachedGradientsParams params;
     params.num_rows = static_cast<int64_t>(case_.rows.size());
     params.exponentials = reinterpret_cast<const __nv_bfloat16*>(exponentials_.data());
@@ -168,8 +169,8 @@ class KeptRun {
     return params;
   }
 
-  /// Gradients [rows + 1, stride] of the rows with these constants; the last row is poison; waits.
-  std::vector<uint16_t> Run(const std::vector<RowGradient>& rows, const KeptAsk& ask = {}) const {
+  /// Returns the gradients [rows + 1, stride] for these constants; the last row is poison. Waits.
+  std::vector<uint16_t> Run(const std::vector<RowGradient>& rows, const CachedAsk& ask = {}) const {
     CachedGradientsParams params = Params(ask);
     params.num_rows = static_cast<int64_t>(rows.size());
     const DeviceArray<RowGradient> row_array(rows);
@@ -187,21 +188,22 @@ class KeptRun {
   }
 
  private:
-  const KeptCase& case_;
-  const Kept kept_;
+  const CachedCase& case_;
+  const Cache cache_;
   DeviceArray<uint16_t> exponentials_;
   DeviceArray<int32_t> exponents_;
 };
 
-/// Compares every column of the rows with the truth; those beyond the vocabulary are 0.
-inline void ExpectNearTruth(const KeptCase& c, const std::vector<uint16_t>& gradients,
+/// Compares every column of the rows with the truth; columns beyond the vocabulary must be 0.
+inline void ExpectNearTruth(const CachedCase& c, const std::vector<uint16_t>& gradients,
                             Dtype dtype) {
-  // A power is rounded to half a last place of bf16, 2^-8 of it at most; its logit then too.
-  constexpr double kPowerError = 0x1p-8;
+  // An exponential is rounded to bf16, a relative error of at most 2^-8; so is the logit that the
+  // kernel derives from it.
+  constexpr double kExponentialError = 0x1p-8;
   constexpr double kFp32Error = 0x1p-21;
   const int64_t stride = c.row_tiles() * kTileColumns;
   for (size_t i = 0; i < c.rows.size(); ++i) {
-    const KeptRow& row = c.rows[i];
+    const CachedRow& row = c.rows[i];
     const RowSoftmax truth = SoftmaxOf(row);
     const RowGradient constants = ConstantsOf(row);
     const double gradient_scale = kScale / static_cast<double>(row.temperature);
@@ -215,7 +217,7 @@ inline void ExpectNearTruth(const KeptCase& c, const std::vector<uint16_t>& grad
       const auto column = static_cast<size_t>(j);
       const testing::ColumnPart part = {.is_target = j == row.target};
       const bool is_exact = part.is_target || j == constants.max_column;
-      const double log_error = is_exact ? 0.0 : kPowerError;
+      const double log_error = is_exact ? 0.0 : kExponentialError;
       double slope = 1;
       double slope_error = 0;
       if (c.softcap > 0) {
@@ -227,10 +229,10 @@ inline void ExpectNearTruth(const KeptCase& c, const std::vector<uint16_t>& grad
       }
       const double exact = testing::TextbookGradient(truth, column, row.upstream, part);
       const double error = testing::GradientError(truth, column, row.upstream, part, log_error);
-      const double wanted = gradient_scale * slope * exact;
+      const double expected = gradient_scale * slope * exact;
       const double off = gradient_scale * ((std::fabs(slope) + slope_error) * error +
                                            slope_error * std::fabs(exact));
-      ASSERT_NEAR(gradient, wanted, off + testing::HalfUlp(std::fabs(wanted) + off, dtype))
+      ASSERT_NEAR(gradient, expected, off + testing::HalfUlp(std::fabs(expected) + off, dtype))
           << "row " << i << ", column " << j << ", vocabulary " << c.vocab_size << ", p "
           << truth.p[column];
     }

@@ -13,62 +13,63 @@
 namespace logprobd::kernels {
 namespace {
 
-using namespace cached_case;  // NOLINT: the words of these tests
+using namespace cached_case;  // NOLINT: helpers of these tests
 
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16};
 
 class CachedGradientsTest : public testing::GpuTest {};
 
-void ExpectTruth(const KeptCase& c) {
+void ExpectTruth(const CachedCase& c) {
   const std::vector<RowGradient> rows = ConstantsOf(c);
   for (const Dtype dtype : kDtypes) {
-    ExpectNearTruth(c, KeptRun(c).Run(rows, {.dtype = dtype}), dtype);
+    ExpectNearTruth(c, CachedRun(c).Run(rows, {.dtype = dtype}), dtype);
   }
 }
 
-// Columns at the edges of a tile, and more tiles than a block takes at once, 8, and in all, 16.
+// Columns at the edges of a tile, and more tiles than a block processes at once (8) and in total
+// (32).
 TEST_F(CachedGradientsTest, MatchTheTruthAtVocabularyEdges) {
   for (const int64_t vocab : {1, 191, 192, 193, 1'000, 1'537, 3'072, 3'073, 6'200}) {
-    ExpectTruth(MakeKeptCase(5, vocab, 3));
+    ExpectTruth(MakeCachedCase(5, vocab, 3));
   }
 }
 
 TEST_F(CachedGradientsTest, MatchTheTruthForFlatAndPeakedRows) {
-  for (const double stddev : {0.0, 1.0, 20.0, 100.0}) ExpectTruth(MakeKeptCase(9, 1'000, stddev));
+  for (const double stddev : {0.0, 1.0, 20.0, 100.0}) ExpectTruth(MakeCachedCase(9, 1'000, stddev));
 }
 
 TEST_F(CachedGradientsTest, MatchTheTruthForEachUpstreamGradientAlone) {
-  KeptCase c = MakeKeptCase(6, 700, 3);
+  CachedCase c = MakeCachedCase(6, 700, 3);
   for (const ScoreGradients& upstream :
        {ScoreGradients{.lse = 1.5}, ScoreGradients{.logprob = 1}, ScoreGradients{.entropy = 1}}) {
-    for (KeptRow& row : c.rows) row.upstream = upstream;
+    for (CachedRow& row : c.rows) row.upstream = upstream;
     ExpectTruth(c);
   }
 }
 
-TEST_F(CachedGradientsTest, MatchTheTruthWhereTheLseIsLarge) {
+TEST_F(CachedGradientsTest, MatchTheTruthForALargeLse) {
   for (const float offset : {7e4F, -7e4F}) {
-    KeptCase c = MakeKeptCase(4, 500, 3);
-    for (KeptRow& row : c.rows) {
+    CachedCase c = MakeCachedCase(4, 500, 3);
+    for (CachedRow& row : c.rows) {
       for (float& logit : row.logits) logit += offset;
     }
     ExpectTruth(c);
   }
 }
 
-TEST_F(CachedGradientsTest, ACapsSlopeIsTheLogits) {
-  for (const float softcap : {5.0F, 30.0F}) ExpectTruth(MakeKeptCase(8, 700, 10, softcap));
+TEST_F(CachedGradientsTest, MatchTheTruthWithACap) {
+  for (const float softcap : {5.0F, 30.0F}) ExpectTruth(MakeCachedCase(8, 700, 10, softcap));
 }
 
-// 1 - p is below what a power's rounding would leave of it.
-TEST_F(CachedGradientsTest, ATargetThatIsNearlyCertainKeepsItsSmallGradient) {
-  KeptCase c = MakeKeptCase(1, 1'000, 0);
+// 1 - p is smaller than the rounding error of a cached exponential.
+TEST_F(CachedGradientsTest, ANearlyCertainTargetKeepsItsSmallGradient) {
+  CachedCase c = MakeCachedCase(1, 1'000, 0);
   c.rows[0].temperature = 1;
   c.rows[0].target = 333;
   c.rows[0].logits[333] = std::log(999e4F) + 0.01F;  // not a power of two
   c.rows[0].upstream = {.logprob = 1};
 
-  const std::vector<uint16_t> gradients = KeptRun(c).Run(ConstantsOf(c));
+  const std::vector<uint16_t> gradients = CachedRun(c).Run(ConstantsOf(c));
 
   const double rest = 1 - SoftmaxOf(c.rows[0]).p[333];
   ASSERT_NEAR(rest, 1e-4, 2e-6);
@@ -76,33 +77,34 @@ TEST_F(CachedGradientsTest, ATargetThatIsNearlyCertainKeepsItsSmallGradient) {
   ExpectTruth(c);
 }
 
-TEST_F(CachedGradientsTest, ALargestLogitThatIsNearlyCertainKeepsItsSmallGradient) {
-  KeptCase c = MakeKeptCase(1, 1'000, 0);
+TEST_F(CachedGradientsTest, ANearlyCertainLargestLogitKeepsItsSmallGradient) {
+  CachedCase c = MakeCachedCase(1, 1'000, 0);
   c.rows[0].temperature = 1;
   c.rows[0].target = 7;
   c.rows[0].logits[777] = std::log(999e4F) + 0.01F;
   c.rows[0].upstream = {.entropy = 1};
 
-  const std::vector<uint16_t> gradients = KeptRun(c).Run(ConstantsOf(c));
+  const std::vector<uint16_t> gradients = CachedRun(c).Run(ConstantsOf(c));
 
   const RowSoftmax truth = SoftmaxOf(c.rows[0]);
-  const double wanted = kScale * testing::TextbookGradient(truth, 777, c.rows[0].upstream, {});
-  ASSERT_LT(std::fabs(wanted), 2e-3);  // p's rounding to bf16 alone would be up to 4e-3
-  EXPECT_NEAR(testing::FromBits(gradients[777], Dtype::kBf16), wanted, 0.01 * std::fabs(wanted));
+  const double expected = kScale * testing::TextbookGradient(truth, 777, c.rows[0].upstream, {});
+  ASSERT_LT(std::fabs(expected), 2e-3);  // p's rounding to bf16 alone would be up to 4e-3
+  EXPECT_NEAR(testing::FromBits(gradients[777], Dtype::kBf16), expected,
+              0.01 * std::fabs(expected));
   ExpectTruth(c);
 }
 
-TEST_F(CachedGradientsTest, ExponentialsOfZeroHaveNoGradientButTheTargets) {
+TEST_F(CachedGradientsTest, ExponentialsOfZeroHaveNoGradientExceptTheTargets) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  KeptCase c = MakeKeptCase(3, 600, 1);
-  for (KeptRow& row : c.rows) {
+  CachedCase c = MakeCachedCase(3, 600, 1);
+  for (CachedRow& row : c.rows) {
     row.upstream = {.lse = 1, .logprob = 2, .entropy = 3};
     row.target = 192;
     std::fill(row.logits.begin() + 192, row.logits.begin() + 384, -kInfinity);  // a whole tile
     row.logits[5] = -kInfinity;
     row.logits[6] = -1'000.0F;
   }
-  const std::vector<uint16_t> gradients = KeptRun(c).Run(ConstantsOf(c));
+  const std::vector<uint16_t> gradients = CachedRun(c).Run(ConstantsOf(c));
 
   for (size_t i = 0; i < c.rows.size(); ++i) {
     const auto at = [&](size_t column) {
@@ -116,12 +118,12 @@ TEST_F(CachedGradientsTest, ExponentialsOfZeroHaveNoGradientButTheTargets) {
   ExpectTruth(c);
 }
 
-TEST_F(CachedGradientsTest, ARowThatIsNotFiniteStaysAlone) {
-  KeptCase c = MakeKeptCase(3, 400, 3);
-  const std::vector<uint16_t> clean = KeptRun(c).Run(ConstantsOf(c));
+TEST_F(CachedGradientsTest, ANonfiniteRowDoesNotAffectOthers) {
+  CachedCase c = MakeCachedCase(3, 400, 3);
+  const std::vector<uint16_t> clean = CachedRun(c).Run(ConstantsOf(c));
   c.rows[1].logits[100] = std::numeric_limits<float>::quiet_NaN();
 
-  const std::vector<uint16_t> gradients = KeptRun(c).Run(ConstantsOf(c));
+  const std::vector<uint16_t> gradients = CachedRun(c).Run(ConstantsOf(c));
 
   constexpr size_t kStride = 3 * kTileColumns;
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -135,14 +137,14 @@ TEST_F(CachedGradientsTest, ARowThatIsNotFiniteStaysAlone) {
   }
 }
 
-TEST_F(CachedGradientsTest, RowsAreFoundAtTheirKeptPlaces) {
-  const KeptCase c = MakeKeptCase(7, 500, 3);
+TEST_F(CachedGradientsTest, ReadsEachRowFromItsCachedRow) {
+  const CachedCase c = MakeCachedCase(7, 500, 3);
   const std::vector<RowGradient> all = ConstantsOf(c);
-  const KeptRun run(c);
+  const CachedRun run(c);
   const std::vector<uint16_t> truth = run.Run(all);
   const std::vector<int64_t> row_indices = {6, 0, 3, 3, 5};
   std::vector<RowGradient> rows;
-  for (const int64_t place : row_indices) rows.push_back(all[static_cast<size_t>(place)]);
+  for (const int64_t index : row_indices) rows.push_back(all[static_cast<size_t>(index)]);
 
   const std::vector<uint16_t> gradients = run.Run(rows, {.cached_rows = row_indices});
 
@@ -154,10 +156,10 @@ TEST_F(CachedGradientsTest, RowsAreFoundAtTheirKeptPlaces) {
   }
 }
 
-TEST_F(CachedGradientsTest, RowsBehindACountInDeviceMemoryAreNotWritten) {
-  const KeptCase c = MakeKeptCase(7, 500, 3);
+TEST_F(CachedGradientsTest, RowsBeyondTheRowCountAreNotWritten) {
+  const CachedCase c = MakeCachedCase(7, 500, 3);
   const std::vector<RowGradient> rows = ConstantsOf(c);
-  const KeptRun run(c);
+  const CachedRun run(c);
   const std::vector<uint16_t> all = run.Run(rows);
   constexpr int64_t kStride = 3 * kTileColumns;
   for (const int64_t count : {0, 1, 5, 7}) {
@@ -170,10 +172,10 @@ TEST_F(CachedGradientsTest, RowsBehindACountInDeviceMemoryAreNotWritten) {
   }
 }
 
-TEST_F(CachedGradientsTest, SomeTilesHaveTheBitsOfAllAndNothingElseIsWritten) {
-  const KeptCase c = MakeKeptCase(3, 20 * kTileColumns - 5, 3);
+TEST_F(CachedGradientsTest, ARangeOfTilesHasTheBitsOfTheWholeAndWritesNothingElse) {
+  const CachedCase c = MakeCachedCase(3, 20 * kTileColumns - 5, 3);
   const std::vector<RowGradient> rows = ConstantsOf(c);
-  const KeptRun run(c);
+  const CachedRun run(c);
   const std::vector<uint16_t> all = run.Run(rows);
   const int64_t all_stride = 20 * kTileColumns;
   const std::vector<std::vector<int64_t>> ranges = {{0, 1}, {2, 5}, {3, 20}, {19, 20}, {1, 18}};
@@ -188,19 +190,20 @@ TEST_F(CachedGradientsTest, SomeTilesHaveTheBitsOfAllAndNothingElseIsWritten) {
       const int64_t row = i / stride;
       const int64_t column = i % stride;
       const bool is_written = row < 3 && column < columns;
-      const int64_t place = row * all_stride + range[0] * kTileColumns + column;
+      const int64_t source = row * all_stride + range[0] * kTileColumns + column;
       ASSERT_EQ(some[static_cast<size_t>(i)],
-                is_written ? all[static_cast<size_t>(place)] : kPoison)
+                is_written ? all[static_cast<size_t>(source)] : kPoison)
           << "row " << row << ", column " << column << " of tiles from " << range[0];
     }
   }
 }
 
-// A grid has 65,535 rows; those beyond it lie in further planes, the last of them not full.
-TEST_F(CachedGradientsTest, MoreRowsThanAGridHasAreAllWritten) {
-  const KeptCase c = MakeKeptCase(7, 100, 3);
+// grid.y is at most 65,535; further rows are in further planes of the grid, the last one partly
+// filled.
+TEST_F(CachedGradientsTest, WritesMoreRowsThanGridYHas) {
+  const CachedCase c = MakeCachedCase(7, 100, 3);
   const std::vector<RowGradient> few = ConstantsOf(c);
-  const KeptRun run(c);
+  const CachedRun run(c);
   const std::vector<uint16_t> truth = run.Run(few);
   for (const int64_t num_rows : {65'535, 65'536, 131'071}) {
     std::vector<RowGradient> rows;
@@ -222,8 +225,8 @@ TEST_F(CachedGradientsTest, MoreRowsThanAGridHasAreAllWritten) {
 }
 
 TEST_F(CachedGradientsTest, RefusesBrokenBounds) {
-  const KeptCase c = MakeKeptCase(2, 500, 3);
-  const KeptRun run(c);
+  const CachedCase c = MakeCachedCase(2, 500, 3);
+  const CachedRun run(c);
   const DeviceArray<RowGradient> rows(ConstantsOf(c));
   const DeviceArray<uint16_t> gradients(std::vector<uint16_t>(size_t{3} * 3 * kTileColumns));
   const auto launch_with = [&](const auto& change) {

@@ -55,7 +55,7 @@ TEST_F(RowLossTest, IsTheSumOfTheScoresTimesTheirWeights) {
   }
 }
 
-TEST_F(RowLossTest, AllScoresHaveTheirPart) {
+TEST_F(RowLossTest, EveryKindOfScoreContributes) {
   const DeviceArray<float> scores(std::vector<float>{1, 2, 3});
   const DeviceArray<float> weights(std::vector<float>{1, 10, 100});
   const DeviceArray<float> loss(std::vector<float>(1));
@@ -69,20 +69,20 @@ TEST_F(RowLossTest, AllScoresHaveTheirPart) {
   EXPECT_EQ(loss.Read()[0], 4 * 321.0F);
 }
 
-TEST_F(RowLossTest, OneWeightMayServeAllRows) {
+TEST_F(RowLossTest, BroadcastsOneWeightToAllRows) {
   const DeviceArray<float> scores(std::vector<float>{1, 2, 4});
   const DeviceArray<float> weight(std::vector<float>{-0.5F});
   EXPECT_EQ(LossOf(3, scores, weight, 0), -3.5F);
 }
 
-TEST_F(RowLossTest, AScoreOfWeightZeroHasNoPartThoughItBeNan) {
+TEST_F(RowLossTest, SkipsAScoreOfWeightZeroEvenIfItIsNan) {
   const DeviceArray<float> scores(
       std::vector<float>{1, std::numeric_limits<float>::quiet_NaN(), 4});
   const DeviceArray<float> weights(std::vector<float>{1, 0, 1});
   EXPECT_EQ(LossOf(3, scores, weights, 1), 5.0F);
 }
 
-TEST_F(RowLossTest, OfNoRowsIsZero) {
+TEST_F(RowLossTest, NoRowsGiveALossOfZero) {
   const DeviceArray<float> none(std::vector<float>(1));
   EXPECT_EQ(LossOf(0, none, none, 1), 0.0F);
 }

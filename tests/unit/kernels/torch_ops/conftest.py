@@ -1,4 +1,5 @@
-"""The operator of this build, from the source tree; on the GPU where LINEAR_LOGPROB_DEVICE=cuda."""
+"""Tests run with this build's library and the Python package of the source tree. LINEAR_LOGPROB_DEVICE=cuda runs
+them on a GPU."""
 
 import os
 import pathlib
@@ -17,7 +18,7 @@ DEVICE = os.environ.get("LINEAR_LOGPROB_DEVICE", "cpu")
 if DEVICE != "cpu":
     torch.set_default_device(DEVICE)
 elif not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
-    collect_ignore_glob = ["test_*.py"]  # without CUDA the operator is not built by itself
+    collect_ignore_glob = ["test_*.py"]  # The operator is built by default only with CUDA.
 
 sys.path[:0] = [
     str(ROOT / "kernels" / "torch_ops" / "python"),

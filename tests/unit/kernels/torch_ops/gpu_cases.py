@@ -1,4 +1,4 @@
-"""What the tests that need a GPU compute."""
+"""Inputs of the tests that need a GPU."""
 
 import torch
 from linear_logprob_reference import seeded

@@ -1,9 +1,9 @@
-"""Inputs for tests of gradients, and the double reference's."""
+"""Inputs for tests of gradients, and scores and gradients of the fp64 reference."""
 
 from typing import NamedTuple
 
 import torch
-from linear_logprob_reference import reference, seeded
+from linear_logprob_reference import reference, requested, seeded
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
@@ -12,7 +12,7 @@ OUTPUTS = ("logprob", "entropy", "lse", "mean_logit")
 # Relative Frobenius errors.
 DOUBLE_ERROR_MAX = 1e-10
 SIXTEEN_BIT_ERROR_MAX = 4e-3
-# Of linear_logprob, for cases of 11 rows and 200 columns.
+# Options of linear_logprob for cases of 11 rows and 200 columns.
 OPTIONS = {
     "plain": {},
     "softcap": {"softcap": 7.0},
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, seed=0) -> Case:
-    """Logits of standard deviation 1, a flat row, to spread_max, a peaked one."""
+    """Rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
     generator = seeded(seed)
     spread = torch.linspace(1, spread_max, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
@@ -60,14 +60,14 @@ def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, 
 
 
 def upstream_of(shape, dtype=torch.float64, seed=1) -> list[Tensor]:
-    """One for each of OUTPUTS, of any sign."""
+    """One upstream gradient for each of OUTPUTS, with both signs."""
     generator = seeded(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in OUTPUTS]
 
 
 def score(case: Case, **options) -> list[Tensor]:
-    """OUTPUTS of the operator."""
-    return list(linear_logprob(*case, return_mean_logit=True, **options))
+    """The operator's results, in the order of OUTPUTS."""
+    return requested(linear_logprob(*case, return_mean_logit=True, **options))
 
 
 def true_scores(case: Case, **options) -> list[Tensor]:

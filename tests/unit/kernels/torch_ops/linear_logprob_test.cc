@@ -1,5 +1,5 @@
-// The operator as a C++ program has it: the library is loaded, the operator called by its name.
-// What it computes is tested from Python, beside this file.
+// A C++ program loads the library and calls the operator by its name. The Python tests in this
+// folder test the results.
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -39,7 +39,7 @@ class LinearLogprobTest : public ::testing::Test {
   static void SetUpTestSuite() { ASSERT_NE(dlopen(LIBRARY, RTLD_NOW), nullptr) << dlerror(); }
 };
 
-TEST_F(LinearLogprobTest, ALoadedLibraryScoresWithGradients) {
+TEST_F(LinearLogprobTest, TheLoadedLibraryComputesScoresAndGradients) {
   at::manual_seed(1);
   const auto options = at::TensorOptions().dtype(at::kDouble);
   const Tensor hidden = at::randn({7, 16}, options).requires_grad_();
@@ -61,7 +61,7 @@ TEST_F(LinearLogprobTest, ALoadedLibraryScoresWithGradients) {
   EXPECT_TRUE(at::allclose(d_hidden, hidden.grad(), 1e-9, 1e-9));
 }
 
-TEST_F(LinearLogprobTest, ArgumentsThatDoNotFitAreNamed) {
+TEST_F(LinearLogprobTest, ThrowsValueErrorForShapesThatDoNotFit) {
   const Tensor hidden = at::zeros({2, 8}), weight = at::zeros({5, 9});
 
   EXPECT_THROW(Score(hidden, weight, at::zeros({2}, at::kLong)), c10::ValueError);

@@ -14,7 +14,7 @@ ANSWERS_WITHIN_S = 60
 
 
 def serve(rank: int, size: int, store: str, path: list[str], commands: Any) -> None:
-    """A rank: runs what it is sent until it is sent None."""
+    """Runs one rank: calls each function that it receives, until it receives None."""
     sys.path[:0] = path
     import torch
     import torch.distributed as dist
@@ -37,7 +37,7 @@ def serve(rank: int, size: int, store: str, path: list[str], commands: Any) -> N
 
 
 class RankPool:
-    """`size` ranks. Use as a context."""
+    """A pool of `size` ranks, to be used as a context manager."""
 
     def __init__(self, size: int, folder: pathlib.Path) -> None:
         pipes = [CONTEXT.Pipe() for _ in range(size)]
@@ -52,20 +52,22 @@ class RankPool:
             process.start()
 
     def outcomes(self, function: Callable, *arguments: Any) -> list[tuple[Any, str | None]]:
-        """What function(rank, size, *arguments) returned on each rank, or the error it raised."""
+        """The result of function(rank, size, *arguments) on each rank, or the error that it raised."""
         for commands in self._commands:
             commands.send((function, arguments))
         outcomes = []
         for rank, commands in enumerate(self._commands):
             if not commands.poll(ANSWERS_WITHIN_S):
-                for process in self._processes:  # late answers would pass for those of other calls
+                for (
+                    process
+                ) in self._processes:  # Late results would be taken for those of later calls.
                     process.kill()
                 raise AssertionError(f"rank {rank} does not answer")
             outcomes.append(commands.recv())
         return outcomes
 
     def results(self, function: Callable, *arguments: Any) -> list[Any]:
-        """As outcomes, of calls that all succeed."""
+        """As `outcomes`, for a function that succeeds on every rank."""
         outcomes = self.outcomes(function, *arguments)
         for rank, (_, error) in enumerate(outcomes):
             assert error is None, f"rank {rank}: {error}"
@@ -76,7 +78,7 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         for commands in self._commands:
-            with contextlib.suppress(OSError):  # it has been killed
+            with contextlib.suppress(OSError):  # The process has been killed.
                 commands.send(None)
         for process in self._processes:
             process.join(10)

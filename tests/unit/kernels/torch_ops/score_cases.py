@@ -1,4 +1,4 @@
-"""Inputs for tests of scores, and the double reference that they are compared with."""
+"""Inputs for tests of scores, and the comparison with the fp64 reference."""
 
 import math
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
 IGNORED = -100
-# Absolute, for logits up to LOGIT_MAX; beyond, fp32 itself is coarser in proportion.
+# Absolute tolerances for logits up to LOGIT_MAX. For larger logits they grow in proportion, as fp32's steps do.
 LOGPROB_TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
 ENTROPY_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 LOGIT_MAX = 30.0
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-SPREADS = torch.tensor([1, 2, 4, 8, 16, 4, 1])  # standard deviation of a row's logits, about
+SPREADS = torch.tensor([1, 2, 4, 8, 16, 4, 1])  # approximate standard deviation of a row's logits
 
 
 class Case(NamedTuple):
@@ -25,8 +25,8 @@ class Case(NamedTuple):
 
 
 def exact_case(rows=13, size=31, vocab=193, dtype=torch.float32, seed=0) -> Case:
-    """Factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit dtype:
-    what differs from the reference is the operator's own. Every third target is the argmax."""
+    """Factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit dtype.
+    Differences from the reference are then the operator's. Every third target is the argmax."""
     generator = seeded(seed)
 
     def integers(*shape: int) -> Tensor:
@@ -53,7 +53,7 @@ def normal_case(rows, size, vocab, logits_std=4.0, seed=0) -> Case:
 def assert_near(ours: Tensor, truth: Tensor, tolerance: Tensor, name: str) -> None:
     assert ours.shape == truth.shape, name
     error = (ours.double() - truth).abs()
-    # Not "error > tolerance": NaN must not pass.
+    # Written with "not" so that a NaN fails.
     is_wrong = ~((error <= tolerance) | (ours.double() == truth))
     assert not is_wrong.any(), (
         f"{name}: row {is_wrong.flatten().nonzero()[0].item()} of {is_wrong.sum().item()} wrong ones, "
@@ -91,7 +91,7 @@ def assert_matches_reference(hidden, weight, target, bias=None, **options) -> No
     assert argmax.dtype == torch.int64
     if options.get("softcap") is None:
         assert torch.equal(argmax, truth.argmax)
-    else:  # in fp32 different logits become equal near the cap
+    else:  # In fp32 different logits become equal near the cap.
         best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1)
         assert_near(best, x.amax(-1), LOGPROB_TOLERANCE[dtype], "argmax")
     assert_in_bounds(logprob, entropy, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Arguments that do not fit are named, and values that are not finite stay in their rows."""
+"""Error messages name the wrong argument, and values that are not finite affect only their own row."""
 
 import math
 
@@ -56,7 +56,7 @@ BAD_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("mistake", BAD_ARGUMENTS)
-def test_a_mistake_names_its_argument(mistake):
+def test_the_error_names_the_wrong_argument(mistake):
     changes, name = BAD_ARGUMENTS[mistake]
     right = {
         "hidden": torch.ones(6, 8),
@@ -70,9 +70,9 @@ def test_a_mistake_names_its_argument(mistake):
 
 @pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
 @pytest.mark.parametrize("vocab", (125, 507))
-def test_a_value_that_is_not_finite_touches_its_row_only(bad, vocab):
+def test_a_value_that_is_not_finite_affects_only_its_row(bad, vocab):
     hidden, weight, target, bias = exact_case(7, 31, vocab)
-    weight[-1, 3] = 1.0  # inf * 0 would be NaN: here it is an infinite logit
+    weight[-1, 3] = 1.0  # Not 0, so that an infinite value gives an infinite logit and not NaN.
     truth = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
     hidden[3, 3] = bad
 
@@ -90,7 +90,9 @@ def test_a_logit_of_plus_infinity_has_no_scores():
     hidden, weight, target, bias = exact_case(7, 31, 257)
     bias[200] = math.inf
 
-    logprob, entropy, lse, argmax = linear_logprob(hidden, weight, target, bias, return_argmax=True)
+    logprob, entropy, lse, argmax, _ = linear_logprob(
+        hidden, weight, target, bias, return_argmax=True
+    )
 
     assert logprob.isnan().all() and entropy.isnan().all() and lse.isnan().all()
     assert (argmax == -1).all()
@@ -99,12 +101,14 @@ def test_a_logit_of_plus_infinity_has_no_scores():
 def test_a_row_of_minus_infinities_has_no_scores():
     hidden, weight, target, _ = exact_case(7, 31, 257)
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, torch.full((257,), -math.inf))
+    logprob, entropy, lse, *_ = linear_logprob(
+        hidden, weight, target, torch.full((257,), -math.inf)
+    )
 
     assert logprob.isnan().all() and entropy.isnan().all() and lse.isnan().all()
 
 
-def test_what_the_padding_of_the_weight_holds_does_not_matter():
+def test_the_values_of_the_weights_padding_do_not_matter():
     hidden, weight, target, bias = exact_case(vocab=257)
     target %= 125
     mean_logit_weights = torch.linspace(0, 1, 257).double()

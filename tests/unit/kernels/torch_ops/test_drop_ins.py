@@ -1,4 +1,4 @@
-"""The functions under other projects' names: their signatures, their meanings, their gradients."""
+"""The drop-in functions have the signatures, results and gradients of the originals."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 
 def make_case(dtype=torch.float64):
-    """(hidden, weight, target): logits of standard deviation 1, a flat row, to 20, a peaked one."""
+    """(hidden, weight, target): rows whose logits have standard deviations from 1 (flat) to 20 (peaked)."""
     generator = seeded(0)
     spread = torch.linspace(1, 20, ROWS, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(ROWS, SIZE, generator=generator, dtype=torch.float64)
@@ -32,7 +32,7 @@ def gradients(outputs, upstream, case):
 
 
 def upstream_of(*outputs):
-    """Gradients of any sign, the same at each call."""
+    """Gradients with both signs, the same at each call."""
     generator = seeded(1)
     return [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
 
@@ -78,7 +78,7 @@ def upstream_of(*outputs):
         ),
     ],
 )
-def test_names_order_and_defaults_of_arguments_are_the_originals(function, names):
+def test_arguments_have_the_names_order_and_defaults_of_the_originals(function, names):
     parameters = inspect.signature(function).parameters.values()
 
     ours = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
@@ -87,7 +87,7 @@ def test_names_order_and_defaults_of_arguments_are_the_originals(function, names
 
 
 @pytest.mark.parametrize("drop_in", [verl.linear_cross_entropy, areal.linear_cross_entropy])
-def test_verl_and_areal_give_logprobs_and_entropy_of_flat_rows(drop_in):
+def test_verl_and_areal_return_logprobs_and_entropy_of_flattened_rows(drop_in):
     hidden, weight, target = case = make_case()
 
     ours = drop_in(hidden.reshape(2, 3, SIZE), weight, target.reshape(2, 3), 1.5, "none", None)
@@ -104,7 +104,7 @@ def test_verl_and_areal_give_logprobs_and_entropy_of_flat_rows(drop_in):
 
 
 @pytest.mark.parametrize("drop_in", [verl.linear_cross_entropy, areal.linear_cross_entropy])
-def test_verl_and_areal_reduce_logprobs_and_never_the_entropy(drop_in):
+def test_verl_and_areal_reduce_logprobs_but_not_the_entropy(drop_in):
     case = make_case()
     logprob, entropy, *_ = reference(*case)
 
@@ -117,7 +117,7 @@ def test_verl_and_areal_reduce_logprobs_and_never_the_entropy(drop_in):
         drop_in(*case, reduction="average")
 
 
-def test_areal_gives_the_largest_logit_before_temperature_also_when_all_are_negative():
+def test_areal_returns_the_largest_logit_before_temperature_even_if_all_are_negative():
     hidden, weight, target = make_case()
     with torch.no_grad():
         hidden.copy_(hidden.abs())
@@ -155,11 +155,11 @@ def test_areal_wrappers_keep_the_shape_of_the_labels():
     close(alone, truth.logprob.reshape(2, 3))
 
 
-def test_skyrl_rows_of_targets_that_nobody_owns_are_zero_with_the_gradient_of_the_softmax():
+def test_skyrl_out_of_vocab_targets_have_logprob_zero_and_the_gradient_of_the_softmax():
     hidden, weight, target = case = make_case()
     is_owned = torch.tensor([True, False, True, False, True, True])
     truth = reference(*case)
-    # -100 is such a target too: this function ignores none.
+    # -100 is out of vocabulary as well: this function ignores no target.
     given = target.masked_fill(~is_owned, VOCAB + 7)
     given[3] = -100
 
@@ -178,7 +178,7 @@ def test_skyrl_rows_of_targets_that_nobody_owns_are_zero_with_the_gradient_of_th
         close(our, true)
 
 
-def test_skyrl_leaves_no_graph_for_inference_alone():
+def test_skyrl_builds_no_graph_for_inference_only():
     hidden, weight, target = make_case()
 
     ours = skyrl.FusedLinearLogprob.apply(
@@ -188,7 +188,7 @@ def test_skyrl_leaves_no_graph_for_inference_alone():
     assert ours.shape == (1, ROWS) and not ours.requires_grad
 
 
-def test_skyrl_refuses_a_range_that_is_not_the_rows_of_the_weight():
+def test_skyrl_rejects_a_range_that_does_not_match_the_weight():
     hidden, weight, target = make_case()
 
     with pytest.raises(ValueError, match=r"vocab_end_index.*20 rows.*\[0, 21\)"):
@@ -197,12 +197,12 @@ def test_skyrl_refuses_a_range_that_is_not_the_rows_of_the_weight():
         )
 
 
-def test_skyrl_has_the_function_under_each_of_its_names():
+def test_skyrl_provides_the_function_under_each_of_its_names():
     assert skyrl.FusedLinearChunkedDistributedLogprob is skyrl.FusedLinearLogprob
     assert skyrl.FusedLinearLogprobTriton is skyrl.FusedLinearLogprob
 
 
-def test_ligers_module_hands_every_option_on():
+def test_ligers_module_passes_every_option_on():
     hidden, weight, target = case = make_case()
     target[1] = 3
     bias = torch.linspace(-1, 1, VOCAB, dtype=torch.float64)
@@ -231,7 +231,7 @@ def test_ligers_module_hands_every_option_on():
         close(our, true)
 
 
-def test_ligers_module_gives_the_mean_loss_alone_by_default():
+def test_ligers_module_returns_only_the_mean_loss_by_default():
     hidden, weight, target = case = make_case()
     target[1] = -100
 
@@ -246,7 +246,7 @@ def test_ligers_module_gives_the_mean_loss_alone_by_default():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("has_class_weights", [False, True])
 @pytest.mark.parametrize("is_token_scaled", [False, True])
-def test_ligers_own_loss_is_the_same(reduction, smoothing, has_class_weights, is_token_scaled):
+def test_the_loss_equals_that_of_liger(reduction, smoothing, has_class_weights, is_token_scaled):
     if not torch.cuda.is_available():
         pytest.skip("Liger's kernels run on a GPU only")
     pytest.importorskip("liger_kernel")
@@ -270,7 +270,7 @@ def test_ligers_own_loss_is_the_same(reduction, smoothing, has_class_weights, is
     ours = liger.liger_fused_linear_cross_entropy(hidden, weight, target, **options)
     truth = theirs.liger_fused_linear_cross_entropy(hidden, weight, target, **options)
 
-    # Liger multiplies in TF32 where PyTorch is told so; it is not by default.
+    # Liger multiplies in TF32 if PyTorch is configured to; by default it is not.
     near = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
     for name in ("loss", "z_loss", "token_accuracy", "predicted_tokens"):
         near(getattr(ours, name), getattr(truth, name), check_dtype=False)
@@ -285,7 +285,7 @@ def test_ligers_own_loss_is_the_same(reduction, smoothing, has_class_weights, is
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_verls_own_function_is_the_same(reduction, temperature):
+def test_the_results_equal_those_of_verl(reduction, temperature):
     if not torch.cuda.is_available():
         pytest.skip("verl's kernels run on a GPU only")
     pytest.importorskip("verl")
@@ -299,7 +299,9 @@ def test_verls_own_function_is_the_same(reduction, temperature):
     ours = verl.linear_cross_entropy(hidden, weight, target, temperature, reduction)
     truth = theirs.linear_cross_entropy(hidden, weight, target, temperature, reduction)
 
-    near = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)  # theirs: TF32
+    near = functools.partial(
+        torch.testing.assert_close, rtol=1e-3, atol=1e-3
+    )  # verl multiplies in TF32.
     for our, true in zip(ours, truth, strict=True):
         near(our, true, check_dtype=False)
     upstream = [torch.randn(o.shape, generator=generator, device="cuda") for o in ours]
@@ -312,7 +314,7 @@ def test_verls_own_function_is_the_same(reduction, temperature):
 
 
 def run_rank(rank: int, store: str) -> None:
-    """One of two ranks, each with half of the vocabulary; asserts that it gets what one with all would."""
+    """One of two ranks with half of the vocabulary each. Asserts that its results are those of the whole head."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     group = dist.group.WORLD
     hidden, weight, target = case = make_case()
@@ -324,7 +326,7 @@ def run_rank(rank: int, store: str) -> None:
     d_hidden, d_weight = gradients(truth[:2], upstream, case)
     d_hidden_of_logprob, d_weight_of_logprob = gradients(truth.logprob, upstream[:1], case)
 
-    # verl and SkyRL leave the sum over the ranks to their caller, AReaL does not.
+    # The callers of verl and SkyRL sum over the ranks themselves, those of AReaL do not.
     ours = verl.linear_cross_entropy(hidden, shard, target, 1.0, "none", group)
     close(ours, truth[:2])
     parts = torch.autograd.grad(ours, (hidden, shard), upstream)
@@ -363,7 +365,7 @@ def run_rank(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-def test_two_ranks_with_half_of_the_vocabulary_each_get_what_one_with_all_does(
+def test_two_ranks_with_half_of_the_vocabulary_each_get_the_results_of_the_whole_head(
     tmp_path: pathlib.Path,
 ):
     if not dist.is_available() or not dist.is_gloo_available():

@@ -1,4 +1,4 @@
-"""What only a GPU has: graphs, streams, other devices, and the memory that a call takes."""
+"""Tests that need a GPU: CUDA graphs, streams, several devices, and the memory that a call takes."""
 
 import threading
 from collections.abc import Callable
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def scores_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, **options)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target, **options)
     loss = (logprob + 0.01 * entropy).sum()
     return [logprob, entropy, lse, *torch.autograd.grad(loss, (hidden, weight))]
 
 
 def mean_loss_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
-    """Gradients formed in the forward."""
+    """A loss whose gradients are formed in the forward."""
     loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True, **options)
     return [loss, *torch.autograd.grad(loss, (hidden, weight))]
 
@@ -40,7 +40,7 @@ def captured_with(graph: torch.cuda.CUDAGraph, compute: Callable[[], list[Tensor
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(memory, dtype):
+def test_a_replayed_graph_computes_forward_and_backward_of_the_current_inputs(memory, dtype):
     hidden, weight, target = (tensor.detach() for tensor in make_case())
     hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
     graph = torch.cuda.CUDAGraph()
@@ -65,7 +65,7 @@ def test_a_graph_replays_forward_and_backward_with_what_its_inputs_hold_by_then(
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
-def test_a_graph_replays_a_loss_with_its_gradients(dtype):
+def test_a_replayed_graph_computes_a_loss_with_its_gradients(dtype):
     hidden, weight, target = (tensor.detach() for tensor in make_case())
     hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
     graph = torch.cuda.CUDAGraph()
@@ -85,7 +85,7 @@ def test_a_graph_replays_a_loss_with_its_gradients(dtype):
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
-def test_a_target_outside_the_vocabulary_is_nan_in_a_graph_that_cannot_raise(dtype):
+def test_an_out_of_vocab_target_gives_nan_in_a_graph_which_cannot_raise(dtype):
     hidden, weight, target = make_case()
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     target[5] = 2000
@@ -94,13 +94,13 @@ def test_a_target_outside_the_vocabulary_is_nan_in_a_graph_that_cannot_raise(dty
         linear_logprob(hidden, weight, target)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), torch.no_grad():
-        logprob, _, lse = linear_logprob(hidden, weight, target)
+        logprob, _, lse, *_ = linear_logprob(hidden, weight, target)
     graph.replay()
 
     assert logprob[5].isnan() and logprob.isnan().sum() == 1 and lse.isfinite().all()
 
 
-def test_work_is_on_the_current_stream():
+def test_kernels_run_on_the_current_stream():
     case = make_case()
     expected = scores_and_gradients(*case)
     side = torch.cuda.Stream()
@@ -113,7 +113,7 @@ def test_work_is_on_the_current_stream():
 
 
 @pytest.mark.parametrize("compute", (scores_and_gradients, mean_loss_and_gradients))
-def test_eight_threads_at_once_get_the_results_of_one(compute):
+def test_eight_concurrent_threads_get_the_results_of_one(compute):
     case = make_case(1000)
     expected = compute(*case)
     wrong = []
@@ -144,7 +144,7 @@ def test_a_device_that_is_not_the_current_one(memory):
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_compiled_bits_are_those_of_eager(memory):
+def test_a_compiled_call_has_the_bits_of_eager(memory):
     case = make_case()
     expected = scores_and_gradients(*case, memory=memory)
 
@@ -172,7 +172,7 @@ def test_a_compiled_loss_has_the_bits_of_eager():
 
 
 @pytest.mark.parametrize("keep_logits", (0, 2))
-def test_the_fused_operator_keeps_the_rules_of_torch(keep_logits):
+def test_the_fused_operator_passes_opcheck(keep_logits):
     hidden, weight, target = make_case()
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
@@ -185,12 +185,12 @@ def test_the_fused_operator_keeps_the_rules_of_torch(keep_logits):
 
 
 @pytest.mark.parametrize(("rows", "size", "vocab"), [(1024, 1024, 151_936), (16_384, 512, 60_000)])
-def test_memory_beyond_the_gradients_stays_within_256_mib_and_the_sum_for_hidden(rows, size, vocab):
+def test_extra_memory_stays_within_256_mib_and_the_sum_of_hidden(rows, size, vocab):
     hidden, weight, target = make_case(rows, size, vocab)
 
     def train() -> None:
         hidden.grad = weight.grad = None
-        logprob, entropy, _ = linear_logprob(hidden, weight, target)
+        logprob, entropy, *_ = linear_logprob(hidden, weight, target)
         (logprob + entropy).sum().backward()
 
     train()
@@ -203,23 +203,23 @@ def test_memory_beyond_the_gradients_stays_within_256_mib_and_the_sum_for_hidden
     assert extra <= (256 << 20) + 4 * rows * size
 
 
-def test_free_memory_is_the_gpu_s_and_what_torch_holds_without_using_it():
+def test_free_memory_includes_what_torch_holds_unused():
     gib, plenty = 1 << 30, 1 << 60
     free_bytes = torch.ops.logprobd.free_bytes
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     of_device, _ = torch.cuda.mem_get_info()
     before = free_bytes(0, plenty)
     held = torch.empty(gib, dtype=torch.uint8, device="cuda")
-    beside = free_bytes(0, plenty)
+    meanwhile = free_bytes(0, plenty)
     del held
 
     assert abs(before - of_device - unused) <= gib // 4
-    assert abs(before - beside - gib) <= gib // 32
+    assert abs(before - meanwhile - gib) <= gib // 32
     assert abs(before - free_bytes(0, plenty)) <= gib // 32
-    assert free_bytes(0, 1) >= gib  # what torch holds is enough
+    assert free_bytes(0, 1) >= gib  # Torch itself holds enough unused memory.
 
 
-def test_the_upstream_gradient_of_a_mean_loss_scales_what_the_forward_formed():
+def test_the_upstream_gradient_of_a_mean_loss_scales_the_gradients_of_the_forward():
     hidden, weight, target = make_case()
     plain = torch.autograd.grad(linear_cross_entropy(hidden, weight, target), (hidden, weight))
 
@@ -232,9 +232,9 @@ def test_the_upstream_gradient_of_a_mean_loss_scales_what_the_forward_formed():
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 @pytest.mark.parametrize(("rows", "size", "vocab"), [(16_384, 64, 151_936), (64, 4096, 600_000)])
-def test_more_logits_or_weights_than_a_31_bit_number_counts(rows, size, vocab, memory):
+def test_more_logits_or_weights_than_31_bits_can_count(rows, size, vocab, memory):
     hidden, weight, target = make_case(rows, size, vocab)
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory=memory)
     upstream = torch.randn(rows, device="cuda")
     d_hidden, d_weight = torch.autograd.grad(logprob + entropy, (hidden, weight), upstream)
 
@@ -250,7 +250,7 @@ def test_more_logits_or_weights_than_a_31_bit_number_counts(rows, size, vocab, m
     assert d_weight.isfinite().all() and (d_weight[-192:] != 0).any()
 
 
-def test_the_first_row_is_the_same_a_thousand_times():
+def test_the_first_row_has_the_same_bits_a_thousand_times():
     hidden, weight, target = make_case()
     target[0] = 5
     first = linear_logprob(hidden[:1], weight, target[:1])
@@ -263,7 +263,7 @@ def test_the_first_row_is_the_same_a_thousand_times():
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_a_second_backward_through_the_fused_kernels_gives_the_same_bits(memory):
     hidden, weight, target = make_case()
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory=memory)
     loss = (logprob + entropy).sum()
 
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
@@ -273,13 +273,15 @@ def test_a_second_backward_through_the_fused_kernels_gives_the_same_bits(memory)
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_rows_are_the_same_among_so_many_that_the_host_waits_for_their_number(memory):
+def test_rows_have_the_same_bits_among_so_many_that_the_host_waits_for_their_number(memory):
     hidden, weight, target = make_case(rows=5000)
     d_logprob, d_entropy = torch.randn(2, 5000, device="cuda")
     d_logprob[1::3] = d_entropy[1::3] = 0
 
     def of_rows(rows: slice) -> list[Tensor]:
-        logprob, entropy, lse = linear_logprob(hidden[rows], weight, target[rows], memory=memory)
+        logprob, entropy, lse, *_ = linear_logprob(
+            hidden[rows], weight, target[rows], memory=memory
+        )
         loss = (logprob * d_logprob[rows] + entropy * d_entropy[rows]).sum()
         return [logprob, entropy, lse, *torch.autograd.grad(loss, (hidden, weight))]
 
@@ -296,12 +298,12 @@ def test_rows_are_the_same_among_so_many_that_the_host_waits_for_their_number(me
 
 @pytest.mark.parametrize("ignored_tenths", (0, 7))
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_rows_found_late_are_right_in_every_block_of_columns(memory, ignored_tenths):
-    """The first block is made before the host knows how many rows there are, the next ones for as many."""
+def test_rows_of_a_pending_compaction_are_right_in_every_block_of_columns(memory, ignored_tenths):
+    """The first block is computed before the host knows the number of rows, the next ones after."""
     hidden, weight, target = make_case(4096, 64, 60_000)
     target.clamp_min_(0)
     target[torch.arange(4096, device="cuda") * 7 % 10 < ignored_tenths] = IGNORED
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory=memory)
     ours = torch.autograd.grad((logprob + entropy).sum(), (hidden, weight))
 
     exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
@@ -314,7 +316,7 @@ def test_rows_found_late_are_right_in_every_block_of_columns(memory, ignored_ten
 
 
 @pytest.mark.parametrize("ignored_tenths", (0, 7, 10))
-def test_a_mean_loss_of_rows_found_late_is_right(ignored_tenths):
+def test_a_mean_loss_of_rows_of_a_pending_compaction_is_right(ignored_tenths):
     hidden, weight, target = make_case(4096, 64, 60_000)
     target.clamp_min_(0)
     target[torch.arange(4096, device="cuda") * 7 % 10 < ignored_tenths] = IGNORED
@@ -330,8 +332,8 @@ def test_a_mean_loss_of_rows_found_late_is_right(ignored_tenths):
         assert (gradient - true_gradient).norm() <= 4e-3 * true_gradient.norm()
 
 
-# The kernels were on their way when the search had found it.
-def test_a_mean_loss_names_a_target_outside_the_vocabulary():
+# The kernels were already enqueued when the compaction found the target.
+def test_a_mean_loss_names_an_out_of_vocab_target():
     hidden, weight, target = make_case()
     target[5] = 2000
 
@@ -339,11 +341,11 @@ def test_a_mean_loss_names_a_target_outside_the_vocabulary():
         linear_cross_entropy(hidden, weight, target, gradients_in_forward=True)
 
 
-# So many are not gathered before they are read.
+# So many rows are read in place rather than copied first.
 @pytest.mark.parametrize("compute", (mean_loss_and_gradients, scores_and_gradients))
 @pytest.mark.parametrize("elements_between", (0, 8))
-def test_what_stands_behind_the_rows_in_memory_does_not_show(compute, elements_between):
-    """A view at the front of a larger tensor: whole tiles of rows are read."""
+def test_memory_behind_the_rows_does_not_affect_results(compute, elements_between):
+    """The rows are a view at the front of a larger tensor. The kernels read whole tiles of rows."""
     rows = 4300
     hidden, weight, target = make_case(rows)
     target.clamp_min_(0)
@@ -356,16 +358,16 @@ def test_what_stands_behind_the_rows_in_memory_does_not_show(compute, elements_b
     *results, d_weight = compute(room[:rows, :64], weight, target)
 
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
-    # cuBLAS may take another way for another pitch, and add up parts in 16 bits.
+    # For another pitch cuBLAS may choose another algorithm, which sums parts in 16 bits.
     difference = d_weight.double() - true_d_weight.double()
     assert difference.norm() <= 4e-3 * true_d_weight.double().norm()
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_no_rows_give_no_scores_and_zero_gradients(memory):
+def test_no_rows_have_no_scores_and_zero_gradients(memory):
     hidden, weight, target = (tensor[:0] for tensor in make_case(rows=7, vocab=7))
     weight = make_case()[1]
-    logprob, entropy, _ = linear_logprob(hidden, weight, target, memory=memory)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target, memory=memory)
     d_weight = torch.autograd.grad((logprob + entropy).sum(), weight)[0]
 
     assert logprob.shape == (0,) and (d_weight == 0).all()

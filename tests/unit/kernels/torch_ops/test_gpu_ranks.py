@@ -1,4 +1,4 @@
-"""Shards of a head on several ranks of GPUs: gloo's on one GPU, NCCL's with a GPU each."""
+"""Shards of a head on several GPU ranks: gloo ranks share one GPU, NCCL ranks have a GPU each."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 BACKENDS = (pytest.param("gloo"), pytest.param("nccl", marks=needs_two))
 TILED = [0, 1152, 2000]
 UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
-# Losses form gradients in the forward, those of logprobs alone of exponentials as they are kept. At a low temperature
-# shards lie far below others that have all that counts of a row, and have its target.
+# Losses form gradients in the forward; losses of logprobs alone from rebased exponentials. At a low temperature some
+# shards are far below the one that has all of a row's probability, although they have its target.
 MODES = (
     *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),
     *("loss", "loss with entropy", "peaked loss", "loss of every row"),
@@ -23,8 +23,8 @@ MODES = (
 
 
 def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor, Tensor], dict]:
-    """What is computed and with which options. Of many rows, in two blocks, a rank may have padding alone."""
-    if "every row" in mode:  # none is ignored
+    """The inputs and options of a mode. With many rows, in two blocks, a rank may have only padding."""
+    if "every row" in mode:  # No row is ignored.
         hidden, weight, target = make_case(vocab=vocab, device=device)
         return (hidden, weight, target.clamp_(min=0)), {}
     if mode != "many rows":
@@ -39,18 +39,18 @@ def computed(
     """Scores and gradients."""
     if "loss" in mode:
         weights = torch.linspace(-1, 1, target.numel(), device=target.device)
-        loss, logprob, entropy, lse, argmax = linear_logprob_loss(
+        loss, logprob, entropy, lse, argmax, _ = linear_logprob_loss(
             hidden,
             weight,
             target,
-            logprob_weights=weights,
-            entropy_weights=0.01 * weights if "entropy" in mode else None,
+            logprob_coef=weights,
+            entropy_coef=0.01 * weights if "entropy" in mode else None,
             temperature=0.1 if "peaked" in mode else 1.0,
             return_argmax=True,
             **options,
         )
     else:
-        logprob, entropy, lse, argmax, *mean_logit = linear_logprob(
+        logprob, entropy, lse, argmax, mean_logit = linear_logprob(
             hidden,
             weight,
             target,
@@ -59,16 +59,18 @@ def computed(
             return_mean_logit=mode == "mean logit",
             **options,
         )
-        loss = (logprob + 0.01 * entropy).sum() + sum(score.sum() for score in mean_logit)
+        loss = (logprob + 0.01 * entropy).sum()
+        if mean_logit is not None:
+            loss = loss + mean_logit.sum()
     d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
     scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "argmax": argmax}
     if mode == "mean logit":
-        scores["mean_logit"] = mean_logit[0]
+        scores["mean_logit"] = mean_logit
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
 
 
 def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> None:
-    """One of several processes, each with a part of the vocabulary."""
+    """Runs one of several processes that each have a part of the vocabulary."""
     device = torch.device("cuda", rank % torch.cuda.device_count() if backend == "nccl" else 0)
     torch.cuda.set_device(device)
     size = len(cuts) - 1
@@ -118,7 +120,7 @@ def cuts(request, backend) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, backend, cuts) -> list[dict]:
-    """What each rank computed."""
+    """The results of each rank."""
     folder = tmp_path_factory.mktemp("ranks")
     size = len(cuts) - 1
     torch.multiprocessing.spawn(
@@ -161,13 +163,13 @@ def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
     assert_near(torch.cat([rank[mode]["d_weight"] for rank in ranks]), whole["d_weight"])
 
 
-def test_ranks_with_different_targets_are_all_refused(ranks):
+def test_different_targets_raise_on_every_rank(ranks):
     for rank in ranks:
         assert "called with different" in rank["refusal"]
 
 
 @pytest.mark.parametrize(("where", "what"), (("forward", "hidden"), ("backward", "weight_grad")))
-def test_a_rank_that_fails_makes_every_rank_raise(ranks, where, what):
+def test_the_failure_of_one_rank_raises_on_every_rank(ranks, where, what):
     for number, rank in enumerate(ranks):
         failure = rank[f"failure in the {where}"]
         assert (what if number == 1 else "another rank") in failure

@@ -1,4 +1,4 @@
-"""Gradients in few bits are rounded once, and large logits keep their differences."""
+"""16-bit gradients are rounded once, and large logits keep the accuracy of their differences."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def plain_gradients(case: Case, upstream, logits_dtype=None) -> tuple[Tensor, ...]:
-    """torch's own, with logits in the dtype of hidden and weight."""
+    """Torch's loss, with logits in the dtype of hidden and weight."""
     logits = torch.nn.functional.linear(case.hidden, case.weight, case.bias)
     logprobs = torch.log_softmax(logits.to(logits_dtype or logits.dtype), -1)
     logprob = logprobs.gather(-1, case.target.unsqueeze(-1)).squeeze(-1)
@@ -28,7 +28,7 @@ def plain_gradients(case: Case, upstream, logits_dtype=None) -> tuple[Tensor, ..
 
 
 def errors(case: Case, logits_dtype) -> tuple[list[float], list[float]]:
-    """Ours and torch's, of each leaf."""
+    """The errors of the operator's and of torch's gradient, for each leaf."""
     upstream = upstream_of(case.target.shape, torch.float32)[:2]
     ours = gradients(score(case)[:2], case, upstream)
     plain = plain_gradients(case, upstream, logits_dtype)
@@ -51,7 +51,7 @@ def errors(case: Case, logits_dtype) -> tuple[list[float], list[float]]:
     ],
 )
 def test_sixteen_bit_gradients_are_rounded_once(rows, size, vocab, dtype):
-    """Independent of how many blocks of columns the last size is cut into (kBlockLogits)."""
+    """The last size has several blocks of columns (kBlockLogits), which must not matter."""
     case = make_case(rows, size, vocab).to(dtype)
 
     ours, plain = errors(case, torch.float32)
@@ -82,7 +82,7 @@ def test_fp32_gradients_are_about_as_accurate_as_those_of_torch(rows, size, voca
     ("level", "factor"), [(0, 1), (0, 8), (0, 32), (1000, 1), (1000, 8), (65_536, 1)]
 )
 def test_fp32_gradients_of_exact_logits_are_about_as_accurate_as_those_of_torch(level, factor):
-    """Only the softmax rounds. At 65,536 the lse has steps of 0.008: the differences of logits are what counts."""
+    """Only the softmax rounds. At 65,536 lse has steps of 0.008, so the differences of logits must be used."""
     generator = seeded(0)
     hidden = factor * torch.randint(-4, 5, (64, 16), generator=generator).float()
     weight = torch.randint(-4, 5, (257, 16), generator=generator).float() / 32
@@ -97,7 +97,7 @@ def test_fp32_gradients_of_exact_logits_are_about_as_accurate_as_those_of_torch(
 
 @pytest.mark.parametrize("temperature", (0.1, 0.7, 1e-3))
 def test_large_logits_keep_the_accuracy_of_their_differences_at_any_temperature(temperature):
-    """lse and 1 / temperature, each rounded to fp32, were off by 5e-3 here."""
+    """Regression: with lse and 1 / temperature rounded to fp32 the error was 5e-3."""
     generator = seeded(0)
     hidden = 1000.0 * torch.randint(-4, 5, (64, 16), generator=generator)
     weight = torch.randint(-4, 5, (257, 16), generator=generator) / 32.0
@@ -156,7 +156,7 @@ def test_gradients_have_the_dtypes_of_their_inputs(hidden_dtype, weight_dtype):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("is_transposed", (False, True))
-def test_weight_grad_takes_the_sum_of_two_passes_unrounded(dtype, is_transposed):
+def test_weight_grad_accumulates_two_passes_without_rounding_to_16_bits(dtype, is_transposed):
     case = make_case(64, 33, 257).to(dtype)
     upstream = upstream_of(64, torch.float32)
     start = torch.linspace(-1, 1, 257 * 33).view(257, 33)
@@ -168,14 +168,14 @@ def test_weight_grad_takes_the_sum_of_two_passes_unrounded(dtype, is_transposed)
     assert case.weight.grad is None
     exact = case.to(torch.float64)
     truth = gradients(true_scores(exact), exact, [each.double() for each in upstream])
-    # On a GPU the gradient of logits is rounded to 16 bits for the products; the buffer never is.
+    # On a GPU the gradient of logits is rounded to 16 bits for the products, but the buffer never is.
     is_rounded = dtype == torch.bfloat16 and case.hidden.is_cuda
     bound = SIXTEEN_BIT_ERROR_MAX if is_rounded else 2e-5
     assert error_of(buffer - start, 2 * truth[1]) <= bound
     assert error_of(case.hidden.grad, 2 * truth[0]) <= SIXTEEN_BIT_ERROR_MAX
 
 
-def test_weight_grad_is_left_alone_where_the_weight_needs_no_gradient():
+def test_weight_grad_is_not_touched_if_the_weight_needs_no_gradient():
     case = make_case().to(torch.float32)
     case.weight.requires_grad_(False)
     buffer = torch.zeros(200, 9)
@@ -196,7 +196,7 @@ WRONG_BUFFERS = {
 
 
 @pytest.mark.parametrize("buffer", WRONG_BUFFERS)
-def test_a_wrong_weight_grad_is_refused(buffer):
+def test_a_wrong_weight_grad_raises(buffer):
     case = make_case().to(torch.float32)
 
     with pytest.raises(ValueError, match="weight_grad"):

@@ -1,4 +1,4 @@
-"""Gradients equal those of the double reference, for any upstream gradient, and nothing else is computed."""
+"""Gradients equal those of the fp64 reference for any upstream gradient, and only needed ones are computed."""
 
 import math
 import threading
@@ -18,7 +18,7 @@ from gradient_cases import (
     true_scores,
     upstream_of,
 )
-from linear_logprob_reference import reference, reference_logits
+from linear_logprob_reference import reference, reference_logits, requested
 from logprobd_ops.linear_logprob import linear_logprob
 
 
@@ -32,7 +32,7 @@ def assert_same_gradients(case: Case, outputs=OUTPUTS, **options) -> None:
         torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)
 
 
-# Against the double reference, in double.
+# Comparison with the fp64 reference, in fp64.
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -86,14 +86,14 @@ def test_out_of_vocab_targets_have_the_gradient_of_minus_lse():
     case = make_case()
     case.target[:] %= 195
     case.target[[0, 5]] = torch.tensor([-1, 2**31])
-    case.target[3] = 197  # in the padding
-    unowned = [0, 3, 5]
+    case.target[3] = 197  # This id is padding.
+    out_of_vocab_rows = [0, 3, 5]
     upstream = upstream_of(11)
 
     ours = gradients(score(case, out_of_vocab="zero", vocab_valid=195), case, upstream)
 
     is_out_of_vocab = torch.zeros(11, dtype=torch.bool)
-    is_out_of_vocab[unowned] = True
+    is_out_of_vocab[out_of_vocab_rows] = True
     owned = case._replace(target=case.target.masked_fill(is_out_of_vocab, 0))
     logprob, entropy, lse, mean_logit = true_scores(owned, vocab_valid=195)
     logprob = torch.where(is_out_of_vocab, -lse, logprob)
@@ -116,7 +116,7 @@ def test_sequences_of_any_stride_get_gradients_of_their_shape():
         torch.testing.assert_close(our, true, rtol=1e-9, atol=1e-10)
 
 
-def test_columns_of_minus_infinity_get_no_gradient_and_make_no_nan():
+def test_columns_of_minus_infinity_have_zero_gradients_without_nan():
     case = make_case()
     with torch.no_grad():
         case.bias[:150] = -math.inf
@@ -135,7 +135,7 @@ def test_columns_of_minus_infinity_get_no_gradient_and_make_no_nan():
 # Upstream gradients.
 
 
-def test_outputs_that_a_loss_leaves_out_count_as_zero():
+def test_outputs_that_a_loss_does_not_use_have_zero_gradients():
     case = make_case()
     upstream = upstream_of(11)
     for i, name in enumerate(OUTPUTS):
@@ -174,7 +174,7 @@ def test_a_sum_over_transposed_sequences():
     hidden, target = case.hidden.view(3, 4, 9), case.target.view(3, 4)
     weights = upstream_of((4, 3))[0]
 
-    logprob, entropy, _ = linear_logprob(hidden, case.weight, target, case.bias)
+    logprob, entropy, *_ = linear_logprob(hidden, case.weight, target, case.bias)
     ours = gradients([(logprob.T * weights).sum() + entropy.mean()], case, None)
 
     truth_scores = reference(hidden, case.weight, target, case.bias)
@@ -186,8 +186,8 @@ def test_a_sum_over_transposed_sequences():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
-def test_rows_without_an_upstream_gradient_get_exact_zeros_and_give_none(dtype):
-    """Ignored ones too, whatever they hold."""
+def test_rows_without_an_upstream_gradient_have_zero_gradients_and_add_nothing(dtype):
+    """So do ignored rows, whatever their values are."""
     case = make_case().to(dtype)
     without = [1, 4, 9]
     with torch.no_grad():
@@ -198,13 +198,13 @@ def test_rows_without_an_upstream_gradient_get_exact_zeros_and_give_none(dtype):
     upstream = upstream_of(11, wide)
     for each in upstream:
         each[[1, 9]] = 0
-    kept = [row for row in range(11) if row not in without]
-    rest = Case(case.hidden[kept], case.weight, case.target[kept], case.bias)
+    reached = [row for row in range(11) if row not in without]
+    rest = Case(case.hidden[reached], case.weight, case.target[reached], case.bias)
 
     ours = gradients(score(case), case, upstream)
 
     assert (ours[0][without] == 0).all()
-    alone = gradients(score(rest), case, [each[kept] for each in upstream])
+    alone = gradients(score(rest), case, [each[reached] for each in upstream])
     assert all(torch.equal(our, same) for our, same in zip(ours, alone, strict=True))
 
 
@@ -227,7 +227,7 @@ def test_no_rows_give_exact_zeros():
 
 
 @pytest.mark.parametrize("valid", (1, 100, 192, 199))
-def test_padded_rows_of_the_weight_get_exact_zeros(valid):
+def test_padding_rows_of_the_weight_have_zero_gradients(valid):
     case = make_case()
     with torch.no_grad():
         case.weight[valid:] = math.nan
@@ -240,30 +240,30 @@ def test_padded_rows_of_the_weight_get_exact_zeros(valid):
     assert d_hidden.isfinite().all() and d_weight.isfinite().all() and d_bias.isfinite().all()
 
 
-def test_an_entropy_that_was_not_asked_for_adds_nothing_to_a_loss():
+def test_an_entropy_that_was_not_requested_adds_nothing_to_a_loss():
     case = make_case()
 
-    logprob, entropy, _ = linear_logprob(*case, need_entropy=False)
+    logprob, entropy, *_ = linear_logprob(*case, need_entropy=False)
     ours = gradients([logprob.sum() + entropy.sum()], case, None)
 
     truth = gradients([linear_logprob(*case)[0].sum()], case, None)
     assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
 
 
-# What is computed.
+# Only needed gradients are computed.
 
 
-@pytest.mark.parametrize("wanted", (0, 1, 2))
-def test_a_gradient_of_one_input_alone(wanted):
+@pytest.mark.parametrize("needed", (0, 1, 2))
+def test_the_gradient_of_a_single_input(needed):
     case = make_case()
     both = gradients(score(case), case, upstream_of(11))
     for i, leaf in enumerate(case.leaves):
-        leaf.requires_grad_(i == wanted)
+        leaf.requires_grad_(i == needed)
 
     torch.autograd.backward(score(case), upstream_of(11))
 
     for i, leaf in enumerate(case.leaves):
-        if i == wanted:
+        if i == needed:
             assert torch.equal(leaf.grad, both[i])
         else:
             assert leaf.grad is None
@@ -275,7 +275,7 @@ def test_a_gradient_of_one_input_alone(wanted):
 def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
-    _, entropy, lse = linear_logprob(hidden, weight, case.target, bias)
+    _, entropy, lse, *_ = linear_logprob(hidden, weight, case.target, bias)
     options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 0)
 
     computed = torch.ops.logprobd.linear_logprob_backward(
@@ -297,14 +297,14 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     assert [gradient.numel() > 0 for gradient in computed] == list(needs)
 
 
-def test_the_argmax_is_not_differentiable_and_nothing_is_without_gradients_of_the_inputs():
+def test_the_argmax_is_not_differentiable_and_nothing_is_if_no_input_needs_a_gradient():
     case = make_case()
-    *_, argmax, mean_logit = linear_logprob(*case, return_argmax=True, return_mean_logit=True)
-    assert not argmax.requires_grad and mean_logit.requires_grad
+    scores = linear_logprob(*case, return_argmax=True, return_mean_logit=True)
+    assert not scores.argmax.requires_grad and scores.mean_logit.requires_grad
 
     detached = [leaf.detach() for leaf in case.leaves]
     scores = linear_logprob(detached[0], detached[1], case.target, detached[2])
-    assert not any(each.requires_grad for each in scores)
+    assert not any(each.requires_grad for each in requested(scores))
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -321,14 +321,14 @@ def test_a_second_backward_gives_the_same_bits(dtype):
 
 @pytest.mark.filterwarnings("ignore:logprobd.*an autograd kernel was not registered")
 @pytest.mark.parametrize("leaf", (0, 1, 2))
-def test_a_second_derivative_is_refused(leaf):
+def test_a_second_derivative_raises(leaf):
     case = make_case()
     logprob, entropy, _, _ = score(case)
-    wanted = case.leaves[leaf]
-    (gradient,) = torch.autograd.grad((logprob * entropy).sum(), wanted, create_graph=True)
+    selected = case.leaves[leaf]
+    (gradient,) = torch.autograd.grad((logprob * entropy).sum(), selected, create_graph=True)
 
     with pytest.raises(RuntimeError, match="derivative .* is not implemented"):
-        (gradient.square().sum() + wanted.sum()).backward()
+        (gradient.square().sum() + selected.sum()).backward()
 
 
 # weight_grad.
@@ -337,7 +337,7 @@ def test_a_second_derivative_is_refused(leaf):
 # Threads.
 
 
-def test_eight_threads_at_once_get_the_results_of_one():
+def test_eight_concurrent_threads_get_the_results_of_one():
     cases = [make_case(16, 33, 257, torch.float32, seed=seed) for seed in range(8)]
     upstream = upstream_of(16, torch.float32)
     alone = [gradients(score(case), case, upstream) for case in cases]
@@ -360,7 +360,7 @@ def test_eight_threads_at_once_get_the_results_of_one():
             torch.testing.assert_close(our, same, rtol=1e-5, atol=1e-6)
 
 
-def test_logits_of_the_reference_reach_what_the_tests_claim():
+def test_the_logits_of_the_cases_are_as_large_as_the_tests_assume():
     case = make_case(11, 9, 200, spread_max=20.0)
 
     spread = reference_logits(case.hidden, case.weight).std(1)

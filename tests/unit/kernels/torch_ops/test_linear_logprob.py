@@ -1,9 +1,12 @@
-"""Every option has the reference's meaning, and scores have the same bits every time."""
+"""Every option means what it means in the reference, and scores have the same bits every time."""
+
+import inspect
 
 import numpy as np
 import pytest
 import torch
-from linear_logprob_reference import seeded
+from linear_logprob_reference import requested, seeded
+from logprobd_ops._operator import HeadOptions
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import (
     IGNORED,
@@ -22,7 +25,10 @@ def test_temperature_as_any_number(temperature):
     assert_matches_reference(hidden, weight, target, bias, temperature=float(temperature))
     plain = linear_logprob(hidden, weight, target, bias, temperature=float(temperature))
     scores = linear_logprob(hidden, weight, target, bias, temperature=temperature)
-    assert all(torch.equal(ours, same) for ours, same in zip(scores, plain, strict=True))
+    assert all(
+        torch.equal(ours, same)
+        for ours, same in zip(requested(scores), requested(plain), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
@@ -34,7 +40,7 @@ def test_temperature_as_a_tensor_of_one(dtype):
     )
 
 
-def test_a_temperature_a_row_is_that_rows_alone():
+def test_a_temperature_per_row_affects_only_its_row():
     hidden, weight, target, bias = exact_case(13, 31, 257)
     target[[2, 7]] = IGNORED
     temperature = torch.linspace(0.1, 2, 13)
@@ -43,7 +49,10 @@ def test_a_temperature_a_row_is_that_rows_alone():
     scores = linear_logprob(hidden, weight, target, bias, temperature=temperature)
     for row in range(13):
         alone = linear_logprob(hidden, weight, target, bias, temperature=temperature[row].item())
-        assert all(torch.equal(a[row], b[row]) for a, b in zip(scores, alone, strict=True))
+        assert all(
+            torch.equal(a[row], b[row])
+            for a, b in zip(requested(scores), requested(alone), strict=True)
+        )
 
 
 def test_a_tiny_temperature_sharpens_without_overflow():
@@ -67,29 +76,29 @@ def test_argmax_is_the_lowest_id_among_equals():
     weight = torch.zeros(600, 4)
     weight[[37, 191, 192, 400, 599]] = 2.0
     for first in (37, 191, 192, 400, 599):
-        *_, argmax = linear_logprob(hidden, weight, torch.tensor([0]), return_argmax=True)
+        argmax = linear_logprob(hidden, weight, torch.tensor([0]), return_argmax=True).argmax
         assert argmax.item() == first
         weight[first] = 0.0
-    *_, argmax = linear_logprob(hidden, weight, torch.tensor([0]), return_argmax=True)
+    argmax = linear_logprob(hidden, weight, torch.tensor([0]), return_argmax=True).argmax
     assert argmax.item() == 0
 
 
 def test_argmax_is_the_lowest_id_among_equals_of_different_blocks():
-    """So many rows that columns are computed in several blocks (kBlockLogits)."""
+    """There are so many rows that columns are computed in several blocks (kBlockLogits)."""
     rows = 8192
     hidden = torch.ones(rows, 1)
     weight = torch.zeros(1300, 1)
     weight[[700, 1000, 1299]] = 2.0
 
-    *_, argmax = linear_logprob(
+    scores = linear_logprob(
         hidden, weight, torch.zeros(rows, dtype=torch.int64), return_argmax=True
     )
 
-    assert (argmax == 700).all()
+    assert (scores.argmax == 700).all()
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
-def test_mean_logit_weights_weigh_the_mean_logit(dtype):
+def test_mean_logit_weights_are_the_weights_of_the_mean_logit(dtype):
     hidden, weight, target, bias = exact_case(13, 31, 507)
     mean_logit_weights = (torch.arange(507).remainder(9) - 2).to(dtype) / 64
 
@@ -98,22 +107,38 @@ def test_mean_logit_weights_weigh_the_mean_logit(dtype):
     )
 
 
-def test_what_is_not_needed_has_no_elements_and_changes_nothing():
+def test_scores_that_are_not_requested_are_empty_or_none_and_change_nothing():
     hidden, weight, target, bias = exact_case(vocab=257)
     full = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, bias, need_entropy=False)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target, bias, need_entropy=False)
     with_mean = linear_logprob(hidden, weight, target, bias, return_mean_logit=True)
 
     assert entropy.numel() == 0
-    assert torch.equal(logprob, full[0]) and torch.equal(lse, full[2])
-    assert len(with_mean) == 4 and torch.equal(with_mean[3], full[4])
+    assert torch.equal(logprob, full.logprob) and torch.equal(lse, full.lse)
+    assert with_mean.argmax is None and torch.equal(with_mean.mean_logit, full.mean_logit)
+
+
+def test_the_result_has_named_fields_in_a_fixed_order():
+    hidden, weight, target, bias = exact_case(vocab=257)
+
+    scores = linear_logprob(hidden, weight, target, bias)
+
+    assert scores._fields[:5] == ("logprob", "entropy", "lse", "argmax", "mean_logit")
+    assert scores.argmax is None and scores.mean_logit is None
+    assert scores[0] is scores.logprob
+
+
+def test_the_other_functions_take_the_options_of_the_head():
+    parameters = inspect.signature(linear_logprob).parameters
+
+    assert HeadOptions.__annotations__.keys() <= parameters.keys()
 
 
 # Bits.
 
 
-def test_the_first_row_is_the_same_every_time():
+def test_the_first_row_has_the_same_bits_every_time():
     hidden, weight, target, bias = normal_case(5, 31, 193)
     first = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
 
@@ -125,32 +150,32 @@ def test_the_first_row_is_the_same_every_time():
 
 
 @pytest.mark.parametrize("ignored", ([0], [12], [3, 4, 9], list(range(1, 13))))
-def test_rows_have_the_bits_that_they_have_without_the_ignored_ones(ignored):
-    """Ignored rows are left out before any product, so this holds for every input."""
+def test_rows_have_the_same_bits_with_and_without_ignored_rows(ignored):
+    """Ignored rows are removed before any product, so this holds for every input."""
     hidden, weight, target, bias = normal_case(13, 123, 507, logits_std=8.0)
     target[ignored] = IGNORED
-    counted = target != IGNORED
+    valid = target != IGNORED
 
-    scores = linear_logprob(hidden, weight, target, bias)
+    scores = requested(linear_logprob(hidden, weight, target, bias))
 
-    alone = linear_logprob(hidden[counted], weight, target[counted], bias)
-    assert all(torch.equal(ours[counted], same) for ours, same in zip(scores, alone, strict=True))
+    alone = requested(linear_logprob(hidden[valid], weight, target[valid], bias))
+    assert all(torch.equal(ours[valid], same) for ours, same in zip(scores, alone, strict=True))
 
 
 @pytest.mark.parametrize("rows", (1, 7, 128))
-def test_sums_of_a_row_do_not_depend_on_the_rows_beside_it(rows):
-    """With exact products; the CPU's products of other inputs may round differently for other numbers of rows."""
+def test_sums_of_a_row_do_not_depend_on_the_other_rows(rows):
+    """Products are exact. Other products may round differently on a CPU for other numbers of rows."""
     hidden, weight, target, bias = exact_case(513, 70, 507)
     order = torch.randperm(513, generator=seeded(1))[:rows]
 
-    whole = linear_logprob(hidden, weight, target, bias)
-    part = linear_logprob(hidden[order], weight, target[order], bias)
+    whole = requested(linear_logprob(hidden, weight, target, bias))
+    part = requested(linear_logprob(hidden[order], weight, target[order], bias))
 
     assert all(torch.equal(ours[order], same) for ours, same in zip(whole, part, strict=True))
 
 
-def test_blocks_of_rows_and_columns_do_not_show():
-    """More rows than a block holds (kBlockRows), and so many that columns are cut (kBlockLogits)."""
+def test_blocks_of_rows_and_columns_do_not_affect_results():
+    """There are several blocks of rows (kBlockRows) and of columns (kBlockLogits)."""
     few = exact_case(50, 8, 200)
     rows = 33_000
     repeated = [tensor.repeat(rows // 50, *[1] * (tensor.dim() - 1)) for tensor in (few[0], few[2])]
@@ -160,4 +185,5 @@ def test_blocks_of_rows_and_columns_do_not_show():
     truth = linear_logprob(few.hidden, few.weight, few.target, few.bias, return_mean_logit=True)
     for ours, same in zip(scores[:3], truth[:3], strict=True):
         assert torch.equal(ours, same.repeat(rows // 50))
-    torch.testing.assert_close(scores[3], truth[3].repeat(rows // 50), atol=1e-6, rtol=1e-6)
+    mean_logit = truth.mean_logit.repeat(rows // 50)
+    torch.testing.assert_close(scores.mean_logit, mean_logit, atol=1e-6, rtol=1e-6)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 REDUCTIONS = ("none", "sum", "mean")
 IGNORED = -100
-# Logits reach 80 and are sums of 24 products: in fp32 they and their lse are off by some 10 * 80 * 2^-24.
+# Logits reach 80 and are sums of 24 products, so in fp32 they and lse have errors of about 10 * 80 * 2^-24.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-9},
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 def make_case(rows=13, vocab=37, size=24, ignored=(2, 7), dtype=torch.float64, seed=0) -> Case:
-    """Logits of standard deviation 1, a flat row, to 20, a peaked one; every third target is the argmax."""
+    """Rows whose logits have standard deviations from 1 (flat) to 20 (peaked). Every third target is the argmax."""
     generator = seeded(seed)
     spread = torch.linspace(1, 20, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
@@ -45,12 +45,12 @@ def logits_of(case: Case, **options) -> Tensor:
 
 
 def class_weights_of(vocab: int) -> Tensor:
-    """From 0 to 2, exact in fp32."""
+    """Class weights from 0 to 2, exact in fp32."""
     return torch.arange(vocab).remainder(9).double() / 4
 
 
 def assert_same(ours: Tensor, truth: Tensor, case: Case) -> None:
-    """Equal values, and equal gradients for an upstream gradient of any sign."""
+    """Asserts equal values, and equal gradients for upstream gradients of both signs."""
     tolerance = TOLERANCES[case.hidden.dtype]
     assert ours.dtype == case.hidden.dtype
     torch.testing.assert_close(ours.double(), truth.double(), **tolerance)
@@ -68,7 +68,7 @@ def assert_same(ours: Tensor, truth: Tensor, case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_it_is_cross_entropy_of_the_logits_for_each_reduction(reduction, dtype):
+def test_it_equals_the_cross_entropy_of_the_logits_for_each_reduction(reduction, dtype):
     case = make_case(dtype=dtype)
 
     loss = linear_cross_entropy(*case, reduction=reduction)
@@ -92,7 +92,7 @@ def test_label_smoothing_is_that_of_cross_entropy(reduction, smoothing):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("softcap", [None, 15.0])
-def test_class_weights_smoothing_and_cap_go_together(reduction, smoothing, softcap):
+def test_class_weights_smoothing_and_cap_work_together(reduction, smoothing, softcap):
     case = make_case()
     class_weights = class_weights_of(37)
 
@@ -114,7 +114,7 @@ def test_class_weights_smoothing_and_cap_go_together(reduction, smoothing, softc
     assert_same(loss, truth, case)
 
 
-def test_smoothing_with_class_weights_holds_in_fp32():
+def test_smoothing_with_class_weights_is_accurate_in_fp32():
     case = make_case(dtype=torch.float32)
     class_weights = class_weights_of(37)
 
@@ -135,7 +135,7 @@ def test_scale_and_a_temperature_of_each_row_change_the_logits():
 
 
 @pytest.mark.parametrize("class_weights", [class_weights_of(30), class_weights_of(37), None])
-def test_padded_columns_take_no_part(class_weights):
+def test_padding_columns_do_not_count(class_weights):
     case = make_case()
     case.target.clamp_(max=29)
     used = None if class_weights is None else class_weights[:30]
@@ -149,7 +149,7 @@ def test_padded_columns_take_no_part(class_weights):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_z_loss_is_added_and_averaged_over_counted_rows_whatever_their_class_weights(reduction):
+def test_z_loss_is_averaged_over_valid_rows_whatever_their_class_weights(reduction):
     case = make_case()
     class_weights = class_weights_of(37)
 
@@ -186,7 +186,7 @@ def test_token_scaling_multiplies_each_loss_by_the_constant_probability_of_its_t
     is_valid = case.target != IGNORED
     ids = case.target.clamp(min=0).unsqueeze(-1)
     probability = (logits.softmax(-1).gather(-1, ids).squeeze(-1) * is_valid).detach()
-    assert probability.max() > 0.9  # else the rows with confident targets would go untested
+    assert probability.max() > 0.9  # Otherwise rows with confident targets would not be tested.
     nll = cross_entropy(logits, case.target, class_weights, reduction="none", label_smoothing=0.1)
     z = 1e-2 * logits.logsumexp(-1).square() * is_valid
     if reduction == "mean":
@@ -214,7 +214,7 @@ def test_predicted_tokens_and_accuracy_are_those_of_the_argmax():
     assert accuracy.item() == pytest.approx(hits / 11)
 
 
-def test_accuracy_of_each_row_is_zero_where_it_is_ignored():
+def test_the_accuracy_of_an_ignored_row_is_zero():
     case = make_case(ignored=(0,))
     case.target[0] = 0
     is_hit = (reference(*case).argmax == case.target) & (case.target != 0)
@@ -223,12 +223,12 @@ def test_accuracy_of_each_row_is_zero_where_it_is_ignored():
         *case, reduction="none", ignore_index=0, return_token_accuracy=True
     )
 
-    # Id 0 is ignored here, and what linear_logprob calls the argmax of ignored rows.
+    # Id 0 is ignored here. It is also the argmax that linear_logprob returns for ignored rows.
     assert output.token_accuracy.tolist() == is_hit.float().tolist()
     assert output.z_loss is None and output.predicted_tokens is None
 
 
-def test_accuracy_and_mean_logit_are_told_apart_when_both_are_needed():
+def test_accuracy_and_mean_logit_are_not_confused_when_both_are_needed():
     case = make_case()
 
     output = linear_cross_entropy(*case, label_smoothing=0.1, return_predicted_tokens=True)
@@ -260,7 +260,7 @@ def test_a_batch_of_ignored_rows_has_no_loss_and_no_gradients(reduction):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_no_rows_are_a_loss_of_zero(reduction):
+def test_the_loss_of_no_rows_is_zero(reduction):
     case = make_case(rows=3, ignored=())
     hidden, target = case.hidden[:0], case.target[:0]
 
@@ -280,7 +280,7 @@ def test_no_rows_are_a_loss_of_zero(reduction):
     assert not any(gradient.any() for gradient in gradients)
 
 
-def test_nothing_in_an_ignored_row_reaches_the_loss_or_a_gradient():
+def test_values_of_ignored_rows_do_not_affect_the_loss_or_gradients():
     case = make_case()
     truth = cross_entropy(logits_of(case), case.target, label_smoothing=0.1)
     true_gradient = torch.autograd.grad(truth, case.weight)[0]
@@ -314,7 +314,7 @@ def test_rows_may_have_any_leading_shape_and_int32_targets():
     assert output.predicted_tokens.shape == (3, 4)
 
 
-def test_reductions_weigh_a_target_of_weight_zero_as_cross_entropy_does():
+def test_reductions_treat_targets_of_class_weight_zero_as_cross_entropy_does():
     case = make_case()
     class_weights = class_weights_of(37)
     class_weights[case.target[0]] = 0

@@ -32,7 +32,7 @@ def test_cross_entropy_with_gradients_in_the_forward(
     assert_same([loss, *gradients(3 * loss, case)], [truth, *gradients(3 * truth, case)])
 
 
-def test_cross_entropy_returns_the_same_beside_the_loss():
+def test_cross_entropy_returns_the_same_values_besides_the_loss():
     case = make_case()
     case.target[:4] = true_scores_argmax(case)[:4]
     options = {"return_z_loss": True, "return_token_accuracy": True, "label_smoothing": 0.1}
@@ -59,6 +59,6 @@ def true_scores_argmax(case: Case) -> Tensor:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_cross_entropy_refuses_what_a_forward_cannot_form(options):
+def test_cross_entropy_rejects_options_that_a_forward_cannot_support(options):
     with pytest.raises(ValueError, match=f"gradients_in_forward: {next(iter(options))}"):
         linear_cross_entropy(*make_case(), gradients_in_forward=True, **options)

@@ -1,4 +1,4 @@
-"""Logits that are kept for the backward give the bits of logits that are computed again, where they are kept."""
+"""Cached logits give the bits of recomputed logits, and are cached exactly when they should be."""
 
 import gc
 import weakref
@@ -26,7 +26,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def exact_case(rows=40, size=16, vocab=400) -> Case:
-    """Factors of few bits: dot products are exact for any number of rows."""
+    """Factors of few bits, so that dot products are exact for any number of rows."""
     generator = seeded(0)
     hidden = torch.randint(-4, 5, (rows, size), generator=generator).float()
     weight = torch.randint(-4, 5, (vocab, size), generator=generator).float() / 8
@@ -52,14 +52,14 @@ def assert_kept_logits_give_the_same_bits(case: Case, upstream=None, **options) 
     assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
 
 
-class Kept:
-    """What autograd saves within: the logits' elements and whether they are still there."""
+class SavedCaches:
+    """Counts caches of logits among the tensors that autograd saves inside the context."""
 
     def __init__(self, case: Case) -> None:
         self._rows_and_columns = (case.target.numel(), case.weight.shape[0])
         self._holders: list[weakref.ref] = []
 
-    def __enter__(self) -> "Kept":
+    def __enter__(self) -> "SavedCaches":
         class Holder:
             def __init__(self, tensor: Tensor) -> None:
                 self.tensor = tensor
@@ -79,7 +79,7 @@ class Kept:
 
     @property
     def logits(self) -> int:
-        """How many caches live."""
+        """Number of caches that still exist."""
         gc.collect()
         return sum(holder() is not None for holder in self._holders)
 
@@ -89,7 +89,7 @@ class Kept:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_kept_logits_give_the_bits_of_logits_that_are_computed_again(name, dtype):
+def test_cached_logits_give_the_bits_of_recomputed_logits(name, dtype):
     case = make_case().to(dtype)
     case.target[:] %= OPTIONS[name].get("vocab_valid", 200)
     case.target[[2, 7]] = IGNORED
@@ -98,7 +98,7 @@ def test_kept_logits_give_the_bits_of_logits_that_are_computed_again(name, dtype
 
 
 @pytest.mark.parametrize("name", ("plain", "all together"))
-def test_kept_logits_have_the_reference_gradient(name):
+def test_cached_logits_give_the_reference_gradient(name):
     case = make_case()
     case.target[:] %= OPTIONS[name].get("vocab_valid", 200)
     case.target[[0, 7]] = IGNORED
@@ -115,7 +115,7 @@ def test_kept_logits_have_the_reference_gradient(name):
 
 @pytest.mark.parametrize("ignored", ([], [0], [39], [3, 4, 20]))
 @pytest.mark.parametrize("unreached", ([], [0], [5, 39], [1, 2, 3, 21, 38], list(range(39))))
-def test_rows_that_the_backward_leaves_out_do_not_shift_the_others(ignored, unreached):
+def test_rows_that_the_backward_skips_do_not_shift_the_others(ignored, unreached):
     case = exact_case()
     case.target[ignored] = IGNORED
     upstream = wide_upstream(case)
@@ -125,7 +125,7 @@ def test_rows_that_the_backward_leaves_out_do_not_shift_the_others(ignored, unre
     assert_kept_logits_give_the_same_bits(case, upstream)
 
 
-def test_one_upstream_gradient_alone():
+def test_a_single_upstream_gradient():
     case = exact_case()
     case.target[7] = IGNORED
     upstream = wide_upstream(case)[0]
@@ -138,7 +138,7 @@ def test_one_upstream_gradient_alone():
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(33_500, 50), (700, 8_000)])
-def test_blocks_of_rows_and_columns_do_not_show(rows, vocab):
+def test_blocks_of_rows_and_columns_do_not_affect_results(rows, vocab):
     """kBlockRows is 32,768, kBlockLogits 4 Mi."""
     case = exact_case(rows, 8, vocab)
     case.target[::7] = IGNORED
@@ -155,19 +155,19 @@ def test_only_ignored_rows_and_no_rows():
         assert_kept_logits_give_the_same_bits(case)
 
 
-# How long.
+# Lifetime of the cache.
 
 
 @pytest.mark.parametrize("retain_graph", (False, True))
-def test_kept_logits_go_with_the_backward_unless_the_graph_stays(retain_graph):
+def test_the_cache_is_freed_by_the_backward_unless_the_graph_is_retained(retain_graph):
     case = make_case()
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         scores = score(case, memory="cached")
-        assert kept.logits == 1
+        assert saved.logits == 1
 
         torch.autograd.grad(scores, case.leaves, upstream_of(11), retain_graph=retain_graph)
 
-        assert kept.logits == int(retain_graph)
+        assert saved.logits == int(retain_graph)
 
 
 def test_a_second_backward_gives_the_same_bits():
@@ -180,66 +180,84 @@ def test_a_second_backward_gives_the_same_bits():
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
 
 
-def test_nothing_is_kept_by_default():
+def test_nothing_is_cached_by_default():
     case = make_case()
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         scores = score(case)
 
-    assert kept.logits == 0 and scores[0].requires_grad
+    assert saved.logits == 0 and scores[0].requires_grad
 
 
-# Which mode.
+# Choice of the mode.
 
-BYTES = 11 * 200 * 8  # of the case's logits, in double
+BYTES = 11 * 200 * 8  # size of the case's logits in fp64
 
 
-@pytest.mark.parametrize(("budget", "is_kept"), [(BYTES - 1, False), (BYTES, True), (None, True)])
-def test_auto_keeps_what_fits_the_budget(budget, is_kept):
+@pytest.mark.parametrize(("budget", "is_cached"), [(BYTES - 1, False), (BYTES, True), (None, True)])
+def test_auto_caches_logits_that_fit_the_budget(budget, is_cached):
     case = make_case()
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         score_kept = score(case, memory="auto", memory_budget=budget)
 
-        assert kept.logits == int(is_kept)
+        assert saved.logits == int(is_cached)
     assert score_kept[0].requires_grad
 
 
-def test_cached_asks_for_no_budget():
+def test_cached_ignores_the_budget():
     case = make_case()
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         _alive = score(case, memory="cached", memory_budget=0)
 
-        assert kept.logits == 1
+        assert saved.logits == 1
 
 
 def cache_of(case: Case, keep_logits: int) -> Tensor:
-    """What the operator itself returns."""
+    """The cache that the operator returns."""
     arguments = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False)
     return torch.ops.logprobd.linear_logprob(*case, None, None, *arguments, keep_logits, None)[-1]
 
 
-def test_the_operator_returns_what_it_keeps():
+def test_the_operator_returns_the_cache():
     case = make_case().to(torch.bfloat16)
 
-    kept, not_kept = cache_of(case, 1), cache_of(case, 0)
+    cache, empty = cache_of(case, 1), cache_of(case, 0)
 
-    assert kept.shape == (11, 200) and kept.dtype == torch.float32
-    assert not kept.requires_grad
-    assert not_kept.numel() == 0
+    assert cache.shape == (11, 200) and cache.dtype == torch.float32
+    assert not cache.requires_grad
+    assert empty.numel() == 0
 
 
-@pytest.mark.parametrize("wanted", (0, 1, 2))
-def test_logits_are_kept_where_any_input_needs_a_gradient(wanted):
+@pytest.mark.parametrize("keep_logits", (1, 2))
+@pytest.mark.parametrize("vocab", (1, 192, 200, 151_936))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
+def test_the_library_knows_the_size_of_the_cache(keep_logits, vocab, dtype):
+    hidden = torch.empty(7, 16, dtype=dtype, device="meta")
+    weight = torch.empty(vocab, 16, dtype=dtype, device="meta")
+    case = Case(hidden, weight, torch.empty(7, dtype=torch.int64, device="meta"), None)
+
+    row_bytes = torch.ops.logprobd.logit_cache_row_bytes(keep_logits, dtype, dtype, vocab)
+
+    assert cache_of(case, keep_logits).nbytes == 7 * row_bytes
+
+
+def test_the_fused_kernels_do_not_support_a_cpu():
+    cpu = torch.device("cpu")
+    assert not torch.ops.logprobd.is_fused(cpu, torch.bfloat16, torch.bfloat16, 64)
+
+
+@pytest.mark.parametrize("needed", (0, 1, 2))
+def test_logits_are_cached_if_any_input_needs_a_gradient(needed):
     case = make_case()
     for i, leaf in enumerate(case.leaves):
-        leaf.requires_grad_(i == wanted)
+        leaf.requires_grad_(i == needed)
 
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         _alive = score(case, memory="cached")
 
-        assert kept.logits == 1
+        assert saved.logits == 1
 
 
-def test_nothing_is_kept_where_no_backward_can_follow(monkeypatch):
+def test_nothing_is_cached_if_no_backward_can_follow(monkeypatch):
     case = make_case()
     seen = []
     operator = torch.ops.logprobd.linear_logprob
@@ -263,7 +281,7 @@ def test_the_default_budget_is_an_eighth_of_the_free_memory(monkeypatch, free_gi
     assert budget_bytes(None, torch.device("cuda", 0)) == budget_gib * GIB
 
 
-def test_the_default_budget_on_a_cpu_is_the_largest():
+def test_the_default_budget_on_a_cpu_is_the_maximum():
     assert budget_bytes(None, torch.device("cpu")) == 4 * GIB
 
 
@@ -277,7 +295,7 @@ def test_a_compiled_caller_gets_the_bits_of_eager(memory, dtype, is_dynamic):
     torch._dynamo.reset()
 
     def loss(hidden, weight, target, bias):
-        logprob, entropy, _ = linear_logprob(hidden, weight, target, bias, memory=memory)
+        logprob, entropy, *_ = linear_logprob(hidden, weight, target, bias, memory=memory)
         return logprob.sum() + 0.5 * entropy.sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=is_dynamic)
@@ -290,7 +308,7 @@ def test_a_compiled_caller_gets_the_bits_of_eager(memory, dtype, is_dynamic):
         assert all(torch.equal(our, same) for our, same in zip(ours, truth, strict=True))
 
 
-def test_the_backward_operator_keeps_the_rules_of_torch_with_kept_logits():
+def test_the_backward_operator_passes_opcheck_with_cached_logits():
     case = make_case().to(torch.float32)
     leaves = [leaf.detach() for leaf in case.leaves]
     options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1)
@@ -304,24 +322,24 @@ def test_the_backward_operator_keeps_the_rules_of_torch_with_kept_logits():
     )
 
 
-# Mistakes.
+# Wrong arguments.
 
 
 @pytest.mark.parametrize(
     "options", [{"memory": "none"}, {"memory": "auto", "memory_budget": -1}], ids=str
 )
-def test_a_mode_that_does_not_exist_is_named(options):
+def test_an_unknown_mode_is_named(options):
     with pytest.raises(ValueError, match="memory"):
         score(make_case(), **options)
 
 
-def test_a_way_to_keep_logits_that_does_not_exist_is_named():
+def test_an_unknown_kind_of_cache_is_named():
     with pytest.raises(ValueError, match="keep_logits is 7"):
         cache_of(make_case(), 7)
 
 
 @pytest.mark.parametrize("cache", [torch.zeros(10, 200).double(), torch.zeros(11, 200)], ids=str)
-def test_a_cache_of_another_format_is_refused(cache):
+def test_a_cache_of_another_format_raises(cache):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
     options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1)
@@ -338,18 +356,18 @@ def test_a_cache_of_another_format_is_refused(cache):
 
 
 @pytest.mark.parametrize("memory", ("cached", "auto"))
-def test_the_cross_entropy_passes_the_mode_on(memory):
+def test_the_cross_entropy_passes_on_the_mode(memory):
     case = make_case()
-    with Kept(case) as kept:
+    with SavedCaches(case) as saved:
         loss = linear_cross_entropy(*case, memory=memory)
-        assert kept.logits == 1
+        assert saved.logits == 1
         small = linear_cross_entropy(*case, memory=memory, memory_budget=BYTES - 1)
-        assert kept.logits == 1 + (memory == "cached")
+        assert saved.logits == 1 + (memory == "cached")
 
     assert torch.equal(loss, small)
 
 
-def test_the_cross_entropy_passes_weight_grad_on():
+def test_the_cross_entropy_passes_on_weight_grad():
     case = make_case().to(torch.float32)
     (truth,) = torch.autograd.grad(linear_cross_entropy(*case), case.weight)
     buffer = torch.ones(200, 9)

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from logprobd_ops import linear_logprob, linear_logprob_loss
 from rank_pool import RankPool
 
-TILE = 192  # columns; shards that begin at multiples of it are added up exactly
+TILE = 192  # Columns. Sums of shards that begin at multiples of it are exact.
 SIZE = 3
 ROWS, HIDDEN, VOCAB = 12, 24, 5 * TILE
 
@@ -18,7 +18,7 @@ def ranks(tmp_path_factory):
 
 
 def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
-    """A whole head with its rows; with `exact` every dot product is exact in whatever order."""
+    """A whole head and its rows. With `exact`, dot products are exact in any order."""
     random = torch.Generator().manual_seed(3)
     hidden = torch.randn(ROWS, HIDDEN, generator=random)
     weight = torch.randn(VOCAB, HIDDEN, generator=random)
@@ -37,8 +37,8 @@ def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
     }
 
 
-def head_of_rows_that_all_count() -> dict[str, torch.Tensor]:
-    """Of these the sum for hidden starts before the last product is enqueued."""
+def head_without_ignored_rows() -> dict[str, torch.Tensor]:
+    """Without ignored rows, the sum of hidden's gradient starts before the last product is enqueued."""
     given = head()
     given["target"][4] = 7
     return given
@@ -63,7 +63,7 @@ def score(given: dict, **options) -> dict[str, torch.Tensor]:
 
 
 def shard(given: dict, borders: list[int], rank: int) -> dict:
-    """The rank's part: its rows of the weight."""
+    """The inputs of one rank, with its rows of the weight."""
     part = slice(borders[rank], borders[rank + 1])
     return given | {"weight": given["weight"][part], "bias": given["bias"][part]}
 
@@ -95,7 +95,7 @@ UNEVEN = {
 
 @pytest.mark.parametrize("borders", UNEVEN.values(), ids=UNEVEN)
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "scale": 0.5}], ids=["plain", "capped"])
-def test_shards_of_any_size_give_what_the_whole_head_gives(ranks, borders, options) -> None:
+def test_shards_of_any_size_give_the_results_of_the_whole_head(ranks, borders, options) -> None:
     given = head()
 
     parts = ranks.results(score_shard, given, borders, options)
@@ -104,8 +104,8 @@ def test_shards_of_any_size_give_what_the_whole_head_gives(ranks, borders, optio
 
 
 @pytest.mark.parametrize("memory", ["recompute", "cached"])
-def test_gradients_of_rows_that_all_count_are_those_of_the_whole_head(ranks, memory) -> None:
-    given, borders = head_of_rows_that_all_count(), UNEVEN["an empty shard"]
+def test_gradients_without_ignored_rows_are_those_of_the_whole_head(ranks, memory) -> None:
+    given, borders = head_without_ignored_rows(), UNEVEN["an empty shard"]
 
     parts = ranks.results(score_shard, given, borders, {"memory": memory})
 
@@ -131,7 +131,7 @@ def test_shards_that_begin_with_a_tile_give_the_bits_of_the_whole_head(ranks) ->
             assert torch.equal(part[name], whole[name]), name
 
 
-def test_padding_behind_the_vocabulary_takes_no_part_in_any_shard(ranks) -> None:
+def test_padding_behind_the_vocabulary_counts_in_no_shard(ranks) -> None:
     given = head()
     valid = 2 * TILE + 50
     given["target"] = given["target"].where(given["target"] < valid, 7)
@@ -177,7 +177,7 @@ def score_with_a_bad_rank(rank: int, _size: int, given: dict, borders: list[int]
 
 
 @pytest.mark.parametrize("memory", ["cached", "auto"])
-def test_each_rank_keeps_the_logits_of_its_shard(ranks, memory) -> None:
+def test_each_rank_caches_the_logits_of_its_shard(ranks, memory) -> None:
     given, borders = head(), UNEVEN["an empty shard"]
 
     parts = ranks.results(score_shard, given, borders, {"memory": memory})
@@ -188,18 +188,18 @@ def test_each_rank_keeps_the_logits_of_its_shard(ranks, memory) -> None:
 
 
 def loss_of(given: dict, **options) -> dict[str, torch.Tensor]:
-    """A loss with its gradients formed in the forward."""
+    """A loss whose gradients are formed in the forward."""
     inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
     upstream = given["upstream"]
-    loss, logprob, entropy, lse = linear_logprob_loss(
+    loss, logprob, entropy, lse, *_ = linear_logprob_loss(
         inputs["hidden"],
         inputs["weight"],
         given["target"],
         inputs["bias"],
-        logprob_weights=upstream[0],
-        entropy_weights=upstream[1],
-        lse_weights=upstream[2],
-        mean_logit_weights=upstream[3],
+        logprob_coef=upstream[0],
+        entropy_coef=upstream[1],
+        lse_coef=upstream[2],
+        mean_logit_coef=upstream[3],
         temperature=0.7,
         **options,
     )
@@ -223,7 +223,7 @@ def loss_of_shard(
     )
 
 
-@pytest.mark.parametrize("given", [head(), head_of_rows_that_all_count()], ids=["some", "all"])
+@pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
 @pytest.mark.parametrize("is_split", [False, True], ids=["all rows", "split rows"])
 @pytest.mark.parametrize(
     "budgets", [[1 << 30] * 3, [1 << 30, 5 * 4 * TILE, 0]], ids=["one", "many"]
@@ -244,8 +244,8 @@ def test_gradients_formed_in_the_forward_are_those_of_the_whole_head(
     assert_close(parts, whole, borders)
 
 
-# One rank that fails alone left the others in a collective for ever (AReaL's fallback).
-def test_a_rank_that_fails_makes_every_rank_raise(ranks) -> None:
+# Without shared errors, one failing rank leaves the others in a collective forever (as AReaL's fallback does).
+def test_the_failure_of_one_rank_raises_on_every_rank(ranks) -> None:
     outcomes = ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
 
     errors = [error.splitlines()[0] for _, error in outcomes]
@@ -256,13 +256,13 @@ def test_a_rank_that_fails_makes_every_rank_raise(ranks) -> None:
 
 def score_another_target(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
     mine = shard(given, borders, rank)
-    mine["target"] = mine["target"].clone()  # what is sent lies in memory that ranks share
+    mine["target"] = mine["target"].clone()  # The ranks share the memory of what they receive.
     mine["target"][0] = rank
     return score(mine, vocab_start=borders[rank], process_group=dist.group.WORLD)
 
 
-# Ranks with other rows entered collectives of other sizes, which ended the process.
-def test_ranks_with_different_targets_are_all_told_so(ranks) -> None:
+# Regression: ranks with different rows entered collectives of different sizes, which aborted the process.
+def test_different_targets_raise_on_every_rank(ranks) -> None:
     outcomes = ranks.outcomes(score_another_target, head(), UNEVEN["aligned"])
 
     for _, error in outcomes:
@@ -273,8 +273,8 @@ def score_at_another_temperature(rank: int, _size: int, given: dict, borders: li
     return score_shard(rank, _size, given, borders, {"temperature": 0.7 + 0.1 * rank})
 
 
-# The scores of ranks with other temperatures were joined, to those of none.
-def test_ranks_with_different_temperatures_are_all_told_so(ranks) -> None:
+# Regression: the scores of ranks with different temperatures were combined into meaningless ones.
+def test_different_temperatures_raise_on_every_rank(ranks) -> None:
     outcomes = ranks.outcomes(score_at_another_temperature, head(), UNEVEN["aligned"])
 
     for _, error in outcomes:
@@ -283,7 +283,7 @@ def test_ranks_with_different_temperatures_are_all_told_so(ranks) -> None:
 
 def score_without_a_gradient(rank: int, _size: int, given: dict, borders: list[int]) -> None:
     mine = shard(given, borders, rank)
-    logprob, _, _ = linear_logprob(
+    logprob, *_ = linear_logprob(
         mine["hidden"].requires_grad_(rank != 1),
         mine["weight"].requires_grad_(),
         mine["target"],
@@ -293,7 +293,7 @@ def score_without_a_gradient(rank: int, _size: int, given: dict, borders: list[i
     logprob.sum().backward()
 
 
-def test_ranks_of_which_one_needs_no_gradient_of_hidden_are_all_told_so(ranks) -> None:
+def test_different_needs_of_a_gradient_of_hidden_raise_on_every_rank(ranks) -> None:
     outcomes = ranks.outcomes(score_without_a_gradient, head(), UNEVEN["aligned"])
 
     for _, error in outcomes:
@@ -304,7 +304,7 @@ def differentiate_with_a_bad_rank(
     rank: int, _size: int, given: dict, borders: list[int], vocab_valid: int | None
 ) -> None:
     mine = shard(given, borders, rank)
-    logprob, _, _ = linear_logprob(
+    logprob, *_ = linear_logprob(
         mine["hidden"],
         mine["weight"].requires_grad_(),
         mine["target"],
@@ -316,9 +316,9 @@ def differentiate_with_a_bad_rank(
     logprob.sum().backward()
 
 
-# With a given vocabulary the rank went on and said that this did not fit.
+# Regression: with vocab_valid the rank continued and reported that vocab_valid did not fit.
 @pytest.mark.parametrize("vocab_valid", (None, UNEVEN["aligned"][-1]))
-def test_a_rank_that_fails_in_the_backward_makes_every_rank_raise(ranks, vocab_valid) -> None:
+def test_the_failure_of_one_rank_in_the_backward_raises_on_every_rank(ranks, vocab_valid) -> None:
     outcomes = ranks.outcomes(differentiate_with_a_bad_rank, head(), UNEVEN["aligned"], vocab_valid)
 
     assert "weight_grad must be" in outcomes[2][1]
@@ -338,9 +338,9 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     )
 
 
-# Behind the agreement, when the others are on their way to the sum for hidden, or have started it.
-@pytest.mark.parametrize("given", [head(), head_of_rows_that_all_count()], ids=["some", "all"])
-def test_a_rank_that_fails_among_the_gradients_makes_every_rank_raise(ranks, given) -> None:
+# The rank fails after the agreement, when the others are about to start, or have started, the sum of hidden.
+@pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
+def test_a_failure_while_gradients_are_formed_raises_on_every_rank(ranks, given) -> None:
     outcomes = ranks.outcomes(differentiate_another_cache, given, UNEVEN["aligned"])
 
     assert "cache is" in outcomes[1][1]
@@ -349,14 +349,14 @@ def test_a_rank_that_fails_among_the_gradients_makes_every_rank_raise(ranks, giv
 
 
 @pytest.mark.parametrize("overlapping_id", [2 * TILE, 0], ids=["a target", "no target"])
-def test_shards_that_overlap_are_refused(ranks, overlapping_id) -> None:
+def test_overlapping_shards_raise(ranks, overlapping_id) -> None:
     given = head()
-    given["target"].fill_(overlapping_id)  # 2 * TILE: both of the last two have it
+    given["target"].fill_(overlapping_id)  # The last two shards both have 2 * TILE.
 
     outcomes = ranks.outcomes(score_overlapping, given)
 
     for _, error in outcomes:
-        assert error.startswith("ValueError: vocab_start: several ranks have the same id")
+        assert error.startswith("ValueError: vocab_start: several ranks have id ")
 
 
 def score_overlapping(rank: int, _size: int, given: dict) -> dict:
@@ -367,7 +367,7 @@ def score_overlapping(rank: int, _size: int, given: dict) -> dict:
 
 
 @pytest.mark.parametrize("target", [VOCAB, -1, 2**31, 2**63 - 1, -(2**63)])
-def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks, target) -> None:
+def test_an_out_of_vocab_target_raises_on_every_rank(ranks, target) -> None:
     given = head()
     given["target"][3] = target
 
@@ -377,7 +377,7 @@ def test_a_target_that_no_shard_owns_is_an_error_on_every_rank(ranks, target) ->
         assert error.startswith(f"IndexError: target {target} of row 3")
 
 
-def test_a_target_that_no_shard_owns_may_have_the_gradient_of_the_softmax_alone(ranks) -> None:
+def test_an_out_of_vocab_target_may_have_only_the_gradient_of_the_softmax(ranks) -> None:
     given = head()
     given["target"][3] = VOCAB
 
@@ -389,7 +389,7 @@ def test_a_target_that_no_shard_owns_may_have_the_gradient_of_the_softmax_alone(
     assert_close(parts, whole, UNEVEN["aligned"])
 
 
-def test_the_ranks_work_on_after_an_error(ranks) -> None:
+def test_the_ranks_continue_to_work_after_an_error(ranks) -> None:
     ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
 
     parts = ranks.results(score_shard, head(), UNEVEN["aligned"], {})
@@ -397,9 +397,9 @@ def test_the_ranks_work_on_after_an_error(ranks) -> None:
     assert_close(parts, score(head()), UNEVEN["aligned"])
 
 
-def test_an_unknown_group_is_refused() -> None:
+def test_an_unknown_group_raises() -> None:
     given = head()
-    with pytest.raises(ValueError, match="process_group: no group is called"):
+    with pytest.raises(ValueError, match="process_group: this process has no group named"):
         torch.ops.logprobd.linear_logprob(
             *(given[name] for name in ("hidden", "weight", "target")),
             *(None, None, None, 1.0, 1.0, 0.0, -100, 0, -1, "nobody"),

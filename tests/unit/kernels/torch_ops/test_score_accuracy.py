@@ -1,4 +1,4 @@
-"""Scores equal the double reference on the exact inputs, at the edges of every size and value."""
+"""Scores equal those of the fp64 reference, at the edges of every size and value."""
 
 import math
 
@@ -49,12 +49,12 @@ def test_every_size_gives_the_reference_values(rows, size, vocab, dtype):
 @pytest.mark.parametrize("size", (1, 8, 31, 70, 123, 896, 4095))
 @pytest.mark.parametrize("logits_std", (1.0, 3.0))
 def test_products_of_full_width_keep_fp32_accuracy(size, logits_std):
-    """Logits up to 30; larger ones are scaled down row by row."""
+    """Logits are at most 30; rows with larger logits are scaled down."""
     hidden, weight, target, _ = normal_case(64, size, 507, logits_std)
     largest = (hidden.double() @ weight.double().T).abs().amax(1, keepdim=True)
     hidden = hidden * (LOGIT_MAX / largest).clamp(max=1).float()
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target)
 
     truth = reference(hidden, weight, target)
     assert (logprob - truth.logprob).abs().max() <= 5e-6
@@ -66,7 +66,7 @@ def test_products_of_full_width_keep_fp32_accuracy(size, logits_std):
 def test_fp32_is_as_accurate_as_logits_materialised_by_torch(size, logits_std):
     hidden, weight, target, _ = normal_case(256, size, 507, logits_std)
 
-    logprob, _, _ = linear_logprob(hidden, weight, target)
+    logprob, *_ = linear_logprob(hidden, weight, target)
 
     truth = reference(hidden, weight, target).logprob
     materialised = torch.log_softmax(hidden @ weight.T, -1).gather(1, target[:, None]).squeeze(1)
@@ -75,7 +75,7 @@ def test_fp32_is_as_accurate_as_logits_materialised_by_torch(size, logits_std):
 
 @pytest.mark.parametrize("vocab", (1, 125, 129, 193, 257, 507, 1937))
 @pytest.mark.parametrize("shift", (-128.0, -256.0, -16384.0))
-def test_logits_far_below_zero_see_no_zeros_of_padding(vocab, shift):
+def test_padding_zeros_do_not_affect_logits_far_below_zero(vocab, shift):
     hidden, weight, target, _ = exact_case(7, 31, vocab)
     bias = torch.full((vocab,), shift)
     assert reference_logits(hidden, weight, bias).max() < -40
@@ -85,14 +85,14 @@ def test_logits_far_below_zero_see_no_zeros_of_padding(vocab, shift):
 
 @pytest.mark.parametrize("dtype", FLOATS[:2])
 def test_logits_of_seventy_thousand_keep_their_differences(dtype):
-    """Two largest, 7e4 both: their logprob is -ln 2, though the lse has steps of 0.008."""
+    """The two largest logits are 7e4: their logprob is -ln 2, although lse has steps of 0.008."""
     weight = torch.zeros(193, 1, dtype=dtype)
     weight[3] = weight[192] = 7e4
     weight[7] = -7e4
     hidden = torch.tensor([[1.0], [1.0], [1.0], [-1.0], [-1.0]], dtype=dtype)
     target = torch.tensor([3, 192, 7, 7, 3])
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target)
 
     truth = reference(hidden, weight, target)
     torch.testing.assert_close(logprob.double(), truth.logprob, atol=5e-6, rtol=2**-23)
@@ -108,7 +108,7 @@ def test_equal_logits_have_an_entropy_of_ln_v(vocab, level):
     weight = torch.ones(vocab, 8)
     bias = torch.full((vocab,), level)
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, torch.zeros(3).long(), bias)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, torch.zeros(3).long(), bias)
 
     log_vocab = torch.full((3,), math.log(vocab))
     torch.testing.assert_close(entropy, log_vocab, atol=1e-12, rtol=1e-7)
@@ -118,13 +118,13 @@ def test_equal_logits_have_an_entropy_of_ln_v(vocab, level):
 
 
 @pytest.mark.parametrize("place", (0, 191, 192, 506))
-def test_one_logit_forty_above_the_rest_takes_all(place):
+def test_a_logit_forty_above_the_rest_has_probability_one(place):
     weight = torch.zeros(507, 8)
     weight[place] = 5.0
     hidden = torch.ones(2, 8)
     target = torch.tensor([place, (place + 1) % 507])
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target)
 
     truth = reference(hidden, weight, target)
     torch.testing.assert_close(logprob.double(), truth.logprob, atol=5e-6, rtol=0)
@@ -132,13 +132,13 @@ def test_one_logit_forty_above_the_rest_takes_all(place):
     assert_in_bounds(logprob, entropy, 507)
 
 
-def test_columns_of_minus_infinity_have_no_part():
+def test_columns_of_minus_infinity_do_not_count():
     hidden, weight, target, bias = exact_case(7, 31, 400)
     bias[:200] = -math.inf
     target = target.clamp(min=200)
     target[6] = 5
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, bias)
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target, bias)
 
     truth = reference(hidden, weight[200:], target[:6].sub(200).repeat(2)[:7], bias[200:])
     torch.testing.assert_close(logprob[:6].double(), truth.logprob[:6], atol=5e-6, rtol=2**-22)
@@ -151,7 +151,7 @@ def test_a_certain_token_never_has_a_positive_logprob():
     hidden, weight, _, _ = normal_case(513, 70, 193, logits_std=20.0)
     target = (hidden @ weight.T).argmax(1)
 
-    logprob, entropy, _ = linear_logprob(hidden, weight, target)
+    logprob, entropy, *_ = linear_logprob(hidden, weight, target)
 
     assert logprob.max() > -1e-6
     assert_in_bounds(logprob, entropy, 193)

@@ -1,4 +1,5 @@
-"""16-bit heads of whole 16-byte rows: fused kernels compute them on a Hopper GPU; others take the same tests."""
+"""16-bit heads whose rows are multiples of 16 bytes. Fused kernels compute them on Hopper GPUs; the same tests run
+on other devices."""
 
 import math
 
@@ -6,19 +7,19 @@ import pytest
 import torch
 from gradient_cases import IGNORED, OUTPUTS, Case
 from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
-from linear_logprob_reference import reference, reference_logits, seeded
+from linear_logprob_reference import reference, reference_logits, requested, seeded
 from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 IN_EVERY_MEMORY = pytest.mark.parametrize("memory", ("recompute", "cached"))
-# Of rows whose logits have a standard deviation up to 4: see the README's table of errors.
+# Errors of rows whose logits have a standard deviation of at most 4.
 SCORE_ERROR_MAX = 1e-4
 
 
 def make_case(rows=70, size=64, vocab=507, dtype=torch.bfloat16, spread_max=4.0, seed=0) -> Case:
-    """Logits of standard deviation 1, a flat row, to spread_max, a peaked one."""
+    """Rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
     random = seeded(seed)
     spread = torch.linspace(1, spread_max, rows).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=random)
@@ -34,16 +35,18 @@ def error_of(ours: Tensor, truth: Tensor) -> float:
 
 
 def assert_right(case: Case, bias=True, outputs=OUTPUTS, memory="recompute", **options) -> None:
-    """Scores and gradients are those of the double reference."""
+    """Asserts that scores and gradients are those of the fp64 reference."""
     truth_case = case.to(torch.float64)
     ours = dict(
         zip(
             OUTPUTS,
-            linear_logprob(
-                *case[: 3 + bias],
-                return_mean_logit="mean_logit" in outputs,
-                memory=memory,
-                **options,
+            requested(
+                linear_logprob(
+                    *case[: 3 + bias],
+                    return_mean_logit="mean_logit" in outputs,
+                    memory=memory,
+                    **options,
+                )
             ),
             strict=False,
         )
@@ -129,9 +132,9 @@ def test_peaked_rows_keep_small_gradients(option, memory):
     case = make_case(129, 256, 1000, spread_max=20.0)
     with torch.no_grad():
         best = reference(*case.to(torch.float64)[:3]).argmax
-    case.target.copy_(best)  # probabilities near 1: what is left of the gradient is 1 - p
+    case.target.copy_(best)  # With probabilities near 1, the gradient is 1 - p.
     truth_case = case.to(torch.float64)
-    logprob, _, _ = linear_logprob(*case[:3], **option, memory=memory)
+    logprob, *_ = linear_logprob(*case[:3], **option, memory=memory)
     truth = reference(*truth_case[:3], **option)
 
     ours = torch.autograd.grad(logprob.sum(), case.hidden)[0]
@@ -142,12 +145,12 @@ def test_peaked_rows_keep_small_gradients(option, memory):
     assert error_of(ours[is_peaked], true[is_peaked]) <= GRADIENT_ERROR_MAX
 
 
-def test_rows_have_the_bits_that_they_have_alone():
+def test_rows_have_the_same_bits_with_and_without_other_rows():
     case = make_case(513, 128, 2000)
-    together = linear_logprob(*case[:3])
+    together = requested(linear_logprob(*case[:3]))
 
     for rows in (1, 64, 127, 200):
-        alone = linear_logprob(case.hidden[:rows], case.weight, case.target[:rows])
+        alone = requested(linear_logprob(case.hidden[:rows], case.weight, case.target[:rows]))
 
         assert all(torch.equal(a, b[:rows]) for a, b in zip(alone, together, strict=True))
 
@@ -157,7 +160,7 @@ def test_everything_has_the_same_bits_every_time(memory):
     case = make_case(200, 128, 2000)
 
     def once():
-        scores = linear_logprob(*case, memory=memory)
+        scores = requested(linear_logprob(*case, memory=memory))
         return [*scores, *torch.autograd.grad(scores[0].sum() + scores[1].sum(), case.leaves)]
 
     first = once()
@@ -169,7 +172,7 @@ def test_argmax_is_the_lowest_id_among_equals():
     case = make_case(130, 64, 1000)
     with torch.no_grad():
         case.weight[700:900] = case.weight[100:300]
-    *_, argmax = linear_logprob(*case[:3], return_argmax=True)
+    argmax = linear_logprob(*case[:3], return_argmax=True).argmax
 
     best = reference(*case.to(torch.float64)[:3]).argmax
     assert torch.equal(argmax, best)
@@ -181,7 +184,7 @@ def test_ignored_rows_and_rows_without_upstream_gradient_give_exact_zeros(memory
     case.target[::3] = IGNORED
     with torch.no_grad():
         case.hidden[::3] = math.nan
-    logprob, entropy, lse = linear_logprob(*case[:3], memory=memory)
+    logprob, entropy, lse, *_ = linear_logprob(*case[:3], memory=memory)
     upstream = torch.ones_like(logprob)
     upstream[1::3] = 0
     d_hidden, d_weight = torch.autograd.grad(logprob, case.leaves[:2], upstream)
@@ -193,12 +196,12 @@ def test_ignored_rows_and_rows_without_upstream_gradient_give_exact_zeros(memory
 
 
 @IN_EVERY_MEMORY
-def test_logits_of_minus_infinity_have_no_part_and_no_gradient(memory):
+def test_logits_of_minus_infinity_do_not_count_and_have_no_gradient(memory):
     case = make_case(40, 64, 507)
     with torch.no_grad():
         case.bias[:200] = -math.inf
     case.target[:] = 200 + case.target % 300
-    logprob, entropy, _ = linear_logprob(*case, memory=memory)
+    logprob, entropy, *_ = linear_logprob(*case, memory=memory)
     d_hidden, d_weight, d_bias = torch.autograd.grad((logprob + entropy).sum(), case.leaves)
 
     alone = linear_logprob(case.hidden, case.weight[200:], case.target - 200, case.bias[200:])
@@ -209,7 +212,7 @@ def test_logits_of_minus_infinity_have_no_part_and_no_gradient(memory):
 
 
 @IN_EVERY_MEMORY
-def test_a_value_that_is_not_finite_touches_its_row_only(memory):
+def test_a_value_that_is_not_finite_affects_only_its_row(memory):
     case = make_case(140, 64, 507)
     clean = linear_logprob(*case[:3], memory=memory)
     with torch.no_grad():
@@ -218,13 +221,13 @@ def test_a_value_that_is_not_finite_touches_its_row_only(memory):
     d_hidden = torch.autograd.grad(scores[0].sum(), case.hidden)[0]
 
     others = torch.arange(140) != 13
-    for score, before in zip(scores, clean, strict=True):
+    for score, before in zip(requested(scores), requested(clean), strict=True):
         assert score[13].isnan() and torch.equal(score[others], before[others])
     assert d_hidden[13].isnan().all() and d_hidden[others].isfinite().all()
 
 
 @pytest.mark.parametrize("bad", (-1, 507, 2**31, 2**31 + 5, -(2**31)))
-def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad):
+def test_an_out_of_vocab_target_is_named_with_its_row(bad):
     case = make_case()
     case.target[7] = bad
 
@@ -235,7 +238,7 @@ def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad):
 @IN_EVERY_MEMORY
 def test_more_rows_than_a_block_holds(memory):
     case = make_case(8_192 + 300, 16, 400)
-    logprob, entropy, _ = linear_logprob(*case[:3], memory=memory)
+    logprob, entropy, *_ = linear_logprob(*case[:3], memory=memory)
     truth_case = case.to(torch.float64)
     truth = reference(*truth_case[:3])
     ours = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
@@ -265,16 +268,18 @@ def test_any_layout_of_hidden_and_weight(layout):
     hidden, weight = (laid_out(leaf).requires_grad_() for leaf in case.leaves[:2])
     scores = linear_logprob(hidden, weight, case.target)
 
-    assert all(torch.equal(a, b) for a, b in zip(scores, expected, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(requested(scores), requested(expected), strict=True)
+    )
     ours = torch.autograd.grad(scores[0].sum(), (hidden, weight))
-    wanted = torch.autograd.grad(expected[0].sum(), case.leaves[:2])
-    assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+    expected_gradients = torch.autograd.grad(expected[0].sum(), case.leaves[:2])
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected_gradients, strict=True))
 
 
 @pytest.mark.parametrize("unit", (1, 3))
-def test_a_wide_vocabulary_is_cut_where_the_bits_do_not_show(unit):
+def test_cutting_a_large_vocabulary_does_not_affect_the_bits(unit):
     case = make_case(unit * 64, 32, 40_000)
-    logprob, entropy, _ = linear_logprob(*case[:3])
+    logprob, entropy, *_ = linear_logprob(*case[:3])
     d_hidden, d_weight = torch.autograd.grad((logprob + entropy).sum(), case.leaves[:2])
     truth_case = case.to(torch.float64)
     truth = reference(*truth_case[:3])
@@ -285,14 +290,14 @@ def test_a_wide_vocabulary_is_cut_where_the_bits_do_not_show(unit):
 
 
 @IN_EVERY_MEMORY
-def test_a_tile_without_logits_beside_very_negative_ones_has_no_gradient(memory):
-    """Regression: 2^(0 - K) of a masked tile overflowed where all other logits were below -89."""
+def test_a_masked_tile_next_to_very_negative_logits_has_no_gradient(memory):
+    """Regression: 2^(0 - K) of a masked tile overflowed when all other logits were below -89."""
     case = make_case(40, 64, 507)
     with torch.no_grad():
         case.bias.fill_(-200.0)
         case.bias[:192] = -math.inf
     case.target[:] = 192 + case.target % 300
-    logprob, entropy, _ = linear_logprob(*case, memory=memory)
+    logprob, entropy, *_ = linear_logprob(*case, memory=memory)
     gradients = torch.autograd.grad((logprob + entropy).sum(), case.leaves)
 
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -300,15 +305,15 @@ def test_a_tile_without_logits_beside_very_negative_ones_has_no_gradient(memory)
 
 
 @IN_EVERY_MEMORY
-def test_the_slope_of_a_cap_is_that_at_the_target_however_improbable(memory):
-    """Regression: kept logits took the slope at 2^-200."""
+def test_the_slope_of_a_cap_is_taken_at_the_target_however_improbable(memory):
+    """Regression: with cached logits the slope was taken at 2^-200."""
     case = make_case(60, 64, 507, spread_max=20.0)
     options = {"softcap": 15.0, "temperature": 0.05}
     with torch.no_grad():
         worst = reference_logits(case.hidden, case.weight).argmin(-1)
     case.target.copy_(worst)
     truth_case = case.to(torch.float64)
-    logprob, _, _ = linear_logprob(*case[:3], memory=memory, **options)
+    logprob, *_ = linear_logprob(*case[:3], memory=memory, **options)
     truth = reference(*truth_case[:3], **options)
 
     ours = torch.autograd.grad(logprob.sum(), case.leaves[:2])
@@ -316,21 +321,23 @@ def test_the_slope_of_a_cap_is_that_at_the_target_however_improbable(memory):
 
     assert (truth.logprob < -250).any()
     for gradient, true_gradient in zip(ours, true, strict=True):
-        assert error_of(gradient, true_gradient) <= 2 * GRADIENT_ERROR_MAX  # the cap's own rounding
+        assert (
+            error_of(gradient, true_gradient) <= 2 * GRADIENT_ERROR_MAX
+        )  # including the rounding of the cap
 
 
 @pytest.mark.parametrize("memory_budget", (0, 300_000, 1 << 30))
-def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
-    """Regression: blocks of rows looked their targets up among all rows, in an array of their own."""
+def test_a_loss_with_gradients_in_the_forward_is_that_of_its_rows(memory_budget):
+    """Regression: blocks of rows used row indices of all rows to look up targets in an array of the block."""
     case = make_case(400, 64, 507)
     case.target[::3] = IGNORED
     random = seeded(7)
     temperature = 0.5 + torch.rand(400, generator=random)
     weights = [torch.randn(400, generator=random) for _ in range(2)]
-    loss, logprob, entropy, _ = linear_logprob_loss(
+    loss, logprob, entropy, *_ = linear_logprob_loss(
         *case[:3],
-        logprob_weights=weights[0],
-        entropy_weights=weights[1],
+        logprob_coef=weights[0],
+        entropy_coef=weights[1],
         temperature=temperature,
         memory_budget=memory_budget,
     )
@@ -340,7 +347,9 @@ def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
     truth = reference(*truth_case[:3], temperature=temperature)
     true_loss = (weights[0] * truth.logprob + weights[1] * truth.entropy).sum()
     true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
-    assert (logprob - truth.logprob).abs().max() <= 2 * SCORE_ERROR_MAX  # of temperatures below 1
+    assert (
+        logprob - truth.logprob
+    ).abs().max() <= 2 * SCORE_ERROR_MAX  # Temperatures below 1 enlarge errors.
     assert (entropy - truth.entropy).abs().max() <= 2 * SCORE_ERROR_MAX
     assert abs(loss.item() - true_loss.item()) <= 400 * SCORE_ERROR_MAX
     for gradient, true_gradient in zip(ours, true, strict=True):
@@ -353,14 +362,14 @@ def test_a_loss_formed_with_its_gradients_is_that_of_its_rows(memory_budget):
 def test_a_policy_gradient_s_loss_is_right_for_flat_and_for_peaked_rows(
     dtype, spread_max, memory_budget
 ):
-    """Rows whose largest logits are far above those of their first columns, and targets far below."""
+    """The rows' largest logits are far above those of their first columns, and the targets' far below."""
     case = make_case(400, 64, 1500, dtype, spread_max=spread_max)
     case.target[::3] = IGNORED
     case.target[1::12] = reference_logits(case.hidden, case.weight).argmax(-1)[1::12]
     advantages = torch.randn(400, generator=seeded(7))
-    advantages[2::9] = 1e-6 if dtype == torch.bfloat16 else 0.1  # fp16 ends at 6e-8
+    advantages[2::9] = 1e-6 if dtype == torch.bfloat16 else 0.1  # fp16 has no values below 6e-8.
     loss = linear_logprob_loss(
-        *case[:3], logprob_weights=advantages, memory_budget=memory_budget, need_entropy=False
+        *case[:3], logprob_coef=advantages, memory_budget=memory_budget, need_entropy=False
     )[0]
     ours = torch.autograd.grad(loss, case.leaves[:2])
 
@@ -369,15 +378,17 @@ def test_a_policy_gradient_s_loss_is_right_for_flat_and_for_peaked_rows(
     true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
     for gradient, true_gradient in zip(ours, true, strict=True):
         assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
-    small = slice(2, None, 9)  # as exact as the large ones: each row has a factor of its own
+    small = slice(
+        2, None, 9
+    )  # They are as accurate as large ones, since each row has its own factor.
     assert error_of(ours[0][small], true[0][small]) <= GRADIENT_ERROR_MAX
 
 
-def test_some_rows_of_weight_zero_leave_the_gradients_of_others_alone():
+def test_rows_with_coefficient_zero_do_not_affect_the_gradients_of_others():
     case = make_case(300, 64, 1500)
     weights = torch.randn(300, generator=seeded(7))
     weights[::4] = 0
-    loss = linear_logprob_loss(*case[:3], logprob_weights=weights)[0]
+    loss = linear_logprob_loss(*case[:3], logprob_coef=weights)[0]
     ours = torch.autograd.grad(loss, case.leaves[:2])
 
     truth_case = case.to(torch.float64)
@@ -390,7 +401,7 @@ def test_some_rows_of_weight_zero_leave_the_gradients_of_others_alone():
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_class_weights_of_a_large_vocabulary_do_not_overflow(dtype):
-    """Regression: fp16 weights of the mean logit were multiplied by the vocabulary's size."""
+    """Regression: fp16 weights of the mean logit were multiplied by the size of the vocabulary."""
     case = make_case(20, 64, 70_000, dtype)
     class_weights = torch.linspace(0.5, 2, 70_000)
 
@@ -405,7 +416,7 @@ def test_class_weights_of_a_large_vocabulary_do_not_overflow(dtype):
 
 @IN_EVERY_MEMORY
 @pytest.mark.parametrize("is_ignored", (True, False))
-def test_rows_of_which_none_counts_or_gets_a_gradient_give_exact_zeros(memory, is_ignored):
+def test_rows_that_are_all_ignored_or_without_gradient_give_exact_zeros(memory, is_ignored):
     case = make_case()
     target = torch.full_like(case.target, IGNORED) if is_ignored else case.target
     scores = linear_logprob(

@@ -1,4 +1,4 @@
-"""Targets: every integer type, ignored ones, and those that nobody has."""
+"""Targets of every integer dtype, ignored targets, and out-of-vocabulary targets."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_targets_in_the_first_and_last_columns_of_tiles(dtype):
         (192, {"vocab_valid": 125}),
     ],
 )
-def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad, options):
+def test_an_out_of_vocab_target_is_named_with_its_row(bad, options):
     hidden, weight, target, _ = exact_case()
     target %= 125
     target[[1, 4]] = options.get("ignore_index", IGNORED)
@@ -46,7 +46,7 @@ def test_a_target_outside_the_vocabulary_is_named_with_its_row(bad, options):
         linear_logprob(hidden, weight, target, **options)
 
 
-def test_a_target_behind_the_last_row_of_the_weight_is_refused_though_vocab_valid_counts_it():
+def test_a_target_behind_the_weight_raises_even_if_vocab_valid_includes_it():
     hidden, weight, target, _ = exact_case(vocab=193)
     target[9] = 200
 
@@ -54,7 +54,7 @@ def test_a_target_behind_the_last_row_of_the_weight_is_refused_though_vocab_vali
         linear_logprob(hidden, weight, target, vocab_valid=256)
 
 
-def test_a_target_before_vocab_start_is_refused_where_no_group_holds_it():
+def test_a_target_before_vocab_start_raises_without_a_group():
     hidden, weight, target, _ = exact_case(vocab=193)
     target += 64
     target[9] = 5
@@ -68,37 +68,37 @@ def test_vocab_start_shifts_the_ids(vocab_start):
     hidden, weight, target, _ = exact_case(vocab=507)
     scores = linear_logprob(hidden, weight, target, return_argmax=True)
 
-    *shifted, argmax = linear_logprob(
+    shifted = linear_logprob(
         hidden, weight, target + vocab_start, vocab_start=vocab_start, return_argmax=True
     )
 
-    for ours, truth in zip(shifted, scores[:3], strict=True):
+    for ours, truth in zip(shifted[:3], scores[:3], strict=True):
         torch.testing.assert_close(ours, truth, atol=1e-6, rtol=2**-22)
-    assert torch.equal(argmax, scores[3] + vocab_start)
+    assert torch.equal(shifted.argmax, scores.argmax + vocab_start)
 
 
-def test_out_of_vocab_targets_count_as_zero_where_asked():
+def test_out_of_vocab_targets_have_logprob_zero_if_requested():
     hidden, weight, target, _ = exact_case(vocab=193)
     truth = reference(hidden, weight, target)
-    unowned = [1, 5, 8, 12]
-    target[unowned] = torch.tensor([-1, 193, 2**31, 250])
+    out_of_vocab_rows = [1, 5, 8, 12]
+    target[out_of_vocab_rows] = torch.tensor([-1, 193, 2**31, 250])
 
-    logprob, entropy, lse = linear_logprob(hidden, weight, target, out_of_vocab="zero")
+    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target, out_of_vocab="zero")
 
-    owned = [row for row in range(13) if row not in unowned]
-    assert (logprob[unowned] == 0).all()
-    torch.testing.assert_close(logprob[owned].double(), truth.logprob[owned], atol=1e-5, rtol=0)
+    others = [row for row in range(13) if row not in out_of_vocab_rows]
+    assert (logprob[out_of_vocab_rows] == 0).all()
+    torch.testing.assert_close(logprob[others].double(), truth.logprob[others], atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy.double(), truth.entropy, atol=1e-5, rtol=0)
     torch.testing.assert_close(lse.double(), truth.lse, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("ignore_index", (-100, -1, 5))
-def test_ignored_rows_give_exact_zeros_whatever_they_hold(ignore_index):
+def test_ignored_rows_give_exact_zeros_whatever_their_values(ignore_index):
     hidden, weight, target, _ = exact_case()
     target[target == ignore_index] += 1
     hidden[[0, 4, 12]] = torch.tensor([math.nan, math.inf, -math.inf]).unsqueeze(1)
     target[[0, 4, 12]] = ignore_index
-    counted = target != ignore_index
+    valid = target != ignore_index
 
     scores = linear_logprob(
         hidden,
@@ -110,11 +110,11 @@ def test_ignored_rows_give_exact_zeros_whatever_they_hold(ignore_index):
     )
 
     alone = linear_logprob(
-        hidden[counted], weight, target[counted], return_argmax=True, return_mean_logit=True
+        hidden[valid], weight, target[valid], return_argmax=True, return_mean_logit=True
     )
     for ours, truth in zip(scores, alone, strict=True):
-        assert (ours[~counted] == 0).all()
-        assert torch.equal(ours[counted], truth)
+        assert (ours[~valid] == 0).all()
+        assert torch.equal(ours[valid], truth)
 
 
 @pytest.mark.parametrize("rows", (1, 7, 129))

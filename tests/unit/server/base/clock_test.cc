@@ -28,7 +28,7 @@ TEST(SteadyClockTest, GivesUpAtItsTime) {
   absl::MutexLock lock(&mutex);
   EXPECT_FALSE(clock.AwaitUntil(mutex, absl::Condition(&condition), until));
   EXPECT_GE(clock.Now(), until);
-  // A time that has passed, and no condition to wait for.
+  // The time has already passed, and the condition is false.
   EXPECT_FALSE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfinitePast()));
   condition = true;
   EXPECT_TRUE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfinitePast()));

@@ -5,7 +5,7 @@
 namespace logprobd {
 namespace {
 
-TEST(CheckTest, PassesWithoutLookingAtTheValues) {
+TEST(CheckTest, DoesNotEvaluateTheValuesOfATrueCondition) {
   int evaluated = 0;
 
   LOGPROBD_CHECK(evaluated == 0, ++evaluated);
@@ -17,7 +17,7 @@ TEST(CheckDeathTest, AbortsWithExpressionAndValues) {
   const int rows = 3;
 
   EXPECT_DEATH(LOGPROBD_CHECK(rows > 5, "rows=", rows),
-               "check_test.cc:[0-9]+: broken invariant: rows > 5: rows=3");
+               "errors_test.cc:[0-9]+: broken invariant: rows > 5: rows=3");
   EXPECT_DEATH(LOGPROBD_CHECK(rows > 5), "broken invariant: rows > 5\n");
 }
 

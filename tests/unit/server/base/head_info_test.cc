@@ -16,7 +16,7 @@ TEST(DeviceNameTest, FindsTheOrdinalOfAGpuByItsName) {
   EXPECT_EQ(GpuName(12), "gpu12");
 }
 
-TEST(DeviceNameTest, FindsNoneInOtherNames) {
+TEST(DeviceNameTest, FindsNoOrdinalInOtherNames) {
   for (const char* name : {"cpu", "host", "gpu", "gpu1x", ""}) {
     EXPECT_EQ(GpuOrdinal(name), std::nullopt) << name;
   }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kKib = 1024;
 
-/// A root of its own with 1,000 KiB, of which 700 are available.
+/// Reads the sizes from a temporary root with 1,000 KiB, of which 700 KiB are available.
 class HostMemorySizeTest : public ::testing::Test {
  protected:
   HostMemorySizeTest() {
@@ -35,24 +35,24 @@ class HostMemorySizeTest : public ::testing::Test {
   }
 
   const std::string root_ =
-      absl::StrCat(::testing::TempDir(), "/host_memory_size_test_",
+      absl::StrCat(::testing::TempDir(), "/host_test_",
                    ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
-TEST_F(HostMemorySizeTest, IsTheMachinesWithoutAGroup) {
+TEST_F(HostMemorySizeTest, IsThatOfTheMachineWithoutAControlGroup) {
   const HostMemorySize size = ReadHostMemorySize(root_);
 
   EXPECT_EQ(size.total_bytes, 1000 * kKib);
   EXPECT_EQ(size.available_bytes, 700 * kKib);
 }
 
-TEST_F(HostMemorySizeTest, IsTheMachinesWithoutALimitOfTheGroup) {
+TEST_F(HostMemorySizeTest, IsThatOfTheMachineWhenTheControlGroupHasNoLimit) {
   Write("sys/fs/cgroup/memory.max", "max\n");
 
   EXPECT_EQ(ReadHostMemorySize(root_).total_bytes, 1000 * kKib);
 }
 
-TEST_F(HostMemorySizeTest, IsTheGroupsWhereItsLimitIsLower) {
+TEST_F(HostMemorySizeTest, IsThatOfTheControlGroupWhenItsLimitIsLower) {
   Write("sys/fs/cgroup/memory.max", absl::StrCat(500 * kKib, "\n"));
   Write("sys/fs/cgroup/memory.current", absl::StrCat(120 * kKib, "\n"));
 
@@ -62,7 +62,7 @@ TEST_F(HostMemorySizeTest, IsTheGroupsWhereItsLimitIsLower) {
   EXPECT_EQ(size.available_bytes, 380 * kKib);
 }
 
-TEST_F(HostMemorySizeTest, IsUnknownWhereTheSystemDoesNotSay) {
+TEST_F(HostMemorySizeTest, IsUnknownWhenTheSystemDoesNotTell) {
   const HostMemorySize size = ReadHostMemorySize(absl::StrCat(root_, "/nowhere"));
 
   EXPECT_EQ(size.total_bytes, 0);
@@ -93,19 +93,19 @@ void Throw() {
   thread->join();
 }
 
-// Such a process ended without a word about where.
+// Regression: such a process ended without saying in which thread.
 TEST(StartThreadDeathTest, AnExceptionEndsTheProcessAndIsLogged) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(Throw(), ::testing::KilledBySignal(SIGABRT), "thread=thrower what=\"lost the plot\"");
 }
 
 [[noreturn]] void StartWithoutMemory() {
-  const rlimit none{1, 1};  // no room for a stack
+  const rlimit none{1, 1};  // too small for a stack
   setrlimit(RLIMIT_AS, &none);
   std::exit(absl::IsResourceExhausted(StartThread("x", [] {}).status()) ? 0 : 1);
 }
 
-TEST(StartThreadDeathTest, SaysWhenThereIsNoThread) {
+TEST(StartThreadDeathTest, ReportsThatTheSystemGivesNoThread) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer ends a process that has no memory";
 #endif

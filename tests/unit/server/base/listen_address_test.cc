@@ -23,7 +23,7 @@ TEST(ListenAddressTest, ReadsHostsAndPorts) {
   EXPECT_EQ(ipv6->ToString(), "[::1]:0");
 }
 
-TEST(ListenAddressTest, KnowsLoopback) {
+TEST(ListenAddressTest, RecognisesLoopbackAddresses) {
   for (const char* text : {"127.0.0.1:1", "127.5.0.1:1", "localhost:1", "[::1]:1"}) {
     EXPECT_TRUE(ParseListenAddress("--listen", text)->is_loopback) << text;
   }

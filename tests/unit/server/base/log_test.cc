@@ -62,7 +62,7 @@ TEST_F(LogTest, WritesJsonWithEscapes) {
                              "\"key\":\"a\\u0009b\"}\n"));
 }
 
-TEST_F(LogTest, LeavesOutWhatIsBelowItsLevel) {
+TEST_F(LogTest, DropsLinesBelowItsLevel) {
   ConfigureLog({.level = LogLevel::kWarning});
 
   EXPECT_THAT(Written([] {
@@ -73,7 +73,7 @@ TEST_F(LogTest, LeavesOutWhatIsBelowItsLevel) {
   EXPECT_THAT(Written([] { LogError("c"); }), HasSubstr(" error c"));
 }
 
-TEST_F(LogTest, WritesWhatProgramsWaitForWhateverItsLevel) {
+TEST_F(LogTest, WritesLinesForProgramsAtEveryLevel) {
   ConfigureLog({.level = LogLevel::kError});
 
   EXPECT_THAT(Written([] { LogAlways("ready", {{"port", 1}}); }), EndsWith(" info ready port=1\n"));
@@ -102,7 +102,7 @@ TEST_F(LogTest, ParsesLevelsAndFormats) {
               HasSubstr("\"xml\": use text or json"));
 }
 
-TEST(LogLimiterTest, LetsABoundedNumberOfLinesThroughInAWindow) {
+TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {
   FakeClock clock;
   LogLimiter limiter(2, absl::Seconds(1), clock);
 
@@ -112,7 +112,7 @@ TEST(LogLimiterTest, LetsABoundedNumberOfLinesThroughInAWindow) {
   EXPECT_FALSE(limiter.Admit().has_value());
 }
 
-TEST(LogLimiterTest, SaysHowManyLinesItHeldBack) {
+TEST(LogLimiterTest, ReportsHowManyLinesItSuppressed) {
   FakeClock clock;
   LogLimiter limiter(1, absl::Seconds(1), clock);
   EXPECT_EQ(limiter.Admit(), 0);

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(OutputSetTest, HoldsWhatWasPutIn) {
+TEST(OutputSetTest, HoldsTheOutputsThatWereAdded) {
   const OutputSet set = OutputSet().With(Output::kLse).With(Output::kGreedy);
 
   EXPECT_TRUE(set.Has(Output::kLse));
@@ -29,7 +29,7 @@ TEST(OutputSetTest, UnionHoldsBoth) {
   EXPECT_FALSE(set.empty());
 }
 
-TEST(OutputColumnTest, IsReturnedForItsOutputsAndScoredForWhatIsComputedFromIt) {
+TEST(OutputColumnTest, IsReturnedForItsOutputsAndScoredForDerivedOutputs) {
   std::vector<absl::string_view> returned;
   std::vector<absl::string_view> scored;
   ForEachOutputColumn([&](const auto& column) {

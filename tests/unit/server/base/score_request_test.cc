@@ -6,7 +6,7 @@
 namespace logprobd::testing {
 namespace {
 
-TEST(ScoreRequestTest, FillsInWhatWasNotSent) {
+TEST(ScoreRequestTest, UsesDefaultsForFieldsThatWereNotSent) {
   ScoreRequest request;
   EXPECT_EQ(request.outputs().bits(), kDefaultOutputs.bits());
   EXPECT_EQ(request.priority(), Priority::kNormal);
@@ -32,7 +32,7 @@ TEST(RequestSizeTest, CountsTheWholeMessageAndEachOfItsPieces) {
   EXPECT_EQ(PayloadBytes(request), 1'000 + 80 * 56);
 }
 
-TEST(RequestSizeTest, DoesNotCountRowsThatLieInMemoryOfTheClient) {
+TEST(RequestSizeTest, DoesNotCountRowsInMemoryOfTheClient) {
   ScoreRequest request = MakeRequest({.rows = 10});
   request.message_bytes = 1'000;
   for (const PayloadPlace place : {PayloadPlace::kSharedMemory, PayloadPlace::kDevice}) {

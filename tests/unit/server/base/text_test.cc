@@ -9,14 +9,14 @@
 namespace logprobd {
 namespace {
 
-TEST(Utf8Test, TakesEveryLengthOfUtf8) {
+TEST(Utf8Test, AcceptsSequencesOfEveryLength) {
   for (const char* text : {"", "plain", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80",
                            "\xED\x9F\xBF", "\xEE\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_TRUE(IsUtf8(text)) << text;
   }
 }
 
-TEST(Utf8Test, RefusesWhatIsNotUtf8) {
+TEST(Utf8Test, RejectsMalformedSequences) {
   for (const char* text : {"\x80", "\xFF", "\xC3", "a\xC3", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF",
                            "\xE2\x82", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
                            "\xF5\x80\x80\x80", "\xE2\x28\xA1", "\xF0\x9F\x98"}) {

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreGivenBack) {
+TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreReleased) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
   auto a = budget.Take("a", 40);
   auto b = budget.Take("b", 50);
@@ -24,13 +24,14 @@ TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreGivenBack) {
   EXPECT_EQ(RejectionOf(client), Rejection::kAnswerBytes);
   EXPECT_TRUE(RetryAfter(client).has_value());
   EXPECT_THAT(client.message(),
-              HasSubstr("50 bytes are not sent yet, 1 more pass the limit of 50"));
-  EXPECT_THAT(all.message(), HasSubstr("90 bytes are not sent yet, 11 more pass the limit of 100"));
+              HasSubstr("50 bytes are not sent yet, and 1 more exceed the limit of 50"));
+  EXPECT_THAT(all.message(),
+              HasSubstr("90 bytes are not sent yet, and 11 more exceed the limit of 100"));
   b->Release();
   EXPECT_TRUE(budget.Take("b", 50).ok());
 }
 
-TEST(AnswerBudgetTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
+TEST(AnswerBudgetTest, NewLimitsApplyToLaterAnswersOnly) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 1});
   auto held = budget.Take("a", 80);
   ASSERT_TRUE(held.ok());
@@ -44,7 +45,7 @@ TEST(AnswerBudgetTest, NewLimitsHoldFromThenOnAndLeaveWhatIsThere) {
   EXPECT_TRUE(budget.Take("b", 25).ok());
 }
 
-TEST(AnswerBudgetTest, GivesBackWhatIsMovedOnce) {
+TEST(AnswerBudgetTest, GivesBackAMovedHoldOnce) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 1});
   {
     auto taken = budget.Take("a", 40);
@@ -58,7 +59,7 @@ TEST(AnswerBudgetTest, GivesBackWhatIsMovedOnce) {
   EXPECT_EQ(budget.held_bytes(), 0);
 }
 
-TEST(AnswerBudgetTest, SaysThatAnAnswerCanNeverBeHeld) {
+TEST(AnswerBudgetTest, RefusesAnAnswerThatCanNeverFit) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
 
   const absl::Status status = budget.Take("a", 51).status();

@@ -23,7 +23,7 @@ TEST(CallInfoTest, AClaimedIdIsCutAndCleaned) {
   EXPECT_EQ(ClientId(std::string(200, 'a'), "unix:"), std::string(64, 'a'));
 }
 
-// A wall clock that is set an hour ahead or back must expire no request.
+// Setting the wall clock an hour forward or back must not expire a request.
 TEST(CallInfoTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
   testing::FakeClock clock;
   absl::Time wall = absl::FromUnixSeconds(1'700'000'000);
@@ -37,13 +37,13 @@ TEST(CallInfoTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
   for (const absl::Duration step : {absl::Hours(1), -absl::Hours(2)}) {
     wall += step;
     EXPECT_EQ(before - clock.Now(), absl::Seconds(3));
-    // gRPC gives a call's deadline on the wall clock as it is then.
+    // gRPC reports a deadline as a time of the wall clock.
     EXPECT_EQ(internal::DeadlineOn(clock, wall + absl::Seconds(3), wall_now), before);
   }
   EXPECT_EQ(readings, 3);  // once a call
 }
 
-TEST(WorkCountTest, WaitsForTheLastOne) {
+TEST(WorkCountTest, WaitsForTheLastRequest) {
   testing::FakeClock clock;
   WorkCount work;
   work.Begin();
@@ -60,7 +60,7 @@ TEST(WorkCountTest, WaitsForTheLastOne) {
   last.join();
 }
 
-TEST(WorkCountTest, GivesUpAtTheGivenTime) {
+TEST(WorkCountTest, StopsWaitingAtTheGivenTime) {
   testing::FakeClock clock;
   WorkCount work;
   work.Begin();

@@ -28,7 +28,7 @@ ConnectionAcceptor::Options On(const std::string& host, int port = 0) {
   return options;
 }
 
-/// A client's end.
+/// The client's side of a connection.
 class TestClient {
  public:
   TestClient(int family, int port) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -53,12 +53,12 @@ class TestClient {
   TestClient& operator=(const TestClient&) = delete;
 
   bool is_connected() const { return is_connected_; }
-  /// Its end will leave no port behind that waits.
+  /// Makes the close a reset, so that no port stays in TIME_WAIT.
   void Reset() {
     const linger at_once = {.l_onoff = 1, .l_linger = 0};
     setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
-  /// Waits for the other end to close.
+  /// Waits until the server closes the connection.
   bool SeesTheEnd() const {
     char byte = 0;
     return recv(fd_, &byte, 1, 0) <= 0;
@@ -69,7 +69,7 @@ class TestClient {
   bool is_connected_ = false;
 };
 
-/// Keeps what it is handed.
+/// Keeps the sockets that the acceptor passes on.
 class Taken {
  public:
   ~Taken() { CloseAll(); }
@@ -104,7 +104,7 @@ class Taken {
   size_t count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-TEST(ConnectionAcceptorTest, HandsOverNonBlockingConnections) {
+TEST(ConnectionAcceptorTest, PassesNonBlockingConnectionsToTheHandler) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(acceptor.ok()) << acceptor.status();
@@ -121,7 +121,7 @@ TEST(ConnectionAcceptorTest, HandsOverNonBlockingConnections) {
   }
 }
 
-TEST(ConnectionAcceptorTest, ConnectionsThatCameBeforeItsStartAreTaken) {
+TEST(ConnectionAcceptorTest, AcceptsConnectionsThatArrivedBeforeItsStart) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(acceptor.ok());
@@ -145,7 +145,7 @@ TEST(ConnectionAcceptorTest, ListensOnEveryAddressOfAName) {
   EXPECT_TRUE(four.is_connected() || six.is_connected());
 }
 
-TEST(ConnectionAcceptorTest, SaysThatThePortIsInUse) {
+TEST(ConnectionAcceptorTest, ReportsThatThePortIsInUse) {
   auto first = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(first.ok());
 
@@ -156,15 +156,15 @@ TEST(ConnectionAcceptorTest, SaysThatThePortIsInUse) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("the port is in use"));
 }
 
-TEST(ConnectionAcceptorTest, SaysWhyAnAddressCannotBeHad) {
-  // 192.0.2.0/24 is for documentation: no host has it.
+TEST(ConnectionAcceptorTest, ReportsWhyAnAddressCannotBeUsed) {
+  // 192.0.2.0/24 is reserved for documentation, so no host has it.
   const auto acceptor = ConnectionAcceptor::Listen(On("192.0.2.1"));
 
   EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(acceptor.status().message()), HasSubstr("192.0.2.1:0"));
 }
 
-TEST(ConnectionAcceptorTest, ConnectionsAfterItsEndAreRefused) {
+TEST(ConnectionAcceptorTest, RefusesConnectionsAfterStop) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(acceptor.ok());
@@ -176,8 +176,8 @@ TEST(ConnectionAcceptorTest, ConnectionsAfterItsEndAreRefused) {
   EXPECT_FALSE(TestClient(AF_INET, port).is_connected());
 }
 
-// It took connections as long as any came, and its owner waited for it.
-TEST(ConnectionAcceptorTest, EndsThoughConnectionsComeAsFastAsTheyAreTaken) {
+// Regression: the acceptor took connections as long as any came, and Stop waited.
+TEST(ConnectionAcceptorTest, StopsWhileConnectionsArriveWithoutPause) {
   constexpr int kMost = 20'000;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(acceptor.ok());
@@ -202,8 +202,8 @@ TEST(ConnectionAcceptorTest, EndsThoughConnectionsComeAsFastAsTheyAreTaken) {
   EXPECT_LT(taken, kMost);
 }
 
-// A connection that came when no file was left ended the listener for good.
-TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndListensOnWhenTheyAreFreeAgain) {
+// Regression: a connection that arrived when no file was left ended the listener for good.
+TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndContinuesWhenFilesAreFreeAgain) {
   Taken taken;
   ConnectionAcceptor::Options options = On("127.0.0.1");
   options.files_reserved = 8;
@@ -229,8 +229,8 @@ TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndListensOnWhenTheyAreFreeAgain) 
   taken.WaitFor(1);
 }
 
-// As above, with the files gone before the acceptor sees the connection.
-TEST(ConnectionAcceptorTest, TakesWhatWaitedOnceThereAreFilesAgain) {
+// Here no file is left before the acceptor sees the connection.
+TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
   ASSERT_TRUE(acceptor.ok());

@@ -53,7 +53,7 @@ class ControlSocketTest : public ::testing::Test {
   }
   void SetUp() override { Make(); }
 
-  /// That a newcomer is served as ever.
+  /// Expects that a new client is served.
   void ExpectServing() {
     ControlClient client(path_);
     EXPECT_EQ(client.Hello().status_code(), 0);
@@ -70,7 +70,7 @@ class ControlSocketTest : public ::testing::Test {
   std::unique_ptr<ControlSocket> socket_;
 };
 
-TEST_F(ControlSocketTest, LetsAClientMakeAndCloseARegion) {
+TEST_F(ControlSocketTest, LetsAClientCreateAndCloseARegion) {
   ControlClient client(path_);
   const v1::LocalReply hello = client.Hello();
   EXPECT_EQ(hello.status_code(), 0);
@@ -99,15 +99,15 @@ TEST_F(ControlSocketTest, LetsAClientMakeAndCloseARegion) {
   pinning_.WaitForPinned(0);
 }
 
-TEST_F(ControlSocketTest, IsOpenToItsOwnUserAlone) {
-  struct stat facts = {};
-  ASSERT_EQ(lstat(path_.c_str(), &facts), 0);
+TEST_F(ControlSocketTest, IsOpenToItsOwnUserOnly) {
+  struct stat file = {};
+  ASSERT_EQ(lstat(path_.c_str(), &file), 0);
 
-  EXPECT_TRUE(S_ISSOCK(facts.st_mode));
-  EXPECT_EQ(facts.st_mode & 0777, 0600U);
+  EXPECT_TRUE(S_ISSOCK(file.st_mode));
+  EXPECT_EQ(file.st_mode & 0777, 0600U);
 }
 
-TEST_F(ControlSocketTest, TurnsAnotherUsersProcessAway) {
+TEST_F(ControlSocketTest, RefusesAProcessOfAnotherUser) {
   Make({.is_allowed = [](uid_t user) { return user != geteuid(); }});
   ControlClient client(path_);
 
@@ -118,7 +118,7 @@ TEST_F(ControlSocketTest, TurnsAnotherUsersProcessAway) {
   EXPECT_TRUE(client.IsClosed());
 }
 
-TEST_F(ControlSocketTest, TakesEverythingBackWhenItsClientGoes) {
+TEST_F(ControlSocketTest, TakesAllRegionsBackWhenTheClientLeaves) {
   auto client = std::make_unique<ControlClient>(path_);
   client->Hello();
   EXPECT_EQ(client->CreateRegion(4 * kPage).message.status_code(), 0);
@@ -131,7 +131,7 @@ TEST_F(ControlSocketTest, TakesEverythingBackWhenItsClientGoes) {
   ExpectServing();
 }
 
-TEST_F(ControlSocketTest, TakesBackARegionWhoseClientWentWhileItWasMade) {
+TEST_F(ControlSocketTest, TakesBackARegionWhoseClientLeftDuringItsCreation) {
   pinning_.Hold();
   ControlClient client(path_);
   client.Hello();
@@ -166,14 +166,14 @@ TEST_F(ControlSocketTest, AnswersRequestsThatCameTogetherInTheirOrder) {
   EXPECT_EQ(client.Receive()->message.status_code(), Code(absl::StatusCode::kNotFound));
 }
 
-TEST_F(ControlSocketTest, ClosesAConnectionThatDoesNotSayHello) {
+TEST_F(ControlSocketTest, ClosesAConnectionThatDoesNotSendHello) {
   Make({.hello_time_max = absl::Milliseconds(1)});
   ControlClient silent(path_);
 
   EXPECT_TRUE(silent.IsClosed());
 }
 
-TEST_F(ControlSocketTest, HasNoMorePlacesThanItWasGiven) {
+TEST_F(ControlSocketTest, AllowsAtMostItsNumberOfConnections) {
   Make({.connections_max = 2});
   ControlClient first(path_);
   ControlClient second(path_);
@@ -192,7 +192,7 @@ TEST_F(ControlSocketTest, HasNoMorePlacesThanItWasGiven) {
   ExpectServing();
 }
 
-TEST_F(ControlSocketTest, TakesAClientThatCameWhenNoFileWasLeft) {
+TEST_F(ControlSocketTest, AcceptsAClientThatArrivedWhenNoFileWasLeft) {
   ControlClient first(path_);
   first.Hello();
   std::unique_ptr<ControlClient> second;
@@ -208,7 +208,7 @@ TEST_F(ControlSocketTest, TakesAClientThatCameWhenNoFileWasLeft) {
   EXPECT_EQ(second->Hello().status_code(), 0);
 }
 
-TEST_F(ControlSocketTest, DropsAClientThatDoesNotTakeItsAnswers) {
+TEST_F(ControlSocketTest, DropsAClientThatDoesNotReadItsReplies) {
   ControlClient client(path_);
   client.Hello();
   EXPECT_EQ(client.CreateRegion(kPage).message.status_code(), 0);
@@ -220,7 +220,7 @@ TEST_F(ControlSocketTest, DropsAClientThatDoesNotTakeItsAnswers) {
   ExpectServing();
 }
 
-TEST_F(ControlSocketTest, EndsAllLeasesAndRemovesTheSocketWhenItGoes) {
+TEST_F(ControlSocketTest, ClosesAllLeasesAndRemovesTheSocketAtItsEnd) {
   ControlClient client(path_);
   client.Hello();
   client.CreateRegion(kPage);
@@ -232,7 +232,7 @@ TEST_F(ControlSocketTest, EndsAllLeasesAndRemovesTheSocketWhenItGoes) {
   EXPECT_NE(access(path_.c_str(), F_OK), 0);
 }
 
-TEST_F(ControlSocketTest, ReplacesASocketThatIsLeftOverButNeitherOneInUseNorAFile) {
+TEST_F(ControlSocketTest, ReplacesALeftoverSocketButNotOneInUseNorAFile) {
   EXPECT_EQ(ControlSocket::Create({.path = path_}, *regions_).status().code(),
             absl::StatusCode::kUnavailable);
   ExpectServing();
@@ -271,7 +271,7 @@ TEST_F(ControlSocketTest, SurvivesRandomPackets) {
   ExpectServing();
 }
 
-/// A packet that is answered with an error, after which the connection goes on.
+/// A packet that gets an error reply, after which the connection continues.
 struct BadPacket {
   std::string name;
   std::string packet;
@@ -300,10 +300,10 @@ std::string HelloPacket(const std::string& client_id) {
   return request.SerializeAsString();
 }
 
-class LocalSocketBadPacketTest : public ControlSocketTest,
-                                 public ::testing::WithParamInterface<BadPacket> {};
+class ControlSocketBadPacketTest : public ControlSocketTest,
+                                   public ::testing::WithParamInterface<BadPacket> {};
 
-TEST_P(LocalSocketBadPacketTest, IsAnsweredAndHarmsNothing) {
+TEST_P(ControlSocketBadPacketTest, IsAnsweredAndHarmsNothing) {
   const BadPacket& bad = GetParam();
   ControlClient client(path_);
   if (bad.after_hello) {
@@ -326,25 +326,25 @@ TEST_P(LocalSocketBadPacketTest, IsAnsweredAndHarmsNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Packets, LocalSocketBadPacketTest,
+    Packets, ControlSocketBadPacketTest,
     ::testing::Values(
         BadPacket{"Garbage", "\xFF\xFF\xFF\xFF", false, absl::StatusCode::kInvalidArgument,
-                  "not a message of this kind"},
+                  "not a well-formed message"},
         BadPacket{"GarbageAfterHello", std::string("\x12\x7Fshort", 7), true,
-                  absl::StatusCode::kInvalidArgument, "not a message of this kind"},
-        BadPacket{"Empty", "", true, absl::StatusCode::kInvalidArgument, "asks for nothing"},
+                  absl::StatusCode::kInvalidArgument, "not a well-formed message"},
+        BadPacket{"Empty", "", true, absl::StatusCode::kInvalidArgument, "LocalRequest: empty"},
         BadPacket{"UnknownFieldOnly", "\xA0\x06\x01", true, absl::StatusCode::kInvalidArgument,
-                  "asks for nothing"},
+                  "LocalRequest: empty"},
         BadPacket{"Oversize", std::string(4'097, 'x'), false, absl::StatusCode::kInvalidArgument,
                   "more than 4096 bytes"},
         BadPacket{"HugeHello", HelloPacket(std::string(100'000, 'x')), false,
                   absl::StatusCode::kInvalidArgument, "more than 4096 bytes"},
         BadPacket{"CreateWithoutHello", CreatePacket(kPage), false,
-                  absl::StatusCode::kFailedPrecondition, "say hello first"},
+                  absl::StatusCode::kFailedPrecondition, "send hello first"},
         BadPacket{"CloseWithoutHello", ClosePacket(std::string(16, 'x')), false,
-                  absl::StatusCode::kFailedPrecondition, "say hello first"},
+                  absl::StatusCode::kFailedPrecondition, "send hello first"},
         BadPacket{"HelloTwice", HelloPacket("again"), true, absl::StatusCode::kInvalidArgument,
-                  "said before"},
+                  "sent twice"},
         BadPacket{"NoBytes", CreatePacket(0), true, absl::StatusCode::kInvalidArgument,
                   "create_region.bytes: 0, must be in [1, 32768]"},
         BadPacket{"TooManyBytes", CreatePacket(8 * kPage + 1), true,
@@ -360,7 +360,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "close_region.id: 17 bytes, must be exactly 16"}),
     [](const ::testing::TestParamInfo<BadPacket>& test) { return test.param.name; });
 
-TEST_F(ControlSocketTest, MapsNothingThatAClientPasses) {
+TEST_F(ControlSocketTest, MapsNoFileThatAClientSends) {
   const FileDescriptor file(memfd_create("clients", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(file.get(), kPage), 0);
   ControlClient client(path_);
@@ -379,7 +379,7 @@ TEST_F(ControlSocketTest, MapsNothingThatAClientPasses) {
   EXPECT_EQ(first, 0);  // another object
 }
 
-TEST_F(ControlSocketTest, RefusesRegionsBeyondTheLeasesLimitsAndServesOn) {
+TEST_F(ControlSocketTest, RefusesRegionsBeyondTheLimitsOfTheLeaseAndContinues) {
   ControlClient client(path_);
   client.Hello();
   EXPECT_EQ(client.CreateRegion(kPage).message.status_code(), 0);

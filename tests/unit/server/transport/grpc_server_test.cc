@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-/// grpc.health.v1: 1 SERVING, 2 NOT_SERVING; 0: the check failed.
+/// Returns the status of grpc.health.v1: 1 for SERVING, 2 for NOT_SERVING, 0 when the check failed.
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
   std::string request;
   if (!service.empty()) {
@@ -106,16 +106,16 @@ TEST(GrpcServerTest, WatchersOfTheHealthSeeItChange) {
   server.server->SetServing(false);
   watcher.AwaitState(2);
 
-  // A watcher never leaves by itself, and shutting down does not wait for it.
+  // A watcher never leaves by itself, and Shutdown does not wait for it.
   server.server->Shutdown(absl::Hours(1));
   watcher.done.WaitForNotification();
 }
 
 TEST(GrpcServerTest, ServesTheUnixSocketToo) {
   GrpcServer::Options options = TestServerOptions();
-  options.local = ::testing::TempDir() + "/grpc_server_test.sock";
+  options.unix_socket = ::testing::TempDir() + "/grpc_server_test.sock";
   TransportServer server(options);
-  auto stub = v1::Scoring::NewStub(ChannelTo("unix:" + options.local));
+  auto stub = v1::Scoring::NewStub(ChannelTo("unix:" + options.unix_socket));
   grpc::ClientContext context;
   v1::ScoreResponse response;
 
@@ -125,24 +125,24 @@ TEST(GrpcServerTest, ServesTheUnixSocketToo) {
   EXPECT_EQ(server.head->last_request().client_id, "unix");
 }
 
-TEST(GrpcServerTest, ReplacesASocketThatIsLeftOverButNotOneInUse) {
+TEST(GrpcServerTest, ReplacesALeftoverSocketButNotOneInUse) {
   GrpcServer::Options options = TestServerOptions();
-  options.local = ::testing::TempDir() + "/grpc_server_test_used.sock";
+  options.unix_socket = ::testing::TempDir() + "/grpc_server_test_used.sock";
   TransportServer server(options);
 
   const absl::Status in_use = CreateStatus(options);
 
   EXPECT_EQ(in_use.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(in_use.message()), HasSubstr("another server is listening"));
-  struct stat facts = {};
-  EXPECT_EQ(stat(options.local.c_str(), &facts), 0);
+  struct stat file = {};
+  EXPECT_EQ(stat(options.unix_socket.c_str(), &file), 0);
   server.server->Shutdown(absl::ZeroDuration());
   EXPECT_TRUE(CreateStatus(options).ok());
 }
 
-TEST(GrpcServerTest, ServesWithoutALocalSocketThatNeedNotBe) {
+TEST(GrpcServerTest, ServesWithoutAnOptionalUnixSocket) {
   GrpcServer::Options options = TestServerOptions();
-  options.local = ::testing::TempDir() + "/no_such_folder/grpc_server_test.sock";
+  options.unix_socket = ::testing::TempDir() + "/no_such_folder/grpc_server_test.sock";
   EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kUnavailable);
   options.unix_socket_is_optional = true;
 
@@ -154,7 +154,7 @@ TEST(GrpcServerTest, ServesWithoutALocalSocketThatNeedNotBe) {
   EXPECT_TRUE(server.stub->Score(&context, ValidRequest(), &response).ok());
 }
 
-TEST(GrpcServerTest, SaysThatAPortIsInUse) {
+TEST(GrpcServerTest, ReportsThatAPortIsInUse) {
   TransportServer server;
   GrpcServer::Options options = TestServerOptions();
   options.listen = server.address();
@@ -167,7 +167,7 @@ TEST(GrpcServerTest, SaysThatAPortIsInUse) {
                          ": the port is in use; stop the other server or choose another port"));
 }
 
-TEST(GrpcServerTest, SaysThatTheAdminPortIsInUse) {
+TEST(GrpcServerTest, ReportsThatTheAdminPortIsInUse) {
   TransportServer server;
   GrpcServer::Options options = TestServerOptions();
   options.admin = server.address();
@@ -257,7 +257,7 @@ TEST(GrpcServerTest, ShutdownLetsWorkFinishAndRefusesNew) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-TEST(GrpcServerTest, ShutdownCancelsWhatOutlastsTheGrace) {
+TEST(GrpcServerTest, ShutdownCancelsWorkThatOutlastsTheGrace) {
   TransportServer server;
   server.head->Hold();
   grpc::ClientContext context;

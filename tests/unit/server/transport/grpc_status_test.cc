@@ -35,12 +35,12 @@ TEST(GrpcStatusTest, KeepsAnEnginesDetailsInTheLog) {
   const absl::Status no_memory = absl::ResourceExhaustedError("CUDA error 2 at cuda_head.cc:25");
 
   EXPECT_EQ(ClientMessage(WithDetailsForLog(no_memory)),
-            "the engine had no memory for the batch: the server's log has the details under this "
+            "the engine has no memory for the batch; the server's log has the details under this "
             "request_id");
   EXPECT_EQ(ClientMessage(absl::InternalError("/models/x"), "verify-7"),
-            "internal error: the server's log has the details under verify-7");
+            "internal error; the server's log has the details under verify-7");
   EXPECT_EQ(ClientMessage(absl::DataLossError("/models/x"), "verify-7"),
-            "the server failed: the server's log has the details under verify-7");
+            "the server failed; the server's log has the details under verify-7");
   EXPECT_EQ(ClientMessage(absl::ResourceExhaustedError("queue rows")), "queue rows");
 }
 

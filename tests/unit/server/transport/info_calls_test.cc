@@ -15,9 +15,9 @@ using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
-TEST(ListHeadsTest, TellsEverythingAboutAHead) {
+TEST(ListHeadsTest, ReportsAllInfoOfAHead) {
   GrpcServer::Options options = TestServerOptions();
-  options.local = ::testing::TempDir() + "/info_calls_test.sock";
+  options.unix_socket = ::testing::TempDir() + "/info_calls_test.sock";
   TransportServer server(options);
   grpc::ClientContext context;
   v1::ListHeadsResponse response;
@@ -57,15 +57,15 @@ TEST(ListHeadsTest, TellsEverythingAboutAHead) {
   EXPECT_EQ(head.layout(1).vocab_begin(), 0U);
   EXPECT_EQ(head.layout(1).vocab_end(), 100U);
   EXPECT_EQ(response.local().boot_id().size(), 36U);
-  EXPECT_EQ(response.local().grpc_path(), options.local);
-  EXPECT_EQ(response.local().control_path(), options.local + ".control");
+  EXPECT_EQ(response.local().grpc_path(), options.unix_socket);
+  EXPECT_EQ(response.local().control_path(), options.unix_socket + ".control");
   EXPECT_TRUE(response.local().shared_memory());
   EXPECT_FALSE(response.local().cuda_ipc());
 }
 
-TEST(ListHeadsTest, SaysWhatClientsOfTheHostMayNotUse) {
+TEST(ListHeadsTest, ReportsWhatSameHostClientsMayNotUse) {
   GrpcServer::Options options = TestServerOptions();
-  options.local = ::testing::TempDir() + "/info_calls_test.sock";
+  options.unix_socket = ::testing::TempDir() + "/info_calls_test.sock";
   options.shared_memory.bytes_max = 0;
   TransportServer without_memory(options);
   TransportServer without_socket;
@@ -83,7 +83,7 @@ TEST(ListHeadsTest, SaysWhatClientsOfTheHostMayNotUse) {
   }
 }
 
-TEST(ListHeadsTest, SaysWhenAHeadIsNotReady) {
+TEST(ListHeadsTest, ReportsThatAHeadIsNotReady) {
   TransportServer server;
   server.head->SetReady(false);
   grpc::ClientContext context;
@@ -155,7 +155,7 @@ TEST(InfoCallsTest, MalformedMessagesAreInvalidArguments) {
   }
 }
 
-/// A Verify that waits in the head, called on a thread of its own.
+/// A Verify call on a thread of its own, which waits in the head.
 class HeldVerify {
  public:
   explicit HeldVerify(TransportServer& server) : server_(server) {
@@ -170,7 +170,7 @@ class HeldVerify {
   }
 
   grpc::ClientContext& context() { return context_; }
-  /// Blocks until the head is told to stop.
+  /// Blocks until the head gets the request to stop.
   void WaitForStop() const {
     const auto stop = server_.head->last_verify().stop;
     while (!stop->load()) {
@@ -190,7 +190,7 @@ class HeldVerify {
   std::thread thread_;
 };
 
-// Found when a second Verify was refused long after the client of the first had gone.
+// Regression: a second Verify was refused long after the client of the first had gone.
 TEST(VerifyTest, StopsWhenItsClientLeaves) {
   TransportServer server;
   HeldVerify verify(server);
@@ -202,7 +202,7 @@ TEST(VerifyTest, StopsWhenItsClientLeaves) {
   EXPECT_EQ(verify.Join().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST(VerifyTest, TellsTheHeadItsDeadline) {
+TEST(VerifyTest, PassesItsDeadlineToTheHead) {
   TransportServer server;
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
@@ -216,7 +216,7 @@ TEST(VerifyTest, TellsTheHeadItsDeadline) {
   EXPECT_LT(deadline, before + absl::Minutes(61));
 }
 
-// Found when SIGTERM cut a running Verify at once: it was not counted as work.
+// Regression: SIGTERM cancelled a running Verify at once, because it was not counted as work.
 TEST(VerifyTest, IsWaitedForWithinTheGraceTime) {
   TransportServer server;
   HeldVerify verify(server);
@@ -238,7 +238,7 @@ TEST(VerifyTest, IsWaitedForWithinTheGraceTime) {
   EXPECT_TRUE(verify.Join().ok());
 }
 
-// Found when the exit waited for the probe, tens of seconds after the grace time.
+// Regression: the exit waited for the probe for tens of seconds after the grace time.
 TEST(VerifyTest, StopsWhenTheGraceTimeIsOver) {
   TransportServer server;
   HeldVerify verify(server);
@@ -251,7 +251,7 @@ TEST(VerifyTest, StopsWhenTheGraceTimeIsOver) {
   EXPECT_FALSE(verify.Join().ok());
 }
 
-TEST(VerifyTest, LogsWhatItKeepsFromTheClient) {
+TEST(VerifyTest, LogsTheDetailsThatTheClientDoesNotGet) {
   TransportServer server;
   HeldVerify verify(server);
   ::testing::internal::CaptureStderr();

@@ -35,7 +35,7 @@ TEST(RegionMemoryTest, IsNotPinnedWithoutAGpu) {
   EXPECT_FALSE(memory->is_pinned());
 }
 
-// A memfd takes pages until the system kills for them: the host is asked before.
+// A memfd can take pages until the system kills processes, so Create checks the free memory first.
 TEST(RegionMemoryTest, LeavesTheHostAnEighthOfItsMemory) {
   FakePinning pinning;
 
@@ -43,7 +43,8 @@ TEST(RegionMemoryTest, LeavesTheHostAnEighthOfItsMemory) {
   const auto taken = RegionMemory::Create(14 * kPage, pinning, 16 * kPage);
 
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("the host has no 61440 bytes"));
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("the host cannot share 61440 bytes"));
   EXPECT_TRUE(taken.ok()) << taken.status();
   EXPECT_EQ(RegionMemory::Create(kPage, pinning, 0).status().code(),
             absl::StatusCode::kResourceExhausted);

@@ -23,7 +23,7 @@ v1::ScoreResponse Decode(ScoreReply reply) {
   return response;
 }
 
-/// The field of ScoreResponse that has the name of `column`.
+/// Returns the field of ScoreResponse with the name of `column`.
 template <typename T>
 const google::protobuf::FieldDescriptor* FieldOf(const OutputColumn<T>& column) {
   return v1::ScoreResponse::descriptor()->FindFieldByName(std::string(column.name));
@@ -97,7 +97,7 @@ TEST_P(ResponseEncoderTest, IsReadBackByProtobuf) {
   EXPECT_EQ(response.timings().total_us(), 4'294'967'295U);
 }
 
-// Around the size from which an array becomes a slice of its own.
+// Sizes around the smallest array that becomes a slice of its own.
 INSTANTIATE_TEST_SUITE_P(Rows, ResponseEncoderTest, ::testing::Values(1, 2, 1'023, 1'024, 4'096),
                          ::testing::PrintToStringParamName());
 

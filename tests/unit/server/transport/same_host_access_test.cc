@@ -28,7 +28,7 @@ constexpr int64_t kPage = 4'096;
 constexpr size_t kAllocationBytes = 1'024;
 constexpr int64_t kRequestBytes = 32;  // of ValidRequest's two rows
 
-/// A server with a local socket over a fake head, and a client with a region of a page.
+/// A server with a Unix socket over a fake head, and a client with a region of one page.
 class SameHostAccessTest : public ::testing::Test {
  protected:
   SameHostAccessTest()
@@ -39,13 +39,13 @@ class SameHostAccessTest : public ::testing::Test {
 
   GrpcServer::Options Options() {
     GrpcServer::Options options = TestServerOptions();
-    options.local = absl::StrCat(::testing::TempDir(), "/local_access_", getpid());
+    options.unix_socket = absl::StrCat(::testing::TempDir(), "/local_access_", getpid());
     options.pinning = &pinning_;
     options.devices = &devices_;
     return options;
   }
 
-  /// Two rows that lie in the region.
+  /// Returns a request with two rows in the region.
   v1::ScoreRequest InRegion(uint64_t offset = 0) const {
     v1::ScoreRequest request = ValidRequest();
     request.clear_hidden();
@@ -55,7 +55,7 @@ class SameHostAccessTest : public ::testing::Test {
     return request;
   }
 
-  /// Two rows in the memory of a handle.
+  /// Returns a request with two rows in the memory of a handle.
   v1::ScoreRequest OnGpu(char handle = 'h', uint64_t offset = 0) const {
     v1::ScoreRequest request = ValidRequest();
     request.clear_hidden();
@@ -88,7 +88,7 @@ class SameHostAccessTest : public ::testing::Test {
   v1::ScoreResponse response_;
 };
 
-TEST_F(SameHostAccessTest, TellsTheHeadWhereRowsOfSharedMemoryLie) {
+TEST_F(SameHostAccessTest, PassesTheLocationOfRowsInSharedMemoryToTheHead) {
   std::memset(region_.bytes().data() + 64, 0x3F, kRequestBytes);
 
   const grpc::Status status = Score(InRegion(64));
@@ -105,7 +105,7 @@ TEST_F(SameHostAccessTest, TellsTheHeadWhereRowsOfSharedMemoryLie) {
   EXPECT_EQ(Metric(R"(logprobd_received_bytes_total{transport="tcp"})"), 0);
 }
 
-TEST_F(SameHostAccessTest, TellsTheHeadWhereRowsOfAGpuLie) {
+TEST_F(SameHostAccessTest, PassesTheLocationOfRowsOnAGpuToTheHead) {
   const grpc::Status status = Score(OnGpu('h', 16));
 
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -119,7 +119,7 @@ TEST_F(SameHostAccessTest, TellsTheHeadWhereRowsOfAGpuLie) {
   EXPECT_GT(Metric(R"(logprobd_received_bytes_total{transport="cuda_ipc"})"), kRequestBytes);
 }
 
-TEST_F(SameHostAccessTest, CountsRequestsByHowTheirRowsCame) {
+TEST_F(SameHostAccessTest, CountsRequestsByTheTransportOfTheirRows) {
   const auto requests = [this](const std::string& transport) {
     return Metric(absl::StrCat("logprobd_request_duration_seconds_count{head=\"fake\",",
                                "method=\"Score\",transport=\"", transport, "\"}"));
@@ -151,7 +151,7 @@ TEST_F(SameHostAccessTest, KeepsARegionThatIsClosedWhileARequestReadsIt) {
   EXPECT_EQ(Score(InRegion()).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(SameHostAccessTest, ForgetsWhatALeaseHadWhenItEnds) {
+TEST_F(SameHostAccessTest, ForgetsTheRegionsOfALeaseThatEnds) {
   const v1::ScoreRequest on_gpu = OnGpu();
   client_.Close();
   pinning_.WaitForPinned(0);
@@ -218,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadSlice{"BeyondTheRegion",
                  [](auto& shared, auto&) { shared.mutable_shared_memory()->set_offset(kPage); },
                  grpc::StatusCode::INVALID_ARGUMENT,
-                 "32 bytes from offset 4096, but the region has 4096"},
+                 "32 bytes from offset 4096, must end within the region of 4096 bytes"},
         BadSlice{
             "OffsetOverflows",
             [](auto& shared, auto&) { shared.mutable_shared_memory()->set_offset(~uint64_t{63}); },
@@ -247,10 +247,10 @@ INSTANTIATE_TEST_SUITE_P(
                  grpc::StatusCode::INVALID_ARGUMENT, "cuda_ipc.bytes: 64 bytes, must be 32"}),
     [](const ::testing::TestParamInfo<BadSlice>& test) { return test.param.name; });
 
-TEST(SameHostAccessOffTest, RefusesSlicesOfWhatIsSwitchedOff) {
+TEST(SameHostAccessOffTest, RefusesSlicesOfASwitchedOffKind) {
   GrpcServer::Options options = TestServerOptions();
   TransportServer without_socket(options);
-  options.local = absl::StrCat(::testing::TempDir(), "/local_access_off_", getpid());
+  options.unix_socket = absl::StrCat(::testing::TempDir(), "/local_access_off_", getpid());
   options.shared_memory.bytes_max = 0;
   TransportServer without_memory(options);
   v1::ScoreRequest shared = ValidRequest();
@@ -269,10 +269,11 @@ TEST(SameHostAccessOffTest, RefusesSlicesOfWhatIsSwitchedOff) {
     const v1::ScoreRequest& request;
     std::string message;
   };
-  for (const Case& test : {Case{without_socket, shared, "shared_memory: this server has no local"},
-                           Case{without_socket, gpu, "cuda_ipc: this server has no local"},
-                           Case{without_memory, shared, "--shared-memory-bytes"},
-                           Case{without_memory, gpu, "--cuda-ipc"}}) {
+  for (const Case& test :
+       {Case{without_socket, shared, "shared_memory: this server has no Unix socket"},
+        Case{without_socket, gpu, "cuda_ipc: this server has no Unix socket"},
+        Case{without_memory, shared, "--shared-memory-bytes"},
+        Case{without_memory, gpu, "--cuda-ipc"}}) {
     grpc::ClientContext context;
     v1::ScoreResponse response;
     const grpc::Status status = test.server.stub->Score(&context, test.request, &response);

@@ -43,7 +43,7 @@ TEST_F(ScoreUnaryTest, AnswersWithTheScoresOfTheHead) {
   EXPECT_THAT(response_.lse(), IsEmpty());
 }
 
-TEST_F(ScoreUnaryTest, PassesTheMessageOnWithoutChange) {
+TEST_F(ScoreUnaryTest, PassesTheMessageUnchangedToTheHead) {
   v1::ScoreRequest request = ValidRequest(2);
   request.set_temperature(0.5F);
   request.set_chunk_id(7);
@@ -125,7 +125,7 @@ TEST_F(ScoreUnaryTest, CancelsTheRequestWhenItsClientLeaves) {
 
 TEST_F(ScoreUnaryTest, CancelsTheRequestWhenItsDeadlinePassesInTheQueue) {
   server_.head->Hold();
-  // Long enough to arrive on a busy machine; nothing ends the wait before it passes.
+  // The request arrives in time even on a busy machine, and only the deadline ends the wait.
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
 
   const grpc::Status status = Score(ValidRequest());
@@ -185,7 +185,7 @@ TEST(ScoreStreamTest, AnswersEachChunkAndEndsWithTheClient) {
   EXPECT_THAT(ids, UnorderedElementsAreArray(expected));  // any order is allowed
 }
 
-TEST(ScoreStreamTest, AnswersInTheOrderInWhichChunksAreDone) {
+TEST(ScoreStreamTest, AnswersInTheOrderInWhichChunksFinish) {
   TransportServer server;
   server.head->Hold();
   TestStream stream(server.channel);
@@ -223,7 +223,7 @@ TEST(ScoreStreamTest, ABadChunkDoesNotEndTheStream) {
   EXPECT_EQ(good.status_code(), 0);
 }
 
-TEST(ScoreStreamTest, NamesTheChunkOfAParsingErrorThatComesBeforeItsId) {
+TEST(ScoreStreamTest, NamesTheChunkOfAParsingErrorThatPrecedesItsId) {
   TransportServer server;
   TestStream stream(server.channel);
   v1::ScoreRequest chunk = Chunk(7);
@@ -257,7 +257,7 @@ TEST(ScoreStreamTest, ReadsNoMoreThanTheWindowWhileNothingIsAnswered) {
     stream.Send(Chunk(id));
   }
   server.head->WaitForSubmitted(4);
-  // A call that takes a round trip through the same server: the fifth would have come by then.
+  // After a round trip through the same server a fifth chunk would have arrived.
   grpc::ClientContext context;
   v1::ListHeadsResponse heads;
   ASSERT_TRUE(server.stub->ListHeads(&context, {}, &heads).ok());
@@ -279,7 +279,7 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   info.limits.message_bytes_max = 8 << 20;
   TransportServer server(TestServerOptions(), info);
   TestStream stream(server.channel);
-  // Answers of 1 MiB: flow control stops them long before all are written.
+  // With answers of 1 MiB flow control stops the server long before all are written.
   v1::ScoreRequest chunk;
   chunk.set_dtype(v1::DTYPE_BF16);
   chunk.set_rows(8'192);
@@ -293,7 +293,7 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   }
   server.head->WaitForSubmitted(4);
 
-  // Others are served meanwhile.
+  // The server still serves other clients.
   auto other = v1::Scoring::NewStub(server.NewChannel());
   for (int i = 0; i < 200; ++i) {
     grpc::ClientContext context;
@@ -302,7 +302,7 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   }
   EXPECT_LT(server.head->num_submitted(), 200 + kChunks);
 
-  // Once it reads, it gets all of them.
+  // When the client reads, it gets all answers.
   stream.CloseWrites();
   for (int i = 0; i < kChunks; ++i) {
     EXPECT_EQ(stream.Read().status_code(), 0);
@@ -310,7 +310,7 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   EXPECT_TRUE(stream.Finish().ok());
 }
 
-TEST(ScoreStreamTest, CancelsWhatIsOpenWhenItsClientLeaves) {
+TEST(ScoreStreamTest, CancelsOpenChunksWhenItsClientLeaves) {
   TransportServer server;
   server.head->Hold();
   {
@@ -331,7 +331,7 @@ TEST(ScoreStreamTest, CancelsWhatIsOpenWhenItsClientLeaves) {
   EXPECT_EQ(next.Read().status_code(), 0);
 }
 
-TEST(ScoreStreamTest, AnswersWhatIsOpenWhenTheClientHalfCloses) {
+TEST(ScoreStreamTest, AnswersOpenChunksWhenTheClientHalfCloses) {
   TransportServer server;
   server.head->Hold();
   TestStream stream(server.channel);
@@ -345,14 +345,14 @@ TEST(ScoreStreamTest, AnswersWhatIsOpenWhenTheClientHalfCloses) {
   EXPECT_TRUE(stream.Finish().ok());
 }
 
-TEST(ScoreStreamTest, AnEmptyStreamEndsWell) {
+TEST(ScoreStreamTest, AnEmptyStreamEndsWithOk) {
   TransportServer server;
   TestStream stream(server.channel);
   stream.CloseWrites();
   EXPECT_TRUE(stream.Finish().ok());
 }
 
-// Each stream held its window of answers, however many streams a client opened.
+// Regression: every stream of a client held a window of answers of its own.
 TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) {
   GrpcServer::Options options = TestServerOptions();
   options.answer_bytes_max = 8;  // one row's logprob and entropy

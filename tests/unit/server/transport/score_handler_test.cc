@@ -26,14 +26,14 @@ class ScoreHandlerTest : public ::testing::Test {
   ScoreHandlerTest() { registry_.Add(head_); }
 
   std::optional<Submission> Start(const v1::ScoreRequest& request) {
-    return handler_.Start(BufferOf(request.SerializeAsString()), facts_, Metrics::Method::kScore,
+    return handler_.Start(BufferOf(request.SerializeAsString()), call_, Metrics::Method::kScore,
                           [this](ScoreReply reply) {
                             EXPECT_FALSE(reply_.has_value()) << "answered twice";
                             reply_ = std::move(reply);
                           });
   }
 
-  /// The value of a series as Prometheus would read it.
+  /// Returns the value of a series of the Prometheus output.
   double Metric(const std::string& series) const {
     const std::string text = absl::StrCat("\n", metrics_.Serialize());
     const size_t begin = text.find(absl::StrCat("\n", series, " "));
@@ -48,18 +48,18 @@ class ScoreHandlerTest : public ::testing::Test {
   FakeRegistry registry_;
   Metrics metrics_{Metrics::Options{.heads = {"fake"}}};
   ScoreHandler handler_{registry_, metrics_, clock_};
-  CallInfo facts_;
+  CallInfo call_;
   std::optional<ScoreReply> reply_;
 };
 
-TEST_F(ScoreHandlerTest, PassesOnWhatTheCallSays) {
-  facts_.client_id = "trainer";
-  facts_.deadline = clock_.Now() + absl::Seconds(3);
+TEST_F(ScoreHandlerTest, PassesTheCallInfoToTheHead) {
+  call_.client_id = "trainer";
+  call_.deadline = clock_.Now() + absl::Seconds(3);
 
   EXPECT_TRUE(Start(ValidRequest()).has_value());
 
   EXPECT_EQ(head_->last_request().client_id, "trainer");
-  EXPECT_EQ(head_->last_request().deadline, facts_.deadline);
+  EXPECT_EQ(head_->last_request().deadline, call_.deadline);
   EXPECT_EQ(head_->last_request().received, clock_.Now());
   ASSERT_TRUE(reply_.has_value());
   EXPECT_TRUE(reply_->status.ok());
@@ -79,7 +79,7 @@ TEST_F(ScoreHandlerTest, AnswersARefusedRequestOnceAndSubmitsNothing) {
 
 TEST_F(ScoreHandlerTest, ACancelledRequestWhoseDeadlineHasPassedIsLate) {
   head_->Hold();
-  facts_.deadline = clock_.Now() + absl::Seconds(1);
+  call_.deadline = clock_.Now() + absl::Seconds(1);
   const std::optional<Submission> submission = Start(ValidRequest());
   clock_.Advance(absl::Seconds(1));
 
@@ -90,7 +90,7 @@ TEST_F(ScoreHandlerTest, ACancelledRequestWhoseDeadlineHasPassedIsLate) {
 
 TEST_F(ScoreHandlerTest, ACancelledRequestInTimeIsCancelled) {
   head_->Hold();
-  facts_.deadline = clock_.Now() + absl::Seconds(1);
+  call_.deadline = clock_.Now() + absl::Seconds(1);
   const std::optional<Submission> submission = Start(ValidRequest());
 
   submission->Cancel();
@@ -98,7 +98,7 @@ TEST_F(ScoreHandlerTest, ACancelledRequestInTimeIsCancelled) {
   EXPECT_EQ(reply_->status.code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(ScoreHandlerTest, RefusesNewRequestsWhenTold) {
+TEST_F(ScoreHandlerTest, RefusesNewRequestsAfterRefuseNew) {
   handler_.RefuseNew();
 
   EXPECT_FALSE(Start(ValidRequest()).has_value());
@@ -107,7 +107,7 @@ TEST_F(ScoreHandlerTest, RefusesNewRequestsWhenTold) {
   EXPECT_EQ(head_->num_submitted(), 0);
 }
 
-TEST_F(ScoreHandlerTest, LogsOfARefusalTheFieldButNoValues) {
+TEST_F(ScoreHandlerTest, LogsTheFieldOfARefusalButNoValues) {
   ConfigureLog({.level = LogLevel::kDebug});
   ::testing::internal::CaptureStderr();
   v1::ScoreRequest request = ValidRequest();
@@ -138,7 +138,7 @@ TEST_F(ScoreHandlerTest, BoundsTheLinesOfAnErrorStorm) {
 
 TEST_F(ScoreHandlerTest, ARequestCancelledByGrpcJustBeforeItsDeadlineIsLate) {
   head_->Hold();
-  facts_.deadline = clock_.Now() + absl::Seconds(1);
+  call_.deadline = clock_.Now() + absl::Seconds(1);
   const std::optional<Submission> submission = Start(ValidRequest());
   clock_.Advance(absl::Seconds(1) - absl::Milliseconds(2));
 
@@ -147,7 +147,7 @@ TEST_F(ScoreHandlerTest, ARequestCancelledByGrpcJustBeforeItsDeadlineIsLate) {
   EXPECT_EQ(reply_->status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// Found by reading: "invalid" counted twice, and nothing while the weights were being loaded.
+// Regression: "invalid" was counted twice, and refusals during loading were not counted.
 TEST_F(ScoreHandlerTest, CountsEveryRefusalOnce) {
   const auto refuse = [this](const absl::Status& status) {
     head_->RefuseWith(status);
@@ -167,7 +167,7 @@ TEST_F(ScoreHandlerTest, CountsEveryRefusalOnce) {
   Start(request);
   FakeRegistry loading;
   ScoreHandler early(loading, metrics_, clock_);
-  early.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+  early.Start(BufferOf(ValidRequest().SerializeAsString()), call_, Metrics::Method::kScore,
               [](ScoreReply) {});
   handler_.RefuseNew();
   reply_.reset();
@@ -180,12 +180,12 @@ TEST_F(ScoreHandlerTest, CountsEveryRefusalOnce) {
   EXPECT_EQ(Rejected("draining"), 1);
 }
 
-// Found with a client that did not read: 120 answers put the server at 1.3 GB.
-TEST_F(ScoreHandlerTest, BoundsTheAnswersThatAreNotSentYet) {
+// Regression: 120 answers for a client that did not read took 1.3 GB.
+TEST_F(ScoreHandlerTest, BoundsTheAnswersThatAreNotSent) {
   ScoreHandler handler(registry_, metrics_, clock_, {.bytes_max = 32, .client_share_max = 1});
   std::vector<ScoreReply> replies;
   const auto start = [&] {
-    handler.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+    handler.Start(BufferOf(ValidRequest().SerializeAsString()), call_, Metrics::Method::kScore,
                   [&](ScoreReply reply) { replies.push_back(std::move(reply)); });
   };
 
@@ -209,14 +209,14 @@ TEST_F(ScoreHandlerTest, HoldsNothingForAFailedRequest) {
   std::vector<ScoreReply> replies;
 
   for (int i = 0; i < 2; ++i) {
-    handler.Start(BufferOf(ValidRequest().SerializeAsString()), facts_, Metrics::Method::kScore,
+    handler.Start(BufferOf(ValidRequest().SerializeAsString()), call_, Metrics::Method::kScore,
                   [&](ScoreReply reply) { replies.push_back(std::move(reply)); });
   }
 
   EXPECT_EQ(replies[1].status.code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(ScoreHandlerTest, LogsWhatAnEngineSaysAndSendsNothingOfIt) {
+TEST_F(ScoreHandlerTest, LogsAnEngineErrorAndDoesNotSendItsDetails) {
   head_->AnswerWith(WithDetailsForLog(absl::ResourceExhaustedError("CUDA error 2")));
   ::testing::internal::CaptureStderr();
 

@@ -57,7 +57,7 @@ class SharedRegionsTest : public ::testing::Test {
   RandomId lease_ = {};
 };
 
-TEST_F(SharedRegionsTest, MakesMemoryThatBothSidesSee) {
+TEST_F(SharedRegionsTest, CreatesMemoryThatBothSidesSee) {
   const SharedRegions::Created region = CreateRegion(100'000);
   ASSERT_EQ(region.bytes, 25 * kPage);
   void* client =
@@ -87,7 +87,7 @@ TEST_F(SharedRegionsTest, SealsTheMemoryAgainstItsClient) {
   EXPECT_NE(fcntl(region.file.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-// No seal prevents it that lets the client write.
+// No seal that allows the client to write prevents holes.
 TEST_F(SharedRegionsTest, ReadsHolesThatItsClientPunchesAsZeros) {
   const SharedRegions::Created region = CreateRegion(2 * kPage);
   const HiddenPayload payload = Find(region.id, 0, 2 * kPage);
@@ -111,16 +111,16 @@ TEST_F(SharedRegionsTest, RefusesSlicesBeyondTheRegion) {
   EXPECT_EQ(FindCode(region.id, 2 * kPage, 0), absl::StatusCode::kOk);
 }
 
-TEST_F(SharedRegionsTest, DoesNotTellUnknownRegionsFromThoseOfOthers) {
+TEST_F(SharedRegionsTest, GivesTheSameErrorForUnknownRegionsAndRegionsOfOthers) {
   const SharedRegions::Created region = CreateRegion(kPage);
   const RandomId other_lease = *regions_->OpenLease();
 
   const absl::Status of_another = regions_->CloseRegion(other_lease, region.id);
-  const absl::Status unknown = regions_->CloseRegion(other_lease, MakeRandomId());
+  const absl::Status unknown = regions_->CloseRegion(other_lease, RandomId());
 
   EXPECT_EQ(of_another.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(of_another, unknown);
-  EXPECT_EQ(regions_->Find({.region = MakeRandomId()}).status(), unknown);
+  EXPECT_EQ(regions_->Find({.region = RandomId()}).status(), unknown);
   EXPECT_EQ(FindCode(region.id, 0, 64), absl::StatusCode::kOk);
 }
 
@@ -129,7 +129,7 @@ TEST_F(SharedRegionsTest, GivesEachRegionAndLeaseAnIdOfItsOwn) {
   EXPECT_NE(*regions_->OpenLease(), lease_);
 }
 
-TEST_F(SharedRegionsTest, KeepsTheMemoryOfARegionThatIsReadUntilItIsLetGoOf) {
+TEST_F(SharedRegionsTest, KeepsTheMemoryOfARegionUntilItsLastReaderReleasesIt) {
   const SharedRegions::Created region = CreateRegion(kPage);
   HiddenPayload payload = Find(region.id, 0, 64);
 
@@ -174,7 +174,7 @@ TEST_F(SharedRegionsTest, PayloadsMayOutliveTheTable) {
   EXPECT_TRUE(MetricsShow("logprobd_shm_bytes 0"));
 }
 
-TEST_F(SharedRegionsTest, KeepsItsLimits) {
+TEST_F(SharedRegionsTest, EnforcesItsLimits) {
   Make({.bytes_max = 16 * kPage,
         .region_bytes_max = 4 * kPage,
         .lease_bytes_max = 10 * kPage,
@@ -203,7 +203,7 @@ TEST_F(SharedRegionsTest, KeepsItsLimits) {
   CreateRegion(3 * kPage);
 }
 
-TEST_F(SharedRegionsTest, GivesWhatIsClosedToTheNext) {
+TEST_F(SharedRegionsTest, GivesClosedMemoryToTheNextRegion) {
   Make({.bytes_max = 4 * kPage,
         .region_bytes_max = 4 * kPage,
         .lease_bytes_max = 4 * kPage,
@@ -214,7 +214,7 @@ TEST_F(SharedRegionsTest, GivesWhatIsClosedToTheNext) {
   }
 }
 
-TEST_F(SharedRegionsTest, CountsMemoryThatIsStillReadAgainstTheLimitOfAll) {
+TEST_F(SharedRegionsTest, CountsMemoryThatIsStillReadAgainstTheTotalLimit) {
   Make({.bytes_max = 4 * kPage});
   const SharedRegions::Created region = CreateRegion(4 * kPage);
   HiddenPayload payload = Find(region.id, 0, 64);

@@ -22,8 +22,8 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-TEST(ListenCheckTest, LeavesFilesAloneThatAreNoSocket) {
-  const std::string path = ::testing::TempDir() + "/listen_check_test.file";
+TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
+  const std::string path = ::testing::TempDir() + "/sockets_test.file";
   std::ofstream(path) << "precious";
 
   const absl::Status status = CheckSocketPath("--local", path);
@@ -34,9 +34,9 @@ TEST(ListenCheckTest, LeavesFilesAloneThatAreNoSocket) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// The start of a server waited for ever behind one that hung.
-TEST(ListenCheckTest, DoesNotWaitForAServerWhoseQueueIsFull) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/listen_check_", getpid());
+// Regression: a server waited forever for another server that hung.
+TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_", getpid());
   const sockaddr_un address = AddressOf(path);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   const FileDescriptor server(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

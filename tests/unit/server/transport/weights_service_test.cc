@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using TellProgress = std::function<bool(const WeightsProgress&)>;
 
-/// Answers as a test says, and keeps what it was asked.
+/// Answers as a test specifies, and records the requests.
 class FakeWeightStore final : public WeightStore {
  public:
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
@@ -81,7 +81,7 @@ class WeightsServiceTest : public ::testing::Test {
     stub_ = v1::Weights::NewStub(admin_);
   }
 
-  /// A load of "/m/2" whose answer is read to its end.
+  /// Loads "/m/2" and reads the stream to its end.
   grpc::Status Load(std::vector<v1::LoadWeightsProgress>* messages = nullptr) {
     v1::LoadWeightsRequest request;
     request.set_path("/m/2");
@@ -121,7 +121,7 @@ WeightsVersion SomeVersion(uint64_t version) {
   return {version, "abc", absl::StrCat("/m/", version), 1'700'000'000, 8'000};
 }
 
-TEST_F(WeightsServiceTest, LoadsWhatTheRequestSays) {
+TEST_F(WeightsServiceTest, PassesTheFieldsOfALoadToTheStore) {
   WeightsLoad asked;
   store_.on_load = [&](const WeightsLoad& load, const TellProgress&) {
     asked = load;
@@ -169,8 +169,9 @@ TEST_F(WeightsServiceTest, StreamsProgressAndEndsWithTheVersion) {
   EXPECT_EQ(messages[1].done().weight_bytes(), 8'000U);
 }
 
-// A phase that was over before the message of the one before had been written was never told.
-TEST_F(WeightsServiceTest, TellsEveryPhaseHoweverShort) {
+// Regression: a phase that ended before the message of the previous phase was written was not
+// reported.
+TEST_F(WeightsServiceTest, ReportsEveryPhaseHoweverShort) {
   store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
     for (const char* phase : {"checking", "verifying", "loading", "committing"}) {
       for (int i = 0; i < 1'000; ++i) {
@@ -215,7 +216,7 @@ TEST_F(WeightsServiceTest, AClientThatDoesNotReadDelaysNothing) {
   EXPECT_EQ(message.done().version(), 2U);
 }
 
-TEST_F(WeightsServiceTest, ALoadIsGivenUpWhenItsCallIsCancelled) {
+TEST_F(WeightsServiceTest, ACancelledCallCancelsItsLoad) {
   absl::Notification begun;
   absl::Notification ended;
   store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
@@ -240,7 +241,7 @@ TEST_F(WeightsServiceTest, ALoadIsGivenUpWhenItsCallIsCancelled) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST_F(WeightsServiceTest, TellsTheWholeReasonOfAFailure) {
+TEST_F(WeightsServiceTest, ReportsTheWholeReasonOfAFailure) {
   store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {
     progress({"verifying", 1, 2});
     return absl::DataLossError("/m/2/model.safetensors: the sha256 is another");
@@ -252,7 +253,7 @@ TEST_F(WeightsServiceTest, TellsTheWholeReasonOfAFailure) {
   EXPECT_EQ(status.error_message(), "/m/2/model.safetensors: the sha256 is another");
 }
 
-TEST_F(WeightsServiceTest, RefusesRequestsThatCannotBeMeant) {
+TEST_F(WeightsServiceTest, RefusesInvalidRequests) {
   store_.on_load = [](const WeightsLoad&, const TellProgress&) {
     ADD_FAILURE() << "it must not get so far";
     return SomeVersion(2);
@@ -275,7 +276,7 @@ TEST_F(WeightsServiceTest, RefusesRequestsThatCannotBeMeant) {
   EXPECT_TRUE(store_.calls.empty());
 }
 
-TEST_F(WeightsServiceTest, ChangesVersionsAndTellsTheHeadsState) {
+TEST_F(WeightsServiceTest, ChangesVersionsAndReturnsTheStateOfTheHead) {
   store_.state = {"policy", SomeVersion(3), SomeVersion(4), SomeVersion(2)};
   v1::WeightsResponse response;
   {
@@ -307,7 +308,7 @@ TEST_F(WeightsServiceTest, ChangesVersionsAndTellsTheHeadsState) {
   EXPECT_EQ(response.head().previous().source(), "/m/2");
 }
 
-TEST_F(WeightsServiceTest, ListsHeadsAndLeavesOutVersionsThatAreNotThere) {
+TEST_F(WeightsServiceTest, ListsHeadsWithoutAbsentVersions) {
   store_.state = {"policy", WeightsVersion(), std::nullopt, std::nullopt};
 
   ASSERT_TRUE(List("value").ok());
@@ -371,7 +372,7 @@ TEST_F(WeightsServiceTest, RunsABoundedNumberOfCallsAtOnce) {
   }
 }
 
-TEST_F(WeightsServiceTest, FinishesWhatRunsWhenItShutsDownAndRefusesWhatComes) {
+TEST_F(WeightsServiceTest, FinishesRunningCallsAtShutdownAndRefusesNewOnes) {
   absl::Notification begun;
   absl::Notification go_on;
   store_.on_load = [&](const WeightsLoad&, const TellProgress&) {
@@ -397,7 +398,7 @@ TEST_F(WeightsServiceTest, FinishesWhatRunsWhenItShutsDownAndRefusesWhatComes) {
   EXPECT_TRUE(loaded.ok()) << loaded.error_message();
 }
 
-TEST_F(WeightsServiceTest, GivesUpALoadThatOutlivesTheGrace) {
+TEST_F(WeightsServiceTest, CancelsALoadThatOutlivesTheGrace) {
   absl::Notification begun;
   bool is_given_up = false;
   store_.on_load = [&](const WeightsLoad&, const TellProgress& progress) {

@@ -21,7 +21,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A field by hand: its number and wire type, then what follows.
+/// Encodes the tag of a field.
 std::string Tag(uint32_t number, uint32_t type) {
   std::string out;
   uint32_t tag = number << 3 | type;
@@ -52,7 +52,7 @@ ParsedScoreRequest Parse(const std::string& bytes, uint32_t seed = 0) {
   return parsed;
 }
 
-/// Every field set by chance, to values at the edges as well.
+/// Returns a request whose fields are set at random, also to extreme values.
 v1::ScoreRequest RandomRequest(std::mt19937& random) {
   const auto chance = [&random](int of) { return random() % static_cast<uint32_t>(of) == 0; };
   const auto number = [&random] { return static_cast<uint32_t>(random() >> (random() % 32)); };
@@ -115,7 +115,7 @@ v1::ScoreRequest RandomRequest(std::mt19937& random) {
   return request;
 }
 
-/// The serialised slice, changed.
+/// Returns the serialised slice after `change`.
 std::string SharedSlice(const std::function<void(v1::SharedMemorySlice&)>& change) {
   v1::SharedMemorySlice slice;
   slice.set_region(std::string(16, 'r'));
@@ -136,7 +136,7 @@ std::string CudaSlice(const std::function<void(v1::CudaIpcSlice&)>& change) {
   return slice.SerializeAsString();
 }
 
-/// One change of the kinds that break parsers: bits, bytes, lengths, repeats, cuts.
+/// Makes one random change of a kind that often breaks parsers.
 void Mutate(std::string& bytes, std::mt19937& random) {
   const auto place = [&] { return bytes.empty() ? 0 : random() % bytes.size(); };
   switch (random() % 8) {
@@ -253,7 +253,7 @@ TEST(WireParserTest, SkipsUnknownFieldsUpToALimit) {
               HasSubstr("bytes of unknown fields, must be at most 65536"));
 }
 
-TEST(WireParserTest, KeepsTheIdentityOfAMessageThatIsWrongElsewhere) {
+TEST(WireParserTest, KeepsTheIdsOfAMessageWithAnErrorElsewhere) {
   const ParsedScoreRequest parsed =
       Parse(BytesField(1, "id") + Tag(5, 2) + std::string(1, '\0') + Tag(19, 0) + "\x2A");
   EXPECT_EQ(parsed.status.message(), "rows: wire type 2, must be 0");
@@ -271,7 +271,7 @@ void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
 
 class WireParserErrorTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(WireParserErrorTest, NamesWhatIsWrong) {
+TEST_P(WireParserErrorTest, NamesTheFieldAndTheError) {
   for (const uint32_t seed : {0U, 1U, 7U}) {
     const absl::Status status = Parse(GetParam().bytes, seed).status;
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -287,26 +287,26 @@ std::string TwiceField(uint32_t number) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, WireParserErrorTest,
     ::testing::Values(
-        Case{"TruncatedTag", "\x80", "no field's tag at byte 0"},
-        Case{"LongTag", "\xFF\xFF\xFF\xFF\xFF\x01", "no field's tag at byte 0"},
+        Case{"TruncatedTag", "\x80", "no valid field tag at byte 0"},
+        Case{"LongTag", "\xFF\xFF\xFF\xFF\xFF\x01", "no valid field tag at byte 0"},
         Case{"FieldZero", std::string("\x02\x00", 2), "field number 0 at byte 0"},
-        Case{"TruncatedNumber", Tag(5, 0) + "\x80", "rows: a number that is cut short"},
-        Case{"NoNumber", Tag(5, 0), "rows: a number that is cut short"},
+        Case{"TruncatedNumber", Tag(5, 0) + "\x80", "rows: the number is truncated"},
+        Case{"NoNumber", Tag(5, 0), "rows: the number is truncated"},
         Case{"ElevenByteNumber", Tag(3, 0) + std::string(10, '\xFF') + "\x01",
-             "weights_version: a number that is cut short or more than 64 bits"},
+             "weights_version: the number is truncated or has more than 64 bits"},
         Case{"NumberOf65Bits", Tag(3, 0) + std::string(9, '\xFF') + "\x02",
-             "weights_version: a number that is cut short or more than 64 bits"},
+             "weights_version: the number is truncated or has more than 64 bits"},
         Case{"RowsBeyond32Bits", Tag(5, 0) + std::string(9, '\xFF') + "\x01",
              "rows: 18446744073709551615, must be less than 2^32"},
         Case{"DtypeBeyond32Bits", Tag(4, 0) + std::string(5, '\xFF') + "\x01",
              "dtype: 68719476735, must fit into 32 bits"},
         Case{"TruncatedBytes", Tag(32, 2) + "\x05" + "1234",
              "hidden: length 5, but 4 bytes are left"},
-        Case{"LongLength", Tag(32, 2) + std::string(5, '\xFF') + "\x01", "hidden: a length that"},
+        Case{"LongLength", Tag(32, 2) + std::string(5, '\xFF') + "\x01", "hidden: the length is"},
         Case{"HugeLength", Tag(32, 2) + std::string(4, '\xFF') + "\x0F",
              "hidden: length 4294967295, but 0 bytes are left"},
-        Case{"TruncatedFloat", Tag(8, 5) + "123", "temperature: cut short"},
-        Case{"TruncatedFixed64", Tag(50, 1) + "1234567", "an unknown field: cut short"},
+        Case{"TruncatedFloat", Tag(8, 5) + "123", "temperature: truncated"},
+        Case{"TruncatedFixed64", Tag(50, 1) + "1234567", "an unknown field: truncated"},
         Case{"WrongTypeOfHidden", Tag(32, 0) + "\x01", "hidden: wire type 0, must be 2"},
         Case{"WrongTypeOfRows", Tag(5, 5) + "1234", "rows: wire type 5, must be 0"},
         Case{"WrongTypeOfTemperature", Tag(8, 1) + "12345678",
@@ -331,8 +331,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SegmentOffsetsTwice", TwiceField(16), "segment_offsets: given twice"},
         Case{"EmptyHiddenTwice", BytesField(32, "") + BytesField(32, ""), "hidden: given twice"},
         Case{"OddTargets", BytesField(7, "12345"), "targets: 5 bytes, must be a multiple of 4"},
-        Case{"IdNotUtf8", BytesField(1, "a\xFF"), "request_id: not UTF-8"},
-        Case{"HeadNotUtf8", BytesField(2, "\xC3"), "head: not UTF-8"},
+        Case{"IdNotUtf8", BytesField(1, "a\xFF"), "request_id: not valid UTF-8"},
+        Case{"HeadNotUtf8", BytesField(2, "\xC3"), "head: not valid UTF-8"},
         Case{"IdWithNewline", BytesField(1, "a\nb"), "request_id: holds control characters"},
         Case{"IdWithEscape", BytesField(1, "\x1B[31m"), "request_id: holds control characters"},
         Case{"IdTooLong", BytesField(1, std::string(129, 'a')),
@@ -354,7 +354,7 @@ TEST(WireParserTest, ReadsASliceOfSharedMemory) {
   EXPECT_FALSE(parsed.request.cuda_ipc.has_value());
 }
 
-TEST(WireParserTest, ReadsASliceOfAGpusMemory) {
+TEST(WireParserTest, ReadsASliceOfGpuMemory) {
   const ParsedScoreRequest parsed = Parse(BytesField(34, CudaSlice(kUnchanged)));
 
   ASSERT_TRUE(parsed.status.ok()) << parsed.status;
@@ -388,11 +388,11 @@ INSTANTIATE_TEST_SUITE_P(
     Slices, WireParserErrorTest,
     ::testing::Values(
         Case{"BothSlices", Shared(kUnchanged) + Cuda(kUnchanged),
-             "cuda_ipc: given beside shared_memory, must be the only payload"},
+             "cuda_ipc: given together with shared_memory, must be the only payload"},
         Case{"SliceBesideHidden", BytesField(32, "1234") + Shared(kUnchanged),
-             "shared_memory: given beside hidden, must be the only payload"},
+             "shared_memory: given together with hidden, must be the only payload"},
         Case{"HiddenBesideSlice", Cuda(kUnchanged) + BytesField(32, ""),
-             "hidden: given beside cuda_ipc, must be the only payload"},
+             "hidden: given together with cuda_ipc, must be the only payload"},
         Case{"SharedMemoryTwice", Shared(kUnchanged) + Shared(kUnchanged),
              "shared_memory: given twice"},
         Case{"CudaIpcTwice", Cuda(kUnchanged) + Cuda(kUnchanged), "cuda_ipc: given twice"},
@@ -426,17 +426,17 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"OffsetAsBytes", BytesField(33, Tag(2, 2) + "\x01x"),
              "shared_memory.offset: wire type 2, must be 0"},
         Case{"TruncatedOffset", BytesField(33, Tag(2, 0) + "\x80"),
-             "shared_memory.offset: a number that is cut short"},
+             "shared_memory.offset: the number is truncated"},
         Case{"TruncatedRegion", BytesField(33, Tag(1, 2) + "\x10shrt"),
-             "shared_memory.region: a length that is cut short or too large"},
-        Case{"NoTagInSlice", BytesField(34, "\x80"), "cuda_ipc: no field's tag"},
+             "shared_memory.region: the length is truncated or too large"},
+        Case{"NoTagInSlice", BytesField(34, "\x80"), "cuda_ipc: no valid field tag"},
         Case{"FieldZeroInSlice", BytesField(34, std::string("\x02\x00", 2)),
-             "cuda_ipc: no field's tag"},
+             "cuda_ipc: no valid field tag"},
         Case{"GroupInSlice", BytesField(34, Tag(40, 3) + Tag(40, 4)), "groups are not supported"},
-        Case{"TruncatedUnknownNumber", BytesField(33, Tag(40, 0)), "a number that is cut short"},
-        Case{"TruncatedUnknownFixed", BytesField(33, Tag(40, 1) + "1234567"), "cut short"},
+        Case{"TruncatedUnknownNumber", BytesField(33, Tag(40, 0)), "the number is truncated"},
+        Case{"TruncatedUnknownFixed", BytesField(33, Tag(40, 1) + "1234567"), "truncated"},
         Case{"TruncatedUnknownBytes", BytesField(33, Tag(40, 2) + "\x05" + "1234"),
-             "a length that is cut short"},
+             "the length is truncated"},
         Case{"LongSlice", BytesField(33, BytesField(40, std::string(600, 'x'))),
              "shared_memory: 604 bytes, must be at most 512"}),
     [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });

@@ -31,7 +31,7 @@ HeadInfo Head() {
   return head;
 }
 
-/// Three rows of bf16.
+/// A valid request with three bf16 rows.
 ScoreRequest Request() {
   ScoreRequest request;
   request.dtype_number = 1;
@@ -45,7 +45,7 @@ ScoreRequest Request() {
 struct Case {
   std::string name;
   std::function<void(ScoreRequest&)> change;
-  std::string message;  ///< Empty: accepted.
+  std::string message;  ///< Empty when the request is valid.
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
 };
 
@@ -53,7 +53,7 @@ void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
 
 class ValidateRequestTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ValidateRequestTest, GivesTheRightAnswer) {
+TEST_P(ValidateRequestTest, AcceptsOrNamesTheError) {
   ScoreRequest request = Request();
   GetParam().change(request);
 
@@ -168,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
                r.temperature = 1.0F;
                r.row_temperatures = {1, 1, 1};
              },
-             "row_temperatures: 3 values beside temperature 1"},
+             "row_temperatures: 3 values together with temperature 1"},
         Case{"TopKAboveTheLimit", [](ScoreRequest& r) { r.top_k = 17; },
              "top_k: 17, must be in [0, 16]"},
         Case{"TooManyCandidates", [](ScoreRequest& r) { r.candidate_ids.assign(7, 1); },
@@ -247,7 +247,7 @@ TEST(ValidateListsTest, FindsTheFirstBadTargetOfALongList) {
             "targets[40001]: -1, must be in [0, 100) or the ignore_index -100");
 }
 
-TEST(ValidateListsTest, TakesAnIgnoreIndexAboveTheVocabulary) {
+TEST(ValidateListsTest, AcceptsAnIgnoreIndexAboveTheVocabulary) {
   EXPECT_TRUE(CheckTargets({99, 100, 0}, 100, 100).ok());
   EXPECT_FALSE(CheckTargets({99, 101, 0}, 100, 100).ok());
   const int32_t smallest = std::numeric_limits<int32_t>::min();
@@ -267,7 +267,7 @@ TEST(ValidateListsTest, NamesTheFirstBadOffset) {
   EXPECT_EQ(CheckOffsets("o", {1, 5}, 5, "rows").message(), "o[0]: 1, must be 0");
   EXPECT_EQ(CheckOffsets("o", {}, 0, "rows").message(), "o[0]: missing, must be 0");
   EXPECT_EQ(CheckOffsets("o", {0, 3, 2, 5}, 5, "rows").message(),
-            "o[2]: 2, must not be below the offset before it, 3");
+            "o[2]: 2, must not be below the previous offset, 3");
   EXPECT_EQ(CheckOffsets("o", {0, 4}, 5, "rows").message(), "o[1]: 4, must end at rows, 5");
   EXPECT_FALSE(CheckOffsets("o", {0, 4'294'967'295U}, -1, "rows").ok());
 }

@@ -1,4 +1,4 @@
-"""linear_logprob under the names and signatures of other projects, one module a project.
+"""linear_logprob under the names and signatures of other projects, one module per project.
 
-How to switch a framework over: SWITCHING.md.
+SWITCHING.md describes how to switch a framework over.
 """

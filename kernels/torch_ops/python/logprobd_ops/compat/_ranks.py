@@ -1,4 +1,4 @@
-"""What the drop-ins share: equal shards of the vocabulary, gradients that stay a rank's part, reductions."""
+"""Helpers of the drop-in modules: equal shards of the vocabulary, partial gradients and reductions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 def shard_start(weight: Tensor, group: ProcessGroup | None) -> int:
-    """The id of the shard's first row where every rank of `group` has as many; None: the head is whole."""
+    """The id of the shard's first row if all ranks of `group` have equally many. 0 without a group."""
     return 0 if group is None else dist.get_rank(group) * weight.shape[0]
 
 
 def with_partial_gradient(hidden: Tensor, group: ProcessGroup | None) -> Tensor:
-    """`hidden`, for a caller that itself sums the gradients of the ranks of `group`.
+    """Returns `hidden` for a caller that sums the gradients of the ranks of `group` itself.
 
-    linear_logprob gives every rank the sum; each hands on its share of it, so that the caller's sum is right.
+    linear_logprob gives every rank the sum of the gradients. Each rank passes on an equal share of it, so that
+    the caller's sum is correct.
     """
     if group is None or dist.get_world_size(group) == 1:
         return hidden
@@ -29,7 +30,7 @@ def with_partial_gradient(hidden: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 class _GradientShare(torch.autograd.Function):
-    """The identity; its gradient is divided by the number of ranks."""
+    """The identity, whose gradient is divided by the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, num_ranks: int) -> Tensor:
@@ -42,7 +43,7 @@ class _GradientShare(torch.autograd.Function):
 
 
 def reduced(logprob: Tensor, reduction: str) -> Tensor:
-    """`logprob` [T] as "none", "sum" or "mean" of all its rows says, in any case of letters."""
+    """Reduces `logprob` [T] over all rows by "none", "sum" or "mean", in upper or lower case."""
     match reduction.lower():
         case "none":
             return logprob

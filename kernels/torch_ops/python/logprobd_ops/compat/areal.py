@@ -14,7 +14,7 @@ from logprobd_ops.linear_logprob import linear_logprob
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Bounds the rows of the weight that are gathered at a time for the largest logits.
+# Number of the weight's rows that are gathered at a time for the largest logits.
 _ROWS_AT_A_TIME = 1024
 
 
@@ -29,16 +29,16 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, ...]:
     """(logprobs, entropy[, max_logits]), fp32, of `hidden` [..., H] flattened to T rows, each [T].
 
-    As AReaL says only reduction "none" is supported; "sum" and "mean" are of logprobs over all rows.
-    max_logits: the largest logit of each row before temperature, over the whole vocabulary, without a
-    gradient. With a group, `weight` is the rank's shard, all of one size, and the gradient of `hidden` is
-    the sum over the ranks, on each of them.
+    AReaL documents only reduction "none"; "sum" and "mean" reduce logprobs over all rows. max_logits is the
+    largest logit of each row before temperature, over the whole vocabulary, without a gradient. With a group,
+    `weight` is the rank's shard, shards have equal sizes, and every rank gets the gradient of `hidden` summed
+    over the ranks.
 
-    Unlike AReaL's, labels of -100 give zeros, and others outside the vocabulary an error.
+    Unlike in AReaL, labels of -100 give zeros, and other labels outside the vocabulary raise an error.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     vocab_start = shard_start(weight, dist_process_group)
-    logprob, entropy, _, *argmax = linear_logprob(
+    scores = linear_logprob(
         flat,
         weight,
         labels.reshape(-1),
@@ -47,10 +47,11 @@ def linear_cross_entropy(
         process_group=dist_process_group,
         return_argmax=return_max_logits,
     )
-    logprobs = reduced(logprob, reduction)
-    if not return_max_logits:
-        return logprobs, entropy
-    return logprobs, entropy, _logits_at(flat, weight, argmax[0], vocab_start, dist_process_group)
+    logprobs = reduced(scores.logprob, reduction)
+    if scores.argmax is None:
+        return logprobs, scores.entropy
+    max_logits = _logits_at(flat, weight, scores.argmax, vocab_start, dist_process_group)
+    return logprobs, scores.entropy, max_logits
 
 
 def linear_cross_entropy_logprobs_entropy(
@@ -61,7 +62,7 @@ def linear_cross_entropy_logprobs_entropy(
     tp_group: ProcessGroup | None = None,
     return_max_logits: bool = False,
 ) -> tuple[Tensor, ...]:
-    """linear_cross_entropy without a reduction, each result shaped like `labels`."""
+    """The results of linear_cross_entropy without a reduction, each shaped like `labels`."""
     scores = linear_cross_entropy(
         hidden, weight, labels, temperature, "none", tp_group, return_max_logits
     )
@@ -75,8 +76,8 @@ def linear_cross_entropy_logprobs(
     temperature: float | Tensor = 1.0,
     tp_group: ProcessGroup | None = None,
 ) -> Tensor:
-    """The logprobs of linear_cross_entropy_logprobs_entropy alone; no entropy is computed."""
-    logprob, *_ = linear_logprob(
+    """Only the logprobs of linear_cross_entropy_logprobs_entropy; the entropy is not computed."""
+    scores = linear_logprob(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         labels.reshape(-1),
@@ -85,14 +86,14 @@ def linear_cross_entropy_logprobs(
         process_group=tp_group,
         need_entropy=False,
     )
-    return logprob.reshape(labels.shape)
+    return scores.logprob.reshape(labels.shape)
 
 
 @torch.no_grad()
 def _logits_at(
     hidden: Tensor, weight: Tensor, ids: Tensor, vocab_start: int, group: ProcessGroup | None
 ) -> Tensor:
-    """The logit of one id a row, [T] fp32 (double for double inputs), from whichever rank has its row."""
+    """The logit of one id per row, [T] fp32 (fp64 for fp64 inputs), from the rank that has the id."""
     wide = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
     rows = ids - vocab_start
     is_mine = (rows >= 0) & (rows < weight.shape[0])

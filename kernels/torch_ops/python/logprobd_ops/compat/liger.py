@@ -26,10 +26,11 @@ def liger_fused_linear_cross_entropy(
     return_predicted_tokens: bool = False,
     chunk_mem_const: int = 1,
 ) -> Tensor | LinearCrossEntropyOutput:
-    """The loss of `input` [BT, H] and `target` [BT], or a tuple of the fields of Liger's output with it.
+    """Returns the loss of `input` [BT, H] and `target` [BT], or a tuple with the fields of Liger's output.
 
-    accum_dtype and chunk_mem_const change nothing: gradients are always summed in fp32 or wider, and memory
-    is linear_logprob's to bound. The z loss is fp32, the accuracy of no counted rows 0 (Liger: NaN).
+    accum_dtype and chunk_mem_const have no effect: gradients are always summed in fp32 or wider, and
+    linear_logprob bounds the memory itself. The z loss is fp32. The accuracy without valid rows is 0 (Liger:
+    NaN).
     """
     del accum_dtype, chunk_mem_const
     return linear_cross_entropy(
@@ -51,7 +52,7 @@ def liger_fused_linear_cross_entropy(
 
 
 class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
-    """The function above with its options set once; the weight comes first, as in Liger."""
+    """liger_fused_linear_cross_entropy with options set once. The weight is the first argument, as in Liger."""
 
     def __init__(
         self,

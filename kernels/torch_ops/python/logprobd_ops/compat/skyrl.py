@@ -1,8 +1,8 @@
 """SkyRL: the fused LM-head log-prob of its Megatron backend (pull request 1765).
 
-model_utils.py has it as FusedLinearLogprob or, before, FusedLinearChunkedDistributedLogprob, and
-fused_linear_logprob_triton.py as FusedLinearLogprobTriton. All are called through `apply` with the same
-arguments.
+It is called FusedLinearLogprob in model_utils.py (formerly FusedLinearChunkedDistributedLogprob) and
+FusedLinearLogprobTriton in fused_linear_logprob_triton.py. Callers use `apply` with the same arguments for all
+of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from logprobd_ops.linear_logprob import linear_logprob
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# SkyRL ignores no id: rows that do not count are masked in its loss. No vocabulary has this one.
+# SkyRL has no ignored id: its loss masks rows. No vocabulary contains this id.
 _NO_ID = -(2**31)
 
 
 class FusedLinearLogprob:
-    """Stands where SkyRL has an autograd function; only `apply` is part of it."""
+    """Replaces an autograd function of SkyRL. Only `apply` is provided."""
 
     @staticmethod
     def apply(
@@ -36,13 +36,13 @@ class FusedLinearLogprob:
         tp_group: ProcessGroup | None,
         inference_only: bool = False,
     ) -> Tensor:
-        """The log-probs [B, S], fp32, of `target` [B, S], already shifted, for `hidden` [B, S, H].
+        """Returns the log-probs [B, S], fp32, of `target` [B, S], already shifted, for `hidden` [B, S, H].
 
-        `weight` is the rank's shard, ids [vocab_start_index, vocab_end_index). A target in no rank's range
-        has log-prob 0 and yet the gradient of -lse, as the original. The gradient of `hidden` is the rank's
-        part of the sum: the caller's gather from, or copy to, the tensor-parallel region adds the parts up.
+        `weight` is the rank's shard, ids [vocab_start_index, vocab_end_index). A target outside all ranks'
+        ranges has log-prob 0 but the gradient of -lse, as in the original. The gradient of `hidden` is the
+        rank's part of the sum: the caller's gather from, or copy to, the tensor-parallel region sums them.
 
-        chunk_size bounds the original's memory; it changes nothing here. `inference_only` leaves no graph.
+        chunk_size, which bounds the original's memory, has no effect. `inference_only` builds no graph.
         """
         del chunk_size
         if vocab_end_index - vocab_start_index != weight.shape[0]:
@@ -51,7 +51,7 @@ class FusedLinearLogprob:
                 f"got [{vocab_start_index}, {vocab_end_index})"
             )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-            logprob, *_ = linear_logprob(
+            scores = linear_logprob(
                 with_partial_gradient(hidden, tp_group),
                 weight,
                 target,
@@ -61,7 +61,7 @@ class FusedLinearLogprob:
                 need_entropy=False,
                 out_of_vocab="zero",
             )
-        return logprob
+        return scores.logprob
 
 
 FusedLinearChunkedDistributedLogprob = FusedLinearLogprob

@@ -23,14 +23,14 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """(logprobs, entropy), fp32, of `hidden` [..., H] flattened to T rows, `labels` already shifted.
 
-    entropy is [T]; so is logprobs with reduction "none", else it is the sum or the mean over all T rows.
-    With a group, `weight` is the rank's shard, all of one size, and the gradient of `hidden` is the rank's
-    part of the sum: as in verl, the caller's gather from the sequence-parallel region adds the parts up.
+    entropy is [T]. logprobs is [T] for reduction "none", else the sum or the mean over all T rows. With a
+    group, `weight` is the rank's shard, shards have equal sizes, and the gradient of `hidden` is the rank's
+    part of the sum: as in verl, the caller's gather from the sequence-parallel region sums the parts.
 
-    Unlike verl's, labels of -100 give zeros, and others outside the vocabulary an error.
+    Unlike in verl, labels of -100 give zeros, and other labels outside the vocabulary raise an error.
     """
     flat = with_partial_gradient(hidden.reshape(-1, hidden.shape[-1]), dist_process_group)
-    logprob, entropy, *_ = linear_logprob(
+    scores = linear_logprob(
         flat,
         weight,
         labels.reshape(-1),
@@ -38,4 +38,4 @@ def linear_cross_entropy(
         vocab_start=shard_start(weight, dist_process_group),
         process_group=dist_process_group,
     )
-    return reduced(logprob, reduction), entropy
+    return reduced(scores.logprob, reduction), scores.entropy

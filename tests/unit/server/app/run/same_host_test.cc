@@ -44,7 +44,7 @@ TEST(SameHostTest, LimitsALeaseToTheClientShare) {
 
   SetSameHostOptions(options, memory, grpc);
 
-  EXPECT_EQ(grpc.local, "/run/logprobd.sock");
+  EXPECT_EQ(grpc.unix_socket, "/run/logprobd.sock");
   EXPECT_FALSE(grpc.unix_socket_is_optional);
   EXPECT_EQ(grpc.shared_memory.bytes_max, 1'000'000);
   EXPECT_EQ(grpc.shared_memory.lease_bytes_max, 250'000);
@@ -60,7 +60,7 @@ TEST(SameHostTest, FindsAFolderForTheSockets) {
 
   SetSameHostOptions(options, SameHostMemory(), grpc);
 
-  EXPECT_THAT(grpc.local, EndsWith("/logprobd-8499.sock"));
+  EXPECT_THAT(grpc.unix_socket, EndsWith("/logprobd-8499.sock"));
   EXPECT_TRUE(grpc.unix_socket_is_optional);
 }
 

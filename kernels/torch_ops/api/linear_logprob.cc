@@ -1,0 +1,125 @@
+// The forward and the backward pass: agreement of the ranks, valid rows, the path's scores or
+// gradients, and the results of all rows.
+
+#include "kernels/torch_ops/api/linear_logprob.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/gradient_sums.h"
+#include "kernels/torch_ops/paths/logit_cache.h"
+#include "kernels/torch_ops/paths/scoring_path.h"
+#include "kernels/torch_ops/ranks/agreement.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
+#include "kernels/torch_ops/rows/valid_rows.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
+  TORCH_CHECK_VALUE(!weight_grad.has_value() || (weight_grad->sizes() == weight.sizes() &&
+                                                 weight_grad->scalar_type() == at::kFloat),
+                    "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
+}
+
+/// Whether the rows' gradients need something of the other ranks: their hidden states, or the size
+/// of the vocabulary, by which the gradient of an unweighted mean logit is divided.
+bool NeedsOtherRanks(const UpstreamGradients& upstream, const Problem& problem) {
+  return problem.options.sequence_parallel ||
+         (upstream.mean_logit.has_value() && !problem.inputs.mean_logit_weights.has_value());
+}
+
+}  // namespace
+
+LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
+                             const LinearLogprobOptions& options) {
+  // Autocast must not change the dtypes that are chosen here.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Problem problem(inputs, options);
+  at::Tensor cache;
+  const auto prepare = [&] {
+    CheckArguments(inputs, options, problem.group);
+    problem.Plan();
+    Preparation mine;
+    const bool is_early = problem.path->ScoresDuringCompaction(problem);
+    mine.subset = CompactValidRows(problem, /*upstream=*/{}, is_early ? Wait::kLater : Wait::kNow);
+    cache = EmptyLogitCache(inputs, options);
+    if (!problem.group.is_alone()) ReserveForwardMemory(mine.subset, problem);
+    return mine;
+  };
+  std::unique_ptr<PendingScores> first;
+  const Agreement agreed = AgreeOnRows(problem, prepare, [&](const Rows& rows) {
+    first = problem.path->StartFirstBlock(rows, problem, cache);
+  });
+  LinearLogprobOutputs scores = problem.path->Score(agreed.rows, problem, cache, std::move(first));
+  scores.cache = cache;
+  return ScatterScores(scores, agreed.rows.Resolved(), problem);
+}
+
+InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                        const SavedOutputs& saved, const LinearLogprobOptions& options,
+                        GradientNeeds needs, const MaybeTensor& weight_grad) {
+  // Autocast must not change the dtypes that are chosen here.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Problem problem(inputs, options);
+  if (!saved.cache.has_value()) problem.options.keep_logits = LogitCacheKind::kNone;
+  const RankGroup& group = problem.group;
+  const int64_t num_all = problem.num_rows();
+  RowSubset subset;
+  GradientSums sums;
+  RankGroup::PendingInfo pending = group.StartExchange(problem.device(), [&] {
+    CheckDevices(inputs, weight_grad);
+    CheckWeightGrad(weight_grad, inputs.weight);
+    problem.Plan();
+    const bool is_early = problem.path->DifferentiatesDuringCompaction(upstream, problem);
+    subset = CompactRows(problem, FlatTarget(inputs), upstream, /*ids=*/{},
+                         is_early ? Wait::kLater : Wait::kNow);
+    const int64_t num_rows = subset.size(num_all);
+    sums = AllocateSums(problem, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
+    if (!group.is_alone() && needs.hidden) ReserveHiddenSum(problem);
+    return RankGroup::RankInfo{{needs.hidden}, {ShardIds(inputs, options).end}};
+  });
+  // When this rank has failed, Result throws: nothing is prepared for what follows.
+  if (pending.has_error() || NeedsOtherRanks(upstream, problem)) {
+    int64_t end = 0;
+    for (const auto& own : pending.Result()) end = std::max(end, own.front());
+    problem.shard = Shard(inputs, options, end);
+  }
+  const at::Tensor hidden = HiddenOfAllRows(problem);
+  std::optional<RankGroup::PendingSum> hidden_sum;
+  const auto start_hidden_sum = [&] {
+    // A rank whose preparation failed does not take part in the sum, so all throw here at the
+    // latest.
+    pending.Result();
+    const RowSubset found = subset.Resolved();
+    hidden_sum =
+        StartHiddenSum(SliceRows(sums.hidden, 0, found.size(num_all)), found.row_indices, problem);
+  };
+  DeferredError error;
+  error.Run([&] {
+    const BackwardRows rows = MakeBackwardRows(subset, hidden, upstream, saved, problem);
+    AddGradients(rows, problem, sums, [&] {
+      // Scattering rows next to a block of columns would take more memory.
+      const bool is_scattered = subset.Resolved().row_indices.defined();
+      if (!group.is_alone() && !is_scattered) start_hidden_sum();
+    });
+  });
+  pending.Result();
+  if (group.is_alone()) error.Rethrow(false);
+  if (needs.hidden && !hidden_sum.has_value()) start_hidden_sum();
+  // The host waits for the other ranks' errors after everything else.
+  const at::Tensor has_error =
+      group.is_alone() ? at::Tensor() : group.AllReduceError(problem.device(), error);
+  if (weight_grad.has_value()) sums.weight.reset();  // The sum is already in weight_grad.
+  InputGradients gradients = ToInputGradients(hidden_sum, sums, inputs);
+  if (!group.is_alone()) error.Rethrow(has_error.item<int>() != 0);
+  return gradients;
+}
+
+}  // namespace logprobd::torch_ops

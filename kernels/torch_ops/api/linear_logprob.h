@@ -1,0 +1,205 @@
+#pragma once
+
+// Arguments and results of the operator, and the lists of fields from which signatures.h makes its
+// schemas, its adapters and what autograd saves. To add an option: add a member and a line to
+// LinearLogprobOptions, and read the member where it takes effect.
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+namespace logprobd::torch_ops {
+
+using MaybeTensor = std::optional<at::Tensor>;
+
+/// Whether the ranks of a group must pass the same value.
+enum class AcrossRanks { kMayDiffer, kMustAgree };
+
+/// One member of a struct of arguments or results, with its name in the schema.
+template <typename Struct, typename T>
+struct Field {
+  const char* name;
+  T Struct::*member;
+  AcrossRanks across_ranks = AcrossRanks::kMayDiffer;
+};
+template <typename Struct, typename T>
+Field(const char*, T Struct::*) -> Field<Struct, T>;
+template <typename Struct, typename T>
+Field(const char*, T Struct::*, AcrossRanks) -> Field<Struct, T>;
+
+/// Calls `visit(field)` for every field of `Struct`, in the order of the schema.
+template <typename Struct, typename Visit>
+constexpr void ForEachField(const Visit& visit) {
+  std::apply([&](const auto&... fields) { (visit(fields), ...); }, Struct::Fields());
+}
+
+/// Tensor arguments of linear_logprob. All are on one device and may have any strides.
+struct LinearLogprobInputs {
+  at::Tensor hidden;  ///< [..., H]: fp32, bf16, fp16 or fp64.
+  at::Tensor weight;  ///< [V, H]: this rank's rows of the head; dtype as for hidden, may differ.
+  at::Tensor target;  ///< [...], integers: ids in the whole vocabulary, or ignore_index.
+  MaybeTensor bias;   ///< [V]
+  MaybeTensor row_temperature;     ///< Shaped like target, > 0; absent: options.temperature.
+  MaybeTensor mean_logit_weights;  ///< [V]; absent: 1 / size of the valid vocabulary.
+
+  static constexpr auto Fields() {
+    using In = LinearLogprobInputs;
+    return std::tuple{Field{"hidden", &In::hidden},
+                      Field{"weight", &In::weight},
+                      Field{"target", &In::target},
+                      Field{"bias", &In::bias},
+                      Field{"row_temperature", &In::row_temperature},
+                      Field{"mean_logit_weights", &In::mean_logit_weights}};
+  }
+};
+
+/// What a forward pass caches of the logits for the backward pass. paths/logit_cache.h describes
+/// the layouts.
+enum class LogitCacheKind : int64_t {
+  kNone = 0,  ///< Nothing: the backward pass recomputes the logits.
+  kWide = 1,  ///< All logits, in the wide dtype.
+  /// All logits as exponentials in 16 bits (kernels::CachedExponentials). Fused path only.
+  kExponentials = 2,
+  /// As kExponentials, but relative to one reference exponent per row where possible. The loss
+  /// chooses it when gradients are exponentials times a factor; callers cannot ask for it.
+  kRebasedExponentials = 3,
+};
+
+/// Options of linear_logprob. The logits are z = cap(scale * (hidden . weight) + bias), with
+/// cap(x) = softcap * tanh(x / softcap); the scores are those of x = z / temperature.
+struct LinearLogprobOptions {
+  double temperature = 1;  ///< > 0
+  double scale = 1;
+  double softcap = 0;              ///< 0: no cap.
+  int64_t ignore_index = -100;     ///< Rows with this target have zero scores and zero gradients.
+  int64_t vocab_start = 0;         ///< Vocabulary id of the first row of the weight.
+  int64_t vocab_valid = -1;        ///< Ids from here on are padding; -1: no rank has padding.
+  std::string group;               ///< Name of the process group that shares the head; empty: none.
+  bool sequence_parallel = false;  ///< hidden holds this rank's part of the rows of target.
+  /// An out-of-vocabulary target has logprob 0 and the gradient of -lse, instead of an error.
+  bool out_of_vocab_is_zero = false;
+  bool need_entropy = true;
+  bool need_argmax = false;
+  bool need_mean_logit = false;
+  LogitCacheKind keep_logits = LogitCacheKind::kNone;
+
+  static constexpr auto Fields() {
+    using Opt = LinearLogprobOptions;
+    constexpr auto kMustAgree = AcrossRanks::kMustAgree;
+    return std::tuple{Field{"temperature", &Opt::temperature, kMustAgree},
+                      Field{"scale", &Opt::scale, kMustAgree},
+                      Field{"softcap", &Opt::softcap, kMustAgree},
+                      Field{"ignore_index", &Opt::ignore_index, kMustAgree},
+                      Field{"vocab_start", &Opt::vocab_start},
+                      Field{"vocab_valid", &Opt::vocab_valid, kMustAgree},
+                      Field{"group", &Opt::group},
+                      Field{"sequence_parallel", &Opt::sequence_parallel, kMustAgree},
+                      Field{"out_of_vocab_is_zero", &Opt::out_of_vocab_is_zero, kMustAgree},
+                      Field{"need_entropy", &Opt::need_entropy, kMustAgree},
+                      Field{"need_argmax", &Opt::need_argmax, kMustAgree},
+                      Field{"need_mean_logit", &Opt::need_mean_logit, kMustAgree},
+                      Field{"keep_logits", &Opt::keep_logits}};
+  }
+};
+
+/// Results of a forward pass. Each score is shaped like target and in the wide dtype, which is fp64
+/// when hidden or weight are fp64, else fp32. A score that was not requested has no elements.
+struct LinearLogprobOutputs {
+  at::Tensor logprob;     ///< x[target] - lse, nats, <= 0.
+  at::Tensor entropy;     ///< Entropy of softmax(x), nats, in [0, ln V].
+  at::Tensor lse;         ///< ln of the sum of exp(x).
+  at::Tensor argmax;      ///< int64: the lowest id with the largest logit; -1 if not finite.
+  at::Tensor mean_logit;  ///< Sum of mean_logit_weights * x.
+  at::Tensor lse_rest;    ///< Rounding error of lse: exact lse minus lse.
+  at::Tensor cache;       ///< What options.keep_logits requests (paths/logit_cache.h).
+
+  static constexpr auto Fields() {
+    using Out = LinearLogprobOutputs;
+    return std::tuple{Field{"logprob", &Out::logprob},
+                      Field{"entropy", &Out::entropy},
+                      Field{"lse", &Out::lse},
+                      Field{"argmax", &Out::argmax},
+                      Field{"mean_logit", &Out::mean_logit},
+                      Field{"lse_rest", &Out::lse_rest},
+                      Field{"cache", &Out::cache}};
+  }
+};
+
+/// Gradients of a loss with respect to the scores, each shaped like target; absent: zero.
+struct UpstreamGradients {
+  MaybeTensor logprob;
+  MaybeTensor entropy;
+  MaybeTensor lse;
+  MaybeTensor mean_logit;
+
+  static constexpr auto Fields() {
+    using Up = UpstreamGradients;
+    return std::tuple{Field{"d_logprob", &Up::logprob}, Field{"d_entropy", &Up::entropy},
+                      Field{"d_lse", &Up::lse}, Field{"d_mean_logit", &Up::mean_logit}};
+  }
+};
+
+/// The members of UpstreamGradients, for loops.
+inline constexpr std::array<MaybeTensor UpstreamGradients::*, 4> kUpstreamScores = {
+    &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
+    &UpstreamGradients::mean_logit};
+
+/// Results of a forward pass that its backward pass reads.
+struct SavedOutputs {
+  at::Tensor lse;
+  at::Tensor lse_rest;
+  at::Tensor entropy;
+  MaybeTensor cache;                   ///< Absent: the logits are recomputed.
+  bool is_cache_overwritable = false;  ///< The cache has no later reader.
+
+  static constexpr auto Fields() {
+    using Saved = SavedOutputs;
+    return std::tuple{Field{"lse", &Saved::lse}, Field{"lse_rest", &Saved::lse_rest},
+                      Field{"entropy", &Saved::entropy}, Field{"cache", &Saved::cache}};
+  }
+};
+
+/// Which inputs need a gradient.
+struct GradientNeeds {
+  bool hidden = true;
+  bool weight = true;
+  bool bias = true;
+
+  bool any() const { return hidden || weight || bias; }
+};
+
+/// Gradients with respect to the inputs, in their dtypes. One that is not needed has no elements.
+struct InputGradients {
+  at::Tensor hidden;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+
+/// The dtype of sums and gradients: fp64 when hidden or weight are fp64, else fp32.
+at::ScalarType WideDtype(at::ScalarType hidden, at::ScalarType weight);
+
+/// Throws c10::ValueError unless all tensors are on the device of hidden.
+void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad);
+
+/// Scores every row. Logits exist for one block of rows and columns at a time unless
+/// options.keep_logits asks for a cache.
+///
+/// The ranks of a group call it together, with the same targets; when one fails, all throw. Throws
+/// c10::ValueError for invalid arguments and c10::IndexError for an out-of-vocabulary target.
+/// Thread-safe.
+LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
+                             const LinearLogprobOptions& options);
+
+/// Computes the gradients of the inputs, one block of columns at a time, from cached or recomputed
+/// logits. A cache in the wide dtype gives the bits of recomputed logits. With `weight_grad`, fp32
+/// [V, H], the weight's gradient is added to it and not returned. Ranks, errors and threads as in
+/// Forward.
+InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
+                        const SavedOutputs& saved, const LinearLogprobOptions& options,
+                        GradientNeeds needs, const MaybeTensor& weight_grad);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,185 @@
+// Registers torch.ops.logprobd.*: schemas, kernels for CPU and CUDA, and shapes for tracing.
+
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+
+#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/api/signatures.h"
+#include "kernels/torch_ops/loss/loss.h"
+#include "kernels/torch_ops/paths/logit_cache.h"
+#include "kernels/torch_ops/rows/device_ops.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using at::Tensor;
+
+GradientNeeds ToGradientNeeds(Needs needs, const LinearLogprobInputs& inputs) {
+  return {needs[0], needs[1], needs[2] && inputs.bias.has_value()};
+}
+
+// Kernels.
+
+Outputs Score(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+              const MaybeTensor& /*weight_grad*/) {
+  return ToTuple(Forward(inputs, options));
+}
+
+Gradients Differentiate(const UpstreamGradients& upstream, const SavedOutputs& saved,
+                        const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                        Needs needs) {
+  InputGradients gradients =
+      Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs), std::nullopt);
+  return {gradients.hidden, gradients.weight, gradients.bias};
+}
+
+GradientsBesideWeight DifferentiateInto(const UpstreamGradients& upstream,
+                                        const SavedOutputs& saved,
+                                        const LinearLogprobInputs& inputs,
+                                        const LinearLogprobOptions& options, Needs needs,
+                                        Tensor& weight_grad) {
+  InputGradients gradients =
+      Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs), weight_grad);
+  return {gradients.hidden, gradients.bias};
+}
+
+LossOutputs Loss(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                 const LossCoefficients& coefficients, Needs needs, int64_t cache_bytes) {
+  const auto [loss, scores, gradients] = ForwardWithGradients(
+      coefficients, inputs, options, ToGradientNeeds(needs, inputs), cache_bytes);
+  return {loss,          scores.logprob,    scores.entropy,   scores.lse,
+          scores.argmax, scores.mean_logit, gradients.hidden, gradients.weight,
+          gradients.bias};
+}
+
+bool HasFusedKernels() { return DeviceOps::For(at::kCUDA).HasFusedKernels(); }
+
+int64_t FreeBytes(int64_t device, int64_t enough) {
+  return DeviceOps::For(at::kCUDA).FreeBytes(device, enough);
+}
+
+bool IsFused(at::Device device, at::ScalarType hidden, at::ScalarType weight, int64_t hidden_size) {
+  return DeviceOps::For(device.type()).FusedPath(device, hidden, weight, hidden_size) != nullptr;
+}
+
+int64_t LogitCacheRowBytes(int64_t keep_logits, at::ScalarType hidden, at::ScalarType weight,
+                           int64_t weight_rows) {
+  return CachedRowBytes(static_cast<LogitCacheKind>(keep_logits), WideDtype(hidden, weight),
+                        weight_rows);
+}
+
+// Shapes for tracing. Sizes may be symbolic.
+
+Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                    const MaybeTensor& weight_grad) {
+  // A call in which only some tensors are on the meta device is dispatched to this function.
+  CheckDevices(inputs, weight_grad);
+  const auto wide = inputs.target.options().dtype(
+      WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()));
+  const auto like_target = [&](bool is_needed, const at::TensorOptions& type) {
+    return is_needed ? at::empty_symint(inputs.target.sym_sizes(), type) : at::empty({0}, type);
+  };
+  LinearLogprobOutputs outputs;
+  outputs.logprob = like_target(true, wide);
+  outputs.entropy = like_target(options.need_entropy, wide);
+  outputs.lse = like_target(true, wide);
+  outputs.argmax = like_target(options.need_argmax, wide.dtype(at::kLong));
+  outputs.mean_logit = like_target(options.need_mean_logit, wide);
+  outputs.lse_rest = like_target(true, wide);
+  outputs.cache = EmptyLogitCache(inputs, options);
+  return ToTuple(outputs);
+}
+
+Gradients GradientShapes(const LinearLogprobInputs& inputs, Needs needs) {
+  const auto shape = [](const Tensor& input, bool is_needed) {
+    return is_needed ? at::empty_symint(input.sym_sizes(), input.options())
+                     : at::empty({0}, input.options());
+  };
+  return {shape(inputs.hidden, needs[0]), shape(inputs.weight, needs[1]),
+          shape(inputs.bias.value_or(inputs.weight), needs[2] && inputs.bias.has_value())};
+}
+
+Gradients DifferentiateShapes(const UpstreamGradients& /*upstream*/, const SavedOutputs& /*saved*/,
+                              const LinearLogprobInputs& inputs,
+                              const LinearLogprobOptions& /*options*/, Needs needs) {
+  return GradientShapes(inputs, needs);
+}
+
+GradientsBesideWeight DifferentiateIntoShapes(const UpstreamGradients& /*upstream*/,
+                                              const SavedOutputs& /*saved*/,
+                                              const LinearLogprobInputs& inputs,
+                                              const LinearLogprobOptions& /*options*/, Needs needs,
+                                              Tensor& /*weight_grad*/) {
+  const auto [d_hidden, d_weight, d_bias] = GradientShapes(inputs, {needs[0], false, needs[2]});
+  return {d_hidden, d_bias};
+}
+
+LossOutputs LossShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                       const LossCoefficients& coefficients, Needs needs, int64_t /*cache_bytes*/) {
+  CheckCoefficients(coefficients, inputs);
+  LinearLogprobOptions uncached = options;
+  uncached.keep_logits = LogitCacheKind::kNone;
+  const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest, cache] =
+      ScoreShapes(inputs, uncached, std::nullopt);
+  const auto [d_hidden, d_weight, d_bias] = GradientShapes(inputs, needs);
+  const Tensor loss = at::empty({}, logprob.options());
+  return {loss, logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias};
+}
+
+void NoScaling(Tensor& /*gradient*/, const Tensor& /*factor*/) {}
+
+// Registration.
+
+void RegisterKernels(torch::Library& library) {
+  library.impl("linear_logprob", ScoreOperator::Kernel<&Score>());
+  library.impl("linear_logprob_backward", BackwardOperator::Kernel<&Differentiate>());
+  library.impl("linear_logprob_backward_into", BackwardIntoOperator::Kernel<&DifferentiateInto>());
+  library.impl("linear_logprob_loss", LossOperator::Kernel<&Loss>());
+  library.impl("scale_gradient_", &ScaleGradient);
+}
+
+TORCH_LIBRARY(logprobd, library) {
+  library.def("has_fused_kernels() -> bool", &HasFusedKernels);
+  library.def("free_bytes(int device, int enough) -> int", &FreeBytes);
+  library.def(
+      "is_fused(Device device, ScalarType hidden_dtype, ScalarType weight_dtype, "
+      "int hidden_size) -> bool",
+      &IsFused);
+  library.def(
+      "logit_cache_row_bytes(int keep_logits, ScalarType hidden_dtype, ScalarType weight_dtype, "
+      "int weight_rows) -> int",
+      &LogitCacheRowBytes);
+  const std::string call = Declare<LinearLogprobInputs>() + ", " + Declare<LinearLogprobOptions>();
+  const std::string backward =
+      Declare<UpstreamGradients>() + ", " + Declare<SavedOutputs>() + ", " + call;
+  const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
+  define("linear_logprob(" + call + ", Tensor? weight_grad) -> (" +
+         Declare<LinearLogprobOutputs>() + ")");
+  define("linear_logprob_backward(" + backward +
+         ", bool[3] needs) -> (Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
+  define("linear_logprob_backward_into(" + backward +
+         ", bool[3] needs, Tensor(a!) weight_grad) -> (Tensor d_hidden, Tensor d_bias)");
+  define("linear_logprob_loss(" + call + ", " + Declare<LossCoefficients>() +
+         ", bool[3] needs, int cache_bytes) -> (Tensor loss, Tensor logprob, Tensor entropy, "
+         "Tensor lse, Tensor argmax, Tensor mean_logit, Tensor d_hidden, Tensor d_weight, "
+         "Tensor d_bias)");
+  define("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(logprobd, CPU, library) { RegisterKernels(library); }
+TORCH_LIBRARY_IMPL(logprobd, CUDA, library) { RegisterKernels(library); }
+
+TORCH_LIBRARY_IMPL(logprobd, Meta, library) {
+  library.impl("linear_logprob", ScoreOperator::Kernel<&ScoreShapes>());
+  library.impl("linear_logprob_backward", BackwardOperator::Kernel<&DifferentiateShapes>());
+  library.impl("linear_logprob_backward_into",
+               BackwardIntoOperator::Kernel<&DifferentiateIntoShapes>());
+  library.impl("linear_logprob_loss", LossOperator::Kernel<&LossShapes>());
+  library.impl("scale_gradient_", &NoScaling);
+}
+
+}  // namespace
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,145 @@
+#include "kernels/torch_ops/api/problem.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/torch_ops/paths/scoring_path.h"
+#include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/valid_rows.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+bool IsDtypeSupported(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ||
+         dtype == at::kDouble;
+}
+
+void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& hidden) {
+  TORCH_CHECK_VALUE(!tensor.has_value() || tensor->device() == hidden.device(), name, " is on ",
+                    tensor->device(), " but hidden is on ", hidden.device());
+}
+
+void CheckPerColumn(const MaybeTensor& tensor, const char* name, const at::Tensor& weight) {
+  if (!tensor.has_value()) return;
+  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == weight.size(0), name,
+                    " has the shape ", tensor->sizes(), " but weight has ", weight.size(0),
+                    " rows: the shape must be [", weight.size(0), "]");
+  TORCH_CHECK_VALUE(tensor->is_floating_point(), name, " is ", tensor->scalar_type(),
+                    ": it must have a floating-point dtype");
+}
+
+void CheckRowTemperature(const at::Tensor& temperature, const at::Tensor& target) {
+  TORCH_CHECK_VALUE(temperature.sizes() == target.sizes(), "temperature has the shape ",
+                    temperature.sizes(), " but target has the shape ", target.sizes(),
+                    ": temperature must be one number or have one element per row");
+  TORCH_CHECK_VALUE(temperature.is_floating_point(), "temperature is ", temperature.scalar_type(),
+                    ": it must have a floating-point dtype");
+  // Reading a value on a GPU would wait for the GPU.
+  TORCH_CHECK_VALUE(!temperature.is_cpu() || temperature.gt(0).all().item<bool>(),
+                    "temperature has an element that is not above 0");
+}
+
+void CheckRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+               const RankGroup& group) {
+  const at::Tensor& hidden = inputs.hidden;
+  const at::Tensor& target = inputs.target;
+  if (options.sequence_parallel) {
+    const int64_t hidden_rows = hidden.numel() / hidden.size(-1);
+    TORCH_CHECK_VALUE(target.numel() == hidden_rows * group.size(), "target has ", target.numel(),
+                      " elements but hidden has ", hidden_rows, " rows on each of ", group.size(),
+                      " ranks: target must have one element for each row of all ranks");
+  } else {
+    TORCH_CHECK_VALUE(target.sizes() == hidden.sizes().slice(0, hidden.sizes().size() - 1),
+                      "target has the shape ", target.sizes(), " but hidden has the shape ",
+                      hidden.sizes(), ": target must have the shape of hidden without its last ",
+                      "dimension");
+  }
+}
+
+void CheckOptions(const LinearLogprobOptions& options) {
+  TORCH_CHECK_VALUE(options.temperature > 0 && std::isfinite(options.temperature),
+                    "temperature is ", options.temperature, ": it must be above 0 and finite");
+  TORCH_CHECK_VALUE(options.softcap >= 0 && std::isfinite(options.softcap), "softcap is ",
+                    options.softcap, ": it must be above 0, or None for no cap");
+  TORCH_CHECK_VALUE(options.keep_logits >= LogitCacheKind::kNone &&
+                        options.keep_logits <= LogitCacheKind::kExponentials,
+                    "keep_logits is ", static_cast<int64_t>(options.keep_logits),
+                    ": it must be 0, 1 or 2");
+  TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
+                    ": it must not be negative");
+  TORCH_CHECK_VALUE(options.vocab_valid == -1 || options.vocab_valid > 0, "vocab_valid is ",
+                    options.vocab_valid, ": it must be above 0, or None for the whole vocabulary");
+}
+
+}  // namespace
+
+at::ScalarType WideDtype(at::ScalarType hidden, at::ScalarType weight) {
+  return hidden == at::kDouble || weight == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad) {
+  CheckOnDevice(weight_grad, "weight_grad", inputs.hidden);
+  CheckOnDevice(inputs.weight, "weight", inputs.hidden);
+  CheckOnDevice(inputs.target, "target", inputs.hidden);
+  CheckOnDevice(inputs.bias, "bias", inputs.hidden);
+  CheckOnDevice(inputs.row_temperature, "temperature", inputs.hidden);
+  CheckOnDevice(inputs.mean_logit_weights, "mean_logit_weights", inputs.hidden);
+}
+
+void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                    const RankGroup& group) {
+  const at::Tensor& hidden = inputs.hidden;
+  const at::Tensor& weight = inputs.weight;
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0, "weight has the shape ",
+                    weight.sizes(),
+                    ": it must be [vocabulary, hidden size] and complete; gather the weight "
+                    "first when its parameters are sharded");
+  TORCH_CHECK_VALUE(hidden.dim() >= 1 && hidden.size(-1) == weight.size(1), "hidden has the shape ",
+                    hidden.sizes(), " but weight has the shape ", weight.sizes(),
+                    ": their last dimensions must be equal");
+  TORCH_CHECK_VALUE(
+      IsDtypeSupported(hidden.scalar_type()) && IsDtypeSupported(weight.scalar_type()),
+      "hidden is ", hidden.scalar_type(), " and weight is ", weight.scalar_type(),
+      ": float32, bfloat16, float16 and float64 are supported");
+  TORCH_CHECK_VALUE(at::isIntegralType(inputs.target.scalar_type(), /*includeBool=*/false),
+                    "target is ", inputs.target.scalar_type(), ": it must hold integers");
+  CheckRows(inputs, options, group);
+  CheckDevices(inputs, /*weight_grad=*/std::nullopt);
+  CheckPerColumn(inputs.bias, "bias", weight);
+  CheckPerColumn(inputs.mean_logit_weights, "mean_logit_weights", weight);
+  if (inputs.row_temperature.has_value()) {
+    CheckRowTemperature(*inputs.row_temperature, inputs.target);
+  }
+  CheckOptions(options);
+  TORCH_CHECK_VALUE(weight.size(0) > 0 || !group.is_alone(),
+                    "weight has no rows: gather the weight first when its parameters are sharded");
+  TORCH_CHECK_VALUE(!options.sequence_parallel || !group.is_alone(),
+                    "sequence_parallel needs a process_group from which to gather hidden");
+}
+
+Problem::Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options)
+    : inputs(inputs),
+      options(options),
+      group(options.group),
+      wide(WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type())),
+      device_ops(&DeviceOps::For(inputs.hidden.device().type())) {}
+
+void Problem::Plan() {
+  path = &ChoosePath(inputs, options);
+  const int64_t weight_end = ShardIds(inputs, options).end;
+  shard = Shard(inputs, options,
+                group.is_alone() ? weight_end : std::max(weight_end, options.vocab_valid));
+}
+
+Problem Problem::ForRows(const Rows& rows) const {
+  Problem part = *this;
+  part.inputs.hidden = rows.hidden;
+  part.inputs.target = rows.target();
+  if (rows.temperature.defined()) part.inputs.row_temperature = rows.temperature;
+  return part;
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,247 @@
+#pragma once
+
+// Turns functions of structs into operators of torch.ops.logprobd, whose arguments are flat. The
+// lists of fields in linear_logprob.h give the names, the types and the order.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/loss/loss.h"
+
+namespace logprobd::torch_ops {
+
+/// A struct that becomes one argument per field.
+template <typename T>
+concept HasFields = requires {
+  T::Fields();
+};
+
+/// How a member of type T is declared in a schema and passed through the dispatcher.
+template <typename T>
+struct SchemaType;
+template <>
+struct SchemaType<double> {
+  using Argument = double;
+  static constexpr const char* kName = "float";
+};
+template <>
+struct SchemaType<int64_t> {
+  using Argument = int64_t;
+  static constexpr const char* kName = "int";
+};
+template <>
+struct SchemaType<bool> {
+  using Argument = bool;
+  static constexpr const char* kName = "bool";
+};
+template <>
+struct SchemaType<LogitCacheKind> {
+  using Argument = int64_t;
+  static constexpr const char* kName = "int";
+};
+template <>
+struct SchemaType<std::string> {
+  using Argument = std::string_view;
+  static constexpr const char* kName = "str";
+};
+template <>
+struct SchemaType<at::Tensor> {
+  using Argument = const at::Tensor&;
+  static constexpr const char* kName = "Tensor";
+};
+template <>
+struct SchemaType<std::array<double, 4>> {
+  using Argument = std::array<double, 4>;
+  static constexpr const char* kName = "float[4]";
+};
+template <>
+struct SchemaType<MaybeTensor> {
+  using Argument = const MaybeTensor&;
+  static constexpr const char* kName = "Tensor?";
+};
+
+/// The fields of `Struct` as a schema declares them: "Tensor hidden, Tensor weight, ...".
+template <HasFields Struct>
+std::string Declare() {
+  std::string declaration;
+  ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
+    if (!declaration.empty()) declaration += ", ";
+    declaration += SchemaType<T>::kName;
+    declaration += ' ';
+    declaration += field.name;
+  });
+  return declaration;
+}
+
+namespace internal {
+
+/// The flat arguments, as a tuple type, for one parameter of a function of structs. A parameter
+/// without fields is passed on as it is.
+template <typename Parameter>
+struct FlatArguments {
+  using Tuple = std::tuple<Parameter>;
+};
+template <typename Struct, typename Fields>
+struct FlatFields;
+template <typename Struct, typename... T>
+struct FlatFields<Struct, std::tuple<Field<Struct, T>...>> {
+  using Tuple = std::tuple<typename SchemaType<T>::Argument...>;
+};
+template <HasFields Struct>
+struct FlatArguments<const Struct&> {
+  using Tuple = typename FlatFields<Struct, decltype(Struct::Fields())>::Tuple;
+};
+
+template <typename Parameter>
+inline constexpr size_t kNumFlat = std::tuple_size_v<typename FlatArguments<Parameter>::Tuple>;
+
+/// Reads the parameter that begins at index kBegin of the flat arguments.
+template <typename Parameter, size_t kBegin, typename Flat>
+decltype(auto) Unflatten(const Flat& flat) {
+  using Struct = std::remove_cvref_t<Parameter>;
+  if constexpr (HasFields<Struct>) {
+    Struct result;
+    const auto set = [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      const auto assign = [&]<typename T>(const Field<Struct, T>& field, const auto& argument) {
+        result.*field.member = static_cast<T>(argument);
+      };
+      constexpr auto kFields = Struct::Fields();
+      (assign(std::get<kIndex>(kFields), std::get<kBegin + kIndex>(flat)), ...);
+    };
+    set(std::make_index_sequence<kNumFlat<Parameter>>());
+    return result;
+  } else {
+    return static_cast<Parameter>(std::get<kBegin>(flat));
+  }
+}
+
+/// The parameter as a tuple of flat arguments.
+template <typename Parameter>
+auto Flatten(const std::remove_reference_t<Parameter>& value) {
+  using Struct = std::remove_cvref_t<Parameter>;
+  if constexpr (HasFields<Struct>) {
+    return std::apply(
+        [&](const auto&... fields) {
+          return typename FlatArguments<Parameter>::Tuple(
+              static_cast<typename SchemaType<
+                  std::remove_cvref_t<decltype(value.*fields.member)>>::Argument>(
+                  value.*fields.member)...);
+        },
+        Struct::Fields());
+  } else {
+    return std::tuple<Parameter>(const_cast<Parameter&>(value));
+  }
+}
+
+template <typename Result, typename Tuple>
+struct FlatFunction;
+template <typename Result, typename... Flat>
+struct FlatFunction<Result, std::tuple<Flat...>> {
+  using Signature = Result(Flat...);
+};
+
+}  // namespace internal
+
+/// The operator that stands for a function of structs, `Result(const Struct&..., others...)`.
+template <typename Function>
+class Operator;
+template <typename Result, typename... Parameters>
+class Operator<Result(Parameters...)> {
+  using Flat = decltype(std::tuple_cat(
+      std::declval<typename internal::FlatArguments<Parameters>::Tuple>()...));
+
+ public:
+  using Signature = typename internal::FlatFunction<Result, Flat>::Signature;
+
+  /// A pointer to the kernel that calls kFunction with structs made of its flat arguments.
+  template <auto kFunction>
+  static constexpr Signature* Kernel() {
+    return Adapter<kFunction>(static_cast<Signature*>(nullptr));
+  }
+
+  /// Calls the operator `name` through the dispatcher.
+  static Result Call(const char* name, Parameters... parameters) {
+    const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
+    return std::apply([&](auto&&... flat) { return handle.call(flat...); },
+                      std::tuple_cat(internal::Flatten<Parameters>(parameters)...));
+  }
+
+ private:
+  template <auto kFunction, typename... Arguments>
+  static constexpr Signature* Adapter(Result (*)(Arguments...)) {
+    return [](Arguments... arguments) -> Result {
+      return CallWithStructs<kFunction>(std::forward_as_tuple(arguments...),
+                                        std::index_sequence_for<Parameters...>());
+    };
+  }
+
+  template <auto kFunction, typename Tuple, size_t... kIndex>
+  static Result CallWithStructs(const Tuple& flat, std::index_sequence<kIndex...>) {
+    return kFunction(internal::Unflatten<Parameters, Begin(kIndex)>(flat)...);
+  }
+
+  /// Index of the first flat argument of parameter `index`.
+  static constexpr size_t Begin(size_t index) {
+    constexpr std::array<size_t, sizeof...(Parameters)> kSizes = {
+        internal::kNumFlat<Parameters>...};
+    size_t begin = 0;
+    for (size_t i = 0; i < index; ++i) begin += kSizes[i];
+    return begin;
+  }
+};
+
+/// The fields of a struct of results, as an operator returns them.
+template <HasFields Struct>
+auto ToTuple(const Struct& results) {
+  return std::apply([&](const auto&... fields) { return std::tuple(results.*fields.member...); },
+                    Struct::Fields());
+}
+using Outputs = decltype(ToTuple(std::declval<LinearLogprobOutputs>()));
+
+/// d_hidden, d_weight, d_bias.
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+/// d_hidden, d_bias, when the weight's gradient is added to an argument.
+using GradientsBesideWeight = std::tuple<at::Tensor, at::Tensor>;
+/// The loss, the scores without lse_rest and cache, and Gradients.
+using LossOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                               at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+/// Whether hidden, weight and bias need a gradient.
+using Needs = std::array<bool, 3>;
+
+inline constexpr const char* kScore = "logprobd::linear_logprob";
+/// Arguments: inputs, options, weight_grad.
+using ScoreOperator =
+    Operator<Outputs(const LinearLogprobInputs&, const LinearLogprobOptions&, const MaybeTensor&)>;
+
+inline constexpr const char* kBackward = "logprobd::linear_logprob_backward";
+using BackwardOperator =
+    Operator<Gradients(const UpstreamGradients&, const SavedOutputs&, const LinearLogprobInputs&,
+                       const LinearLogprobOptions&, Needs)>;
+
+inline constexpr const char* kBackwardInto = "logprobd::linear_logprob_backward_into";
+/// The last argument is weight_grad.
+using BackwardIntoOperator = Operator<GradientsBesideWeight(
+    const UpstreamGradients&, const SavedOutputs&, const LinearLogprobInputs&,
+    const LinearLogprobOptions&, Needs, at::Tensor&)>;
+
+inline constexpr const char* kLoss = "logprobd::linear_logprob_loss";
+/// The last argument is cache_bytes.
+using LossOperator = Operator<LossOutputs(const LinearLogprobInputs&, const LinearLogprobOptions&,
+                                          const LossCoefficients&, Needs, int64_t)>;
+
+inline constexpr const char* kScaleGradient = "logprobd::scale_gradient_";
+using ScaleGradientOperator = Operator<void(at::Tensor&, const at::Tensor&)>;
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,366 @@
+// One loss of all rows with its gradients: for each block of rows, scores with a cache of logits,
+// then gradients from the cache.
+
+#include "kernels/torch_ops/loss/loss.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/gradient_sums.h"
+#include "kernels/torch_ops/paths/logit_cache.h"
+#include "kernels/torch_ops/paths/scoring_path.h"
+#include "kernels/torch_ops/ranks/agreement.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
+#include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/valid_rows.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+// Coefficients.
+
+/// The tensors that decide which rows have a gradient: those of scores with a factor. None at all
+/// if some score has the same coefficient for every row.
+UpstreamGradients DecidingCoefficients(const LossCoefficients& coefficients) {
+  const UpstreamGradients tensors = coefficients.tensors();
+  UpstreamGradients deciding;
+  for (size_t i = 0; i < kUpstreamScores.size(); ++i) {
+    if (coefficients.factors[i] == 0) continue;
+    const MaybeTensor& given = tensors.*kUpstreamScores[i];
+    if (!given.has_value()) return {};
+    deciding.*kUpstreamScores[i] = given;
+  }
+  return deciding;
+}
+
+bool HasAny(const UpstreamGradients& gradients) {
+  return std::any_of(kUpstreamScores.begin(), kUpstreamScores.end(),
+                     [&](const auto score) { return (gradients.*score).has_value(); });
+}
+
+/// Coefficients of `rows`, [n] each, as a backward pass takes them. Ignored rows, which are among
+/// `rows` while a CUDA graph is captured, have 0.
+UpstreamGradients CoefficientsOfRows(const LossCoefficients& coefficients, const Rows& rows,
+                                     const Problem& problem) {
+  const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
+  const at::Tensor is_valid =
+      rows.is_unchecked ? rows.target() != problem.options.ignore_index : at::Tensor();
+  const double num_rows =
+      coefficients.is_mean ? static_cast<double>(std::max<int64_t>(rows.size(), 1)) : 1.0;
+  at::Tensor unchecked_share;  // 1 / number of valid rows, which the host does not know
+  if (coefficients.is_mean && rows.is_unchecked) {
+    unchecked_share = is_valid.sum().clamp_min(1).to(wide.dtype()).reciprocal();
+  }
+  const UpstreamGradients tensors = coefficients.tensors();
+  UpstreamGradients result;
+  for (size_t i = 0; i < kUpstreamScores.size(); ++i) {
+    if (coefficients.factors[i] == 0) continue;
+    const double factor =
+        unchecked_share.defined() ? coefficients.factors[i] : coefficients.factors[i] / num_rows;
+    const MaybeTensor& given = tensors.*kUpstreamScores[i];
+    at::Tensor values;
+    if (given.has_value()) {
+      values = rows.GatherFromAll(Flat(*given));
+      // Wide, since a mean would be rounded to 16 bits otherwise.
+      if (values.element_size() == 2) values = values.to(wide.dtype());
+      if (factor != 1) values = values * factor;
+    } else {
+      values = at::full({}, factor, wide).expand({rows.size()});
+    }
+    if (unchecked_share.defined()) values = values * unchecked_share;
+    // Whatever the coefficients of ignored rows are.
+    if (is_valid.defined()) values = at::where(is_valid, values, 0);
+    result.*kUpstreamScores[i] = values;
+  }
+  return result;
+}
+
+UpstreamGradients SliceCoefficients(const UpstreamGradients& gradients, int64_t begin,
+                                    int64_t size) {
+  UpstreamGradients slice;
+  for (const auto score : kUpstreamScores) {
+    const MaybeTensor& values = gradients.*score;
+    if (values.has_value()) slice.*score = SliceRows(*values, begin, size);
+  }
+  return slice;
+}
+
+// Options and block sizes.
+
+/// Whether the gradient of a row is its exponentials times one factor, except at the target.
+bool AreGradientsExponentials(const LossCoefficients& coefficients, GradientNeeds needs,
+                              const LinearLogprobInputs& inputs,
+                              const LinearLogprobOptions& options) {
+  const auto [logprob, entropy, lse, mean_logit] = coefficients.factors;
+  const bool is_logprob_alone = logprob != 0 && entropy == 0 && lse == 0 && mean_logit == 0;
+  // The bias's gradient sums over rows before they are multiplied by their factors. fp16 does not
+  // have the range of the exponentials.
+  return is_logprob_alone && !needs.bias && options.softcap == 0 &&
+         inputs.hidden.scalar_type() == at::kBFloat16;
+}
+
+/// The options of the pass, which may compute more scores than it returns.
+LinearLogprobOptions PassOptions(const LossCoefficients& coefficients, GradientNeeds needs,
+                                 const LinearLogprobInputs& inputs, LinearLogprobOptions options) {
+  options.need_entropy |= coefficients.factors[1] != 0;
+  options.need_mean_logit |= coefficients.factors[3] != 0;
+  if (!needs.any()) options.keep_logits = LogitCacheKind::kNone;
+  if (options.keep_logits == LogitCacheKind::kExponentials &&
+      AreGradientsExponentials(coefficients, needs, inputs, options)) {
+    options.keep_logits = LogitCacheKind::kRebasedExponentials;
+  }
+  return options;
+}
+
+/// Number of rows, of `num_rows`, whose logits fit this rank's cache at a time.
+int64_t RowsThatFit(int64_t num_rows, const Problem& problem, int64_t cache_bytes) {
+  const int64_t row_bytes =
+      CachedRowBytes(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
+  return row_bytes == 0 ? num_rows : std::min(num_rows, cache_bytes / row_bytes);
+}
+
+/// The size of equal blocks of at most `block_rows_max` rows, or of one row.
+int64_t BlockSize(int64_t num_rows, int64_t block_rows_max) {
+  block_rows_max = std::max<int64_t>(block_rows_max, 1);
+  const int64_t num_blocks = std::max<int64_t>((num_rows + block_rows_max - 1) / block_rows_max, 1);
+  return (num_rows + num_blocks - 1) / num_blocks;
+}
+
+/// Adds the gradients of the rows of a block that need one; sums.hidden has all rows of the block.
+/// `when_hidden_is_complete` is as for AddGradients, but not called when some rows need none.
+void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, GradientSums& sums,
+                         const std::function<void()>& when_hidden_is_complete) {
+  const at::Tensor hidden = sums.hidden;
+  if (!hidden.defined() || !rows.rows.row_indices.defined()) {
+    return AddGradients(rows, problem, sums, when_hidden_is_complete);
+  }
+  sums.hidden = at::empty({rows.rows.size(), hidden.size(1)}, hidden.options());
+  AddGradients(rows, problem, sums);
+  at::Tensor(hidden).zero_().index_copy_(0, rows.rows.row_indices, sums.hidden);
+}
+
+/// The pass over blocks of rows.
+class LossPass {
+ public:
+  /// `with_gradient`: the rows that have a coefficient other than 0. `cache`: unwritten, for the
+  /// rows of a block.
+  LossPass(const Problem& problem, GradientNeeds needs, const Agreement& agreed,
+           RowSubset with_gradient, at::Tensor cache)
+      : problem_(problem),
+        needs_(needs),
+        with_gradient_(std::move(with_gradient)),
+        rows_(agreed.rows),
+        block_rows_(BlockSize(rows_.size(), agreed.block_rows_max)),
+        cache_(std::move(cache)) {}
+
+  /// Computes the scores of all rows and adds up the gradients. `first` has the scores of the first
+  /// block, or is null. Errors between the collectives are thrown by Gradients.
+  LinearLogprobOutputs Run(const LossCoefficients& coefficients,
+                           std::unique_ptr<PendingScores> first) {
+    std::vector<LinearLogprobOutputs> blocks;
+    int64_t begin = 0;
+    do {
+      const Rows given = rows_.Slice(begin, std::min(block_rows_, rows_.size() - begin));
+      // After this, a rank that failed would leave the others in the collectives of the scores.
+      // The first block's memory was reserved before the ranks agreed.
+      if (begin > 0) {
+        problem_.group.RunOnAllRanks(problem_.device(), [&] {
+          ReserveForwardMemory(/*subset=*/{}, problem_.ForRows(given));
+        });
+      }
+      const at::Tensor cache = SliceRows(cache_, 0, given.size());
+      blocks.push_back(problem_.path->Score(given, problem_, cache, std::move(first)));
+      // A pending compaction has all of its rows in the first block.
+      const Rows block = given.Resolved();
+      if (begin == 0) rows_ = rows_.Resolved();
+      error_.Run([&] {
+        // Enqueued behind the block's kernels, which run meanwhile.
+        if (begin == 0) row_coefficients_ = CoefficientsOfRows(coefficients, rows_, problem_);
+        Differentiate(block, blocks.back(),
+                      SliceCoefficients(row_coefficients_, begin, block.size()), begin);
+      });
+      begin += block.size();
+    } while (begin < rows_.size());
+    cache_.reset();
+    if (problem_.group.is_alone()) error_.Rethrow(false);
+    return ConcatenateScores(blocks);
+  }
+
+  /// The gradients of the inputs. Throws on every rank if any rank failed.
+  InputGradients Gradients() {
+    if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
+    if (problem_.group.is_alone()) return ToInputGradients(hidden_sum_, sums_, problem_.inputs);
+    // The host waits for the other ranks' errors after everything else.
+    const at::Tensor has_error = problem_.group.AllReduceError(problem_.device(), error_);
+    InputGradients gradients = ToInputGradients(hidden_sum_, sums_, problem_.inputs);
+    error_.Rethrow(has_error.item<int>() != 0);
+    return gradients;
+  }
+
+  /// The valid rows, after Run.
+  const Rows& rows() const { return rows_; }
+  /// Coefficients of these rows, [n] each.
+  const UpstreamGradients& row_coefficients() const { return row_coefficients_; }
+
+ private:
+  void Differentiate(const Rows& block, const LinearLogprobOutputs& scores,
+                     const UpstreamGradients& coefficients, int64_t begin) {
+    if (!needs_.any()) return;
+    const Problem block_problem = problem_.ForRows(block);
+    const at::ScalarType wide = problem_.wide;
+    SavedOutputs saved = {scores.lse.to(wide), scores.lse_rest.to(wide), scores.entropy, {}};
+    if (saved.entropy.defined()) saved.entropy = saved.entropy.to(wide);
+    if (problem_.options.keep_logits != LogitCacheKind::kNone) {
+      saved.cache = SliceRows(cache_, 0, block.size());
+      saved.is_cache_overwritable = true;
+    }
+    RowSubset subset = {.is_unchecked = block.is_unchecked};
+    if (!with_gradient_.Resolved().has_every_valid_row) {
+      subset = CompactRows(problem_, block.target(), coefficients, /*ids=*/{});
+    }
+    const BackwardRows backward =
+        MakeBackwardRows(subset, block.hidden, coefficients, saved, block_problem);
+    if (begin == 0) {
+      const bool is_at_once = block.size() == rows_.size() && AreAddedAtOnce(backward.rows.size());
+      sums_ = AllocateSums(problem_, needs_, std::nullopt, rows_.size(), is_at_once);
+    }
+    GradientSums block_sums = sums_;
+    if (needs_.hidden) block_sums.hidden = SliceRows(sums_.hidden, begin, block.size());
+    const bool is_last = begin + block.size() == rows_.size();
+    AddGradientsOfBlock(backward, block_problem, block_sums, [&] {
+      // Scattering rows next to the cached logits would take more memory.
+      const bool is_scattered = rows_.row_indices.defined();
+      if (is_last && !problem_.group.is_alone() && !is_scattered) StartSum();
+    });
+    sums_.weight_into = block_sums.weight_into;
+  }
+
+  void StartSum() {
+    // A rank without memory for its gradients takes part in the sum as well.
+    const at::Tensor hidden = sums_.hidden.defined() ? sums_.hidden
+                                                     : AllocateSums(problem_, {.hidden = true},
+                                                                    std::nullopt, rows_.size(),
+                                                                    /*is_added_at_once=*/false)
+                                                           .hidden;
+    hidden_sum_ = StartHiddenSum(hidden, rows_.row_indices, problem_);
+  }
+
+  const Problem& problem_;
+  const GradientNeeds needs_;
+  const RowSubset with_gradient_;
+  Rows rows_;
+  const int64_t block_rows_;
+  at::Tensor cache_;
+  DeferredError error_;
+  UpstreamGradients row_coefficients_;
+  GradientSums sums_;
+  std::optional<RankGroup::PendingSum> hidden_sum_;
+};
+
+/// Whether rows may be scored while they are compacted: they must fit one block.
+bool ScoresDuringCompaction(const Problem& problem, int64_t cache_bytes) {
+  const int64_t num_rows = problem.num_rows();
+  return problem.path->ScoresDuringCompaction(problem) &&
+         RowsThatFit(num_rows, problem, cache_bytes) == num_rows;
+}
+
+}  // namespace
+
+void CheckCoefficients(const LossCoefficients& coefficients, const LinearLogprobInputs& inputs) {
+  size_t i = 0;
+  bool has_any = false;
+  ForEachField<LossCoefficients>([&](const auto& field) {
+    const auto& tensor = coefficients.*field.member;
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(tensor)>, MaybeTensor>) {
+      const double factor = coefficients.factors[i++];
+      TORCH_CHECK_VALUE(std::isfinite(factor), field.name, " is ", factor, ": it must be finite");
+      has_any = has_any || factor != 0;
+      if (!tensor.has_value()) return;
+      TORCH_CHECK_VALUE(tensor->sym_sizes() == inputs.target.sym_sizes(), field.name,
+                        " has the shape ", tensor->sym_sizes(), " but target has the shape ",
+                        inputs.target.sym_sizes(), ": the shapes must be equal");
+      TORCH_CHECK_VALUE(tensor->is_floating_point(), field.name, " is ", tensor->scalar_type(),
+                        ": it must have a floating-point dtype");
+      TORCH_CHECK_VALUE(tensor->device() == inputs.hidden.device(), field.name, " is on ",
+                        tensor->device(), " but hidden is on ", inputs.hidden.device());
+    }
+  });
+  TORCH_CHECK_VALUE(has_any,
+                    "logprob_coef, entropy_coef, lse_coef, mean_logit_coef: at least one of them "
+                    "must not be 0");
+}
+
+LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
+                                       const LinearLogprobInputs& inputs,
+                                       const LinearLogprobOptions& options, GradientNeeds needs,
+                                       int64_t cache_bytes) {
+  // Autocast must not change the dtypes that are chosen here.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Problem problem(inputs, PassOptions(coefficients, needs, inputs, options));
+  const RankGroup& group = problem.group;
+  RowSubset with_gradient;
+  at::Tensor cache;
+  const auto prepare = [&] {
+    CheckArguments(inputs, options, group);
+    problem.Plan();
+    CheckCoefficients(coefficients, inputs);
+    Preparation mine;
+    const Wait wait = ScoresDuringCompaction(problem, cache_bytes) ? Wait::kLater : Wait::kNow;
+    const UpstreamGradients deciding = DecidingCoefficients(coefficients);
+    with_gradient = CompactValidRows(problem, deciding, wait);
+    // Usually all valid rows have a gradient. Where that is known, one compaction is enough.
+    const bool is_known = with_gradient.pending == nullptr || !HasAny(deciding);
+    mine.subset = is_known && with_gradient.has_every_valid_row
+                      ? with_gradient
+                      : CompactValidRows(problem, /*upstream=*/{}, wait);
+    mine.common = {needs.hidden, coefficients.is_mean};
+    for (const double factor : coefficients.factors) {
+      mine.common.push_back(std::bit_cast<int64_t>(factor));
+    }
+    const int64_t num_rows = mine.subset.size(problem.num_rows());
+    mine.block_rows_max = RowsThatFit(num_rows, problem, cache_bytes);
+    cache = EmptyLogitCache(BlockSize(num_rows, mine.block_rows_max), problem);
+    if (!group.is_alone()) {
+      ReserveForwardMemory(mine.subset, problem);
+      if (needs.hidden) ReserveHiddenSum(problem);
+    }
+    return mine;
+  };
+  std::unique_ptr<PendingScores> first;
+  const Agreement agreed = AgreeOnRows(problem, prepare, [&](const Rows& rows) {
+    first = problem.path->StartFirstBlock(rows.Slice(0, cache.size(0)), problem, cache);
+  });
+  // Another rank may have memory for smaller blocks only.
+  if (BlockSize(agreed.rows.size(), agreed.block_rows_max) != cache.size(0)) first.reset();
+  LossPass pass(problem, needs, agreed, with_gradient, std::move(cache));
+  LinearLogprobOutputs scores = pass.Run(coefficients, std::move(first));
+  LinearLogprobLoss result;
+  result.loss = problem.device_ops->SumLoss(scores, pass.row_coefficients()).to(problem.wide);
+  if (!options.need_entropy) scores.entropy.reset();
+  if (!options.need_mean_logit) scores.mean_logit.reset();
+  result.scores = ScatterScores(scores, pass.rows(), problem);
+  result.gradients = pass.Gradients();
+  return result;
+}
+
+void ScaleGradient(at::Tensor& gradient, const at::Tensor& factor) {
+  TORCH_CHECK_VALUE(factor.numel() == 1, "factor has the shape ", factor.sizes(),
+                    ": it must have one element");
+  DeviceOps::For(gradient.device().type()).Scale(gradient, factor);
+}
+
+}  // namespace logprobd::torch_ops

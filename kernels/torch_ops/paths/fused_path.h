@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/torch_ops/paths/scoring_path.h"
+
+namespace logprobd::torch_ops {
+
+/// Scores and gradients by the fused kernels for Hopper GPUs. For inputs that DeviceOps::FusedPath
+/// accepts; gradients that the kernels do not support are formed by the tensor path. Only in builds
+/// with CUDA.
+class FusedPath : public ScoringPath {
+ public:
+  /// Largest number of rows for which kernels start during the row compaction. Their rows are
+  /// copied even when all of them are valid, which beyond this number costs more than the wait.
+  static constexpr int64_t kCompactionRowsMax = 4'096;
+  /// Number of rows in a block of scores: its partials take 16 bytes per row and tile.
+  static constexpr int64_t kScoreRowsMax = 8'192;
+  static_assert(kCompactionRowsMax <= kScoreRowsMax, "a pending compaction must fit one block");
+
+  bool is_fused() const override { return true; }
+  int64_t BlockRows(const Problem& /*problem*/) const override { return kScoreRowsMax; }
+
+  // fused_scores.cc
+  bool ScoresDuringCompaction(const Problem& problem) const override;
+  void ReserveMemory(int64_t num_rows, const Problem& problem) const override;
+  std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
+                                             const at::Tensor& cache) const override;
+
+  // fused_gradients.cc
+  bool DifferentiatesDuringCompaction(const UpstreamGradients& upstream,
+                                      const Problem& problem) const override;
+  std::unique_ptr<DotGradients> MakeDotGradients(
+      const DotGradientsArguments& arguments) const override;
+};
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,122 @@
+#include "kernels/torch_ops/paths/gradient_sums.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/shard.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// Adds the product of `gradient`, [n, columns] of dot products, and the weight's columns.
+void AddHiddenProduct(const at::Tensor& gradient, Columns columns, const Problem& problem,
+                      const at::Tensor& sum) {
+  const at::Tensor weight = SliceRows(problem.inputs.weight, columns.begin, columns.size());
+  MultiplyInto(sum, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
+               problem.wide);
+}
+
+at::Tensor MultipliedRows(const at::Tensor& rows, const at::Tensor& factors,
+                          const Problem& problem) {
+  at::Tensor products = at::empty(rows.sizes(), rows.options());
+  problem.device_ops->MultiplyRows(rows, factors, products);
+  return products;
+}
+
+}  // namespace
+
+bool AreAddedAtOnce(int64_t num_rows) { return num_rows <= kBlockRows; }
+
+GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
+                          const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once) {
+  const at::Tensor& weight = problem.inputs.weight;
+  const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
+  GradientSums sums;
+  if (needs.hidden) sums.hidden = at::empty({num_rows, weight.size(1)}, wide);
+  if (needs.bias) sums.bias = at::zeros({weight.size(0)}, wide);
+  if (!needs.weight) return sums;
+  if (weight_grad.has_value()) {
+    sums.weight = *weight_grad;
+    return sums;
+  }
+  sums.weight = at::empty(weight.sizes(), is_added_at_once ? weight.options() : wide);
+  const int64_t padding = weight.size(0) - problem.shard.columns;
+  if (padding > 0) sums.weight.narrow(0, problem.shard.columns, padding).zero_();
+  sums.weight_into = Into::kReplace;
+  return sums;
+}
+
+void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
+                  const std::function<void()>& when_hidden_is_complete) {
+  const int64_t num_columns = problem.shard.columns;
+  for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
+    const BackwardRows block = all.Slice(begin, std::min(kBlockRows, all.rows.size() - begin));
+    at::Tensor hidden_sum = sums.hidden;
+    if (hidden_sum.defined()) hidden_sum = SliceRows(hidden_sum, begin, block.rows.size());
+    if (hidden_sum.defined() && num_columns == 0) hidden_sum.zero_();
+    const auto gradients = problem.path->MakeDotGradients({block, problem, sums.bias});
+    const at::Tensor factors = gradients->RowFactors();
+    const at::Tensor hidden =
+        factors.defined() ? MultipliedRows(block.rows.hidden, factors, problem) : block.rows.hidden;
+    for (Columns columns = {0, 0}; columns.end < num_columns;) {
+      columns = gradients->Next(columns.end);
+      const at::Tensor gradient = gradients->Form(columns);
+      const int64_t num_rows = gradient.size(0);
+      if (num_rows == 0) return;  // The row compaction has found no rows.
+      if (hidden_sum.defined()) {
+        hidden_sum = SliceRows(hidden_sum, 0, num_rows);
+        AddHiddenProduct(gradient, columns, problem, hidden_sum);
+        const bool is_last = columns.end == num_columns;
+        if (is_last && factors.defined()) {
+          problem.device_ops->MultiplyRows(hidden_sum, factors, hidden_sum);
+        }
+        const bool is_complete = is_last && begin + kBlockRows >= all.rows.size();
+        if (is_complete && when_hidden_is_complete) when_hidden_is_complete();
+      }
+      if (sums.weight.defined()) {
+        MultiplyInto(SliceRows(sums.weight, columns.begin, columns.size()), sums.weight_into,
+                     gradient.t(), SliceRows(hidden, 0, num_rows), problem.wide);
+      }
+    }
+    sums.weight_into = Into::kAddTo;
+  }
+}
+
+void ReserveHiddenSum(const Problem& problem) {
+  at::empty({problem.num_rows(), problem.hidden_size()},
+            problem.inputs.hidden.options().dtype(problem.wide));
+}
+
+RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
+                                     const Problem& problem) {
+  // A rank that is alone rounds before it scatters, which takes half the memory.
+  const bool is_alone = problem.group.is_alone();
+  const at::Tensor part = is_alone ? hidden.to(problem.inputs.hidden.scalar_type()) : hidden;
+  Rows rows;
+  rows.row_indices = row_indices;
+  rows.num_all = problem.num_rows();
+  return problem.group.StartSum(rows.ScatterToAll(part), problem.options.sequence_parallel);
+}
+
+InputGradients ToInputGradients(const std::optional<RankGroup::PendingSum>& hidden_sum,
+                                const GradientSums& sums, const LinearLogprobInputs& inputs) {
+  const auto none = [](const at::Tensor& like) { return at::empty({0}, like.options()); };
+  InputGradients gradients = {none(inputs.hidden), none(inputs.weight),
+                              none(inputs.bias.value_or(inputs.weight))};
+  if (hidden_sum.has_value()) {
+    gradients.hidden =
+        hidden_sum->Result().to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
+  }
+  if (sums.weight.defined()) {
+    // Without rows nothing was written.
+    if (sums.weight_into == Into::kReplace) at::Tensor(sums.weight).zero_();
+    gradients.weight = sums.weight.to(inputs.weight.scalar_type());
+  }
+  if (sums.bias.defined()) gradients.bias = sums.bias.to(inputs.bias->scalar_type());
+  return gradients;
+}
+
+}  // namespace logprobd::torch_ops

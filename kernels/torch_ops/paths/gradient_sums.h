@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+
+#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/paths/scoring_path.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
+
+namespace logprobd::torch_ops {
+
+/// Sums of gradients over rows, for this rank's columns. Undefined if not needed.
+struct GradientSums {
+  at::Tensor hidden;  ///< [n, H] in the wide dtype; each block of rows writes its own rows.
+  at::Tensor weight;  ///< [V, H]
+  at::Tensor bias;    ///< [V] in the wide dtype.
+  /// How the next rows are combined with `weight`: kReplace while it is unwritten.
+  Into weight_into = Into::kAddTo;
+};
+
+/// Allocates the sums for `num_rows` rows. The weight's sum is `weight_grad` if given; otherwise,
+/// when all rows are added at once, it has the weight's dtype and is written once.
+GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
+                          const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once);
+
+/// Whether AddGradients adds so many rows as one block.
+bool AreAddedAtOnce(int64_t num_rows);
+
+/// Adds the gradients of `all` rows; sums.hidden has their rows. When a row compaction is pending,
+/// adds the rows that it finds. Writes nothing when there are no rows. Calls
+/// `when_hidden_is_complete` (if any, and if there are rows) as soon as everything that is added to
+/// sums.hidden is enqueued, before the last product of the weight's gradient.
+void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
+                  const std::function<void()>& when_hidden_is_complete = {});
+
+/// Allocates and frees what StartHiddenSum will allocate, so that a shortage shows before ranks
+/// wait for each other.
+void ReserveHiddenSum(const Problem& problem);
+
+/// Starts to sum the gradient of hidden over the ranks. `hidden`, [n, H], has the rows at
+/// `row_indices`, or all rows if undefined; the other rows are exact zeros.
+RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
+                                     const Problem& problem);
+
+/// Converts the sums to gradients of the inputs. `hidden_sum` is absent if hidden needs none.
+InputGradients ToInputGradients(const std::optional<RankGroup::PendingSum>& hidden_sum,
+                                const GradientSums& sums, const LinearLogprobInputs& inputs);
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,89 @@
+#include "kernels/torch_ops/paths/logit_cache.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+namespace logprobd::torch_ops {
+namespace {
+
+struct CacheFormat {
+  at::ScalarType dtype;
+  c10::SymInt pitch;  // elements from one row to the next
+};
+
+CacheFormat FormatOf(LogitCacheKind kind, at::ScalarType wide, const c10::SymInt& weight_rows) {
+  switch (kind) {
+    case LogitCacheKind::kNone:
+      return {wide, 0};
+    case LogitCacheKind::kWide:
+      return {wide, weight_rows};
+    case LogitCacheKind::kExponentials:
+    case LogitCacheKind::kRebasedExponentials:
+      return {at::kByte, CachedRowLayout(weight_rows).row_bytes()};
+  }
+  TORCH_CHECK_VALUE(false, "keep_logits is ", static_cast<int64_t>(kind), ": it must be 0, 1 or 2");
+}
+
+CacheFormat FormatOf(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  return FormatOf(options.keep_logits,
+                  WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
+                  inputs.weight.sym_size(0));
+}
+
+/// Indices of `rows` among the valid rows; undefined: they are all of the valid rows.
+at::Tensor IndicesAmongValid(const Rows& rows, const Problem& problem) {
+  if (rows.pending != nullptr) return rows.pending->valid_indices();
+  if (!rows.row_indices.defined()) return {};
+  const at::Tensor is_valid = problem.inputs.target.reshape({-1}) != problem.options.ignore_index;
+  const at::Tensor num_valid = is_valid.cumsum(0);
+  if (num_valid[-1].item<int64_t>() == rows.size()) return {};
+  return rows.GatherFromAll(num_valid).sub_(1);
+}
+
+}  // namespace
+
+int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_rows) {
+  const CacheFormat format = FormatOf(kind, wide, weight_rows);
+  return format.pitch.expect_int() * static_cast<int64_t>(c10::elementSize(format.dtype));
+}
+
+at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  const CacheFormat format = FormatOf(inputs, options);
+  const bool is_cached = options.keep_logits != LogitCacheKind::kNone;
+  return at::empty_symint({is_cached ? inputs.target.sym_numel() : c10::SymInt(0), format.pitch},
+                          inputs.hidden.options().dtype(format.dtype));
+}
+
+at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem) {
+  const CacheFormat format = FormatOf(problem.inputs, problem.options);
+  return at::empty({num_rows, format.pitch.expect_int()},
+                   problem.inputs.hidden.options().dtype(format.dtype));
+}
+
+void CacheLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits) {
+  cache_rows.narrow(1, columns.begin, columns.size()).copy_(logits);
+}
+
+CachedRows CachedRows::Slice(int64_t begin, int64_t size) const {
+  if (!cache.defined()) return {};
+  if (row_indices.defined()) return {cache, SliceRows(row_indices, begin, size)};
+  return {SliceRows(cache, begin, size), {}};
+}
+
+at::Tensor CachedRows::Logits(Columns columns) const {
+  const at::Tensor block = cache.narrow(1, columns.begin, columns.size());
+  return row_indices.defined() ? block.index_select(0, row_indices) : block;
+}
+
+CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Problem& problem) {
+  if (problem.options.keep_logits == LogitCacheKind::kNone || !cache.has_value()) return {};
+  const CacheFormat format = FormatOf(problem.inputs, problem.options);
+  TORCH_CHECK_VALUE(cache->scalar_type() == format.dtype && cache->dim() == 2 &&
+                        cache->size(0) == problem.num_rows() && cache->sym_size(1) == format.pitch,
+                    "cache is ", cache->scalar_type(), " with the shape ", cache->sizes(),
+                    ": it must be what the forward returned, ", format.dtype, " with the shape [",
+                    problem.num_rows(), ", ", format.pitch, "]");
+  return CachedRows{*cache, IndicesAmongValid(rows, problem)}.Slice(0, rows.size());
+}
+
+}  // namespace logprobd::torch_ops

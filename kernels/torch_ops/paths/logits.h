@@ -1,0 +1,41 @@
+#pragma once
+
+// Matrix products and logits by tensor operations.
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/rows/shard.h"
+#include "kernels/torch_ops/rows/valid_rows.h"
+
+namespace logprobd::torch_ops {
+
+inline constexpr double kLog2E = 1.44269504088896340736;
+
+/// Whether a product of two factors runs on their own dtype: on a GPU, in one 16-bit dtype. Other
+/// factors are converted to the wide dtype first.
+bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b);
+bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b);
+
+/// The product of a [n, k] and b [k, m] with sums and result in `wide`. Factors are never rounded.
+at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide);
+
+/// How a product is combined with the value already in its destination.
+enum class Into { kAddTo, kReplace };
+
+/// Combines a * b, summed in `wide`, with `destination` [n, m] and rounds once to its dtype.
+/// Factors in 16 bits need no memory for the product.
+void MultiplyInto(const at::Tensor& destination, Into into, const at::Tensor& a,
+                  const at::Tensor& b, at::ScalarType wide);
+
+/// Logits of some columns for `hidden` [n, H], before temperature: [n, columns] in problem.wide.
+at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns columns);
+
+/// `factor` divided by each row's temperature, [n, 1] in `dtype`, rounded once.
+at::Tensor PerTemperature(double factor, const Rows& rows, const Problem& problem,
+                          at::ScalarType dtype);
+
+/// Weights of the mean logit for some columns, fp64.
+at::Tensor MeanLogitWeights(const Problem& problem, Columns columns);
+
+}  // namespace logprobd::torch_ops

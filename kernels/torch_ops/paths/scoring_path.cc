@@ -1,0 +1,147 @@
+#include "kernels/torch_ops/paths/scoring_path.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/torch_ops/rows/device_ops.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// Sets the gradients of some rows, bool [all rows], to 0.
+void ClearGradients(UpstreamGradients& upstream, const at::Tensor& rows) {
+  for (const auto score : kUpstreamScores) {
+    MaybeTensor& gradient = upstream.*score;
+    if (gradient.has_value()) gradient = gradient->reshape({-1}).masked_fill(rows, 0);
+  }
+}
+
+LinearLogprobOutputs ScoresOfNoRows(const Rows& rows, const LinearLogprobOptions& options) {
+  const at::Tensor none = rows.all_targets.new_zeros({0}, at::kDouble);
+  LinearLogprobOutputs scores;
+  scores.logprob = scores.lse = scores.lse_rest = none;
+  if (options.need_entropy) scores.entropy = none;
+  if (options.need_mean_logit) scores.mean_logit = none;
+  if (options.need_argmax) scores.argmax = rows.all_targets.new_zeros({0});
+  return scores;
+}
+
+std::unique_ptr<PendingScores> StartBlock(const ScoringPath& path, const Rows& rows, int64_t begin,
+                                          const Problem& problem, const at::Tensor& cache) {
+  const int64_t size = std::min(path.BlockRows(problem), rows.size() - begin);
+  at::Tensor block_cache;
+  if (problem.options.keep_logits != LogitCacheKind::kNone) {
+    block_cache = SliceRows(cache, begin, size);
+  }
+  return path.StartScores(rows.Slice(begin, size), problem, block_cache);
+}
+
+}  // namespace
+
+BackwardRows BackwardRows::Slice(int64_t begin, int64_t size) const {
+  return {rows.Slice(begin, size), cached.Slice(begin, size), upstream, saved};
+}
+
+BackwardRows MakeBackwardRows(const RowSubset& subset, const at::Tensor& hidden,
+                              const UpstreamGradients& upstream, const SavedOutputs& saved,
+                              const Problem& problem) {
+  const Rows rows = GatherRows(subset, hidden, problem.inputs);
+  BackwardRows result = {rows, FindCachedRows(saved.cache, rows, problem), upstream, saved};
+  if (rows.is_unchecked) {
+    ClearGradients(result.upstream, rows.target() == problem.options.ignore_index);
+  }
+  return result;
+}
+
+LinearLogprobOutputs ScoringPath::Score(const Rows& rows, const Problem& problem,
+                                        const at::Tensor& cache,
+                                        std::unique_ptr<PendingScores> first) const {
+  if (rows.size() == 0) return ScoresOfNoRows(rows, problem.options);
+  std::vector<LinearLogprobOutputs> blocks;
+  const int64_t block_rows = BlockRows(problem);
+  std::unique_ptr<PendingScores> pending = std::move(first);
+  for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
+    // Nothing may be enqueued between the two steps: their kernels may overlap.
+    if (pending == nullptr) pending = StartBlock(*this, rows, begin, problem, cache);
+    blocks.push_back(pending->Join(problem, rows.are_targets_covered));
+    pending.reset();  // The next block reuses its memory.
+  }
+  return ConcatenateScores(blocks);
+}
+
+std::unique_ptr<PendingScores> ScoringPath::StartFirstBlock(const Rows& rows,
+                                                            const Problem& problem,
+                                                            const at::Tensor& cache) const {
+  if (rows.size() == 0 || !is_fused()) return nullptr;
+  return StartBlock(*this, rows, 0, problem, cache);
+}
+
+const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
+                              const LinearLogprobOptions& options) {
+  const at::Device device = inputs.hidden.device();
+  const ScoringPath* const fused =
+      DeviceOps::For(device.type())
+          .FusedPath(device, inputs.hidden.scalar_type(), inputs.weight.scalar_type(),
+                     inputs.weight.size(1));
+  const bool caches_exponentials = options.keep_logits == LogitCacheKind::kExponentials ||
+                                   options.keep_logits == LogitCacheKind::kRebasedExponentials;
+  TORCH_CHECK_VALUE(!caches_exponentials || fused != nullptr,
+                    "keep_logits is 2: the fused kernels do not support these inputs");
+  const bool is_fused = fused != nullptr && options.keep_logits != LogitCacheKind::kWide;
+  return is_fused ? *fused : GetTensorPath();
+}
+
+void ReserveForwardMemory(const RowSubset& subset, const Problem& problem) {
+  const auto hidden_options = problem.inputs.hidden.options();
+  at::Tensor gathered;
+  at::Tensor compacted;  // Lives as long as `gathered`, as in the pass.
+  if (problem.options.sequence_parallel) {
+    gathered = at::empty({problem.num_rows(), problem.hidden_size()}, hidden_options);
+  }
+  const int64_t num_rows = subset.size(problem.num_rows());
+  if (subset.row_indices.defined()) {
+    compacted = at::empty({num_rows, problem.hidden_size()}, hidden_options);
+  }
+  problem.path->ReserveMemory(num_rows, problem);
+}
+
+LinearLogprobOutputs ConcatenateScores(const std::vector<LinearLogprobOutputs>& blocks) {
+  if (blocks.size() == 1) return blocks.front();
+  LinearLogprobOutputs scores;
+  ForEachField<LinearLogprobOutputs>([&](const auto& field) {
+    if (!(blocks.front().*field.member).defined()) return;
+    std::vector<at::Tensor> parts;
+    parts.reserve(blocks.size());
+    for (const LinearLogprobOutputs& block : blocks) parts.push_back(block.*field.member);
+    scores.*field.member = at::cat(parts);
+  });
+  return scores;
+}
+
+LinearLogprobOutputs ScatterScores(const LinearLogprobOutputs& scores, const Rows& rows,
+                                   const Problem& problem) {
+  const at::Tensor& target = problem.inputs.target;
+  const auto scatter = [&](const at::Tensor& values, at::ScalarType dtype) {
+    if (!values.defined()) return at::empty({0}, target.options().dtype(dtype));
+    const at::Tensor all = rows.ScatterToAll(values.to(dtype));
+    if (rows.is_unchecked) all.masked_fill_(rows.target() == problem.options.ignore_index, 0);
+    return all.view(target.sizes());
+  };
+  LinearLogprobOutputs all;
+  all.logprob = scatter(scores.logprob, problem.wide);
+  all.entropy = scatter(scores.entropy, problem.wide);
+  all.lse = scatter(scores.lse, problem.wide);
+  all.argmax = scatter(scores.argmax, at::kLong);
+  all.mean_logit = scatter(scores.mean_logit, problem.wide);
+  all.lse_rest = scatter(scores.lse_rest, problem.wide);
+  all.cache = scores.cache;
+  return all;
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,387 @@
+// Scores and gradients by tensor operations, for every device, dtype and option.
+//
+// Scores: logits of a block of rows and columns -> sums of tiles -> sums of rows over all shards,
+// in integers, so that any grouping gives the same bits -> scores. Gradients: logits, cached or
+// recomputed -> gradient of the logits -> gradient of the dot products.
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
+#include "kernels/torch_ops/paths/logit_cache.h"
+#include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/paths/scoring_path.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+using kernels::kFixedPointOne;
+using kernels::kTileColumns;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
+/// Largest number of (row, tile) sums that exist at a time.
+constexpr int64_t kBlockTileSums = int64_t{2} << 20;
+/// The sums of a tile whose exponent is this far below the row's are less than half a quantum.
+constexpr double kShiftMin = -100;
+
+// Sums of tiles.
+
+/// Sums of each row over each tile of a shard (kernels/common/tile.h), fp64 [n, tiles].
+struct TileStats {
+  at::Tensor exponent;  ///< k; -inf when all logits are -inf, NaN or +inf when one logit is.
+  at::Tensor sum;       ///< Sum of 2^(y - k).
+  at::Tensor weighted;  ///< Sum of (y - k) 2^(y - k); undefined unless entropy is needed.
+};
+
+/// Sums of `num_tiles` tiles without logits.
+TileStats EmptyTiles(const at::Tensor& like_rows, int64_t num_tiles, bool need_weighted) {
+  const auto zeros = [&] {
+    return like_rows.new_zeros({like_rows.size(0), num_tiles}, at::kDouble);
+  };
+  TileStats tiles;
+  tiles.exponent = zeros().fill_(-kInfinity);
+  tiles.sum = zeros();
+  if (need_weighted) tiles.weighted = zeros();
+  return tiles;
+}
+
+/// Writes the sums of a block of logits, [n, columns], to `tiles` from index `tile` on.
+/// `log2_scales`, fp64 [n, 1], is log2(e) / temperature. `first` is the vocabulary id of the first
+/// column; the block may begin and end inside tiles of the whole vocabulary.
+void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t first, int64_t tile,
+              TileStats& tiles) {
+  const int64_t before = first % kTileColumns;
+  const int64_t after = (kTileColumns - (before + logits.size(1)) % kTileColumns) % kTileColumns;
+  // In fp64, since rounding y to fp32 would cost more accuracy than everything that follows.
+  at::Tensor y = logits.to(at::kDouble) * log2_scales;
+  if (before > 0 || after > 0) y = at::constant_pad_nd(y, {before, after}, -kInfinity);
+  y = y.view({y.size(0), -1, kTileColumns});
+  const at::Tensor exponent = y.amax(2, /*keepdim=*/true).ceil_();
+  const at::Tensor u = y.sub_(exponent);
+  const at::Tensor exponentials = u.exp2();
+  const int64_t count = y.size(1);
+  tiles.exponent.narrow(1, tile, count).copy_(exponent.squeeze(2));
+  tiles.sum.narrow(1, tile, count).copy_(exponentials.sum(2));
+  if (tiles.weighted.defined()) {
+    // -inf * 0 would be NaN.
+    const at::Tensor weighted = at::where(exponentials == 0, 0, u).mul_(exponentials).sum(2);
+    tiles.weighted.narrow(1, tile, count).copy_(weighted);
+  }
+}
+
+/// Sums of rows over all tiles, int64 [n], in fixed point relative to the rows' exponents.
+struct FixedSums {
+  at::Tensor sum;
+  at::Tensor weighted;  ///< Undefined if TileStats::weighted is.
+};
+
+at::Tensor SumInFixedPoint(const at::Tensor& values) {
+  return values.mul(kFixedPointOne).round_().to(at::kLong).sum(1);
+}
+
+/// `exponents` [n] are the largest of each row over all shards, so that sums over shards are exact
+/// (kernels/common/row_sums.h).
+FixedSums SumRows(const TileStats& tiles, const at::Tensor& exponents) {
+  at::Tensor shift = tiles.exponent - exponents.unsqueeze(1);
+  const at::Tensor is_negligible = shift.gt(kShiftMin).logical_not_();  // true for NaN as well
+  shift.masked_fill_(is_negligible, 0);
+  const at::Tensor factor = shift.exp2().masked_fill_(is_negligible, 0);
+  FixedSums fixed;
+  fixed.sum = SumInFixedPoint(tiles.sum.nan_to_num(0) * factor);
+  if (tiles.weighted.defined()) {
+    const at::Tensor shifted = tiles.weighted + shift * tiles.sum;
+    fixed.weighted = SumInFixedPoint(shifted.nan_to_num(0) * factor);
+  }
+  return fixed;
+}
+
+// Scores.
+
+/// Statistics of a block of rows over the columns of this shard; [n] each, fp64 unless noted.
+struct BlockStats {
+  TileStats tiles;
+  at::Tensor target_logit;  ///< 0 when another shard has the target.
+  at::Tensor has_target;    ///< bool: this shard has the target.
+  at::Tensor max_logit;     ///< -inf for an empty shard; undefined unless needed.
+  at::Tensor argmax;        ///< int64: the lowest id with max_logit.
+  at::Tensor mean_logit;    ///< Mean of x; undefined unless needed.
+};
+
+void AccumulateTargets(const at::Tensor& logits, const Rows& rows, int64_t first,
+                       BlockStats& stats) {
+  const auto [column, is_in_range] = FindTargets(rows, first, logits.size(1));
+  const at::Tensor logit = logits.gather(1, column.unsqueeze(1)).squeeze(1);
+  stats.target_logit = at::where(is_in_range, logit.to(at::kDouble), stats.target_logit);
+  stats.has_target.logical_or_(is_in_range);
+}
+
+void AccumulateArgmax(const at::Tensor& logits, int64_t first, BlockStats& stats) {
+  const auto [max, column] = logits.max(1);
+  const at::Tensor wide = max.to(at::kDouble);
+  // Strictly greater, so that the lowest id wins among equals. A NaN replaces all and stays.
+  const at::Tensor is_larger = wide.gt(stats.max_logit).logical_or_(wide.isnan());
+  stats.max_logit = at::where(is_larger, wide, stats.max_logit);
+  stats.argmax = at::where(is_larger, column + first, stats.argmax);
+}
+
+/// Computes the statistics of `rows`, and writes their logits to `cache` if it is defined.
+BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::Tensor& cache) {
+  const LinearLogprobOptions& options = problem.options;
+  const Shard& shard = problem.shard;
+  const at::Tensor log2_scales = PerTemperature(kLog2E, rows, problem, at::kDouble);
+  const auto zero = rows.all_targets.new_zeros({rows.size()}, at::kDouble);
+  const int64_t first_tile = shard.begin / kTileColumns;
+  const int64_t num_tiles =
+      shard.columns == 0 ? 0 : kernels::NumTiles(shard.begin + shard.columns) - first_tile;
+  BlockStats stats;
+  stats.tiles = EmptyTiles(zero, num_tiles, options.need_entropy);
+  stats.target_logit = zero;
+  stats.has_target = rows.all_targets.new_zeros({rows.size()}, at::kBool);
+  if (options.need_argmax) {
+    stats.max_logit = at::full_like(zero, -kInfinity);
+    stats.argmax = rows.all_targets.new_full({rows.size()}, kNoColumn);
+  }
+  if (options.need_mean_logit) stats.mean_logit = zero.clone();
+  for (const Columns& columns : BlocksOfColumns(shard, rows.size())) {
+    const int64_t first = shard.begin + columns.begin;
+    const at::Tensor logits = BlockLogits(rows.hidden, problem, columns);
+    if (cache.defined()) CacheLogits(cache, columns, logits);
+    SumTiles(logits, log2_scales, first, first / kTileColumns - first_tile, stats.tiles);
+    AccumulateTargets(logits, rows, first, stats);
+    if (options.need_argmax) AccumulateArgmax(logits, first, stats);
+    if (options.need_mean_logit) {
+      stats.mean_logit += logits.to(at::kDouble).mv(MeanLogitWeights(problem, columns));
+    }
+  }
+  if (options.need_mean_logit) {
+    stats.mean_logit.mul_(log2_scales.squeeze(1)).mul_(kernels::kLn2);
+  }
+  return stats;
+}
+
+class TensorScores : public PendingScores {
+ public:
+  TensorScores(Rows rows, BlockStats stats) : rows_(std::move(rows)), stats_(std::move(stats)) {}
+
+  LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
+    const LinearLogprobOptions& options = problem.options;
+    const RankGroup& group = problem.group;
+    const TileStats& tiles = stats_.tiles;
+    at::Tensor exponents =
+        at::cat({tiles.exponent, at::full({rows_.size(), 1}, -kInfinity, tiles.exponent.options())},
+                1)
+            .amax(1);
+    // NaN becomes +inf, which the maximum of every backend keeps.
+    exponents.nan_to_num_(kInfinity, kInfinity, -kInfinity);
+    group.Max(exponents);
+    const FixedSums fixed = SumRows(tiles, exponents);
+    std::vector<at::Tensor> parts = {fixed.sum, stats_.target_logit.view(at::kLong),
+                                     stats_.has_target.to(at::kLong)};
+    if (options.need_entropy) parts.push_back(fixed.weighted);
+    // The sum of integers is exact, also of the bits of a logit that only one rank has.
+    at::Tensor sums = at::stack(parts);
+    group.Sum(sums);
+
+    const at::Tensor is_finite = exponents.isfinite();
+    const at::Tensor sum = sums[0].to(at::kDouble);
+    const at::Tensor log2_sum = sum.div(kFixedPointOne).log2_();
+    const auto where_finite = [&](const at::Tensor& values) {
+      return at::where(is_finite, values, kNan);
+    };
+    const at::Tensor log2_scales = PerTemperature(kLog2E, rows_, problem, at::kDouble).squeeze(1);
+    const at::Tensor y = sums[1].contiguous().view(at::kDouble) * log2_scales;
+    LinearLogprobOutputs scores;
+    scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
+    scores.lse_rest = scores.lse - scores.lse.to(problem.wide);
+    const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
+    if (!group.is_alone() && !are_targets_covered) CheckTargetOwners(rows_, sums[2], problem);
+    const double without_target = rows_.is_unchecked && !options.out_of_vocab_is_zero ? kNan : 0;
+    scores.logprob = at::where(sums[2] > 0, where_finite(logprob), without_target);
+    if (options.need_entropy) {
+      const at::Tensor entropy = (log2_sum - sums[3].to(at::kDouble) / sum).mul_(kernels::kLn2);
+      const double entropy_max = std::log(static_cast<double>(problem.shard.vocab_size));
+      scores.entropy = where_finite(entropy.clamp_(0, entropy_max));
+    }
+    if (options.need_mean_logit) {
+      scores.mean_logit = stats_.mean_logit;
+      group.Sum(scores.mean_logit);
+    }
+    if (options.need_argmax) {
+      at::Tensor max = stats_.max_logit.nan_to_num(kInfinity, kInfinity, -kInfinity);
+      const at::Tensor mine = max.clone();
+      group.Max(max);
+      scores.argmax = at::where(mine == max, stats_.argmax, kNoColumn);
+      group.Min(scores.argmax);
+      scores.argmax.masked_fill_(is_finite.logical_not(), -1);
+    }
+    return scores;
+  }
+
+ private:
+  const Rows rows_;
+  const BlockStats stats_;
+};
+
+// Gradients.
+
+/// Per-row constants of the gradient
+///   dx_j = p_j (free - d_entropy (ln p_j + entropy)) + target [j = t] + mean w_j
+/// where p is the softmax, t the target and w the weights of the mean logit. Each is [n, 1] in the
+/// wide dtype.
+struct RowConstants {
+  at::Tensor free;             ///< d_lse - d_logprob
+  at::Tensor d_entropy;        ///< Undefined: 0.
+  at::Tensor target;           ///< d_logprob; undefined: 0.
+  at::Tensor mean;             ///< d_mean_logit; undefined: 0.
+  at::Tensor entropy;          ///< Undefined if d_entropy is.
+  at::Tensor reference_logit;  ///< lse * temperature, rounded: close to the largest logits.
+  at::Tensor rest;             ///< reference_logit / temperature - lse
+  at::Tensor scale;            ///< 1 / temperature
+};
+
+RowConstants ConstantsOf(const BackwardRows& all, const Problem& problem) {
+  const at::ScalarType wide = problem.wide;
+  const Rows& rows = all.rows;
+  RowConstants constants;
+  const auto gather = [&](const at::Tensor& values) {
+    return rows.GatherFromAll(values.reshape({-1})).to(wide).unsqueeze(1);
+  };
+  if (all.upstream.entropy.has_value()) {
+    constants.d_entropy = gather(*all.upstream.entropy);
+    constants.entropy = gather(all.saved.entropy);
+  }
+  if (all.upstream.mean_logit.has_value()) constants.mean = gather(*all.upstream.mean_logit);
+  constants.free = at::zeros({rows.size(), 1}, rows.hidden.options().dtype(wide));
+  if (all.upstream.lse.has_value()) constants.free = gather(*all.upstream.lse);
+  if (all.upstream.logprob.has_value()) {
+    constants.target = gather(*all.upstream.logprob);
+    constants.free = constants.free - constants.target;
+  }
+  constants.scale = PerTemperature(1, rows, problem, wide);
+  // Logits are used relative to a reference logit. Large logits would lose accuracy otherwise:
+  // once rounded, lse and 1 / temperature differ by more than the probabilities may.
+  const at::Tensor exact_scale = PerTemperature(1, rows, problem, at::kDouble);
+  const at::Tensor lse = (all.saved.lse.to(at::kDouble) + all.saved.lse_rest).reshape({-1});
+  const at::Tensor exact_lse = rows.GatherFromAll(lse).unsqueeze(1);
+  constants.reference_logit = (exact_lse / exact_scale).to(wide);
+  constants.rest = (constants.reference_logit.to(at::kDouble) * exact_scale - exact_lse).to(wide);
+  return constants;
+}
+
+class TensorDotGradients : public DotGradients {
+ public:
+  explicit TensorDotGradients(const DotGradientsArguments& arguments)
+      : arguments_(arguments), constants_(ConstantsOf(arguments.rows, arguments.problem)) {}
+
+  Columns Next(int64_t begin) const override {
+    return BlockOfColumns(arguments_.problem.shard, begin, arguments_.rows.rows.size());
+  }
+
+  at::Tensor Form(Columns columns) override {
+    const LinearLogprobOptions& options = arguments_.problem.options;
+    const LinearLogprobInputs& inputs = arguments_.problem.inputs;
+    const at::Tensor logits = Logits(columns);
+    at::Tensor gradient = GradientOfLogits(logits, columns);
+    if (options.softcap > 0) {
+      const at::Tensor t = logits / options.softcap;
+      gradient.mul_(1 - t * t);  // the derivative of tanh
+    }
+    if (arguments_.bias_sum.defined()) {
+      arguments_.bias_sum.narrow(0, columns.begin, columns.size()).add_(gradient.sum(0));
+    }
+    if (options.scale != 1) gradient.mul_(options.scale);
+    return IsMultipliedInSixteenBits(inputs.hidden, inputs.weight)
+               ? gradient.to(inputs.weight.scalar_type())
+               : gradient;
+  }
+
+ private:
+  at::Tensor Logits(Columns columns) const {
+    const BackwardRows& all = arguments_.rows;
+    if (all.cached.has_logits()) return all.cached.Logits(columns);
+    return BlockLogits(all.rows.hidden, arguments_.problem, columns);
+  }
+
+  /// With respect to the logits before temperature.
+  at::Tensor GradientOfLogits(const at::Tensor& logits, Columns columns) const {
+    const Problem& problem = arguments_.problem;
+    const at::Tensor log_p =
+        (logits - constants_.reference_logit).mul_(constants_.scale).add_(constants_.rest);
+    at::Tensor factor = constants_.free;
+    if (constants_.d_entropy.defined()) {
+      factor = factor - constants_.d_entropy * (log_p + constants_.entropy);
+    }
+    const at::Tensor p = log_p.exp();
+    // A probability of 0 has no gradient, even if its logarithm is infinite.
+    at::Tensor gradient = at::where(p == 0, 0, p * factor);
+    if (constants_.target.defined()) {
+      const auto [column, is_in_range] =
+          FindTargets(arguments_.rows.rows, problem.shard.begin + columns.begin, columns.size());
+      gradient.scatter_add_(1, column.unsqueeze(1), constants_.target * is_in_range.unsqueeze(1));
+    }
+    if (constants_.mean.defined()) {
+      gradient.add_(constants_.mean * MeanLogitWeights(problem, columns).to(problem.wide));
+    }
+    return gradient.mul_(constants_.scale);
+  }
+
+  const DotGradientsArguments arguments_;
+  const RowConstants constants_;
+};
+
+class TensorPath : public ScoringPath {
+ public:
+  bool is_fused() const override { return false; }
+
+  int64_t BlockRows(const Problem& problem) const override {
+    return std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(problem.shard.vocab_size), 1,
+                               kBlockRows);
+  }
+
+  bool ScoresDuringCompaction(const Problem& /*problem*/) const override { return false; }
+
+  bool DifferentiatesDuringCompaction(const UpstreamGradients& /*upstream*/,
+                                      const Problem& /*problem*/) const override {
+    return false;
+  }
+
+  // Ranks tell each other of a failure at every block, so nothing has to be reserved.
+  void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
+
+  std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
+                                             const at::Tensor& cache) const override {
+    BlockStats stats;
+    problem.group.RunOnAllRanks(problem.device(),
+                                [&] { stats = AccumulateStats(block, problem, cache); });
+    return std::make_unique<TensorScores>(block, stats);
+  }
+
+  std::unique_ptr<DotGradients> MakeDotGradients(
+      const DotGradientsArguments& arguments) const override {
+    return std::make_unique<TensorDotGradients>(arguments);
+  }
+};
+
+}  // namespace
+
+const ScoringPath& GetTensorPath() {
+  static const TensorPath path;
+  return path;
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,101 @@
+"""Loads the library of torch.ops.logprobd and makes the flat arguments of its operators."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LIBRARY_NAME = "liblogprobd_torch_ops.so"
+# The name does not begin with LOGPROBD_: the server refuses such variables that it does not know.
+LIBRARY_VARIABLE = "LINEAR_LOGPROB_LIBRARY"
+
+WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
+
+OutOfVocab = Literal["error", "zero"]
+
+
+class HeadOptions(TypedDict, total=False):
+    """Options of the head that every function of this package takes. linear_logprob describes them."""
+
+    temperature: float | Tensor
+    scale: float
+    softcap: float | None
+    ignore_index: int
+    vocab_start: int
+    vocab_valid: int | None
+    process_group: ProcessGroup | None
+    sequence_parallel: bool
+
+
+def load_library() -> None:
+    """Loads the library that LINEAR_LOGPROB_LIBRARY names, or else the one in this package. Raises
+    ImportError, which says how to get the library."""
+    path = os.environ.get(LIBRARY_VARIABLE) or pathlib.Path(__file__).with_name(LIBRARY_NAME)
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"cannot load {path}: {error}. Build the CMake target logprobd_torch_ops with the torch that "
+            f"is imported here ({torch.__version__}), and set {LIBRARY_VARIABLE} to the path of {LIBRARY_NAME}"
+        ) from None
+
+
+def linear_logprob_arguments(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    *,
+    need_entropy: bool,
+    mean_logit_weights: Tensor | None,
+    out_of_vocab: OutOfVocab,
+    return_argmax: bool,
+    return_mean_logit: bool,
+    keep_logits: int,
+    temperature: float | Tensor = 1.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    vocab_start: int = 0,
+    vocab_valid: int | None = None,
+    process_group: ProcessGroup | None = None,
+    sequence_parallel: bool = False,
+) -> tuple[Any, ...]:
+    """The arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h. Raises ValueError,
+    naming the argument, for what C++ cannot check."""
+    if out_of_vocab not in ("error", "zero"):
+        raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
+    row_temperature = None
+    if isinstance(temperature, Tensor):
+        row_temperature = temperature if temperature.dim() else temperature.expand(target.shape)
+        temperature = 1.0
+    return (
+        hidden,
+        weight,
+        target,
+        bias,
+        row_temperature,
+        mean_logit_weights,
+        float(temperature),
+        float(scale),
+        0.0 if softcap is None else float(softcap),
+        ignore_index,
+        vocab_start,
+        WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
+        "" if process_group is None else process_group.group_name,
+        sequence_parallel,
+        out_of_vocab == "zero",
+        need_entropy,
+        return_argmax,
+        return_mean_logit,
+        keep_logits,
+    )

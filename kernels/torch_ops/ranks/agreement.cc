@@ -1,0 +1,79 @@
+#include "kernels/torch_ops/ranks/agreement.h"
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "kernels/torch_ops/paths/scoring_path.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+/// Numbers that must be equal on every rank of a group, so that the ranks take part in as many
+/// collectives of equal sizes.
+std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subset) {
+  if (problem.group.is_alone()) return {};
+  const LinearLogprobInputs& inputs = problem.inputs;
+  std::vector<int64_t> common = {problem.num_rows(),
+                                 subset.target_checksum,
+                                 inputs.hidden.numel(),
+                                 static_cast<int64_t>(problem.wide),
+                                 problem.path->is_fused(),
+                                 static_cast<int64_t>(inputs.hidden.scalar_type()),
+                                 inputs.row_temperature.has_value()};
+  ForEachField<LinearLogprobOptions>([&]<typename T>(const Field<LinearLogprobOptions, T>& field) {
+    if (field.across_ranks != AcrossRanks::kMustAgree) return;
+    const T& value = problem.options.*field.member;
+    if constexpr (std::is_floating_point_v<T>) {
+      common.push_back(std::bit_cast<int64_t>(value));
+    } else if constexpr (std::is_convertible_v<T, int64_t>) {
+      common.push_back(value);
+    } else {
+      TORCH_INTERNAL_ASSERT(false, field.name, " cannot be compared over the ranks");
+    }
+  });
+  return common;
+}
+
+}  // namespace
+
+Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prepare,
+                      const std::function<void(const Rows&)>& while_waiting) {
+  const LinearLogprobInputs& inputs = problem.inputs;
+  const LinearLogprobOptions& options = problem.options;
+  Preparation mine;
+  auto pending = problem.group.StartExchange(problem.device(), [&] {
+    mine = prepare();
+    RankGroup::RankInfo info = {CommonNumbers(problem, mine.subset), {}};
+    info.common.insert(info.common.end(), mine.common.begin(), mine.common.end());
+    const IdRange ids = ShardIds(inputs, options);
+    info.own = {ids.begin, ids.end, mine.block_rows_max};
+    return info;
+  });
+  const auto gather_rows = [&] {
+    return GatherRows(mine.subset, HiddenOfAllRows(problem), inputs);
+  };
+  Rows rows;
+  if (!pending.has_error() && !options.sequence_parallel) {
+    rows = gather_rows();
+    if (while_waiting) while_waiting(rows);
+  }
+  int64_t end = 0;
+  int64_t block_rows_max = mine.block_rows_max;
+  std::vector<IdRange> shards;
+  for (const auto& [shard_begin, shard_end, shard_rows] : pending.Result()) {
+    const int64_t valid_end =
+        options.vocab_valid > 0 ? std::min(shard_end, options.vocab_valid) : shard_end;
+    shards.push_back({shard_begin, valid_end});
+    end = std::max(end, shard_end);
+    block_rows_max = std::min(block_rows_max, shard_rows);
+  }
+  CheckNoOverlap(shards);
+  problem.shard = Shard(inputs, options, end);
+  if (options.sequence_parallel) rows = gather_rows();
+  rows.are_targets_covered = !problem.group.is_alone() && !mine.subset.is_unchecked &&
+                             AreCovered(mine.subset.targets, shards);
+  return {rows, block_rows_max};
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,179 @@
+#include "kernels/torch_ops/ranks/rank_group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <vector>
+
+#include "kernels/torch_ops/rows/valid_rows.h"
+
+namespace logprobd::torch_ops {
+namespace {
+
+c10::intrusive_ptr<c10d::ProcessGroup> Resolve(const std::string& name) {
+  if (name.empty()) return nullptr;
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {
+    TORCH_CHECK_VALUE(false, "process_group: this process has no group named \"", name,
+                      "\": pass the group object itself, as made by torch.distributed");
+  }
+}
+
+// The numbers of an exchange: whether any rank failed; common numbers, each followed by its
+// complement; then the own numbers of each rank.
+constexpr size_t kFirstOwn = 1 + 2 * RankGroup::kCommonMax;
+
+size_t NumNumbers(int64_t num_ranks) {
+  return kFirstOwn + static_cast<size_t>(num_ranks) * RankGroup::Numbers().size();
+}
+
+}  // namespace
+
+void DeferredError::Run(const std::function<void()>& step) {
+  if (has_error()) return;
+  try {
+    step();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+void DeferredError::Rethrow(bool has_any_rank_failed) const {
+  if (error_) std::rethrow_exception(error_);
+  TORCH_CHECK(!has_any_rank_failed,
+              "linear_logprob failed on another rank of the group; see the error of that rank");
+}
+
+RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {}
+
+c10::intrusive_ptr<c10d::Work> RankGroup::StartReduction(
+    at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
+  std::vector<at::Tensor> tensors = {values};
+  c10d::AllreduceOptions options;
+  options.reduceOp = operation;
+  return group_->allreduce(tensors, options);
+}
+
+void RankGroup::Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
+  if (is_alone() || size() == 1) return;
+  StartReduction(values, operation)->wait();
+}
+
+void RankGroup::Max(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::MAX); }
+void RankGroup::Min(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::MIN); }
+void RankGroup::Sum(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::SUM); }
+
+at::Tensor RankGroup::Gather(const at::Tensor& rows) const {
+  if (is_alone() || size() == 1) return rows;
+  const at::Tensor mine = rows.contiguous();
+  std::vector<int64_t> shape = mine.sizes().vec();
+  shape.front() *= size();
+  at::Tensor all = at::empty(shape, mine.options());
+  group_->_allgather_base(all, const_cast<at::Tensor&>(mine))->wait();
+  return all;
+}
+
+RankGroup::PendingSum RankGroup::StartSum(const at::Tensor& rows, bool is_scattered) const {
+  PendingSum pending;
+  pending.input_ = pending.sum_ = rows.contiguous();
+  pending.size_ = is_scattered ? rows.size(0) / size() : rows.size(0);
+  if (is_alone() || size() == 1) return pending;
+  if (is_scattered && group_->getBackendName() != "gloo") {
+    std::vector<int64_t> shape = rows.sizes().vec();
+    shape.front() = pending.size_;
+    pending.sum_ = at::empty(shape, rows.options());
+    pending.work_ = group_->_reduce_scatter_base(pending.sum_, pending.input_);
+    return pending;
+  }
+  // gloo has no reduce-scatter: every rank gets the whole sum and takes its part.
+  if (is_scattered) pending.begin_ = rank() * pending.size_;
+  pending.work_ = StartReduction(pending.input_, c10d::ReduceOp::SUM);
+  return pending;
+}
+
+at::Tensor RankGroup::PendingSum::Result() const {
+  if (work_ != nullptr) work_->wait();
+  return SliceRows(sum_, begin_, size_);
+}
+
+void RankGroup::RunOnAllRanks(const at::Device& device, const std::function<void()>& work) const {
+  PendingInfo pending = StartExchange(device, [&] {
+    work();
+    return RankInfo{};
+  });
+  pending.Result();
+}
+
+at::Tensor RankGroup::AllReduceError(const at::Device& device, const DeferredError& error) const {
+  at::Tensor has_error =
+      at::full({1}, error.has_error() ? 1 : 0, at::TensorOptions().dtype(at::kInt).device(device));
+  Max(has_error);
+  return has_error;
+}
+
+RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
+                                                const std::function<RankInfo()>& work) const {
+  PendingInfo pending;
+  if (is_alone()) {
+    pending.own_ = {work().own};
+    return pending;
+  }
+  RankInfo mine;
+  pending.error_.Run([&] {
+    mine = work();
+    TORCH_INTERNAL_ASSERT(mine.common.size() <= kCommonMax);
+  });
+  // One maximum over the ranks shares everything. The complement of a number is largest where the
+  // number is smallest, so equal numbers show as a maximum and a complement that match. A rank's
+  // own numbers are the minimum on all other ranks.
+  std::vector<int64_t> numbers(NumNumbers(size()), std::numeric_limits<int64_t>::min());
+  numbers[0] = pending.has_error() ? 1 : 0;
+  mine.common.resize(kCommonMax);
+  for (size_t i = 0; i < kCommonMax; ++i) {
+    numbers[1 + 2 * i] = mine.common[i];
+    numbers[2 + 2 * i] = ~mine.common[i];
+  }
+  std::copy(mine.own.begin(), mine.own.end(),
+            numbers.begin() +
+                static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) * mine.own.size()));
+  // Copies from and to pinned memory do not wait.
+  pending.max_ = at::empty({static_cast<int64_t>(numbers.size())},
+                           at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  std::copy(numbers.begin(), numbers.end(), pending.max_.mutable_data_ptr<int64_t>());
+  if (device.is_cpu()) {
+    Max(pending.max_);
+    return pending;
+  }
+  at::Tensor on_device = pending.max_.to(device, /*non_blocking=*/true);
+  Max(on_device);
+  pending.max_.copy_(on_device, /*non_blocking=*/true);
+  pending.is_ready_.emplace(device.type());
+  pending.is_ready_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return pending;
+}
+
+std::vector<RankGroup::Numbers> RankGroup::PendingInfo::Result() {
+  if (!max_.defined()) return own_;
+  if (is_ready_.has_value()) is_ready_->synchronize();
+  const auto* const numbers = max_.const_data_ptr<int64_t>();
+  error_.Rethrow(numbers[0] != 0);
+  for (size_t i = 1; i < kFirstOwn; i += 2) {
+    TORCH_CHECK_VALUE(
+        numbers[i] == ~numbers[i + 1],
+        "the ranks of the group were called with different targets, sizes or options");
+  }
+  std::vector<Numbers> own_of_ranks;
+  const auto* const end = numbers + max_.numel();
+  for (const int64_t* own = numbers + kFirstOwn; own < end; own += Numbers().size()) {
+    std::copy_n(own, Numbers().size(), own_of_ranks.emplace_back().begin());
+  }
+  return own_of_ranks;
+}
+
+}  // namespace logprobd::torch_ops

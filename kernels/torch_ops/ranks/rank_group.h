@@ -1,0 +1,135 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace logprobd::torch_ops {
+
+/// Runs the steps of one rank between collectives. When a step throws, the later steps are skipped,
+/// so that the rank still takes part in the collectives that the other ranks wait for, until all
+/// ranks can learn of the error.
+class DeferredError {
+ public:
+  /// Runs `step` unless an earlier step has thrown.
+  void Run(const std::function<void()>& step);
+
+  bool has_error() const { return error_ != nullptr; }
+  /// Throws this rank's error if there is one. Otherwise, if `has_any_rank_failed`, throws an error
+  /// that says that another rank failed.
+  void Rethrow(bool has_any_rank_failed) const;
+
+ private:
+  std::exception_ptr error_;
+};
+
+/// The ranks that hold the shards of one head, or this process alone. Ranks call the functions
+/// together and in the same order. Collectives are enqueued as the group's backend does it.
+class RankGroup {
+ public:
+  /// `name` is the group's name in torch.distributed (ProcessGroup.group_name); empty: alone.
+  /// Throws c10::ValueError for an unknown name.
+  explicit RankGroup(const std::string& name);
+
+  bool is_alone() const { return group_ == nullptr; }
+  int64_t size() const { return is_alone() ? 1 : group_->getSize(); }
+  int64_t rank() const { return is_alone() ? 0 : group_->getRank(); }
+
+  /// Reduces over the ranks in place. The result has the same bits on every rank.
+  void Max(at::Tensor& values) const;
+  /// As Max.
+  void Min(at::Tensor& values) const;
+  /// As Max.
+  void Sum(at::Tensor& values) const;
+
+  /// Concatenates `rows`, [n, ...], of every rank in the order of ranks: [size * n, ...].
+  at::Tensor Gather(const at::Tensor& rows) const;
+
+  class PendingSum;
+
+  /// Starts to sum `rows`, [n, ...], over the ranks; may overwrite `rows`. Work that is enqueued
+  /// before the result is requested may run at the same time. With `is_scattered` each rank gets
+  /// its n / size rows of the sum.
+  PendingSum StartSum(const at::Tensor& rows, bool is_scattered) const;
+
+  /// Runs `work`. When it throws on any rank, throws on every rank, so that no rank waits forever
+  /// in a collective that another rank does not reach. `device` is one that the group's backend
+  /// supports.
+  void RunOnAllRanks(const at::Device& device, const std::function<void()>& work) const;
+
+  /// int32 [1] on `device`: above 0 if any rank has an error. Does not wait for the result.
+  at::Tensor AllReduceError(const at::Device& device, const DeferredError& error) const;
+
+  /// Numbers that each rank has for itself.
+  using Numbers = std::array<int64_t, 3>;
+
+  /// What a rank shares with the others before a pass.
+  struct RankInfo {
+    std::vector<int64_t> common;  ///< Must be equal on all ranks; at most kCommonMax numbers.
+    Numbers own = {};
+  };
+  static constexpr size_t kCommonMax = 32;
+
+  class PendingInfo;
+
+  /// Runs `work` and starts the collective that shares its RankInfo. In a group, an error of `work`
+  /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here.
+  PendingInfo StartExchange(const at::Device& device, const std::function<RankInfo()>& work) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> StartReduction(at::Tensor& values,
+                                                c10d::ReduceOp::RedOpType operation) const;
+  void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+/// A sum over the ranks that is still running.
+class RankGroup::PendingSum {
+ public:
+  /// The sum, [n, ...], or this rank's part of it. Work that is enqueued from here on runs after
+  /// the sum.
+  at::Tensor Result() const;
+
+ private:
+  friend class RankGroup;
+
+  at::Tensor input_;                     // read by the collective, so alive while it runs
+  at::Tensor sum_;                       // of all rows, or of this rank's rows
+  int64_t begin_ = 0;                    // first of this rank's rows in sum_
+  int64_t size_ = 0;                     // number of this rank's rows
+  c10::intrusive_ptr<c10d::Work> work_;  // null when the rank is alone
+};
+
+/// The RankInfo of all ranks, which arrives after this rank has sent its own.
+class RankGroup::PendingInfo {
+ public:
+  /// Whether this rank's work has thrown.
+  bool has_error() const { return error_.has_error(); }
+
+  /// Waits for the collective, but not for work that was enqueued behind it. Returns each rank's
+  /// own numbers. Throws on every rank when the work of any rank threw, and c10::ValueError when
+  /// the ranks' common numbers differ.
+  std::vector<Numbers> Result();
+
+ private:
+  friend class RankGroup;
+
+  DeferredError error_;
+  std::vector<Numbers> own_;            // result when the rank is alone
+  at::Tensor max_;                      // result of the collective, on the host; else undefined
+  std::optional<c10::Event> is_ready_;  // absent: max_ is ready already
+};
+
+}  // namespace logprobd::torch_ops
