@@ -21,7 +21,7 @@ struct RpcReply {
   absl::Status status = absl::OkStatus();
   grpc::ByteBuffer body = {};                ///< When `status` is OK.
   std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
-  std::string server = {};        ///< Address that it went to; empty where there is one for good.
+  std::string server = {};        ///< Address that answered; empty if there is only one server.
   bool can_go_elsewhere = false;  ///< Another server is ready, so a retry need not wait.
   bool is_explained = false;      ///< The message already says what to change.
 };
@@ -89,8 +89,8 @@ class MessageStream {
   /// Queues a message. Messages are sent in this order; after the stream has ended they are
   /// dropped.
   virtual void Write(grpc::ByteBuffer message) = 0;
-  /// Takes the `place`th message given to Write, counted from 0, back before it is sent, and lets
-  /// its memory go. False: the connection has begun to take it.
+  /// Withdraws an unsent message and releases its memory. `index` counts the messages given to
+  /// Write from 0. False: the connection has started to send it.
   virtual bool Withdraw(int64_t index) = 0;
   /// Sends no more messages: the server ends the stream when it has answered all messages.
   virtual void CloseWrites() = 0;

@@ -6,8 +6,11 @@ multiprocessing).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
+
+from logprobd import _wire
 
 # Numbers of grpc.StatusCode, as ScoreResponse.status_code carries them.
 _CODES = {
@@ -27,33 +30,11 @@ _CODES = {
 }
 
 
-# Fields of ScoreRequest and VerifyRequest: the names that `parse_place` accepts as a field.
+# Names that `parse_place` accepts as a field: the fields of the requests that a server may refuse.
 FIELDS = frozenset(
-    (
-        "candidate_ids",
-        "candidate_offsets",
-        "chunk_id",
-        "cuda_ipc",
-        "dtype",
-        "entropy_temperature",
-        "head",
-        "hidden",
-        "hidden_size",
-        "ignore_index",
-        "outputs",
-        "priority",
-        "reject_nonfinite",
-        "request_id",
-        "row_temperatures",
-        "rows",
-        "seed",
-        "segment_offsets",
-        "shared_memory",
-        "targets",
-        "temperature",
-        "top_k",
-        "weights_version",
-    )
+    field.name
+    for request in (_wire.ScoreRequest, _wire.VerifyRequest)
+    for field in dataclasses.fields(request)
 )
 
 
