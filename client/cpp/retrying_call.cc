@@ -94,9 +94,10 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
     if (delay.has_value()) {
       if (!call->is_reported && environment.on_wait && now + *delay - call->begin >= kWaitNotice) {
         call->is_reported = true;
-        environment.on_wait(absl::StrCat(
-            "no answer from ", address, " for ", absl::FormatDuration(now - call->begin),
-            "; retrying: ", reply.status.message(), HttpPortHint(reply.status)));
+        environment.on_wait(absl::StrFormat("no answer from %s for %.1f s; retrying: %s%s", address,
+                                            absl::ToDoubleSeconds(now - call->begin),
+                                            std::string(reply.status.message()),
+                                            HttpPortHint(reply.status)));
       }
       environment.transport->After(*delay, call->spec.scope, [call] { Attempt(call); });
       return;

@@ -221,7 +221,7 @@ TEST_F(RetryingCallTest, ReportsOnceThatItHasRetriedForASecond) {
   transport_.now += absl::Milliseconds(50);
   transport_.FireTimer();
   transport_.Reply({.status = absl::UnavailableError("refused")});  // the next is at 1,050 ms
-  EXPECT_THAT(messages, ElementsAre("no answer from host:1 for 950ms; retrying: refused"));
+  EXPECT_THAT(messages, ElementsAre("no answer from host:1 for 0.9 s; retrying: refused"));
   transport_.now += absl::Seconds(5);
   transport_.FireTimer();
   transport_.Reply({.status = absl::UnavailableError("refused")});
