@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iostream>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -105,6 +106,9 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options) {
   client_options.address = options.address;
   client_options.timeout = options.timeout;
+  client_options.on_wait = [](const std::string& message) {
+    std::cerr << "logprobctl: " << message << std::endl;
+  };
   return Client::Create(client_options);
 }
 

@@ -9,8 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/tensor_files/tensor.h"
-#include "client/cpp/score_args.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

@@ -12,9 +12,9 @@
 
 namespace logprobd::client {
 
-/// The servers named by a comma-separated list of "host", "host:port", "[ipv6]:port",
-/// "unix:///path" and "dns:///name:port"; the port is 8470 where none is given. An address that
-/// comes twice counts once. INVALID_ARGUMENT names the bad one.
+/// Parses a comma-separated list of "host", "host:port", "[ipv6]:port", "unix:///path" and
+/// "dns:///name:port"; the default port is 8470. Duplicates are dropped. INVALID_ARGUMENT names the
+/// bad address.
 absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view text);
 
 struct DnsName {
@@ -22,41 +22,43 @@ struct DnsName {
   std::string port;
 };
 
-/// Host and port of "dns:///name:port", which ParseAddresses has passed; nothing for any other
-/// address.
+/// Returns host and port of "dns:///name:port"; nullopt for any other address. ParseAddresses must
+/// have accepted `address`.
 std::optional<DnsName> ParseDnsName(absl::string_view address);
 
-/// "ip:port" of all records of a name, or UNAVAILABLE. May block.
+/// Returns "ip:port" for each record of a name, or UNAVAILABLE. May block.
 using Resolver = std::function<absl::StatusOr<std::vector<std::string>>(const DnsName& name)>;
 
-/// Asks the system for A and AAAA records; IPv6 in brackets, in a fixed order.
+/// Resolves A and AAAA records with the system's resolver; IPv6 in brackets, sorted.
 absl::StatusOr<std::vector<std::string>> ResolveName(const DnsName& name);
 
-/// The addresses of a client with the records of its DNS names, and when to look them up. Looks
-/// nothing up itself. Not thread-safe.
+/// The addresses of a client, the records of its DNS names, and when to look them up. It does not
+/// resolve names itself. Not thread-safe.
 class AddressBook {
  public:
+  /// Interval between look-ups.
   static constexpr absl::Duration kPeriod = absl::Seconds(30);
-  /// After a failure of a server or of a look-up: sooner, but not more often than this.
+  /// Shortest interval between look-ups, used after a failure of a server or of a look-up.
   static constexpr absl::Duration kPause = absl::Seconds(1);
 
   explicit AddressBook(std::vector<std::string> addresses);
 
-  /// There is one server for good, and no name to look up.
+  /// Whether there is exactly one server and no name to resolve.
   bool is_plain() const { return addresses_.size() == 1 && names_.empty(); }
 
   /// The DNS names to look up, by address.
   const std::map<std::string, DnsName>& names() const { return names_; }
 
-  /// Whether to look up now; `failed_at` is when a server failed last.
+  /// Returns whether to look names up now, and if so notes the time. `failed_at` is when a server
+  /// last failed.
   bool TakeDue(absl::Time now, absl::Time failed_at);
 
-  /// Takes the result of a look-up. A name that failed keeps its last records.
+  /// Stores the result of a look-up. A name that failed keeps its records.
   void Update(const std::string& address, absl::StatusOr<std::vector<std::string>> records);
 
-  /// The servers known now.
+  /// Returns the currently known servers.
   std::vector<std::string> servers() const;
-  /// What look-ups failed with last, by address.
+  /// The error of the latest look-up, by address; names without an error are absent.
   const std::map<std::string, std::string>& errors() const { return errors_; }
 
  private:

@@ -2,12 +2,83 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cpp/head_agreement.h"
 
 namespace logprobd::client {
+
+namespace {
+
+std::set<std::string> Names(const ServerInfo& info) {
+  std::set<std::string> names;
+  for (const Head& head : info.heads) names.insert(head.name);
+  return names;
+}
+
+const Head* FindHead(const ServerInfo& info, const std::string& name) {
+  const auto found = std::find_if(info.heads.begin(), info.heads.end(),
+                                  [&name](const Head& head) { return head.name == name; });
+  return found == info.heads.end() ? nullptr : &*found;
+}
+
+/// Lowers `limit` to `other`. A limit of 0 is unknown.
+void Tighten(int64_t other, int64_t* limit) {
+  if (other > 0) *limit = *limit > 0 ? std::min(*limit, other) : other;
+}
+
+}  // namespace
+
+std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second) {
+  if (Names(first) != Names(second)) {
+    return absl::StrCat("their names are \"", absl::StrJoin(Names(first), ", "), "\" and \"",
+                        absl::StrJoin(Names(second), ", "), "\"");
+  }
+  for (const Head& head : first.heads) {
+    const Head& other = *FindHead(second, head.name);
+    const auto differ = [&head](const char* field, const auto& a, const auto& b) {
+      return absl::StrCat(field, " of \"", head.name, "\" is ", a, " and ", b);
+    };
+    if (head.model_type != other.model_type) {
+      return differ("model_type", head.model_type, other.model_type);
+    }
+    if (head.vocab_size != other.vocab_size) {
+      return differ("vocab_size", head.vocab_size, other.vocab_size);
+    }
+    if (head.hidden_size != other.hidden_size) {
+      return differ("hidden_size", head.hidden_size, other.hidden_size);
+    }
+    if (head.dtype != other.dtype) {
+      return differ("dtype", DtypeName(head.dtype), DtypeName(other.dtype));
+    }
+    if (head.scale != other.scale) return differ("scale", head.scale, other.scale);
+    if (head.softcap != other.softcap) return differ("softcap", head.softcap, other.softcap);
+    if (head.has_bias != other.has_bias) {
+      return differ("has_bias", head.has_bias ? "true" : "false",
+                    other.has_bias ? "true" : "false");
+    }
+  }
+  return "";
+}
+
+ServerInfo TightestLimits(const std::vector<ServerInfo>& servers) {
+  ServerInfo tightest = servers.front();
+  for (Head& head : tightest.heads) {
+    for (const ServerInfo& server : servers) {
+      const Head* const other = FindHead(server, head.name);
+      if (other == nullptr) continue;
+      Tighten(other->limits.message_bytes_max, &head.limits.message_bytes_max);
+      Tighten(other->limits.request_rows_max, &head.limits.request_rows_max);
+      Tighten(other->limits.top_k_max, &head.limits.top_k_max);
+      Tighten(other->limits.candidates_max, &head.limits.candidates_max);
+      Tighten(other->limits.segments_max, &head.limits.segments_max);
+      Tighten(other->limits.stream_window, &head.limits.stream_window);
+    }
+  }
+  return tightest;
+}
 
 std::string Balance::Server::HeadKey(const std::string& head) const {
   return head.empty() && info.heads.size() == 1 ? info.heads.front().name : head;
@@ -36,13 +107,14 @@ void Balance::SetAddresses(const std::vector<std::string>& addresses) {
   CompareHeads();
 }
 
-absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes, const ServerWish& wish) {
+absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
+                                                            const ServerPreference& preference) {
   absl::MutexLock lock(&mutex_);
   if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
   const absl::Time now = options_.now();
-  std::vector<size_t> choice = Choose(wish, now);
+  std::vector<size_t> choice = Choose(preference, now);
   if (choice.empty()) return std::nullopt;
-  // One that asked to wait is left alone while another is there.
+  // A busy server is avoided while another one is available.
   const auto busy = std::stable_partition(
       choice.begin(), choice.end(),
       [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS { return servers_[i].busy_until <= now; });
@@ -57,13 +129,13 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes, const
   Server& server = servers_[next];
   ++server.requests;
   server.bytes += bytes;
-  return Taken{.address = server.address, .version = server.Version(wish.head, now)};
+  return Taken{.address = server.address, .version = server.Version(preference.head, now)};
 }
 
 void Balance::Give(const std::string& address, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
-  // One that went and came back has forgotten the request.
+  // A server that was removed and added again has no record of the request.
   if (server == nullptr || server->requests == 0) return;
   --server->requests;
   server->bytes = std::max<int64_t>(0, server->bytes - bytes);
@@ -95,20 +167,20 @@ void Balance::Busy(const std::string& address, std::optional<absl::Duration> del
   server->busy_until = std::max(server->busy_until, options_.now() + delay.value_or(kBusy));
 }
 
-bool Balance::HasOther(const std::string& address, const ServerWish& wish) const {
+bool Balance::HasOther(const std::string& address, const ServerPreference& preference) const {
   absl::MutexLock lock(&mutex_);
   const absl::Time now = options_.now();
-  const std::vector<size_t> choice = Choose(wish, now);
+  const std::vector<size_t> choice = Choose(preference, now);
   return std::any_of(choice.begin(), choice.end(), [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return servers_[i].address != address && servers_[i].busy_until <= now;
   });
 }
 
-bool Balance::HasReadyWithout(const std::set<std::string>& without) const {
+bool Balance::HasReadyExcept(const std::set<std::string>& excluded) const {
   absl::MutexLock lock(&mutex_);
   return std::any_of(servers_.begin(), servers_.end(),
                      [&](const Server& server) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                       return IsUsable(server) && without.count(server.address) == 0;
+                       return IsUsable(server) && excluded.count(server.address) == 0;
                      });
 }
 
@@ -145,7 +217,7 @@ void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInf
     PutOut(*server, std::string(info.status().message()));
     return;
   }
-  // One that failed meanwhile stays out: what the check saw is out of date.
+  // The server failed after the check began, so the result is outdated.
   if (server->is_out && server->left_at > began) return;
   const absl::Time now = options_.now();
   server->is_ready = true;
@@ -214,15 +286,16 @@ Balance::Server* Balance::Find(const std::string& address) {
 
 bool Balance::IsUsable(const Server& server) const { return options_.solo || server.is_ready; }
 
-std::vector<size_t> Balance::Choose(const ServerWish& wish, absl::Time now) const {
+std::vector<size_t> Balance::Choose(const ServerPreference& preference, absl::Time now) const {
   std::vector<size_t> possible;
   std::vector<size_t> believed;
   for (size_t i = 0; i < servers_.size(); ++i) {
     const Server& server = servers_[i];
-    if (!IsUsable(server) || wish.without.count(server.address) != 0) continue;
+    if (!IsUsable(server) || preference.excluded.count(server.address) != 0) continue;
     possible.push_back(i);
-    const uint64_t version = server.Version(wish.head, now);
-    if (wish.version == 0 || version == 0 || version == wish.version) believed.push_back(i);
+    const uint64_t version = server.Version(preference.head, now);
+    if (preference.version == 0 || version == 0 || version == preference.version)
+      believed.push_back(i);
   }
   return believed.empty() ? possible : believed;
 }
@@ -251,8 +324,8 @@ void Balance::CompareHeads() {
     if (difference.empty()) continue;
     conflict_ =
         absl::StrCat(first->address, " and ", server.address, " hold different heads: ", difference,
-                     ". A client's servers must hold the same: mend one of them, or leave "
-                     "it out of the addresses");
+                     ". All servers of a client must hold the same heads: fix one of them, or "
+                     "remove it from the addresses");
     return;
   }
 }

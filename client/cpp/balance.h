@@ -18,91 +18,99 @@
 
 namespace logprobd::client {
 
-/// Which servers a request may go to.
-struct ServerWish {
-  std::string head = {};               ///< Empty: the only one.
-  uint64_t version = 0;                ///< Servers believed to hold it are preferred; 0: any.
-  std::set<std::string> without = {};  ///< Addresses that are no use.
+/// Describes the first difference between two servers' heads that affects scores (names, model
+/// type, vocabulary, hidden size, dtype, scale, soft cap, bias); empty if there is none.
+std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second);
+
+/// Returns the heads of the first server with the tightest limits of all servers. `servers` must
+/// hold the same heads and must not be empty.
+ServerInfo TightestLimits(const std::vector<ServerInfo>& servers);
+
+/// The servers that a request may go to.
+struct ServerPreference {
+  std::string head = {};                ///< Empty: the only one.
+  uint64_t version = 0;                 ///< Servers believed to hold it are preferred; 0: any.
+  std::set<std::string> excluded = {};  ///< Addresses that are no use.
 };
 
-/// Which server gets the next request, and which is left alone for a while. Pure: no input or
-/// output, and time is an argument. Thread-safe.
+/// Decides which server gets the next request, and which servers get none for a while. It does no
+/// I/O and takes its clock as an option. Thread-safe.
 ///
-/// A request goes to the ready server with the fewest unanswered bytes of this client; equals take
-/// turns. Servers are known by their addresses. A server that went meanwhile is ignored.
+/// A request goes to the ready server with the fewest unanswered bytes of this client; servers with
+/// equal bytes take turns. Addresses identify servers. Calls about a removed server have no effect.
 class Balance {
  public:
-  /// A server in use is asked for its health and its heads this often.
+  /// Interval between checks of the health and the heads of a server in use.
   static constexpr absl::Duration kCheckPeriod = absl::Seconds(10);
-  /// How long a server that failed is left alone: doubled with each failure, drawn from the upper
-  /// half.
+  /// How long a server that failed gets no requests: the first pause doubles with each failure up
+  /// to the maximum, and each pause is drawn from the upper half of that range.
   static constexpr absl::Duration kBackoffFirst = absl::Milliseconds(500);
   static constexpr absl::Duration kBackoffMax = absl::Seconds(30);
-  /// How long a server that refused for load without a hint is not preferred.
+  /// How long a server that refused for load without a hint is avoided.
   static constexpr absl::Duration kBusy = absl::Milliseconds(100);
-  /// How long a server is believed to hold the version that it named last.
+  /// How long the version that a server named last counts as known.
   static constexpr absl::Duration kVersionAge = absl::Seconds(10);
 
   struct Options {
-    /// There is one server, which is used whatever happened to it.
+    /// There is one server, and it is always used.
     bool solo = false;
     std::function<absl::Time()> now;
-    std::function<double()> unit_random;  ///< In [0, 1), thread-safe.
+    std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
   };
 
   struct Taken {
     std::string address;
-    uint64_t version = 0;  ///< That it is believed to hold of the wished head; 0: not known.
+    uint64_t version = 0;  ///< Version of the preferred head that it probably holds; 0: unknown.
   };
 
   /// Which servers to check.
   enum class Due {
-    kTimely,  ///< Those whose time has come.
-    kIdle,    ///< Also those that are out: nobody is ready, so their pause is cut short.
-    kAll
+    kTimely,  ///< Servers whose check is due.
+    kIdle,    ///< Also servers that are out, before their pause ends, because none is ready.
+    kAll      ///< Every server.
   };
 
   Balance(Options options, const std::vector<std::string>& addresses);
 
   bool is_solo() const { return options_.solo; }
 
-  /// Takes the servers that exist now; those that stay keep what is known of them.
+  /// Sets the servers that exist now; known servers keep their records.
   void SetAddresses(const std::vector<std::string>& addresses);
 
-  /// The server for a request of `bytes`, which count as its work until Give. Nothing when no
-  /// server is ready. FAILED_PRECONDITION when servers hold different heads; it names both.
-  absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerWish& wish);
-  /// The request has ended, in whatever way.
+  /// Returns the server for a request of `bytes`, which count as its work until Give; nullopt when
+  /// no server is ready. FAILED_PRECONDITION when servers hold different heads; it names both.
+  absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerPreference& preference);
+  /// Notes that a request has ended, with or without success.
   void Give(const std::string& address, int64_t bytes);
 
-  /// The server has answered a request for `head`.
+  /// Notes that the server has answered a request for `head` with `version`.
   void SawVersion(const std::string& address, const std::string& head, uint64_t version);
-  /// The server failed, or said that it stops: it is left alone until a check finds it well.
+  /// Notes that the server failed or is stopping: it gets no requests until a check succeeds.
   /// Requests that fail together count as one failure.
   void Leave(const std::string& address, const std::string& reason);
-  /// The server refused for load: others are preferred for `delay`, its hint.
+  /// Notes that the server refused for load: it is avoided for `delay`, its hint.
   void Busy(const std::string& address, std::optional<absl::Duration> delay);
 
-  /// Whether a request that `address` failed can go elsewhere without waiting.
-  bool HasOther(const std::string& address, const ServerWish& wish) const;
-  /// Whether a ready server is not in `without`.
-  bool HasReadyWithout(const std::set<std::string>& without) const;
-  /// Servers that may be sent requests.
+  /// Whether a request that failed at `address` can go to another server at once.
+  bool HasOther(const std::string& address, const ServerPreference& preference) const;
+  /// Whether any ready server is not in `excluded`.
+  bool HasReadyExcept(const std::set<std::string>& excluded) const;
+  /// Returns the servers that may get requests.
   std::vector<std::string> ready() const;
 
-  /// The servers to be checked now; Checked must follow for each.
+  /// Returns the servers to check now; Checked must follow for each.
   std::vector<std::string> TakeDueChecks(Due due);
-  /// A check, begun at `began`, has ended: with what the server lists, or with what is wrong.
+  /// Notes the result of a check that began at `began`: the server's info, or the error.
   void Checked(const std::string& address, const absl::StatusOr<ServerInfo>& info,
                absl::Time began);
-  /// Servers whose check is under way.
+  /// Number of servers whose check is running.
   int64_t num_checked() const;
 
-  /// The heads, with the tightest limits of all ready servers. FAILED_PRECONDITION as Take;
-  /// UNAVAILABLE when no server is ready, naming each and why, after `notes`.
+  /// Returns the heads with the tightest limits of all ready servers. FAILED_PRECONDITION like
+  /// Take; UNAVAILABLE when no server is ready: it lists `notes`, then each server and why.
   absl::StatusOr<ServerInfo> Heads(const std::vector<std::string>& notes) const;
 
-  /// When a server was put out last.
+  /// When a server last went out.
   absl::Time last_left() const;
 
   std::vector<ServerState> states() const;
@@ -116,12 +124,12 @@ class Balance {
     int64_t requests = 0;
     int64_t bytes = 0;
     int failures = 0;
-    bool is_checked = false;  // a check is under way
+    bool is_checked = false;  // a check is running
     absl::Time check_at = absl::InfinitePast();
     absl::Time busy_until = absl::InfinitePast();
     absl::Time left_at = absl::InfinitePast();
     ServerInfo info;
-    /// By head: the version seen last, and when.
+    /// By head: the latest known version, and when it was seen.
     std::map<std::string, std::pair<uint64_t, absl::Time>> versions;
 
     std::string HeadKey(const std::string& head) const;
@@ -130,9 +138,9 @@ class Balance {
 
   Server* Find(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsUsable(const Server& server) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Indices of the servers that fit the wish: those believed to hold its version, or else all that
-  /// are not excluded.
-  std::vector<size_t> Choose(const ServerWish& wish, absl::Time now) const
+  /// Returns the indices of the servers that probably hold the preferred version; if there are
+  /// none, of all usable servers that are not excluded.
+  std::vector<size_t> Choose(const ServerPreference& preference, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutOut(Server& server, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompareHeads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

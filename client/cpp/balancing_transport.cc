@@ -6,17 +6,16 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/balance.h"
 #include "client/cpp/call_versions.h"
-#include "client/cpp/head_agreement.h"
-#include "client/cpp/health.h"
-#include "client/cpp/retry_policy.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/retrying_call.h"
 #include "client/cpp/server_check.h"
+#include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
 
-/// The server's retry hint; nothing without one.
+/// Returns the server's retry hint; nullopt if there is none.
 std::optional<absl::Duration> Hint(const RpcReply& reply) {
   int64_t pushback_ms = 0;
   if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
@@ -27,7 +26,7 @@ std::optional<absl::Duration> Hint(const RpcReply& reply) {
 
 }  // namespace
 
-/// What is in flight at each server, in the scopes of its own transport.
+/// One scope per server, of the server's own transport, which are cancelled together.
 class BalancingTransport::Scope final : public CancelScope {
  public:
   Scope(BalancingTransport& owner, std::shared_ptr<CancelScope> timers)
@@ -42,7 +41,7 @@ class BalancingTransport::Scope final : public CancelScope {
     }
     timers_->Cancel();
     for (const auto& [address, part] : parts) {
-      // A transport that has gone had nothing in flight.
+      // A removed transport had no request in flight.
       if (!owner_.ConnectAgain(address, part.transport)) continue;
       part.scope->Cancel();
       owner_.Disconnect(address);
@@ -56,7 +55,7 @@ class BalancingTransport::Scope final : public CancelScope {
     return is_cancelled_;
   }
 
-  /// The scope for requests to `transport`, which is connected.
+  /// Returns the scope for requests to `transport`, which must be connected.
   std::shared_ptr<CancelScope> At(const std::string& address, RpcTransport& transport) {
     std::shared_ptr<CancelScope> scope;
     bool is_cancelled = false;
@@ -94,12 +93,12 @@ struct BalancingTransport::Request {
   std::shared_ptr<CancelScope> scope;
   RpcDone done;
 
-  ServerWish wish() const {
-    return scope->versions == nullptr ? ServerWish{} : scope->versions->wish();
+  ServerPreference preference() const {
+    return scope->versions == nullptr ? ServerPreference{} : scope->versions->preference();
   }
 };
 
-/// Somebody who waits for servers to be ready.
+/// A request that waits for servers to become ready.
 struct BalancingTransport::Waiter {
   absl::Time began;
   bool has_timer = false;
@@ -165,14 +164,14 @@ void BalancingTransport::Call(const std::string& method, grpc::ByteBuffer reques
 void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
   const auto bytes = static_cast<int64_t>(request->body.Length());
   CallVersions* const versions = request->scope->versions.get();
-  absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->wish());
+  absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->preference());
   if (taken.ok() && !taken->has_value() && versions != nullptr) {
     const absl::StatusOr<bool> stuck = versions->Stuck();
     if (!stuck.ok()) {
       Fail(*request, stuck.status());
       return;
     }
-    if (*stuck) taken = balance_.Take(bytes, request->wish());
+    if (*stuck) taken = balance_.Take(bytes, request->preference());
   }
   if (!taken.ok()) {
     Fail(*request, taken.status());
@@ -190,7 +189,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
     }
     if (FailIfShutDown(*request)) return;
     const absl::Status gone = balance_.Heads(LookUpErrors()).status();
-    // A server may have come in this moment: the retry will find it.
+    // A server may have become ready at this moment: the retry will find it.
     std::move(request->done)(
         {.status = gone.ok() ? absl::UnavailableError("no server was ready") : gone});
     return;
@@ -203,7 +202,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
     return;
   }
   if (versions != nullptr) versions->Asked(**taken);
-  // Not kept: the caller's memory must be let go when the transport has done so.
+  // The request keeps no reference: the caller's memory is released when the transport is done.
   grpc::ByteBuffer body;
   body.Swap(&request->body);
   const std::shared_ptr<CancelScope> scope =
@@ -217,7 +216,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
 void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
                                  RpcReply reply) {
   balance_.Give(address, bytes);
-  // Nobody here gave it up: the server did, at the end of its drain for instance.
+  // This client did not cancel the request, so the server did, for example at the end of its drain.
   if (absl::IsCancelled(reply.status) && !IsGivenUp(request)) {
     reply.status = absl::UnavailableError(
         absl::StrCat("the server cancelled the request: ", reply.status.message()));
@@ -251,7 +250,7 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
     default:
       return;
   }
-  reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.wish());
+  reply.can_go_elsewhere = !balance_.is_solo() && balance_.HasOther(address, request.preference());
 }
 
 bool BalancingTransport::IsGivenUp(const Request& request) {
@@ -306,7 +305,7 @@ bool BalancingTransport::ConnectAgain(const std::string& address, const RpcTrans
 
 void BalancingTransport::Disconnect(const std::string& address) {
   absl::MutexLock lock(&mutex_);
-  // Nothing is left to count once shut down.
+  // After Shutdown there is no record to update.
   if (const auto found = connections_.find(address); found != connections_.end()) {
     --found->second.inflight;
   }
@@ -395,7 +394,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
 void BalancingTransport::StartLookUp() {
   absl::MutexLock lock(&mutex_);
   if (is_shut_down_) return;
-  if (look_up_.joinable()) look_up_.join();  // it has ended: is_looking_up_ was false
+  if (look_up_.joinable()) look_up_.join();  // has ended, because is_looking_up_ was false
   look_up_ = std::thread([this] { LookUp(); });
 }
 
@@ -413,7 +412,7 @@ void BalancingTransport::LookUp() {
     for (auto& [address, records] : found) book_.Update(address, std::move(records));
     const std::vector<std::string> servers = book_.servers();
     balance_.SetAddresses(servers);
-    // What is still in flight at a server that went may end first.
+    // A removed server keeps its transport until its requests in flight have ended.
     for (auto it = connections_.begin(); it != connections_.end();) {
       const bool stays = std::find(servers.begin(), servers.end(), it->first) != servers.end();
       if (stays || it->second.inflight > 0) {
@@ -432,7 +431,7 @@ void BalancingTransport::LookUp() {
     absl::MutexLock lock(&mutex_);
     is_looking_up_ = false;
   }
-  // Not here: those who waited may begin the next look-up, which joins this thread.
+  // Runs on another thread: a waiting request may start the next look-up, which joins this thread.
   After(absl::ZeroDuration(), nullptr, [this] { Settle(); });
 }
 
@@ -461,7 +460,7 @@ void BalancingTransport::Shutdown() {
     }
   }
   for (RpcTransport* const transport : transports) transport->Shutdown();
-  // Last: until here the end of a request could still set a timer.
+  // The timers stop last, because the end of a request may still set one.
   options_.timers->Shutdown();
 }
 

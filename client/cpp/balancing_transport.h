@@ -21,33 +21,33 @@
 
 namespace logprobd::client {
 
-/// RpcTransport over several servers, each with a transport of its own; Balance says which is next.
+/// RpcTransport over several servers, each with its own transport. Balance chooses the server.
 ///
-/// A server is used once a check has found it well (server_check.h). Checks and look-ups of names
-/// are begun by calls, when they are due; nothing runs while nobody calls. A request that finds no
-/// server ready waits until the checks then begun have ended, and fails as UNAVAILABLE, naming each
-/// server and why, when none is well.
+/// A server is used once a check has succeeded (server_check.h). Calls start checks and look-ups of
+/// names when these are due; nothing runs while no call is made. A request that finds no ready
+/// server starts checks and waits for them; if none succeeds, it fails as UNAVAILABLE and names
+/// each server and why.
 ///
-/// ListHeads and health checks of the caller ask all servers. With one plain address everything
+/// The caller's ListHeads and health checks ask all servers. With one plain address every request
 /// goes straight to that server.
 class BalancingTransport final : public RpcTransport {
  public:
-  /// Once one server is ready, how long others may still take to show that they are.
+  /// How long the first call waits for further servers once one is ready.
   static constexpr absl::Duration kFirstLook = absl::Seconds(1);
 
   struct Options {
-    std::vector<std::string> addresses;  ///< As ParseAddresses gives them.
-    int32_t channels = 1;                ///< Connections of a server's transport.
+    std::vector<std::string> addresses;  ///< From ParseAddresses.
+    int32_t channels = 1;                ///< Connections of each server's transport.
     /// Makes the transport to an address.
     std::function<std::unique_ptr<RpcTransport>(const std::string& address)> connect;
-    /// For delays and the time.
+    /// Provides delays and the time.
     std::unique_ptr<RpcTransport> timers;
     Resolver resolve = ResolveName;
-    std::function<double()> unit_random;  ///< In [0, 1), thread-safe.
+    std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
   };
 
   explicit BalancingTransport(Options options);
-  /// Shutdown(); may wait for a look-up of a name to end.
+  /// Calls Shutdown(); may wait for the look-up of a name.
   ~BalancingTransport() override;
 
   std::shared_ptr<CancelScope> NewScope() override;
@@ -62,41 +62,41 @@ class BalancingTransport final : public RpcTransport {
   Balance& balance() { return balance_; }
   const Balance& balance() const { return balance_; }
 
-  /// Lowers the limits to those that every ready server keeps.
+  /// Lowers the limits of `info` to the tightest ones of all ready servers.
   void Tighten(ServerInfo& info) const;
 
  private:
   class Scope;
   struct Request;
   struct Waiter;
-  /// A server's transport. Outlives the server's place in the balance while requests are in flight.
+  /// A server's transport. It stays while requests are in flight, even if the server is removed.
   struct Connection {
     std::unique_ptr<RpcTransport> transport;
     int64_t inflight = 0;
   };
 
-  /// Sends to the server that is next; waits for one where none is ready and `may_wait`.
+  /// Sends to the next server. If none is ready and `may_wait`, waits for one.
   void Send(std::shared_ptr<Request> request, bool may_wait);
   void Receive(Request& request, const std::string& address, int64_t bytes, RpcReply reply);
-  /// Judges a failure: whether the server is left, and whether the request can go elsewhere.
+  /// Tells the balance about a failure, and sets whether the request can go to another server.
   void TakeNoteOfFailure(const Request& request, const std::string& address, RpcReply& reply);
-  /// The transport to a server, for a request that ends with Disconnect; null once shut down.
+  /// Returns the transport to a server and counts a request until Disconnect; null once shut down.
   RpcTransport* Connect(const std::string& address);
   void Disconnect(const std::string& address);
-  /// As Connect, but only to `transport`; false when it is no more the one of this address.
+  /// Like Connect, if `transport` still belongs to this address; false otherwise.
   bool ConnectAgain(const std::string& address, const RpcTransport* transport);
   void Fail(Request& request, absl::Status status);
   bool FailIfShutDown(Request& request);
-  /// Whether its caller, or Shutdown, has cancelled it.
+  /// Whether the caller or Shutdown has cancelled the request.
   bool IsGivenUp(const Request& request);
 
-  /// Answers ListHeads and health checks of the caller from what all servers say.
+  /// Answers the caller's ListHeads or health check from the state of all servers.
   void AnswerForAll(Request& request);
 
-  /// Begins the checks and look-ups that are due.
+  /// Starts the checks and look-ups that are due.
   void Refresh(Balance::Due due);
-  /// Calls `then` once the checks under way have ended, or kFirstLook after the first server was
-  /// ready, or at the deadline.
+  /// Calls `then` once all running checks have ended, kFirstLook after the first server is ready,
+  /// or at the deadline, whichever is first.
   void Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
               absl::AnyInvocable<void() &&> then);
   void Settle();

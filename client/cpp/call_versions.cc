@@ -15,9 +15,9 @@ CallVersions::CallVersions(Balance& balance, Options options)
       has_kept_(options_.pinned != 0),
       expected_(options_.pinned) {}
 
-ServerWish CallVersions::wish() const {
+ServerPreference CallVersions::preference() const {
   absl::MutexLock lock(&mutex_);
-  return {.head = options_.head, .version = options_.mix ? 0 : expected_, .without = others_};
+  return {.head = options_.head, .version = options_.mix ? 0 : expected_, .excluded = others_};
 }
 
 void CallVersions::Asked(const Balance::Taken& server) {
@@ -33,7 +33,7 @@ int CallVersions::epoch() const {
 absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t version, int epoch) {
   absl::MutexLock lock(&mutex_);
   const bool fits = options_.mix || !has_kept_ || version == kept_;
-  // Asked before the call was begun again: nothing new is known of the server.
+  // The request was sent before a restart, so its answer says nothing about the new version.
   if (!fits && epoch != epoch_) return false;
   balance_.SawVersion(address, options_.head, version);
   seen_[version].insert(address);
@@ -43,8 +43,8 @@ absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t ve
     return true;
   }
   others_.insert(address);
-  if (balance_.HasReadyWithout(others_)) return false;
-  if (absl::Status status = BeginAgain(version); !status.ok()) return status;
+  if (balance_.HasReadyExcept(others_)) return false;
+  if (absl::Status status = Restart(version); !status.ok()) return status;
   has_kept_ = true;
   return true;
 }
@@ -52,13 +52,13 @@ absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t ve
 bool CallVersions::Lacks(const std::string& address) {
   absl::MutexLock lock(&mutex_);
   others_.insert(address);
-  return balance_.HasReadyWithout(others_);
+  return balance_.HasReadyExcept(others_);
 }
 
 absl::StatusOr<bool> CallVersions::Stuck() {
   absl::MutexLock lock(&mutex_);
-  if (!balance_.HasReadyWithout({}) || balance_.HasReadyWithout(others_)) return false;
-  if (absl::Status status = BeginAgain(0); !status.ok()) return status;
+  if (!balance_.HasReadyExcept({}) || balance_.HasReadyExcept(others_)) return false;
+  if (absl::Status status = Restart(0); !status.ok()) return status;
   has_kept_ = false;
   return true;
 }
@@ -73,7 +73,7 @@ absl::Status CallVersions::Mismatch() const {
   return MismatchLocked();
 }
 
-absl::Status CallVersions::BeginAgain(uint64_t version) {
+absl::Status CallVersions::Restart(uint64_t version) {
   if (options_.pinned != 0 || (epoch_ >= kRestartsMax && !balance_.is_solo())) {
     return MismatchLocked();
   }

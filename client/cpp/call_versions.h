@@ -12,53 +12,54 @@
 
 namespace logprobd::client {
 
-/// The version of the weights that a call is scored with, and which servers do not hold it.
-/// Thread-safe.
+/// The version of the weights that a call uses, and the servers that do not hold it. Thread-safe.
 ///
-/// The first version seen, or the pinned one, is kept. When no ready server holds it any more, an
-/// unpinned call goes on with the version that is there; what was scored before is then scored
-/// again. With `mix` every version is taken.
+/// A call keeps the pinned version, or the first one that answers. If no ready server holds that
+/// version any more, an unpinned call restarts with the version that is live; rows scored before
+/// are then scored again. With `mix` the call accepts every version.
 class CallVersions {
  public:
-  /// How often a call over several servers is begun again with another version.
+  /// How often a call over several servers restarts with another version.
   static constexpr int kRestartsMax = 3;
 
   struct Options {
     std::string head = {};
-    uint64_t pinned = 0;  ///< 0: whichever is live.
+    uint64_t pinned = 0;  ///< Requested version; 0: the live version.
     bool mix = false;
   };
 
   /// `balance` must outlive this.
   CallVersions(Balance& balance, Options options);
 
-  /// Where a request of this call may go.
-  ServerWish wish() const;
-  /// A request goes to this server: until an answer says more, the call keeps to its version.
+  /// The servers that a request of this call may go to.
+  ServerPreference preference() const;
+  /// Notes that a request goes to this server. Until an answer arrives, the call expects this
+  /// server's version.
   void Asked(const Balance::Taken& server);
 
-  /// The restarts so far. A request remembers those of its sending.
+  /// Number of restarts so far. A request remembers the epoch in which it was sent.
   int epoch() const;
 
-  /// Takes note of an answer to a request of that epoch. False: it is of another version, ask again
-  /// elsewhere. ABORTED names versions and addresses when one version cannot finish the call.
+  /// Notes an answer to a request of that epoch. False: another version gave it, so the request is
+  /// sent again. ABORTED names versions and addresses if one version cannot finish the call.
   absl::StatusOr<bool> Keeps(const std::string& address, uint64_t version, int epoch);
 
-  /// The server says that the pinned version is not live there. Whether to ask elsewhere.
+  /// Notes that the server does not hold the pinned version. Returns whether another may.
   bool Lacks(const std::string& address);
 
-  /// No server was found. Whether that is because all ready ones hold another version; the call is
-  /// then begun again with theirs. ABORTED as Keeps.
+  /// Call when no server was found. Returns true after restarting the call if all ready servers
+  /// hold another version. ABORTED like Keeps.
   absl::StatusOr<bool> Stuck();
 
-  /// The version kept: answers of others are to be asked again. 0: none yet, or all are taken.
+  /// The version that the call keeps; chunks answered by others are sent again. 0: none yet, or
+  /// every version is accepted.
   uint64_t kept() const;
 
-  /// The error, naming versions and where they were seen.
+  /// Returns the error, which names the versions and the servers that hold them.
   absl::Status Mismatch() const;
 
  private:
-  absl::Status BeginAgain(uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Restart(uint64_t version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MismatchLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Balance& balance_;

@@ -18,12 +18,12 @@ void CallerQueue::End() {
   {
     absl::MutexLock lock(&mutex_);
     has_ended_ = true;
-    // It looks here before it sleeps again.
+    // The waiting thread, which is this one, checks has_ended_ before it sleeps.
     if (is_waiter) return;
     ++outstanding_;
   }
   alarm_.emplace();
-  // Not now: gRPC would round that up to its next millisecond.
+  // Time zero instead of the current time, which gRPC would round up to the next millisecond.
   alarm_->Set(&cq_, gpr_time_0(GPR_CLOCK_MONOTONIC), &woken_);
 }
 
@@ -48,7 +48,7 @@ void CallerQueue::Wait() {
     Run(tag);
   }
   cq_.Shutdown();
-  cq_.Next(&tag, &ok);  // gRPC wants to be told that nothing is left
+  cq_.Next(&tag, &ok);  // gRPC requires the queue to be drained after Shutdown
 }
 
 bool CallerQueue::IsOver() {
@@ -58,7 +58,7 @@ bool CallerQueue::IsOver() {
 }
 
 void CallerQueue::Run(void* tag) {
-  // Moved, since it may free the memory that it lies in.
+  // Moved out first, because running it may free the memory that holds it.
   Operation operation = std::move(*static_cast<Operation*>(tag));
   std::move(operation)();
   absl::MutexLock lock(&mutex_);

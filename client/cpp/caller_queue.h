@@ -13,38 +13,39 @@
 
 namespace logprobd::client {
 
-/// Where the thread that waits for a call takes up the call's answers itself: a thread of gRPC
-/// would have to wake it.
+/// A completion queue from which the thread of a blocking call receives the call's answers itself,
+/// so that no gRPC thread has to wake it.
 ///
 ///   Begin() -> operation on cq(), its tag an Operation -> Wait() runs it -> ... End()
 ///
-/// It belongs to the requests of one blocking call (CancelScope::queue) and not to a thread: what
-/// a callback starts for somebody else is not put here and cannot hold the call up. Requests of
-/// the call may begin on any thread. To be held by whoever begins or ends.
+/// The queue belongs to the requests of one blocking call (CancelScope::queue), not to a thread:
+/// operations of other calls do not enter it and cannot delay the call. Any thread may begin
+/// requests of the call. Whoever calls Begin or End must share ownership of the queue.
 class CallerQueue {
  public:
-  /// Runs on the waiting thread when the operation with this address as its tag has ended.
+  /// Runs on the waiting thread when the operation whose tag is this object's address has ended.
   using Operation = absl::AnyInvocable<void() &&>;
 
-  /// The thread that makes it is the one that waits.
+  /// The constructing thread is the one that waits.
   CallerQueue() = default;
   CallerQueue(const CallerQueue&) = delete;
   CallerQueue& operator=(const CallerQueue&) = delete;
 
-  /// Announces one operation, which must follow. False: nobody waits any more. Any thread.
+  /// Announces one operation, which must follow. False: the call is over. Any thread.
   [[nodiscard]] bool Begin();
   grpc::CompletionQueue* cq() { return &cq_; }
 
-  /// The call has ended. Once; any thread.
+  /// Notes that the call has ended. Call once, on any thread.
   void End();
 
-  /// Runs what is due, without waiting; whether there is nothing left to wait for. Before Wait().
+  /// Runs finished operations without waiting. Returns true if the call is over. Call before
+  /// Wait().
   bool Poll();
-  /// Runs operations until End() was called and none is outstanding. Once.
+  /// Runs operations until End() was called and none is outstanding. Call once.
   void Wait();
 
  private:
-  /// Ended, and nothing outstanding. Then nothing can begin any more.
+  /// Whether End() was called and no operation is outstanding. From then on Begin() returns false.
   bool IsOver();
   void Run(void* tag);
 
@@ -56,7 +57,7 @@ class CallerQueue {
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;
   Operation woken_ = [] {};
-  std::optional<grpc::Alarm> alarm_;  // made by End() alone
+  std::optional<grpc::Alarm> alarm_;  // used by End() only
 };
 
 }  // namespace logprobd::client

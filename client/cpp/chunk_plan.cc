@@ -6,13 +6,13 @@
 namespace logprobd::client {
 namespace {
 
-// Room in a message for names, scalar fields, tags and lengths.
+// Bytes reserved in a message for names, scalar fields, tags and lengths.
 constexpr int64_t kFixedBytes = 1024;
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Most rows of a chunk, so that chunks are about equal: a short last one would count as a small
-/// request, for which the server cuts its batches smaller.
+/// Returns the rows per chunk, <= rows_max, that make chunks about equal: the server treats a short
+/// last request as latency-sensitive and forms smaller batches for it.
 int64_t EvenRows(int64_t rows, int64_t rows_max) {
   return rows == 0 ? rows_max : DivideUp(rows, DivideUp(rows, rows_max));
 }
@@ -29,7 +29,7 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
-  // On average: lists of very different lengths may still leave a short last chunk.
+  // The average over all rows: lists of very different lengths may still leave a short last chunk.
   const int64_t list_bytes = 4 * DivideUp(static_cast<int64_t>(args.candidate_ids.size()),
                                           std::max<int64_t>(1, args.rows));
   const int64_t rows_max = EvenRows(
@@ -39,12 +39,12 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
 
   ChunkPlan plan;
   Chunk chunk;
-  // Segments travel only in a call that is not cut, and are not wanted to make it cut.
+  // Segments travel only in the first chunk, and only if the call is not cut.
   int64_t segment_bytes = segments * 4;
   for (int64_t row = 0; row < args.rows; ++row) {
     const auto index = static_cast<size_t>(row);
     const int64_t candidates_end = has_candidates ? args.candidate_offsets[index + 1] : 0;
-    // Of the chunk with this row.
+    // The size of the chunk if it includes this row.
     const int64_t rows = chunk.rows() + 1;
     const int64_t candidates = candidates_end - chunk.candidate_begin;
     const bool full =
@@ -62,7 +62,7 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
     chunk.candidate_end = candidates_end;
   }
   plan.chunks.push_back(chunk);
-  plan.sum_segments_locally =
+  plan.sum_segments_in_client =
       segments > 0 && (plan.chunks.size() > 1 || segments > limits.segments_max);
   return plan;
 }

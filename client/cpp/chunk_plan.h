@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {
 
-/// Rows of a call that travel in one request; the candidate range follows from them.
+/// The rows of a call that travel in one request, and their candidates; half-open ranges.
 struct Chunk {
   int64_t row_begin = 0;
   int64_t row_end = 0;
@@ -20,15 +20,14 @@ struct Chunk {
 
 /// How a call is cut into requests.
 struct ChunkPlan {
-  std::vector<Chunk> chunks;  ///< In row order, at least one.
-  /// Segments are summed here from per-row logprobs, because a request cannot hold them whole.
-  bool sum_segments_locally = false;
+  std::vector<Chunk> chunks;  ///< In row order; at least one.
+  /// The client sums segments from per-row logprobs, because they do not fit in one request.
+  bool sum_segments_in_client = false;
 };
 
-/// Cuts so that every request keeps `limits` and, where possible, has at most `request_bytes` of
-/// hidden states and candidates, into chunks of about equal length. A single row beyond the limits
-/// gets a chunk of its own; the server then says what is wrong. `args` has been checked
-/// (CheckScoreArgs).
+/// Cuts a call into chunks of about equal length. Each keeps `limits` and, if possible, has at most
+/// `request_bytes` of hidden states and candidates. A single row above the limits gets its own
+/// chunk, and the server reports the error. `args` must have passed CheckScoreArgs.
 ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t request_bytes);
 
 }  // namespace logprobd::client

@@ -16,16 +16,14 @@
 #include "absl/time/clock.h"
 #include "client/cpp/addresses.h"
 #include "client/cpp/balancing_transport.h"
-#include "client/cpp/bulk_transport.h"
 #include "client/cpp/caller_queue.h"
-#include "client/cpp/check_args.h"
 #include "client/cpp/grpc_transport.h"
-#include "client/cpp/health.h"
 #include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/score.h"
 #include "client/cpp/score_call.h"
 #include "client/cpp/server_messages.h"
+#include "client/cpp/stream_transport.h"
 
 namespace logprobd::client {
 namespace {
@@ -64,8 +62,8 @@ double UnitRandom() {
   return absl::Uniform(generator, 0.0, 1.0);
 }
 
-/// Limits of the named head; cautious ones where it is not known, so that the server itself says
-/// what is wrong.
+/// Returns the limits of the named head. An unknown head gets the cautious defaults, so that the
+/// request reaches the server, which reports the error.
 Limits FindLimits(const ServerInfo& info, const std::string& head) {
   if (head.empty() && info.heads.size() == 1) return info.heads.front().limits;
   for (const Head& candidate : info.heads) {
@@ -74,7 +72,7 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
   return {};
 }
 
-/// `options` have been checked. `stream_window` is that of BulkTransport.
+/// `options` have been checked. `stream_window` is passed to BulkTransport.
 BalancingTransport::Options TransportOptions(
     const Client::Options& options, const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
   const auto connect =
@@ -91,18 +89,20 @@ BalancingTransport::Options TransportOptions(
           .unit_random = UnitRandom};
 }
 
-/// Whether there is one server for good, so that rows may go where only that one finds them.
+/// Whether the client has exactly one server for its lifetime, so that rows may lie in memory that
+/// only this server reads.
 bool IsOneServer(const Client::Options& options) {
   return AddressBook(*ParseAddresses(options.address)).is_plain();
 }
 
-/// Room for the requests of a call, without overflow: the server's limits cut it anyway.
+/// Returns the bytes of a region that holds all requests in flight of a call, without overflow. The
+/// server's limits may reduce it.
 int64_t RegionBytes(const Client::Options& options) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
   return std::min(options.request_bytes, kMost / options.max_inflight) * options.max_inflight;
 }
 
-/// `options` have been checked.
+/// Requires checked `options`.
 LocalTransport::Options LocalOptions(const Client::Options& options,
                                      std::function<absl::Time()> now) {
   const std::vector<std::string> addresses = *ParseAddresses(options.address);
@@ -135,15 +135,17 @@ struct Client::Impl {
                      .address = options.address,
                      .unit_random = UnitRandom,
                      .balance = &transport.balance(),
-                     .mix_weights_versions = options.mix_weights_versions}),
+                     .mix_weights_versions = options.mix_weights_versions,
+                     .on_wait = options.on_wait}),
         single_try(environment),
         local(LocalOptions(options, [this] { return transport.Now(); })) {
     single_try.retry.retries = 0;
+    single_try.on_wait = nullptr;
   }
 
   absl::Time DeadlineAfter(absl::Duration timeout) const { return transport.Now() + timeout; }
 
-  /// Sends one request and waits.
+  /// Sends one request and waits for its outcome.
   CallOutcome CallAndWait(const CallEnvironment& call_environment, std::string method,
                           std::function<grpc::ByteBuffer()> request, absl::Duration timeout) {
     CallOutcome outcome;
@@ -164,16 +166,16 @@ struct Client::Impl {
     return outcome;
   }
 
-  /// Looks at the queue until `busy_poll` has passed, or nothing is left to wait for. One thread at
-  /// a time, so that many callers do not take the cores from whoever brings the answers.
+  /// Polls the queue until `busy_poll` has passed or nothing is outstanding. Only one thread polls
+  /// at a time, so that callers do not take the cores from the threads that receive answers.
   void BusyPoll(CallerQueue& queue) {
     if (options.busy_poll <= absl::ZeroDuration() ||
-        is_looking.exchange(true, std::memory_order_relaxed)) {
+        is_polling.exchange(true, std::memory_order_relaxed)) {
       return;
     }
     const absl::Time until = transport.Now() + options.busy_poll;
     while (!queue.Poll() && transport.Now() < until) std::this_thread::yield();
-    is_looking.store(false, std::memory_order_relaxed);
+    is_polling.store(false, std::memory_order_relaxed);
   }
 
   void BeginCall() {
@@ -196,7 +198,7 @@ struct Client::Impl {
     info = std::move(new_info);
   }
 
-  /// Scores with limits that are known. `queue` is null when nobody waits.
+  /// Scores with known limits. `queue` is null if no thread waits for the call.
   void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
              absl::Duration timeout, const std::shared_ptr<CallerQueue>& queue,
              ScoreCallback done) {
@@ -211,13 +213,13 @@ struct Client::Impl {
                     .local = &local,
                     .queue = queue},
                    [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
-                     // Perhaps the server was restarted with other limits: ask again next time.
+                     // The server may have restarted with other limits: ask again next time.
                      if (!result.ok()) SetInfo(nullptr);
                      std::move(done)(std::move(result));
                    });
   }
 
-  /// Asks for the limits where they are not known, and scores.
+  /// Asks for the limits if they are not known, and scores.
   void Score(const ScoreArgs& args, const std::shared_ptr<CallerQueue>& queue, ScoreCallback done);
 
   const Options options;
@@ -225,13 +227,13 @@ struct Client::Impl {
       std::make_shared<std::atomic<int64_t>>(0);
   BalancingTransport transport;
   CallEnvironment environment;
-  CallEnvironment single_try;  ///< Without retries: the caller has a loop of its own.
+  CallEnvironment single_try;  ///< Like `environment` but without retries, for loops of the caller.
   LocalTransport local;
-  std::atomic<bool> is_looking = false;
+  std::atomic<bool> is_polling = false;
 
   absl::Mutex mutex;
   std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
-  int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< Those that still need the client.
+  int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< Number of calls that still use the client.
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
@@ -272,13 +274,13 @@ Client::~Client() {
 absl::StatusOr<ScoreResult> Client::Score(const ScoreArgs& args) {
   absl::StatusOr<ScoreResult> result;
   const auto queue = std::make_shared<CallerQueue>();
-  impl_->BeginCall();  // the client may be destroyed as soon as the call has ended
+  impl_->BeginCall();  // otherwise the client could be destroyed as soon as the call has ended
   impl_->Score(args, queue, [&result, queue](absl::StatusOr<ScoreResult> scored) {
     result = std::move(scored);
     queue->End();
   });
   impl_->BusyPoll(*queue);
-  impl_->EndCall();  // the queue is the caller's alone
+  impl_->EndCall();  // from here on only the queue is used, which belongs to this thread
   queue->Wait();
   return result;
 }
@@ -370,7 +372,7 @@ absl::StatusOr<VerifyReport> Client::Verify(const VerifyArgs& args) {
 }
 
 absl::StatusOr<bool> Client::Ready() {
-  // Of several servers a retry would ask those again that just said that they are not ready.
+  // With several servers, a retry would ask servers that just said that they are not ready.
   const bool is_one = impl_->transport.balance().is_solo();
   const CallOutcome outcome = impl_->CallAndWait(
       is_one ? impl_->environment : impl_->single_try, kHealthMethod,
@@ -383,7 +385,9 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
   constexpr absl::Duration kProbeTimeout = absl::Seconds(5);
   constexpr absl::Duration kPause = absl::Milliseconds(100);
   const absl::Time deadline = impl_->DeadlineAfter(timeout);
+  const absl::Time begin = impl_->transport.Now();
   std::string last = "it was not asked";
+  bool is_reported = false;
   while (true) {
     const absl::Duration remaining = deadline - impl_->transport.Now();
     if (remaining <= absl::ZeroDuration()) {
@@ -394,7 +398,7 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     const CallOutcome outcome = impl_->CallAndWait(
         impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
         std::min(remaining, kProbeTimeout));
-    // Neither another kind of server nor servers of different heads become ready.
+    // Waiting does not help with another kind of server, or with servers whose heads differ.
     if (absl::IsUnimplemented(outcome.status) || absl::IsFailedPrecondition(outcome.status)) {
       return outcome.status;
     }
@@ -405,6 +409,10 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
       last = "it answers, but is not serving yet (loading, or shutting down)";
     } else {
       last = std::string(outcome.status.message());
+    }
+    if (!is_reported && impl_->options.on_wait && impl_->transport.Now() - begin >= kWaitNotice) {
+      is_reported = true;
+      impl_->options.on_wait(absl::StrCat("waiting for ", impl_->options.address, ": ", last));
     }
     absl::SleepFor(
         std::min(kPause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,133 +11,137 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cpp/same_host.h"
-#include "client/cpp/score_args.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {
 
 using ScoreCallback = absl::AnyInvocable<void(absl::StatusOr<ScoreResult>) &&>;
 
-/// A connection to a logprobd server, or to several that hold the same heads. Thread-safe: share
-/// one.
+/// A client of one logprobd server, or of several that hold the same heads. Thread-safe: share one.
 ///
-/// With several, each request goes to the server with the fewest unanswered bytes of this client,
-/// so that a slower one gets less; a large call uses all of them at once. A server that drains,
-/// fails or cannot be reached is left alone at once, its requests are sent again elsewhere without
-/// a wait, and it comes back after a pause that grows, when its health service says that it serves.
-/// One that refuses for load is passed over for as long as it asks. While calls are made, each
-/// server is asked for its health and heads every 10 s. Servers whose heads differ (vocabulary,
-/// hidden size, dtype, scale, soft cap, bias) are refused.
+/// With several servers, each request goes to the ready server with the fewest unanswered bytes of
+/// this client, so a slower server gets less work, and a large call uses all servers at once. When
+/// a server drains, fails or cannot be reached, its requests are sent to another server without
+/// delay. It gets requests again after a pause that grows with each failure, once its health
+/// service says SERVING. A server that refuses for load is avoided for as long as it asks. While
+/// calls are made, the client checks the health and the heads of each server every 10 s. Servers
+/// whose heads differ (vocabulary, hidden size, dtype, scale, soft cap, bias) are refused.
 ///
-/// All rows of a call are scored by one version of the weights: the pinned one, or the first that
-/// is seen. An answer of another version is asked again where the first one is held; when no server
-/// holds it any more, the call is begun again with the version that is there, at most 3 times.
+/// All rows of a call are scored by one version of the weights: the pinned version, or the first
+/// one that answers. A request that another version answered is sent again to a server that holds
+/// the call's version. If no server holds that version any more, the call starts again with the
+/// version that is live, at most 3 times.
 ///
-/// Calls of any size are cut into requests within the server's limits, several in flight, and the
-/// answers joined in order. Requests that the server was too busy for, or that met a broken
-/// connection, are sent again (scoring has no side effects) after a random delay, never sooner than
-/// the server asked.
+/// A call of any size is cut into requests within the server's limits; several are in flight at
+/// once, and the answers are joined in order. Scoring has no side effects, so requests that were
+/// refused for load or whose connection broke are sent again after a random delay, which is never
+/// shorter than the server's hint.
 ///
 /// Errors are absl::Status whose message says what to change:
-///   INVALID_ARGUMENT     the arguments (field, value, limit); never retried.
-///   NOT_FOUND            no head of that name.
+///   INVALID_ARGUMENT     an argument is wrong (field, value, limit); never retried.
+///   NOT_FOUND            no head has that name.
 ///   FAILED_PRECONDITION  weights_version is not live, or the servers' heads differ (names both).
 ///   ABORTED              no version of the weights could score the whole call; names the versions
-///                        and where they were seen.
+///                        and their servers.
 ///   RESOURCE_EXHAUSTED   the server stayed full through every retry.
-///   UNAVAILABLE          no server there, or it is not ready; of several, none is: names each.
+///   UNAVAILABLE          the server cannot be reached or is not ready; with several servers, no
+///                        server is ready: names each and why.
 ///   DEADLINE_EXCEEDED    the timeout passed.
-///   UNIMPLEMENTED        another kind of server listens there.
+///   UNIMPLEMENTED        another kind of gRPC server listens at the address.
 ///   CANCELLED            the Client was destroyed.
-///   INTERNAL             the server failed, or broke the protocol.
+///   INTERNAL             the server failed, or its answer breaks the protocol.
 class Client {
  public:
   struct Options {
-    /// host:port (IPv6 in brackets), unix:///path or dns:///name:port; or several, separated by
-    /// commas. dns:/// stands for a server at each A and AAAA record of the name, looked up every
-    /// 30 s and after failures: a Kubernetes headless service, for instance.
+    /// host:port (IPv6 in brackets), unix:///path or dns:///name:port; several addresses are
+    /// separated by commas. dns:/// means one server per A or AAAA record of the name, for example
+    /// of a Kubernetes headless service; the name is resolved every 30 s and after failures.
     std::string address = "127.0.0.1:8470";
     /// Connections to each server, 1 to 64. One carries about 1.7 GB/s over loopback.
     int32_t channels = 4;
-    /// Limit of a call, retries included, > 0.
+    /// Time limit of a call, retries included, > 0.
     absl::Duration timeout = absl::Seconds(60);
-    /// Most times a request is sent again, 0 to 100.
+    /// Largest number of times that a request is sent again, 0 to 100. With the default delays a
+    /// call to a server that is down fails after about 6 s.
     int32_t retries = 8;
     /// Upper bound of the first random delay before a retry; doubles up to `backoff_max`.
     absl::Duration backoff_initial = absl::Milliseconds(50);
     absl::Duration backoff_max = absl::Seconds(5);
     /// Requests of one Score call that are in flight at once at each server, 1 to 1024.
     int32_t max_inflight = 8;
-    /// Most hidden states and candidates of one request, in bytes, >= 4096; the server's limits
-    /// hold too. Small enough that requests overlap, large enough that their overhead vanishes.
+    /// Largest size of hidden states and candidates in one request, in bytes, >= 4096; the server's
+    /// limits apply too. The default is small enough that requests overlap, and large enough that
+    /// the overhead per request is negligible.
     int64_t request_bytes = int64_t{8} << 20;
-    /// Sends the requests of Score as chunks of ScoreStream calls, at most one on each channel,
-    /// instead of unary calls. For bulk work: the server slows a fast client down, where it would
-    /// refuse unary requests. Results, retries and errors are the same.
+    /// Sends the requests of Score as chunks of ScoreStream calls, at most one call per channel,
+    /// instead of unary calls. Use it for bulk work: the server slows a fast client down instead of
+    /// refusing its requests. Results, retries and errors are the same.
     bool bulk_stream = false;
     /// Name under which the server shares its queue fairly; empty: the peer address.
     std::string client_id = {};
-    /// How long Score looks for its answer before its thread goes to sleep, >= 0; one thread of the
-    /// client at a time. For calls of few rows on idle cores: it spares the time that waking takes,
-    /// and keeps a core busy. Zero: it sleeps at once.
+    /// How long Score busy-polls for its answer before its thread sleeps, >= 0; one thread of the
+    /// client polls at a time. It saves the time of a wake-up for calls of few rows, and keeps a
+    /// core busy. Zero: Score sleeps at once.
     absl::Duration busy_poll = absl::ZeroDuration();
-    /// Allow the rows of a call to be scored by different versions of the weights;
+    /// Allows different versions of the weights to score the rows of one call;
     /// ScoreResult::weights_versions lists them.
     bool mix_weights_versions = false;
-    /// How rows travel to a server on this host. Absent: LOGPROBD_TRANSPORT of the environment,
-    /// else kAuto. A way that is asked for and cannot be had makes calls UNAVAILABLE. To several
-    /// servers rows travel in requests: kSharedMemory and kCudaIpc are INVALID_ARGUMENT.
+    /// How rows travel to a same-host server. Absent: the environment variable LOGPROBD_TRANSPORT,
+    /// else kAuto. If the chosen transport is not available, calls are UNAVAILABLE. With several
+    /// servers rows travel in requests, and kSharedMemory and kCudaIpc are INVALID_ARGUMENT.
     std::optional<TransportChoice> transport = {};
+    /// Called with a message when a call has been retrying for 1 s, once per request. Runs on a
+    /// thread of the library or of the caller; must return quickly. Empty: no message.
+    std::function<void(const std::string& message)> on_wait = {};
   };
 
-  /// Connects lazily: an unreachable server shows at the first call, or in WaitReady.
+  /// Connects lazily: the first call, or WaitReady, reports an unreachable server.
   /// INVALID_ARGUMENT names the bad option.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const Options& options);
 
-  /// Cancels what is in flight and returns after the last callback.
+  /// Cancels the calls in flight and returns after the last callback.
   ~Client();
 
-  /// Scores and waits. The first call for a head also asks for its limits. The answer of a single
-  /// request is taken up by the calling thread itself, which spares a wake-up: prefer it to
+  /// Scores and waits. The first call also asks for the heads' limits. If the call is a single
+  /// request, the calling thread receives the answer itself, which saves a wake-up: prefer Score to
   /// ScoreAsync and a wait.
   ///
   /// Returns only when the library no longer reads `args.hidden`: after a timeout with a peer that
-  /// stopped reading this can take until the connection is given up (about 40 s).
+  /// stopped reading, this can take until the connection is closed (about 40 s).
   absl::StatusOr<ScoreResult> Score(const ScoreArgs& args);
 
-  /// As Score; `done` is called once, on a thread of the library or, for bad arguments, before this
-  /// returns; it must not block and not destroy the Client.
+  /// Like Score, without waiting. `done` is called once, on a thread of the library or, for bad
+  /// arguments, before this returns. It must neither block nor destroy the Client.
   void ScoreAsync(const ScoreArgs& args, ScoreCallback done);
 
-  /// How most rows of the latest call travelled, and why not by a shorter way ("" where there is
-  /// none).
+  /// The transport of most rows of the latest call, and why no faster transport was used ("" if
+  /// there is none).
   Transport transport() const;
   std::string transport_reason() const;
 
-  /// Memory that is shared with the server, if it is on this host: rows in it are scored without a
-  /// copy. Ordinary memory where none can be shared, as with several servers; UNAVAILABLE then if
-  /// kSharedMemory was chosen, and where the server, which is asked first, does not answer. Rows
-  /// must not change while they are scored.
+  /// Allocates memory that is shared with a same-host server: rows in it are scored without a copy.
+  /// Returns ordinary memory if none can be shared, for example with several servers. UNAVAILABLE
+  /// if kSharedMemory is chosen and not available, or if the server does not answer. Do not change
+  /// rows while they are scored.
   absl::StatusOr<RowBuffer> AllocateRows(int64_t bytes);
 
-  /// The heads served and their limits: of several servers the tightest.
+  /// Returns the heads and their limits; with several servers, the tightest limits.
   absl::StatusOr<ServerInfo> ListHeads();
 
-  /// What is known of each server: state, why it is out, unanswered work, version seen. Asks
-  /// nothing: a server is kUnknown until the first call.
+  /// Returns the known state of each server, without asking it: kUnknown until the first call.
   std::vector<ServerState> Servers() const;
 
-  /// Lets the server, or one of several, compare its engine with double precision.
+  /// Makes the server, or one of several, compare its engine with double precision.
   absl::StatusOr<VerifyReport> Verify(const VerifyArgs& args);
 
-  /// Whether the server takes scoring requests now (grpc.health.v1); UNAVAILABLE when unreachable.
-  /// Of several: true when one does, else UNAVAILABLE, naming each and why.
+  /// Returns whether the server takes scoring requests now (grpc.health.v1); UNAVAILABLE when it
+  /// cannot be reached. With several servers: true if one does, else UNAVAILABLE, which names each
+  /// and why.
   absl::StatusOr<bool> Ready();
 
-  /// Waits until Ready() says true. DEADLINE_EXCEEDED says what it waited for; UNIMPLEMENTED and
-  /// FAILED_PRECONDITION (heads that differ) come at once.
+  /// Waits until Ready() returns true. DEADLINE_EXCEEDED gives the last reason; UNIMPLEMENTED and
+  /// FAILED_PRECONDITION (heads that differ) are returned at once.
   absl::Status WaitReady(absl::Duration timeout);
 
  private:

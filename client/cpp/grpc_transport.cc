@@ -6,33 +6,184 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/stub_options.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "client/cpp/caller_queue.h"
-#include "client/cpp/grpc_channel.h"
-#include "client/cpp/grpc_stream.h"
 
 namespace logprobd::client {
+
+grpc::ChannelArguments ChannelArgumentsForServers() {
+  grpc::ChannelArguments args;
+  // This library retries itself: gRPC's retry buffer (256 KiB) is smaller than a request.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // Proxies from the environment are meant for the web, not for a scoring service.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Keepalive detects a peer that vanished or stopped reading; the caller's memory is then
+  // released.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  return args;
+}
+
+gpr_timespec GprDeadline(absl::Duration delay) {
+  if (delay == absl::InfiniteDuration()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(delay), GPR_TIMESPAN));
+}
+
 namespace {
+
+/// A MessageStream over one gRPC call. It keeps itself alive from Start until `ended` returns.
+class GrpcStream final : public MessageStream,
+                         public std::enable_shared_from_this<GrpcStream>,
+                         private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method);
+
+  /// Use these before Start.
+  grpc::ClientContext& context() { return context_; }
+  void set_events(StreamEvents events) { events_ = std::move(events); }
+
+  void Start() override;
+  void Write(grpc::ByteBuffer message) override;
+  bool Withdraw(int64_t index) override;
+  void CloseWrites() override;
+  void Cancel() override;
+  int64_t written() const override;
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+  void Continue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string method_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  StreamEvents events_;
+  std::shared_ptr<GrpcStream> self_;  ///< Set from Start to OnDone.
+  grpc::ByteBuffer incoming_;         ///< gRPC writes it while a read is pending.
+
+  mutable absl::Mutex mutex_;
+  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);  ///< Null: withdrawn.
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC's while a write is under way.
+  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
+  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  ///< Nothing may be started any more.
+};
+
+GrpcStream::GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method)
+    : method_(std::move(method)), stub_(std::move(channel)) {}
+
+void GrpcStream::Start() {
+  self_ = shared_from_this();
+  stub_.PrepareBidiStreamingCall(&context_, method_, grpc::StubOptions(), this);
+  // Writes start outside gRPC's reactions. The hold delays OnDone until no more of them can start.
+  AddHold();
+  StartRead(&incoming_);
+  StartCall();
+}
+
+void GrpcStream::Write(grpc::ByteBuffer message) {
+  absl::MutexLock lock(&mutex_);
+  if (is_over_) return;
+  queue_.emplace_back(std::in_place).value().Swap(&message);
+  Continue();
+}
+
+bool GrpcStream::Withdraw(int64_t index) {
+  std::optional<grpc::ByteBuffer> message;  // destroyed last, after the lock is released
+  absl::MutexLock lock(&mutex_);
+  const int64_t position = index - taken_;
+  if (position < 0 || position >= static_cast<int64_t>(queue_.size())) return false;
+  message.swap(queue_[static_cast<size_t>(position)]);
+  return true;
+}
+
+void GrpcStream::CloseWrites() {
+  absl::MutexLock lock(&mutex_);
+  is_closing_ = true;
+  if (!is_over_) Continue();
+}
+
+void GrpcStream::Cancel() { context_.TryCancel(); }
+
+int64_t GrpcStream::written() const {
+  absl::MutexLock lock(&mutex_);
+  return is_writing_ ? taken_ - 1 : taken_;
+}
+
+void GrpcStream::Continue() {
+  while (!is_writing_ && !queue_.empty()) {
+    if (queue_.front().has_value()) {
+      outgoing_.Swap(&*queue_.front());
+      is_writing_ = true;
+      StartWrite(&outgoing_);
+    }
+    queue_.pop_front();
+    ++taken_;
+  }
+  if (!is_writing_ && is_closing_ && !has_closed_) {
+    has_closed_ = true;
+    StartWritesDone();
+  }
+}
+
+void GrpcStream::OnReadDone(bool ok) {
+  if (ok) {
+    grpc::ByteBuffer message;
+    message.Swap(&incoming_);
+    events_.received(message);
+    StartRead(&incoming_);
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_over_ = true;
+  }
+  RemoveHold();
+}
+
+void GrpcStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  is_writing_ = false;
+  outgoing_.Clear();
+  if (!ok) is_over_ = true;
+  if (!is_over_) Continue();
+}
+
+void GrpcStream::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<GrpcStream> self = std::move(self_);
+  {
+    absl::MutexLock lock(&mutex_);
+    queue_.clear();
+  }
+  std::move(events_.ended)(
+      absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
+}
 
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index) {
   grpc::ChannelArguments args = ChannelArgumentsForServers();
-  // Channels of equal arguments would share one connection, in the global or in a local pool.
+  // The index makes the arguments differ: channels with equal arguments share one connection.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt("logprobd.channel", index);
   args.SetMaxReceiveMessageSize(-1);
   args.SetMaxSendMessageSize(-1);
-  // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS is left alone: in gRPC 1.51 it is the time that an attempt to
-  // connect may take, 20 s.
+  // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS keeps its default of 20 s: in gRPC 1.51 it is also the time
+  // limit of an attempt to connect.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
@@ -47,7 +198,7 @@ std::optional<std::string> FindPushback(
 
 }  // namespace
 
-/// A delay that can be cut short, before or after it was armed.
+/// A delay that can be cancelled before or after it is armed.
 class GrpcTransport::Timer {
  public:
   void Arm(absl::Duration delay, std::function<void(bool)> callback) {
@@ -59,7 +210,7 @@ class GrpcTransport::Timer {
   void Cancel() {
     absl::MutexLock lock(&mutex_);
     is_cancelled_ = true;
-    // Cancelling an alarm that is not set would be lost.
+    // Cancelling an alarm that is not set has no effect.
     if (is_armed_) alarm_.Cancel();
   }
 
@@ -79,7 +230,7 @@ class GrpcTransport::Scope final : public CancelScope {
     for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
   }
 
-  /// Whether the call may begin.
+  /// Adds a call. False: the scope is cancelled, so the call must not start.
   bool Add(grpc::ClientContext* context) {
     absl::MutexLock lock(&mutex_);
     if (!is_cancelled_) contexts_.insert(context);
@@ -116,7 +267,7 @@ struct GrpcTransport::CallState {
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   RpcDone done;
-  /// On the caller's queue alone.
+  /// Used for calls on a CallerQueue only.
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
   grpc::Status status;
   CallerQueue::Operation finish;
@@ -179,7 +330,7 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
       reply.pushback = FindPushback(state->context.GetServerTrailingMetadata());
     }
     RpcDone callback = std::move(state->done);
-    // Before the callback: it may wait for the caller's memory to be released.
+    // Deleted before the callback, which may wait for the caller's memory to be released.
     delete state;
     std::move(callback)(std::move(reply));
     FinishOne();
@@ -215,14 +366,14 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
   auto own_scope = std::static_pointer_cast<Scope>(scope);
   if (own_scope != nullptr) own_scope->Add(timer);
   all_->Add(timer);
-  // gRPC wants a copyable function.
+  // gRPC requires a copyable function.
   auto shared_callback = std::make_shared<absl::AnyInvocable<void() &&>>(std::move(callback));
   timer->Arm(delay, [this, timer, own_scope, shared_callback](bool) mutable {
     if (own_scope != nullptr) own_scope->Remove(timer);
     all_->Remove(timer);
     std::move (*shared_callback)();
     shared_callback.reset();
-    // The alarm owns this function, and the timer the alarm: a circle unless it is broken here.
+    // The timer owns the alarm, and the alarm this function: the reset breaks the cycle.
     timer.reset();
     FinishOne();
   });

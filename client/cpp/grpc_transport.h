@@ -1,32 +1,46 @@
 #pragma once
 
+#include <grpc/support/time.h>
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/client_callback.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/message_stream.h"
+#include "absl/time/time.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// RpcTransport over several gRPC channels, each with a connection of its own. Streams are opened
-/// on one channel after the other.
+/// Returns the gRPC settings of all channels to a server.
+grpc::ChannelArguments ChannelArgumentsForServers();
+
+/// Returns the time `delay` from now, on gRPC's monotonic clock.
+gpr_timespec GprDeadline(absl::Duration delay);
+
+/// RpcTransport over several gRPC channels, each with its own connection. Calls and streams use the
+/// channels in turn.
 class GrpcTransport final : public RpcTransport, public StreamOpener {
  public:
   struct Options {
     std::string address = {};
-    int32_t channels = 4;  ///< 0: for delays alone.
+    int32_t channels = 4;  ///< 0: the transport provides delays only.
     std::string client_id = {};
   };
 
   explicit GrpcTransport(const Options& options);
-  /// Shutdown(), then waits for the last callback.
+  /// Calls Shutdown(), then waits for the last callback.
   ~GrpcTransport() override;
 
   std::shared_ptr<CancelScope> NewScope() override;
@@ -38,7 +52,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   std::shared_ptr<MessageStream> OpenStream(const std::string& method,
                                             StreamEvents events) override;
 
-  /// Closes the connections too.
+  /// See RpcTransport::Shutdown; also closes the connections.
   void Shutdown() override;
 
  private:
@@ -46,7 +60,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   struct CallState;
   class Timer;
 
-  /// Null once shut down; else the caller owes a FinishOne().
+  /// Returns the next channel; the caller must then call FinishOne(). Null once shut down.
   std::shared_ptr<grpc::Channel> NextChannel();
   void FinishOne();
 

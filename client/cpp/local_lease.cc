@@ -20,7 +20,7 @@
 namespace logprobd::client {
 namespace {
 
-// A region's creation may page-lock it: 0.7 s a GiB.
+// The server may page-lock a new region, which takes about 0.7 s per GiB.
 constexpr timeval kReplyTimeout = {.tv_sec = 10, .tv_usec = 0};
 constexpr size_t kPacketBytesMax = 65'536;
 
@@ -63,7 +63,7 @@ absl::StatusOr<int> ConnectSocket(const std::string& path) {
   return fd;
 }
 
-/// The file descriptor in a message's control data, or -1.
+/// Returns the file descriptor in a message's control data, or -1.
 int PassedDescriptor(msghdr* message) {
   for (cmsghdr* part = CMSG_FIRSTHDR(message); part != nullptr; part = CMSG_NXTHDR(message, part)) {
     if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
@@ -123,7 +123,7 @@ void LocalLease::Close() {
 
 bool LocalLease::HasEnded() {
   if (socket_ < 0) return true;
-  // Nothing comes unasked: whatever is readable between two requests is the end.
+  // The server sends only replies, so a readable socket between requests means its end.
   pollfd events = {.fd = socket_, .events = POLLIN, .revents = 0};
   return poll(&events, 1, 0) != 0;
 }
@@ -183,10 +183,10 @@ absl::Status LocalLease::Ask(const v1::LocalRequest& request, v1::LocalReply* re
       received = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
     } while (received < 0 && errno == EINTR);
   }
-  // An empty packet is a reply with no field set; at the end of the connection it is none.
+  // An empty packet is a reply without fields, unless the connection has ended.
   if (received < 0 || (received == 0 && HasEnded())) {
     absl::Status status = SocketError(received < 0 ? "no reply" : "closed by the server");
-    // A late reply would be taken for that of the next request.
+    // Closed, because a late reply would be read as the next request's reply.
     if (socket_ >= 0) close(socket_);
     socket_ = -1;
     return status;

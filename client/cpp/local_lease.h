@@ -19,7 +19,8 @@ class LocalRequest;
 
 namespace logprobd::client {
 
-/// Memory of the server, mapped here with all its pages present. Unmapped with its last reference.
+/// Memory that the server created, mapped into this process with all pages present. It is unmapped
+/// with its last reference.
 class SharedRegion {
  public:
   SharedRegion(std::string id, absl::Span<std::byte> bytes) : id_(std::move(id)), bytes_(bytes) {}
@@ -35,7 +36,7 @@ class SharedRegion {
   const absl::Span<std::byte> bytes_;
 };
 
-/// What a server gives to one client.
+/// What a server allows one client to use.
 struct LocalGrant {
   std::string lease;  ///< 16 bytes.
   bool shared_memory = false;
@@ -45,12 +46,12 @@ struct LocalGrant {
   int64_t regions_max = 0;
 };
 
-/// A connection to the control socket of a server on this host (proto/logprobd/v1/local.proto). The
-/// server takes back what it gave when the connection ends. Thread-safe; a call waits at most 10 s.
+/// A connection to the control socket of a same-host server (proto/logprobd/v1/local.proto). The
+/// server reclaims its regions when the connection ends. Thread-safe; a call waits at most 10 s.
 class LocalLease {
  public:
-  /// Errors say why the server cannot be reached so: FAILED_PRECONDITION (another host, no socket),
-  /// UNAVAILABLE (nobody listens), PERMISSION_DENIED, or what the server answered.
+  /// Errors: FAILED_PRECONDITION (another host, or no socket), UNAVAILABLE (nobody listens),
+  /// PERMISSION_DENIED, or the server's own error.
   static absl::StatusOr<std::shared_ptr<LocalLease>> Connect(const LocalAccess& access,
                                                              const std::string& client_id);
   ~LocalLease();
@@ -59,23 +60,23 @@ class LocalLease {
 
   const LocalGrant& grant() const { return grant_; }
 
-  /// False once the server has gone, or after Close.
+  /// False once the server has closed the connection, or after Close.
   bool IsAlive();
 
-  /// A region of at least `bytes` bytes. RESOURCE_EXHAUSTED above the server's limits.
+  /// Creates a region of at least `bytes` bytes. RESOURCE_EXHAUSTED above the server's limits.
   absl::StatusOr<std::shared_ptr<SharedRegion>> CreateRegion(int64_t bytes);
 
-  /// Has the server forget a region; it stays mapped here.
+  /// Makes the server drop a region; the mapping of this process stays.
   absl::Status CloseRegion(const std::string& id);
 
-  /// Gives everything back. In a forked child: leaves the parent's lease as it is.
+  /// Ends the lease. In a forked child it closes only the child's descriptor.
   void Close();
 
  private:
   explicit LocalLease(int socket) : socket_(socket) {}
 
-  /// Sends `request` and reads its reply; `fd` is the file descriptor that came with it, or -1, and
-  /// the caller's. Errors of the socket close it.
+  /// Sends `request` and reads its reply. `fd` is set to the file descriptor that came with it,
+  /// which the caller owns, or to -1. An error of the socket closes the socket.
   absl::Status Ask(const v1::LocalRequest& request, v1::LocalReply* reply, int* fd);
   bool HasEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -84,7 +85,7 @@ class LocalLease {
   int socket_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// What tells this host, as of its last start, from all others; empty where there is none.
+/// Returns the kernel's boot id, which differs between hosts and between boots; empty if none.
 std::string BootId();
 
 }  // namespace logprobd::client

@@ -28,13 +28,13 @@ std::string Join(const std::string& first, absl::string_view second) {
 
 }  // namespace
 
-bool IsAboutASlice(const absl::Status& status) {
+bool IsPlacementRefusal(const absl::Status& status) {
   if (status.ok() || status.code() == absl::StatusCode::kUnavailable ||
       status.code() == absl::StatusCode::kDeadlineExceeded ||
       status.code() == absl::StatusCode::kCancelled) {
     return false;
   }
-  // The fields, and what they name.
+  // Words in the server's messages when it refuses the memory that holds the rows.
   for (const absl::string_view word : {"shared_memory", "cuda_ipc", " region", " lease"}) {
     if (absl::StrContains(status.message(), word)) return true;
   }
@@ -82,7 +82,7 @@ absl::StatusOr<Placement> LocalTransport::Place(const ScoreArgs& args, const Chu
                                                    inline_rows.reason,
                                                    "): give the rows as hidden too"));
   }
-  if (!may_be_inline) return CannotBeHad(inline_rows.reason);
+  if (!may_be_inline) return TransportUnavailable(inline_rows.reason);
   return inline_rows;
 }
 
@@ -99,12 +99,12 @@ absl::StatusOr<Placement> LocalTransport::PlaceOnDevice(const ScoreArgs& args, c
   absl::StatusOr<Shared> shared = Connected();
   if (!shared.ok()) return shared.status();
   if (!shared->lease->grant().cuda_ipc) {
-    return absl::FailedPreconditionError("the server takes no GPU memory of other processes");
+    return absl::FailedPreconditionError("the server does not read GPU memory of other processes");
   }
   {
     absl::MutexLock lock(&mutex_);
-    const auto off = devices_off_.find(UuidOf(rows));
-    if (off != devices_off_.end() && options_.now() < off->second.until) {
+    const auto off = disabled_devices_.find(UuidOf(rows));
+    if (off != disabled_devices_.end() && options_.now() < off->second.until) {
       return absl::FailedPreconditionError(off->second.reason);
     }
   }
@@ -145,26 +145,27 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
 }
 
 bool LocalTransport::Refused(const Placement& placement, const absl::Status& status) {
-  if (placement.lease == nullptr || !IsAboutASlice(status)) return false;
+  if (placement.lease == nullptr || !IsPlacementRefusal(status)) return false;
   absl::MutexLock lock(&mutex_);
-  // Lost meanwhile: the next placement has another.
+  // The lease was lost meanwhile; the next placement has another.
   if (!shared_.has_value() || shared_->lease != placement.lease) return true;
   if (placement.device.has_value() && !absl::StrContains(status.message(), " lease")) {
     if (options_.choice != TransportChoice::kAuto) return false;
-    // Lasting where the server does not reach the GPU; else it may be about this memory alone.
+    // FAILED_PRECONDITION: the server never reaches this GPU. Other errors may concern this memory
+    // only.
     const bool is_lasting = absl::IsFailedPrecondition(status);
-    devices_off_[UuidOf(*placement.device)] = {
+    disabled_devices_[UuidOf(*placement.device)] = {
         .reason = std::string(status.message()),
         .until = is_lasting ? absl::InfiniteFuture() : options_.now() + kRetryAfter};
     return true;
   }
-  return Lose(status);
+  return DropLease(status);
 }
 
 absl::Status LocalTransport::ErrorOf(const Placement& placement, const absl::Status& status) const {
-  const bool is_the_way =
-      placement.lease != nullptr && absl::IsFailedPrecondition(status) && IsAboutASlice(status);
-  return is_the_way ? CannotBeHad(std::string(status.message())) : status;
+  const bool is_unavailable = placement.lease != nullptr && absl::IsFailedPrecondition(status) &&
+                              IsPlacementRefusal(status);
+  return is_unavailable ? TransportUnavailable(std::string(status.message())) : status;
 }
 
 absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
@@ -185,7 +186,8 @@ absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
     } else {
       status = shared.status();
     }
-    if (choice == TransportChoice::kSharedMemory) return CannotBeHad(std::string(status.message()));
+    if (choice == TransportChoice::kSharedMemory)
+      return TransportUnavailable(std::string(status.message()));
   }
   const auto size = static_cast<size_t>(bytes);
   std::shared_ptr<std::byte> memory(new (std::nothrow) std::byte[size],
@@ -225,7 +227,7 @@ absl::StatusOr<LocalTransport::Shared> LocalTransport::Connected() {
   absl::MutexLock lock(&mutex_);
   if (pid_ != getpid()) ForgetAfterFork();
   if (shared_.has_value() && !shared_->lease->IsAlive()) {
-    Lose(absl::UnavailableError("the server ended the lease"));
+    DropLease(absl::UnavailableError("the server ended the lease"));
   }
   if (!shared_.has_value()) {
     absl::StatusOr<Shared> shared = Connect();
@@ -245,7 +247,8 @@ absl::StatusOr<LocalTransport::Shared> LocalTransport::WithSharedMemory() {
 
 absl::StatusOr<LocalTransport::Shared> LocalTransport::Connect() {
   if (is_closed_) return absl::CancelledError("the client is shutting down");
-  if (!access_.has_value()) return absl::FailedPreconditionError("the server has no local socket");
+  if (!access_.has_value())
+    return absl::FailedPreconditionError("the server has no control socket");
   if (options_.choice == TransportChoice::kAuto && options_.now() < retry_at_) return failure_;
   absl::StatusOr<std::shared_ptr<LocalLease>> lease =
       LocalLease::Connect(*access_, options_.client_id);
@@ -258,10 +261,10 @@ absl::StatusOr<LocalTransport::Shared> LocalTransport::Connect() {
                 .pool = std::make_shared<RegionPool>(*lease, options_.region_bytes)};
 }
 
-bool LocalTransport::Lose(const absl::Status& reason) {
+bool LocalTransport::DropLease(const absl::Status& reason) {
   if (shared_.has_value()) shared_->lease->Close();
   shared_.reset();
-  devices_off_.clear();
+  disabled_devices_.clear();
   const absl::Time now = options_.now();
   const bool lately = now - lost_at_ < kRetryAfter;
   lost_at_ = now;
@@ -274,18 +277,18 @@ bool LocalTransport::Lose(const absl::Status& reason) {
 
 void LocalTransport::ForgetAfterFork() {
   pid_ = getpid();
-  // This process's end of the socket alone: the parent keeps the lease.
+  // Closes the child's descriptor only: the parent keeps the lease.
   if (shared_.has_value()) shared_->lease->Close();
   shared_.reset();
-  // The threads of the pool are the parent's; to join them here would wait for ever.
+  // The pool's threads exist only in the parent; joining them here would never return.
   static_cast<void>(copies_.release());
 }
 
-absl::Status LocalTransport::CannotBeHad(const std::string& reason) const {
+absl::Status LocalTransport::TransportUnavailable(const std::string& reason) const {
   const bool is_device = options_.choice == TransportChoice::kCudaIpc;
   return absl::UnavailableError(absl::StrCat("transport is ", is_device ? "cuda-ipc" : "shm",
-                                             ", which ", options_.address,
-                                             " cannot give: ", reason));
+                                             ", which is not available at ", options_.address, ": ",
+                                             reason));
 }
 
 CopyPool& LocalTransport::copies() {

@@ -13,83 +13,81 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/chunk_plan.h"
-#include "client/cpp/copy_pool.h"
 #include "client/cpp/local_lease.h"
-#include "client/cpp/same_host.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 #include "client/cpp/shared_rows.h"
 
 namespace logprobd::client {
 
-/// How the rows of one request travel, and what is held until it is answered.
+/// How the rows of one request travel, and the memory held until the request is answered.
 struct Placement {
   Transport transport = Transport::kTcp;
-  std::string reason = {};  ///< Why not a shorter way; empty where there is none.
-  std::optional<SharedSpan> shared = {};
-  std::optional<DeviceRows> device = {};  ///< Of the request's own rows.
-  /// The lease that `shared` and `device` belong to; null where both are empty.
+  std::string reason = {};                ///< Why no faster transport; empty if there is none.
+  std::optional<SharedSpan> shared = {};  ///< The rows in shared memory.
+  std::optional<DeviceRows> device = {};  ///< The request's rows in GPU memory.
+  /// The lease that `shared` and `device` belong to; null if both are empty.
   std::shared_ptr<LocalLease> lease = {};
-  /// Keeps the slot. After a timeout the server may still read it; what is written there next then
-  /// spoils the scores of that dead request alone.
+  /// Keeps the slot allocated. After a timeout the server may still read the slot; data written
+  /// there next then changes only the scores of the request that was given up.
   std::shared_ptr<const void> slot = {};
 };
 
-/// Whether a request was refused for where its rows lie: no retry will help, but another way may.
-bool IsAboutASlice(const absl::Status& status);
+/// Whether the server refused the location of the rows and not the request itself. The same request
+/// with another placement may then succeed; a plain retry does not.
+bool IsPlacementRefusal(const absl::Status& status);
 
-/// Decides the way of each request to one server, and keeps the lease and the memory shared with
-/// it. One object a client. Thread-safe.
+/// Places each request to one server, and keeps the lease and the memory shared with it. Each
+/// client has one. Thread-safe.
 ///
-/// Nothing is opened before Offer has said that the server can be reached locally. The control
-/// socket is asked on the caller's thread: to connect, and for memory (20 ms for 64 MiB).
+/// It opens nothing before Offer has said that the server is on this host. Connecting to the
+/// control socket and creating memory (20 ms for 64 MiB) run on the caller's thread.
 class LocalTransport {
  public:
   struct Options {
     TransportChoice choice = TransportChoice::kAuto;
     Transport inline_transport = Transport::kTcp;  ///< kTcp or kUnix: how requests travel.
-    std::string tcp_reason = "transport is tcp";   ///< Of a choice of kTcp.
-    std::string address = {};                      ///< For messages.
+    std::string tcp_reason = "transport is tcp";   ///< Placement::reason when choice is kTcp.
+    std::string address = {};                      ///< Used in messages only.
     std::string client_id = {};
-    int64_t region_bytes = int64_t{64} << 20;  ///< Of a region for requests.
-    int copy_threads = 3;                      ///< Most, beside the caller's; no more than cores.
-    std::function<absl::Time()> now = {};      ///< Monotonic.
+    int64_t region_bytes = int64_t{64} << 20;  ///< Size of a region for requests.
+    int copy_threads = 3;  ///< Most copy threads besides the caller's, below the number of cores.
+    std::function<absl::Time()> now = {};  ///< Monotonic clock.
   };
 
-  /// Below it a request's rows travel in the request: that takes fewer steps.
+  /// Smaller requests carry their rows, which takes fewer steps.
   static constexpr int64_t kInlineBytes = int64_t{64} << 10;
-  /// After a failure TCP is used this long before the local way is tried again.
+  /// After a failure, rows travel in requests for this long before shared memory is tried again.
   static constexpr absl::Duration kRetryAfter = absl::Seconds(10);
 
   explicit LocalTransport(Options options);
-  /// Close().
+  /// Calls Close().
   ~LocalTransport();
 
-  /// What ListHeads says of local access.
+  /// Sets the same-host access that ListHeads describes; nullopt: there is none.
   void Offer(std::optional<LocalAccess> access);
 
-  /// The way of a chunk; rows that go through shared memory are copied there once, unless they lie
-  /// there. UNAVAILABLE when the way that was chosen cannot be had, INVALID_ARGUMENT when such rows
-  /// cannot take it.
+  /// Places a chunk. Rows for shared memory are copied there once, unless they already lie there.
+  /// UNAVAILABLE when the chosen transport is not available, INVALID_ARGUMENT when it cannot carry
+  /// these rows.
   absl::StatusOr<Placement> Place(const ScoreArgs& args, const Chunk& chunk);
 
-  /// Whether the request is to be placed and sent again: `status` is about its way. No way is tried
-  /// for ever.
+  /// Returns whether to place and send the request again, because `status` concerns its placement.
+  /// The number of such repetitions is bounded.
   bool Refused(const Placement& placement, const absl::Status& status);
 
-  /// The error of a request that is not sent again: UNAVAILABLE where the way that was chosen
-  /// cannot be had.
+  /// Returns the final error of a request: UNAVAILABLE if the chosen transport is not available.
   absl::Status ErrorOf(const Placement& placement, const absl::Status& status) const;
 
-  /// As Client::AllocateRows.
+  /// See Client::AllocateRows.
   absl::StatusOr<RowBuffer> AllocateRows(int64_t bytes);
 
-  /// Notes what a call used.
+  /// Notes the transport of most rows of a call.
   void Used(Transport transport, std::string reason);
   Transport last() const;
   std::string last_reason() const;
 
-  /// Gives the lease back; rows of AllocateRows stay. From then on rows travel in requests.
+  /// Ends the lease; memory of AllocateRows stays valid. From then on rows travel in requests.
   void Close();
 
  private:
@@ -97,7 +95,7 @@ class LocalTransport {
     std::shared_ptr<LocalLease> lease;
     std::shared_ptr<RegionPool> pool;
   };
-  struct DeviceOff {
+  struct DisabledDevice {
     std::string reason;
     absl::Time until;
   };
@@ -107,10 +105,10 @@ class LocalTransport {
   absl::StatusOr<Shared> Connected();
   absl::StatusOr<Shared> WithSharedMemory();
   absl::StatusOr<Shared> Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Gives the lease up; whether sending again makes sense.
-  bool Lose(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Drops the lease. Returns whether to send the failed request again.
+  bool DropLease(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAfterFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CannotBeHad(const std::string& reason) const;
+  absl::Status TransportUnavailable(const std::string& reason) const;
   CopyPool& copies();
 
   const Options options_;
@@ -124,7 +122,8 @@ class LocalTransport {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   absl::Time retry_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time lost_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  absl::flat_hash_map<std::string, DeviceOff> devices_off_ ABSL_GUARDED_BY(mutex_);  // by UUID
+  absl::flat_hash_map<std::string, DisabledDevice> disabled_devices_
+      ABSL_GUARDED_BY(mutex_);  // by UUID
   Transport last_ ABSL_GUARDED_BY(mutex_);
   std::string last_reason_ ABSL_GUARDED_BY(mutex_) = "nothing was scored yet";
 };

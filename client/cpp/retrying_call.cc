@@ -1,29 +1,77 @@
 #include "client/cpp/retrying_call.h"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/cpp/local_transport.h"
 
 namespace logprobd::client {
+
+bool IsMessageTooLarge(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kResourceExhausted &&
+         absl::StrContains(status.message(), "larger than max");
+}
+
+std::optional<absl::Duration> RetryPolicy::NextDelay(const Failure& failure,
+                                                     double unit_random) const {
+  const bool retryable = failure.status.code() == absl::StatusCode::kUnavailable ||
+                         failure.status.code() == absl::StatusCode::kResourceExhausted;
+  if (!retryable || failure.attempts > retries || IsMessageTooLarge(failure.status) ||
+      IsPlacementRefusal(failure.status)) {
+    return std::nullopt;
+  }
+  absl::Duration least = absl::ZeroDuration();
+  if (failure.pushback.has_value()) {
+    int64_t pushback_ms = 0;
+    if (!absl::SimpleAtoi(*failure.pushback, &pushback_ms) || pushback_ms < 0) {
+      return std::nullopt;
+    }
+    least = absl::Milliseconds(pushback_ms);
+  }
+  // The exponent is bounded so that ldexp stays finite; backoff_max cuts long before.
+  const int exponent = std::min(failure.attempts - 1, 60);
+  const absl::Duration bound = std::min(backoff_max, backoff_initial * std::ldexp(1.0, exponent));
+  // Jitter is added to the server's hint: clients refused together must not return together.
+  const absl::Duration delay = least + bound * unit_random;
+  if (delay >= failure.remaining) return std::nullopt;
+  return delay;
+}
+
 namespace {
 
-/// State of one call; lives in the callbacks that carry it on.
+/// State of one call. The callbacks of its attempts own it.
 struct Attempts {
   const CallEnvironment& environment;
   CallSpec spec;
   absl::AnyInvocable<void(CallOutcome) &&> done;
+  absl::Time begin;
   int32_t made = 0;
+  bool is_reported = false;  ///< on_wait was called.
 };
 
 void Attempt(const std::shared_ptr<Attempts>& call);
 
-/// How long to wait before the next attempt, or nothing: give up.
+/// Returns advice if gRPC's message says that the peer speaks HTTP/1; otherwise "".
+std::string HttpPortHint(const absl::Status& status) {
+  const bool is_http1 = absl::StrContains(status.message(), "http1.x server") ||
+                        absl::StrContains(status.message(), "Failed parsing HTTP/2");
+  return is_http1 ? "; the peer answers with HTTP/1: is this the --http port? gRPC's is 8470 by "
+                    "default"
+                  : "";
+}
+
+/// Returns how long to wait before the next attempt; nullopt: give up.
 std::optional<absl::Duration> NextDelay(const Attempts& call, const RpcReply& reply) {
   const CallEnvironment& environment = call.environment;
   const absl::Duration remaining = call.spec.deadline - environment.transport->Now();
-  // The pinned version is not live there. Each server says so at most once.
+  // The server does not hold the pinned version. Each server says so at most once per call.
   if (reply.can_go_elsewhere && absl::IsFailedPrecondition(reply.status)) {
     return absl::ZeroDuration();
   }
@@ -41,13 +89,22 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
   const CallEnvironment& environment = call->environment;
   if (!reply.status.ok()) {
     const std::optional<absl::Duration> delay = NextDelay(*call, reply);
+    const absl::Time now = environment.transport->Now();
+    const std::string& address = reply.server.empty() ? environment.address : reply.server;
     if (delay.has_value()) {
+      if (!call->is_reported && environment.on_wait && now + *delay - call->begin >= kWaitNotice) {
+        call->is_reported = true;
+        environment.on_wait(absl::StrFormat("no answer from %s for %.1f s; retrying: %s%s", address,
+                                            absl::ToDoubleSeconds(now - call->begin),
+                                            std::string(reply.status.message()),
+                                            HttpPortHint(reply.status)));
+      }
       environment.transport->After(*delay, call->spec.scope, [call] { Attempt(call); });
       return;
     }
     if (!reply.is_explained) {
-      const std::string& address = reply.server.empty() ? environment.address : reply.server;
-      reply.status = ExplainStatus(reply.status, address, call->spec.timeout, call->made);
+      reply.status =
+          ExplainStatus(reply.status, address, call->spec.timeout, call->made, now - call->begin);
     }
   }
   std::move(call->done)({.status = std::move(reply.status),
@@ -67,23 +124,29 @@ void Attempt(const std::shared_ptr<Attempts>& call) {
 
 void StartRetryingCall(const CallEnvironment& environment, CallSpec spec,
                        absl::AnyInvocable<void(CallOutcome) &&> done) {
-  Attempt(std::make_shared<Attempts>(
-      Attempts{.environment = environment, .spec = std::move(spec), .done = std::move(done)}));
+  Attempt(std::make_shared<Attempts>(Attempts{.environment = environment,
+                                              .spec = std::move(spec),
+                                              .done = std::move(done),
+                                              .begin = environment.transport->Now()}));
 }
 
 absl::Status ExplainStatus(const absl::Status& status, const std::string& address,
-                           absl::Duration timeout, int32_t attempts) {
-  const std::string tries = attempts > 1 ? absl::StrCat(" (after ", attempts, " attempts)") : "";
+                           absl::Duration timeout, int32_t attempts, absl::Duration elapsed) {
+  const std::string tries = attempts > 1 ? absl::StrFormat(" (after %d attempts in %.1f s)",
+                                                           attempts, absl::ToDoubleSeconds(elapsed))
+                                         : "";
   std::string advice;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
+      advice = HttpPortHint(status);
+      if (!advice.empty()) break;
       advice = absl::StrCat("; check that logprobd runs and is ready at ", address,
                             ", or name another address");
       break;
     case absl::StatusCode::kDeadlineExceeded:
       advice = absl::StrCat("; no answer from ", address, " within the timeout of ",
                             absl::FormatDuration(timeout),
-                            ": raise the timeout or score fewer rows a call");
+                            ": raise the timeout or score fewer rows per call");
       break;
     case absl::StatusCode::kResourceExhausted:
       advice = IsMessageTooLarge(status)
@@ -101,13 +164,13 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
       advice = "; list the heads with ListHeads (logprobctl info)";
       break;
     case absl::StatusCode::kFailedPrecondition:
-      if (!IsAboutASlice(status)) {
-        advice = "; set weights_version to 0 to score with whichever weights are live";
+      if (!IsPlacementRefusal(status)) {
+        advice = "; set weights_version to 0 to score with the live weights";
       }
       break;
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:
-      advice = "; the server's log has more under this request's id";
+      advice = "; see the server's log for this request's id";
       break;
     default:
       break;

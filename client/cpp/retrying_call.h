@@ -5,51 +5,85 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/cpp/balance.h"
-#include "client/cpp/retry_policy.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// What every call of a client shares. Outlives the calls.
+/// A call that has been retrying for this long is reported to CallEnvironment::on_wait.
+inline constexpr absl::Duration kWaitNotice = absl::Seconds(1);
+
+/// When and how often a failed request is sent again: exponential backoff with full jitter.
+struct RetryPolicy {
+  int32_t retries = 8;
+  absl::Duration backoff_initial = absl::Milliseconds(50);
+  absl::Duration backoff_max = absl::Seconds(5);
+
+  /// A failed attempt.
+  struct Failure {
+    int32_t attempts = 1;  ///< Number of attempts so far, >= 1.
+    absl::Status status;
+    std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
+    absl::Duration remaining = absl::InfiniteDuration();  ///< Time until the call's deadline.
+  };
+
+  /// Returns how long to wait before the next attempt; nullopt: give up. `unit_random` is in
+  /// [0, 1).
+  ///
+  /// Only UNAVAILABLE and RESOURCE_EXHAUSTED are retried, except for a message that was too large.
+  /// A pushback is the shortest delay; a negative or malformed one means: do not retry. No attempt
+  /// is planned past the deadline.
+  std::optional<absl::Duration> NextDelay(const Failure& failure, double unit_random) const;
+};
+
+/// Whether gRPC refused a message for its size. A retry does not help then.
+bool IsMessageTooLarge(const absl::Status& status);
+
+/// State that all calls of a client share. It outlives the calls.
 struct CallEnvironment {
   RpcTransport* transport = nullptr;
   RetryPolicy retry;
-  std::string address;                  ///< For messages.
-  std::function<double()> unit_random;  ///< In [0, 1), thread-safe.
-  /// The servers behind `transport`; null: one, whose version of the weights must not change.
+  std::string address;                  ///< Used in messages only.
+  std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
+  /// The servers behind `transport`; null: one server whose weights must not change in a call.
   Balance* balance = nullptr;
   bool mix_weights_versions = false;
+  /// Gets a message when a call has been retrying for kWaitNotice, once per call; may be empty.
+  std::function<void(const std::string& message)> on_wait = {};
 };
 
 /// One unary call and its retries.
 struct CallSpec {
   std::string method;
-  /// Encodes the request, once for each attempt.
+  /// Encodes the request; called once per attempt.
   std::function<grpc::ByteBuffer()> request;
-  absl::Time deadline = absl::InfiniteFuture();  ///< On the transport's clock; all attempts.
-  absl::Duration timeout;                        ///< What the caller asked for, for messages.
+  absl::Time deadline = absl::InfiniteFuture();  ///< Of all attempts, on the transport's clock.
+  absl::Duration timeout;                        ///< The caller's timeout; used in messages only.
   std::shared_ptr<CancelScope> scope;
 };
 
 struct CallOutcome {
-  absl::Status status;  ///< In the words of ExplainStatus when it is an error.
+  absl::Status status;  ///< An error carries the advice of ExplainStatus.
   grpc::ByteBuffer body = {};
   int32_t attempts = 1;
-  std::string server = {};  ///< As RpcReply::server.
+  std::string server = {};  ///< Same as RpcReply::server.
 };
 
-/// Calls `done` once, perhaps before returning.
+/// Starts a call and its retries. Calls `done` once, possibly before returning.
 void StartRetryingCall(const CallEnvironment& environment, CallSpec spec,
                        absl::AnyInvocable<void(CallOutcome) &&> done);
 
-/// The same status, its message followed by what to change.
+/// Returns the status with advice appended to its message. `elapsed` is the time from the first of
+/// `attempts` to the last failure.
 absl::Status ExplainStatus(const absl::Status& status, const std::string& address,
-                           absl::Duration timeout, int32_t attempts);
+                           absl::Duration timeout, int32_t attempts,
+                           absl::Duration elapsed = absl::ZeroDuration());
 
 }  // namespace logprobd::client

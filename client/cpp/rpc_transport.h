@@ -21,36 +21,38 @@ struct RpcReply {
   absl::Status status = absl::OkStatus();
   grpc::ByteBuffer body = {};                ///< When `status` is OK.
   std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
-  std::string server = {};        ///< Address that it went to; empty where there is one for good.
-  bool can_go_elsewhere = false;  ///< Another server is ready for it: there is no need to wait.
+  std::string server = {};        ///< Address that answered; empty if there is only one server.
+  bool can_go_elsewhere = false;  ///< Another server is ready, so a retry need not wait.
   bool is_explained = false;      ///< The message already says what to change.
 };
 
 using RpcDone = absl::AnyInvocable<void(RpcReply) &&>;
 
-/// Requests and delays that are given up together.
+/// Requests and delays that are cancelled together.
 class CancelScope {
  public:
   virtual ~CancelScope() = default;
-  /// Ends requests in flight, and those sent later, with CANCELLED; delays end now. Any thread.
+  /// Ends requests in flight, and requests sent later, with CANCELLED; delays end now. Any thread.
   virtual void Cancel() = 0;
 
-  /// Which of several servers the requests may go to; null: any. Set before the first one is sent.
+  /// Restricts the servers that the requests may go to; null: any. Set it before the first request.
   std::shared_ptr<CallVersions> versions;
-  /// Where the caller takes up the answers; null: threads of the transport do. Set as `versions`.
+  /// Queue from which the caller receives answers; null: threads of the transport receive them. Set
+  /// it before the first request.
   std::shared_ptr<CallerQueue> queue;
 };
 
-/// Sends encoded requests and tells the time: gRPC, or a fake in tests. Thread-safe.
+/// Sends encoded requests and provides a clock. Implemented over gRPC, and faked in tests.
+/// Thread-safe.
 class RpcTransport {
  public:
   virtual ~RpcTransport() = default;
 
   virtual std::shared_ptr<CancelScope> NewScope() = 0;
 
-  /// Sends `request` to `method` ("/package.Service/Method"); `done` is called once, on a thread of
-  /// the transport or the one that waits on the scope's queue or, for a cancelled scope, before
-  /// this returns. `deadline` is on this transport's clock.
+  /// Sends `request` to `method` ("/package.Service/Method"). `done` is called once: on a thread of
+  /// the transport, on the thread that waits on the scope's queue, or, for a cancelled scope,
+  /// before this returns. `deadline` is on this transport's clock.
   virtual void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
                     const std::shared_ptr<CancelScope>& scope, RpcDone done) = 0;
 
@@ -59,15 +61,53 @@ class RpcTransport {
   virtual void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
                      absl::AnyInvocable<void() &&> callback) = 0;
 
-  /// Monotonic, with an arbitrary epoch.
+  /// Monotonic time with an arbitrary epoch.
   virtual absl::Time Now() const = 0;
 
-  /// Servers that take requests now, at least 1. Begins the checks of servers that are due.
+  /// Returns the number of servers that take requests now, at least 1. Starts checks that are due.
   virtual int64_t CountServers() { return 1; }
 
-  /// Cancels what is in flight and all timers and waits for their callbacks. Calls made from then
-  /// on end with CANCELLED.
+  /// Cancels requests in flight and timers, and waits for their callbacks. Later calls end with
+  /// CANCELLED.
   virtual void Shutdown() {}
+};
+
+/// Callbacks of a stream, called one at a time, on threads of the transport.
+struct StreamEvents {
+  absl::AnyInvocable<void(const grpc::ByteBuffer&)> received;
+  /// Called once, last. OK: the server ended the stream.
+  absl::AnyInvocable<void(const absl::Status&) &&> ended;
+};
+
+/// A bidirectional call that carries encoded messages. Implemented over gRPC, and faked in tests.
+/// Thread-safe. These functions call no event themselves.
+class MessageStream {
+ public:
+  virtual ~MessageStream() = default;
+  /// Begins the call. Call once.
+  virtual void Start() = 0;
+  /// Queues a message. Messages are sent in this order; after the stream has ended they are
+  /// dropped.
+  virtual void Write(grpc::ByteBuffer message) = 0;
+  /// Withdraws an unsent message and releases its memory. `index` counts the messages given to
+  /// Write from 0. False: the connection has started to send it.
+  virtual bool Withdraw(int64_t index) = 0;
+  /// Sends no more messages: the server ends the stream when it has answered all messages.
+  virtual void CloseWrites() = 0;
+  /// Ends the stream soon, with CANCELLED.
+  virtual void Cancel() = 0;
+  /// Number of messages given to Write that the connection has taken, including withdrawn ones.
+  virtual int64_t written() const = 0;
+};
+
+/// Opens streams to the server.
+class StreamOpener {
+ public:
+  virtual ~StreamOpener() = default;
+  /// Returns a stream of `method` ("/package.Service/Method"), which the caller starts. Null once
+  /// shut down; then no event is called.
+  virtual std::shared_ptr<MessageStream> OpenStream(const std::string& method,
+                                                    StreamEvents events) = 0;
 };
 
 }  // namespace logprobd::client

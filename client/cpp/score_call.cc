@@ -13,33 +13,32 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/call_versions.h"
+#include "client/cpp/chunk_messages.h"
 #include "client/cpp/chunk_plan.h"
-#include "client/cpp/request_encoder.h"
-#include "client/cpp/result_merger.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
 
-/// A call that could use more servers than are ready looks for them this often.
-constexpr absl::Duration kLookAgain = absl::Milliseconds(250);
-/// How often a call is scored again in part because the weights were swapped.
+/// A call with waiting chunks checks this often whether more servers are ready.
+constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
+/// How often a call scores chunks again that were answered before a swap of the weights.
 constexpr int kRoundsMax = 3;
 
-/// Hands the result over when the call has ended and gRPC has dropped every slice of the caller's
-/// memory, whichever comes last.
+/// Delivers the result once the call has ended and gRPC has dropped every slice of the caller's
+/// memory.
 class Delivery {
  public:
   Delivery(RpcTransport& transport, ScoreCallback done)
       : transport_(transport), done_(std::move(done)) {}
 
-  /// To be kept by a slice.
+  /// Returns a reference for a slice to own.
   static std::shared_ptr<void> Hold(const std::shared_ptr<Delivery>& delivery) {
     delivery->holds_.fetch_add(1, std::memory_order_relaxed);
     return {nullptr, [delivery](void*) { Drop(delivery, /*inside_grpc=*/true); }};
   }
 
-  /// Ends the call's own hold.
+  /// Sets the result and drops the call's own reference.
   static void Finish(const std::shared_ptr<Delivery>& delivery,
                      absl::StatusOr<ScoreResult> result) {
     delivery->result_ = std::move(result);
@@ -50,7 +49,7 @@ class Delivery {
   static void Drop(const std::shared_ptr<Delivery>& delivery, bool inside_grpc) {
     if (delivery->holds_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const auto deliver = [delivery] { std::move(delivery->done_)(std::move(delivery->result_)); };
-    // gRPC drops slices while it holds locks of its own; the caller's code must not run there.
+    // gRPC drops slices while it holds its own locks; the caller's code must not run there.
     if (inside_grpc) {
       delivery->transport_.After(absl::ZeroDuration(), nullptr, deliver);
     } else {
@@ -64,8 +63,8 @@ class Delivery {
   absl::StatusOr<ScoreResult> result_ = absl::InternalError("not finished");
 };
 
-/// What went by one transport.
-struct Way {
+/// The rows of a call that used one transport.
+struct TransportUse {
   int64_t rows = 0;
   std::string reason;
 };
@@ -87,15 +86,15 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                                                       .pinned = args_.weights_version,
                                                       .mix = environment.mix_weights_versions});
     }
-    // Several requests keep several threads of gRPC busy, which one caller would not match.
+    // Several requests keep several gRPC threads busy, which a single caller's thread cannot match.
     if (plan_.chunks.size() == 1) scope_->queue = options_.queue;
     for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
   }
 
-  /// Sends while the windows have room.
+  /// Sends chunks while the windows have room.
   void SendMore() {
     while (true) {
-      // Not under the lock: a check may end at once, and with it a request of this call.
+      // Called without the lock: a check may end at once, and with it a request of this call.
       const int64_t window = options_.max_inflight * environment_.transport->CountServers();
       const Chunk* chunk = nullptr;
       {
@@ -108,22 +107,22 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       }
       Send(*chunk);
     }
-    LookAgainSoon();
+    RecheckServersSoon();
   }
 
  private:
-  /// Rows wait, and an answer need not come soon: looks for servers that come back.
-  void LookAgainSoon() {
+  /// Checks again soon whether more servers are ready, since answers may take long.
+  void RecheckServersSoon() {
     if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
     {
       absl::MutexLock lock(&mutex_);
-      if (looks_again_) return;
-      looks_again_ = true;
+      if (is_recheck_scheduled_) return;
+      is_recheck_scheduled_ = true;
     }
-    environment_.transport->After(kLookAgain, scope_, [self = shared_from_this()] {
+    environment_.transport->After(kRecheckPeriod, scope_, [self = shared_from_this()] {
       {
         absl::MutexLock lock(&self->mutex_);
-        self->looks_again_ = false;
+        self->is_recheck_scheduled_ = false;
       }
       self->SendMore();
     });
@@ -154,7 +153,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                        .timeout = options_.timeout,
                        .scope = scope_},
                       [self, &chunk, placement, epoch](const CallOutcome& outcome) {
-                        placement->slot.reset();  // before another request needs one
+                        placement->slot.reset();  // freed before the next request needs a slot
                         self->ReceiveOrSendAgain(chunk, *placement, epoch, outcome);
                       });
   }
@@ -174,14 +173,14 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     return status_.ok();
   }
 
-  /// Takes an answer. False: it is of another version of the weights than the call's.
+  /// Merges an answer. False: another version of the weights than the call's gave it.
   absl::StatusOr<bool> Merge(const Chunk& chunk, const Placement& placement, int epoch,
                              const CallOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!outcome.status.ok()) {
-      return WithPlace(options_.local == nullptr
-                           ? outcome.status
-                           : options_.local->ErrorOf(placement, outcome.status),
-                       chunk);
+      return WithRowRange(options_.local == nullptr
+                              ? outcome.status
+                              : options_.local->ErrorOf(placement, outcome.status),
+                          chunk);
     }
     CallVersions* const versions = scope_->versions.get();
     if (versions == nullptr) {
@@ -193,7 +192,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     });
   }
 
-  /// All chunks have been answered: those of a version that was given up are to be asked again.
+  /// After all chunks are answered, queues those that another version than the call's answered.
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
@@ -221,9 +220,9 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         has_failed = !status_.ok();
         if (!has_failed && *is_kept) {
           rows_done_ += chunk.rows();
-          Way& way = ways_[placement.transport];
-          way.rows += chunk.rows();
-          way.reason = placement.reason;
+          TransportUse& use = transport_uses_[placement.transport];
+          use.rows += chunk.rows();
+          use.reason = placement.reason;
           if (args_.on_progress) args_.on_progress(rows_done_);
         } else if (!has_failed) {
           waiting_.push_front(&chunk);
@@ -247,11 +246,11 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       if (status_.ok()) {
         result = merger_.Finish();
         result->retries = retries_;
-        const auto& [transport, way] = *std::max_element(
-            ways_.begin(), ways_.end(),
+        const auto& [transport, use] = *std::max_element(
+            transport_uses_.begin(), transport_uses_.end(),
             [](const auto& a, const auto& b) { return a.second.rows < b.second.rows; });
         result->transport = transport;
-        if (options_.local != nullptr) options_.local->Used(transport, way.reason);
+        if (options_.local != nullptr) options_.local->Used(transport, use.reason);
       } else {
         result = status_;
       }
@@ -259,8 +258,8 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     Delivery::Finish(delivery_, std::move(result));
   }
 
-  /// The server counts a request's rows from 0; says which rows of the call these are.
-  absl::Status WithPlace(const absl::Status& status, const Chunk& chunk) const {
+  /// Adds the chunk's row range to an error: the server counts the rows of a request from 0.
+  absl::Status WithRowRange(const absl::Status& status, const Chunk& chunk) const {
     if (plan_.chunks.size() == 1) return status;
     return {status.code(), absl::StrCat(status.message(), " [in the request with rows ",
                                         chunk.row_begin, " to ", chunk.row_end - 1,
@@ -268,7 +267,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
   const CallEnvironment& environment_;
-  const ScoreArgs args_;  // spans still refer to the caller's memory
+  const ScoreArgs args_;  // its spans refer to the caller's memory
   const ScoreCallOptions options_;
   const ChunkPlan plan_;
   const std::shared_ptr<CancelScope> scope_;
@@ -279,11 +278,11 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::deque<const Chunk*> waiting_ ABSL_GUARDED_BY(mutex_);
   int rounds_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool looks_again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_recheck_scheduled_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t inflight_ ABSL_GUARDED_BY(mutex_) = 0;
   int32_t retries_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t rows_done_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<Transport, Way> ways_ ABSL_GUARDED_BY(mutex_);
+  std::map<Transport, TransportUse> transport_uses_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

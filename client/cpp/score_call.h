@@ -10,26 +10,26 @@
 #include "client/cpp/client.h"
 #include "client/cpp/local_transport.h"
 #include "client/cpp/retrying_call.h"
-#include "client/cpp/score_args.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {
 
-/// What a ScoreCall needs beside its arguments.
+/// Settings of one score call, in addition to its ScoreArgs.
 struct ScoreCallOptions {
-  Limits limits;
-  int64_t request_bytes = 0;
-  int32_t max_inflight = 1;
+  Limits limits;                                 ///< The head's limits of one request.
+  int64_t request_bytes = 0;                     ///< See Client::Options.
+  int32_t max_inflight = 1;                      ///< See Client::Options.
   absl::Time deadline = absl::InfiniteFuture();  ///< On the transport's clock.
-  absl::Duration timeout;                        ///< For messages.
+  absl::Duration timeout;                        ///< Used in messages only.
   LocalTransport* local = nullptr;          ///< Null: rows travel in requests. Outlives the call.
-  std::shared_ptr<CallerQueue> queue = {};  ///< Of a caller that waits; else null.
+  std::shared_ptr<CallerQueue> queue = {};  ///< Queue of a blocking caller; null: no one waits.
 };
 
-/// Cuts `args` into requests, keeps up to `max_inflight` of them in flight, and joins the answers.
-/// The first error cancels the rest. `done` is called once, perhaps before this returns, and never
-/// before the transport has let go of args.hidden. `args` has been checked.
+/// Cuts `args` into requests, keeps up to `max_inflight` of them in flight at each server, and
+/// joins the answers. The first error cancels the other requests. `done` is called once, possibly
+/// before this returns, and only after the transport has released args.hidden. `args` must have
+/// passed CheckScoreArgs.
 void StartScoreCall(const CallEnvironment& environment, const ScoreArgs& args,
                     const ScoreCallOptions& options, ScoreCallback done);
 

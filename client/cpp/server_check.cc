@@ -6,16 +6,15 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
 
-/// What an answer of the health service says of the server.
+/// Returns OK if the health service's answer allows requests, otherwise UNAVAILABLE.
 absl::Status Health(const RpcReply& reply) {
-  if (absl::IsUnimplemented(reply.status)) return absl::OkStatus();  // it has none, and answers
+  // A server without a health service answers UNIMPLEMENTED and can be used.
+  if (absl::IsUnimplemented(reply.status)) return absl::OkStatus();
   if (!reply.status.ok()) return absl::UnavailableError(ReasonOf(reply.status));
   const absl::StatusOr<bool> is_serving = IsServing(reply.body);
   if (!is_serving.ok()) return absl::UnavailableError(is_serving.status().message());
@@ -69,7 +68,7 @@ class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
   ServerCheckDone done_;
 
   absl::Mutex mutex_;
-  int32_t left_ ABSL_GUARDED_BY(mutex_);  // answers of the health service
+  int32_t left_ ABSL_GUARDED_BY(mutex_);  // health answers that are still outstanding
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 

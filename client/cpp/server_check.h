@@ -14,20 +14,20 @@
 
 namespace logprobd::client {
 
-/// Limit of each request of a check.
+/// Time limit of each request of a check.
 inline constexpr absl::Duration kServerCheckTimeout = absl::Seconds(5);
 
-/// `listed` is the answer to ListHeads that `info` was read from; empty without one.
+/// Receives the result of a check. `listed` is the encoded answer to ListHeads; empty on an error.
 using ServerCheckDone = absl::AnyInvocable<void(const absl::StatusOr<ServerInfo>& info,
                                                 const grpc::ByteBuffer& listed) &&>;
 
-/// Finds out whether a server can be used: asks for its health over each of its `connections`,
-/// then for its heads. A server without a health service is judged by its heads alone. `done` is
-/// called once, perhaps before this returns: with the heads, at least one, or with UNAVAILABLE and
-/// why. `server` must live until then.
+/// Checks whether a server can be used: asks for its health over each of its `connections`, then
+/// for its heads. A server without a health service needs only to list its heads. `done` is called
+/// once, possibly before this returns, with at least one head, or with UNAVAILABLE and the reason.
+/// `server` must live until then.
 void StartServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done);
 
-/// How a failed request reads as ServerState::reason: its code and its message.
+/// Formats a failed request's status for ServerState::reason: its code and its message.
 std::string ReasonOf(const absl::Status& status);
 
 }  // namespace logprobd::client

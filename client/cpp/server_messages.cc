@@ -3,6 +3,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "logprobd/v1/scoring.pb.h"
 
 namespace logprobd::client {
+
 namespace {
 
 template <typename Message>
@@ -32,7 +34,7 @@ absl::Status Parse(const grpc::ByteBuffer& body, Message* message) {
 
 Limits ToLimits(const v1::Limits& limits) {
   Limits result;
-  // A field that an older server does not send keeps its cautious default.
+  // A field that an old server does not send keeps its cautious default.
   if (limits.message_bytes_max() > 0) {
     result.message_bytes_max = static_cast<int64_t>(limits.message_bytes_max());
   }
@@ -118,6 +120,32 @@ absl::StatusOr<VerifyReport> ParseVerify(const grpc::ByteBuffer& body) {
                       .weights_version = response.weights_version(),
                       .engine = response.engine(),
                       .seconds = response.seconds()};
+}
+
+grpc::ByteBuffer EncodeHealthRequest(absl::string_view service) {
+  constexpr char kServiceTag = 0x0A;  // field 1, length-delimited
+  const grpc::Slice slice(absl::StrCat(std::string(1, kServiceTag),
+                                       std::string(1, static_cast<char>(service.size())), service));
+  return {&slice, 1};
+}
+
+grpc::ByteBuffer EncodeServing() {
+  const grpc::Slice slice(std::string("\x08\x01", 2));  // field 1, a varint: SERVING
+  return {&slice, 1};
+}
+
+absl::StatusOr<bool> IsServing(const grpc::ByteBuffer& body) {
+  grpc::Slice slice;
+  if (!body.DumpToSingleSlice(&slice).ok()) {
+    return absl::InternalError("the health answer could not be read");
+  }
+  if (slice.size() == 0) return false;  // the default value, UNKNOWN
+  constexpr uint8_t kStatusTag = 0x08;  // field 1, varint
+  constexpr uint8_t kServing = 1;
+  if (slice.size() != 2 || slice.begin()[0] != kStatusTag) {
+    return absl::InternalError("the health answer is not a HealthCheckResponse");
+  }
+  return slice.begin()[1] == kServing;
 }
 
 }  // namespace logprobd::client

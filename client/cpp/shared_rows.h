@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,10 +18,10 @@
 
 namespace logprobd::client {
 
-/// A piece of a region.
+/// An allocated range of a region.
 struct SharedSpan {
   std::shared_ptr<SharedRegion> region;
-  int64_t offset = 0;  ///< In the region; a multiple of the page where the pool gave it.
+  int64_t offset = 0;  ///< Bytes from the region's start; page-aligned if the pool allocated it.
   int64_t bytes = 0;
 
   absl::Span<std::byte> memory() const {
@@ -27,18 +29,18 @@ struct SharedSpan {
   }
 };
 
-/// The regions of one lease: made as they are needed, kept while the lease lives. Thread-safe.
+/// Allocates spans from the regions of one lease, and creates regions on demand. Thread-safe.
 class RegionPool : public std::enable_shared_from_this<RegionPool> {
  public:
-  /// `region_bytes`: size of a region for requests. Larger wishes get one of their own, which is
-  /// given back once it is free.
+  /// `region_bytes` is the size of a region for requests. A larger span gets its own region, which
+  /// is returned to the server once it is free; other regions live as long as the lease.
   RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes);
 
-  /// `bytes` bytes, >= 1, free again with the last reference. RESOURCE_EXHAUSTED when the server's
-  /// limits do not allow them; other errors of the lease.
+  /// Allocates `bytes` bytes, >= 1, which are freed with the last reference. RESOURCE_EXHAUSTED
+  /// above the server's limits; otherwise the errors of the lease.
   absl::StatusOr<std::shared_ptr<const SharedSpan>> Allocate(int64_t bytes);
 
-  /// Where in the regions these bytes lie, if they do.
+  /// Returns the span of these bytes if they lie in one of the regions.
   std::optional<SharedSpan> Find(absl::Span<const std::byte> bytes);
 
   int64_t num_regions() const;
@@ -48,13 +50,13 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
     int64_t begin;
     int64_t end;
   };
-  struct Books {
+  struct RegionSpace {
     std::shared_ptr<SharedRegion> region;
-    std::vector<Gap> gaps;  ///< What is free, in order, never adjacent.
-    bool is_kept;           ///< Whether it stays when all of it is free.
+    std::vector<Gap> gaps;  ///< The free ranges, sorted, never adjacent.
+    bool is_kept;           ///< Whether the region stays when all of it is free.
   };
 
-  absl::StatusOr<Books*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<RegionSpace*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AboveLimits(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free(const SharedSpan& span);
@@ -62,10 +64,35 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   const std::shared_ptr<LocalLease> lease_;
   const int64_t region_bytes_;
   mutable absl::Mutex mutex_;
-  std::vector<Books> regions_ ABSL_GUARDED_BY(mutex_);
-  /// What the server refused last, and until when it is not asked again.
+  std::vector<RegionSpace> regions_ ABSL_GUARDED_BY(mutex_);
+  /// The server's latest refusal, and until when the pool does not ask again.
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   absl::Time refused_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+/// Copies large blocks of memory with several threads; one thread alone writes about 10 GB/s.
+/// Thread-safe. The threads start with the first large copy.
+class CopyPool {
+ public:
+  /// `threads` is the number of threads in addition to the caller's, >= 0.
+  explicit CopyPool(int threads) : num_threads_(threads) {}
+  ~CopyPool();
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  /// Copies `from` to `to`, which has the same size, and returns when the copy is complete.
+  void Copy(absl::Span<const std::byte> from, absl::Span<std::byte> to);
+
+ private:
+  struct Job;
+  void StartThreads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Work();
+
+  const int num_threads_;
+  absl::Mutex mutex_;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace logprobd::client

@@ -8,16 +8,17 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 #include "logprobd/v1/scoring.pb.h"
 
 namespace logprobd::client {
+
 namespace {
 
 constexpr int64_t kWindowUnknown = 8;
 
-/// The request with its chunk_id before everything else: fields may come in any order, and the
-/// slices of the request are only referred to.
+/// Returns the request with its chunk_id in front: protobuf fields may come in any order, and the
+/// slices of the request are shared, not copied.
 grpc::ByteBuffer WithChunkId(const grpc::ByteBuffer& request, uint64_t id) {
   v1::ScoreRequest prefix;
   prefix.set_chunk_id(id);
@@ -35,23 +36,23 @@ bool ParseResponse(const grpc::ByteBuffer& message, v1::ScoreResponse* response)
 
 }  // namespace
 
-/// A stream and what is unanswered on it.
+/// A stream and its unanswered chunks.
 struct StreamTransport::Lane {
   std::shared_ptr<MessageStream> stream;
-  /// Each holds a place of the window, also when its call has ended meanwhile.
+  /// Each takes room in the window, even if its call has ended.
   absl::flat_hash_set<uint64_t> unanswered;
   int64_t sent = 0;
-  absl::Status broken;  ///< Why we cancelled it: what comes on it from then on is ignored.
+  absl::Status broken;  ///< Why this client cancelled the stream; later events are ignored.
 };
 
 struct StreamTransport::Chunk {
-  grpc::ByteBuffer request;  ///< Kept, by reference, in case it is to be sent again.
+  grpc::ByteBuffer request;  ///< Shares the slices, in case the request is sent again.
   absl::Time deadline;
   std::shared_ptr<Scope> scope;
   std::shared_ptr<CancelScope> timer;  ///< Null without a deadline.
   RpcDone done;                        ///< Null once the call has ended.
-  std::shared_ptr<Lane> lane;          ///< Null: waiting.
-  int64_t place = 0;                   ///< Among the messages of its lane.
+  std::shared_ptr<Lane> lane;          ///< Null while the chunk waits.
+  int64_t index = 0;                   ///< Among the messages of its lane.
 };
 
 class StreamTransport::Scope final : public CancelScope {
@@ -66,7 +67,7 @@ class StreamTransport::Scope final : public CancelScope {
 
   const std::shared_ptr<CancelScope>& inner() const { return inner_; }
 
-  bool is_cancelled = false;  ///< Under the owner's mutex.
+  bool is_cancelled = false;  ///< Guarded by the owner's mutex.
 
  private:
   StreamTransport& owner_;
@@ -127,7 +128,8 @@ void StreamTransport::Call(const std::string& method, grpc::ByteBuffer request, 
   }
   request.Clear();
   if (id != 0 && timer != nullptr) {
-    // A chunk that has ended by now has cancelled the timer's scope: it fires at once, for nothing.
+    // If the chunk has already ended, its timer's scope is cancelled; the timer then fires at once
+    // without effect.
     inner_.After(std::max(deadline - inner_.Now(), absl::ZeroDuration()), timer,
                  [this, id] { Expire(id); });
   }
@@ -152,7 +154,7 @@ void StreamTransport::SendWaiting(Replies& replies) {
     waiting_.pop_front();
     Chunk& chunk = found->second;
     chunk.lane = lane;
-    chunk.place = lane->sent++;
+    chunk.index = lane->sent++;
     lane->unanswered.insert(id);
     lane->stream->Write(chunk.request);
   }
@@ -180,7 +182,7 @@ std::shared_ptr<StreamTransport::Lane> StreamTransport::LaneWithRoom() {
 void StreamTransport::End(uint64_t id, RpcReply reply, Replies& replies) {
   const auto found = chunks_.find(id);
   if (found == chunks_.end()) return;
-  // Fires it: Expire finds nothing.
+  // Cancelling fires the timer; Expire then finds no chunk.
   if (found->second.timer != nullptr) found->second.timer->Cancel();
   if (found->second.done != nullptr) {
     replies.emplace_back(std::move(found->second.done), std::move(reply));
@@ -191,9 +193,9 @@ void StreamTransport::End(uint64_t id, RpcReply reply, Replies& replies) {
 bool StreamTransport::GiveUp(uint64_t id, const absl::Status& status, Replies& replies) {
   Chunk& chunk = chunks_.at(id);
   const std::shared_ptr<Lane> lane = chunk.lane;
-  if (lane != nullptr && lane->stream->Withdraw(chunk.place)) {
-    lane->unanswered.erase(id);  // nothing will come
-  } else if (lane != nullptr && chunk.place >= lane->stream->written()) {
+  if (lane != nullptr && lane->stream->Withdraw(chunk.index)) {
+    lane->unanswered.erase(id);  // no answer will come
+  } else if (lane != nullptr && chunk.index >= lane->stream->written()) {
     if (chunk.done != nullptr) {
       replies.emplace_back(std::exchange(chunk.done, nullptr), RpcReply{.status = status});
       chunk.request.Clear();
@@ -208,7 +210,7 @@ void StreamTransport::Abandon(const std::shared_ptr<Lane>& lane) {
   lane->broken = absl::CancelledError("given up");
   lane->stream->Cancel();
   std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
-  // Ids rise in the order of sending, but for what was sent again.
+  // Ids rise in the order of first sending.
   std::vector<uint64_t> again(lane->unanswered.begin(), lane->unanswered.end());
   lane->unanswered.clear();
   std::sort(again.rbegin(), again.rend());
@@ -271,7 +273,7 @@ void StreamTransport::Ended(const std::shared_ptr<Lane>& lane, const absl::Statu
     std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
     for (const uint64_t id : lane->unanswered) End(id, {.status = reason}, replies);
     lane->unanswered.clear();
-    // The events that it owns refer to the lane: a circle unless it is broken here.
+    // The stream's events refer to the lane: the reset breaks the cycle.
     lane->stream.reset();
     SendWaiting(replies);
   }
@@ -288,7 +290,7 @@ void StreamTransport::Expire(uint64_t id) {
     const absl::Status status = inner_.Now() < found->second.deadline
                                     ? absl::CancelledError("the client is shutting down")
                                     : absl::DeadlineExceededError("Deadline Exceeded");
-    // A message that the connection does not take keeps the caller's memory.
+    // A message that the connection does not finish sending keeps the caller's memory in use.
     if (!GiveUp(id, status, replies)) Abandon(lane);
     SendWaiting(replies);
     CloseIdle();
@@ -314,6 +316,21 @@ void StreamTransport::CancelChunks(Scope& scope) {
 
 void StreamTransport::Deliver(Replies& replies) {
   for (auto& [done, reply] : replies) std::move(done)(std::move(reply));
+}
+
+BulkTransport::BulkTransport(const GrpcTransport::Options& options,
+                             std::shared_ptr<const std::atomic<int64_t>> window)
+    : window_(std::move(window)),
+      connections_(options),
+      streams_(connections_, connections_, options.channels) {}
+
+// Shuts down before streams_ is destroyed, which must receive no event after that.
+BulkTransport::~BulkTransport() { connections_.Shutdown(); }
+
+void BulkTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+                         const std::shared_ptr<CancelScope>& scope, RpcDone done) {
+  streams_.SetWindow(window_->load(std::memory_order_relaxed));
+  streams_.Call(method, request, deadline, scope, std::move(done));
 }
 
 }  // namespace logprobd::client

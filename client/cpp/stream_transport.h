@@ -1,39 +1,41 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/message_stream.h"
+#include "client/cpp/grpc_transport.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// Sends Score requests as chunks of ScoreStream calls, and everything else as `inner` does.
+/// Sends Score requests as chunks of ScoreStream calls, and other requests through `inner`.
 ///
-/// A chunk goes to the stream with the fewest unanswered ones, at most a window on each; the rest
-/// wait here. Its answer, in whatever order it comes, ends its Call with the chunk's own status,
-/// and the time to wait before sending it again as pushback. A stream that breaks ends the calls on
-/// it with its status. A stream is opened when there is something to send and closed when
-/// everything on it is answered, so that an idle client does not hold up a server that is shutting
-/// down.
+/// A chunk goes to the stream with the fewest unanswered chunks. Each stream has at most a window
+/// of them; further chunks wait. Answers may arrive in any order. An answer ends its Call with the
+/// chunk's own status and retry hint. A stream that breaks ends its calls with its status. A stream
+/// is opened when there is a chunk to send and closed when all its chunks are answered, so that an
+/// idle client does not delay a server's shutdown.
 ///
-/// A call that is cancelled, or whose deadline passes, ends alone, and its request is taken back
-/// where the connection has not begun to take it. A request that is half way when the deadline
-/// passes costs its stream: what else was unanswered there is sent again on another one.
+/// A call that is cancelled or whose deadline passes ends alone, and its request is withdrawn if
+/// the connection has not started to send it. If a request is partly sent when its deadline passes,
+/// its stream is cancelled, and the stream's other chunks are sent again on another stream.
 class StreamTransport final : public RpcTransport {
  public:
-  /// At most `streams` at once, >= 1. `inner` and `opener` must outlive this, and call no event of
-  /// a stream and no timer once this is gone.
+  /// Opens at most `streams` streams at once, >= 1. `inner` and `opener` must outlive this object,
+  /// and must call no stream event and no timer after its destruction.
   StreamTransport(RpcTransport& inner, StreamOpener& opener, int32_t streams);
   ~StreamTransport() override;
 
-  /// Most unanswered chunks on a stream (Limits::stream_window); 0: not known, 8.
+  /// Sets the largest number of unanswered chunks per stream (Limits::stream_window); 0: unknown,
+  /// which means 8.
   void SetWindow(int64_t window);
 
   std::shared_ptr<CancelScope> NewScope() override;
@@ -49,19 +51,19 @@ class StreamTransport final : public RpcTransport {
   struct Chunk;
   using Replies = std::vector<std::pair<RpcDone, RpcReply>>;
 
-  /// Moves waiting chunks to streams with room; calls that end are added to `replies`.
+  /// Moves waiting chunks to streams with room. Calls that end are added to `replies`.
   void SendWaiting(Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// The lane with the fewest unanswered chunks, opened if need be; null when shut down.
+  /// Returns the lane with the fewest unanswered chunks, opened if necessary; null once shut down.
   std::shared_ptr<Lane> LaneWithRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// The chunk needs no more: its call, if it waits still, ends with `reply`.
+  /// Removes a chunk. Its call, if it still waits, ends with `reply`.
   void End(uint64_t id, RpcReply reply, Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// As End, before an answer came. False: the connection is taking the request, and the chunk
-  /// stays until it has been answered or its deadline passes.
+  /// Like End, for a chunk without an answer. False: the connection is sending the request, so the
+  /// chunk stays until it is answered or its deadline passes.
   bool GiveUp(uint64_t id, const absl::Status& status, Replies& replies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Ends the stream; what is unanswered on it waits for another one.
+  /// Cancels the stream; its unanswered chunks wait for another one.
   void Abandon(const std::shared_ptr<Lane>& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Closes the streams on which everything is answered.
+  /// Closes the streams whose chunks are all answered.
   void CloseIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Received(const std::shared_ptr<Lane>& lane, const grpc::ByteBuffer& message);
   void Ended(const std::shared_ptr<Lane>& lane, const absl::Status& status);
@@ -77,7 +79,33 @@ class StreamTransport final : public RpcTransport {
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::shared_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);  ///< Null: no stream.
   absl::flat_hash_map<uint64_t, Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
-  std::deque<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  ///< Ids; some may have ended meanwhile.
+  std::deque<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  ///< Chunk ids; some may have ended.
+};
+
+/// The connections to one server, over which Score requests travel as chunks of ScoreStream calls,
+/// at most one on each connection, and everything else as unary calls. Thread-safe.
+class BulkTransport final : public RpcTransport {
+ public:
+  /// `window` is the argument of StreamTransport::SetWindow; it is read for each request.
+  BulkTransport(const GrpcTransport::Options& options,
+                std::shared_ptr<const std::atomic<int64_t>> window);
+  /// Calls Shutdown().
+  ~BulkTransport() override;
+
+  std::shared_ptr<CancelScope> NewScope() override { return streams_.NewScope(); }
+  void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
+            const std::shared_ptr<CancelScope>& scope, RpcDone done) override;
+  void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+             absl::AnyInvocable<void() &&> callback) override {
+    streams_.After(delay, scope, std::move(callback));
+  }
+  absl::Time Now() const override { return connections_.Now(); }
+  void Shutdown() override { connections_.Shutdown(); }
+
+ private:
+  const std::shared_ptr<const std::atomic<int64_t>> window_;
+  GrpcTransport connections_;
+  StreamTransport streams_;
 };
 
 }  // namespace logprobd::client

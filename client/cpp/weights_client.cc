@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/grpc_channel.h"
+#include "client/cpp/grpc_transport.h"
 #include "logprobd/v1/weights.grpc.pb.h"
 
 namespace logprobd::client {
@@ -38,10 +38,10 @@ struct WeightsClient::Impl {
         options.address, grpc::InsecureChannelCredentials(), ChannelArgumentsForServers()));
   }
 
-  /// The status of a call, with what to do about it.
+  /// Converts the status of a call and adds advice to its message.
   absl::Status ToStatus(const grpc::Status& status) const {
     std::string message = status.error_message();
-    // With no words it is gRPC's, for a service that is not there; the service's own has some.
+    // gRPC's own error for a missing service has no message; the service's errors have one.
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && message.empty()) {
       message = absl::StrCat("no Weights service at ", options.address,
                              ": give the address of logprobd --admin");
@@ -51,7 +51,7 @@ struct WeightsClient::Impl {
     return {static_cast<absl::StatusCode>(status.error_code()), message};
   }
 
-  /// Makes a call with one answer of the versions of a head.
+  /// Makes a call whose answer is the versions of one head.
   template <typename Method, typename Request>
   absl::StatusOr<HeadWeights> Change(Method method, const Request& request) {
     grpc::ClientContext context;

@@ -16,49 +16,50 @@ namespace logprobd::client {
 /// A version of a head's weights.
 struct WeightsVersion {
   uint64_t version = 0;
-  std::string sha256;  ///< Hex, of the head's rows and bias as they lie in the files.
-  std::string source;  ///< Path that it was loaded from, on the server's host.
+  std::string sha256;  ///< Hex digest of the head's rows and bias as stored in the files.
+  std::string source;  ///< Path on the server's host from which it was loaded.
   int64_t loaded_unix_seconds = 0;
   int64_t weight_bytes = 0;
 };
 
-/// The versions that a head has.
+/// The versions of a head's weights.
 struct HeadWeights {
   std::string head;
-  std::optional<WeightsVersion> live;  ///< None: its weights were lost while they were replaced.
+  std::optional<WeightsVersion> live;  ///< Absent: a replacement in place failed half-way.
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
 };
 
 struct LoadWeightsArgs {
-  std::string path = {};    ///< Folder or .safetensors file on the server's host, absolute.
-  std::string head = {};    ///< Empty: the only head.
-  uint64_t version = 0;     ///< New; 0: one more than the highest that the head has had.
-  std::string sha256 = {};  ///< Hex, that the weights must have; empty: not compared.
-  bool commit = false;      ///< Make it live at once.
-  bool in_place = false;    ///< Replace the live weights where they lie; implies `commit`.
-  bool allow_nonfinite = false;
+  std::string path = {};  ///< Absolute path of a folder or .safetensors file on the server's host.
+  std::string head = {};  ///< Empty: the only head.
+  uint64_t version = 0;   ///< The new version's number; 0: one more than the highest so far.
+  std::string sha256 = {};       ///< Expected hex digest; empty: not compared.
+  bool commit = false;           ///< Make the version live at once.
+  bool in_place = false;         ///< Overwrite the live weights in memory; implies `commit`.
+  bool allow_nonfinite = false;  ///< Accept weights with NaN or Inf.
 };
 
 struct LoadProgress {
   std::string phase;  ///< "checking", "verifying", "loading", "committing", in this order.
   int64_t bytes_done = 0;
-  int64_t bytes_total = 0;  ///< 0: not known.
+  int64_t bytes_total = 0;  ///< 0: unknown.
 };
 
-/// Changes the weights of a server's heads through its admin listener (logprobd --admin). Nothing
-/// is sent again: a change that was cut off may have happened, List tells. Thread-safe.
+/// Changes the weights of a server's heads through its admin listener (logprobd --admin). Calls are
+/// not retried: after a broken connection, List shows whether a change took effect. Thread-safe.
 ///
-/// Errors are those of the service (proto/logprobd/v1/weights.proto), and UNAVAILABLE: no server
-/// there; UNIMPLEMENTED: not the admin listener; DEADLINE_EXCEEDED: the timeout passed.
+/// Returns the errors of the service (proto/logprobd/v1/weights.proto), and UNAVAILABLE: the server
+/// cannot be reached; UNIMPLEMENTED: the address is not the admin listener; DEADLINE_EXCEEDED: the
+/// timeout passed.
 class WeightsClient {
  public:
   struct Options {
     /// host:port, or unix:///path.
     std::string address = "127.0.0.1:8471";
-    /// Limit of each call but Load, > 0.
+    /// Time limit of each call except Load, > 0.
     absl::Duration timeout = absl::Seconds(60);
-    /// Limit of Load, > 0; the server gives up when it passes.
+    /// Time limit of Load, > 0; the server stops loading when it passes.
     absl::Duration load_timeout = absl::InfiniteDuration();
   };
 
@@ -66,18 +67,19 @@ class WeightsClient {
   static absl::StatusOr<std::unique_ptr<WeightsClient>> Create(const Options& options);
   ~WeightsClient();
 
-  /// Loads and waits. `progress` (may be empty) is told a few times a second, on this thread; false
-  /// from it cancels the load. Whatever fails leaves the live version as it was.
+  /// Loads a version and waits. `progress` (may be empty) is called a few times per second, on this
+  /// thread; returning false cancels the load. A failed load does not change the live version,
+  /// unless it was `in_place`.
   absl::StatusOr<WeightsVersion> Load(const LoadWeightsArgs& args,
                                       const std::function<bool(const LoadProgress&)>& progress);
-  /// Makes the staged version live; `version` 0: whichever is staged.
+  /// Makes the staged version live. `version` must be its number, or 0 to accept any.
   absl::StatusOr<HeadWeights> Commit(const std::string& head, uint64_t version);
   /// Makes the previous version live again.
   absl::StatusOr<HeadWeights> Rollback(const std::string& head);
-  /// Drops the staged version, the previous one, or both, and their memory.
+  /// Drops the staged version, the previous one, or both, and frees their memory.
   absl::StatusOr<HeadWeights> Discard(const std::string& head, bool staged, bool previous);
-  /// The versions of a head, or of all. Takes as long as reading a weight where the server does not
-  /// know the sha256 of its first version yet.
+  /// Returns the versions of a head, or of all heads for "". If the server does not know the sha256
+  /// of its first version yet, this takes as long as reading the weight.
   absl::StatusOr<std::vector<HeadWeights>> List(const std::string& head = "");
 
  private:

@@ -144,12 +144,12 @@ def test_without_a_socket_rows_travel_by_tcp_and_the_client_says_why(start_serve
 
     with Client(server.grpc) as client:
         assert client.score(*rows).transport == "tcp"
-        assert client.transport_reason == "the server has no local socket"
+        assert client.transport_reason == "the server has no control socket"
         assert client.buffer(2, 64).shape == (2, 64)
     with Client(server.grpc, transport="shm") as client:
-        with pytest.raises(Unavailable, match='transport is "shm".*the server has no local socket'):
+        with pytest.raises(Unavailable, match='transport is "shm".*the server has no control socket'):
             client.score(*rows)
-        with pytest.raises(Unavailable, match="the server has no local socket"):
+        with pytest.raises(Unavailable, match="the server has no control socket"):
             client.buffer(2, 64)
 
 
@@ -213,7 +213,7 @@ def test_logprobctl_says_why_a_forced_transport_is_not_available(
 
     assert result.returncode == 1
     assert "transport is shm, which" in result.stderr
-    assert "the server has no local socket" in result.stderr
+    assert "the server has no control socket" in result.stderr
 
 
 @pytest.mark.parametrize(

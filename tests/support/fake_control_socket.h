@@ -17,42 +17,42 @@
 
 namespace logprobd::testing {
 
-/// A control socket (proto/logprobd/v1/local.proto) that gives out memfds of its own, and reads the
-/// slices of requests. Thread-safe.
+/// A control socket (proto/logprobd/v1/local.proto) that creates regions from memfds and reads the
+/// slices that requests refer to. Thread-safe.
 class FakeControlSocket {
  public:
   struct Options {
     bool shared_memory = true;
-    /// What CUDA IPC slices are taken from, whatever their handle; empty: they are not served.
+    /// Content of all CUDA IPC allocations, for any handle; empty: CUDA IPC is not offered.
     std::string device_memory = {};
     int64_t region_bytes_max = int64_t{256} << 20;
     int64_t lease_bytes_max = int64_t{1} << 30;
     uint32_t lease_regions_max = 16;
-    /// Sent for every request instead of an answer, if it is not empty.
+    /// Replaces every reply, if it is not empty.
     std::string nonsense = {};
   };
 
   explicit FakeControlSocket(Options options);
   ~FakeControlSocket();
 
-  /// What ListHeads says of it.
+  /// Returns the access that ListHeads describes.
   v1::LocalAccess access() const;
 
-  /// Replaces the slice of a request by its bytes. NOT_FOUND, INVALID_ARGUMENT,
-  /// FAILED_PRECONDITION.
+  /// Replaces the slice of a request by its bytes. Errors: NOT_FOUND, INVALID_ARGUMENT, or the
+  /// status of RefuseSlices.
   grpc::Status Fill(v1::ScoreRequest* request) const;
 
-  /// Ends every lease, as a server that restarts.
+  /// Ends every lease, like a restarting server.
   void DropLeases();
-  /// Forgets all regions and keeps the leases.
+  /// Drops all regions and keeps the leases.
   void LoseRegions();
-  /// Slices are refused with this status from now on; OK: no longer.
+  /// Refuses slices with this status from now on; OK accepts them again.
   void RefuseSlices(grpc::Status status);
 
-  /// client_id of each lease that is held.
+  /// The client_id of each open lease.
   std::vector<std::string> clients() const;
   int64_t num_regions() const;
-  /// Returns when no lease is held.
+  /// Waits until no lease is open.
   void WaitForNoLease() const;
 
  private:
@@ -66,7 +66,7 @@ class FakeControlSocket {
 
   void Accept();
   void Serve(Lease* lease);
-  /// Answers one request; `fd` is set where one is to be passed.
+  /// Answers one request; sets `fd` if the reply passes a file descriptor.
   v1::LocalReply Answer(const v1::LocalRequest& request, Lease* lease, int* fd);
   void Forget(Lease* lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -78,7 +78,7 @@ class FakeControlSocket {
   std::list<Lease> leases_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   grpc::Status refusal_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::thread> servers_;  // of the accepting thread alone
+  std::vector<std::thread> servers_;  // used by the accepting thread only
   std::thread accepting_;
 };
 

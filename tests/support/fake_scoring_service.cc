@@ -146,7 +146,7 @@ grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
     }
     ++held_;
     held_max_ = std::max(held_max_, held_);
-    // A cancelled call is noticed at the next poll: there is no event to wait for in this API.
+    // This gRPC API has no event for cancellation, so the loop polls for it.
     while (is_holding_ && !context.IsCancelled()) {
       mutex_.AwaitWithTimeout(absl::Condition(
                                   +[](bool* is_holding) { return !*is_holding; }, &is_holding_),

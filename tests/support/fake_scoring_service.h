@@ -16,16 +16,16 @@
 
 namespace logprobd::testing {
 
-/// A Scoring service whose scores are simple functions of what it was sent, so that a client's
-/// cutting and joining shows: see ExpectedLogprob and fake_scoring_service.cc. Thread-safe.
+/// A Scoring service whose scores are simple functions of each row, so that tests detect mistakes
+/// in cutting and joining: see FakeLogprob and fake_scoring_service.cc. Thread-safe.
 class FakeScoringService final : public v1::Scoring::Service {
  public:
-  /// One head, "fake", hidden 8, vocabulary 100, bf16, limits of 1,000 rows and 1 MiB.
+  /// Serves one head, "fake": hidden size 8, vocabulary 100, bf16, limits of 1,000 rows and 1 MiB.
   FakeScoringService();
 
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
                      v1::ScoreResponse* response) override;
-  /// Answers the chunks one after the other; a failure of FailNext is a chunk's own.
+  /// Answers the chunks in order. A failure of FailNext fails one chunk.
   grpc::Status ScoreStream(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) override;
@@ -39,29 +39,30 @@ class FakeScoringService final : public v1::Scoring::Service {
   /// The answer of Verify; set it before the first call.
   v1::VerifyResponse& verify() { return verify_; }
 
-  /// Rows may lie in what `control` shares from now on.
+  /// Accepts rows in the memory that `control` shares from now on.
   void Share(FakeControlSocket* control);
 
-  /// The next Score or chunk fails with `status`, and this pushback if it is not empty. Calls queue
-  /// up.
+  /// Makes the next Score or chunk fail with `status`, and with this pushback if it is not empty.
+  /// Several calls make several requests fail in turn.
   void FailNext(grpc::Status status, absl::string_view pushback_ms = "");
 
-  /// The version that answers and ListHeads name, 3 at first. A pinned other one is refused.
+  /// Sets the version in answers and in ListHeads; initially 3. Requests that pin another version
+  /// fail.
   void SetWeightsVersion(uint64_t version);
   uint64_t weights_version() const;
 
-  /// Scores wait from now on, until Release() or until they are cancelled.
+  /// Holds Scores from now on, until Release() or until they are cancelled.
   void Hold();
   void Release();
   /// Returns when `count` requests are held.
   void WaitForHeld(int64_t count);
 
-  /// What came, in order of arrival, failed attempts included; hidden kept.
+  /// All requests in order of arrival, including failed attempts, with their hidden states.
   std::vector<v1::ScoreRequest> requests() const;
   /// Value of the client_id metadata of the latest Score.
   std::string client_id() const;
   int64_t held_max() const;
-  /// ScoreStream calls begun.
+  /// Number of ScoreStream calls so far.
   int64_t streams() const;
 
  private:
@@ -70,7 +71,7 @@ class FakeScoringService final : public v1::Scoring::Service {
     std::string pushback_ms;
   };
 
-  /// Notes the request, waits while holding, and answers. `pushback_ms` is set with a failure.
+  /// Records the request, waits while scores are held, and answers. A failure sets `pushback_ms`.
   grpc::Status Answer(grpc::ServerContext& context, const v1::ScoreRequest& request,
                       v1::ScoreResponse& response, std::string& pushback_ms);
 
@@ -89,10 +90,10 @@ class FakeScoringService final : public v1::Scoring::Service {
   int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-/// The logprob the fake gives to a row: of its hidden bytes and its target.
+/// Returns the fake's logprob of a row, a function of its hidden bytes and its target.
 float FakeLogprob(const char* hidden, int64_t hidden_bytes, int32_t target);
 
-/// The service on a loopback address, by default on a port of its own, with grpc.health.v1.
+/// A server of the service on a loopback address, by default on a free port, with grpc.health.v1.
 class FakeScoringServer {
  public:
   explicit FakeScoringServer(std::string host = "127.0.0.1", int port = 0);
@@ -102,10 +103,10 @@ class FakeScoringServer {
   std::string address() const;
   int port() const { return port_; }
   void SetServing(bool serving);
-  /// Ends at once, cancelling what is in flight.
+  /// Stops at once and cancels requests in flight.
   void Stop();
 
-  /// Opens a control socket for clients on this host; before the first call.
+  /// Opens a control socket for same-host clients. Call before the first request.
   FakeControlSocket& Share(FakeControlSocket::Options options = {});
 
  private:

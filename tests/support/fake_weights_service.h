@@ -13,7 +13,8 @@
 
 namespace logprobd::testing {
 
-/// A Weights service that keeps what it is asked and answers as a test says. Thread-safe.
+/// A Weights service that records its requests and returns the answers that a test sets.
+/// Thread-safe.
 class FakeWeightsService final : public v1::Weights::Service {
  public:
   grpc::Status Load(grpc::ServerContext* context, const v1::LoadWeightsRequest* request,
@@ -27,15 +28,15 @@ class FakeWeightsService final : public v1::Weights::Service {
   grpc::Status List(grpc::ServerContext* context, const v1::ListWeightsRequest* request,
                     v1::ListWeightsResponse* response) override;
 
-  // Set before the first call.
+  // Set these before the first call.
 
-  /// The messages of a load, in order.
+  /// The progress messages of a load, in order.
   std::vector<v1::LoadWeightsProgress>& progress() { return progress_; }
-  /// What changes answer and List lists.
+  /// The state that changes and List return.
   v1::HeadWeightsState& state() { return state_; }
-  /// Every call ends with it, a load after its messages.
+  /// Ends every call with `status`; a load sends its messages first.
   void FailWith(grpc::Status status) { status_ = std::move(status); }
-  /// A load goes on after its messages until it is cancelled.
+  /// Keeps a load running after its messages until it is cancelled.
   void HoldLoads() { holds_loads_ = true; }
 
   /// Each call's method and request, in short debug form: "Commit version: 2".
@@ -55,7 +56,7 @@ class FakeWeightsService final : public v1::Weights::Service {
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-/// The service on a loopback port of its own.
+/// A server of the service on a free loopback port.
 class FakeWeightsServer {
  public:
   FakeWeightsServer();

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/cpp/same_host.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/same_host.h"
+#include "client/cpp/score.h"
 
 namespace logprobd::client {
 

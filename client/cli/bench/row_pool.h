@@ -7,8 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/client.h"
-#include "client/cpp/same_host.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {

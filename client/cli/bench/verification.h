@@ -7,7 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/score_result.h"
+#include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 
 namespace logprobd::client {

@@ -1,4 +1,4 @@
-"""logprobd: log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
+"""Log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
 
 with logprobd.Client("127.0.0.1:8470") as client:
     result = client.score(hidden, targets)
@@ -20,7 +20,7 @@ from logprobd.errors import (
     Unavailable,
     WeightsVersionMismatch,
 )
-from logprobd.facts import HeadInfo, Limits, Shard, VerifyReport
+from logprobd.info import HeadInfo, Limits, Shard, VerifyReport
 from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy

@@ -1,4 +1,4 @@
-"""The servers of an AsyncClient; see _pool.py."""
+"""The servers of an AsyncClient; the asyncio counterpart of _pool.py."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled
 from logprobd.settings import Settings
 
-# Channels of a parent process, or of a loop that may still run elsewhere: never closed here.
+# Channels of a parent process, or of an event loop that may still run. They are never closed here.
 _inherited: list[Any] = []
 
 
 class AioPool:
-    """The servers of one client, on one event loop at a time; another one begins anew."""
+    """The servers of one client, on one event loop at a time; another loop starts with new
+    connections."""
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class AioPool:
         return self._closed
 
     def own(self) -> None:
-        """To be called before anything else: connections belong to a process and an event loop.
-        Cancelled after close()."""
+        """Call before any other method: connections belong to one process and one event loop.
+
+        Raises Cancelled after close().
+        """
         if self._closed:
             raise Cancelled("the client is closed: make another one")
         owner = (os.getpid(), asyncio.get_running_loop())
@@ -64,12 +67,12 @@ class AioPool:
             pid, loop = self._owner
             if pid != owner[0] or not loop.is_closed():
                 _inherited.extend(self._channels.values())
-            # Else they close with their last reference: nothing waits for them any more.
+            # Channels of a closed loop are closed with their last reference.
             self._owner = owner
             self._start()
 
     def channel(self, server: Server) -> Any:
-        """The next connection to this server in turn. Cancelled after close()."""
+        """Returns the next connection to this server. Raises Cancelled after close()."""
         if self._closed:
             raise Cancelled("the client is closed: make another one")
         if server not in self._channels:
@@ -83,18 +86,19 @@ class AioPool:
         return channels[next(self._turn) % len(channels)]
 
     def method(self, server: Server, name: str) -> Any:
-        # Bytes pass through when no serializer is given.
+        """Returns a unary method on the server's next connection. Raises Cancelled after close."""
+        # Without a serializer, gRPC passes bytes through.
         return self.channel(server).unary_unary(name)
 
     def refresh(self) -> None:
-        """Begins the checks and look-ups that are due, and returns."""
+        """Starts the checks and look-ups that are due, without waiting for them."""
         if self.balance.solo:
             return
         self._look_up_if_due()
         self._check(self.balance.due_checks())
 
     async def gather(self, deadline: float, *, every: bool = False) -> None:
-        """As Pool.gather."""
+        """See Pool.gather."""
         if self.balance.solo:
             return
         begin = time.monotonic()
@@ -111,7 +115,7 @@ class AioPool:
             raise self.balance.gone(*self.book.errors)
 
     async def close(self) -> None:
-        """Cancels what is in flight. Idempotent."""
+        """Cancels requests in flight. Idempotent."""
         channels, self._channels, self._closed = self._channels, {}, True
         tasks, self._tasks = self._tasks, set()
         if self._owner[0] != os.getpid():
@@ -143,7 +147,7 @@ class AioPool:
             self._check(self.balance.due_checks())
         finally:
             self._is_looking_up = False
-        # What is still in flight at a server that went may end first.
+        # A removed server keeps its connections until its requests in flight have ended.
         stay = set(self.balance.all())
         idle = [s for s in self._channels if s not in stay and not s.requests]
         await _close([channel for server in idle for channel in self._channels.pop(server)])

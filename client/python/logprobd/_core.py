@@ -1,4 +1,4 @@
-"""What Client and AsyncClient share: settings, deadlines, retries, the cache of head facts."""
+"""The base of Client and AsyncClient: settings, deadlines, retries and the cache of head infos."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from logprobd import _wire, settings
-from logprobd._carrier import Carrier
+from logprobd._local_transport import LocalTransport
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, ServerState
 from logprobd.errors import (
@@ -19,64 +19,67 @@ from logprobd.errors import (
     ServerBug,
     WeightsVersionMismatch,
 )
-from logprobd.facts import HeadInfo
+from logprobd.info import HeadInfo
 from logprobd.plan import ScorePlan
-from logprobd.retry import RetryPolicy
+from logprobd.retry import RetryNotice, RetryPolicy
 from logprobd.versions import CallVersions
 
 Message = TypeVar("Message")
 
-# Errors after which what is known of the server's heads may be out of date.
-STALE_FACTS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMismatch)
+# Errors after which the cached infos of the server's heads may be out of date.
+STALE_INFO_ERRORS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMismatch)
 
-# In place of a longer timeout, math.inf too: neither gRPC nor threads take a number for "for ever".
+# Longer timeouts, and math.inf, are cut to this: gRPC and threads do not accept infinity.
 TIMEOUT_MAX_SECONDS = 1e9
 
-# Rounds of scoring again what a swap of the weights left behind.
+# How often a call scores chunks again that were answered before a swap of the weights.
 SWAP_ROUNDS_MAX = 3
 
 
 class ClientCore:
     """A client of one logprobd server, or of several that hold the same heads.
 
-    With several, each request goes to the server with the fewest unanswered bytes of this client,
-    so that a slower one gets less; a large call uses all of them at once. A server that drains,
-    fails or cannot be reached is left alone at once, its requests are sent again elsewhere without
-    a wait, and it comes back after a pause that grows, when its health service says that it serves.
-    One that refuses for load is passed over for as long as it asks. While calls are made, each
-    server is asked for its health and heads every 10 s. Servers whose heads differ (vocabulary,
-    hidden size, dtype, scale, soft cap, bias) are refused with HeadMismatch.
+    With several servers, each request goes to the ready server with the fewest unanswered bytes of
+    this client, so a slower server gets less work, and a large call uses all servers at once. When
+    a server drains, fails or cannot be reached, its requests are sent to another server without
+    delay. It gets requests again after a pause that grows with each failure, once its health
+    service says SERVING. A server that refuses for load is avoided for as long as it asks. While
+    calls are made, the client checks the health and the heads of each server every 10 s. Servers
+    whose heads differ (vocabulary, hidden size, dtype, scale, soft cap, bias) raise HeadMismatch.
 
-    All rows of a call are scored by one version of the weights: the pinned one, or the first that
-    is seen. An answer of another version is asked again where the first one is held; when no server
-    holds it any more, the call is begun again with the version that is there, at most 3 times, and
-    then fails with WeightsVersionMismatch.
+    All rows of a call are scored by one version of the weights: the pinned version, or the first
+    one that answers. A chunk that another version answered is sent again to a server that holds the
+    call's version. If no server holds that version any more, the call starts again with the version
+    that is live, at most 3 times, and then raises WeightsVersionMismatch.
 
-    Connections are made at first use and in each process anew, so a client may be pickled and may
-    cross a fork. Importing the package starts nothing.
+    A call that gets no answer for 1 s while it retries logs a warning to the logger "logprobd".
+
+    Connections are opened at first use, separately in each process, so a client may be pickled and
+    may be used after a fork. Importing the package starts no thread.
 
     Args:
-        address: "host:port" (IPv6 in brackets), "unix:///path" or "dns:///name:port"; or several,
-            separated by commas or as a list. "dns:///" stands for a server at each A and AAAA
-            record of the name, looked up every 30 s and after failures: a Kubernetes headless
-            service, for instance. Default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
-        timeout: seconds a call may take in all, retries included; math.inf: no limit. Default:
+        address: "host:port" (IPv6 in brackets), "unix:///path" or "dns:///name:port"; several
+            addresses are separated by commas or given as a list. "dns:///" means one server per A
+            or AAAA record of the name, for example of a Kubernetes headless service; the name is
+            resolved every 30 s and after failures. Default: LOGPROBD_ADDRESS, else
+            127.0.0.1:8470.
+        timeout: seconds for a whole call, retries included, > 0; math.inf: no limit. Default:
             LOGPROBD_TIMEOUT_S, else 300.
-        max_inflight: requests of one call under way at once at each server. Default:
-            LOGPROBD_MAX_INFLIGHT, else 8.
-        channels: TCP connections to each server, used in turn; one connection alone limits a fast
-            network.
-        chunk_rows: most rows of a request; a larger call is cut.
-        chunk_bytes: most bytes of a request; a row above it is sent alone.
-        retry: when to try again; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) never does.
-        client_id: the name under which the server shares its time fairly. Default: the peer
-            address.
-        mix_versions: allow the rows of a call to be scored by different versions of the weights;
-            weights_versions of the result lists them.
-        transport: how hidden states travel to a server on this host. "auto": CUDA tensors as
-            handles of their memory, others through shared memory, and in the request where neither
-            can be had. "tcp": in the request. "shm", "cuda-ipc": so or not at all; Unavailable says
-            why. Default: LOGPROBD_TRANSPORT, else "auto".
+        max_inflight: requests of one call that are in flight at once at each server, >= 1.
+            Default: LOGPROBD_MAX_INFLIGHT, else 8.
+        channels: TCP connections to each server, used in turn, >= 1. One connection alone does not
+            fill a fast network.
+        chunk_rows: largest number of rows per request, >= 1; a larger call is cut.
+        chunk_bytes: largest number of bytes per request, >= 1; a larger row is sent alone.
+        retry: when to retry; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) never retries.
+        client_id: name under which the server shares its time fairly between clients. Default: the
+            peer address.
+        mix_versions: allow different versions of the weights to score the rows of one call;
+            ScoreResult.weights_versions lists them.
+        transport: how hidden states travel to a server on the same host. "auto": CUDA tensors as
+            handles of their memory, other arrays through shared memory, and in the request if
+            neither is available. "tcp": in the request. "shm" or "cuda-ipc": only this transport;
+            Unavailable says why it is not available. Default: LOGPROBD_TRANSPORT, else "auto".
 
     Raises InvalidArgument for a bad setting.
     """
@@ -112,8 +115,8 @@ class ClientCore:
 
     def _start(self, chosen: settings.Settings) -> None:
         self._settings = chosen
-        self._heads: list[HeadInfo] = []  # empty: not asked yet
-        self._carrier = Carrier(chosen)
+        self._heads: list[HeadInfo] = []  # empty until ListHeads has answered
+        self._local = LocalTransport(chosen)
 
     def __getstate__(self) -> settings.Settings:
         return self._settings
@@ -126,24 +129,24 @@ class ClientCore:
 
     @property
     def address(self) -> str:
-        """The address in use; several are separated by commas."""
+        """The server's address; several addresses are separated by commas."""
         return self._settings.address
 
     @property
     def transport(self) -> str:
-        """How most hidden states of the latest call travelled: "tcp", "unix" (in the request, over
-        a socket of this host), "shm" or "cuda_ipc"."""
-        return self._carrier.last.transport
+        """The transport of most rows of the latest call: "tcp", "unix" (both in the request), "shm"
+        (shared memory) or "cuda_ipc" (read from the client's GPU memory)."""
+        return self._local.last.transport
 
     @property
     def transport_reason(self) -> str:
-        """Why they did not travel by a shorter way; "" where there is none."""
-        return self._carrier.last.reason
+        """Why the latest call did not use a faster transport; "" if there is none."""
+        return self._local.last.reason
 
     def servers(self) -> list[ServerState]:
-        """What is known of each server: state, why it is out, unanswered work, version seen.
+        """Returns the known state of each server, without asking it.
 
-        Asks nothing: a server is "unknown" until the first call.
+        A server is "unknown" until the first call.
         """
         return self._balance().states()
 
@@ -151,7 +154,7 @@ class ClientCore:
         raise NotImplementedError
 
     def _versions(self, plan: ScorePlan) -> CallVersions:
-        """What keeps a call to one version of the weights."""
+        """Returns the object that keeps one call to one version of the weights."""
         return CallVersions(
             self._balance(),
             head=plan.head,
@@ -160,44 +163,51 @@ class ClientCore:
         )
 
     def _round_ends(self, assembly: Assembly) -> bool:
-        """All chunks were answered. Whether they make one result; else some are to be asked
-        again."""
+        """Call when all chunks are answered. Returns False if some must be scored again because
+        another version of the weights answered them."""
         if not self._settings.mix_versions:
             assembly.drop_other_versions()
         return not assembly.unanswered()
 
     def _seconds(self, timeout: float | None) -> float:
-        """What a call, or a batch of a stream, may take."""
+        """Returns the time limit of a call, or of a batch of a stream, in seconds."""
         return min(self._settings.timeout if timeout is None else timeout, TIMEOUT_MAX_SECONDS)
 
     def _deadline(self, timeout: float | None) -> float:
-        """On time.monotonic()."""
+        """Returns the deadline of a call that starts now, on time.monotonic()."""
         return time.monotonic() + self._seconds(timeout)
 
     def _left(self, deadline: float) -> float:
-        """Seconds to the deadline. DeadlineExceeded once it has passed."""
+        """Returns the seconds to the deadline. Raises DeadlineExceeded once it has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(
                 f"no answer from {self.address} in time: raise timeout (LOGPROBD_TIMEOUT_S) or "
-                "send fewer rows a call"
+                "send fewer rows per call"
             )
         return left
 
-    def _retry_delay(self, error: LogprobdError, attempts: int, deadline: float) -> float:
-        """Seconds to wait before the next attempt. Raises `error` where it is time to give up."""
-        return before(deadline, self._settings.retry.delay(error, attempts), error)
+    def _retry_delay(
+        self, error: LogprobdError, attempts: int, deadline: float, notice: RetryNotice
+    ) -> float:
+        """Returns the seconds to wait before the next attempt. Raises `error` to give up."""
+        delay = self._settings.retry.delay(error, attempts)
+        return before(deadline, delay, error, attempts, notice)
 
 
-def before(deadline: float, delay: float | None, error: LogprobdError) -> float:
-    """The delay, where there is one and it ends before the deadline. Raises `error` otherwise."""
-    if delay is None or time.monotonic() + delay >= deadline:
-        raise error
+def before(
+    deadline: float, delay: float | None, error: LogprobdError, attempts: int, notice: RetryNotice
+) -> float:
+    """Returns `delay` if it ends before the deadline. Raises `error` otherwise, or for None."""
+    now = time.monotonic()
+    if delay is None or now + delay >= deadline:
+        raise notice.gave_up(error, attempts, now)
+    notice.waits(error, delay, now)
     return delay
 
 
 def decode_answer(cls: type[Message], data: bytes) -> Message:
-    """The server's message. ServerBug where it is none."""
+    """Decodes an answer of the server. Raises ServerBug if it is not a message of this type."""
     try:
         return _wire.decode(cls, data)
     except _wire.DecodeError as error:
@@ -205,6 +215,7 @@ def decode_answer(cls: type[Message], data: bytes) -> Message:
 
 
 def too_many_swaps(address: str) -> WeightsVersionMismatch:
+    """Returns the error of a call during which the weights changed too often."""
     return WeightsVersionMismatch(
         f"the weights of {address} were swapped {SWAP_ROUNDS_MAX} times during one call: pin "
         "weights_version, or call again"

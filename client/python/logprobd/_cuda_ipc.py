@@ -1,7 +1,7 @@
-"""Handles of a torch CUDA tensor's memory, for a server on the same host.
+"""CUDA IPC handles of a torch tensor's memory, for a same-host server.
 
-libcuda is the one that torch has loaded, so nothing has to be found in torch's wheels. All calls of
-torch and CUDA are behind `Driver`: tests bring their own.
+The module uses the libcuda that torch has loaded. All calls of torch and CUDA go through `Driver`,
+which tests replace.
 """
 
 from __future__ import annotations
@@ -17,53 +17,54 @@ UUID_BYTES = 16
 
 
 class NotShareable(Exception):
-    """Why another process cannot open this memory."""
+    """Another process cannot open this memory; the message says why."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Where a tensor's bytes lie."""
+    """The location of a tensor's bytes."""
 
     device_uuid: bytes
+    """16 bytes."""
     handle: bytes
-    """cudaIpcMemHandle_t of the whole allocation."""
+    """cudaIpcMemHandle_t of the whole allocation, 64 bytes."""
     offset: int
-    """Of the tensor's first byte in the allocation."""
+    """Bytes from the start of the allocation to the tensor's first byte."""
 
 
 class Driver(Protocol):
-    """What is asked of CUDA. Any thread may call."""
+    """The CUDA operations that the client needs. Thread-safe."""
 
     def wait(self, tensor: Any) -> None:
-        """Returns when all that was enqueued on the current stream of its device is done."""
+        """Returns when the work on the current stream of the tensor's device is complete."""
 
     def share(self, tensor: Any) -> DeviceMemory:
-        """Raises NotShareable."""
+        """Returns the tensor's memory for another process. Raises NotShareable."""
 
     def pin(self, address: int, size: int) -> bool:
-        """Page-locks host memory, so that copies from devices are fast. False where it cannot."""
+        """Page-locks host memory, so that copies from devices are fast. False: not possible."""
 
     def unpin(self, address: int) -> None:
-        """Undoes pin."""
+        """Reverses `pin`."""
 
 
 class CudaDriver:
-    """Driver over libcuda. Raises NotShareable where there is none (ROCm, for instance)."""
+    """Driver over libcuda. Raises NotShareable if there is none, for example with ROCm."""
 
     def __init__(self) -> None:
         try:
             self._cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise NotShareable(f"libcuda.so.1 cannot be loaded: {error}") from error
-        self._contexts: dict[int, ctypes.c_void_p] = {}  # primary ones, retained for good
+        self._contexts: dict[int, ctypes.c_void_p] = {}  # primary contexts, never released
         self._uuids: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
     def wait(self, tensor: Any) -> None:
         torch = sys.modules["torch"]
         stream = torch.cuda.current_stream(tensor.device)
-        # No event where nothing is under way: the GPU would have to leave the server's process for
-        # this one, in the middle of a batch, only to record it.
+        # An idle stream needs no synchronisation: recording an event would make the GPU switch
+        # from the server's process to this one in the middle of a batch.
         if not stream.query():
             stream.synchronize()
 
@@ -82,14 +83,14 @@ class CudaDriver:
                 ctypes.byref(size),
                 ctypes.c_uint64(address),
             )
-            # Memory of expandable segments and of cudaMallocAsync has no such handle.
+            # This fails for memory of expandable segments and of cudaMallocAsync.
             self._check("cuIpcGetMemHandle", ctypes.byref(handle), base)
         finally:
             self._cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         return DeviceMemory(uuid, bytes(handle), address - base.value)
 
     def pin(self, address: int, size: int) -> bool:
-        portable = 1  # for all devices
+        portable = 1  # cudaHostRegisterPortable: pinned for all devices
         return int(_cudart().cudaHostRegister(address, size, portable)) == 0
 
     def unpin(self, address: int) -> None:

@@ -1,4 +1,4 @@
-"""FakeServer's control socket: leases, memfds, and the slices of requests."""
+"""FakeServer's control socket: leases, shared memory, and the slices that requests refer to."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import grpc
 
 from logprobd import _wire
 from logprobd._fake_scoring import Refusal
-from logprobd._local import boot_id
+from logprobd._local_lease import boot_id
 
 DeviceReader = Callable[[bytes, bytes, int, int], bytes]
-"""The bytes at (device_uuid, handle, offset, size) of what a test calls GPU memory."""
+"""Returns the bytes at (device_uuid, handle, offset, size) of a test's simulated GPU memory."""
 
 
 @dataclass
 class FakeLimits:
-    """What a lease may hold."""
+    """Limits of one lease."""
 
     region_bytes_max: int = 256 << 20
     lease_bytes_max: int = 1 << 30
@@ -38,12 +38,12 @@ class _FakeLease:
     connection: socket.socket
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     client_id: str | None = None
-    """None: no Hello yet."""
+    """None until the client has sent Hello."""
     regions: dict[bytes, mmap.mmap] = field(default_factory=dict)
 
 
 class FakeControl:
-    """Listens while it is started. `read` gives the bytes of a slice."""
+    """A control socket. It listens between `start` and `stop`."""
 
     def __init__(
         self, limits: FakeLimits, *, shared_memory: bool, device_reader: DeviceReader | None
@@ -59,7 +59,7 @@ class FakeControl:
 
     @property
     def clients(self) -> list[str]:
-        """client_id of each lease."""
+        """The client_id of each lease."""
         with self._lock:
             return [lease.client_id for lease in self._leases if lease.client_id is not None]
 
@@ -86,52 +86,52 @@ class FakeControl:
     def stop(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.shutdown(socket.SHUT_RDWR)  # wakes accept, as close would not
+            listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which close does not
             listener.close()
             os.unlink(self.path)
             os.rmdir(self._folder)
         self.drop_leases()
 
     def drop_leases(self) -> None:
-        """Ends every lease, as a server that restarts does."""
+        """Ends every lease, like a restarting server."""
         with self._lock:
             leases, self._leases = self._leases, []
         for lease in leases:
-            with contextlib.suppress(OSError):  # its client may have left just now
+            with contextlib.suppress(OSError):  # the client may have disconnected just now
                 lease.connection.shutdown(socket.SHUT_RDWR)
 
     def read(self, request: _wire.ScoreRequest) -> _wire.Buffer:
-        """The hidden states of a request, wherever they lie. Raises Refusal."""
+        """Returns the hidden states of a request from wherever they are stored. Raises Refusal."""
         if request.shared_memory is not None:
             return self._read_region(request.shared_memory)
         if request.cuda_ipc is not None:
             return self._read_device(request.cuda_ipc)
         return request.hidden
 
-    def _read_region(self, place: _wire.SharedMemorySlice) -> bytes:
+    def _read_region(self, part: _wire.SharedMemorySlice) -> bytes:
         with self._lock:
             for lease in self._leases:
-                memory = lease.regions.get(bytes(place.region))
+                memory = lease.regions.get(bytes(part.region))
                 if memory is not None:
                     break
             else:
                 raise Refusal("NOT_FOUND", "shared_memory: no such region")
-        end = place.offset + place.bytes
-        if place.offset % 64 != 0 or end > len(memory):
+        end = part.offset + part.bytes
+        if part.offset % 64 != 0 or end > len(memory):
             raise Refusal(
                 "INVALID_ARGUMENT",
-                f"shared_memory: bytes {place.offset} to {end} of a region of {len(memory)}",
+                f"shared_memory: bytes {part.offset} to {end} of a region of {len(memory)}",
             )
-        return memory[place.offset : end]
+        return memory[part.offset : end]
 
-    def _read_device(self, place: _wire.CudaIpcSlice) -> bytes:
+    def _read_device(self, part: _wire.CudaIpcSlice) -> bytes:
         with self._lock:
-            if all(lease.id != bytes(place.lease) for lease in self._leases):
+            if all(lease.id != bytes(part.lease) for lease in self._leases):
                 raise Refusal("NOT_FOUND", "cuda_ipc: no such lease")
-        if self.device_reader is None or place.offset % 16 != 0:
+        if self.device_reader is None or part.offset % 16 != 0:
             raise Refusal("FAILED_PRECONDITION", "cuda_ipc: not served, or not aligned")
         return self.device_reader(
-            bytes(place.device_uuid), bytes(place.handle), place.offset, place.bytes
+            bytes(part.device_uuid), bytes(part.handle), part.offset, part.bytes
         )
 
     def _accept(self, listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The mathematics and the checks of FakeServer, in double precision."""
+"""How FakeServer checks and scores a request, in double precision."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ import numpy.typing as npt
 
 from logprobd import _wire
 from logprobd.arrays import fp32_from_bf16
-from logprobd.chunking import sum_segments
+from logprobd.assembly import sum_segments
 
 Floats = npt.NDArray[np.float64]
 
-# Arrays of a response that hold a value a row, with their types on the wire.
+# Arrays of a response with one value per row, with their types on the wire.
 _ROW_TYPES = {
-    "logprob": "<f4",
-    "entropy": "<f4",
-    "lse": "<f4",
-    "argmax_id": "<i4",
-    "argmax_logprob": "<f4",
-    "greedy": "u1",
-    "sum_p_squared": "<f4",
-    "max_logit": "<f4",
-    "min_logit": "<f4",
+    name: wire_type
+    for output in _wire.OUTPUTS.values()
+    for name, (wire_type, _) in output.arrays.items()
 }
 
 
@@ -41,7 +35,7 @@ class Refusal(Exception):
 
 @dataclass
 class FakeHead:
-    """What scoring needs of a FakeServer."""
+    """The properties of a FakeServer that scoring needs."""
 
     name: str
     vocab_size: int
@@ -59,8 +53,8 @@ def _refuse(message: str) -> Refusal:
 
 
 @dataclass
-class _Question:
-    """A request's arrays, checked."""
+class _CheckedRequest:
+    """The arrays of a request that has passed the checks."""
 
     hidden: Floats
     targets: npt.NDArray[np.int32]
@@ -71,8 +65,8 @@ class _Question:
     candidate_offsets: npt.NDArray[np.int64]
 
 
-def _check(head: FakeHead, request: _wire.ScoreRequest) -> _Question:
-    """The rules of scoring.proto. Raises Refusal."""
+def _check(head: FakeHead, request: _wire.ScoreRequest) -> _CheckedRequest:
+    """Checks the rules of scoring.proto. Raises Refusal."""
     rows, vocab = request.rows, head.vocab_size
     if request.head not in ("", head.name):
         raise Refusal("NOT_FOUND", f'head "{request.head}" is not served')
@@ -109,8 +103,8 @@ def _check(head: FakeHead, request: _wire.ScoreRequest) -> _Question:
     ):
         wrong = np.flatnonzero(~((values >= 0.999e-4) & (values <= 1.001e4)))
         if len(wrong):
-            place = f"{name}[{wrong[0]}]" if name == "row_temperatures" else name
-            raise _refuse(f"{place}: {values[wrong[0]]}, must be finite and in [1e-4, 1e4]")
+            where = f"{name}[{wrong[0]}]" if name == "row_temperatures" else name
+            raise _refuse(f"{where}: {values[wrong[0]]}, must be finite and in [1e-4, 1e4]")
     ids = np.frombuffer(request.candidate_ids, "<i4")
     offsets = np.zeros(rows + 1, np.int64)
     if len(request.candidate_offsets):
@@ -120,7 +114,9 @@ def _check(head: FakeHead, request: _wire.ScoreRequest) -> _Question:
     if len(ids) > head.candidates_max:
         raise _refuse(f"candidate_ids has {len(ids)} ids, above {head.candidates_max}")
     _check_ids("candidate_ids", ids, np.zeros(len(ids), bool), vocab)
-    return _Question(hidden, targets, ignored, temperatures, entropy_temperatures, ids, offsets)
+    return _CheckedRequest(
+        hidden, targets, ignored, temperatures, entropy_temperatures, ids, offsets
+    )
 
 
 def _check_ids(
@@ -158,18 +154,18 @@ def _offsets(data: _wire.Buffer, name: str, end: int) -> npt.NDArray[np.int64]:
 
 
 def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
-    """The answer to a request. Raises Refusal."""
-    question = _check(head, request)
+    """Scores a request. Raises Refusal."""
+    checked = _check(head, request)
     rows, top_k = request.rows, request.top_k
     out: dict[str, Any] = {name: np.zeros(rows, kind) for name, kind in _ROW_TYPES.items()}
     top_ids = np.zeros((rows, top_k), "<i4")
     top_logprobs = np.zeros((rows, top_k), "<f4")
-    candidates = np.zeros(len(question.candidate_ids), "<f4")
+    candidates = np.zeros(len(checked.candidate_ids), "<f4")
     nonfinite = 0
-    for row in np.flatnonzero(~question.ignored):
-        begin, end = question.candidate_offsets[row : row + 2]
+    for row in np.flatnonzero(~checked.ignored):
+        begin, end = checked.candidate_offsets[row : row + 2]
         with np.errstate(invalid="ignore", over="ignore"):
-            z = head.logits(question.hidden[row])
+            z = head.logits(checked.hidden[row])
         if not np.isfinite(z).all():
             if request.reject_nonfinite:
                 raise _refuse(f"hidden: the logits of row {row} hold NaN or Inf")
@@ -178,11 +174,11 @@ def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
                 out[name][row] = {"<f4": np.nan, "<i4": -1, "u1": 0}[kind]
             top_ids[row], top_logprobs[row], candidates[begin:end] = -1, np.nan, np.nan
             continue
-        target = int(question.targets[row])
-        x, lse = _log_sum_exp(z, float(question.temperatures[row]))
+        target = int(checked.targets[row])
+        x, lse = _log_sum_exp(z, float(checked.temperatures[row]))
         best = int(np.argmax(z))
         out["logprob"][row] = min(0.0, x[target] - lse)
-        out["entropy"][row] = _entropy(z, float(question.entropy_temperatures[row]))
+        out["entropy"][row] = _entropy(z, float(checked.entropy_temperatures[row]))
         out["lse"][row] = lse
         out["argmax_id"][row] = best
         out["argmax_logprob"][row] = x[best] - lse
@@ -191,39 +187,38 @@ def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
         out["max_logit"][row], out["min_logit"][row] = z.max(), z.min()
         order = np.argsort(-z, kind="stable")[:top_k]
         top_ids[row], top_logprobs[row] = order, x[order] - lse
-        candidates[begin:end] = x[question.candidate_ids[begin:end]] - lse
+        candidates[begin:end] = x[checked.candidate_ids[begin:end]] - lse
 
     response = _wire.ScoreResponse(
         request_id=request.request_id,
         chunk_id=request.chunk_id,
         weights_version=head.weights_version,
         rows=rows,
-        ignored_rows=int(question.ignored.sum()),
+        ignored_rows=int(checked.ignored.sum()),
         nonfinite_rows=nonfinite,
         timings=_wire.StageTimings(total_us=1),
     )
     bits = request.outputs or 3
-    for output, bit in _wire.OUTPUT_BITS.items():
-        if bits & bit:
-            names = ("argmax_id", "argmax_logprob") if output == "argmax" else (output,)
-            for name in names:
+    for output in _wire.OUTPUTS.values():
+        if bits & output.bit:
+            for name in output.arrays:
                 setattr(response, name, out[name].tobytes())
     if top_k:
         response.top_k_ids, response.top_k_logprobs = top_ids.tobytes(), top_logprobs.tobytes()
     response.candidate_logprobs = candidates.tobytes()
     if len(request.segment_offsets):
-        _sum(request, question, out, response)
+        _sum(request, checked, out, response)
     return response
 
 
 def _sum(
     request: _wire.ScoreRequest,
-    question: _Question,
+    checked: _CheckedRequest,
     out: dict[str, Any],
     response: _wire.ScoreResponse,
 ) -> None:
     offsets = _offsets(request.segment_offsets, "segment_offsets", request.rows)
-    scored = np.flatnonzero(~question.ignored)
+    scored = np.flatnonzero(~checked.ignored)
     sums, counts, greedy = sum_segments(
         np.searchsorted(scored, offsets), out["logprob"][scored], out["greedy"][scored]
     )
@@ -233,7 +228,7 @@ def _sum(
 
 
 def _log_sum_exp(z: Floats, temperature: float) -> tuple[Floats, float]:
-    """x = z / temperature and its logsumexp."""
+    """Returns x = z / temperature and its logsumexp."""
     x = z / temperature
     most = x.max()
     return x, float(most + np.log(np.exp(x - most).sum()))

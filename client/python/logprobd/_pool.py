@@ -1,10 +1,11 @@
-"""The servers of a Client: their connections, checks of their health, records of their names.
+"""The servers of a Client: connections, health checks, and look-ups of DNS names.
 
-Checks and look-ups are begun by calls, when they are due; nothing runs while nobody calls.
+Calls start checks and look-ups when these are due; nothing runs while no call is made.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -15,22 +16,69 @@ from typing import Any
 import grpc
 
 from logprobd import _wire, addresses
-from logprobd._channels import Channels, identity
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, LogprobdError, ServerBug
-from logprobd.facts import HeadInfo, heads_from_wire
+from logprobd.errors import Cancelled, LogprobdError, ServerBug, from_status, http_port_hint
+from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Settings
 
 CHECK_TIMEOUT_SECONDS = 5.0
 FIRST_LOOK_SECONDS = 1.0
-"""Once one server is ready, how long others may still take to show that they are."""
+"""How long the first call waits for further servers once one is ready."""
 
 HEALTH_REQUEST = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
 HEALTH_STATUS = {1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 
 
+# A forked child keeps its parent's channels here: closing or freeing them could hang.
+_inherited: list[Any] = []
+
+
+def identity(data: bytes) -> bytes:
+    """Serializer for gRPC: this package encodes messages itself, so gRPC passes bytes through."""
+    return data
+
+
+class Channels:
+    """Several connections to one server, opened at first use and used in turn. Thread-safe."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        self._settings = settings
+        self._address = address
+        self._channels: list[Any] = []
+        self._closed = False
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+
+    def next(self) -> Any:
+        """Returns the next channel in turn. Raises Cancelled after close()."""
+        with self._lock:
+            if self._closed:
+                raise Cancelled("the client is closed: make another one")
+            if not self._channels:
+                self._channels = [
+                    grpc.insecure_channel(
+                        self._address, options=self._settings.channel_options(self._address, index)
+                    )
+                    for index in range(self._settings.channels)
+                ]
+            return self._channels[next(self._turn) % len(self._channels)]
+
+    def close(self) -> None:
+        """Cancels requests in flight. Idempotent."""
+        with self._lock:
+            channels, self._channels, self._closed = self._channels, [], True
+        for channel in channels:
+            channel.close()
+
+    def forget_after_fork(self) -> None:
+        """For a forked child: leaves the parent's connections open; the child opens its own."""
+        self._lock = threading.Lock()  # another thread of the parent may hold the old one
+        _inherited.extend(self._channels)
+        self._channels = []
+
+
 class Pool:
-    """The servers of one client. Any thread may use it."""
+    """The servers of one client. Thread-safe."""
 
     def __init__(
         self,
@@ -55,7 +103,7 @@ class Pool:
         return self._closed
 
     def method(self, server: Server, name: str) -> Any:
-        """A unary method of this server, on its next connection. Cancelled after close()."""
+        """Returns a unary method on the server's next connection. Raises Cancelled after close."""
         return self.channel(server).unary_unary(
             name, request_serializer=identity, response_deserializer=identity
         )
@@ -70,15 +118,18 @@ class Pool:
         return channels.next()
 
     def refresh(self) -> None:
-        """Begins the checks and look-ups that are due, and returns."""
+        """Starts the checks and look-ups that are due, without waiting for them."""
         if self.balance.solo:
             return
         self._look_up_if_due()
         self._check(self.balance.due_checks())
 
     def gather(self, deadline: float, *, every: bool = False) -> None:
-        """Waits until a server is ready, and a little for the others; with `every`, all are asked
-        for their heads again. Raises Unavailable when none is ready, HeadMismatch, Cancelled."""
+        """Waits until a server is ready, and up to FIRST_LOOK_SECONDS for the others.
+
+        With `every`, all servers are asked for their heads again. Raises Unavailable if none is
+        ready, HeadMismatch, and Cancelled.
+        """
         if self.balance.solo:
             return
         if self._closed:
@@ -100,7 +151,7 @@ class Pool:
             raise self.balance.gone(*self.book.errors)
 
     def close(self) -> None:
-        """Cancels what is in flight. Idempotent."""
+        """Cancels requests in flight. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -109,13 +160,13 @@ class Pool:
             each.close()
 
     def forget_after_fork(self) -> None:
-        """In a child: leaves the parent's connections alone, and knows nothing of the servers."""
+        """For a forked child: leaves the parent's connections open and forgets all server state."""
         for channels in self._channels.values():
             channels.forget_after_fork()
         self._start()
 
     def _look_up_if_due(self) -> None:
-        """Begins it on a thread of its own: the system's resolver knows no deadline."""
+        """Starts a look-up, if it is due, on its own thread: the resolver takes no deadline."""
         with self._changed:
             if self._is_looking_up or not self.book.take_due(
                 time.monotonic(), self.balance.left_at
@@ -133,7 +184,7 @@ class Pool:
                 found[address] = error
         with self._changed:
             self.balance.set_addresses(self.book.update(found))
-            # What is still in flight at a server that went may end first.
+            # A removed server keeps its connections until its requests in flight have ended.
             stay = set(self.balance.all())
             idle = [s for s in self._channels if s not in stay and not s.requests]
             closed = [self._channels.pop(server) for server in idle]
@@ -157,7 +208,7 @@ class Pool:
 
 
 class _Check:
-    """Asks a server for its health, over every connection, and then for its heads."""
+    """Asks a server for its health over every connection, then for its heads."""
 
     def __init__(self, pool: Pool, server: Server, settings: Settings) -> None:
         self._pool = pool
@@ -207,11 +258,11 @@ class _Check:
 
 
 def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> str:
-    """Why a server should not be used, by its answer to Health.Check; "" where it should."""
+    """Returns why a server cannot be used, from its answer to Health.Check; "" if it can."""
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ""  # it answers, and has no health service
+        return ""  # the server answers, although it has no health service
     if code is not grpc.StatusCode.OK:
-        return f"{code.name}: {details}"
+        return f"{code.name}: {details}{http_port_hint(details)}"
     try:
         status = _wire.decode(_wire.HealthResponse, data).status
     except _wire.DecodeError as error:
@@ -224,7 +275,7 @@ def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> st
 def heads_or_reason(
     code: grpc.StatusCode, details: str | None, data: bytes
 ) -> tuple[list[HeadInfo] | None, str]:
-    """The heads of an answer to ListHeads, or why there are none."""
+    """Returns the heads from an answer to ListHeads, or None and the reason."""
     if code is not grpc.StatusCode.OK:
         return None, f"{code.name}: {details}"
     try:
@@ -232,6 +283,41 @@ def heads_or_reason(
     except (_wire.DecodeError, ServerBug) as error:
         return None, f"its heads cannot be read: {error}"
     return (heads, "") if heads else (None, "it holds no head")
+
+
+def error_of(call: Any, address: str, *, is_closed: bool = False) -> LogprobdError:
+    """Returns the typed error of a failed call: a grpc.RpcError, or a call that has ended."""
+    return status_error(
+        call.code(), call.details(), call.trailing_metadata(), address, is_closed=is_closed
+    )
+
+
+def status_error(
+    code: Any, details: str | None, metadata: Any, address: str, *, is_closed: bool
+) -> LogprobdError:
+    """Returns the typed error of a status.
+
+    OK means a stream that ended before every chunk was answered. CANCELLED, unless the client
+    `is_closed`, means that the server gave the call up, for example at the end of its drain.
+    """
+    if code is grpc.StatusCode.OK:
+        return from_status("UNAVAILABLE", "the server ended the stream early", address=address)
+    if code is grpc.StatusCode.CANCELLED and not is_closed:
+        return from_status("UNAVAILABLE", f"the server cancelled it: {details}", address=address)
+    return from_status(
+        code.name, details or "", address=address, retry_after=pushback_seconds(metadata)
+    )
+
+
+def pushback_seconds(metadata: Any) -> float | None:
+    """Returns the server's retry hint; negative ("do not retry") if it is not a number."""
+    for key, value in metadata or ():
+        if key == "grpc-retry-pushback-ms":
+            try:
+                return int(value) / 1000
+            except ValueError:
+                return -1.0
+    return None
 
 
 _live: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -1,7 +1,7 @@
-"""The protobuf wire format for plain dataclasses, so that the package needs no protobuf.
+"""The protobuf wire format for plain dataclasses, so that the package does not need protobuf.
 
-A message is a dataclass whose fields are made with `wire`. Fields are written in the order of their
-declaration, which lets a large payload come last and be copied once.
+A message is a dataclass whose fields are made with `wire`. Fields are encoded in the order of their
+declaration, so a large payload that is declared last is copied once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DecodeError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Field:
-    """How a dataclass field lies on the wire."""
+    """How a dataclass field is encoded."""
 
     number: int
     kind: str
@@ -41,7 +41,7 @@ class _Field:
     repeated: bool
     message: type[Any] | None
     default: Any
-    """Of a message: one with every field at its zero."""
+    """For a message field: a message whose fields all have their zero value."""
 
 
 def wire(
@@ -52,10 +52,10 @@ def wire(
     repeated: bool = False,
     message: type[Any] | None = None,
 ) -> Any:
-    """A dataclass field with protobuf number `number`.
+    """Makes a dataclass field with protobuf number `number`.
 
-    `kind` is one of uint, int, sint, bool, float, double, string, bytes, message. An optional field
-    is None when absent; a repeated one is a list; others have protobuf's zero as default.
+    `kind` is one of uint, int, sint, bool, float, double, string, bytes, message. An absent
+    optional field is None, a repeated field is a list, and other fields default to protobuf's zero.
     """
     empty = message() if message is not None else None
     metadata = {"wire": _Field(number, kind, optional, repeated, message, empty)}
@@ -72,7 +72,7 @@ _fields_of: dict[Any, dict[int, tuple[str, _Field]]] = {}
 
 
 def _fields(cls: Any) -> dict[int, tuple[str, _Field]]:
-    """Fields by number, in the order of their declaration."""
+    """Returns the fields by number, in the order of their declaration."""
     fields = _fields_of.get(cls)
     if fields is None:
         pairs = ((field.name, field.metadata["wire"]) for field in dataclasses.fields(cls))
@@ -81,7 +81,7 @@ def _fields(cls: Any) -> dict[int, tuple[str, _Field]]:
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message. Payloads are copied once, into the result."""
+    """Encodes a message. Payloads are copied once, into the result."""
     return b"".join(_pieces(message))
 
 
@@ -92,7 +92,7 @@ def _pieces(message: Any) -> list[Buffer]:
         value = getattr(message, name)
         for item in value if field.repeated else (value,):
             if item is None or not (item or field.repeated or field.optional):
-                continue  # absent, or protobuf's zero
+                continue  # the field is absent, or has protobuf's zero value
             required = field.kind == "message" and not (field.repeated or field.optional)
             if required and item == field.default:
                 continue
@@ -131,7 +131,7 @@ def _put_varint(out: bytearray, value: int) -> None:
 
 
 def decode(cls: type[Message], data: Buffer) -> Message:
-    """The message in `data`; its bytes fields are views of `data`, not copies.
+    """Decodes a message. Its bytes fields are views of `data`, not copies.
 
     Unknown fields are skipped. Raises DecodeError.
     """
@@ -166,7 +166,7 @@ def _take_varint(view: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position
         shift += 7
-    raise DecodeError("a varint is cut short or longer than 10 bytes")
+    raise DecodeError("a varint is truncated or longer than 10 bytes")
 
 
 def _take_raw(view: memoryview, position: int, wire_type: int) -> tuple[Any, int]:
@@ -180,7 +180,7 @@ def _take_raw(view: memoryview, position: int, wire_type: int) -> tuple[Any, int
         raise DecodeError(f"wire type {wire_type} is not supported")
     end = position + length
     if end > len(view):
-        raise DecodeError(f"a field of {length} bytes is cut short")
+        raise DecodeError(f"a field of {length} bytes is truncated")
     return view[position:end], end
 
 

@@ -1,4 +1,4 @@
-"""Memory shared with a server, in regions that are kept and cut into spans."""
+"""Memory shared with a same-host server: regions, and the spans allocated from them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import numpy as np
 import numpy.typing as npt
 
 from logprobd._cuda_ipc import Driver
-from logprobd._local import Lease, LocalUnavailable
+from logprobd._local_lease import Lease, LocalUnavailable
 
-# Spans begin and end at pages: no two share a cache line, and devices copy whole pages fastest.
+# Spans are page-aligned: no two share a cache line, and devices copy whole pages fastest.
 _PAGE = mmap.PAGESIZE
 
-# After the server has refused more memory, this long nothing more is asked for.
+# After the server has refused more memory, the pool does not ask again for this long.
 _REFUSED_SECONDS = 1.0
 
 
 class Region:
-    """A piece of shared memory and what is free of it. Locked by its pool."""
+    """A piece of shared memory and its free ranges. The pool's lock protects it."""
 
     def __init__(self, region_id: bytes, memory: mmap.mmap, *, is_kept: bool) -> None:
         self.id = region_id
         self.memory = memory
-        """Never closed by hand: it is unmapped once no array lies in it any more."""
+        """Never closed explicitly: it is unmapped when no array refers to it any more."""
         self.size = len(memory)
         self.is_kept = is_kept
-        """Whether it stays when all of it is free."""
+        """Whether the pool keeps the region when all of it is free."""
         self.bytes = np.frombuffer(memory, np.uint8)
         self.address = int(self.bytes.ctypes.data)
         self._may_pin = True
-        self._pinned: tuple[Driver, int] | None = None  # by whom, in which process
-        self._free = [(0, self.size)]  # offset and size of each gap, in order, never adjacent
+        self._pinned: tuple[Driver, int] | None = None  # the driver and the process id
+        self._free = [(0, self.size)]  # offset and size of each gap, sorted, never adjacent
 
     def __del__(self) -> None:
         # A forked child may not call CUDA.
@@ -47,7 +47,7 @@ class Region:
                 self._pinned[0].unpin(self.address)
 
     def pin(self, driver: Driver) -> None:
-        """Page-locks it, once: devices copy into it several times faster."""
+        """Page-locks the region once, so that devices copy into it several times faster."""
         if self._pinned is None and self._may_pin:
             self._may_pin = False
             if driver.pin(self.address, self.size):
@@ -58,8 +58,10 @@ class Region:
         return self._free == [(0, self.size)]
 
     def take(self, size: int) -> int | None:
-        """Offset of a free piece, the first that is large enough: the same memory is used again
-        and again, and stays in cache."""
+        """Allocates `size` bytes. Returns their offset, or None if no gap is large enough.
+
+        Takes the first gap that fits, so that the same memory is reused and stays in cache.
+        """
         for index, (offset, gap) in enumerate(self._free):
             if gap >= size:
                 rest = [(offset + size, gap - size)] if gap > size else []
@@ -68,6 +70,7 @@ class Region:
         return None
 
     def give_back(self, offset: int, size: int) -> None:
+        """Frees bytes that `take` has returned, and merges adjacent gaps."""
         index = next(
             (i for i, (begin, _) in enumerate(self._free) if begin > offset), len(self._free)
         )
@@ -81,7 +84,7 @@ class Region:
 
 
 class Span:
-    """A piece of a region."""
+    """An allocated range of a region."""
 
     def __init__(self, region: Region, offset: int, size: int, pool: RegionPool) -> None:
         self.region = region
@@ -98,13 +101,11 @@ class Span:
 
 
 class RegionPool:
-    """The regions of one lease: made as they are needed, kept while the lease lives.
+    """Allocates spans from the regions of one lease, and creates regions on demand. Thread-safe.
 
     Args:
-        region_bytes: size of a region for requests; larger wishes get one of their own, which is
-            given back once it is free.
-
-    Any thread may use it.
+        region_bytes: size of a region for requests. A larger span gets its own region, which is
+            returned to the server once it is free; other regions live as long as the lease.
     """
 
     def __init__(self, lease: Lease, region_bytes: int) -> None:
@@ -113,11 +114,12 @@ class RegionPool:
         self._regions: list[Region] = []
         self._lock = threading.Lock()
         self._refused: tuple[float, LocalUnavailable] | None = None
-        # Spans of arrays that were collected: that happens anywhere, under this lock too.
+        # Spans of garbage-collected arrays. Collection may run while the lock is held, so spans
+        # are queued here and freed later.
         self._collected: deque[Span] = deque()
 
     def allocate(self, size: int) -> Span:
-        """`size` bytes. LocalUnavailable when the server's limits do not allow them."""
+        """Allocates `size` bytes. Raises LocalUnavailable above the server's limits."""
         rounded = -(-max(size, 1) // _PAGE) * _PAGE
         with self._lock:
             while self._collected:
@@ -136,11 +138,11 @@ class RegionPool:
             self._give_back(span)
 
     def prepare(self) -> None:
-        """Makes the first region, so that the first request need not wait for it."""
+        """Creates the first region, so that the first request does not wait for it."""
         self.allocate(1).free()
 
     def array(self, size: int) -> npt.NDArray[np.uint8]:
-        """Bytes that are free again once no array refers to them."""
+        """Returns an array of `size` bytes that is freed when no array refers to it any more."""
         span = self.allocate(size)
         owner = (ctypes.c_ubyte * size).from_buffer(span.region.memory, span.offset)
         pool = weakref.ref(self)
@@ -154,7 +156,7 @@ class RegionPool:
         return memory
 
     def find(self, address: int, size: int) -> tuple[Region, int] | None:
-        """The region that holds the bytes at `address`, and their offset there."""
+        """Returns the region that holds the bytes at `address` and their offset, or None."""
         for region in list(self._regions):
             offset = address - region.address
             if 0 <= offset <= region.size - size:
@@ -165,27 +167,27 @@ class RegionPool:
         lease = self._lease
         if self._refused is not None and time.monotonic() < self._refused[0]:
             raise self._refused[1]
-        wanted = max(size, self._region_bytes)
+        target = max(size, self._region_bytes)
         held = sum(region.size for region in self._regions)
-        if wanted > lease.lease_bytes_max - held:
-            wanted = size  # what is left of the lease may still do
+        if target > lease.lease_bytes_max - held:
+            target = size  # the rest of the lease may suffice for this span alone
         if (
-            wanted > lease.region_bytes_max
-            or wanted > lease.lease_bytes_max - held
+            target > lease.region_bytes_max
+            or target > lease.lease_bytes_max - held
             or len(self._regions) >= lease.regions_max
         ):
             raise LocalUnavailable(
-                f"{size} bytes more are above the server's limits on shared memory: "
-                f"{lease.region_bytes_max} a region, {lease.lease_bytes_max} and "
-                f"{lease.regions_max} regions a client, {held} in use",
+                f"{size} more bytes exceed the server's limits on shared memory: "
+                f"{lease.region_bytes_max} per region, {lease.lease_bytes_max} and "
+                f"{lease.regions_max} regions per client, {held} in use",
                 "RESOURCE_EXHAUSTED",
             )
         try:
-            region_id, memory = lease.create_region(wanted)
+            region_id, memory = lease.create_region(target)
         except LocalUnavailable as error:
             self._refused = (time.monotonic() + _REFUSED_SECONDS, error)
             raise
-        region = Region(region_id, memory, is_kept=wanted <= self._region_bytes)
+        region = Region(region_id, memory, is_kept=target <= self._region_bytes)
         self._regions.append(region)
         return region
 
@@ -194,6 +196,6 @@ class RegionPool:
         region.give_back(span.offset, -(-max(span.size, 1) // _PAGE) * _PAGE)
         if region.is_empty and not region.is_kept:
             self._regions.remove(region)
-            # Where that fails the lease has ended, and the region with it.
+            # A failure means that the lease has ended, and the region with it.
             with contextlib.suppress(LocalUnavailable):
                 self._lease.close_region(region.id)

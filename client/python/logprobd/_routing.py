@@ -1,4 +1,4 @@
-"""How the requests of one call, or of one stream, go over the servers. No input or output."""
+"""Distributes the requests of one call, or of one stream, over the servers. It does no I/O."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from logprobd import _wire
-from logprobd._carrier import Carrier, Parcel, Way
+from logprobd._local_transport import LocalTransport, PlacedChunk, Placement
 from logprobd.balance import Balance, Server
 from logprobd.errors import LogprobdError, Overloaded, Unavailable, WeightsVersionMismatch
 from logprobd.plan import Chunk, ScorePlan
-from logprobd.retry import RetryPolicy, Window
+from logprobd.retry import RetryNotice, RetryPolicy, Window
 from logprobd.settings import Settings
 from logprobd.versions import CallVersions
 
 LOOK_AGAIN_SECONDS = 0.25
-"""A call that could use more servers than are ready looks for them this often."""
+"""A call with waiting chunks checks this often whether more servers are ready."""
 
 
 class Routing:
-    """The windows of requests in flight, one for each server, and what failures mean."""
+    """One window of requests in flight per server, and the reaction to failures."""
 
     def __init__(self, balance: Balance, retry: RetryPolicy, most: int) -> None:
         self.balance = balance
@@ -34,7 +34,7 @@ class Routing:
 
     @property
     def room(self) -> int:
-        """Requests that all ready servers together would take."""
+        """The number of requests that all ready servers together accept."""
         return sum(self._window(server).size for server in self.balance.usable()) or self._most
 
     def limit(self, most: int) -> None:
@@ -44,8 +44,10 @@ class Routing:
             window.limit(most)
 
     def take(self, num_bytes: int, versions: CallVersions, now: float) -> Server | None:
-        """The server for a request, which is then in flight until `give`; None: no room, or nobody
-        is ready."""
+        """Returns the server for a request, which counts as in flight until `give`.
+
+        None: every window is full, or no server is ready.
+        """
         server = self.balance.take(num_bytes, versions.choose, self._has_room)
         if server is not None:
             self._inflight[server] = self._inflight.get(server, 0) + 1
@@ -62,10 +64,10 @@ class Routing:
     def retry_in(
         self, server: Server, error: LogprobdError, attempts: int, versions: CallVersions
     ) -> float | None:
-        """Takes note of a request that failed at `server` for the `attempts`th time. Seconds until
-        it should be sent again, 0 where another server is ready; None: not at all.
+        """Notes that a request failed at `server`; `attempts` counts its attempts so far.
 
-        Raises WeightsVersionMismatch when the last server said that it lacks the pinned version.
+        Returns the seconds until it is sent again, 0 if another server is ready, or None to give
+        up. Raises WeightsVersionMismatch when no server holds the pinned version.
         """
         if isinstance(error, WeightsVersionMismatch) and not self.balance.solo:
             if versions.lacks(server):
@@ -90,26 +92,26 @@ class Routing:
 
 @dataclass(eq=False)
 class CallJob:
-    """A chunk to be answered."""
+    """A chunk that is not answered yet."""
 
     chunk: Chunk
     attempts: int = 0
     server: Server | None = None
-    """Where it is, while it is in flight."""
+    """The server that has it, while it is in flight."""
     epoch: int = 0
-    parcel: Parcel | None = None
-    """The request of the latest attempt."""
+    placed: PlacedChunk | None = None
+    """The latest attempt's request."""
 
     @property
     def request(self) -> bytes:
-        assert self.parcel is not None
-        return self.parcel.request
+        assert self.placed is not None
+        return self.placed.request
 
     @property
-    def way(self) -> Way:
-        """How its rows travelled."""
-        assert self.parcel is not None
-        return self.parcel.way
+    def placement(self) -> Placement:
+        """How the rows of the latest attempt travelled."""
+        assert self.placed is not None
+        return self.placed.placement
 
 
 class CallBook:
@@ -123,29 +125,30 @@ class CallBook:
         settings: Settings,
         versions: CallVersions,
         balance: Balance,
-        carrier: Carrier,
+        local: LocalTransport,
         deadline: float,
     ) -> None:
         self._plan = plan
         self._settings = settings
         self._versions = versions
         self._routing = Routing(balance, settings.retry, settings.max_inflight)
-        self._carrier = carrier
+        self._local = local
         self._deadline = deadline
         self._waiting = deque(CallJob(chunk) for chunk in chunks)
         self._again: list[tuple[float, int, CallJob]] = []  # a heap, by the time to send again
         self._order = itertools.count()
         self._num_inflight = 0
+        self._notice = RetryNotice()
 
     @property
     def is_done(self) -> bool:
         return not (self._waiting or self._again or self._num_inflight)
 
     def next(self, now: float) -> CallJob | None:
-        """The next chunk to send, to its `server`; None while there is no room or nothing is due.
+        """Returns the next chunk to send to its `server`; None: no server has room or none is due.
 
-        Raises HeadMismatch, WeightsVersionMismatch; Unavailable, InvalidArgument where its rows
-        cannot travel as the settings demand.
+        Raises HeadMismatch and WeightsVersionMismatch; Unavailable and InvalidArgument if its rows
+        cannot travel by the transport that the settings require.
         """
         while self._again and self._again[0][0] <= now:
             self._waiting.appendleft(heapq.heappop(self._again)[2])
@@ -162,7 +165,7 @@ class CallBook:
         job.attempts += 1
         self._num_inflight += 1
         try:
-            job.parcel = self._carrier.pack(self._plan, job.chunk)
+            job.placed = self._local.place(self._plan, job.chunk)
         except BaseException:
             self._end(job)
             raise
@@ -170,39 +173,40 @@ class CallBook:
 
     @property
     def is_stranded(self) -> bool:
-        """After `next` gave None: a chunk waits and nothing is in flight, so nobody is ready."""
+        """After `next` returned None: chunks wait and none is in flight, so no server is ready."""
         return bool(self._waiting) and not self._num_inflight
 
     def keeps(self, job: CallJob, response: _wire.ScoreResponse) -> bool:
-        """Takes note of an answer. False: another version's, its chunk will be sent elsewhere."""
+        """Notes an answer. False: another version answered, and the chunk will be sent again."""
         server = self._end(job)
         self._routing.succeeded(server)
+        self._notice.answered()
         if self._versions.keeps(server, response.weights_version, job.epoch):
             return True
         self._waiting.appendleft(job)
         return False
 
     def failed(self, job: CallJob, error: LogprobdError) -> None:
-        """The request failed: it will be sent again, or its error is raised."""
+        """Notes a failed request: it will be sent again, or its error is raised."""
         server = self._end(job)
-        if job.parcel is not None and self._carrier.refused(job.parcel, error):
+        if job.placed is not None and self._local.refused(job.placed, error):
             self._waiting.appendleft(job)
             return
         delay = self._routing.retry_in(server, error, job.attempts, self._versions)
         self._send_again(job, error, delay)
 
     def nobody_is_ready(self, error: LogprobdError) -> None:
-        """No server was ready for the chunk that is next: an attempt of it has failed."""
+        """Notes that no server was ready for the next chunk, which counts as a failed attempt."""
         job = self._waiting.popleft()
         job.attempts += 1
         self._send_again(job, error, self._settings.retry.delay(error, job.attempts))
 
     def cancelled(self, job: CallJob) -> None:
-        """The caller gave up: the request is no work of the server any more."""
+        """Notes that the caller gave up: the request no longer counts as the server's work."""
         self._end(job)
 
     def pause(self, now: float) -> float | None:
-        """Seconds until something may be sent, or None: not before an answer comes."""
+        """Returns the seconds until a chunk may be sent; None: not before an answer arrives."""
         due = self._again[0][0] - now if self._again else None
         if self._waiting and not self._routing.balance.solo:
             return LOOK_AGAIN_SECONDS if due is None else max(0.0, min(due, LOOK_AGAIN_SECONDS))
@@ -212,13 +216,14 @@ class CallBook:
         assert job.server is not None
         server, job.server = job.server, None
         self._num_inflight -= 1
-        if job.parcel is not None:
-            job.parcel.release()
+        if job.placed is not None:
+            job.placed.release()
         self._routing.give(server, self._plan.bytes_of(job.chunk))
         return server
 
     def _send_again(self, job: CallJob, error: LogprobdError, delay: float | None) -> None:
         now = time.monotonic()
         if delay is None or now + delay >= self._deadline:
-            raise self._plan.locate(error, job.chunk)
+            raise self._plan.locate(self._notice.gave_up(error, job.attempts, now), job.chunk)
+        self._notice.waits(error, delay, now)
         heapq.heappush(self._again, (now + delay, next(self._order), job))

@@ -1,4 +1,4 @@
-"""Rows of hidden states, written into memory that is there already: what the server shares."""
+"""Copies rows of hidden states into existing memory, such as memory shared with the server."""
 
 from __future__ import annotations
 
@@ -19,53 +19,55 @@ Rows = slice | npt.NDArray[np.int64]
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _NUMPY_TYPES = {"bf16": "<u2", "fp16": "<f2", "fp32": "<f4"}
 
-# A copy is split where each part still takes longer than handing it to a thread: measured, 20 us.
+# Large copies are split into parts of at least this size: handing one to a thread takes 20 us.
 _PART_BYTES_MIN = 1 << 20
 _COPY_THREADS_MAX = 4
 
-_copiers: tuple[int, ThreadPoolExecutor] | None = None  # of the process with this id
+_copiers: tuple[int, ThreadPoolExecutor] | None = None  # process id and its threads
 
 
 def write_numpy(
     array: npt.NDArray[Any],
     rows: Rows,
     out: Bytes,
-    wanted: str,
+    dtype: str,
     convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None,
 ) -> None:
-    """Writes rows of `array` [rows, hidden_size] to `out`, as they are or through `convert`."""
-    target = out.view(_NUMPY_TYPES[wanted]).reshape(-1, array.shape[1])
+    """Writes rows of `array` [rows, hidden_size] to `out` as `dtype`; `convert` may be None."""
+    target = out.view(_NUMPY_TYPES[dtype]).reshape(-1, array.shape[1])
     if convert is not None:
         target[...] = convert(array[rows])
         return
-    # As plain numbers: NumPy holds its lock while it copies types that it does not know.
+    # bfloat16 is copied as uint16: NumPy holds the GIL while it copies types it does not know.
     plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
     if isinstance(rows, slice):
         np.copyto(target, plain[rows])
     elif plain.flags.c_contiguous and plain.dtype == target.dtype:
-        np.take(plain, rows, axis=0, out=target, mode="clip")  # "raise" would copy once more
+        np.take(plain, rows, axis=0, out=target, mode="clip")  # mode "raise" buffers the output
     else:
         target[...] = plain[rows]
 
 
-def write_torch(tensor: Any, rows: Rows, out: Bytes, wanted: Any) -> None:
-    """Writes rows of `tensor` [rows, hidden_size], from any device, to `out` as type `wanted`."""
+def write_torch(tensor: Any, rows: Rows, out: Bytes, dtype: Any) -> None:
+    """Writes rows of `tensor` [rows, hidden_size], from any device, to `out` as a torch dtype."""
     torch = sys.modules["torch"]
-    bits = np.int32 if wanted == torch.float32 else np.int16
-    target = torch.from_numpy(out.view(bits)).view(wanted).view(-1, tensor.shape[1])
+    bits = np.int32 if dtype == torch.float32 else np.int16
+    target = torch.from_numpy(out.view(bits)).view(dtype).view(-1, tensor.shape[1])
     if isinstance(rows, slice):
         target.copy_(tensor[rows])
         return
     index = torch.from_numpy(rows).to(tensor.device)
-    if tensor.dtype == wanted and tensor.device.type == "cpu":
+    if tensor.dtype == dtype and tensor.device.type == "cpu":
         torch.index_select(tensor, 0, index, out=target)
     else:
         target.copy_(tensor[index])
 
 
 def blocks(rows: Rows, inner: int) -> Iterator[tuple[int, Rows, int, int]]:
-    """Cuts rows of [..., inner, hidden_size] at the blocks of `inner` rows: the block's number, the
-    rows within it, and which of all given rows, [begin, end), they are."""
+    """Splits rows of an array [..., inner, hidden_size] at multiples of `inner`.
+
+    Yields for each block its number, the rows within it, and their range [begin, end) among `rows`.
+    """
     if isinstance(rows, slice):
         first, last = rows.start, rows.stop
         for block in range(first // inner, -(-last // inner) if last > first else first // inner):
@@ -84,8 +86,10 @@ def blocks(rows: Rows, inner: int) -> Iterator[tuple[int, Rows, int, int]]:
 
 
 def in_parallel(write: Callable[[Rows, Bytes], None], rows: Rows, out: Bytes) -> None:
-    """Writes rows by a few threads where they are many bytes. `write` takes some of the rows and
-    their part of `out`."""
+    """Calls `write` with parts of `rows` and of `out`, on several threads if there are many bytes.
+
+    `out` is uint8 [bytes of all rows].
+    """
     count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
     parts = min(_COPY_THREADS_MAX, out.nbytes // _PART_BYTES_MIN, (os.cpu_count() or 1), count)
     if parts <= 1:
@@ -111,7 +115,7 @@ def in_parallel(write: Callable[[Rows, Bytes], None], rows: Rows, out: Bytes) ->
 
 
 def _threads() -> ThreadPoolExecutor:
-    """The threads that copy, made at first use in each process."""
+    """Returns this process's copy threads, created at first use."""
     global _copiers  # noqa: PLW0603
     pid = os.getpid()
     copiers = _copiers
@@ -121,8 +125,11 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def buffer_type(dtype: Any) -> tuple[int, Callable[[Bytes, tuple[int, int]], Any]]:
-    """Bytes of an element, and what makes an array of a shape out of bytes: a torch.Tensor for a
-    torch dtype, else a NumPy array (uint16 for "bf16"). InvalidArgument for other types."""
+    """Returns the bytes per element of `dtype`, and a function that views bytes as an array.
+
+    The function takes bytes and a shape. It makes a torch.Tensor for a torch dtype, otherwise a
+    NumPy array (uint16 for "bf16"). Raises InvalidArgument for other types.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -135,12 +142,12 @@ def buffer_type(dtype: Any) -> tuple[int, Callable[[Bytes, tuple[int, int]], Any
         return dtype.itemsize, make_torch
     names = {"bf16": "<u2", "bfloat16": "<u2", "fp16": "<f2", "fp32": "<f4"}
     try:
-        wanted = np.dtype(names.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        numpy_type = np.dtype(names.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError:
         raise _wrong_dtype(dtype) from None
-    if wanted.name not in ("uint16", "bfloat16", "float16", "float32"):
+    if numpy_type.name not in ("uint16", "bfloat16", "float16", "float32"):
         raise _wrong_dtype(dtype)
-    return wanted.itemsize, lambda memory, shape: memory.view(wanted).reshape(shape)
+    return numpy_type.itemsize, lambda memory, shape: memory.view(numpy_type).reshape(shape)
 
 
 def _wrong_dtype(dtype: Any) -> InvalidArgument:

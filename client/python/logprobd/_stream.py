@@ -1,6 +1,6 @@
-"""The bookkeeping of ScoreStream: which chunk is sent when, and which result is next.
+"""The state of a score_stream call: which chunk is sent when, and which result is next.
 
-It does no input or output of its own; Client and AsyncClient drive it.
+StreamBook does no I/O; Client and AsyncClient drive it. ReadStream is the synchronous gRPC stream.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 
 from logprobd import _wire
-from logprobd._carrier import Carrier, Parcel
 from logprobd._core import SWAP_ROUNDS_MAX, decode_answer, too_many_swaps
+from logprobd._local_transport import LocalTransport, PlacedChunk
 from logprobd._routing import LOOK_AGAIN_SECONDS, Routing
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
@@ -32,9 +32,11 @@ from logprobd.errors import (
     code_name,
     from_status,
 )
-from logprobd.facts import Limits
+from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.retry import RetryNotice
+from logprobd.score_args import ScoreArgs
 from logprobd.settings import Settings
 from logprobd.versions import CallVersions
 
@@ -43,32 +45,32 @@ _WINDOW_UNKNOWN = 16
 
 @dataclass(eq=False)
 class _Batch:
-    """A batch from when it is taken to when its result is yielded."""
+    """A batch that was taken and whose result is not yielded yet."""
 
     plan: ScorePlan | None
     assembly: Assembly | None
     versions: CallVersions
     seconds: float
-    """What it may take from when its first chunk is sent."""
+    """Time limit from sending the first chunk."""
     deadline: float | None = None
-    """On time.monotonic(); None: nothing sent yet."""
+    """On time.monotonic(); None: no chunk is sent yet."""
     rounds: int = 1
     result: ScoreResult | LogprobdError | None = None
 
 
 @dataclass(eq=False, order=False)
 class _Job:
-    """A chunk to be answered."""
+    """A chunk that is not answered yet."""
 
     batch: _Batch
     chunk: Chunk
     attempts: int = 0
     chunk_id: int = field(default=0)
     server: Server | None = None
-    """Where it is in flight."""
+    """The server that has it, while it is in flight."""
     epoch: int = 0
-    parcel: Parcel | None = None
-    """The request of the latest attempt."""
+    placed: PlacedChunk | None = None
+    """The latest attempt's request."""
 
     @property
     def bytes(self) -> int:
@@ -76,13 +78,13 @@ class _Job:
         return self.batch.plan.bytes_of(self.chunk)
 
     def release(self) -> None:
-        if self.parcel is not None:
-            self.parcel.release()
+        if self.placed is not None:
+            self.placed.release()
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message, and the server whose stream it goes to."""
+    """A message, and the server to whose stream it is written."""
 
     server: Server
     data: bytes
@@ -91,10 +93,14 @@ class Outgoing:
 def stream_plan(
     batch: tuple[Any, Any] | Mapping[str, Any], options: Mapping[str, Any]
 ) -> ScorePlan:
-    """The plan of one element of `batches`."""
+    """Returns the plan of one element of `batches`."""
     try:
         if isinstance(batch, Mapping):
-            return ScorePlan(**{**options, **batch})
+            named = {**options, **batch}
+            for name in ("progress", "timeout"):
+                if name in named:
+                    raise TypeError(f"{name} cannot be set for a batch")
+            return ScorePlan(ScoreArgs(**named))
         hidden, targets = batch
     except (TypeError, ValueError) as error:
         if isinstance(error, LogprobdError):
@@ -102,21 +108,23 @@ def stream_plan(
         raise InvalidArgument(
             f"a batch must be (hidden, targets) or a mapping of score's arguments: {error}"
         ) from error
-    return ScorePlan(hidden, targets, **options)
+    if "progress" in options:
+        raise TypeError("score_stream() takes no progress")
+    return ScorePlan(ScoreArgs(hidden, targets, **options))
 
 
 class StreamBook:
-    """Chunks waiting, in flight and to be sent again; results in the order of the batches."""
+    """Keeps chunks that wait, are in flight or will be sent again, and results in batch order."""
 
     def __init__(
         self,
         settings: Settings,
         balance: Balance | None = None,
-        carrier: Carrier | None = None,
+        local: LocalTransport | None = None,
     ) -> None:
         self._settings = settings
         self._balance = balance or Balance(settings.addresses, solo=True)
-        self._carrier = carrier or Carrier(settings)
+        self._local = local or LocalTransport(settings)
         self._routing = Routing(self._balance, settings.retry, settings.max_inflight)
         self._batches: deque[_Batch] = deque()
         self._waiting: deque[_Job] = deque()
@@ -124,10 +132,11 @@ class StreamBook:
         self._inflight: dict[int, _Job] = {}
         self._ids = itertools.count(1)
         self._order = itertools.count()
+        self._notice = RetryNotice()
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch should be taken."""
+        """Whether to take another batch."""
         open_chunks = len(self._waiting) + len(self._again) + len(self._inflight)
         most = self._routing.room
         return open_chunks < most and len(self._batches) < 2 * most
@@ -137,7 +146,7 @@ class StreamBook:
         return not self._batches
 
     def add(self, plan: ScorePlan, chunks: list[Chunk], limits: Limits, seconds: float) -> None:
-        """A batch whose result must come within `seconds` of the sending of its first chunk."""
+        """Adds a batch. Its result must arrive within `seconds` of sending its first chunk."""
         self._routing.limit(
             min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
         )
@@ -152,12 +161,12 @@ class StreamBook:
         self._waiting.extend(_Job(batch, chunk) for chunk in chunks)
 
     def add_failed(self, error: LogprobdError) -> None:
-        """A batch that was refused before anything was sent; its error comes in its place."""
+        """Adds a batch that failed before anything was sent; its error becomes its result."""
         versions = CallVersions(self._balance, head="")
         self._batches.append(_Batch(None, None, versions, 0.0, result=error))
 
     def next_request(self, now: float) -> Outgoing | None:
-        """The next message to write, or None while the windows are full or nothing is due."""
+        """Returns the next message to write; None if the windows are full or none is due."""
         while True:
             job = self._next_job(now)
             if job is None:
@@ -181,11 +190,11 @@ class StreamBook:
             self._inflight[job.chunk_id] = job
             assert batch.plan is not None
             try:
-                job.parcel = self._carrier.pack(batch.plan, job.chunk, chunk_id=job.chunk_id)
+                job.placed = self._local.place(batch.plan, job.chunk, chunk_id=job.chunk_id)
             except LogprobdError as error:
                 self._fail(batch, error)
                 continue
-            return Outgoing(server, job.parcel.request)
+            return Outgoing(server, job.placed.request)
 
     def _next_job(self, now: float) -> _Job | None:
         while self._again and self._again[0][0] <= now:
@@ -193,15 +202,15 @@ class StreamBook:
         while self._waiting:
             job = self._waiting.popleft()
             if job.batch.result is None and job.batch.plan is not None:
-                return job  # else its batch has failed meanwhile
+                return job  # chunks of failed batches are skipped
         return None
 
     def receive(self, data: bytes, now: float) -> None:
-        """Takes one message of the server."""
+        """Handles one message from the server."""
         response = decode_answer(_wire.ScoreResponse, data)
         job = self._inflight.get(response.chunk_id)
         if job is None or job.batch.result is not None:
-            return  # an answer for a batch that has failed, or that was sent again
+            return  # the batch has failed, or the chunk was sent again
         server = self._end(job)
         try:
             if response.status_code != 0:
@@ -212,7 +221,7 @@ class StreamBook:
             self._fail(job.batch, error)
 
     def _end(self, job: _Job) -> Server:
-        """The job is in flight no more. Returns where it was."""
+        """Removes a job from those in flight. Returns the server that had it."""
         assert job.server is not None
         server, job.server = job.server, None
         del self._inflight[job.chunk_id]
@@ -222,20 +231,21 @@ class StreamBook:
 
     def _answered(self, job: _Job, server: Server, response: _wire.ScoreResponse) -> None:
         self._routing.succeeded(server)
+        self._notice.answered()
         batch = job.batch
         assert batch.assembly is not None
         if not batch.versions.keeps(server, response.weights_version, job.epoch):
             self._waiting.appendleft(_Job(batch, job.chunk))
             return
-        assert job.parcel is not None
-        batch.assembly.add(job.chunk, response, job.parcel.way)
+        assert job.placed is not None
+        batch.assembly.add(job.chunk, response, job.placed.placement)
         if batch.assembly.unanswered():
             return
         if not self._settings.mix_versions:
             batch.assembly.drop_other_versions()
         stale = batch.assembly.unanswered()
         if not stale:
-            self._carrier.used(batch.assembly.way)
+            self._local.used(batch.assembly.placement)
             batch.result = batch.assembly.result()
         elif batch.rounds == SWAP_ROUNDS_MAX:
             raise too_many_swaps(self._settings.address)
@@ -244,7 +254,7 @@ class StreamBook:
             self._waiting.extendleft(_Job(batch, chunk) for chunk in reversed(stale))
 
     def _fail(self, batch: _Batch, error: LogprobdError) -> None:
-        """None of the batch's chunks is sent any more, nor takes room of others."""
+        """Sets the batch's error as its result, and drops its chunks."""
         batch.result = error
         self._waiting = deque(job for job in self._waiting if job.batch is not batch)
         self._again = [entry for entry in self._again if entry[2].batch is not batch]
@@ -257,13 +267,13 @@ class StreamBook:
     ) -> None:
         code = code_name(response.status_code)
         error = from_status(
-            "UNAVAILABLE" if code == "CANCELLED" else code,  # not by this client: it has given up
+            "UNAVAILABLE" if code == "CANCELLED" else code,  # the server cancelled, not this client
             response.status_message,
             address=server.address,
             retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,
         )
-        assert job.parcel is not None
-        if self._carrier.refused(job.parcel, error):
+        assert job.placed is not None
+        if self._local.refused(job.placed, error):
             self._waiting.appendleft(job)
             return
         assert job.batch.plan is not None
@@ -271,8 +281,8 @@ class StreamBook:
         self._send_again(job, server, error, now)
 
     def reconnect(self, server: Server, error: LogprobdError, now: float) -> None:
-        """The stream to `server` has ended: chunks unanswered there are sent again, or `error` is
-        raised."""
+        """Notes that the stream to `server` has ended. Its unanswered chunks are sent again, or
+        `error` is raised."""
         if isinstance(error, Unavailable):
             self._balance.leave(server, error.details or str(error))
         for job in [job for job in self._inflight.values() if job.server is server]:
@@ -280,24 +290,25 @@ class StreamBook:
             self._send_again(job, server, error, now)
 
     def _send_again(self, job: _Job, server: Server, error: LogprobdError, now: float) -> None:
-        """Raises `error` where the chunk is not sent again."""
+        """Schedules the chunk to be sent again. Raises `error` to give up."""
         delay = self._routing.retry_in(server, error, job.attempts, job.batch.versions)
         self._push_again(job, error, delay, now)
 
     def _push_again(self, job: _Job, error: LogprobdError, delay: float | None, now: float) -> None:
         assert job.batch.deadline is not None
         if delay is None or now + delay >= job.batch.deadline:
-            raise error
+            raise self._notice.gave_up(error, job.attempts, now)
+        self._notice.waits(error, delay, now)
         heapq.heappush(self._again, (now + delay, next(self._order), job))
 
     @property
     def is_stranded(self) -> bool:
-        """After `next_request` gave None: a chunk waits and nothing is in flight, so nobody is
+        """After `next_request` returned None: chunks wait and none is in flight, so no server is
         ready."""
         return bool(self._waiting) and not self._inflight
 
     def nobody_is_ready(self, error: LogprobdError, now: float) -> None:
-        """No server was ready for the chunk that is next. Raises `error` when it gives up."""
+        """Notes that no server was ready for the next chunk. Raises `error` to give up."""
         job = self._waiting.popleft()
         job.attempts += 1
         if job.batch.deadline is None:
@@ -305,27 +316,27 @@ class StreamBook:
         self._push_again(job, error, self._settings.retry.delay(error, job.attempts), now)
 
     def gather_deadline(self, now: float) -> float:
-        """Until when a server may be waited for on behalf of the chunk that is next."""
+        """Returns until when the next chunk may wait for a server."""
         batch = self._waiting[0].batch
         return now + batch.seconds if batch.deadline is None else batch.deadline
 
     def close(self) -> None:
-        """Gives up what is in flight."""
+        """Gives up all chunks in flight."""
         for job in list(self._inflight.values()):
             self._end(job)
 
     def finished(self) -> Iterator[ScoreResult | LogprobdError]:
-        """Results that are next in order."""
+        """Yields the finished results that are next in batch order."""
         while self._batches and self._batches[0].result is not None:
             result = self._batches.popleft().result
             assert result is not None
             yield result
 
     def pause(self, now: float) -> float | None:
-        """Seconds until something is due: a chunk to send again, or the deadline of the next
-        result. None when nothing has been sent that is not answered.
+        """Returns the seconds until a chunk is to be sent again or the earliest deadline passes.
 
-        Raises DeadlineExceeded when that deadline has passed.
+        None: every chunk that was sent is answered. Raises DeadlineExceeded once the earliest
+        deadline has passed.
         """
         deadline = min(
             (
@@ -342,7 +353,7 @@ class StreamBook:
                 f"no answer from {self._settings.address} in time: raise timeout "
                 "(LOGPROBD_TIMEOUT_S) or send smaller batches"
             )
-        # What is due and waits has no room: room comes with an answer, or with another server.
+        # Chunks that wait have no room; room comes with an answer or with another server.
         due = self._again[0][0] if self._again else deadline
         if self._waiting and not self._balance.solo:
             due = min(due, now + LOOK_AGAIN_SECONDS)
@@ -350,9 +361,10 @@ class StreamBook:
 
 
 class ReadStream:
-    """A synchronous ScoreStream call; a thread of its own reads, so that waiting can time out.
+    """A synchronous ScoreStream call. Its own thread reads, so that waiting can time out.
 
-    Messages (bytes), and the call itself once it has ended, are put into `events` with `server`.
+    The thread puts (self, message) into `events` for each message (bytes), and (self, call) once
+    the call has ended.
     """
 
     def __init__(
@@ -373,11 +385,11 @@ class ReadStream:
         self._requests.put(request)
 
     def finish(self) -> None:
-        """Nothing more is sent: the server may end the stream."""
+        """Sends no more messages, so that the server may end the stream."""
         self._requests.put(None)
 
     def close(self) -> None:
-        """Ends the stream; what is unanswered is cancelled."""
+        """Ends the stream and cancels what is unanswered."""
         self.finish()
         self._reader.join(timeout=_CLOSE_SECONDS)
         self._call.cancel()
@@ -387,18 +399,21 @@ class ReadStream:
             for response in self._call:
                 self._events.put((self, response))
         except grpc.RpcError:
-            pass  # its status is read from the call
+            pass  # the receiver reads the status from the call
         self._events.put((self, self._call))
 
 
-# For the server to end a stream on which nothing is unanswered.
+# Time for the server to end a stream on which everything is answered.
 _CLOSE_SECONDS = 0.5
 
 
 def wait_for(
     book: StreamBook, events: queue.SimpleQueue[tuple[ReadStream, Any]]
 ) -> tuple[ReadStream, Any] | None:
-    """What happens next on the streams; None when only time has passed. DeadlineExceeded."""
+    """Waits for the next event on the streams; None if none came in time.
+
+    Raises DeadlineExceeded.
+    """
     try:
         return events.get_nowait()
     except queue.Empty:

@@ -1,18 +1,20 @@
 """The messages of scoring.proto, local.proto and grpc.health.v1 that the client uses.
 
-Meanings are stated there; field order here is the order on the wire, so that `hidden` comes last.
+The proto files document the fields. Fields are encoded in the order of declaration, so `hidden`,
+the largest one, is declared last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from logprobd._protobuf import Buffer, DecodeError, decode, encode, wire
 
 __all__ = [
     "DTYPE_NAMES",
     "DTYPE_NUMBERS",
-    "OUTPUT_BITS",
+    "OUTPUTS",
     "PRIORITIES",
     "SERVING",
     "Buffer",
@@ -53,16 +55,29 @@ SCORING_SERVICE = "logprobd.v1.Scoring"
 DTYPE_NUMBERS = {"bf16": 1, "fp16": 2, "fp32": 3}
 DTYPE_NAMES = {number: name for name, number in DTYPE_NUMBERS.items()}
 PRIORITIES = {"high": 1, "normal": 2, "low": 3}
-OUTPUT_BITS = {
-    "logprob": 1,
-    "entropy": 2,
-    "lse": 4,
-    "argmax": 8,
-    "greedy": 16,
-    "sum_p_squared": 32,
-    "max_logit": 64,
-    "min_logit": 128,
+
+
+class Output(NamedTuple):
+    """An output with one value per row, and the response fields that carry it."""
+
+    bit: int
+    """Its bit in ScoreRequest.outputs."""
+    arrays: dict[str, tuple[str, str]]
+    """By field of ScoreResponse: NumPy type on the wire, and NumPy type of the result."""
+
+
+# To add an output, add its row here, its field to ScoreResponse, and its property to ScoreResult.
+OUTPUTS = {
+    "logprob": Output(1, {"logprob": ("<f4", "float32")}),
+    "entropy": Output(2, {"entropy": ("<f4", "float32")}),
+    "lse": Output(4, {"lse": ("<f4", "float32")}),
+    "argmax": Output(8, {"argmax_id": ("<i4", "int64"), "argmax_logprob": ("<f4", "float32")}),
+    "greedy": Output(16, {"greedy": ("u1", "bool")}),
+    "sum_p_squared": Output(32, {"sum_p_squared": ("<f4", "float32")}),
+    "max_logit": Output(64, {"max_logit": ("<f4", "float32")}),
+    "min_logit": Output(128, {"min_logit": ("<f4", "float32")}),
 }
+
 SERVING = 1  # grpc.health.v1 HealthCheckResponse.ServingStatus
 
 

@@ -1,4 +1,4 @@
-"""Addresses of servers: what a caller may write, and the records behind a DNS name."""
+"""Parses the addresses of servers, and keeps the resolved records of DNS names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from logprobd.errors import InvalidArgument
 DEFAULT_PORT = 8470
 
 RESOLVE_SECONDS = 30.0
-"""DNS names are looked up again this often."""
+"""Interval between look-ups of a DNS name."""
 RESOLVE_PAUSE_SECONDS = 1.0
-"""After a failure they are looked up sooner, but not more often than this."""
+"""Shortest interval between look-ups; used after a failure."""
 
 _DNS = "dns:///"
 _PASSED_ON = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 
 
 def parse_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The servers named: a comma-separated list, or a sequence of single addresses.
+    """Parses a comma-separated list, or a sequence of single addresses.
 
-    Each is "host", "host:port", "[ipv6]:port", "unix:///path" or "dns:///name:port"; the port is
-    8470 where none is given. An address that comes twice counts once. InvalidArgument names the bad
-    one.
+    Each is "host", "host:port", "[ipv6]:port", "unix:///path" or "dns:///name:port"; the default
+    port is 8470. Duplicates are dropped. Raises InvalidArgument, which names the bad address.
     """
     parts = given.split(",") if isinstance(given, str) else list(given)
     addresses = dict.fromkeys(_normalise(part) for part in parts)
@@ -34,7 +33,7 @@ def parse_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def dns_name(address: str) -> tuple[str, int] | None:
-    """Name and port of "dns:///name:port"; None for any other address."""
+    """Returns name and port of "dns:///name:port"; None for any other address."""
     if not address.startswith(_DNS):
         return None
     host, _, port = address[len(_DNS) :].rpartition(":")
@@ -51,20 +50,20 @@ def is_loopback(address: str) -> bool:
 
 
 def record_addresses(records: Iterable[Any], port: int) -> tuple[str, ...]:
-    """ "ip:port" of what getaddrinfo gave, IPv6 in brackets, in a fixed order."""
+    """Formats the records of getaddrinfo as "ip:port", IPv6 in brackets, sorted."""
     hosts = {record[4][0] for record in records}
     return tuple(sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts))
 
 
 def resolve(name: str, port: int) -> tuple[str, ...]:
-    """Addresses of all A and AAAA records. OSError where the name has none. Blocks."""
+    """Resolves all A and AAAA records; blocks. Raises OSError if the name has none."""
     return record_addresses(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), port)
 
 
 class AddressBook:
-    """The addresses of a client with the records of its DNS names, and when to look them up.
+    """The addresses of a client, the records of its DNS names, and when to look them up.
 
-    It looks nothing up itself.
+    It does not resolve names itself.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -74,15 +73,15 @@ class AddressBook:
         self.names = {a: name for a in addresses if (name := dns_name(a)) is not None}
         """The DNS names to look up, by address."""
         self.errors: list[str] = []
-        """What the last look-up failed with."""
+        """The errors of the latest look-up."""
 
     @property
     def is_plain(self) -> bool:
-        """There is one server for good, and no name to look up."""
+        """Whether there is exactly one server and no name to resolve."""
         return len(self._addresses) == 1 and not self.names
 
     def take_due(self, now: float, failed_at: float) -> bool:
-        """Whether to look up now; `failed_at` is when a server failed last."""
+        """Returns whether to look names up now; `failed_at` is when a server last failed."""
         if not self.names:
             return False
         age = now - self._asked_at
@@ -93,13 +92,14 @@ class AddressBook:
         return True
 
     def update(self, found: Mapping[str, tuple[str, ...] | OSError]) -> tuple[str, ...]:
-        """All servers after a look-up of `names`. A name that failed keeps its last records."""
+        """Stores the results of a look-up of `names`; a failed name keeps its records. Returns all
+        servers."""
         self.errors = [f"{a}: {e}" for a, e in found.items() if isinstance(e, OSError)]
         self._records |= {a: r for a, r in found.items() if not isinstance(r, OSError)}
         return self.servers()
 
     def servers(self) -> tuple[str, ...]:
-        """The servers known now."""
+        """Returns the currently known servers."""
         lists = (self._records.get(a, ()) if a in self.names else (a,) for a in self._addresses)
         return tuple(dict.fromkeys(address for addresses in lists for address in addresses))
 

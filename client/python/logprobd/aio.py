@@ -14,35 +14,43 @@ import grpc.aio
 
 from logprobd import _wire, settings
 from logprobd._aio_pool import AioPool
-from logprobd._carrier import Way
-from logprobd._channels import error_of, status_error
 from logprobd._core import (
-    STALE_FACTS,
+    STALE_INFO_ERRORS,
     SWAP_ROUNDS_MAX,
     ClientCore,
     before,
     decode_answer,
     too_many_swaps,
 )
-from logprobd._pool import HEALTH_REQUEST, health_reason
+from logprobd._local_transport import Placement
+from logprobd._pool import HEALTH_REQUEST, error_of, health_reason, status_error
 from logprobd._routing import CallBook, CallJob, Routing
 from logprobd._stream import StreamBook, stream_plan
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, InvalidArgument, LogprobdError, Unavailable, from_status
-from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
-from logprobd.plan import Chunk, Progress, ScorePlan
+from logprobd.errors import (
+    Cancelled,
+    InvalidArgument,
+    LogprobdError,
+    Unavailable,
+    from_status,
+    http_port_hint,
+)
+from logprobd.info import HeadInfo, VerifyReport, choose_head, heads_from_wire
+from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.retry import RetryNotice
+from logprobd.score_args import Progress, ScoreArgs, with_score_args
 from logprobd.versions import CallVersions
 
 _Batch = tuple[Any, Any] | Mapping[str, Any]
-_END = object()  # in place of a batch: there are no more
+_END = object()  # marks the end of the batches
 
 
 class AsyncClient(ClientCore):
     __doc__ = f"""{ClientCore.__doc__}
-    The methods are those of Client, awaited. Arrays are encoded, and CUDA tensors copied, on the
-    event loop: a few milliseconds a request. One event loop at a time.
+    The methods are those of Client, awaited. Encoding arrays and copying CUDA tensors blocks the
+    event loop for a few milliseconds per request. Use a client on one event loop at a time.
     """
 
     def _start(self, chosen: settings.Settings) -> None:
@@ -59,61 +67,26 @@ class AsyncClient(ClientCore):
         await self.close()
 
     async def close(self) -> None:
-        """As Client.close."""
-        self._carrier.close()
+        """See Client.close."""
+        self._local.close()
         await self._pool.close()
 
     async def buffer(self, rows: int, hidden_size: int, dtype: Any = "bf16") -> Any:
-        """As Client.buffer."""
-        if self._carrier.needs_asking:
+        """See Client.buffer."""
+        if self._local.needs_asking:
             await self.list_heads()
-        return await asyncio.to_thread(self._carrier.array, rows, hidden_size, dtype)
+        return await asyncio.to_thread(self._local.array, rows, hidden_size, dtype)
 
-    async def score(
-        self,
-        hidden: Any,
-        targets: Any,
-        *,
-        temperature: Any = 1.0,
-        outputs: Iterable[str] = ("logprob", "entropy"),
-        entropy_temperature: float | None = None,
-        candidates: Any = None,
-        top_k: int = 0,
-        segments: Any = None,
-        ignore_index: int = -100,
-        head: str = "",
-        weights_version: int = 0,
-        priority: str = "normal",
-        reject_nonfinite: bool = False,
-        dtype: str | None = None,
-        request_id: str = "",
-        timeout: float | None = None,
-        progress: Progress | None = None,
-    ) -> ScoreResult:
-        """As Client.score."""
+    @with_score_args
+    async def score(self, args: ScoreArgs) -> ScoreResult:
+        """Scores the target of each row of hidden states. Raises the errors of Client.score."""
         self._pool.own()
-        deadline = self._deadline(timeout)
-        plan = ScorePlan(
-            hidden,
-            targets,
-            temperature=temperature,
-            outputs=outputs,
-            entropy_temperature=entropy_temperature,
-            candidates=candidates,
-            top_k=top_k,
-            segments=segments,
-            ignore_index=ignore_index,
-            head=head,
-            weights_version=weights_version,
-            priority=priority,
-            reject_nonfinite=reject_nonfinite,
-            dtype=dtype,
-            request_id=request_id,
-        )
+        deadline = self._deadline(args.timeout)
+        plan = ScorePlan(args)
         try:
             _, chunks = await self._cut(plan, deadline)
-            return await self._score_chunks(plan, chunks, deadline, progress)
-        except STALE_FACTS:
+            return await self._score_chunks(plan, chunks, deadline, args.progress)
+        except STALE_INFO_ERRORS:
             self._heads = []
             raise
 
@@ -125,20 +98,20 @@ class AsyncClient(ClientCore):
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncIterator[ScoreResult]:
-        """As Client.score_stream; `batches` may be an async iterable too.
+        """Like Client.score_stream; `batches` may also be an async iterable.
 
-        An async iterable may wait for earlier results: they are yielded meanwhile.
+        An async iterable may wait for earlier results, because they are yielded while it waits.
         """
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
         seconds = self._seconds(timeout)
         source = _iterate(batches)
         self._pool.own()
-        book = StreamBook(self._settings, self._pool.balance, self._carrier)
+        book = StreamBook(self._settings, self._pool.balance, self._local)
         streams: dict[Server, _AioStream] = {}
         taking: asyncio.Future[Any] | None = None
         exhausted = False
-        wake = asyncio.Event()  # set by a taken batch and by each event of a stream
+        wake = asyncio.Event()  # set when the next batch is available and by each stream event
         try:
             while True:
                 wake.clear()
@@ -158,11 +131,11 @@ class AsyncClient(ClientCore):
                         streams[server] = _AioStream(server, channel, self._settings.metadata, wake)
                     streams[server].send(request.data)
                 for result in book.finished():
-                    if isinstance(result, STALE_FACTS):
+                    if isinstance(result, STALE_INFO_ERRORS):
                         self._heads = []
                     if on_error == "raise" and isinstance(result, LogprobdError):
                         raise result
-                    yield result  # type: ignore[misc]  # an error only where asked for
+                    yield result  # type: ignore[misc]  # an error only with on_error="return"
                 if exhausted and book.is_empty:
                     return
                 if taking is None and not exhausted and book.has_room:
@@ -175,7 +148,7 @@ class AsyncClient(ClientCore):
                     with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                         await asyncio.wait_for(wake.wait(), pause)
         finally:
-            book.close()  # first: the task may be cancelled a second time while it waits below
+            book.close()  # comes first: the task may be cancelled again while it waits below
             ends = [stream.close() for stream in streams.values()]
             if taking is not None:
                 taking.cancel()
@@ -185,7 +158,7 @@ class AsyncClient(ClientCore):
     async def _receive(
         self, stream: _AioStream, book: StreamBook, streams: dict[Server, _AioStream]
     ) -> None:
-        """Takes what has come on a stream."""
+        """Handles the events of a stream: messages, and its end."""
         while (event := stream.next_event()) is not None:
             if isinstance(event, bytes):
                 book.receive(event, time.monotonic())
@@ -196,7 +169,7 @@ class AsyncClient(ClientCore):
                 book.reconnect(stream.server, error, time.monotonic())
 
     async def _error_of(self, call: Any, server: Server) -> LogprobdError:
-        """The typed error of a stream that has ended."""
+        """Returns the typed error of a stream that has ended."""
         code, details = await call.code(), await call.details()
         if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
             return from_status("UNAVAILABLE", "the stream broke", address=server.address)
@@ -212,16 +185,16 @@ class AsyncClient(ClientCore):
     async def _take(
         self, batch: _Batch, options: Mapping[str, Any], book: StreamBook, seconds: float
     ) -> None:
-        """Enters a batch in the book, as failed where its arguments or its head are wrong."""
+        """Adds a batch to the book, as failed if its arguments or its head are wrong."""
         try:
             plan = stream_plan(batch, options)
             head, chunks = await self._cut(plan, time.monotonic() + seconds)
             book.add(plan, chunks, head.limits, seconds)
-        except STALE_FACTS as error:
+        except STALE_INFO_ERRORS as error:
             book.add_failed(error)
 
     async def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
-        """As Client.list_heads."""
+        """See Client.list_heads."""
         self._pool.own()
         deadline = self._deadline(timeout)
         if self._pool.balance.solo:
@@ -229,7 +202,7 @@ class AsyncClient(ClientCore):
             response = decode_answer(_wire.ListHeadsResponse, data)
             heads = heads_from_wire(response)
             self._pool.balance.saw_heads(self._pool.balance.all()[0], heads)
-            self._carrier.offer(response.local)
+            self._local.offer(response.local)
         else:
             await self._gather(deadline, every=True)
             heads = self._pool.balance.heads()
@@ -237,20 +210,21 @@ class AsyncClient(ClientCore):
         return list(heads)
 
     async def info(self, head: str = "", *, timeout: float | None = None) -> HeadInfo:
-        """As Client.info."""
+        """See Client.info."""
         return choose_head(await self.list_heads(timeout=timeout), head)
 
     async def verify(
         self, rows: int = 0, seed: int = 0, *, head: str = "", timeout: float | None = None
     ) -> VerifyReport:
-        """As Client.verify."""
+        """See Client.verify."""
         request = _wire.encode(_wire.VerifyRequest(head=head, rows=rows, seed=seed))
         data = await self._unary(_wire.VERIFY, request, self._deadline(timeout))
         return VerifyReport(**vars(decode_answer(_wire.VerifyResponse, data)))
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """As Client.wait_ready."""
+        """See Client.wait_ready."""
         self._pool.own()
+        notice = RetryNotice()
         deadline = self._deadline(timeout)
         reason = "no answer yet"
         pause = 0.02
@@ -269,17 +243,19 @@ class AsyncClient(ClientCore):
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     raise error_of(error, self.address) from error
-                reason = f"{error.code().name}: {error.details()}"
+                reason = f"{error.code().name}: {error.details()}{http_port_hint(error.details())}"
+            notice.waits(f"{self.address}: {reason}", pause, time.monotonic())
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """One call with its retries, at the server with least to do. Typed errors."""
+        """Makes one call, with retries, at the server with the least work. Raises typed errors."""
         self._pool.own()
         balance = self._pool.balance
         routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
         anyone = CallVersions(balance, head="", mix=True)
+        notice = RetryNotice()
         attempts = 0
         while True:
             attempts += 1
@@ -294,12 +270,12 @@ class AsyncClient(ClientCore):
             if isinstance(answer, bytes):
                 return answer
             delay = routing.retry_in(server, answer, attempts, anyone)
-            await asyncio.sleep(before(deadline, delay, answer))
+            await asyncio.sleep(before(deadline, delay, answer, attempts, notice))
 
     async def _attempt(
         self, server: Server, method: str, request: bytes, deadline: float
     ) -> bytes | LogprobdError:
-        """One call, sent once: its answer, or the error to retry or raise."""
+        """Sends a request once. Returns its answer, or the error to retry or raise."""
         try:
             return await self._pool.method(server, method)(  # type: ignore[no-any-return]
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
@@ -309,12 +285,13 @@ class AsyncClient(ClientCore):
         except grpc.aio.UsageError as failed:  # the channel was closed meanwhile
             raise Cancelled(str(failed)) from failed
         except asyncio.CancelledError:
-            if self._pool.is_closed:  # so gRPC says that the channel was closed
+            if self._pool.is_closed:  # gRPC reports a closed channel as a cancelled task
                 raise Cancelled("the client was closed") from None
             raise
 
     async def _gather(self, deadline: float, *, every: bool = False) -> None:
-        """As Client._gather."""
+        """See Client._gather."""
+        notice = RetryNotice()
         attempts = 0
         while True:
             attempts += 1
@@ -322,22 +299,22 @@ class AsyncClient(ClientCore):
                 await self._pool.gather(deadline, every=every)
                 return
             except Unavailable as error:
-                await asyncio.sleep(self._retry_delay(error, attempts, deadline))
+                await asyncio.sleep(self._retry_delay(error, attempts, deadline, notice))
 
     async def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
-        heads = self._heads  # read once: another task's error may empty it
+        heads = self._heads  # read once: an error in another task may clear it
         if fresh or not heads:
             heads = await self.list_heads(timeout=self._left(deadline))
         return choose_head(heads, name)
 
     async def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
-        """The head and the requests of a call, by the head's facts as of now."""
+        """Returns the head of a call and the call's requests within the head's limits."""
         head = await self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = await self._head(plan.head, deadline, fresh=True)
         plan.check_head(head)
-        if self._carrier.needs_preparing:
-            await asyncio.to_thread(self._carrier.prepare)
+        if self._local.needs_preparing:
+            await asyncio.to_thread(self._local.prepare)
         return head, plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
 
     async def _score_chunks(
@@ -352,23 +329,23 @@ class AsyncClient(ClientCore):
                 settings=self._settings,
                 versions=versions,
                 balance=self._pool.balance,
-                carrier=self._carrier,
+                local=self._local,
                 deadline=deadline,
             )
             async with contextlib.aclosing(self._answers(book, deadline)) as answers:
-                async for chunk, response, way in answers:
-                    assembly.add(chunk, response, way)
+                async for chunk, response, placement in answers:
+                    assembly.add(chunk, response, placement)
                     if progress is not None:
                         progress(assembly.rows_done, plan.rows)
             if self._round_ends(assembly):
-                self._carrier.used(assembly.way)
+                self._local.used(assembly.placement)
                 return assembly.result()
         raise too_many_swaps(self.address)
 
     async def _answers(
         self, book: CallBook, deadline: float
-    ) -> AsyncGenerator[tuple[Chunk, _wire.ScoreResponse, Way], None]:
-        """Sends the chunks of the book and yields each answer as it comes."""
+    ) -> AsyncGenerator[tuple[Chunk, _wire.ScoreResponse, Placement], None]:
+        """Sends the chunks of the book and yields each answer as it arrives."""
         inflight: dict[asyncio.Task[bytes | LogprobdError], CallJob] = {}
         try:
             while not book.is_done:
@@ -395,7 +372,7 @@ class AsyncClient(ClientCore):
                     response = decode_answer(_wire.ScoreResponse, answer)
                     job = inflight.pop(task)
                     if book.keeps(job, response):
-                        yield job.chunk, response, job.way
+                        yield job.chunk, response, job.placement
         finally:
             for task, job in inflight.items():
                 task.cancel()
@@ -410,8 +387,8 @@ class AsyncClient(ClientCore):
 
 
 class _AioStream:
-    """A ScoreStream call; tasks of its own write and read, so that a server that does not read
-    holds up no other. The reader sets `wake` at each event."""
+    """A ScoreStream call with its own tasks for writing and reading, so that a server that does not
+    read delays no other server. The reader sets `wake` at each event."""
 
     def __init__(self, server: Server, channel: Any, metadata: Any, wake: asyncio.Event) -> None:
         self.server = server
@@ -425,18 +402,18 @@ class _AioStream:
         self._unsent.put_nowait(request)
 
     def next_event(self) -> Any:
-        """The next message (bytes), the call itself once it has ended, or None: nothing new."""
+        """Returns the next message (bytes), the call itself once it has ended, or None."""
         return self._events.popleft() if self._events else None
 
     def close(self) -> asyncio.Future[list[Any]]:
-        """Cancels the call at once; to be awaited."""
+        """Cancels the call at once. Await the result to wait for its tasks."""
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
         return asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write(self) -> None:
-        # When the stream has ended, the reader reports it.
+        # The reader reports the end of the stream.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 await self._call.write(await self._unsent.get())
@@ -446,7 +423,7 @@ class _AioStream:
             while (data := await self._call.read()) is not grpc.aio.EOF:
                 self._add(data)
         except grpc.RpcError:
-            pass  # its status is read from the call
+            pass  # the receiver reads the status from the call
         finally:  # also when the channel was closed, which cancels the read
             self._add(self._call)
 
@@ -455,7 +432,8 @@ class _AioStream:
         self._wake.set()
 
 
-# How grpc.aio words a write to a stream that the other side has ended; the real status is lost.
+# The message of grpc.aio after a write to a stream that the server has ended; the server's status
+# is lost.
 _WRITE_FAILED = "Internal error from Core"
 
 

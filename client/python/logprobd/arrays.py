@@ -1,11 +1,12 @@
-"""Arrays in and out: torch, NumPy and DLPack inputs, results in the kind given.
+"""Converts torch, NumPy and DLPack inputs to bytes, and results to the caller's kind of array.
 
-torch and ml_dtypes are never imported unless the caller's own arrays come from them.
+torch and ml_dtypes are imported only if the caller's own arrays come from them.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,41 +22,40 @@ Array = Any
 
 Ints = npt.NDArray[np.int64]
 Rows = slice | Ints
-"""Rows of a call: a range, or indices in rising order."""
+"""Rows of a call: a range, or row indices in rising order."""
 
 _NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KDLCPU = 1
 DEVICE_ALIGNMENT = 16
-"""Of rows that are read in a GPU's memory, in bytes."""
+"""Alignment of rows that the server reads in GPU memory, in bytes."""
 
 
 def is_torch(value: object) -> bool:
-    """Whether `value` is a torch.Tensor, without importing torch."""
+    """Returns whether `value` is a torch.Tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def bf16_from_fp32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """bfloat16 bits of `values`, rounded to nearest, ties to even. NaN stays NaN."""
+    """Rounds to bfloat16 bits, to nearest, ties to even. NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
         16
     )
-    # Rounding could carry a NaN's mantissa into the sign, so NaN is cut and made quiet instead.
+    # Rounding could overflow a NaN's mantissa into the sign, so NaN is truncated and made quiet.
     quiet = (bits >> np.uint32(16)) | np.uint32(0x0040)
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
 def fp32_from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """The exact values of bfloat16 bits."""
+    """Returns the exact values of bfloat16 bits."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 class OutputKind:
-    """Turns NumPy results into what the caller works with: NumPy, or torch on the input's
-    device."""
+    """Converts NumPy results to the caller's kind: NumPy, or torch on the device of `hidden`."""
 
     def __init__(self, device: Any = None) -> None:
         self._device = device
@@ -64,15 +64,15 @@ class OutputKind:
         if self._device is None:
             return values
         torch = sys.modules["torch"]
-        # ascontiguousarray would lift the result of a single row, a scalar, to one dimension.
+        # reshape undoes ascontiguousarray's change of a scalar (a single row) to one dimension.
         return torch.from_numpy(np.ascontiguousarray(values).reshape(values.shape)).to(self._device)
 
 
 class HiddenRows:
-    """Hidden states `[..., hidden_size]` seen as `[rows, hidden_size]`; nothing is copied until
-    `take`.
+    """Hidden states [..., hidden_size] viewed as [rows, hidden_size].
 
-    A non-contiguous input is gathered a chunk at a time, a CUDA tensor copied a chunk at a time.
+    Rows are copied only when `take`, `copy_to` or `device_rows` asks for them: a non-contiguous
+    input is gathered, and a CUDA tensor copied, one chunk at a time.
     """
 
     def __init__(
@@ -103,16 +103,16 @@ class HiddenRows:
         self._array, self._is_flat = _flatten(array, self.rows, self.hidden_size)
 
     def take(self, rows: Rows) -> Buffer:
-        """The bytes of some rows, valid until the next call; may be a view of the caller's
-        memory."""
+        """Returns the bytes of some rows, valid until the next call; possibly a view of the
+        caller's memory."""
         if self._is_flat:
             return self._to_bytes(self._array[rows])
         flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return self._to_bytes(self._array[np.unravel_index(flat, self.leading_shape)])
 
     def copy_to(self, rows: Rows, out: _rows.Bytes) -> None:
-        """Writes the bytes of some rows to `out`, uint8 [rows * row_bytes]: type and contiguity are
-        made right on the way. Large NumPy copies are split over threads; torch splits its own."""
+        """Writes the bytes of some rows, converted and contiguous, to `out`, uint8
+        [rows * row_bytes]. Large NumPy copies use several threads; torch uses its own threads."""
 
         def write(some: Rows, part: _rows.Bytes) -> None:
             if self._is_flat:
@@ -121,8 +121,8 @@ class HiddenRows:
             outer = self.leading_shape[:-1]
             for block, within, begin, end in _rows.blocks(some, self.leading_shape[-1]):
                 index = tuple(int(i) for i in np.unravel_index(block, outer))
-                place = part[begin * self.row_bytes : end * self.row_bytes]
-                self._write(self._array[index], within, place)
+                target = part[begin * self.row_bytes : end * self.row_bytes]
+                self._write(self._array[index], within, target)
 
         if is_torch(self._array):
             write(rows, out)
@@ -130,7 +130,8 @@ class HiddenRows:
             _rows.in_parallel(write, rows, out)
 
     def host_address(self, rows: Rows) -> int | None:
-        """Where some rows lie in host memory as they would be sent; None where they do not."""
+        """Returns the address of some rows if they lie in host memory exactly as they would be
+        sent; otherwise None."""
         if not self._is_as_sent or not self._is_flat or not isinstance(rows, slice):
             return None
         part = self._array[rows]
@@ -140,22 +141,23 @@ class HiddenRows:
         return int(part.ctypes.data) if part.flags.c_contiguous else None
 
     def device_rows(self, rows: Rows) -> Any:
-        """Some rows of a CUDA tensor as they would be sent, contiguous on its device: a view of the
-        caller's memory where that will do."""
+        """Returns some rows of a CUDA tensor as they would be sent, contiguous on its device; a
+        view of the caller's memory if possible."""
         torch = sys.modules["torch"]
         if self._is_flat:
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
             part = self._array[index]
         else:
             flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            places = np.unravel_index(flat, self.leading_shape)
-            part = self._array[tuple(torch.from_numpy(place) for place in places)]
+            indices = np.unravel_index(flat, self.leading_shape)
+            part = self._array[tuple(torch.from_numpy(index) for index in indices)]
         part = part.to(getattr(torch, _TORCH_NAMES[self.dtype])).contiguous()
         return part if part.data_ptr() % DEVICE_ALIGNMENT == 0 else part.clone()
 
 
 def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
-    """`array` as [rows, hidden_size] where that needs no copy, else as it is."""
+    """Returns `array` as [rows, hidden_size] and True if that needs no copy; otherwise unchanged
+    and False."""
     if array.ndim == 2:
         return array, True
     if array.ndim == 1:
@@ -169,11 +171,11 @@ def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
 
 
 def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
-    """Hidden states as given by the caller.
+    """Wraps the hidden states of a call.
 
-    `dtype` ("bf16", "fp16", "fp32") says what a uint16 array holds, or asks for a conversion (to
-    nearest, ties to even). Without it the type of `hidden` is sent, which must be one of these.
-    Raises InvalidArgument.
+    `dtype` ("bf16", "fp16", "fp32") names the content of a uint16 array, or requests a conversion
+    (to nearest, ties to even). Without it `hidden` must have one of these types and is sent as it
+    is. Raises InvalidArgument.
     """
     if dtype is not None:
         dtype = _ALIASES.get(dtype, dtype)
@@ -184,7 +186,7 @@ def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
     if is_torch(hidden):
         return _torch_rows(hidden, dtype)
     array = _as_numpy(hidden)
-    if is_torch(array):  # DLPack memory that only torch can read: results are still NumPy's
+    if is_torch(array):  # DLPack memory that only torch can read; the results are NumPy arrays
         rows = _torch_rows(array, dtype)
         rows.kind = OutputKind()
         return rows
@@ -192,7 +194,7 @@ def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
 
 
 def _as_numpy(value: Any) -> Any:
-    """`value` as a NumPy array; as a torch tensor if it is DLPack memory that NumPy cannot read."""
+    """Returns `value` as a NumPy array, or as a torch tensor if NumPy cannot read its memory."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -200,7 +202,7 @@ def _as_numpy(value: Any) -> Any:
         if int(device) == _KDLCPU:
             try:
                 return np.from_dlpack(value)
-            except (BufferError, RuntimeError, TypeError):  # e.g. bfloat16, unknown to NumPy
+            except (BufferError, RuntimeError, TypeError):  # for example bfloat16
                 if hasattr(value, "__array__"):
                     return np.asarray(value)
         try:
@@ -229,27 +231,27 @@ def _numpy_rows(array: npt.NDArray[Any], dtype: str | None) -> HiddenRows:
         given = "float64"
     else:
         raise _wrong_type(name, "hidden.astype(numpy.float32)")
-    wanted = dtype or given
+    sent = dtype or given
 
     def to_bytes(rows: npt.NDArray[Any]) -> Buffer:
-        return _numpy_bytes(_numpy_convert(rows, given, wanted))
+        return _numpy_bytes(_numpy_convert(rows, given, sent))
 
     def write(rows: npt.NDArray[Any], some: Rows, out: _rows.Bytes) -> None:
-        convert = None if given == wanted else lambda part: _numpy_convert(part, given, wanted)
-        _rows.write_numpy(rows, some, out, wanted, convert)
+        convert = None if given == sent else lambda part: _numpy_convert(part, given, sent)
+        _rows.write_numpy(rows, some, out, sent, convert)
 
-    is_as_sent = given == wanted and array.dtype.byteorder != ">"
-    return HiddenRows(array, wanted, OutputKind(), to_bytes, write=write, is_as_sent=is_as_sent)
+    is_as_sent = given == sent and array.dtype.byteorder != ">"
+    return HiddenRows(array, sent, OutputKind(), to_bytes, write=write, is_as_sent=is_as_sent)
 
 
-def _numpy_convert(rows: npt.NDArray[Any], given: str, wanted: str) -> npt.NDArray[Any]:
-    if given == wanted:
+def _numpy_convert(rows: npt.NDArray[Any], given: str, sent: str) -> npt.NDArray[Any]:
+    if given == sent:
         return rows
     if given == "bf16":
         rows = fp32_from_bf16(np.ascontiguousarray(rows).view(np.uint16))
-    if wanted == "bf16":
+    if sent == "bf16":
         return bf16_from_fp32(rows.astype(np.float32))
-    return rows.astype(np.float16 if wanted == "fp16" else np.float32)
+    return rows.astype(np.float16 if sent == "fp16" else np.float32)
 
 
 def _numpy_bytes(rows: npt.NDArray[Any]) -> Buffer:
@@ -268,30 +270,35 @@ def _torch_rows(tensor: Any, dtype: str | None) -> HiddenRows:
     given = names.get(tensor.dtype)
     if given is None and (dtype is None or tensor.dtype != torch.float64):
         raise _wrong_type(str(tensor.dtype), "hidden.float()")
-    wanted = dtype or given
-    assert wanted is not None
+    sent = dtype or given
+    assert sent is not None
+    if tensor.requires_grad and torch.is_grad_enabled():
+        warnings.warn(
+            "hidden requires grad, but scores carry no gradients: call score under torch.no_grad() "
+            "or with hidden.detach(); for scores with gradients use the operator logprobd_ops",
+            UserWarning,
+            stacklevel=2,
+        )
     staging = _Staging()
 
     def to_bytes(rows: Any) -> Buffer:
-        rows = rows.to(types[wanted]).contiguous()
+        rows = rows.to(types[sent]).contiguous()
         if rows.numel() == 0:
             return b""
-        # NumPy has no bfloat16: the bytes travel as integers of the same width.
-        rows = rows.view(torch.int32 if wanted == "fp32" else torch.int16)
+        # NumPy has no bfloat16, so the bytes are viewed as integers of the same width.
+        rows = rows.view(torch.int32 if sent == "fp32" else torch.int16)
         host = rows if rows.device.type == "cpu" else staging.copy(rows)
         return cast(memoryview, host.numpy().view(np.uint8).reshape(-1).data)
 
     def write(source: Any, some: Rows, out: _rows.Bytes) -> None:
-        _rows.write_torch(source, some, out, types[wanted])
+        _rows.write_torch(source, some, out, types[sent])
 
     kind = OutputKind(tensor.device)
-    return HiddenRows(
-        tensor.detach(), wanted, kind, to_bytes, write=write, is_as_sent=given == wanted
-    )
+    return HiddenRows(tensor.detach(), sent, kind, to_bytes, write=write, is_as_sent=given == sent)
 
 
 class _Staging:
-    """Page-locked memory for the copies of a call's chunks, allocated once."""
+    """Page-locked memory through which the chunks of a call are copied from the GPU."""
 
     def __init__(self) -> None:
         self._buffer: Any = None
@@ -317,7 +324,10 @@ def _wrong_type(name: str, cure: str) -> InvalidArgument:
 
 
 def to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
-    """A small argument (ids, offsets, temperatures) as a NumPy array. Raises InvalidArgument."""
+    """Converts a small argument (ids, offsets, temperatures) to a NumPy array.
+
+    Raises InvalidArgument.
+    """
     if is_torch(value):
         value = value.detach().cpu()
         torch = sys.modules["torch"]
@@ -330,7 +340,7 @@ def to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
 
 
 def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
-    """Ids as int32; InvalidArgument where they are no integers or do not fit."""
+    """Converts ids to int32. Raises InvalidArgument if they are not integers or do not fit."""
     array = to_numpy(value, name)
     if array.size == 0:
         return array.astype(np.int32)
@@ -353,8 +363,10 @@ def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
 
 
 def to_offsets(value: Any, name: str, end: int) -> Ints:
-    """Offsets of consecutive ranges: from 0, never falling, ending at `end`. Else
-    InvalidArgument."""
+    """Converts offsets of consecutive ranges, which start at 0, never fall and end at `end`.
+
+    Raises InvalidArgument.
+    """
     array = to_numpy(value, name)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InvalidArgument(

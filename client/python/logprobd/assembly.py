@@ -1,33 +1,20 @@
-"""Puts the answers of a call's chunks together."""
+"""Joins the answers of a call's chunks into one ScoreResult."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from logprobd import _wire
-from logprobd._carrier import Way
-from logprobd.chunking import sum_segments
+from logprobd._local_transport import Placement
 from logprobd.errors import ServerBug
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
 
-# Output bit -> arrays of the response, with their types on the wire and in the result.
-_ROW_ARRAYS: dict[str, tuple[tuple[str, str, Any], ...]] = {
-    "logprob": (("logprob", "<f4", np.float32),),
-    "entropy": (("entropy", "<f4", np.float32),),
-    "lse": (("lse", "<f4", np.float32),),
-    "argmax": (("argmax_id", "<i4", np.int64), ("argmax_logprob", "<f4", np.float32)),
-    "greedy": (("greedy", "u1", np.bool_),),
-    "sum_p_squared": (("sum_p_squared", "<f4", np.float32),),
-    "max_logit": (("max_logit", "<f4", np.float32),),
-    "min_logit": (("min_logit", "<f4", np.float32),),
-}
-
-
-TCP = Way("tcp", "")
+TCP = Placement("tcp", "")
 
 
 class Assembly:
@@ -38,12 +25,14 @@ class Assembly:
         self._chunks = chunks
         self._responses: dict[int, _wire.ScoreResponse] = {}
         self._last_version = 0
-        self._ways: dict[int, Way] = {}
+        self._placements: dict[int, Placement] = {}
         self.rows_done = plan.rows - plan.num_scored
 
-    def add(self, chunk: Chunk, response: _wire.ScoreResponse, way: Way = TCP) -> None:
-        """Takes the answer of a chunk, whose rows went by `way`. ServerBug when its shape is not
-        that of the request."""
+    def add(self, chunk: Chunk, response: _wire.ScoreResponse, placement: Placement = TCP) -> None:
+        """Stores the answer of a chunk whose rows travelled as `placement` says.
+
+        Raises ServerBug if the answer does not have the chunk's number of rows.
+        """
         if response.rows != chunk.end - chunk.begin:
             raise ServerBug(
                 f"the server answered {response.rows} rows to a request of "
@@ -53,24 +42,25 @@ class Assembly:
             self.rows_done += response.rows
         self._responses[chunk.index] = response
         self._last_version = response.weights_version
-        self._ways[chunk.index] = way
+        self._placements[chunk.index] = placement
 
     @property
-    def way(self) -> Way:
-        """The way that most rows went, once every chunk is answered."""
-        rows: dict[Way, int] = {}
+    def placement(self) -> Placement:
+        """The placement of most rows, once every chunk is answered."""
+        rows: dict[Placement, int] = {}
         for chunk in self._chunks:
-            way = self._ways[chunk.index]
-            rows[way] = rows.get(way, 0) + chunk.end - chunk.begin
-        return max(rows, key=lambda way: rows[way])
+            placement = self._placements[chunk.index]
+            rows[placement] = rows.get(placement, 0) + chunk.end - chunk.begin
+        return max(rows, key=lambda placement: rows[placement])
 
     def unanswered(self) -> list[Chunk]:
         return [chunk for chunk in self._chunks if chunk.index not in self._responses]
 
     def drop_other_versions(self) -> None:
-        """Forgets answers of other weights than the latest answer's, to be asked again.
+        """Drops answers whose weights version differs from the latest answer's.
 
-        A swap in the midst of a call would otherwise mix two models in one result.
+        Their chunks count as unanswered again. Without this, a swap of the weights during a call
+        would mix two models in one result.
         """
         for index, response in list(self._responses.items()):
             if response.weights_version != self._last_version:
@@ -78,19 +68,22 @@ class Assembly:
                 self.rows_done -= response.rows
 
     def result(self) -> ScoreResult:
-        """The scores of the call, once every chunk is answered. ServerBug for missing arrays."""
+        """Returns the scores of the call, once every chunk is answered.
+
+        Raises ServerBug if an array is missing or has the wrong size.
+        """
         plan = self._plan
         versions = sorted({response.weights_version for response in self._responses.values()})
         out: dict[str, npt.NDArray[Any]] = {}
-        for output, arrays in _ROW_ARRAYS.items():
-            if plan.outputs & _wire.OUTPUT_BITS[output]:
-                for name, wire_type, dtype in arrays:
+        for output in _wire.OUTPUTS.values():
+            if plan.outputs & output.bit:
+                for name, (wire_type, dtype) in output.arrays.items():
                     out[name] = self._spread(self._join(name, wire_type), dtype).reshape(plan.shape)
         if plan.top_k:
             shape = (*plan.shape, plan.top_k)
             for name, wire_type, dtype in (
-                ("top_k_ids", "<i4", np.int64),
-                ("top_k_logprobs", "<f4", np.float32),
+                ("top_k_ids", "<i4", "int64"),
+                ("top_k_logprobs", "<f4", "float32"),
             ):
                 rows = self._join(name, wire_type, plan.top_k).reshape(-1, plan.top_k)
                 out[name] = self._spread(rows, dtype).reshape(shape)
@@ -105,11 +98,11 @@ class Assembly:
             weights_versions=tuple(versions),
             ignored_rows=plan.rows - plan.num_scored + sum(r.ignored_rows for r in responses),
             nonfinite_rows=sum(r.nonfinite_rows for r in responses),
-            transport=self.way.transport,
+            transport=self.placement.transport,
         )
 
     def _join(self, name: str, wire_type: str, width: int = 1) -> npt.NDArray[Any]:
-        """An array over all scored rows. With width 0 its length is not checked."""
+        """Concatenates an array over all scored rows. With width 0 its length is not checked."""
         parts = []
         for chunk in self._chunks:
             data = getattr(self._responses[chunk.index], name)
@@ -122,7 +115,7 @@ class Assembly:
         return np.concatenate(parts)
 
     def _spread(self, values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-        """Values of the scored rows among zeros for the ignored ones."""
+        """Scatters the values of the scored rows; ignored rows get zeros."""
         if self._plan.scored is None:
             return values.astype(dtype)
         out = np.zeros((self._plan.rows, *values.shape[1:]), dtype)
@@ -171,3 +164,25 @@ class Assembly:
         out["segment_logprob"] = sums.astype(np.float64)
         out["segment_rows"] = rows.astype(np.int64)
         out["segment_greedy"] = greedy.astype(np.bool_)
+
+
+def sum_segments(
+    offsets: npt.NDArray[np.int64],
+    logprob: npt.NDArray[np.float32],
+    greedy: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Returns the sum of logprob, the number of rows, and whether all rows are greedy, by segment.
+
+    Sums are computed in double precision, in row order, so they equal the server's bit for bit. An
+    empty segment gives 0, 0 and 1.
+    """
+    segments = len(offsets) - 1
+    sums = np.zeros(segments, np.float64)
+    all_greedy = np.ones(segments, np.uint8)
+    values = logprob.astype(np.float64)
+    for segment, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        if end > begin:
+            # cumsum adds in order, as the server does; sum() adds pairwise and rounds differently.
+            sums[segment] = np.cumsum(values[begin:end])[-1]
+            all_greedy[segment] = greedy[begin:end].all()
+    return sums, np.diff(offsets), all_greedy

@@ -1,7 +1,7 @@
-"""Which server gets the next request, and which is left alone for a while.
+"""Decides which server gets the next request, and which servers get none for a while.
 
-It does no input or output, and its clock is an argument; the pools of Client and AsyncClient drive
-it. Any thread may use a Balance.
+A Balance does no I/O and takes its clock as an argument; the pools of Client and AsyncClient drive
+it. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from logprobd.errors import HeadMismatch, Unavailable
-from logprobd.facts import HeadInfo, heads_differ, least_limits
+from logprobd.info import HeadInfo, heads_differ, least_limits
 
 CHECK_SECONDS = 10.0
-"""A server in use is asked for its health and its heads this often."""
+"""Interval between checks of the health and the heads of a server in use."""
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
-"""How long a server that failed is left alone: doubled with each failure, drawn from the upper
-half."""
+"""How long a server that failed gets no requests: the first pause doubles with each failure up to
+the maximum, and each pause is drawn from the upper half of that range."""
 BUSY_SECONDS = 0.1
-"""How long a server that refused for load without a hint is not preferred."""
+"""How long a server that refused for load without a hint is avoided."""
 VERSION_SECONDS = 10.0
-"""How long a server is believed to hold the version that it named last."""
+"""How long the version that a server named last counts as known."""
 
 
 class State(enum.Enum):
-    UNKNOWN = "unknown"  # not asked yet
+    UNKNOWN = "unknown"  # the server was not asked yet
     READY = "ready"
     OUT = "out"
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a client knows of one of its servers, for debugging."""
+    """A client's view of one of its servers, for debugging."""
 
     address: str
     state: str
     """"unknown" (not asked yet), "ready", "busy" (it refused for load a moment ago) or "out" (it
-    failed, drains, or holds another head)."""
+    failed, drains, or cannot be reached)."""
     reason: str
-    """Why it is out; "" otherwise."""
+    """Why the server is out; "" otherwise."""
     requests: int
-    """Of this client, unanswered."""
+    """Unanswered requests of this client."""
     bytes: int
-    """Of hidden states in those requests."""
+    """Bytes of hidden states in those requests."""
     weights_versions: dict[str, int]
-    """By head, as seen last."""
+    """Latest known version, by head."""
     retry_in: float
-    """Seconds until it is asked again whether it is well; 0 unless it is out."""
+    """Seconds until the next health check; 0 unless the server is out."""
 
 
 @dataclass(eq=False)
 class Server:
-    """One server as a Balance sees it. Only its Balance writes to it."""
+    """A Balance's record of one server. Only the Balance writes to it."""
 
     address: str
     state: State = State.UNKNOWN
@@ -65,29 +65,29 @@ class Server:
     bytes: int = 0
     failures: int = 0
     is_checked: bool = False
-    """A check is under way."""
+    """Whether a check is running."""
     check_at: float = 0.0
     busy_until: float = 0.0
     left_at: float = 0.0
     heads: tuple[HeadInfo, ...] = ()
     versions: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By head: the version seen last, and when."""
+    """By head: the latest known version, and when it was seen."""
 
     def head_key(self, head: str) -> str:
-        """The name under which versions of `head` are kept: "" stands for the only one."""
+        """Returns the key of `versions` for `head`; "" stands for the only head."""
         return self.heads[0].name if not head and len(self.heads) == 1 else head
 
     def version(self, head: str, now: float) -> int | None:
-        """The version it is believed to hold; None: not known, or seen long ago."""
+        """Returns the version that the server probably holds; None: unknown or outdated."""
         version, seen_at = self.versions.get(self.head_key(head), (None, 0.0))
         return version if now - seen_at < VERSION_SECONDS else None
 
 
 class Balance:
-    """The servers of a client and who is next.
+    """Chooses among the servers of a client.
 
-    A request goes to the ready server with the fewest unanswered bytes of this client; equals take
-    turns. With `solo` there is one server, which is used whatever happened to it.
+    A request goes to the ready server with the fewest unanswered bytes of this client; servers with
+    equal bytes take turns. With `solo` there is one server, which is always used.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Balance:
         self._turn = 0
         self._conflict = ""
         self.left_at = float("-inf")
-        """When a server was put out last."""
+        """When a server last became OUT."""
 
     def set_addresses(self, addresses: Iterable[str]) -> list[Server]:
-        """Takes the servers that exist now; those that stay keep what is known of them. Returns
-        those that went."""
+        """Sets the servers that exist now; known servers keep their records. Returns the removed
+        servers."""
         with self._lock:
             known = {server.address: server for server in self._servers}
             self._servers = [
@@ -126,9 +126,9 @@ class Balance:
         choose: Callable[[list[Server], float], Iterable[Server]] = lambda servers, now: servers,
         has_room: Callable[[Server], bool] = lambda server: True,
     ) -> Server | None:
-        """The server for a request of so many bytes, which counts as its work until `give`.
+        """Returns the server for a request of `num_bytes`, which count as its work until `give`.
 
-        `choose` narrows the ready servers down. None when none of them is ready or has room.
+        `choose` filters the ready servers. Returns None if none of them is ready or has room.
         Raises HeadMismatch when servers hold different heads.
         """
         with self._lock:
@@ -136,12 +136,12 @@ class Balance:
                 raise HeadMismatch(self._conflict)
             now = self._clock()
             servers = list(choose(self._usable(), now))
-            # One that asked to wait is left alone while another is there, even if that is full.
+            # A busy server is avoided while another is ready, even if that one is full.
             servers = [s for s in servers if s.busy_until <= now] or servers
             servers = [s for s in servers if has_room(s)]
             if not servers:
                 return None
-            turn = {id(server): place for place, server in enumerate(self._servers)}
+            turn = {id(server): index for index, server in enumerate(self._servers)}
             count = len(self._servers)
             server = min(servers, key=lambda s: (s.bytes, (turn[id(s)] - self._turn) % count))
             self._turn = (turn[id(server)] + 1) % count
@@ -150,13 +150,13 @@ class Balance:
             return server
 
     def give(self, server: Server, num_bytes: int) -> None:
-        """The request has ended, in whatever way."""
+        """Notes that a request has ended, with or without success."""
         with self._lock:
             server.requests -= 1
             server.bytes -= num_bytes
 
     def saw_heads(self, server: Server, heads: Iterable[HeadInfo]) -> None:
-        """The server has listed its heads."""
+        """Notes the heads that the server has listed."""
         with self._lock:
             now = self._clock()
             server.heads = tuple(sorted(heads, key=lambda head: head.name))
@@ -164,7 +164,7 @@ class Balance:
                 server.versions[head.name] = (head.weights_version, now)
 
     def saw_version(self, server: Server, head: str, version: int) -> None:
-        """The server has answered a request for `head`."""
+        """Notes that the server has answered a request for `head` with `version`."""
         with self._lock:
             server.versions[server.head_key(head)] = (version, self._clock())
             server.failures = 0
@@ -172,7 +172,7 @@ class Balance:
                 server.state, server.reason = State.READY, ""
 
     def leave(self, server: Server, reason: str) -> None:
-        """The server failed, or said that it stops: it is left alone until a check finds it well.
+        """Notes that the server failed or is stopping: it gets no requests until a check succeeds.
 
         Requests that fail together count as one failure.
         """
@@ -181,7 +181,7 @@ class Balance:
                 self._put_out(server, reason)
 
     def busy(self, server: Server, seconds: float | None) -> None:
-        """The server refused for load: others are preferred for `seconds`, its hint."""
+        """Notes that the server refused for load: it is avoided for `seconds`, its hint."""
         with self._lock:
             until = self._clock() + (BUSY_SECONDS if seconds is None else max(0.0, seconds))
             server.busy_until = max(server.busy_until, until)
@@ -189,16 +189,17 @@ class Balance:
     def has_other(
         self, server: Server, choose: Callable[[list[Server], float], Iterable[Server]]
     ) -> bool:
-        """Whether a request that `server` failed can go elsewhere without waiting."""
+        """Returns whether a request that failed at `server` can go to another one at once."""
         with self._lock:
             now = self._clock()
             others = [s for s in choose(self._usable(), now) if s is not server]
             return any(s.busy_until <= now for s in others)
 
     def due_checks(self, *, every: bool = False, idle: bool = False) -> list[Server]:
-        """The servers to be checked now; `checked` must follow for each.
+        """Returns the servers to check now; `checked` must follow for each.
 
-        `idle`: nobody is ready, so those that are out do not get their whole pause. `every`: all.
+        With `idle` (no server is ready), servers that are out are checked before their pause ends.
+        With `every`, all servers are checked.
         """
         with self._lock:
             now = self._clock()
@@ -215,14 +216,14 @@ class Balance:
     def checked(
         self, server: Server, heads: Sequence[HeadInfo] | None, reason: str = "", began: float = 0.0
     ) -> None:
-        """A check, begun at `began`, has ended: with the server's heads, or with what is wrong."""
+        """Notes the result of a check that began at `began`: heads, or None and the reason."""
         with self._lock:
             server.is_checked = False
             now = self._clock()
             if heads is None:
                 self._put_out(server, reason)
             elif server.state is State.OUT and server.left_at > began:
-                pass  # it failed meanwhile: what the check saw is out of date
+                pass  # the server failed after the check began, so the result is outdated
             else:
                 server.state, server.reason = State.READY, ""
                 server.check_at = now + CHECK_SECONDS
@@ -231,12 +232,12 @@ class Balance:
 
     @property
     def num_checked(self) -> int:
-        """Servers whose check is under way."""
+        """Number of servers whose check is running."""
         with self._lock:
             return sum(server.is_checked for server in self._servers)
 
     def usable(self) -> list[Server]:
-        """The servers that may be sent requests."""
+        """Returns the servers that may get requests."""
         with self._lock:
             return self._usable()
 
@@ -245,7 +246,7 @@ class Balance:
             return list(self._servers)
 
     def heads(self) -> list[HeadInfo]:
-        """The heads, with the tightest limits of all ready servers; [] when none is ready.
+        """Returns the heads with the tightest limits of all ready servers; [] if none is ready.
 
         Raises HeadMismatch.
         """
@@ -256,7 +257,8 @@ class Balance:
         return [least_limits(same) for same in zip(*lists, strict=True)] if lists else []
 
     def gone(self, *notes: str) -> Unavailable:
-        """The error when no server is ready, naming each and why; `notes` come before them."""
+        """Returns the error for the case that no server is ready. It lists `notes`, then each
+        server and why it is not ready."""
         with self._lock:
             servers = [f"{s.address} ({s.reason or 'no answer yet'})" for s in self._servers]
         reasons = "; ".join((*notes, *servers))
@@ -268,7 +270,7 @@ class Balance:
         )
 
     def states(self) -> list[ServerState]:
-        """A picture of all servers."""
+        """Returns the state of every server."""
         with self._lock:
             now = self._clock()
             return [
@@ -308,7 +310,7 @@ class Balance:
             if difference and not self.solo:
                 self._conflict = (
                     f"{ready[0].address} and {server.address} hold different heads: {difference}. "
-                    "A client's servers must hold the same: mend one of them, or leave it out of "
-                    "the addresses"
+                    "All servers of a client must hold the same heads: fix one of them, or remove "
+                    "it from the addresses"
                 )
                 return

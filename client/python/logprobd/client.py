@@ -10,25 +10,32 @@ from typing import Any
 import grpc
 
 from logprobd import _wire, settings
-from logprobd._carrier import Way
-from logprobd._channels import error_of, identity
 from logprobd._core import (
-    STALE_FACTS,
+    STALE_INFO_ERRORS,
     SWAP_ROUNDS_MAX,
     ClientCore,
     before,
     decode_answer,
     too_many_swaps,
 )
-from logprobd._pool import HEALTH_REQUEST, Pool, health_reason
+from logprobd._local_transport import Placement
+from logprobd._pool import HEALTH_REQUEST, Pool, error_of, health_reason, identity
 from logprobd._routing import CallBook, CallJob, Routing
 from logprobd._stream import ReadStream, StreamBook, stream_plan, wait_for
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, InvalidArgument, LogprobdError, Unavailable
-from logprobd.facts import HeadInfo, VerifyReport, choose_head, heads_from_wire
-from logprobd.plan import Chunk, Progress, ScorePlan
+from logprobd.errors import (
+    Cancelled,
+    InvalidArgument,
+    LogprobdError,
+    Unavailable,
+    http_port_hint,
+)
+from logprobd.info import HeadInfo, VerifyReport, choose_head, heads_from_wire
+from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.retry import RetryNotice
+from logprobd.score_args import Progress, ScoreArgs, with_score_args
 from logprobd.versions import CallVersions
 
 
@@ -49,106 +56,43 @@ class Client(ClientCore):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections, cancels what is in flight and gives shared memory back: arrays of
-        `buffer` stay readable. Idempotent."""
+        """Closes the connections, cancels requests in flight and returns shared memory to the
+        server. Arrays from `buffer` stay readable. Idempotent."""
         self._pool.close()
-        self._carrier.close()
+        self._local.close()
 
     def buffer(self, rows: int, hidden_size: int, dtype: Any = "bf16") -> Any:
-        """An array for hidden states that score need not copy when the server is on this host.
+        """Returns an uninitialised array whose rows a same-host server reads without a copy.
 
         Args:
-            rows, hidden_size: its shape.
+            rows, hidden_size: the shape.
             dtype: "bf16" (gives NumPy uint16, to be scored with dtype="bf16"), "fp16", "fp32", or a
                 NumPy or ml_dtypes type; a torch dtype gives a torch.Tensor.
 
-        Returns an array [rows, hidden_size] whose content is arbitrary. It is freed when nothing
-        refers to it any more. Where no memory can be shared, as with several servers, it is an
-        ordinary array. Rows must not be written while they are scored.
+        Returns an array [rows, hidden_size]. Its memory is freed with its last reference. It is an
+        ordinary array if no memory can be shared, for example with several servers. Do not write
+        rows while they are scored.
 
-        Raises InvalidArgument; Unavailable when transport is "shm" and cannot be had; and as
-        list_heads, which it asks where the server is.
+        Raises InvalidArgument; Unavailable when transport is "shm" and not available; and the
+        errors of list_heads, which finds out whether the server is on this host.
         """
-        if self._carrier.needs_asking:
+        if self._local.needs_asking:
             self.list_heads()
-        return self._carrier.array(rows, hidden_size, dtype)
+        return self._local.array(rows, hidden_size, dtype)
 
-    def score(
-        self,
-        hidden: Any,
-        targets: Any,
-        *,
-        temperature: Any = 1.0,
-        outputs: Iterable[str] = ("logprob", "entropy"),
-        entropy_temperature: float | None = None,
-        candidates: Any = None,
-        top_k: int = 0,
-        segments: Any = None,
-        ignore_index: int = -100,
-        head: str = "",
-        weights_version: int = 0,
-        priority: str = "normal",
-        reject_nonfinite: bool = False,
-        dtype: str | None = None,
-        request_id: str = "",
-        timeout: float | None = None,
-        progress: Progress | None = None,
-    ) -> ScoreResult:
+    @with_score_args
+    def score(self, args: ScoreArgs) -> ScoreResult:
         """Scores the target of each row of hidden states.
 
-        Nothing is shifted: row i's target is targets[i], the token that follows it (from_packed and
-        from_padded do the shifting). Rows whose target is ignore_index are not sent.
-
-        Args:
-            hidden: [..., hidden_size], the states that enter the head, after the final norm: torch
-                (CPU or CUDA), NumPy, or DLPack; bfloat16, float16 or float32. Any strides.
-            targets: [...], ids in [0, vocab) or ignore_index.
-            temperature: logits are divided by it, 1e-4 to 1e4: a number, or an array that
-                broadcasts to the shape of targets.
-            outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit,
-                min_logit.
-            entropy_temperature: temperature of the entropy alone. None: as temperature.
-            candidates: further ids to score: [..., n]; or one list for each row; or a tuple of ids
-                [n] and offsets [rows + 1].
-            top_k: best ids to return for each row.
-            segments: offsets [segments + 1] of consecutive flattened rows to sum: from 0 to rows.
-            ignore_index: the target of rows that get zeros.
-            head: name of the head. "": the only one.
-            weights_version: version of the weights to score with. 0: whichever is live, the same
-                for all rows of the call.
-            priority: "high", "normal" or "low".
-            reject_nonfinite: InvalidArgument when a row's logits hold NaN or Inf, instead of NaN.
-            dtype: "bf16" for NumPy uint16 holding bfloat16 bits; else a type to round to before
-                sending.
-            request_id: for the server's log, at most 128 bytes.
-            timeout: seconds for the whole call. None: the client's.
-            progress: called with rows done and rows in all after each answered request.
-
         Raises InvalidArgument, NotFound, Overloaded, Unavailable, DeadlineExceeded,
-        WeightsVersionMismatch, Cancelled or ServerBug.
+        WeightsVersionMismatch, HeadMismatch, Cancelled or ServerBug.
         """
-        deadline = self._deadline(timeout)
-        plan = ScorePlan(
-            hidden,
-            targets,
-            temperature=temperature,
-            outputs=outputs,
-            entropy_temperature=entropy_temperature,
-            candidates=candidates,
-            top_k=top_k,
-            segments=segments,
-            ignore_index=ignore_index,
-            head=head,
-            weights_version=weights_version,
-            priority=priority,
-            reject_nonfinite=reject_nonfinite,
-            dtype=dtype,
-            request_id=request_id,
-        )
+        deadline = self._deadline(args.timeout)
+        plan = ScorePlan(args)
         try:
             _, chunks = self._cut(plan, deadline)
-            return self._score_chunks(plan, chunks, deadline, progress)
-        except STALE_FACTS:
+            return self._score_chunks(plan, chunks, deadline, args.progress)
+        except STALE_INFO_ERRORS:
             self._heads = []
             raise
 
@@ -160,22 +104,21 @@ class Client(ClientCore):
         timeout: float | None = None,
         **options: Any,
     ) -> Iterator[ScoreResult]:
-        """Scores many batches, over one stream to each server, and yields their results in order.
+        """Scores many batches, over one stream per server, and yields the results in order.
 
-        Batches are taken from the iterable as the stream has room, so an endless generator is fine.
-        They are taken on this thread: while the iterable makes the next one, no result is yielded.
-        One that waits for earlier results needs AsyncClient.
+        Batches are taken from the iterable as the streams have room, so it may be endless. The
+        calling thread takes them: while the iterable computes the next batch, no result is yielded.
+        An iterable that waits for earlier results needs AsyncClient.
 
         Args:
-            batches: tuples (hidden, targets), or mappings of arguments of `score` for what differs
-                from batch to batch, such as {"hidden": h, "targets": t, "segments": s}.
-            on_error: "raise", or "return" to yield the LogprobdError in place of a failed batch's
-                result and go on.
-            timeout: seconds a batch may take from when it is sent to its result. None: the
-                client's.
-            options: further arguments of `score`, for all batches; not progress.
+            batches: tuples (hidden, targets), or mappings of `score` arguments that differ between
+                batches, such as {"hidden": h, "targets": t, "segments": s}.
+            on_error: "raise", or "return" to yield the LogprobdError instead of a failed batch's
+                result and continue.
+            timeout: seconds from sending a batch to its result. None: the client's timeout.
+            options: further arguments of `score` for all batches, except progress.
 
-        Raises as `score`; DeadlineExceeded and lost connections always end the stream.
+        Raises the errors of `score`. DeadlineExceeded and lost connections always end the stream.
         """
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
@@ -189,13 +132,13 @@ class Client(ClientCore):
         seconds: float,
         options: Mapping[str, Any],
     ) -> Iterator[ScoreResult]:
-        book = StreamBook(self._settings, self._pool.balance, self._carrier)
+        book = StreamBook(self._settings, self._pool.balance, self._local)
         streams: dict[Server, ReadStream] = {}
         events: queue.SimpleQueue[tuple[ReadStream, Any]] = queue.SimpleQueue()
         exhausted = False
         try:
             while True:
-                # One batch a turn: a slow source holds up neither what is taken nor what is ready.
+                # Takes one batch per turn, so a slow source does not delay batches taken earlier.
                 if not exhausted and book.has_room:
                     try:
                         self._take(next(source), options, book, seconds)
@@ -210,11 +153,11 @@ class Client(ClientCore):
                         streams[server] = self._open_stream(server, events)
                     streams[server].send(request.data)
                 for result in book.finished():
-                    if isinstance(result, STALE_FACTS):
+                    if isinstance(result, STALE_INFO_ERRORS):
                         self._heads = []
                     if raises and isinstance(result, LogprobdError):
                         raise result
-                    yield result  # type: ignore[misc]  # an error only where asked for
+                    yield result  # type: ignore[misc]  # an error only with on_error="return"
                 if exhausted and book.is_empty:
                     return
                 if book.is_stranded:
@@ -252,18 +195,18 @@ class Client(ClientCore):
         book: StreamBook,
         seconds: float,
     ) -> None:
-        """Enters a batch in the book, as failed where its arguments or its head are wrong."""
+        """Adds a batch to the book, as failed if its arguments or its head are wrong."""
         try:
             plan = stream_plan(batch, options)
             head, chunks = self._cut(plan, time.monotonic() + seconds)
             book.add(plan, chunks, head.limits, seconds)
-        except STALE_FACTS as error:
+        except STALE_INFO_ERRORS as error:
             book.add_failed(error)
 
     def _receive(
         self, event: tuple[ReadStream, Any], book: StreamBook, streams: dict[Server, ReadStream]
     ) -> None:
-        """Takes what came on a stream."""
+        """Handles an event of a stream: a message, or its end."""
         stream, came = event
         if isinstance(came, bytes):
             book.receive(came, time.monotonic())
@@ -274,15 +217,17 @@ class Client(ClientCore):
         book.reconnect(stream.server, error, time.monotonic())
 
     def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
-        """The heads served, with their limits: of several servers the tightest. Raises as
-        `score`."""
+        """Returns the heads and their limits; with several servers, the tightest limits.
+
+        Raises the errors of `score`.
+        """
         deadline = self._deadline(timeout)
         if self._pool.balance.solo:
             data = self._unary(_wire.LIST_HEADS, b"", deadline)
             response = decode_answer(_wire.ListHeadsResponse, data)
             heads = heads_from_wire(response)
             self._pool.balance.saw_heads(self._pool.balance.all()[0], heads)
-            self._carrier.offer(response.local)
+            self._local.offer(response.local)
         else:
             self._gather(deadline, every=True)
             heads = self._pool.balance.heads()
@@ -290,26 +235,35 @@ class Client(ClientCore):
         return list(heads)
 
     def info(self, head: str = "", *, timeout: float | None = None) -> HeadInfo:
-        """Facts of one head; "" is the only one. NotFound, InvalidArgument, and as `score`."""
+        """Returns the description of one head; "" is the only head.
+
+        Raises NotFound, InvalidArgument if several heads exist and none is named, and the errors of
+        `score`.
+        """
         return choose_head(self.list_heads(timeout=timeout), head)
 
     def verify(
         self, rows: int = 0, seed: int = 0, *, head: str = "", timeout: float | None = None
     ) -> VerifyReport:
-        """Has the server, or one of several, compare its engine with double precision on a probe.
+        """Makes the server, or one of several, compare its engine with a double-precision
+        computation on synthetic rows.
 
         Args:
-            rows: 1 to 64. 0: the server's default.
-            seed: the same seed gives the same probe. 0: the server's default.
+            rows: 1 to 64; 0: the server's default.
+            seed: the same seed gives the same rows; 0: the server's default.
         """
         request = _wire.encode(_wire.VerifyRequest(head=head, rows=rows, seed=seed))
         data = self._unary(_wire.VERIFY, request, self._deadline(timeout))
         return VerifyReport(**vars(decode_answer(_wire.VerifyResponse, data)))
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until the server, or one of several, can score. Unavailable, with the last reason,
-        when none can in time; NotFound for an address that is no logprobd's; HeadMismatch."""
+        """Waits until the server, or one of several, can score.
+
+        Raises Unavailable with the last reason if none can in time, NotFound if another kind of
+        gRPC server listens at the address, and HeadMismatch.
+        """
         deadline = self._deadline(timeout)
+        notice = RetryNotice()
         reason = "no answer yet"
         pause = 0.02
         while (left := deadline - time.monotonic()) > 0:
@@ -327,16 +281,18 @@ class Client(ClientCore):
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     raise error_of(error, self.address) from error
-                reason = f"{error.code().name}: {error.details()}"
+                reason = f"{error.code().name}: {error.details()}{http_port_hint(error.details())}"
+            notice.waits(f"{self.address}: {reason}", pause, time.monotonic())
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, 0.5)
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """One call with its retries, at the server with least to do. Typed errors."""
+        """Makes one call, with retries, at the server with the least work. Raises typed errors."""
         balance = self._pool.balance
         routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
         anyone = CallVersions(balance, head="", mix=True)
+        notice = RetryNotice()
         attempts = 0
         while True:
             attempts += 1
@@ -351,12 +307,12 @@ class Client(ClientCore):
             if isinstance(answer, bytes):
                 return answer
             delay = routing.retry_in(server, answer, attempts, anyone)
-            time.sleep(before(deadline, delay, answer))
+            time.sleep(before(deadline, delay, answer, attempts, notice))
 
     def _attempt(
         self, server: Server, method: str, request: bytes, deadline: float
     ) -> bytes | LogprobdError:
-        """One call, sent once: its answer, or the error to retry or raise."""
+        """Sends a request once. Returns its answer, or the error to retry or raise."""
         try:
             return self._pool.method(server, method)(  # type: ignore[no-any-return]
                 request, timeout=self._left(deadline), metadata=self._settings.metadata
@@ -368,6 +324,7 @@ class Client(ClientCore):
 
     def _gather(self, deadline: float, *, every: bool = False) -> None:
         """Waits until a server is ready, with retries. Raises Unavailable, HeadMismatch."""
+        notice = RetryNotice()
         attempts = 0
         while True:
             attempts += 1
@@ -375,16 +332,16 @@ class Client(ClientCore):
                 self._pool.gather(deadline, every=every)
                 return
             except Unavailable as error:
-                time.sleep(self._retry_delay(error, attempts, deadline))
+                time.sleep(self._retry_delay(error, attempts, deadline, notice))
 
     def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
-        heads = self._heads  # read once: another thread's error may empty it
+        heads = self._heads  # read once: an error in another thread may clear it
         if fresh or not heads:
             heads = self.list_heads(timeout=self._left(deadline))
         return choose_head(heads, name)
 
     def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
-        """The head and the requests of a call, by the head's facts as of now."""
+        """Returns the head of a call and the call's requests within the head's limits."""
         head = self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = self._head(plan.head, deadline, fresh=True)
@@ -403,22 +360,22 @@ class Client(ClientCore):
                 settings=self._settings,
                 versions=versions,
                 balance=self._pool.balance,
-                carrier=self._carrier,
+                local=self._local,
                 deadline=deadline,
             )
-            for chunk, response, way in self._answers(book, len(chunks) == 1, deadline):
-                assembly.add(chunk, response, way)
+            for chunk, response, placement in self._answers(book, len(chunks) == 1, deadline):
+                assembly.add(chunk, response, placement)
                 if progress is not None:
                     progress(assembly.rows_done, plan.rows)
             if self._round_ends(assembly):
-                self._carrier.used(assembly.way)
+                self._local.used(assembly.placement)
                 return assembly.result()
         raise too_many_swaps(self.address)
 
     def _answers(
         self, book: CallBook, blocking: bool, deadline: float
-    ) -> Iterator[tuple[Chunk, _wire.ScoreResponse, Way]]:
-        """Sends the chunks of the book and yields each answer as it comes."""
+    ) -> Iterator[tuple[Chunk, _wire.ScoreResponse, Placement]]:
+        """Sends the chunks of the book and yields each answer as it arrives."""
         inflight: dict[CallJob, Any] = {}
         done: queue.SimpleQueue[tuple[CallJob, Any]] = queue.SimpleQueue()
         try:
@@ -428,7 +385,7 @@ class Client(ClientCore):
                     assert job.server is not None
                     inflight[job] = None
                     request = job.request
-                    if blocking:  # a single request has the shortest way
+                    if blocking:  # a single request needs no completion queue
                         done.put((job, self._attempt(job.server, _wire.SCORE, request, deadline)))
                         break
                     call = inflight[job] = self._begin(job.server, request, deadline)
@@ -449,7 +406,7 @@ class Client(ClientCore):
                 response = decode_answer(_wire.ScoreResponse, answer)
                 del inflight[job]
                 if book.keeps(job, response):
-                    yield job.chunk, response, job.way
+                    yield job.chunk, response, job.placement
         finally:
             for job, call in inflight.items():
                 if call is not None:
@@ -471,7 +428,7 @@ class Client(ClientCore):
             raise Cancelled(str(error)) from error
 
     def _outcome(self, call: Any, server: Server) -> bytes | LogprobdError:
-        """The answer of a call that has ended, or its error."""
+        """Returns the answer of a call that has ended, or its error."""
         if call.code() is grpc.StatusCode.OK:
             return call.result()  # type: ignore[no-any-return]
         return error_of(call, server.address, is_closed=self._pool.is_closed)

@@ -1,13 +1,16 @@
-"""What a call can raise. Every error is a LogprobdError and says what to change.
+"""The errors of this package. Every one is a LogprobdError whose message says what to change.
 
-The classes also extend the nearest built-in exception, and survive pickling (for Ray and
+The classes also extend the nearest built-in exception, and they survive pickling (for Ray and
 multiprocessing).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
+
+from logprobd import _wire
 
 # Numbers of grpc.StatusCode, as ScoreResponse.status_code carries them.
 _CODES = {
@@ -27,38 +30,19 @@ _CODES = {
 }
 
 
-# Fields of ScoreRequest and VerifyRequest: only these are taken for one at the head of a message.
+# Names that `parse_place` accepts as a field: the fields of the requests that a server may refuse.
 FIELDS = frozenset(
-    (
-        "candidate_ids",
-        "candidate_offsets",
-        "chunk_id",
-        "cuda_ipc",
-        "dtype",
-        "entropy_temperature",
-        "head",
-        "hidden",
-        "hidden_size",
-        "ignore_index",
-        "outputs",
-        "priority",
-        "reject_nonfinite",
-        "request_id",
-        "row_temperatures",
-        "rows",
-        "seed",
-        "segment_offsets",
-        "shared_memory",
-        "targets",
-        "temperature",
-        "top_k",
-        "weights_version",
-    )
+    field.name
+    for request in (_wire.ScoreRequest, _wire.VerifyRequest)
+    for field in dataclasses.fields(request)
 )
 
 
 class LogprobdError(Exception):
-    """Base of all errors of this package. `code` is the gRPC status name, "" for local errors."""
+    """Base of all errors of this package.
+
+    `code` is the gRPC status name, or "" for an error that this package found itself.
+    """
 
     code: str = ""
 
@@ -81,8 +65,8 @@ def _rebuild(cls: type[LogprobdError], args: tuple[Any, ...], state: dict[str, A
 class InvalidArgument(LogprobdError, ValueError):
     """The request breaks a rule; sending it again will not help.
 
-    `field` names the argument, `row` the first offending row of the flattened hidden states; None
-    where the message does not tell.
+    `field` names the argument and `row` is the first offending row of the flattened hidden states;
+    each is None if the message does not name it.
     """
 
     field: str | None = None
@@ -94,21 +78,21 @@ class NotFound(LogprobdError, LookupError):
 
 
 class Overloaded(LogprobdError):
-    """The server had no room for as long as the call could wait.
+    """The server stayed full through every retry.
 
-    `retry_after` is the server's hint in seconds, None without one, negative for "do not retry".
+    `retry_after` is the server's hint in seconds; None: no hint; negative: do not retry.
     """
 
     retry_after: float | None = None
 
 
 class Unavailable(LogprobdError, ConnectionError):
-    """The server cannot be reached, is starting, or is stopping; or not by the transport asked
-    for."""
+    """The server cannot be reached, is starting, or is stopping, or the requested transport is not
+    available."""
 
     retry_after: float | None = None
     details: str = ""
-    """What the server or gRPC said, without this package's advice."""
+    """The message of the server or of gRPC, without this package's advice."""
 
 
 class DeadlineExceeded(LogprobdError, TimeoutError):
@@ -116,8 +100,8 @@ class DeadlineExceeded(LogprobdError, TimeoutError):
 
 
 class WeightsVersionMismatch(LogprobdError):
-    """The weights_version asked for is not live, or the parts of a call could not be scored by one
-    version."""
+    """The requested weights_version is not live, or no single version could score the whole
+    call."""
 
 
 class HeadMismatch(LogprobdError):
@@ -129,18 +113,29 @@ class Cancelled(LogprobdError):
 
 
 class ServerBug(LogprobdError):
-    """The server failed, or answered something that breaks the protocol."""
+    """The server failed, or its answer breaks the protocol."""
 
 
 def code_name(number: int) -> str:
-    """The name of a gRPC status code."""
+    """Returns the name of a gRPC status code."""
     return _CODES.get(number, "UNKNOWN")
+
+
+# How gRPC words that the peer speaks HTTP/1 instead of HTTP/2.
+_HTTP1_WORDS = ("http1.x server", "Failed parsing HTTP/2")
+
+
+def http_port_hint(details: str | None) -> str:
+    """Returns advice if gRPC's message says that the peer speaks HTTP/1; otherwise ""."""
+    if details is None or not any(word in details for word in _HTTP1_WORDS):
+        return ""
+    return " The peer answers with HTTP/1: is this the --http port? gRPC's is 8470 by default."
 
 
 def from_status(
     code: str, details: str, *, address: str, retry_after: float | None = None
 ) -> LogprobdError:
-    """The error for a gRPC status. `retry_after` is the server's hint in seconds."""
+    """Returns the error for a gRPC status. `retry_after` is the server's hint in seconds."""
     if code == "INVALID_ARGUMENT":
         field, row = parse_place(details)
         return InvalidArgument(details, code=code, field=field, row=row)
@@ -157,9 +152,12 @@ def from_status(
             retry_after=retry_after,
         )
     if code == "UNAVAILABLE":
+        advice = http_port_hint(details) or (
+            " Check that the server runs and the address (LOGPROBD_ADDRESS); wait_ready() waits "
+            "for a starting server"
+        )
         return Unavailable(
-            f"{address} is not available: {details}. Check that the server runs and the address "
-            "(LOGPROBD_ADDRESS); wait_ready() waits for a starting server",
+            f"{address} is not available: {details}.{advice}",
             code=code,
             retry_after=retry_after,
             details=details,
@@ -167,7 +165,7 @@ def from_status(
     if code == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(
             f"no answer from {address} in time: {details}. Raise timeout (LOGPROBD_TIMEOUT_S) or "
-            "send fewer rows a call",
+            "send fewer rows per call",
             code=code,
         )
     if code == "NOT_FOUND":
@@ -184,7 +182,7 @@ def from_status(
         )
     if code == "FAILED_PRECONDITION":
         return WeightsVersionMismatch(
-            f"{details}. Pass weights_version=0 for whichever is live, or see info()", code=code
+            f"{details}. Pass weights_version=0 for the live version, or see info()", code=code
         )
     if code == "CANCELLED":
         return Cancelled(details or "the call was cancelled", code=code)
@@ -193,13 +191,15 @@ def from_status(
     return LogprobdError(f"{code}: {details}", code=code)
 
 
-# What refusals of a slice speak of: its fields, and what they name.
+# Words in the server's messages when it refuses the memory that holds the rows.
 _SLICE_WORDS = ("shared_memory", "cuda_ipc", " region", " lease")
 
 
-def is_about_a_slice(error: LogprobdError) -> bool:
-    """Whether the server refused where the rows lie, and not the request: no retry will help, but
-    another way may."""
+def is_placement_refusal(error: LogprobdError) -> bool:
+    """Returns whether the server refused the location of the rows and not the request itself.
+
+    The same request with another placement may then succeed; a plain retry does not.
+    """
     if error.code in ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         return False
     return _names_a_slice(str(error))
@@ -210,7 +210,7 @@ def _names_a_slice(message: str) -> bool:
 
 
 def parse_place(details: str) -> tuple[str | None, int | None]:
-    """Field and index named by a server's message, such as `targets[3] = 9 ...` or `row 3 ...`."""
+    """Parses the field and the row from a server's message: `targets[3] = 9 ...`, `row 3 ...`."""
     match = re.search(r"\b([a-z][a-z_]*)\[(\d+)\]", details)
     if match:
         return match[1], int(match[2])

@@ -1,7 +1,7 @@
 """Shifts targets for packed and padded batches. `score` itself never shifts.
 
-Row i of hidden states predicts token i + 1; both helpers pair them so, and leave out what predicts
-nothing.
+Row i of the hidden states predicts token i + 1. Both helpers pair rows and targets accordingly and
+leave out rows that predict nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 
 from logprobd.arrays import Array, is_torch, to_numpy, to_offsets
 from logprobd.errors import InvalidArgument
-
-DEFAULT_IGNORE_INDEX = -100
+from logprobd.score_args import DEFAULT_IGNORE_INDEX
 
 
 class Shifted(NamedTuple):
@@ -32,16 +31,16 @@ def from_packed(
     *,
     ignore_index: int = DEFAULT_IGNORE_INDEX,
 ) -> Shifted:
-    """Sequences laid end to end.
+    """Pairs hidden states and targets of sequences that are concatenated.
 
     Args:
         hidden: [tokens, hidden_size] or [1, tokens, hidden_size].
-        input_ids: [tokens] or [1, tokens], the ids that gave `hidden`.
-        cu_seqlens: [sequences + 1], from 0 to tokens.
+        input_ids: [tokens] or [1, tokens], the ids from which the model computed `hidden`.
+        cu_seqlens: [sequences + 1], offsets of the sequences, from 0 to tokens.
 
-    Returns hidden as it is and targets of the shape of input_ids: targets[i] is input_ids[i + 1],
-    and ignore_index on the last token of each sequence, which predicts nothing. So logprob[i] is
-    that of token i + 1, and 0 at each sequence's end.
+    Returns hidden unchanged, and targets of the shape of input_ids: targets[i] is input_ids[i + 1],
+    or ignore_index for the last token of a sequence, which predicts nothing. logprob[i] is then the
+    logprob of token i + 1, and 0 at the end of each sequence.
 
     Raises InvalidArgument.
     """
@@ -69,20 +68,18 @@ def from_padded(
     keep_last: int | None = None,
     ignore_index: int = DEFAULT_IGNORE_INDEX,
 ) -> Shifted:
-    """Sequences padded to one length, on either side.
+    """Pairs hidden states and targets of sequences that are padded on either side to one length.
 
     Args:
         hidden: [batch, length, hidden_size].
-        input_ids: [batch, length], the ids that gave `hidden`.
-        attention_mask: [batch, length], 0 on padding. None: no padding.
+        input_ids: [batch, length], the ids from which the model computed `hidden`.
+        attention_mask: [batch, length], 0 for padding. None: no padding.
         keep_last: score only the last `keep_last` tokens (the responses), 1 to length - 1. None:
-            all but
-            the first token.
+            score all tokens except the first.
 
-    Returns hidden [batch, R, hidden_size] (a view) and targets [batch, R] with R = keep_last or
-    length - 1: logprob[:, j] is that of token input_ids[:, length - R + j]. Tokens that are
-    padding, or
-    follow padding, are ignore_index.
+    Returns hidden [batch, R, hidden_size] (a view) and targets [batch, R], where R is keep_last or
+    length - 1: logprob[:, j] is the logprob of token input_ids[:, length - R + j]. The target of a
+    token that is padding or follows padding is ignore_index.
 
     Raises InvalidArgument.
     """
@@ -109,7 +106,7 @@ def from_padded(
                 field="attention_mask",
             )
         real = attention_mask != 0
-        # The first token after padding on the left has no predecessor to be predicted from.
+        # The first token after padding on the left has no predecessor that predicts it.
         scored = real[:, length - rows :] & real[:, length - rows - 1 : length - 1]
         targets[~scored] = ignore_index
     segments = np.arange(batch + 1, dtype=np.int64) * rows
@@ -121,5 +118,5 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _copy(ids: Any) -> Any:
-    """A writable copy that can hold a negative ignore_index."""
+    """Returns a writable copy that can hold a negative ignore_index."""
     return ids.clone() if is_torch(ids) else to_numpy(ids, "input_ids").astype(np.int64)

@@ -1,21 +1,25 @@
-"""One score call, checked and normalised: what Client and AsyncClient have in common."""
+"""A score call, checked, normalised and cut into requests. Client and AsyncClient share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from logprobd import _wire, arrays, chunking
+from logprobd import _wire, arrays
 from logprobd.errors import InvalidArgument, LogprobdError
-from logprobd.facts import HeadInfo
+from logprobd.info import HeadInfo
+from logprobd.score_args import DEFAULT_IGNORE_INDEX, ScoreArgs
 
-OUTPUTS = tuple(_wire.OUTPUT_BITS)
-_LOGPROB, _GREEDY = _wire.OUTPUT_BITS["logprob"], _wire.OUTPUT_BITS["greedy"]
-Progress = Callable[[int, int], object]
+_LOGPROB, _GREEDY = _wire.OUTPUTS["logprob"].bit, _wire.OUTPUTS["greedy"].bit
+
+ROW_OVERHEAD_BYTES = 12
+"""Bytes of a row's target, temperature and candidate offset."""
+MESSAGE_OVERHEAD_BYTES = 4096
+"""Bytes reserved in a request for all other fields: names, numbers and tags."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,14 @@ class Candidates:
 
     ids: npt.NDArray[np.int32]
     offsets: arrays.Ints
+    """[rows + 1]."""
     shape: tuple[int, ...] | None
-    """Shape of the array given, or None for ragged lists."""
+    """Shape of the caller's array, or None if the caller gave lists."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A request: a half-open range of the scored rows."""
+    """One request of a call: the half-open range [begin, end) of the scored rows."""
 
     index: int
     begin: int
@@ -38,78 +43,65 @@ class Chunk:
 
 
 class ScorePlan:
-    """The arguments of a score call. Rows with ignore_index as target are never sent.
+    """The arguments of one call as arrays, and its requests. It ignores timeout and progress.
 
-    "Scored rows" below are the others, in order; `scored` holds their indices among all rows.
-    Raises InvalidArgument for what can be seen to be wrong without the server.
+    "Scored rows" are the rows whose target is not ignore_index, in order; only they are sent.
+    `scored` holds their indices among all rows, or None when every row is scored.
+
+    Raises InvalidArgument for every mistake that can be found without the server.
     """
 
-    def __init__(
-        self,
-        hidden: Any,
-        targets: Any,
-        *,
-        temperature: Any = 1.0,
-        outputs: Iterable[str] = ("logprob", "entropy"),
-        entropy_temperature: float | None = None,
-        candidates: Any = None,
-        top_k: int = 0,
-        segments: Any = None,
-        ignore_index: int = -100,
-        head: str = "",
-        weights_version: int = 0,
-        priority: str = "normal",
-        reject_nonfinite: bool = False,
-        dtype: str | None = None,
-        request_id: str = "",
-    ) -> None:
-        self.hidden = arrays.hidden_rows(hidden, dtype)
+    def __init__(self, args: ScoreArgs) -> None:
+        self.hidden = arrays.hidden_rows(args.hidden, args.dtype)
         self.shape = self.hidden.leading_shape
         self.rows = self.hidden.rows
-        self.head = head
-        self.top_k = _count(top_k, "top_k")
-        self.outputs = _output_bits(outputs)
+        self.head = args.head
+        self.top_k = _count(args.top_k, "top_k")
+        self.outputs = _output_bits(args.outputs)
 
-        ids = arrays.to_int32(targets, "targets")
+        ids = arrays.to_int32(args.targets, "targets")
         if ids.shape != self.shape:
             raise InvalidArgument(
                 f"targets has shape {ids.shape}, hidden {(*self.shape, self.hidden.hidden_size)}: "
-                f"targets must be {self.shape}, one id a row, already shifted",
+                f"targets must be {self.shape}, one id per row, already shifted: from_padded "
+                "(padded batches) and from_packed (packed sequences) shift them",
                 field="targets",
             )
         ids = ids.reshape(-1)
-        kept = ids != ignore_index
+        kept = ids != args.ignore_index
         self.scored: arrays.Ints | None = None if kept.all() else np.flatnonzero(kept)
         self.num_scored = self.rows if self.scored is None else len(self.scored)
         self.targets = self._only_scored(ids)
 
-        self.temperature, self.row_temperatures = self._temperatures(temperature)
-        self.candidates = None if candidates is None else self._candidates(candidates)
+        self.temperature, self.row_temperatures = self._temperatures(args.temperature)
+        self.candidates = None if args.candidates is None else self._candidates(args.candidates)
         self._scored_candidates = (
             None if self.candidates is None else self._take_candidates(self.candidates)
         )
-        self.segments = None if segments is None else self._segments(segments)
+        self.segments = None if args.segments is None else self._segments(args.segments)
         self.server_segments = False
         """Whether the server sums the segments; set by `cut`."""
+        ignores_default = args.ignore_index == DEFAULT_IGNORE_INDEX
         try:
             self._fixed = _wire.ScoreRequest(
-                request_id=_text(request_id, "request_id"),
-                head=_text(head, "head"),
-                weights_version=_count(weights_version, "weights_version"),
+                request_id=_text(args.request_id, "request_id"),
+                head=_text(args.head, "head"),
+                weights_version=_count(args.weights_version, "weights_version"),
                 dtype=_wire.DTYPE_NUMBERS[self.hidden.dtype],
                 hidden_size=self.hidden.hidden_size,
                 temperature=self.temperature,
                 entropy_temperature=None
-                if entropy_temperature is None
-                else _number(entropy_temperature, "entropy_temperature"),
-                ignore_index=None if ignore_index == -100 else int(ignore_index),
+                if args.entropy_temperature is None
+                else _number(args.entropy_temperature, "entropy_temperature"),
+                ignore_index=None if ignores_default else int(args.ignore_index),
                 top_k=self.top_k,
-                priority=_wire.PRIORITIES[priority],
-                reject_nonfinite=bool(reject_nonfinite),
+                priority=_wire.PRIORITIES[args.priority],
+                reject_nonfinite=bool(args.reject_nonfinite),
             )
         except KeyError:
             raise InvalidArgument(
-                f'priority is "{priority}": use one of {list(_wire.PRIORITIES)}', field="priority"
+                f'priority is "{args.priority}": use one of {list(_wire.PRIORITIES)}',
+                field="priority",
             ) from None
 
     def _only_scored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -135,7 +127,11 @@ class ScorePlan:
         return None, self._only_scored(rows)
 
     def _candidates(self, value: Any) -> Candidates:
-        if isinstance(value, tuple) and len(value) == 2:
+        if (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and not isinstance(value[1], (int, np.integer))
+        ):
             ids = arrays.to_int32(value[0], "candidates")
             offsets = arrays.to_offsets(value[1], "candidates", ids.size)
             if ids.ndim != 1 or len(offsets) != self.rows + 1:
@@ -147,6 +143,8 @@ class ScorePlan:
             return Candidates(ids, offsets, None)
         if isinstance(value, (list, tuple)):
             lists = [arrays.to_int32(ids, "candidates") for ids in value]
+            if lists and all(ids.ndim == 0 for ids in lists):
+                raise _bare_ids(value, self.rows)
             if len(lists) != self.rows or any(ids.ndim != 1 for ids in lists):
                 raise InvalidArgument(
                     f"candidates has {len(lists)} lists: pass one flat list of ids for each of the "
@@ -159,7 +157,7 @@ class ScorePlan:
         ids = arrays.to_int32(value, "candidates")
         if ids.ndim == 0 or ids.shape[:-1] not in (self.shape, (self.rows,)):
             raise InvalidArgument(
-                f"candidates has shape {ids.shape}: pass {(*self.shape, 'n')}, one list a row",
+                f"candidates has shape {ids.shape}: pass {(*self.shape, 'n')}, n ids per row",
                 field="candidates",
             )
         offsets = np.arange(self.rows + 1, dtype=np.int64) * ids.shape[-1]
@@ -172,27 +170,30 @@ class ScorePlan:
 
     @property
     def weights_version(self) -> int:
-        """The version asked for; 0: whichever is live."""
+        """The requested version; 0: the live one."""
         return self._fixed.weights_version
 
     def check_head(self, head: HeadInfo) -> None:
-        """Raises InvalidArgument where the rows cannot be this head's."""
+        """Raises InvalidArgument if the rows do not have the head's hidden size."""
         if self.hidden.hidden_size != head.hidden_size:
             raise InvalidArgument(
-                f'hidden has {self.hidden.hidden_size} elements a row, head "{head.name}" takes '
-                f"{head.hidden_size}: pass the states after the final norm, [..., "
-                f"{head.hidden_size}]",
+                f'hidden has {self.hidden.hidden_size} elements per row, head "{head.name}" takes '
+                f"{head.hidden_size}: pass the states after the final norm (last_hidden_state), "
+                f"[..., {head.hidden_size}]",
                 field="hidden",
             )
 
     def cut(self, head: HeadInfo, chunk_rows: int, chunk_bytes: int) -> list[Chunk]:
-        """The requests of this call, within the server's limits. InvalidArgument as `cut_rows`."""
+        """Returns the requests of this call, each within the server's limits.
+
+        Raises InvalidArgument when a single row exceeds a limit.
+        """
         limits = head.limits
         bytes_max = min(chunk_bytes, limits.message_bytes_max or chunk_bytes)
-        ranges = chunking.cut_rows(
+        ranges = cut_rows(
             self.num_scored,
             self._row_bytes,
-            chunking.ChunkLimits(
+            ChunkLimits(
                 rows_max=min(chunk_rows, limits.request_rows_max or chunk_rows),
                 bytes_max=bytes_max,
                 candidates_max=limits.candidates_max,
@@ -209,7 +210,7 @@ class ScorePlan:
         return self.hidden.hidden_size * (4 if self.hidden.dtype == "fp32" else 2)
 
     def bytes_of(self, chunk: Chunk) -> int:
-        """Bytes of hidden states in the request of a chunk."""
+        """Returns the number of bytes of hidden states in a chunk."""
         return (chunk.end - chunk.begin) * self._row_bytes
 
     def _take_candidates(self, given: Candidates) -> tuple[npt.NDArray[np.int32], arrays.Ints]:
@@ -222,7 +223,7 @@ class ScorePlan:
         return given.ids[np.repeat(kept, counts)], offsets
 
     def chunk_rows(self, chunk: Chunk) -> arrays.Rows:
-        """The rows of a chunk, among all rows of the call; a slice where they are consecutive."""
+        """Returns a chunk's rows as indices among all rows, or a slice if they are consecutive."""
         if self.scored is None:
             return slice(chunk.begin, chunk.end)
         rows = self.scored[chunk.begin : chunk.end]
@@ -235,10 +236,13 @@ class ScorePlan:
         chunk: Chunk,
         *,
         chunk_id: int = 0,
-        place: Mapping[str, Any] | None = None,
+        rows_at: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """The request of a chunk. `place` is the field that says where its hidden states lie; None:
-        they are copied into the request."""
+        """Encodes the request of a chunk.
+
+        `rows_at` is the request field that locates hidden states in shared or GPU memory. With None
+        they are copied into the request.
+        """
         request = _wire.ScoreRequest(**vars(self._fixed))
         begin, end = chunk.begin, chunk.end
         request.chunk_id = chunk_id
@@ -256,12 +260,14 @@ class ScorePlan:
                 request.segment_offsets = _bytes(self.segments, "<u4")
             else:
                 request.outputs |= _LOGPROB | _GREEDY
-        for name, value in (place or {"hidden": self.hidden.take(self.chunk_rows(chunk))}).items():
+        if rows_at is None:
+            rows_at = {"hidden": self.hidden.take(self.chunk_rows(chunk))}
+        for name, value in rows_at.items():
             setattr(request, name, value)
         return _wire.encode(request)
 
     def locate(self, error: LogprobdError, chunk: Chunk) -> LogprobdError:
-        """The error with its row counted over the whole call, not over the chunk."""
+        """Returns the error with its row counted over the whole call instead of the chunk."""
         if not isinstance(error, InvalidArgument) or error.row is None:
             return error
         row = error.row
@@ -277,6 +283,15 @@ class ScorePlan:
             error.row = int(row if self.scored is None else self.scored[row])
             error.args = (f"{error.args[0]} (row {error.row} of the call)",)
         return error
+
+
+def _bare_ids(ids: Any, rows: int) -> InvalidArgument:
+    shown = ", ".join(str(int(i)) for i in list(ids)[:3]) + (", ..." if len(ids) > 3 else "")
+    return InvalidArgument(
+        f"candidates is a list of {len(ids)} ids, not of lists: pass one list of ids per row, such "
+        f"as [[{shown}]] * {rows} to score the same ids in each of the {rows} rows",
+        field="candidates",
+    )
 
 
 def _bytes(values: npt.NDArray[Any], dtype: str) -> bytes:
@@ -309,12 +324,77 @@ def _text(value: Any, name: str) -> str:
 def _output_bits(names: Iterable[str]) -> int:
     bits = 0
     for name in (names,) if isinstance(names, str) else names:
-        bit = _wire.OUTPUT_BITS.get("argmax" if name in ("argmax_id", "argmax_logprob") else name)
-        if bit is None:
+        output = _wire.OUTPUTS.get("argmax" if name in ("argmax_id", "argmax_logprob") else name)
+        if output is None:
             raise InvalidArgument(
-                f'outputs has "{name}": choose from {", ".join(OUTPUTS)}; top_k, candidates and '
-                "segments have arguments of their own",
+                f'outputs has "{name}": choose from {", ".join(_wire.OUTPUTS)}; top_k, candidates '
+                "and segments have arguments of their own",
                 field="outputs",
             )
-        bits |= bit
+        bits |= output.bit
     return bits
+
+
+@dataclass(frozen=True)
+class ChunkLimits:
+    """Limits of one request; 0: no limit."""
+
+    rows_max: int
+    bytes_max: int
+    candidates_max: int = 0
+
+
+def cut_rows(
+    rows: int,
+    row_bytes: int,
+    limits: ChunkLimits,
+    candidate_offsets: npt.NDArray[np.int64] | None = None,
+) -> list[tuple[int, int]]:
+    """Cuts rows into half-open ranges, in order, each within `limits`.
+
+    The ranges are as few as the limits allow and of about equal length: the server treats a short
+    last request as latency-sensitive and forms smaller batches for it.
+
+    Args:
+        rows: number of rows; 0 gives one empty range, so that the server checks the other fields.
+        row_bytes: bytes of the hidden states of one row.
+        candidate_offsets: [rows + 1], or None without candidates.
+
+    Raises InvalidArgument when a single row exceeds a limit.
+    """
+    if rows == 0:
+        return [(0, 0)]
+    budget = limits.bytes_max - MESSAGE_OVERHEAD_BYTES if limits.bytes_max else 1 << 62
+    step = min(limits.rows_max or rows, max(1, budget // (row_bytes + ROW_OVERHEAD_BYTES)))
+    step = -(-rows // -(-rows // step))
+    if candidate_offsets is None:
+        return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+    counts = np.diff(candidate_offsets)
+    candidates_max = limits.candidates_max or 1 << 62
+    if counts.max() > candidates_max:
+        row = int(np.argmax(counts > candidates_max))
+        raise InvalidArgument(
+            f"row {row} has {counts[row]} candidates, above the server's limit of {candidates_max} "
+            "per request",
+            field="candidates",
+            row=row,
+        )
+    bytes_before = np.concatenate(([0], np.cumsum(row_bytes + ROW_OVERHEAD_BYTES + 4 * counts)))
+    ranges = []
+    begin = 0
+    while begin < rows:
+        end = min(
+            begin + step,
+            int(np.searchsorted(bytes_before, bytes_before[begin] + budget, "right")) - 1,
+            int(
+                np.searchsorted(
+                    candidate_offsets, candidate_offsets[begin] + candidates_max, "right"
+                )
+            )
+            - 1,
+        )
+        end = max(begin + 1, end)
+        ranges.append((begin, end))
+        begin = end
+    return ranges

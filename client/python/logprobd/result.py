@@ -1,4 +1,4 @@
-"""What a call returns."""
+"""The result of a score call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from logprobd.arrays import Array, OutputKind, to_offsets
 from logprobd.errors import InvalidArgument
 
-# How to ask for an output that is missing.
+# The argument of score that requests an output, where it is not `outputs`.
 _ASK = {
     "argmax_id": 'outputs=("argmax", ...)',
     "argmax_logprob": 'outputs=("argmax", ...)',
@@ -27,12 +27,13 @@ _ASK = {
 
 
 class ScoreResult:
-    """Scores of the rows of one call.
+    """The scores of one call.
 
-    Arrays are of the caller's kind (NumPy, or torch on the device of `hidden`, where each is copied
-    when it is first read). "[...]" is the shape of the targets: that of `hidden` without its last
-    axis. Values are float32, in nats; ids are int64. Ignored rows hold zeros; rows with NaN or Inf
-    logits hold NaN, and -1 as ids. An output that was not asked for raises AttributeError.
+    Arrays are of the caller's kind: NumPy, or torch on the device of `hidden`, copied there when
+    they are first read. "[...]" is the shape of the targets, which is the shape of `hidden` without
+    its last axis. Values are float32, in nats; ids are int64. Ignored rows hold zeros; rows with
+    NaN or Inf logits hold NaN, and -1 as ids. Reading an output that was not requested raises
+    AttributeError.
     """
 
     def __init__(
@@ -51,27 +52,27 @@ class ScoreResult:
         self._given: dict[str, Array] = {}
         self._kind = kind
         self.shape = shape
-        """Shape of the targets, "[...]" above."""
+        """Shape of the targets, written as "[...]" in the descriptions."""
         self.weights_version = weights_version
-        """Version of the weights that scored every row; with mix_versions, the highest of them."""
+        """Version of the weights that scored the rows; with mix_versions, the highest version."""
         self.weights_versions = weights_versions or (weights_version,)
         """All versions that scored rows, rising: more than one only with mix_versions."""
         self.ignored_rows = ignored_rows
-        """Rows whose target was ignore_index."""
+        """Number of rows whose target was ignore_index."""
         self.nonfinite_rows = nonfinite_rows
-        """Rows whose logits held NaN or Inf."""
+        """Number of rows whose logits held NaN or Inf."""
         self.transport = transport
-        """How most of the hidden states travelled: as Client.transport."""
+        """The transport of most rows; see Client.transport."""
 
     def _values(self, name: str) -> npt.NDArray[Any]:
         try:
             return self._arrays[name]
         except KeyError:
             ask = _ASK.get(name, f'outputs=("{name}", ...)')
-            raise AttributeError(f"{name} was not asked for: call score with {ask}") from None
+            raise AttributeError(f"{name} was not requested: call score with {ask}") from None
 
     def _get(self, name: str) -> Array:
-        # A copy to the GPU costs its other processes time, so only what is read goes there.
+        # Copies to the GPU delay its other work, so an array is copied only when it is read.
         given = self._given.get(name)
         if given is None:
             given = self._given.setdefault(name, self._kind.give(self._values(name)))
@@ -159,13 +160,14 @@ class ScoreResult:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the arrays held."""
+        """Names of the arrays that this result holds."""
         return tuple(self._arrays)
 
     def sum_by_segment(self, segments: Any = None) -> Array:
-        """[segments] float64, sum of logprob between consecutive offsets of the flattened rows.
+        """Returns [segments] float64: logprob summed between consecutive offsets of flattened rows.
 
-        Without an argument, the segments of the call. InvalidArgument for bad offsets.
+        Without an argument it uses the segments of the call. Raises InvalidArgument for bad
+        offsets.
         """
         if segments is None:
             return self.segment_logprob
@@ -177,7 +179,7 @@ class ScoreResult:
         )
 
     def candidate_lists(self) -> list[Array]:
-        """candidate_logprobs of each row, for candidates given as lists."""
+        """Returns one array of candidate_logprobs per row, for candidates given as lists."""
         if "candidate_offsets" not in self._arrays:
             if "candidate_logprobs" not in self._arrays:
                 raise InvalidArgument("the call had no candidates")

@@ -1,35 +1,42 @@
-"""When to send again: scoring is idempotent, so overload and lost connections are safe to retry."""
+"""When to send a request again, and how a call reports that it waits.
+
+Scoring has no side effects, so it is safe to retry after overload and lost connections.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass
 
-from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_about_a_slice
+from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_placement_refusal
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """Exponential backoff with full jitter, within the call's deadline.
 
-    A server's hint (`grpc-retry-pushback-ms`) is the least wait, and the backoff comes on top:
-    clients refused together must not come back together. A negative hint forbids a retry.
+    A server's hint (`grpc-retry-pushback-ms`) is the shortest wait, and the random backoff is added
+    to it: clients that were refused together must not return together. A negative hint forbids a
+    retry.
     """
 
     attempts_max: int = 8
-    """Most attempts while the server is unavailable, 1: no retries."""
+    """Most attempts while the server is unavailable, >= 1; 1: no retries. With the other defaults
+    a call to a server that is down fails after about 6 s."""
     overloaded_attempts_max: int = 1000
-    """Most attempts while the server refuses for load: in effect, until the deadline."""
+    """Most attempts while the server is overloaded, >= 1; the default retries until the
+    deadline."""
     base_seconds: float = 0.1
-    """Bound of the first wait; it doubles with each attempt."""
+    """Upper bound of the first wait; it doubles with each attempt."""
     cap_seconds: float = 5.0
-    """Largest bound of a wait."""
+    """Upper bound of every wait."""
 
     def delay(
         self, error: LogprobdError, attempts: int, uniform: random.Random | None = None
     ) -> float | None:
-        """Seconds to wait after `attempts` failed attempts, or None: give up with `error`."""
-        if is_about_a_slice(error):
+        """Returns the seconds to wait after `attempts` failed attempts; None: give up."""
+        if is_placement_refusal(error):
             return None
         if isinstance(error, Overloaded):
             most = self.overloaded_attempts_max
@@ -47,12 +54,48 @@ class RetryPolicy:
         return hint + draw(0.0, bound)
 
 
-# Not a seeded generator: forked workers would wait alike.
+# The operating system's generator: a seeded one would make forked workers wait equally long.
 _RANDOM = random.SystemRandom()
+
+NOTICE_SECONDS = 1.0
+"""A call that has retried for this long without an answer logs a warning."""
+NOTICE_REPEAT_SECONDS = 10.0
+"""Seconds between two such warnings of a call."""
+
+_LOG = logging.getLogger("logprobd")
+
+
+class RetryNotice:
+    """Reports the retries of one call: warnings in the log `logprobd`, and time in the error."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._due = 0.0
+
+    def waits(self, reason: object, delay: float, now: float) -> None:
+        """Notes that the call tries again after `delay` seconds; logs when it has taken long."""
+        if self._began is None:
+            self._began, self._due = now, now + NOTICE_SECONDS
+        if now + delay >= self._due:
+            self._due = now + delay + NOTICE_REPEAT_SECONDS
+            _LOG.warning(
+                "no answer for %.1f s, next attempt in %.1f s: %s", now - self._began, delay, reason
+            )
+
+    def answered(self) -> None:
+        """Notes an answer: the time without one starts anew."""
+        self._began = None
+
+    def gave_up(self, error: LogprobdError, attempts: int, now: float) -> LogprobdError:
+        """Adds the number of attempts and their time to the final error, if there were several."""
+        if isinstance(error, (Overloaded, Unavailable)) and self._began is not None:
+            seconds = now - self._began
+            error.args = (f"{error} (gave up after {attempts} attempts in {seconds:.1f} s)",)
+        return error
 
 
 class Window:
-    """How many chunks may be in flight: halved when the server refuses, regrown on success."""
+    """The number of chunks that may be in flight: halved by a refusal, regrown by successes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,7 +106,7 @@ class Window:
         return int(self._size)
 
     def limit(self, most: int) -> None:
-        """Sets the largest size; what refusals have taken away stays away until regrown."""
+        """Sets the largest size. A window that refusals have shrunk does not grow at once."""
         self._most = most
         self._size = min(float(most), self._size)
 

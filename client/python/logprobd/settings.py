@@ -1,4 +1,4 @@
-"""Settings of a client: an argument wins over the environment, the environment over the default."""
+"""Settings of a client. An argument overrides the environment, which overrides the default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client is made of; the whole of its pickled state."""
+    """All settings of a client; a pickled client consists of them."""
 
     addresses: tuple[str, ...]
     timeout: float
@@ -40,12 +40,12 @@ class Settings:
 
     @property
     def address(self) -> str:
-        """All addresses, for people."""
+        """All addresses as text."""
         return ",".join(self.addresses)
 
     @property
     def is_one_server(self) -> bool:
-        """There is one server for good, so that rows may go where only that one finds them."""
+        """Whether there is exactly one server, so that rows may lie in memory only it can read."""
         return addresses.AddressBook(self.addresses).is_plain
 
     @property
@@ -57,18 +57,21 @@ class Settings:
         return None if self.client_id is None else (("client_id", self.client_id),)
 
     def channel_options(self, address: str, index: int) -> list[tuple[str, int]]:
-        """gRPC options of channel `index` to a server: each has its own connection, messages are
-        not limited."""
+        """Returns the gRPC options of channel `index` to a server.
+
+        Each channel has its own connection, and messages have no size limit.
+        """
         options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
             ("logprobd.channel", index),
-            # This package retries, with the server's hints; come back quickly after a restart.
+            # This package retries by itself, with the server's hints. Reconnecting is quick, so
+            # that a restarted server is found soon.
             ("grpc.enable_retries", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
-            # A host that vanished is noticed, and what it had is sent elsewhere.
+            # Keepalive detects a host that has vanished; its requests are then sent elsewhere.
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
         ]
@@ -90,7 +93,10 @@ def make_settings(
     mix_versions: bool = False,
     transport: str | None = None,
 ) -> Settings:
-    """Settings from arguments and LOGPROBD_* variables. InvalidArgument names the bad one."""
+    """Makes settings from arguments and LOGPROBD_* variables.
+
+    Raises InvalidArgument, which names the bad setting.
+    """
     made = Settings(
         addresses=addresses.parse_addresses(
             (os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS) if address is None else address
@@ -129,7 +135,7 @@ def _transport(given: str | None) -> str:
 
 
 def _client_id(client_id: str | None) -> str | None:
-    """A name that can travel as gRPC metadata."""
+    """Checks that the name can travel as gRPC metadata."""
     if client_id is not None and not (
         0 < len(client_id) <= CLIENT_ID_LENGTH_MAX
         and client_id.isascii()

@@ -3,8 +3,8 @@
     with FakeServer(vocab_size=100, hidden_size=16) as server:
         client = logprobd.Client(server.address)
 
-It speaks the real protocol over a real gRPC connection, computes in double precision, and can be
-told to fail. It is slow: a few thousand ids, a few thousand rows.
+It speaks the real protocol over a real gRPC connection, computes in double precision, and can
+simulate failures. It is slow: use it with at most a few thousand ids and a few thousand rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logprobd._fake_scoring import FakeHead, Floats, Refusal, score
 
 @dataclass
 class ReceivedRequest:
-    """What the server saw of a request."""
+    """A scoring message as the server received it."""
 
     method: str
     rows: int
@@ -38,7 +38,7 @@ class ReceivedRequest:
     metadata: dict[str, str]
     weights_version: int
     transport: str = "tcp"
-    """tcp, shm or cuda_ipc: where the hidden states lay."""
+    """"tcp", "shm" or "cuda_ipc": how the hidden states travelled."""
 
 
 @dataclass
@@ -52,25 +52,25 @@ class _Fault:
 class FakeServer:
     """One head behind a gRPC server, by default on a free port of 127.0.0.1.
 
-    Use it as a context manager, or call start and stop. Attributes may be changed while it runs.
+    Use it as a context manager, or call start and stop. Attributes may change while it runs.
     """
 
     vocab_size: int = 1003
     hidden_size: int = 64
     name: str = "fake"
     tensor: str = "lm_head.weight"
-    """The name that ListHeads gives to the weight."""
+    """Name of the weight in the answer to ListHeads."""
     seed: int = 0
     weight: Any = None
-    """[vocab_size, hidden_size] float32, or None: seeded, so that N(0, 1) rows give logits of std
-    3."""
+    """[vocab_size, hidden_size] float32. None: random, scaled so that N(0, 1) rows give logits with
+    standard deviation 3."""
     scale: float = 1.0
     bias: Any = None
-    """[vocab_size], or None."""
+    """[vocab_size], or None: no bias."""
     softcap: float = 0.0
     weights_version: int = 1
     ready: bool = True
-    """What health says; while False, Score is UNAVAILABLE."""
+    """Whether health says SERVING; while False, Score answers UNAVAILABLE."""
     delay: float = 0.0
     """Seconds before each answer."""
     message_bytes_max: int = 64 << 20
@@ -82,16 +82,16 @@ class FakeServer:
     workers: int = 16
     host: str = "127.0.0.1"
     port: int = 0
-    """0: a free one."""
+    """0: a free port."""
     shared_memory: bool = False
-    """Whether clients may pass rows through shared memory, as a server on their host lets them."""
+    """Whether clients may pass rows through shared memory."""
     device_reader: DeviceReader | None = None
-    """Makes it take CUDA IPC slices, whose bytes it reads with this function."""
+    """Reads the bytes of CUDA IPC slices. None: the server accepts no such slices."""
     local_limits: FakeLimits = field(default_factory=FakeLimits)
     control: FakeControl | None = None
-    """The control socket, if it is to be had: see shared_memory and device_reader."""
+    """The control socket; None unless shared_memory or device_reader is set."""
     requests: list[ReceivedRequest] = field(default_factory=list)
-    """Every Score and ScoreStream message so far, refused ones included."""
+    """All Score and ScoreStream messages so far, including refused ones."""
     _faults: list[_Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _server: Any = None
@@ -116,7 +116,7 @@ class FakeServer:
         return f"{self.host}:{self.port}"
 
     def start(self) -> FakeServer:
-        """Serves; after a stop, on the same port again."""
+        """Starts serving; after a stop, on the same port again."""
         self._server = grpc.server(
             futures.ThreadPoolExecutor(self.workers),
             options=[
@@ -133,7 +133,7 @@ class FakeServer:
         return self
 
     def stop(self, grace: float | None = None) -> None:
-        """Stops after at most `grace` seconds, cancelling what is in flight."""
+        """Stops within `grace` seconds, and then cancels requests in flight; None: at once."""
         if self._server is not None:
             self._server.stop(grace).wait()
             self._server = None
@@ -149,23 +149,24 @@ class FakeServer:
     def fail_next(
         self, count: int = 1, code: str = "RESOURCE_EXHAUSTED", retry_after: float | None = None
     ) -> None:
-        """Refuses the next `count` scoring messages with a gRPC status.
+        """Makes the next `count` scoring messages fail with a gRPC status.
 
-        `retry_after` (seconds, negative: do not retry) is sent as grpc-retry-pushback-ms, and on a
-        stream in the chunk's answer.
+        `retry_after` (seconds; negative: do not retry) is sent as grpc-retry-pushback-ms, or in the
+        chunk's answer on a stream.
         """
         with self._lock:
             self._faults.append(_Fault(code, count, retry_after))
 
     def logits(self, hidden: Floats) -> Floats:
-        """Logits [vocab_size] of one hidden row, in double: scale, then bias, then cap."""
+        """Computes the logits [vocab_size] of one hidden row in double precision, with the scale,
+        then the bias, then the soft cap."""
         z: Floats = self.scale * (np.asarray(self.weight, np.float64) @ hidden)
         if self.bias is not None:
             z = z + np.asarray(self.bias, np.float64)
         return self.softcap * np.tanh(z / self.softcap) if self.softcap > 0 else z
 
     def head(self) -> _wire.Head:
-        """The head as ListHeads gives it."""
+        """Returns the head as ListHeads describes it."""
         return _wire.Head(
             name=self.name,
             model_type="fake",
@@ -221,7 +222,7 @@ class FakeServer:
         if self.delay:
             time.sleep(self.delay)
         if fault is not None:
-            raise Refusal(fault.code, "told to fail", fault.retry_after)
+            raise Refusal(fault.code, "simulated failure", fault.retry_after)
         if not self.ready:
             raise Refusal("UNAVAILABLE", "the head is loading")
         if self.control is not None:
@@ -248,7 +249,7 @@ def _transport(request: _wire.ScoreRequest) -> str:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Methods by name; messages pass as bytes."""
+    """Dispatches methods by name; messages pass as bytes."""
 
     def __init__(self, server: FakeServer) -> None:
         self._fake = server

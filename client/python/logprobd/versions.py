@@ -1,4 +1,4 @@
-"""Keeps the answers of one call to one version of the weights."""
+"""Ensures that one version of the weights scores all rows of a call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import WeightsVersionMismatch
 
 RESTARTS_MAX = 3
-"""How often a call over several servers is begun again with another version."""
+"""How often a call over several servers starts again with another version."""
 
 
 class CallVersions:
-    """The version that a call is scored with, and which servers do not hold it.
+    """The version of the weights that a call uses, and the servers that do not hold it.
 
-    The first version seen, or the pinned one, is kept. When no server that is ready holds it any
-    more, an unpinned call goes on with the version that is there; what was scored before is then
-    scored again. With `mix` every version is taken.
+    A call keeps the pinned version, or the first one that answers. If no ready server holds that
+    version any more, an unpinned call restarts with the version that is live; rows scored before
+    are then scored again. With `mix` the call accepts every version.
     """
 
     def __init__(self, balance: Balance, *, head: str, pinned: int = 0, mix: bool = False) -> None:
@@ -23,15 +23,15 @@ class CallVersions:
         self._pinned = pinned
         self._mix = mix
         self._kept = pinned  # 0: no answer yet
-        self._expected = pinned  # what the first server asked is believed to hold
+        self._expected = pinned  # the version that the first server probably holds
         self._others: set[Server] = set()
         self._seen: dict[int, dict[str, None]] = {}
         self.epoch = 0
-        """Grows when the call is begun again. A request remembers that of its sending."""
+        """Number of restarts so far. A request remembers the epoch in which it was sent."""
 
     def choose(self, servers: list[Server], now: float) -> list[Server]:
-        """Of these servers, those that hold the version; where none is believed to, those that have
-        not said otherwise in this call."""
+        """Returns the servers that probably hold the call's version; if there are none, those that
+        have not answered with another version in this call."""
         possible = [server for server in servers if server not in self._others]
         if self._mix or self._expected == 0:
             return possible
@@ -39,20 +39,20 @@ class CallVersions:
         return known or possible
 
     def asked(self, server: Server, now: float) -> None:
-        """A request goes to this server: until an answer says more, the call keeps to its
-        version."""
+        """Notes that a request goes to this server. Until an answer arrives, the call expects this
+        server's version."""
         if self._expected == 0:
             self._expected = server.version(self._head, now) or 0
 
     def keeps(self, server: Server, version: int, epoch: int) -> bool:
-        """Takes note of an answer. False: it is of another version, ask again elsewhere.
+        """Notes an answer. Returns False if another version gave it, so the request is sent again.
 
-        `epoch` is that of the request. Raises WeightsVersionMismatch when the call cannot be
-        finished with one version.
+        `epoch` is the request's epoch. Raises WeightsVersionMismatch if the call cannot finish
+        with one version.
         """
         fits = self._mix or self._kept in (0, version)
         if not fits and epoch != self.epoch:
-            return False  # asked before the call was begun again; nothing new is known
+            return False  # sent before a restart: the answer says nothing about the new version
         self._balance.saw_version(server, self._head, version)
         self._seen.setdefault(version, {})[server.address] = None
         if fits:
@@ -65,28 +65,28 @@ class CallVersions:
         return True
 
     def lacks(self, server: Server) -> bool:
-        """The server says that the pinned version is not live there. Whether to ask elsewhere."""
+        """Notes that the server does not hold the pinned version. Returns whether another may."""
         self._others.add(server)
         return self._has_possible()
 
     def stuck(self) -> bool:
-        """No request is under way and none can be sent. Whether that is because all ready servers
-        hold another version; the call is then begun again with theirs. Raises as `keeps`."""
+        """Call when no request is in flight and none can be sent. Returns True after restarting the
+        call if all ready servers hold another version. Raises the errors of `keeps`."""
         if not self._balance.usable() or self._has_possible():
             return False
         self._begin_again(0)
         return True
 
     def mismatch(self) -> WeightsVersionMismatch:
-        """The error, naming versions and where they were seen."""
+        """Returns the error, which names the versions and the servers that hold them."""
         seen = "; ".join(
             f"version {version} at {', '.join(addresses)}"
             for version, addresses in sorted(self._seen.items())
         )
         lacking = ", ".join(sorted(server.address for server in self._others))
-        wanted = f"version {self._pinned}" if self._pinned else "one version"
+        needed = f"version {self._pinned}" if self._pinned else "one version"
         return WeightsVersionMismatch(
-            f"the call could not be scored by {wanted} of the weights: "
+            f"the call could not be scored by {needed} of the weights: "
             f"{seen or f'{lacking} does not hold it'}. "
             "Wait until all servers hold the same version, pin weights_version to one that stays, "
             "or allow mix_versions=True",

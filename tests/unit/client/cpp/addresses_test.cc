@@ -21,7 +21,7 @@ std::vector<std::string> Parsed(absl::string_view text) {
   return addresses.value_or(std::vector<std::string>{});
 }
 
-TEST(ParseAddressesTest, BringsAddressesIntoOneForm) {
+TEST(ParseAddressesTest, NormalisesAddresses) {
   EXPECT_THAT(Parsed("scorer"), ElementsAre("scorer:8470"));
   EXPECT_THAT(Parsed(" a:1 , b,a:1"), ElementsAre("a:1", "b:8470"));
   EXPECT_THAT(Parsed("[::1]:2,[fe80::1]"), ElementsAre("[::1]:2", "[fe80::1]:8470"));
@@ -96,7 +96,7 @@ TEST_F(AddressBookTest, KeepsTheLastRecordsOfANameThatFails) {
   EXPECT_THAT(book.servers(), ElementsAre("a:1", "10.0.0.1:3"));
 }
 
-TEST_F(AddressBookTest, TakesOnlyOnePlainAddressForAServerForGood) {
+TEST_F(AddressBookTest, IsPlainOnlyWithOneAddressThatIsNotAName) {
   EXPECT_TRUE(AddressBook({"a:1"}).is_plain());
   EXPECT_FALSE(AddressBook({"a:1", "b:1"}).is_plain());
   EXPECT_FALSE(AddressBook({kName}).is_plain());

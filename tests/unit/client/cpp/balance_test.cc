@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -31,15 +32,16 @@ class BalanceTest : public ::testing::Test {
     return {.solo = solo, .now = [this] { return now_; }, .unit_random = [] { return 1.0; }};
   }
 
-  /// Finds every server well.
+  /// Checks every server with success.
   void CheckAll(Balance& balance) {
     for (const std::string& address : balance.TakeDueChecks(Balance::Due::kAll)) {
       balance.Checked(address, ServerInfo{.heads = {HeadOf()}}, now_);
     }
   }
 
-  static std::string Take(Balance& balance, int64_t bytes, const ServerWish& wish = {}) {
-    const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, wish);
+  static std::string Take(Balance& balance, int64_t bytes,
+                          const ServerPreference& preference = {}) {
+    const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, preference);
     EXPECT_TRUE(taken.ok()) << taken.status();
     return taken.ok() && taken->has_value() ? (*taken)->address : "";
   }
@@ -76,12 +78,12 @@ TEST_F(BalanceTest, LetsEqualsTakeTurns) {
   EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
 }
 
-TEST_F(BalanceTest, UsesNoServerBeforeItWasFoundWell) {
+TEST_F(BalanceTest, UsesNoServerBeforeItsCheckHasSucceeded) {
   Balance balance(Options(), {"a", "b"});
   EXPECT_EQ(Take(balance, 1), "");
 
   EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a", "b"));
-  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kAll), IsEmpty());  // both are under way
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kAll), IsEmpty());  // both checks are running
   balance.Checked("b", ServerInfo{.heads = {HeadOf()}}, now_);
 
   EXPECT_EQ(Take(balance, 1), "b");
@@ -199,12 +201,13 @@ TEST_F(BalanceTest, PrefersServersBelievedToHoldTheVersion) {
 
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
-  EXPECT_EQ(Take(balance, 1, {.version = 2, .without = {"b"}}), "c");  // it may have changed
+  EXPECT_EQ(Take(balance, 1, {.version = 2, .excluded = {"b"}}),
+            "c");  // the known version is outdated
   now_ += Balance::kVersionAge;
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "a");
-  EXPECT_EQ(Take(balance, 1, {.without = {"a", "b", "c"}}), "");
-  EXPECT_FALSE(balance.HasReadyWithout({"a", "b", "c"}));
-  EXPECT_TRUE(balance.HasReadyWithout({"a", "b"}));
+  EXPECT_EQ(Take(balance, 1, {.excluded = {"a", "b", "c"}}), "");
+  EXPECT_FALSE(balance.HasReadyExcept({"a", "b", "c"}));
+  EXPECT_TRUE(balance.HasReadyExcept({"a", "b"}));
 }
 
 TEST_F(BalanceTest, RefusesDifferingHeadsAndNamesBothServers) {
@@ -240,10 +243,10 @@ TEST_F(BalanceTest, KeepsTheTightestLimitAndTheVersionOfEach) {
 TEST_F(BalanceTest, RemembersServersThatStay) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
-  EXPECT_EQ(Take(balance, 7, {.without = {"a"}}), "b");
+  EXPECT_EQ(Take(balance, 7, {.excluded = {"a"}}), "b");
 
   balance.SetAddresses({"b", "c"});
-  balance.Give("a", 1);  // it went: nothing is left to count
+  balance.Give("a", 1);  // the server was removed
 
   ASSERT_EQ(balance.states().size(), 2U);
   EXPECT_EQ(balance.states()[0].address, "b");
@@ -253,7 +256,7 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
   EXPECT_THAT(balance.ready(), ElementsAre("b"));
 }
 
-TEST_F(BalanceTest, UsesASingleServerWhateverHappened) {
+TEST_F(BalanceTest, AlwaysUsesASingleServer) {
   Balance balance(Options(/*solo=*/true), {"a"});
   EXPECT_EQ(Take(balance, 1), "a");
 
@@ -276,6 +279,51 @@ TEST_F(BalanceTest, NamesEachServerAndWhyWhenAllAreGone) {
   EXPECT_EQ(std::string(status.message()),
             "no server is available: dns:///x:1: unknown name; a:1 (UNAVAILABLE: refused); b:2 (no "
             "answer yet)");
+}
+
+ServerInfo InfoOf(Head head) {
+  head.name = std::string("h");
+  return {.heads = {std::move(head)}};
+}
+
+TEST(DescribeDifferenceTest, NamesTheFirstFieldThatAffectsScores) {
+  const ServerInfo one = InfoOf({.vocab_size = 10, .hidden_size = 4});
+
+  EXPECT_EQ(DescribeDifference(one, one), "");
+  EXPECT_EQ(DescribeDifference(one, InfoOf({.vocab_size = 11, .hidden_size = 4})),
+            "vocab_size of \"h\" is 10 and 11");
+  EXPECT_EQ(DescribeDifference(one, InfoOf({.vocab_size = 10, .hidden_size = 5})),
+            "hidden_size of \"h\" is 4 and 5");
+  EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.dtype = Dtype::kF32})),
+            "dtype of \"h\" is bf16 and f32");
+  EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.scale = 2.0F})), "scale of \"h\" is 1 and 2");
+  EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.softcap = 30.0F})),
+            "softcap of \"h\" is 0 and 30");
+  EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.has_bias = true})),
+            "has_bias of \"h\" is false and true");
+  EXPECT_EQ(DescribeDifference(InfoOf({.model_type = "a"}), InfoOf({.model_type = "b"})),
+            "model_type of \"h\" is a and b");
+  EXPECT_EQ(DescribeDifference(InfoOf({}), {.heads = {{.name = "x"}, {.name = "h"}}}),
+            "their names are \"h\" and \"h, x\"");
+}
+
+TEST(DescribeDifferenceTest, AllowsOtherVersionsEnginesAndLimits) {
+  EXPECT_EQ(DescribeDifference(InfoOf({}), InfoOf({.weights_version = 7,
+                                                   .tied = true,
+                                                   .tensor = "t",
+                                                   .engine = "cpu",
+                                                   .limits = {.request_rows_max = 1}})),
+            "");
+}
+
+TEST(TightestLimitsTest, TakesTheLeastOfEachThatIsKnown) {
+  const ServerInfo one = InfoOf({.limits = {.request_rows_max = 7, .top_k_max = 0}});
+  const ServerInfo two = InfoOf({.limits = {.request_rows_max = 9, .top_k_max = 5}});
+
+  const Limits limits = TightestLimits({one, two}).heads[0].limits;
+
+  EXPECT_EQ(limits.request_rows_max, 7);
+  EXPECT_EQ(limits.top_k_max, 5);
 }
 
 }  // namespace

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "client/cpp/call_versions.h"
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
@@ -33,7 +31,7 @@ grpc::ByteBuffer Bytes(const std::string& text) {
   return {&slice, 1};
 }
 
-/// A BalancingTransport over FakeTransports: a test answers every request, checks included.
+/// A BalancingTransport over FakeTransports: a test answers every request, including checks.
 class BalancingTransportTest : public ::testing::Test {
  protected:
   void Make(std::vector<std::string> addresses, int32_t channels = 1) {
@@ -52,7 +50,7 @@ class BalancingTransportTest : public ::testing::Test {
                                     .unit_random = [] { return 1.0; }});
   }
 
-  /// Begins a request; its reply is put into `replies_`.
+  /// Starts a request; its reply is added to `replies_`.
   std::shared_ptr<CancelScope> Send(const std::string& method = kScoreMethod,
                                     std::shared_ptr<CallVersions> versions = nullptr) {
     std::shared_ptr<CancelScope> scope = balancing_->NewScope();
@@ -62,7 +60,7 @@ class BalancingTransportTest : public ::testing::Test {
     return scope;
   }
 
-  /// Answers the health check and the listing of heads that are pending at a server.
+  /// Answers the pending health check and ListHeads of a server.
   void AnswerCheck(const std::string& address, int64_t vocab_size = 100, int64_t rows_max = 50) {
     FakeTransport& server = *servers_.at(address);
     ASSERT_EQ(server.calls.back().method, kHealthMethod);
@@ -78,7 +76,7 @@ class BalancingTransportTest : public ::testing::Test {
     server.Reply({.body = Bytes(response.SerializeAsString())}, server.calls.size() - 1);
   }
 
-  /// Two servers, both found well, and nothing pending.
+  /// Two servers whose checks have succeeded, with no request pending.
   void MakeReadyPair() {
     Make({"a:1", "b:2"});
     Send(kListHeadsMethod);
@@ -150,7 +148,7 @@ TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequ
   EXPECT_THAT(StatesOf(), ElementsAre(State::kUnknown, State::kUnknown));
   AnswerCheck("a:1");
   EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kUnknown));
-  EXPECT_THAT(a.calls, IsEmpty());  // the other one may still be well
+  EXPECT_THAT(a.calls, IsEmpty());  // the other server's check may still succeed
   for (int i = 0; i < 3; ++i) {
     servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
   }
@@ -192,7 +190,8 @@ TEST_F(BalancingTransportTest, SaysThatAFailedRequestCanGoElsewhere) {
   EXPECT_FALSE(replies_[1].can_go_elsewhere);
 }
 
-// A server at the end of its drain cancels what is left: calls failed with CANCELLED.
+// Regression: calls failed with CANCELLED when a server cancelled its requests at the end of a
+// drain.
 TEST_F(BalancingTransportTest, SendsElsewhereWhatAServerCancelled) {
   MakeReadyPair();
   Send();
@@ -259,7 +258,7 @@ TEST_F(BalancingTransportTest, ProbesAServerBeforeItComesBack) {
   EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kReady));
 }
 
-TEST_F(BalancingTransportTest, TakesAServerWithoutAHealthServiceForWell) {
+TEST_F(BalancingTransportTest, UsesAServerWithoutAHealthService) {
   Make({"a:1", "b:2"});
   Send();
   FakeTransport& a = *servers_.at("a:1");
@@ -315,7 +314,7 @@ TEST_F(BalancingTransportTest, ListsHeadsOfAllServersWithTheTightestLimits) {
   EXPECT_EQ(info->heads[0].limits.request_rows_max, 30);
 }
 
-TEST_F(BalancingTransportTest, TellsHealthFromAllServers) {
+TEST_F(BalancingTransportTest, AnswersHealthFromTheStateOfAllServers) {
   Make({"a:1", "b:2"});
   Send(kHealthMethod);
 

@@ -41,8 +41,8 @@ TEST_F(CallVersionsTest, KeepsTheFirstVersionSeen) {
   EXPECT_FALSE(Keeps(versions, "b", 2, 0));
 
   EXPECT_EQ(versions.kept(), 1U);
-  EXPECT_EQ(versions.wish().version, 1U);
-  EXPECT_THAT(versions.wish().without, ElementsAre("b"));
+  EXPECT_EQ(versions.preference().version, 1U);
+  EXPECT_THAT(versions.preference().excluded, ElementsAre("b"));
 }
 
 TEST_F(CallVersionsTest, KeepsToTheVersionOfTheFirstServerAsked) {
@@ -51,10 +51,10 @@ TEST_F(CallVersionsTest, KeepsToTheVersionOfTheFirstServerAsked) {
   versions.Asked({.address = "a", .version = 4});
   versions.Asked({.address = "b", .version = 5});
 
-  EXPECT_EQ(versions.wish().head, "h");
-  EXPECT_EQ(versions.wish().version, 4U);
-  EXPECT_TRUE(Keeps(versions, "b", 6, 0));  // what was believed does not bind
-  EXPECT_EQ(versions.wish().version, 6U);
+  EXPECT_EQ(versions.preference().head, "h");
+  EXPECT_EQ(versions.preference().version, 4U);
+  EXPECT_TRUE(Keeps(versions, "b", 6, 0));  // the expected version is not binding
+  EXPECT_EQ(versions.preference().version, 6U);
 }
 
 TEST_F(CallVersionsTest, GivesUpAVersionThatIsGoneFromAllServers) {
@@ -64,8 +64,9 @@ TEST_F(CallVersionsTest, GivesUpAVersionThatIsGoneFromAllServers) {
 
   EXPECT_TRUE(Keeps(versions, "b", 2, 0));  // the call goes on with version 2
 
-  EXPECT_FALSE(Keeps(versions, "a", 1, 0));  // asked before that: it says nothing of the server
-  EXPECT_THAT(versions.wish().without, IsEmpty());
+  EXPECT_FALSE(
+      Keeps(versions, "a", 1, 0));  // sent before the restart: says nothing about the server
+  EXPECT_THAT(versions.preference().excluded, IsEmpty());
   EXPECT_EQ(balance_.states()[0].weights_versions.at("h"), 2U);
   EXPECT_TRUE(Keeps(versions, "a", 2, versions.epoch()));
 }
@@ -105,8 +106,8 @@ TEST_F(CallVersionsTest, TakesEveryVersionWhereMixingIsAllowed) {
   EXPECT_TRUE(Keeps(versions, "a", 1, 0));
   EXPECT_TRUE(Keeps(versions, "b", 2, 0));
 
-  EXPECT_EQ(versions.wish().version, 0U);
-  EXPECT_THAT(versions.wish().without, IsEmpty());
+  EXPECT_EQ(versions.preference().version, 0U);
+  EXPECT_THAT(versions.preference().excluded, IsEmpty());
 }
 
 TEST_F(CallVersionsTest, BeginsAgainWhenItsVersionLeftWithItsServer) {

@@ -11,7 +11,7 @@
 namespace logprobd::client {
 namespace {
 
-/// An operation that ends with its alarm and notes the thread that took it up.
+/// An operation that ends with its alarm and notes the thread that runs it.
 struct Work {
   std::thread::id runner = {};
   CallerQueue::Operation operation;
@@ -48,7 +48,7 @@ TEST(CallerQueueTest, WakesWhenTheCallEndsOnAnotherThread) {
     std::thread other([queue] { queue->End(); });
 
     queue->Wait();
-    queue.reset();  // perhaps before the other thread
+    queue.reset();  // possibly before the other thread releases it
 
     other.join();
   }
@@ -63,7 +63,7 @@ TEST(CallerQueueTest, ReturnsAtOnceWhenTheCallHasEnded) {
   queue->Wait();
 }
 
-TEST(CallerQueueTest, WaitsForWhatIsOutstandingAfterTheEnd) {
+TEST(CallerQueueTest, WaitsForOutstandingOperationsAfterTheEnd) {
   const auto queue = std::make_shared<CallerQueue>();
   Work sibling;
   Work ending([&] { queue->End(); });
@@ -89,7 +89,7 @@ TEST(CallerQueueTest, TakesOperationsThatOtherThreadsBegin) {
   timer.join();
 }
 
-TEST(CallerQueueTest, TakesNothingOnceNobodyWaits) {
+TEST(CallerQueueTest, RefusesOperationsOnceTheCallIsOver) {
   const auto queue = std::make_shared<CallerQueue>();
   queue->End();
   queue->Wait();

@@ -25,7 +25,7 @@ std::vector<std::pair<int64_t, int64_t>> RowRanges(const ChunkPlan& plan) {
   return ranges;
 }
 
-TEST(ChunkPlanTest, LeavesASmallCallWhole) {
+TEST(ChunkPlanTest, DoesNotCutASmallCall) {
   const ScoreCase c(10);
 
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
@@ -50,13 +50,13 @@ TEST(ChunkPlanTest, CutsAtTheServersRowLimit) {
 TEST(ChunkPlanTest, CutsAtTheServersMessageLimit) {
   const ScoreCase c(10);
 
-  // 1,024 bytes are kept for the rest of the message; a row takes 16 + 4.
+  // 1,024 bytes are reserved for other fields; a row takes 16 + 4 bytes.
   const ChunkPlan plan = PlanChunks(c.args, {.message_bytes_max = 1024 + 69}, kManyBytes);
 
   EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 3), Pair(3, 6), Pair(6, 9), Pair(9, 10)));
 }
 
-TEST(ChunkPlanTest, CutsAtTheWantedRequestSize) {
+TEST(ChunkPlanTest, CutsAtTheTargetRequestSize) {
   const ScoreCase c(300);
 
   const ChunkPlan plan = PlanChunks(c.args, {}, 4000);
@@ -64,18 +64,19 @@ TEST(ChunkPlanTest, CutsAtTheWantedRequestSize) {
   EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 150), Pair(150, 300)));
 }
 
-// 8 MiB with all fields held 1,023 rows of 8 KiB: a call of 8,192 rows was nine requests, one more
-// than are in flight, so that calls side by side ended all at once and left the server idle.
-TEST(ChunkPlanTest, AWantedSizeHoldsAsManyRowsAsHaveThatSize) {
+// Regression: with all fields counted, 8 MiB held 1,023 rows of 8 KiB. A call of 8,192 rows then
+// needed nine requests, one more than are in flight, so concurrent calls ended together and left
+// the server idle.
+TEST(ChunkPlanTest, ARequestHoldsAllRowsThatFitItsTargetSize) {
   const ScoreCase c(1'024);
 
-  const ChunkPlan plan = PlanChunks(c.args, {}, 16 * 256);  // of 16 bytes
+  const ChunkPlan plan = PlanChunks(c.args, {}, 16 * 256);  // a row has 16 bytes
 
   EXPECT_THAT(RowRanges(plan),
               ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768), Pair(768, 1'024)));
 }
 
-// What counts beside the rows left a request of few of them at the end.
+// Regression: the size of segments and candidates left a last request of a few rows.
 TEST(ChunkPlanTest, SegmentsAndCandidatesLeaveNoShortLastChunk) {
   ScoreCase c(1'024);
   c.segment_offsets = {0, 1'024};
@@ -91,7 +92,7 @@ TEST(ChunkPlanTest, SegmentsAndCandidatesLeaveNoShortLastChunk) {
               ElementsAre(Pair(0, 342), Pair(342, 684), Pair(684, 1'024)));
 }
 
-TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
+TEST(ChunkPlanTest, CandidatesCountTowardsTheTargetSize) {
   ScoreCase c(4);
   c.candidate_ids = {1, 2, 3, 4};
   c.candidate_offsets = {0, 4, 4, 4, 4};
@@ -102,8 +103,8 @@ TEST(ChunkPlanTest, CandidatesCountForTheWantedSize) {
               ElementsAre(Pair(0, 1), Pair(1, 3), Pair(3, 4)));
 }
 
-// A last chunk of a few rows counted as a small request, and the server cut its batches to a
-// quarter.
+// Regression: the server treated a last chunk of a few rows as a small request and formed batches
+// of a quarter of the size.
 TEST(ChunkPlanTest, ChunksOfALongCallAreAboutEqual) {
   const ScoreCase c(8'192);
 
@@ -140,9 +141,9 @@ TEST(ChunkPlanTest, LeavesSegmentsToTheServerOnlyInAWholeCall) {
   c.segment_offsets = {0, 5, 10};
   c.args.segment_offsets = c.segment_offsets;
 
-  EXPECT_FALSE(PlanChunks(c.args, {}, kManyBytes).sum_segments_locally);
-  EXPECT_TRUE(PlanChunks(c.args, {.request_rows_max = 5}, kManyBytes).sum_segments_locally);
-  EXPECT_TRUE(PlanChunks(c.args, {.segments_max = 1}, kManyBytes).sum_segments_locally);
+  EXPECT_FALSE(PlanChunks(c.args, {}, kManyBytes).sum_segments_in_client);
+  EXPECT_TRUE(PlanChunks(c.args, {.request_rows_max = 5}, kManyBytes).sum_segments_in_client);
+  EXPECT_TRUE(PlanChunks(c.args, {.segments_max = 1}, kManyBytes).sum_segments_in_client);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-/// 16 KB a chunk of 1,000 rows: small requests would go in their message.
+/// A chunk of 1,000 rows has 16 KB, so in auto mode it would travel in its message.
 constexpr TransportChoice kShm = TransportChoice::kSharedMemory;
 
 class ClientSameHostTest : public ::testing::Test {
@@ -99,7 +99,7 @@ TEST_F(ClientSameHostTest, RowsToSeveralServersTravelInRequests) {
   EXPECT_FALSE(buffer->is_shared());
 }
 
-TEST_F(ClientSameHostTest, RefusesToForceAWayToSeveralServers) {
+TEST_F(ClientSameHostTest, RefusesToForceATransportToSeveralServers) {
   for (const TransportChoice choice : {kShm, TransportChoice::kCudaIpc}) {
     const auto client = Client::Create({.address = "a:1,b:1", .transport = choice});
 
@@ -138,7 +138,7 @@ TEST_F(ClientSameHostTest, ServesManyThreadsWithOneLease) {
   EXPECT_THAT(control_.clients(), SizeIs(1));
 }
 
-TEST_F(ClientSameHostTest, ScoresABufferWhereItLies) {
+TEST_F(ClientSameHostTest, ScoresABufferWithoutACopy) {
   ScoreCase c(8'000);
   const std::unique_ptr<Client> client = Connect();
   absl::StatusOr<RowBuffer> buffer = client->AllocateRows(static_cast<int64_t>(c.hidden.size()));
@@ -201,14 +201,15 @@ TEST_F(ClientSameHostTest, LeavesErrorsOfTheRequestAsTheyAre) {
   EXPECT_EQ(service().requests().size(), 1U);
 }
 
-TEST_F(ClientSameHostTest, EndsACallOnceWhenTheChosenWayCannotBeHad) {
+TEST_F(ClientSameHostTest, EndsACallOnceWhenTheChosenTransportIsNotAvailable) {
   service().heads().clear_local();
   const ScoreCase c(5'000);
 
   const absl::StatusOr<ScoreResult> result = Connect({.transport = kShm})->Score(c.args);
 
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the server has no local socket"));
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("the server has no control socket"));
   EXPECT_EQ(service().requests().size(), 0U);
 }
 
@@ -243,7 +244,7 @@ TEST_F(ClientSameHostTest, TakesItsTransportFromTheEnvironmentUnlessItIsGiven) {
   EXPECT_THAT(std::string(wrong.message()), HasSubstr("LOGPROBD_TRANSPORT: transport is \"fast\""));
 }
 
-TEST_F(ClientSameHostTest, ListsHowTheServerIsReachedLocally) {
+TEST_F(ClientSameHostTest, ListsTheServersControlSocket) {
   const absl::StatusOr<ServerInfo> info = Connect()->ListHeads();
 
   ASSERT_TRUE(info.ok());
@@ -259,7 +260,7 @@ class ClientDeviceRowsTest : public ClientSameHostTest {
     case_.args.device_rows = DeviceRows{.offset = 32, .bytes = 3'000 * 16};
   }
 
-  /// The rows of the case behind 32 other bytes.
+  /// The rows of the case, after 32 other bytes.
   static std::string Memory() {
     const ScoreCase c(3'000);
     std::string memory(32 + c.hidden.size(), '\0');

@@ -11,7 +11,7 @@
 #include "client/cpp/balancing_transport.h"
 #include "client/cpp/client.h"
 #include "client/cpp/grpc_transport.h"
-#include "client/cpp/health.h"
+#include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
@@ -40,10 +40,10 @@ class ClientServersTest : public ::testing::Test {
     return *std::move(client);
   }
 
-  /// Connects and returns when every server has been found well.
+  /// Connects, and returns when the check of every server has succeeded.
   std::unique_ptr<Client> ConnectToAll(Client::Options options = {}) {
     std::unique_ptr<Client> client = Connect(std::move(options));
-    // A busy machine may need longer than the first look at the servers takes.
+    // On a busy machine the checks may take longer than the first call waits.
     while (StatesOf(*client) != std::vector<State>{State::kReady, State::kReady}) {
       EXPECT_TRUE(client->ListHeads().ok());
     }
@@ -96,14 +96,14 @@ TEST_F(ClientServersTest, GivesASlowServerLess) {
   ScoreCase c(8'000);
   b_.service().Hold();
   const std::unique_ptr<Client> client = ConnectToAll({.max_inflight = 2});
-  // The held server is let go when the other one has answered all that it could be given.
+  // The held server is released when the other one has answered everything it could get.
   c.args.on_progress = [&](int64_t rows_done) {
     if (rows_done >= 7'000) b_.service().Release();
   };
 
   ExpectScoresOf(c, client->Score(c.args));
 
-  EXPECT_EQ(b_.service().held_max(), 2);  // the window is that of a server
+  EXPECT_EQ(b_.service().held_max(), 2);  // the window applies to each server
   EXPECT_GT(Requests(a_), 4 * Requests(b_));
 }
 
@@ -191,7 +191,7 @@ TEST_F(ClientServersTest, RefusesDifferingHeadsUntilTheyAgree) {
   b_.service().heads().mutable_heads(0)->set_vocab_size(99);
   const std::unique_ptr<Client> client = Connect();
   while (client->ListHeads().ok()) {
-    // One of them has not answered yet.
+    // One server has not answered yet.
   }
 
   const absl::Status status = client->Score(c.args).status();
@@ -201,7 +201,7 @@ TEST_F(ClientServersTest, RefusesDifferingHeadsUntilTheyAgree) {
               AllOf(HasSubstr(a_.address()), HasSubstr(b_.address()),
                     HasSubstr("vocab_size of \"fake\" is 100 and 99")));
   EXPECT_EQ(Requests(a_) + Requests(b_), 0U);
-  // It asked until its time was over.
+  // Regression: the call retried until its deadline.
   EXPECT_EQ(client->WaitReady(absl::Hours(1)).code(), absl::StatusCode::kFailedPrecondition);
   b_.service().heads().mutable_heads(0)->set_vocab_size(100);
   ExpectScoresOf(c, client->Score(c.args));
@@ -272,7 +272,7 @@ TEST_F(ClientServersTest, MixesVersionsWhereThatIsAllowed) {
 TEST_F(ClientServersTest, FindsAPinnedVersionWhereItIsHeld) {
   ScoreCase c(1'000);
   const std::unique_ptr<Client> client = ConnectToAll();
-  b_.service().SetWeightsVersion(4);  // what the client saw is out of date
+  b_.service().SetWeightsVersion(4);  // the version that the client knows is outdated
   for (const uint64_t version : {4U, 3U, 4U}) {
     c.args.weights_version = version;
     const absl::StatusOr<ScoreResult> result = client->Score(c.args);
@@ -301,7 +301,7 @@ TEST_F(ClientServersTest, ScoresAgainWhatASingleServersSwapLeftBehind) {
   EXPECT_THAT(result->weights_versions, ElementsAre(4U));
 }
 
-TEST_F(ClientServersTest, GivesTheWorkBackWhateverHappens) {
+TEST_F(ClientServersTest, CountsNoWorkAfterACallHasEnded) {
   const ScoreCase c(5'000);
   const std::unique_ptr<Client> client = ConnectToAll();
   ASSERT_TRUE(client->ListHeads().ok());

@@ -75,7 +75,7 @@ TEST_F(ClientTest, CutsALargeCallAndKeepsItsOrder) {
 
   ASSERT_TRUE(result.ok()) << result.status();
   ExpectScoresOf(c, *result);
-  EXPECT_EQ(result->requests, 4);  // the fake takes 1,000 rows a request
+  EXPECT_EQ(result->requests, 4);  // the fake accepts 1,000 rows per request
   EXPECT_EQ(result->argmax_id, c.targets);
   EXPECT_THAT(result->max_logit, AllOf(SizeIs(3'456), Each(1.0F)));
   ASSERT_THAT(result->top_k_ids, SizeIs(2 * 3'456));
@@ -186,7 +186,7 @@ std::vector<std::thread::id> ThreadsOf(Client& client, ScoreCase c) {
   return threads;
 }
 
-TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
+TEST_F(ClientTest, ReceivesTheAnswerOnTheCallersThread) {
   const std::unique_ptr<Client> client = Connect();
   const std::unique_ptr<Client> looking = Connect({.busy_poll = absl::Hours(1)});
 
@@ -195,7 +195,7 @@ TEST_F(ClientTest, TakesUpTheAnswerOnTheCallersThread) {
   EXPECT_THAT(ThreadsOf(*looking, ScoreCase(10)), ElementsAre(std::this_thread::get_id()));
 }
 
-TEST_F(ClientTest, TakesUpARetriedAnswerOnTheCallersThreadToo) {
+TEST_F(ClientTest, ReceivesARetriedAnswerOnTheCallersThreadToo) {
   const std::unique_ptr<Client> client = Connect();
   service().FailNext({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}, "1");
 
@@ -260,7 +260,7 @@ TEST_F(ClientTest, ReturnsWhenAnotherThreadDestroysTheClient) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(ClientTest, FindsTheAnswerWhetherItStillLooksOrSleeps) {
+TEST_F(ClientTest, FindsTheAnswerWhetherItPollsOrSleeps) {
   const ScoreCase c(10);
   for (const absl::Duration busy_poll : {absl::Hours(1), absl::Nanoseconds(1)}) {
     const std::unique_ptr<Client> client = Connect({.busy_poll = busy_poll});
@@ -366,7 +366,7 @@ TEST_F(ClientTest, WaitsUntilTheServerServes) {
   EXPECT_TRUE(*client->Ready());
 }
 
-TEST_F(ClientTest, SaysWhatItWaitedForInVain) {
+TEST_F(ClientTest, SaysWhatItWaitedForWhenTheTimeIsUp) {
   server_.SetServing(false);
 
   const absl::Status status = Connect()->WaitReady(absl::Milliseconds(20));
@@ -406,7 +406,43 @@ TEST(UnreachableTest, SaysWhereNobodyAnswered) {
               HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
 }
 
-// An attempt to connect was given up after 100 ms, which is too short for a slow network.
+TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(listener, 4), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::thread server([listener] {
+    constexpr char kReply[] = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+    while (true) {
+      const int connection = accept(listener, nullptr, nullptr);
+      if (connection < 0) return;
+      char request[1024];
+      static_cast<void>(recv(connection, request, sizeof(request), 0));
+      static_cast<void>(send(connection, kReply, sizeof(kReply) - 1, MSG_NOSIGNAL));
+      close(connection);
+    }
+  });
+  const ScoreCase c(1);
+
+  auto client = Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+                                .channels = 1,
+                                .retries = 1,
+                                .backoff_initial = absl::Milliseconds(1)});
+  const absl::Status status = (*client)->Score(c.args).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is this the --http port?"));
+  client->reset();  // closes its connections, so that recv returns
+  shutdown(listener, SHUT_RDWR);
+  server.join();
+  close(listener);
+}
+
+// Regression: an attempt to connect was given up after 100 ms, too short for a slow network.
 TEST(UnreachableTest, GivesAConnectionTime) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -415,7 +451,7 @@ TEST(UnreachableTest, GivesAConnectionTime) {
   socklen_t size = sizeof(address);
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  ASSERT_EQ(listen(listener, 16), 0);  // connects, and says nothing
+  ASSERT_EQ(listen(listener, 16), 0);  // accepts connections and sends nothing
   const auto client = Client::Create(
       {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .retries = 0});
   ScoreCase c(1);

@@ -6,36 +6,37 @@
 #include <utility>
 #include <vector>
 
-#include "client/cpp/message_stream.h"
+#include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// Streams without a network: a test looks at what was written, and answers. For one thread.
+/// Streams without a network: a test reads the written messages and sends answers. Not thread-safe.
 class FakeStreams final : public StreamOpener {
  public:
   struct Stream final : MessageStream {
     void Start() override { is_started = true; }
     void Write(grpc::ByteBuffer message) override { messages.push_back(message); }
-    bool Withdraw(int64_t place) override {
-      if (place <= written()) return false;  // the first of those not taken is under way
-      messages.at(static_cast<size_t>(place)).Clear();
-      withdrawn.push_back(place);
+    bool Withdraw(int64_t index) override {
+      if (index <= written())
+        return false;  // the connection is sending the first unwritten message
+      messages.at(static_cast<size_t>(index)).Clear();
+      withdrawn.push_back(index);
       return true;
     }
     void CloseWrites() override { is_closed = true; }
     void Cancel() override { is_cancelled = true; }
     int64_t written() const override { return static_cast<int64_t>(messages.size()) - unwritten; }
 
-    /// The stream ends; once.
+    /// Ends the stream. Call once.
     void End(const absl::Status& status) {
       messages.clear();
-      auto ended = std::move(events.ended);  // empty from now on
+      auto ended = std::move(events.ended);  // leaves events.ended empty
       std::move(ended)(status);
     }
 
     StreamEvents events;
     std::vector<grpc::ByteBuffer> messages;
-    int64_t unwritten = 0;  ///< Messages at the end that the connection has not taken.
+    int64_t unwritten = 0;  ///< Number of the latest messages that the connection has not taken.
     std::vector<int64_t> withdrawn;
     bool is_started = false;
     bool is_closed = false;
@@ -54,7 +55,7 @@ class FakeStreams final : public StreamOpener {
 
   bool is_shut_down = false;
   std::vector<std::string> methods;
-  std::vector<std::shared_ptr<Stream>> streams;  ///< Every one opened.
+  std::vector<std::shared_ptr<Stream>> streams;  ///< All streams opened so far.
 };
 
 }  // namespace logprobd::client

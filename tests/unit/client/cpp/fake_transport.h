@@ -15,8 +15,8 @@
 
 namespace logprobd::client {
 
-/// An RpcTransport without a network: a test answers the calls, and delays pass when it says so.
-/// For one thread.
+/// An RpcTransport without a network: a test answers the calls and fires the timers. Not
+/// thread-safe.
 class FakeTransport final : public RpcTransport {
  public:
   struct PendingCall {
@@ -61,7 +61,7 @@ class FakeTransport final : public RpcTransport {
     std::move(call.done)(std::move(reply));
   }
 
-  /// Lets the oldest delay pass.
+  /// Fires the oldest timer.
   void FireTimer() {
     absl::AnyInvocable<void()&&> callback = std::move(timers.front());
     timers.pop_front();
@@ -70,10 +70,10 @@ class FakeTransport final : public RpcTransport {
 
   absl::Time now = absl::UnixEpoch();
   std::deque<PendingCall> calls;
-  std::vector<absl::Duration> delays;  ///< Every one asked for.
+  std::vector<absl::Duration> delays;  ///< All delays requested so far.
   std::deque<absl::AnyInvocable<void() &&>> timers;
   size_t calls_made = 0;
-  size_t calls_max = 0;  ///< Most pending at once.
+  size_t calls_max = 0;  ///< Largest number of calls pending at once.
 };
 
 }  // namespace logprobd::client

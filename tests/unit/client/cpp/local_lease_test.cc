@@ -36,7 +36,7 @@ class LocalLeaseTest : public ::testing::Test {
   testing::FakeControlSocket control_{{.region_bytes_max = 1 << 20, .lease_regions_max = 7}};
 };
 
-TEST_F(LocalLeaseTest, LearnsWhatTheServerGives) {
+TEST_F(LocalLeaseTest, LearnsTheServersGrant) {
   const std::shared_ptr<LocalLease> lease = Connect();
 
   EXPECT_TRUE(lease->grant().shared_memory);
@@ -96,7 +96,7 @@ TEST_F(LocalLeaseTest, SeesTheEndOfTheServer) {
   EXPECT_EQ(lease->CreateRegion(1).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(LocalLeaseTest, GivesEverythingBackWithItsLastReference) {
+TEST_F(LocalLeaseTest, ReturnsItsRegionsWithItsLastReference) {
   ASSERT_TRUE(Connect()->CreateRegion(1).ok());
 
   control_.WaitForNoLease();
@@ -147,7 +147,7 @@ TEST_F(LocalLeaseTest, SaysThatNobodyListensAnyMore) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("the server has ended"));
 }
 
-TEST(LocalLeaseAnswerTest, RefusesAnswersThatAreNone) {
+TEST(LocalLeaseAnswerTest, RefusesMalformedAnswers) {
   for (const std::string& nonsense : {std::string("\xff\xff"), std::string("\x12\x01x")}) {
     const testing::FakeControlSocket control({.nonsense = nonsense});
 

@@ -39,7 +39,7 @@ class LocalTransportTest : public ::testing::Test {
     return local;
   }
 
-  /// Rows [0, rows) of the case, placed.
+  /// Places rows [0, rows) of the case.
   static Placement MustPlace(LocalTransport& local, const ScoreCase& c) {
     absl::StatusOr<Placement> placed = local.Place(c.args, Whole(c));
     EXPECT_TRUE(placed.ok()) << placed.status();
@@ -83,7 +83,7 @@ TEST_F(LocalTransportTest, FreesTheSlotWithThePlacement) {
   EXPECT_EQ(control_.num_regions(), 1);
 }
 
-TEST_F(LocalTransportTest, LeavesSmallRequestsAndNoRowsInTheirMessage) {
+TEST_F(LocalTransportTest, SendsSmallRequestsAndEmptyOnesInTheirMessage) {
   const auto local = Make();
 
   const Placement small = MustPlace(*local, ScoreCase(10));
@@ -95,7 +95,7 @@ TEST_F(LocalTransportTest, LeavesSmallRequestsAndNoRowsInTheirMessage) {
   EXPECT_THAT(control_.clients(), SizeIs(0));
 }
 
-TEST_F(LocalTransportTest, SendsRowsOfABufferFromWhereTheyLie) {
+TEST_F(LocalTransportTest, SendsRowsOfABufferWithoutACopy) {
   const auto local = Make();
   ScoreCase c(kLargeRows);
   const absl::StatusOr<RowBuffer> buffer =
@@ -103,7 +103,7 @@ TEST_F(LocalTransportTest, SendsRowsOfABufferFromWhereTheyLie) {
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   c.args.hidden = buffer->bytes();
 
-  // The row at which a chunk begins decides about its alignment: 4 rows are 64 bytes.
+  // The first row of a chunk determines its alignment: 4 rows are 64 bytes.
   const auto aligned = local->Place(c.args, {.row_begin = 4, .row_end = 8});
   const auto moved = local->Place(c.args, {.row_begin = 1, .row_end = kLargeRows});
 
@@ -115,7 +115,7 @@ TEST_F(LocalTransportTest, SendsRowsOfABufferFromWhereTheyLie) {
   EXPECT_NE(moved->slot, nullptr);
 }
 
-TEST_F(LocalTransportTest, GivesOrdinaryMemoryWhereNoneIsShared) {
+TEST_F(LocalTransportTest, AllocatesOrdinaryMemoryIfNoneIsShared) {
   const auto local = Make();
   local->Offer(std::nullopt);
 
@@ -172,7 +172,7 @@ TEST_F(LocalTransportTest, FallsBackToRowsOfTheHostWhereTheDevicesCannotBeRead) 
   EXPECT_THAT(placement.reason, HasSubstr("must be multiples of 16"));
 }
 
-TEST_F(LocalTransportTest, SaysThatRowsOfADeviceNeedRowsOfTheHostBeside) {
+TEST_F(LocalTransportTest, SaysThatRowsOfADeviceNeedRowsOfTheHostToo) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
   c.args.hidden = {};
@@ -199,7 +199,7 @@ TEST_F(LocalTransportTest, RemembersADeviceThatTheServerDoesNotReach) {
   EXPECT_THAT(placement.reason, HasSubstr("a GPU of another"));
 }
 
-// One bad handle switched the GPU off for as long as the lease lasted.
+// Regression: one bad handle disabled the GPU for the lifetime of the lease.
 TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappingsOrMemoryThatCouldNotBeRead) {
   for (const absl::Status& refusal :
        {absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open"),
@@ -217,7 +217,7 @@ TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappingsOrMemoryThatCoul
   }
 }
 
-// Every later call was UNAVAILABLE.
+// Regression: every later call was UNAVAILABLE.
 TEST_F(LocalTransportTest, ABadHandleFailsItsCallAloneWhereDevicesAreChosen) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
@@ -229,8 +229,8 @@ TEST_F(LocalTransportTest, ABadHandleFailsItsCallAloneWhereDevicesAreChosen) {
   EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
 }
 
-// It advised to change weights_version.
-TEST_F(LocalTransportTest, ARefusedWayThatWasChosenIsUnavailable) {
+// Regression: the error advised to change weights_version.
+TEST_F(LocalTransportTest, ARefusalOfTheChosenTransportIsUnavailable) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
   const auto local = Make(TransportChoice::kCudaIpc);
@@ -241,12 +241,13 @@ TEST_F(LocalTransportTest, ARefusedWayThatWasChosenIsUnavailable) {
       local->ErrorOf(placement, absl::FailedPreconditionError("cuda_ipc: a GPU of another"));
 
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("transport is cuda-ipc, which host:1 cannot give: cuda_ipc: a GPU"));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("transport is cuda-ipc, which is not available at host:1: cuda_ipc: a GPU"));
   EXPECT_EQ(local->ErrorOf(placement, bad_rows), bad_rows);
 }
 
-TEST_F(LocalTransportTest, HasNoMemoryForMoreThanThereIs) {
+TEST_F(LocalTransportTest, RefusesToAllocateMoreMemoryThanThereIs) {
   for (const TransportChoice choice : {TransportChoice::kAuto, TransportChoice::kTcp}) {
     const absl::StatusOr<RowBuffer> buffer =
         Make(choice)->AllocateRows(std::numeric_limits<int64_t>::max());
@@ -266,7 +267,7 @@ TEST_F(LocalTransportTest, UsesMessagesWhereTheServerCannotBeReached) {
   };
   LocalAccess access = AccessTo(control_);
 
-  EXPECT_EQ(reason(std::nullopt), "the server has no local socket");
+  EXPECT_EQ(reason(std::nullopt), "the server has no control socket");
   access.control_path = "/nowhere/c.sock";
   EXPECT_THAT(reason(access), HasSubstr("mount the folder"));
   access.boot_id = "other";
@@ -284,7 +285,7 @@ TEST_F(LocalTransportTest, UsesMessagesWhereTheServerSharesNothing) {
 
   EXPECT_EQ(placement.transport, Transport::kTcp);
   EXPECT_EQ(placement.reason,
-            "the server takes no GPU memory of other processes; the server shares no memory");
+            "the server does not read GPU memory of other processes; the server shares no memory");
 }
 
 TEST_F(LocalTransportTest, UsesMessagesAboveTheServersLimits) {
@@ -298,7 +299,7 @@ TEST_F(LocalTransportTest, UsesMessagesAboveTheServersLimits) {
   EXPECT_THAT(placement.reason, HasSubstr("limits on shared memory"));
 }
 
-TEST_F(LocalTransportTest, TriesTheLocalWayAgainLater) {
+TEST_F(LocalTransportTest, TriesSharedMemoryAgainLater) {
   const ScoreCase c(kLargeRows);
   const auto local = Make();
   local->Offer(LocalAccess{.boot_id = BootId(), .control_path = "/nowhere/c.sock"});
@@ -332,7 +333,7 @@ TEST_F(LocalTransportTest, ConnectsOnceAgainWhenSlicesAreRefusedAndThenUsesMessa
   EXPECT_TRUE(local->Refused(first, lost));
   const Placement second = MustPlace(*local, c);
   EXPECT_EQ(second.transport, Transport::kSharedMemory);
-  EXPECT_TRUE(local->Refused(first, lost));  // of the first lease still
+  EXPECT_TRUE(local->Refused(first, lost));  // the placement belongs to the first lease
   EXPECT_TRUE(local->Refused(second, lost));
 
   const Placement third = MustPlace(*local, c);
@@ -341,14 +342,14 @@ TEST_F(LocalTransportTest, ConnectsOnceAgainWhenSlicesAreRefusedAndThenUsesMessa
   EXPECT_FALSE(local->Refused(third, lost));
 }
 
-TEST_F(LocalTransportTest, TellsRefusalsOfASliceFromThoseOfTheRequest) {
-  EXPECT_TRUE(IsAboutASlice(absl::InvalidArgumentError("shared_memory.offset is 3")));
-  EXPECT_TRUE(IsAboutASlice(absl::FailedPreconditionError("cuda_ipc: another GPU")));
-  EXPECT_TRUE(IsAboutASlice(absl::NotFoundError("no such region")));
-  EXPECT_FALSE(IsAboutASlice(absl::InvalidArgumentError("targets[3] is 9")));
-  EXPECT_FALSE(IsAboutASlice(absl::ResourceExhaustedError("the queue is full: please wait")));
-  EXPECT_FALSE(IsAboutASlice(absl::UnavailableError("cuda_ipc: stopping")));
-  EXPECT_FALSE(IsAboutASlice(absl::OkStatus()));
+TEST_F(LocalTransportTest, DistinguishesRefusalsOfThePlacementFromRefusalsOfTheRequest) {
+  EXPECT_TRUE(IsPlacementRefusal(absl::InvalidArgumentError("shared_memory.offset is 3")));
+  EXPECT_TRUE(IsPlacementRefusal(absl::FailedPreconditionError("cuda_ipc: another GPU")));
+  EXPECT_TRUE(IsPlacementRefusal(absl::NotFoundError("no such region")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::InvalidArgumentError("targets[3] is 9")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::ResourceExhaustedError("the queue is full: please wait")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::UnavailableError("cuda_ipc: stopping")));
+  EXPECT_FALSE(IsPlacementRefusal(absl::OkStatus()));
 }
 
 TEST_F(LocalTransportTest, SendsSmallRequestsThroughMemoryWhenThatIsChosen) {
@@ -357,7 +358,7 @@ TEST_F(LocalTransportTest, SendsSmallRequestsThroughMemoryWhenThatIsChosen) {
   EXPECT_EQ(MustPlace(*local, ScoreCase(1)).transport, Transport::kSharedMemory);
 }
 
-TEST_F(LocalTransportTest, AsksForNothingLocalWhenMessagesAreChosen) {
+TEST_F(LocalTransportTest, OpensNoSocketWhenTcpIsChosen) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
   const auto local = Make(TransportChoice::kTcp);
@@ -369,7 +370,7 @@ TEST_F(LocalTransportTest, AsksForNothingLocalWhenMessagesAreChosen) {
   EXPECT_THAT(control_.clients(), SizeIs(0));
 }
 
-TEST_F(LocalTransportTest, SaysWhyTheChosenWayCannotBeHad) {
+TEST_F(LocalTransportTest, SaysWhyTheChosenTransportIsNotAvailable) {
   ScoreCase c(kLargeRows);
   const auto shm = Make(TransportChoice::kSharedMemory);
   const auto cuda = Make(TransportChoice::kCudaIpc);
@@ -383,13 +384,13 @@ TEST_F(LocalTransportTest, SaysWhyTheChosenWayCannotBeHad) {
 
   EXPECT_EQ(no_memory.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(no_memory.message(),
-            "transport is shm, which host:1 cannot give: the server has no local socket");
+            "transport is shm, which is not available at host:1: the server has no control socket");
   EXPECT_EQ(no_rows.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(no_device.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(no_device.message()), HasSubstr("transport is cuda-ipc"));
 }
 
-TEST_F(LocalTransportTest, GivesUpAChosenWayThatIsRefused) {
+TEST_F(LocalTransportTest, GivesUpAChosenTransportThatIsRefused) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
   const auto shm = Make(TransportChoice::kSharedMemory);
@@ -421,7 +422,7 @@ TEST_F(LocalTransportTest, HasALeaseOfItsOwnInAForkedChild) {
   EXPECT_EQ(MustPlace(*local, c).lease, parents.lease);
 }
 
-TEST_F(LocalTransportTest, PlacesNothingLocallyOnceItIsClosed) {
+TEST_F(LocalTransportTest, PlacesRowsInRequestsOnceItIsClosed) {
   const auto local = Make();
 
   local->Close();
@@ -429,7 +430,7 @@ TEST_F(LocalTransportTest, PlacesNothingLocallyOnceItIsClosed) {
   EXPECT_EQ(MustPlace(*local, ScoreCase(kLargeRows)).transport, Transport::kTcp);
 }
 
-TEST_F(LocalTransportTest, TellsWhatWasUsedLast) {
+TEST_F(LocalTransportTest, RemembersTheTransportOfTheLatestCall) {
   const auto local = Make();
   EXPECT_EQ(local->last(), Transport::kTcp);
   EXPECT_EQ(local->last_reason(), "nothing was scored yet");

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,8 +13,72 @@
 namespace logprobd::client {
 namespace {
 
+constexpr double kHalf = 0.5;
+const RetryPolicy kPolicy = {.retries = 3,
+                             .backoff_initial = absl::Milliseconds(100),
+                             .backoff_max = absl::Milliseconds(300)};
+
+TEST(RetryPolicyTest, DoublesTheRangeOfTheRandomDelayUpToItsBound) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+
+  EXPECT_EQ(kPolicy.NextDelay({.attempts = 1, .status = full}, kHalf), absl::Milliseconds(50));
+  EXPECT_EQ(kPolicy.NextDelay({.attempts = 2, .status = full}, kHalf), absl::Milliseconds(100));
+  EXPECT_EQ(kPolicy.NextDelay({.attempts = 3, .status = full}, kHalf), absl::Milliseconds(150));
+  EXPECT_EQ(kPolicy.NextDelay({.attempts = 1, .status = full}, 0.0), absl::ZeroDuration());
+}
+
+TEST(RetryPolicyTest, GivesUpAfterItsRetries) {
+  EXPECT_FALSE(kPolicy.NextDelay({.attempts = 4, .status = absl::UnavailableError("gone")}, kHalf));
+}
+
+TEST(RetryPolicyTest, RetriesOnlyUnavailableAndExhaustedServers) {
+  EXPECT_TRUE(kPolicy.NextDelay({.status = absl::UnavailableError("gone")}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = absl::InvalidArgumentError("bad")}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = absl::DeadlineExceededError("late")}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = absl::InternalError("bug")}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay(
+      {.status = absl::ResourceExhaustedError("Received message larger than max (9 vs. 4)")},
+      kHalf));
+}
+
+TEST(RetryPolicyTest, DoesNotRetryARefusalOfThePlacement) {
+  EXPECT_FALSE(kPolicy.NextDelay(
+      {.status = absl::ResourceExhaustedError("cuda_ipc: 64 mappings are open")}, kHalf));
+}
+
+TEST(RetryPolicyTest, NeverReturnsBeforeTheServersHint) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+
+  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = "2000"}, 0.0), absl::Seconds(2));
+  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = "2000"}, kHalf),
+            absl::Milliseconds(2050));
+}
+
+TEST(RetryPolicyTest, TakesANegativeOrMalformedHintAsNo) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+
+  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = "-1"}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = "soon"}, kHalf));
+}
+
+TEST(RetryPolicyTest, PlansNothingPastTheDeadline) {
+  EXPECT_FALSE(kPolicy.NextDelay({.status = absl::UnavailableError("gone"),
+                                  .pushback = "500",
+                                  .remaining = absl::Milliseconds(500)},
+                                 kHalf));
+}
+
+TEST(RetryPolicyTest, StaysFiniteAfterManyAttempts) {
+  const RetryPolicy patient = {.retries = 10'000, .backoff_max = absl::Seconds(5)};
+
+  EXPECT_EQ(patient.NextDelay({.attempts = 9'999, .status = absl::UnavailableError("gone")}, kHalf),
+            absl::Milliseconds(2500));
+}
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class RetryingCallTest : public ::testing::Test {
  protected:
@@ -140,11 +205,45 @@ TEST_F(RetryingCallTest, GivesUpWithTheNumberOfAttemptsAndAdvice) {
   ASSERT_TRUE(outcome_.has_value());
   EXPECT_EQ(outcome_->status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(outcome_->status.message()),
-              HasSubstr("refused (after 3 attempts); check that logprobd runs and is ready at "
+              HasSubstr("refused (after 3 attempts in 0.0 s); check that logprobd runs and is "
+                        "ready at host:1"));
+}
+
+TEST_F(RetryingCallTest, ReportsOnceThatItHasRetriedForASecond) {
+  std::vector<std::string> messages;
+  environment_.on_wait = [&messages](const std::string& message) { messages.push_back(message); };
+  environment_.retry.retries = 3;
+  Start();
+
+  transport_.now += absl::Milliseconds(900);
+  transport_.Reply({.status = absl::UnavailableError("refused")});  // the next attempt is at 950 ms
+  EXPECT_THAT(messages, IsEmpty());
+  transport_.now += absl::Milliseconds(50);
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});  // the next is at 1,050 ms
+  EXPECT_THAT(messages, ElementsAre("no answer from host:1 for 0.9 s; retrying: refused"));
+  transport_.now += absl::Seconds(5);
+  transport_.FireTimer();
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+
+  EXPECT_THAT(messages, SizeIs(1));
+}
+
+TEST_F(RetryingCallTest, NamesTheTimeOfAllAttempts) {
+  Start();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    transport_.now += absl::Milliseconds(1'500);
+    transport_.Reply({.status = absl::UnavailableError("refused")});
+    transport_.FireTimer();
+  }
+  transport_.Reply({.status = absl::UnavailableError("refused")});
+
+  EXPECT_THAT(std::string(outcome_->status.message()),
+              HasSubstr("(after 3 attempts in 3.0 s); check that logprobd runs and is ready at "
                         "host:1"));
 }
 
-TEST_F(RetryingCallTest, DoesNotRepeatWhatCannotPass) {
+TEST_F(RetryingCallTest, DoesNotRetryABadArgument) {
   Start();
 
   transport_.Reply({.status = absl::InvalidArgumentError("rows is 0")});
@@ -173,9 +272,11 @@ TEST(ExplainStatusTest, SaysWhatToChange) {
   EXPECT_THAT(explain(absl::ResourceExhaustedError("full")), HasSubstr("fewer requests in flight"));
   EXPECT_THAT(explain(absl::ResourceExhaustedError("Received message larger than max")),
               HasSubstr("--max-message-bytes"));
-  // The advice once named a flag that the server does not have.
+  // Regression: the advice named a flag that the server does not have.
   EXPECT_THAT(HelpText(), HasSubstr("--max-message-bytes"));
   EXPECT_THAT(explain(absl::UnimplementedError("")), HasSubstr("is it the gRPC port"));
+  EXPECT_THAT(explain(absl::UnavailableError("Trying to connect an http1.x server")),
+              HasSubstr("is this the --http port?"));
   EXPECT_THAT(explain(absl::NotFoundError("x")), HasSubstr("logprobctl info"));
   EXPECT_THAT(explain(absl::FailedPreconditionError("x")), HasSubstr("weights_version to 0"));
 }

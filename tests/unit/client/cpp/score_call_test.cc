@@ -30,7 +30,7 @@ class ScoreCallTest : public ::testing::Test {
                    [this](absl::StatusOr<ScoreResult> result) { result_ = std::move(result); });
   }
 
-  /// The answer to a chunk of `rows` rows, all of them `logprob`.
+  /// Returns the answer to a chunk of `rows` rows whose logprobs all equal `logprob`.
   static RpcReply Scores(uint32_t rows, float logprob) {
     v1::ScoreResponse response;
     response.set_rows(rows);
@@ -121,7 +121,7 @@ TEST_F(ScoreCallTest, DeliversOnlyWhenTheTransportHasDroppedTheCallersMemory) {
   transport_.Reply(Scores(2, -1));
   EXPECT_FALSE(result_.has_value());
   still_being_sent.Clear();
-  transport_.FireTimer();  // off gRPC's own locks
+  transport_.FireTimer();  // runs without gRPC's locks held
 
   ASSERT_TRUE(result_.has_value());
   EXPECT_TRUE(result_->ok());

@@ -5,13 +5,12 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "client/cpp/score_args.h"
+#include "client/cpp/score.h"
 #include "tests/support/fake_scoring_service.h"
 
 namespace logprobd::client {
 
-/// Memory of a call of `rows` rows of 8 bf16 elements, every row with other bytes, and its
-/// arguments.
+/// The memory and the arguments of a call of `rows` rows of 8 bf16 elements; all rows differ.
 struct ScoreCase {
   explicit ScoreCase(int64_t rows) : hidden(static_cast<size_t>(rows) * 16) {
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<std::byte>(i * 7 % 251);
@@ -23,7 +22,7 @@ struct ScoreCase {
     args.targets = targets;
   }
 
-  /// What FakeScoringService answers for the row.
+  /// The logprob that FakeScoringService returns for the row.
   float logprob(int64_t row) const {
     return testing::FakeLogprob(reinterpret_cast<const char*>(hidden.data()) + row * 16, 16,
                                 targets[static_cast<size_t>(row)]);

@@ -6,8 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "client/cpp/health.h"
-#include "client/cpp/rpc_methods.h"
+#include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "logprobd/v1/scoring.pb.h"
@@ -44,7 +43,7 @@ class ServerCheckTest : public ::testing::Test {
         });
   }
 
-  /// What is wrong with a server that answers its one health check so.
+  /// Returns why a server with these answers cannot be used, or "nothing".
   std::string WhyNot(RpcReply health, std::optional<RpcReply> heads = std::nullopt) {
     info_.reset();
     Start();
@@ -82,7 +81,7 @@ TEST_F(ServerCheckTest, AsksOverEveryConnectionForHealthAndThenForHeads) {
   EXPECT_GT(listed_bytes_, 0U);
 }
 
-TEST_F(ServerCheckTest, FindsAServerUnfitWhenOneConnectionFails) {
+TEST_F(ServerCheckTest, RejectsAServerWhenOneConnectionFails) {
   Start(/*connections=*/2);
 
   server_.Reply({.status = absl::UnavailableError("connection refused")});
@@ -104,7 +103,7 @@ TEST_F(ServerCheckTest, JudgesAServerWithoutAHealthServiceByItsHeads) {
   EXPECT_TRUE(info_->ok()) << info_->status();
 }
 
-TEST_F(ServerCheckTest, SaysWhyAServerIsNotToBeUsed) {
+TEST_F(ServerCheckTest, SaysWhyAServerCannotBeUsed) {
   const RpcReply serving = {.body = EncodeServing()};
 
   EXPECT_EQ(WhyNot({.body = Bytes("\x08\x02")}), "health says NOT_SERVING: starting or stopping");

@@ -1,8 +1,11 @@
 #include "client/cpp/shared_rows.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -51,7 +54,7 @@ TEST_F(RegionPoolTest, CutsARegionIntoSpansThatDoNotOverlap) {
   EXPECT_EQ(second->memory().size(), static_cast<size_t>(kPage + 1));
 }
 
-TEST_F(RegionPoolTest, UsesWhatIsFreeAgainAsOnePiece) {
+TEST_F(RegionPoolTest, MergesAdjacentFreedSpans) {
   std::vector<SpanPointer> spans;
   for (int i = 0; i < 3; ++i) spans.push_back(Allocate(20 * kPage));
   for (const size_t freed : {0, 2, 1}) spans[freed] = nullptr;
@@ -60,7 +63,7 @@ TEST_F(RegionPoolTest, UsesWhatIsFreeAgainAsOnePiece) {
   EXPECT_EQ(control_.num_regions(), 1);
 }
 
-TEST_F(RegionPoolTest, KeepsItsBooksInAnyOrderOfTakingAndFreeing) {
+TEST_F(RegionPoolTest, TracksFreeSpaceInAnyOrderOfAllocatingAndFreeing) {
   std::mt19937 random(5);
   std::vector<SpanPointer> held;
   for (int turn = 0; turn < 2'000; ++turn) {
@@ -89,7 +92,7 @@ TEST_F(RegionPoolTest, AddsARegionWhenOneIsFull) {
   EXPECT_NE(first->region, second->region);
 }
 
-TEST_F(RegionPoolTest, GivesALargeRegionBackOnceItIsFree) {
+TEST_F(RegionPoolTest, ReturnsALargeRegionOnceItIsFree) {
   Allocate(1);
   SpanPointer large = Allocate(100 * kPage);
   EXPECT_EQ(control_.num_regions(), 2);
@@ -106,13 +109,14 @@ TEST_F(RegionPoolTest, KeepsTheServersLimits) {
 
   const absl::Status status = pool_->Allocate(1).status();
 
-  EXPECT_EQ(held[2]->region->bytes().size(), static_cast<size_t>(50 * kPage));  // what was left
+  EXPECT_EQ(held[2]->region->bytes().size(),
+            static_cast<size_t>(50 * kPage));  // the rest of the lease
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("limits on shared memory"));
   EXPECT_EQ(pool_->Allocate(300 * kPage).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(RegionPoolTest, PassesOnWhatTheLeaseCannotGive) {
+TEST_F(RegionPoolTest, PassesOnErrorsOfTheLease) {
   control_.DropLeases();
 
   EXPECT_EQ(pool_->Allocate(1).status().code(), absl::StatusCode::kUnavailable);
@@ -142,6 +146,43 @@ TEST_F(RegionPoolTest, LeavesMemoryToASpanThatOutlivesIt) {
   std::fill(span->memory().begin(), span->memory().end(), std::byte{5});
 
   EXPECT_EQ(span->memory().back(), std::byte{5});
+}
+
+std::vector<std::byte> Pattern(size_t bytes, size_t seed) {
+  std::vector<std::byte> values(bytes);
+  for (size_t i = 0; i < bytes; ++i) values[i] = static_cast<std::byte>((i + seed) * 37 % 253);
+  return values;
+}
+
+TEST(CopyPoolTest, CopiesEveryByteWhateverTheSizeAndTheThreads) {
+  constexpr size_t kPart = size_t{512} << 10;
+  for (const int threads : {0, 1, 3}) {
+    CopyPool pool(threads);
+    for (const size_t bytes : {size_t{0}, size_t{1}, kPart, 2 * kPart, 7 * kPart + 13}) {
+      const std::vector<std::byte> from = Pattern(bytes, bytes);
+      std::vector<std::byte> to(bytes);
+
+      pool.Copy(from, absl::MakeSpan(to));
+
+      ASSERT_EQ(to, from) << bytes << " bytes, " << threads << " threads";
+    }
+  }
+}
+
+TEST(CopyPoolTest, ServesManyThreadsAtOnce) {
+  CopyPool pool(2);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 6; ++i) {
+    threads.emplace_back([&pool, i] {
+      const std::vector<std::byte> from = Pattern((size_t{2} << 20) + i, i);
+      for (int turn = 0; turn < 20; ++turn) {
+        std::vector<std::byte> to(from.size());
+        pool.Copy(from, absl::MakeSpan(to));
+        ASSERT_EQ(to, from);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ Message Parse(grpc::ByteBuffer bytes) {
 
 class StreamTransportTest : public ::testing::Test {
  protected:
-  /// Sends a request named `name`; what becomes of it is the element returned.
+  /// Sends a request named `name`. Returns the index of its outcome.
   size_t Send(const std::string& name, absl::Time deadline = absl::InfiniteFuture()) {
     v1::ScoreRequest request;
     request.set_request_id(name);
@@ -73,7 +73,7 @@ class StreamTransportTest : public ::testing::Test {
     return response;
   }
 
-  /// Ends what is open, so that nothing refers to the transport any more.
+  /// Ends all open streams, so that nothing refers to the transport any more.
   void TearDown() override {
     opener_.is_shut_down = true;
     for (const auto& stream : opener_.streams) {
@@ -100,7 +100,7 @@ TEST_F(StreamTransportTest, SendsARequestAsAChunkWithAnIdOfItsOwn) {
   EXPECT_EQ(Sent(1).chunk_id(), 2U);
 }
 
-TEST_F(StreamTransportTest, SendsWhatIsNotAScoreAsTheTransportBelow) {
+TEST_F(StreamTransportTest, SendsOtherRequestsThroughTheTransportBelow) {
   transport_.Call("/logprobd.v1.Scoring/ListHeads", {}, absl::InfiniteFuture(), scope_,
                   [](const RpcReply&) {});
 
@@ -207,7 +207,7 @@ TEST_F(StreamTransportTest, GivesUpAStreamThatBreaksTheProtocol) {
   EXPECT_THAT(std::string(replies_[0]->status.message()), HasSubstr("chunk 77"));
 }
 
-TEST_F(StreamTransportTest, GivesUpAStreamOfSomethingElse) {
+TEST_F(StreamTransportTest, GivesUpAStreamThatSendsOtherMessages) {
   Send("a");
 
   stream().events.received(Encode("\xff\xff\xff"));
@@ -241,8 +241,8 @@ TEST_F(StreamTransportTest, GivesUpAStreamThatDoesNotTakeAChunkInTime) {
   EXPECT_TRUE(stream().is_cancelled);
 }
 
-// Its expiry ended the stream, and the other chunks on it with CANCELLED.
-TEST_F(StreamTransportTest, TakesAChunkBackThatExpiresBeforeItIsSent) {
+// Regression: its expiry ended the stream, and the other chunks of it with CANCELLED.
+TEST_F(StreamTransportTest, WithdrawsAChunkThatExpiresBeforeItIsSent) {
   Send("under way");
   Send("late", inner_.now + absl::Seconds(1));
   Send("patient");
@@ -261,7 +261,7 @@ TEST_F(StreamTransportTest, TakesAChunkBackThatExpiresBeforeItIsSent) {
   EXPECT_TRUE(stream().is_closed);
 }
 
-TEST_F(StreamTransportTest, AChunkTakenBackGivesItsPlaceOfTheWindowAway) {
+TEST_F(StreamTransportTest, AWithdrawnChunkFreesItsRoomInTheWindow) {
   transport_.SetWindow(2);
   Send("under way");
   Send("late", inner_.now + absl::Seconds(1));
@@ -275,7 +275,7 @@ TEST_F(StreamTransportTest, AChunkTakenBackGivesItsPlaceOfTheWindowAway) {
   EXPECT_EQ(Sent(2).request_id(), "waits");
 }
 
-// They ended with CANCELLED, which is not tried again.
+// Regression: they ended with CANCELLED, which is not retried.
 TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
   Send("answered soon");
   Send("stuck", inner_.now + absl::Seconds(1));
@@ -285,7 +285,7 @@ TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
   inner_.now += absl::Seconds(1);
   inner_.FireTimer();
   ASSERT_EQ(opener_.streams.size(), 2U);
-  Answer(Rows(9), 1);  // by the stream that was given up
+  Answer(Rows(9), 1);  // from the stream that was given up
   stream().End(absl::CancelledError(""));
 
   EXPECT_EQ(replies_[1]->status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -298,8 +298,8 @@ TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
   EXPECT_TRUE(replies_[2]->status.ok());
 }
 
-// What a failed call had not sent yet was sent all the same, and held its caller's memory.
-TEST_F(StreamTransportTest, TakesTheUnsentChunksOfACancelledScopeBack) {
+// Regression: unsent chunks of a failed call were still sent, and kept its caller's memory in use.
+TEST_F(StreamTransportTest, WithdrawsTheUnsentChunksOfACancelledScope) {
   const auto mine = scope_;
   Send("under way", inner_.now + absl::Seconds(1));
   Send("unsent", inner_.now + absl::Seconds(1));
@@ -319,7 +319,7 @@ TEST_F(StreamTransportTest, TakesTheUnsentChunksOfACancelledScopeBack) {
   EXPECT_EQ(Sent(0, /*on_stream=*/1).request_id(), "theirs");
 }
 
-TEST_F(StreamTransportTest, ALateAnswerStillHoldsAPlaceOfTheWindow) {
+TEST_F(StreamTransportTest, AnUnansweredChunkTakesRoomInTheWindowAfterItsCallHasEnded) {
   transport_.SetWindow(1);
   Send("slow", inner_.now + absl::Seconds(1));
   Send("next");

@@ -43,7 +43,7 @@ class WeightsClientTest : public ::testing::Test {
   testing::FakeWeightsServer server_;
 };
 
-TEST_F(WeightsClientTest, LoadTellsItsProgressAndReturnsTheVersion) {
+TEST_F(WeightsClientTest, LoadReportsItsProgressAndReturnsTheVersion) {
   server_.service().progress() = {Progress("verifying", 4, 8), Done(2)};
   std::vector<std::string> phases;
 
@@ -116,7 +116,7 @@ TEST_F(WeightsClientTest, PassesOnTheServersErrors) {
   }
 }
 
-// A folder that the server cannot load was reported as a wrong address.
+// Regression: a folder that the server cannot load was reported as a wrong address.
 TEST_F(WeightsClientTest, PassesOnThatAFolderCannotBeLoaded) {
   server_.service().FailWith({grpc::StatusCode::UNIMPLEMENTED, "quantised head"});
 

@@ -15,12 +15,12 @@ from logprobd.testing import FakeServer
 from several_servers import Aio, Sync, fake
 
 HIDDEN_SIZE = 16
-VOCAB_SIZE = 101  # odd, so that a mix-up of rows and columns shows
+VOCAB_SIZE = 101  # odd, so that swapped rows and columns are detected
 
 
 @pytest.fixture(autouse=True)
 def patient_first_look(monkeypatch):
-    """On a busy machine too, all servers that are well are seen before the first request."""
+    """Waits for the checks of all servers before the first request, even on a busy machine."""
     for pool in (_pool, _aio_pool):
         monkeypatch.setattr(pool, "FIRST_LOOK_SECONDS", 30.0)
 

@@ -1,4 +1,4 @@
-"""Fake servers of one head, and both clients in one form, for tests over several servers."""
+"""Fake servers of one head, and both clients behind one interface, for tests over several servers."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def fake(**facts):
 
 
 class Sync:
-    """Client with the calls of these tests."""
+    """Client with the methods that these tests call."""
 
     def __init__(self, *args, **settings):
         self.client = Client(*args, **{"timeout": 120, "retry": QUICK, **settings})
@@ -33,7 +33,7 @@ class Sync:
 
 
 class Aio(Sync):
-    """AsyncClient, run to the end of each call on a loop of its own."""
+    """AsyncClient with blocking methods: each runs to its end on the client's own event loop."""
 
     def __init__(self, *args, **settings):
         self.loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""What an address may be, and when DNS names are looked up."""
+"""Valid addresses, and when DNS names are resolved."""
 
 import socket
 
@@ -21,7 +21,7 @@ from logprobd.addresses import AddressBook, dns_name, parse_addresses, record_ad
         ("dns:///scorer:3,x:1", ("dns:///scorer:3", "x:1")),
     ],
 )
-def test_addresses_are_brought_into_one_form(given, used):
+def test_addresses_are_normalised(given, used):
     assert parse_addresses(given) == used
 
 
@@ -88,7 +88,7 @@ def test_a_failed_look_up_keeps_the_last_records():
     assert book.update({"dns:///scorer:3": OSError("timed out")}) == ("a:1", "10.0.0.1:3")
 
 
-def test_only_one_plain_address_is_a_server_for_good():
+def test_only_one_plain_address_means_a_single_server():
     assert AddressBook(["a:1"]).is_plain
     assert not AddressBook(["a:1", "b:1"]).is_plain
     assert not AddressBook(["dns:///a:1"]).is_plain

@@ -22,7 +22,7 @@ from logprobd import (
     _aio_pool,
     _wire,
 )
-from logprobd.plan import OUTPUTS
+from logprobd._wire import OUTPUTS
 from several_servers import fake
 
 
@@ -198,7 +198,7 @@ def test_a_client_serves_one_loop_after_another(server, rows):
 
 
 def test_connections_of_a_loop_that_ended_are_closed(server, rows):
-    # They stayed for as long as the process.
+    # Regression: they stayed open until the process ended.
     client = AsyncClient(server.address, timeout=20)
     kept = len(_aio_pool._inherited)
     asyncio.run(client.score(*rows))
@@ -213,7 +213,7 @@ def test_connections_of_a_loop_that_ended_are_closed(server, rows):
 
 
 def test_close_cancels_what_is_in_flight(server, rows):
-    # The call ended with asyncio.CancelledError, though nobody had cancelled its task.
+    # Regression: the call ended with asyncio.CancelledError, although its task was not cancelled.
     server.delay = 1.0
 
     async def body(c):
@@ -231,7 +231,7 @@ def test_close_cancels_what_is_in_flight(server, rows):
 
 
 def test_a_server_that_reads_nothing_holds_up_no_other():
-    # The write to it was waited for, and neither results nor deadlines were looked at meanwhile.
+    # Regression: the client waited for the write to it and handled neither results nor deadlines.
     batch = np.ones((4096, 512), np.float32), np.ones(4096, int)  # 8 MiB
     released, answered = threading.Event(), []
 
@@ -261,7 +261,7 @@ def test_a_server_that_reads_nothing_holds_up_no_other():
 
 
 def test_a_stream_cancelled_twice_leaves_no_work_behind(server, rows):
-    # The second one came while the streams were closed: their chunks stayed counted.
+    # Regression: after a second cancellation during the close, chunks stayed counted as work.
     server.delay = 1.0
 
     async def body(c):
@@ -282,7 +282,7 @@ def test_a_stream_cancelled_twice_leaves_no_work_behind(server, rows):
 
 
 def test_a_source_may_wait_for_the_result_of_its_first_batch(server, rows):
-    # Batches were taken until the window was full before the first was sent.
+    # Regression: the client filled its window before it sent the first batch.
     async def body(c):
         first_result = asyncio.Event()
 

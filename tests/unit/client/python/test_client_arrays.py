@@ -1,4 +1,4 @@
-"""Inputs of every kind become the right bytes."""
+"""Every kind of input is converted to the right bytes."""
 
 import ml_dtypes
 import numpy as np
@@ -81,7 +81,7 @@ def test_numpy_and_torch_give_the_same_bytes(values, numpy_type, torch_type, nam
     assert all_bytes(array) == all_bytes(tensor) == array.tobytes()
 
 
-def test_uint16_is_taken_as_bf16_when_told(values):
+def test_uint16_is_read_as_bf16_with_dtype(values):
     bits = bf16_from_fp32(values)
 
     assert all_bytes(bits, "bf16") == bits.tobytes()
@@ -111,7 +111,7 @@ def test_a_dtype_asks_for_rounding(values):
         torch.zeros(2, 3, dtype=torch.int32),
     ],
 )
-def test_other_types_are_refused_with_the_cure(hidden):
+def test_other_types_are_refused_with_advice(hidden):
     with pytest.raises(InvalidArgument, match="float32"):
         hidden_rows(hidden)
 
@@ -162,7 +162,7 @@ def test_a_tensor_that_requires_grad_is_accepted(values):
 
 
 class DlpackOnly:
-    """An array of another library: nothing but the protocol."""
+    """An array of another library, which offers only the DLPack protocol."""
 
     def __init__(self, owner):
         self._owner = owner
@@ -203,7 +203,7 @@ def test_bad_offsets_are_refused(offsets):
         to_offsets(offsets, "segments", 4)
 
 
-# Each copy to the GPU made it leave the server's process in the middle of a batch.
+# Each copy to the GPU makes it switch away from the server's process in the middle of a batch.
 def test_a_result_is_given_output_by_output_when_it_is_read_and_once():
     class Given(OutputKind):
         def give(self, values):
@@ -221,6 +221,6 @@ def test_a_result_is_given_output_by_output_when_it_is_read_and_once():
     assert given == [-1.0]
     assert result.sum_by_segment([0, 1]).tolist() == [-1.0]
     assert result.entropy.tolist() == [2.0]
-    with pytest.raises(AttributeError, match="lse was not asked for"):
+    with pytest.raises(AttributeError, match="lse was not requested"):
         _ = result.lse
     assert given == [-1.0, -1.0, 2.0]

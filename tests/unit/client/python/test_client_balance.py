@@ -1,11 +1,11 @@
-"""Which server is next, which is left alone and for how long: on a clock of the test's."""
+"""The choice of servers and the pauses of failed ones, on a fake clock."""
 
 import dataclasses
 
 import pytest
 from logprobd import HeadMismatch, _wire
 from logprobd.balance import BACKOFF_MAX_SECONDS, CHECK_SECONDS, Balance
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 
 
 class Clock:
@@ -27,7 +27,7 @@ def head(name="h", **facts):
 
 
 def ready(clock, *addresses):
-    """A Balance whose servers have all been found well."""
+    """Returns a Balance whose servers have all passed their check."""
     balance = Balance(addresses, clock=clock, uniform=lambda least, most: most)
     for server in balance.due_checks():
         balance.checked(server, [head()], "", clock.now)
@@ -58,12 +58,12 @@ def test_equals_take_turns(clock):
     assert taken == ["a", "b", "c", "a", "b", "c", "a"]
 
 
-def test_a_server_is_not_used_before_it_was_found_well(clock):
+def test_a_server_is_not_used_before_its_check_has_succeeded(clock):
     balance = Balance(["a", "b"], clock=clock)
     assert balance.take(1) is None
 
     first, second = balance.due_checks()
-    assert balance.due_checks() == []  # both are under way
+    assert balance.due_checks() == []  # both checks are running
     balance.checked(second, [head()], "", clock.now)
 
     assert balance.take(1) is second
@@ -192,7 +192,7 @@ def test_differing_heads_are_an_error_that_names_both(clock):
 @pytest.mark.parametrize(
     "facts", [{"hidden_size": 5}, {"dtype": 3}, {"scale": 2.0}, {"softcap": 1.0}, {"name": "x"}]
 )
-def test_what_scores_depend_on_must_agree(clock, facts):
+def test_fields_that_affect_scores_must_agree(clock, facts):
     balance = ready(clock, "a", "b")
 
     balance.checked(named(balance, "b"), [head(**facts)], "", clock.now)
@@ -226,7 +226,7 @@ def test_servers_come_and_go_and_those_that_stay_are_remembered(clock):
     assert [server.address for server in balance.due_checks()] == ["c"]
 
 
-def test_a_single_server_is_used_whatever_happened(clock):
+def test_a_single_server_is_always_used(clock):
     balance = Balance(["a"], solo=True, clock=clock)
     server = balance.take(1)
     assert server.address == "a"

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from logprobd import InvalidArgument
-from logprobd.chunking import ChunkLimits, cut_rows, sum_segments
+from logprobd.assembly import sum_segments
+from logprobd.plan import ChunkLimits, cut_rows
 
 
 def test_rows_are_cut_at_the_row_limit():
@@ -11,14 +12,14 @@ def test_rows_are_cut_at_the_row_limit():
 
 
 def test_rows_are_cut_at_the_byte_limit():
-    # 4096 bytes are set aside for the other fields, 12 beside each row.
+    # 4096 bytes are reserved for other fields, and 12 for each row.
     limits = ChunkLimits(rows_max=0, bytes_max=4096 + 3 * (100 + 12))
 
     assert cut_rows(7, 100, limits) == [(0, 3), (3, 6), (6, 7)]
 
 
 def test_chunks_of_a_long_call_are_about_equal():
-    # A last chunk of a few rows counted as a small request, and the server cut its batches to a quarter.
+    # Regression: the server treated a short last chunk as a small request and formed smaller batches.
     ranges = cut_rows(8192, 8, ChunkLimits(rows_max=1023, bytes_max=0))
 
     assert len(ranges) == 9
@@ -40,8 +41,8 @@ def test_candidates_are_counted():
     assert cut_rows(6, 8, limits, offsets) == [(0, 3), (3, 6)]
 
 
-def test_candidates_take_bytes():
-    offsets = np.arange(0, 60, 10)  # 40 bytes of ids a row
+def test_candidates_count_towards_the_byte_limit():
+    offsets = np.arange(0, 60, 10)  # 40 bytes of ids per row
     limits = ChunkLimits(rows_max=100, bytes_max=4096 + 2 * (8 + 12 + 40))
 
     assert cut_rows(5, 8, limits, offsets) == [(0, 2), (2, 4), (4, 5)]

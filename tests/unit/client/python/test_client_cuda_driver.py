@@ -1,4 +1,4 @@
-"""CudaDriver against a library that stands for libcuda."""
+"""CudaDriver over a fake libcuda."""
 
 import ctypes
 
@@ -89,7 +89,7 @@ def test_an_error_without_a_name_has_its_number(cuda):
         CudaDriver().share(FakeTensor())
 
 
-def test_an_old_libcuda_is_told(cuda):
+def test_an_old_libcuda_is_reported(cuda):
     cuda.fails["cuDeviceGetUuid_v2"] = None
 
     with pytest.raises(NotShareable, match="libcuda has no cuDeviceGetUuid_v2"):

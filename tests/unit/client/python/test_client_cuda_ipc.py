@@ -10,10 +10,11 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from logprobd import AsyncClient, Client, Unavailable, _carrier, arrays
-from logprobd._carrier import Carrier
+from logprobd import AsyncClient, Client, Unavailable, _local_transport, arrays
 from logprobd._cuda_ipc import DeviceMemory, NotShareable
 from logprobd._fake_scoring import Refusal
+from logprobd._local_transport import LocalTransport
+from logprobd.score_args import ScoreArgs
 from logprobd.testing import FakeServer
 
 HIDDEN = 64
@@ -48,7 +49,7 @@ class FakeDriver:
 
 
 class FakeGpu:
-    """What the server reads; `refusal` is what it answers instead."""
+    """Reads the memory for the server, or raises `refusal`."""
 
     def __init__(self):
         self.refusal = None
@@ -94,13 +95,13 @@ def connect(server, driver):
 
     def connect(kind=Client, **options):
         client = kind(server.address, timeout=20, **options)
-        client._carrier = Carrier(client._settings, driver=lambda: driver)
+        client._local = LocalTransport(client._settings, driver=lambda: driver)
         clients.append(client)
         return client
 
     yield connect
     for client in clients:
-        client._carrier.close()
+        client._local.close()
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def transports(server):
     return {request.transport for request in server.requests}
 
 
-def test_a_tensor_is_scored_where_it_lies(server, gpu, driver, connect, rows, expected):
+def test_a_tensor_is_scored_without_a_copy(server, gpu, driver, connect, rows, expected):
     client = connect()
 
     result = client.score(*rows)
@@ -136,10 +137,12 @@ def test_a_tensor_is_scored_where_it_lies(server, gpu, driver, connect, rows, ex
     assert transports(server) == {"cuda_ipc"}
     assert gpu.reads == [600 * HIDDEN * 4]
     assert server.requests[0].message_bytes < 3000
-    assert driver.events[-1] == "wait"  # what makes the rows has ended when the request is sent
+    assert (
+        driver.events[-1] == "wait"
+    )  # the kernels that write the rows are done before the request is sent
 
 
-def test_small_tensors_go_the_same_way(connect, rows, expected):
+def test_small_tensors_travel_as_handles_too(connect, rows, expected):
     client = connect()
 
     assert torch.equal(client.score(rows[0][:2], rows[1][:2]).logprob, expected[:2])
@@ -147,7 +150,7 @@ def test_small_tensors_go_the_same_way(connect, rows, expected):
 
 
 @pytest.mark.parametrize("chunk_rows", [1000, 7])
-def test_views_ignored_rows_and_other_types_are_made_right_on_the_device(
+def test_views_ignored_rows_and_other_types_are_converted_on_the_device(
     server, connect, rows, chunk_rows
 ):
     hidden, targets = rows[0].view(20, 30, HIDDEN)[:, 3:], rows[1].reshape(20, 30)[:, 3:].copy()
@@ -162,7 +165,7 @@ def test_views_ignored_rows_and_other_types_are_made_right_on_the_device(
     assert transports(server) == {"cuda_ipc"}
 
 
-def test_streams_and_asyncio_go_the_same_way(server, connect, rows, expected):
+def test_streams_and_asyncio_send_handles_too(server, connect, rows, expected):
     async def run():
         client = connect(AsyncClient)
         results = [await client.score(*rows)]
@@ -179,13 +182,15 @@ def test_streams_and_asyncio_go_the_same_way(server, connect, rows, expected):
 def test_the_tensor_lives_until_its_request_is_answered(connect, rows):
     client = connect()
     client.score(*rows)
-    plan = _carrier.ScorePlan(rows[0].view(2, 300, HIDDEN)[:, 1:], rows[1].reshape(2, 300)[:, 1:])
-    parcel = client._carrier.pack(plan, _carrier.Chunk(0, 0, 598))
+    plan = _local_transport.ScorePlan(
+        ScoreArgs(rows[0].view(2, 300, HIDDEN)[:, 1:], rows[1].reshape(2, 300)[:, 1:])
+    )
+    placed = client._local.place(plan, _local_transport.Chunk(0, 0, 598))
 
-    assert parcel._tensor is not None
+    assert placed._tensor is not None
 
-    parcel.release()
-    assert parcel._tensor is None
+    placed.release()
+    assert placed._tensor is None
 
 
 def test_memory_without_a_handle_goes_through_shared_memory(
@@ -209,11 +214,11 @@ def test_a_region_that_gpus_copy_to_is_page_locked_once(driver, connect, rows):
     client.score(*rows)
     client.score(*rows)
 
-    region = client._carrier._pool._regions[0]
+    region = client._local._pool._regions[0]
     assert driver.pinned == {region.address: region.size}
 
 
-def test_a_region_is_unlocked_before_it_goes(driver, connect, rows):
+def test_a_region_is_unlocked_before_it_is_unmapped(driver, connect, rows):
     driver.is_shareable = False
     client = connect()
     client.score(*rows)
@@ -243,20 +248,20 @@ def test_a_gpu_that_the_server_does_not_reach_is_remembered(
         Refusal("RESOURCE_EXHAUSTED", "cuda_ipc: 64 mappings are open"),
         Refusal(
             "INVALID_ARGUMENT", "cuda_ipc.handle: no memory"
-        ),  # it switched the GPU off for good
+        ),  # regression: it disabled the GPU permanently
     ],
 )
-def test_what_may_pass_is_tried_again_later(server, gpu, connect, rows, expected, refusal):
+def test_a_temporary_refusal_is_tried_again_later(server, gpu, connect, rows, expected, refusal):
     now = [0.0]
     gpu.refusal = refusal
     client = connect()
-    client._carrier._clock = lambda: now[0]
+    client._local._clock = lambda: now[0]
     assert torch.equal(client.score(*rows).logprob, expected)
     assert [request.transport for request in server.requests] == ["cuda_ipc", "shm"]
     gpu.refusal = None
     assert client.score(*rows).transport == "shm"
 
-    now[0] += _carrier.RETRY_SECONDS
+    now[0] += _local_transport.RETRY_SECONDS
 
     assert client.score(*rows).transport == "cuda_ipc"
 
@@ -275,7 +280,7 @@ def test_without_libcuda_the_rows_go_through_shared_memory(server, connect, rows
         raise NotShareable("libcuda.so.1 cannot be loaded")
 
     client = connect()
-    client._carrier = Carrier(client._settings, driver=no_driver)
+    client._local = LocalTransport(client._settings, driver=no_driver)
 
     assert torch.equal(client.score(*rows).logprob, expected)
     assert client.transport == "shm"
@@ -285,10 +290,10 @@ def test_without_libcuda_the_rows_go_through_shared_memory(server, connect, rows
 def test_a_server_without_cuda_ipc_gets_shared_memory(gpu, driver, rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN, shared_memory=True) as server:
         client = Client(server.address)
-        client._carrier = Carrier(client._settings, driver=lambda: driver)
+        client._local = LocalTransport(client._settings, driver=lambda: driver)
 
         assert client.score(*rows).transport == "shm"
-        assert "takes no GPU memory" in client.transport_reason
+        assert "does not read GPU memory" in client.transport_reason
 
 
 def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, connect, rows):
@@ -306,7 +311,9 @@ def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, conne
     with pytest.raises(Unavailable, match="cannot read the rows where they lie: cuda_ipc.device"):
         client.score(*rows)
     gpu.refusal = None
-    assert client.score(*rows).transport == "cuda_ipc"  # the GPU was switched off for good
+    assert (
+        client.score(*rows).transport == "cuda_ipc"
+    )  # regression: the GPU was disabled permanently
     assert transports(server) == {"cuda_ipc"}
 
 

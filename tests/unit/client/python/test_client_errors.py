@@ -1,4 +1,4 @@
-"""Statuses become typed errors that survive pickling."""
+"""Statuses are converted to typed errors that survive pickling."""
 
 import pickle
 from dataclasses import fields
@@ -33,13 +33,13 @@ def test_each_code_has_its_class(code, error):
     assert "some details" in str(made)
 
 
-def test_rows_that_cannot_be_read_where_they_lie_are_no_matter_of_versions():
-    # It was a WeightsVersionMismatch that advised to pass weights_version=0.
+def test_a_refused_placement_is_not_a_version_mismatch():
+    # Regression: it was a WeightsVersionMismatch that advised weights_version=0.
     error = from_status("FAILED_PRECONDITION", "cuda_ipc: another GPU", address="host:1")
 
     assert type(error) is errors.Unavailable
     assert error.code == "FAILED_PRECONDITION"
-    assert errors.is_about_a_slice(error)
+    assert errors.is_placement_refusal(error)
 
 
 def test_errors_extend_the_nearest_builtin():
@@ -56,11 +56,11 @@ def test_errors_extend_the_nearest_builtin():
         ("top_k: 500, must be in [0, 128]", ("top_k", None)),
         ("hidden: the logits of row 4 hold NaN or Inf (2 rows do)", ("hidden", 4)),
         ("Something else", (None, None)),
-        # The first word was taken for a field, whatever it was.
+        # Regression: any first word was taken for a field.
         ("the message is cut short", (None, None)),
     ],
 )
-def test_the_place_is_read_from_the_message(message, place):
+def test_field_and_row_are_parsed_from_the_message(message, place):
     assert parse_place(message) == place
 
 

@@ -1,11 +1,12 @@
-"""What a client knows of heads, what changes of them do to a call, answers that do not fit."""
+"""The cache of head infos, changes of heads during calls, and answers of the wrong shape."""
 
 import numpy as np
 import pytest
 from logprobd import Client, InvalidArgument, ServerBug, Shard, _wire
 from logprobd.assembly import Assembly
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 from logprobd.plan import ScorePlan
+from logprobd.score_args import ScoreArgs
 
 
 def test_a_new_hidden_size_is_noticed_after_a_swap(server, client, rows):
@@ -17,7 +18,7 @@ def test_a_new_hidden_size_is_noticed_after_a_swap(server, client, rows):
 
 
 def test_a_swap_during_a_call_never_mixes_versions(rows):
-    plan = ScorePlan(*rows, outputs=("logprob",))
+    plan = ScorePlan(ScoreArgs(*rows, outputs=("logprob",)))
     head = _head(hidden_size=16)
     chunks = plan.cut(head, 5, 1 << 20)
     assembly = Assembly(plan, chunks)
@@ -53,7 +54,7 @@ def test_a_swap_in_the_midst_of_a_call_is_scored_again(server, rows):
 
 
 def test_an_answer_of_the_wrong_shape_is_a_server_bug(rows):
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     chunks = plan.cut(_head(hidden_size=16), 100, 1 << 20)
     assembly = Assembly(plan, chunks)
 
@@ -86,7 +87,7 @@ def test_a_server_without_a_layout_gives_an_empty_one():
 
 
 def test_another_threads_error_does_not_empty_the_heads_of_this_call(server, rows):
-    # A call failed with NotFound when another thread's error cleared the cache at this moment.
+    # Regression: a call failed with NotFound when an error in another thread cleared the cache.
     class Emptied(Client):
         def list_heads(self, *, timeout=None):
             heads = super().list_heads(timeout=timeout)

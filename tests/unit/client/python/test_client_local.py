@@ -1,4 +1,4 @@
-"""The control socket: leases, regions, and what is told when they cannot be had."""
+"""The control socket: leases, regions, and the reasons when they are not available."""
 
 import dataclasses
 import gc
@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from logprobd import _local, _wire
+from logprobd import _local_lease, _wire
 from logprobd._fake_local import FakeControl, FakeLimits
-from logprobd._local import Lease, LocalUnavailable
+from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool
 
 PAGE = 4096
@@ -41,7 +41,7 @@ def read(control, region, offset, size):
     return bytes(control.read(_wire.ScoreRequest(shared_memory=place)))
 
 
-def test_a_lease_learns_what_the_server_gives(control, lease):
+def test_a_lease_learns_the_servers_grant(control, lease):
     assert (lease.shared_memory, lease.cuda_ipc) == (True, False)
     assert (lease.region_bytes_max, lease.lease_bytes_max, lease.regions_max) == (
         2 * MIB,
@@ -90,7 +90,7 @@ def test_the_end_of_the_server_is_seen_before_a_request_is_made(control, lease):
         lease.create_region(PAGE)
 
 
-def test_closing_gives_everything_back(control):
+def test_closing_returns_all_regions(control):
     lease = Lease(control.access())
     lease.create_region(PAGE)
 
@@ -100,7 +100,7 @@ def test_closing_gives_everything_back(control):
     wait_until(lambda: control.num_regions == 0 and control.clients == [])
 
 
-def test_a_lease_that_is_collected_gives_everything_back(control):
+def test_a_garbage_collected_lease_returns_all_regions(control):
     Lease(control.access()).create_region(PAGE)
     gc.collect()
 
@@ -108,7 +108,7 @@ def test_a_lease_that_is_collected_gives_everything_back(control):
 
 
 def wait_until(condition):
-    """The fake's threads see the end of a connection soon after."""
+    """Waits until the fake's threads have noticed the end of a connection."""
     for _ in range(1000):
         if condition():
             return
@@ -116,14 +116,14 @@ def wait_until(condition):
     raise AssertionError("not in 10 s")
 
 
-def test_another_hosts_server_is_told_by_its_boot_id(control):
+def test_another_hosts_server_is_recognised_by_its_boot_id(control):
     with pytest.raises(LocalUnavailable, match="another host"):
         Lease(dataclasses.replace(control.access(), boot_id="other"))
 
 
 def test_a_host_without_boot_id_shares_nothing(control, monkeypatch):
     access = dataclasses.replace(control.access(), boot_id="")
-    monkeypatch.setattr(_local, "BOOT_ID_PATH", "/nowhere/boot_id")
+    monkeypatch.setattr(_local_lease, "BOOT_ID_PATH", "/nowhere/boot_id")
 
     with pytest.raises(LocalUnavailable, match="another host"):
         Lease(access)
@@ -141,7 +141,7 @@ def test_an_access_without_a_path_is_refused(control):
         Lease(dataclasses.replace(control.access(), control_path=""))
 
 
-def test_a_socket_that_nobody_listens_on_is_told(control, tmp_path):
+def test_a_socket_without_a_listener_is_reported(control, tmp_path):
     path = str(tmp_path / "dead.sock")
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     dead.bind(path)
@@ -152,7 +152,7 @@ def test_a_socket_that_nobody_listens_on_is_told(control, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_another_users_socket_is_told(control, tmp_path):
+def test_another_users_socket_is_reported(control, tmp_path):
     tmp_path.chmod(0)
     path = str(tmp_path / "control.sock")
 
@@ -168,7 +168,7 @@ def test_another_users_socket_is_told(control, tmp_path):
         (_wire.encode(_wire.LocalReply(status_code=7, status_message="not you")), "not you"),
     ],
 )
-def test_a_server_that_answers_nonsense_or_refuses_is_told(tmp_path, answer, reason):
+def test_nonsense_and_refusals_of_a_server_are_reported(tmp_path, answer, reason):
     path = str(tmp_path / "odd.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -183,7 +183,7 @@ def test_a_server_that_answers_nonsense_or_refuses_is_told(tmp_path, answer, rea
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(LocalUnavailable, match=reason):
-            Lease(_wire.LocalAccess(boot_id=_local.boot_id(), control_path=path))
+            Lease(_wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path))
         thread.join()
 
 
@@ -211,7 +211,7 @@ def test_freed_spans_are_used_again_and_grow_together(pool):
     assert (whole.region, whole.offset) == (first.region, 0)
 
 
-def test_any_order_of_taking_and_freeing_keeps_the_books(pool):
+def test_free_space_is_tracked_in_any_order_of_allocating_and_freeing(pool):
     draw = np.random.default_rng(5)
     held = []
     for _ in range(2000):
@@ -235,7 +235,7 @@ def test_a_full_region_is_followed_by_another(control, pool):
     assert control.num_regions == 2
 
 
-def test_a_large_wish_gets_a_region_of_its_own_that_goes_when_it_is_free(control, pool):
+def test_a_large_span_gets_its_own_region_that_is_returned_when_free(control, pool):
     pool.allocate(PAGE).free()
     large = pool.allocate(MIB)
     assert control.num_regions == 2
@@ -287,7 +287,7 @@ def test_an_arrays_memory_is_free_once_nothing_refers_to_it(control, pool):
     offset = pool.find(array.ctypes.data, array.nbytes)[1]
     del array
     gc.collect()
-    assert pool.allocate(PAGE).offset == 10 * PAGE  # the part still holds it
+    assert pool.allocate(PAGE).offset == 10 * PAGE  # the slice still refers to it
 
     del part
     gc.collect()

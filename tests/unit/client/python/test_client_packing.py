@@ -1,4 +1,4 @@
-"""Shifting helpers pair each state with the token that follows."""
+"""The helpers pair each state with the token that follows it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""When a call is sent again, when it gives up, and with which error."""
+"""When requests are retried, when a call gives up, and its error."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ from logprobd.testing import FakeServer
 
 
 class Highest(random.Random):
-    """Draws the upper bound of each wait."""
+    """A random source that returns the upper bound of each wait."""
 
     def uniform(self, a, b):
         return b
@@ -52,8 +52,8 @@ def test_waits_have_full_jitter():
     assert max(waits) > 0.8
 
 
-def test_a_hint_is_the_least_wait_and_a_negative_one_forbids_it():
-    # The hint took the place of the growing waits: refused clients came back together, for ever.
+def test_a_hint_is_the_shortest_wait_and_a_negative_one_forbids_a_retry():
+    # Regression: the hint replaced the growing waits, so refused clients returned together each time.
     policy = RetryPolicy(base_seconds=0.1, cap_seconds=1.0)
     error = Overloaded("x", retry_after=4.0)
 
@@ -170,7 +170,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(server, rows):
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])
 def test_what_a_server_cancels_is_sent_again(server, rows, chunk_rows):
-    # A server at the end of its drain cancels what is left: calls failed with Cancelled.
+    # Regression: calls failed with Cancelled when a server cancelled them at the end of its drain.
     with Client(server.address, chunk_rows=chunk_rows, timeout=20) as client:
         client.info()
         server.fail_next(1, "CANCELLED")
@@ -193,8 +193,8 @@ def test_a_slow_server_is_a_deadline_error(server, rows, chunk_rows):
     assert isinstance(caught.value, TimeoutError)
 
 
-def test_a_call_may_take_for_ever(server, rows):
-    # It ended at once: gRPC took the deadline for one long past.
+def test_a_call_may_have_no_time_limit(server, rows):
+    # Regression: the call ended at once, because gRPC took the deadline for one in the past.
     with Client(server.address, timeout=math.inf) as client:
         assert client.score(*rows).logprob.shape == (10,)
         assert len(list(client.score_stream([rows]))) == 1
@@ -239,13 +239,13 @@ def test_wait_ready_waits_for_a_starting_server(server, client):
     client.wait_ready(timeout=10)
 
 
-def test_wait_ready_tells_why_nothing_answers():
+def test_wait_ready_says_why_nothing_answers():
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
         client.wait_ready(timeout=0.2)
 
 
 def test_wait_ready_does_not_wait_for_another_kind_of_server():
-    # It asked until its time was over.
+    # Regression: it asked until its timeout.
     other = grpc.server(futures.ThreadPoolExecutor(1))
     port = other.add_insecure_port("127.0.0.1:0")
     other.start()
@@ -258,7 +258,7 @@ def test_wait_ready_does_not_wait_for_another_kind_of_server():
 
 
 def test_a_failed_call_leaves_no_work_behind(server, client):
-    # A server kept the request counted: its connection was never closed once its name was gone.
+    # Regression: the request stayed counted, so a removed server's connection was never closed.
     with pytest.raises(DeadlineExceeded):
         client._unary(_wire.VERIFY, b"", time.monotonic() - 1)
 

@@ -1,4 +1,4 @@
-"""Rows written into memory that is there have the bytes of those that are sent."""
+"""Rows written into existing memory have the same bytes as rows in a request."""
 
 import ml_dtypes
 import numpy as np
@@ -43,7 +43,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", [*NUMPY_INPUTS, *TORCH_INPUTS])
-def test_written_rows_have_the_bytes_that_are_sent(name, view):
+def test_rows_written_to_memory_equal_rows_that_are_sent(name, view):
     array, dtype = {**NUMPY_INPUTS, **TORCH_INPUTS}[name]
     hidden = hidden_rows(VIEWS[view](array), dtype)
     for rows in (
@@ -90,7 +90,7 @@ def test_an_error_in_a_part_of_a_copy_is_raised(monkeypatch):
         _rows.in_parallel(write, slice(0, 8), np.zeros(64, np.uint8))
 
 
-def test_rows_that_lie_as_they_are_sent_have_an_address():
+def test_rows_in_the_form_that_is_sent_have_an_address():
     array = VALUES.astype(np.float32).reshape(24, 8)
     tensor = torch.from_numpy(array)
 
@@ -109,7 +109,7 @@ def test_rows_that_lie_as_they_are_sent_have_an_address():
         (torch.from_numpy(VALUES).float()[..., ::2].reshape(24, 4).t(), None, slice(0, 2)),
     ],
 )
-def test_rows_that_must_be_changed_have_none(array, dtype, rows):
+def test_rows_that_need_conversion_have_no_address(array, dtype, rows):
     assert hidden_rows(array, dtype).host_address(rows) is None
 
 

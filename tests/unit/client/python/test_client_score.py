@@ -1,4 +1,4 @@
-"""What score returns: values, shapes, kinds; the same however the call is cut."""
+"""Results of score: values, shapes and kinds, which do not depend on how the call is cut."""
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +10,7 @@ from logprobd import (
     NotFound,
     WeightsVersionMismatch,
 )
-from logprobd.plan import OUTPUTS
+from logprobd._wire import OUTPUTS
 from numpy_reference import entropy, log_softmax, logits_of
 
 TOLERANCE = 2e-6  # float32 rounding of values up to about 20
@@ -65,7 +65,7 @@ def test_each_dtype_is_scored_on_its_exact_values(server, client, rows, dtype):
     np.testing.assert_allclose(result.logprob, expected, atol=TOLERANCE)
 
 
-def test_torch_in_gives_torch_out(client, rows):
+def test_torch_arguments_give_torch_results(client, rows):
     hidden, targets = torch.from_numpy(rows[0]), torch.from_numpy(rows[1])
 
     result = client.score(hidden, targets, outputs=OUTPUTS, top_k=2, segments=[0, 4, 10])
@@ -82,7 +82,7 @@ def test_torch_in_gives_torch_out(client, rows):
     assert result.segment_logprob.dtype == torch.float64
 
 
-def test_leading_axes_come_back(client, rows):
+def test_results_keep_the_leading_axes(client, rows):
     hidden, targets = rows[0].reshape(2, 5, -1), rows[1].reshape(2, 5)
 
     result = client.score(hidden, targets, top_k=2, candidates=np.zeros((2, 5, 3), int))
@@ -230,7 +230,7 @@ def test_segments_across_chunks_are_those_of_one_request(client, small_chunks, r
     assert np.array_equal(whole.segment_logprob, cut.segment_logprob)
     assert whole.segment_rows.tolist() == cut.segment_rows.tolist() == [4, 6]
     assert np.array_equal(whole.segment_greedy, cut.segment_greedy)
-    assert cut.outputs == whole.outputs  # logprob was needed for the sums, not asked for
+    assert cut.outputs == whole.outputs  # logprob was requested only for the sums
 
 
 def test_segment_greedy_says_whether_every_row_is(server, client, small_chunks, rows):
@@ -372,7 +372,7 @@ def test_request_id_and_client_id_reach_the_server(server, rows):
     assert server.requests[0].metadata["client_id"] == "trainer-3"
 
 
-def test_transport_is_told(server):
+def test_the_transport_is_reported(server):
     assert Client(server.address).transport == "tcp"
     assert Client("unix:/run/logprobd.sock").transport == "unix"
 
@@ -383,13 +383,13 @@ def test_large_calls_are_cut_to_the_default_chunks(server, rows):
     with Client(server.address, timeout=20) as client:
         client.score(np.zeros((1200, 4096), np.float16), np.zeros(1200, int))
 
-    # 4 MiB hold 510 rows of 8 KiB beside the other fields: three requests of one length.
+    # 4 MiB hold 510 rows of 8 KiB and the other fields: three requests of equal length.
     assert [request.rows for request in server.requests] == [400, 400, 400]
     assert max(request.message_bytes for request in server.requests) <= 4 << 20
 
 
 def test_a_single_row_gives_scalars_in_torch_as_in_numpy(client, rows):
-    # torch results had shape (1,): ascontiguousarray lifts a scalar to one dimension.
+    # Regression: torch results had shape (1,), because ascontiguousarray adds a dimension to a scalar.
     ours = client.score(torch.from_numpy(rows[0][0]), int(rows[1][0]))
     theirs = client.score(rows[0][0], int(rows[1][0]))
 
@@ -401,7 +401,7 @@ def test_a_single_row_gives_scalars_in_torch_as_in_numpy(client, rows):
     "argument", [{"request_id": 5}, {"head": 5}, {"entropy_temperature": "x"}], ids=str
 )
 def test_an_argument_of_the_wrong_type_is_named(client, rows, argument):
-    # They raised AttributeError and a bare ValueError.
+    # Regression: they raised AttributeError and a plain ValueError.
     with pytest.raises(InvalidArgument) as caught:
         client.score(*rows, **argument)
 

@@ -40,7 +40,9 @@ def test_versions_are_not_mixed_in_a_call(connect, many_rows):
             results = [client.score(*many_rows) for _ in range(4)]
 
     assert {result.weights_versions for result in results} == {(1,), (2,)}
-    assert sum(counts([one, two])) == 4 * 40  # nothing was asked twice: the versions were known
+    assert (
+        sum(counts([one, two])) == 4 * 40
+    )  # no chunk was sent twice, because the versions were known
 
 
 def test_an_answer_of_another_version_is_asked_again_where_the_first_is_held(connect, many_rows):
@@ -75,7 +77,7 @@ def test_a_swap_of_all_servers_during_a_call_ends_in_the_new_version(connect, ma
     assert result.weights_versions == streamed.weights_versions == (2,)
 
 
-def test_mixing_is_allowed_where_asked_for_and_is_told(connect, many_rows):
+def test_mixing_is_allowed_on_request_and_reported(connect, many_rows):
     with fake() as one, fake(weights_version=2) as two:
         with connect([one.address, two.address], chunk_rows=3, mix_versions=True) as client:
             result = client.score(*many_rows)
@@ -90,7 +92,10 @@ def test_a_pinned_version_is_found_where_it_is_held(connect, rows):
     with fake() as one, fake(weights_version=2) as two:
         with connect([one.address, two.address]) as client:
             client.info()
-            one.weights_version, two.weights_version = 3, 4  # what the client saw is out of date
+            one.weights_version, two.weights_version = (
+                3,
+                4,
+            )  # the versions that the client knows are outdated
             for version in (3, 4, 3, 4):
                 assert client.score(*rows, weights_version=version).weights_version == version
             (streamed,) = client.stream([rows], weights_version=4)
@@ -128,7 +133,7 @@ def test_servers_that_swap_all_the_time_end_in_an_error(connect, many_rows):
 
 
 def test_a_batch_that_no_version_can_score_does_not_end_the_stream(connect, rows):
-    # All ready servers lack the pinned version and nothing else is under way.
+    # No ready server holds the pinned version, and no request is in flight.
     batch = {"hidden": rows[0], "targets": rows[1]}
     with fake() as one, fake() as two:
         with connect([one.address, two.address], chunk_rows=3) as client:

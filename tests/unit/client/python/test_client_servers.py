@@ -62,7 +62,7 @@ def test_small_calls_take_turns(connect, servers, rows):
 
 
 def test_the_window_holds_for_each_server(connect, servers, many_rows):
-    # Nothing is answered until every server has as many requests as its window takes.
+    # No request is answered until the window of every server is full.
     lock, now, most = threading.Lock(), [0] * 3, [0] * 3
     full = threading.Event()
 
@@ -147,7 +147,7 @@ def test_requests_of_a_failed_server_do_not_wait(connect, servers, rows):
 
         assert states(client) == ["out", "busy", "ready"]
         servers[2].fail_next(1, "RESOURCE_EXHAUSTED", retry_after=900)
-        with pytest.raises(Overloaded, match="900 s"):  # nobody is left to go to
+        with pytest.raises(Overloaded, match="900 s"):  # no other server is ready
             client.score(*rows)
 
 
@@ -242,7 +242,7 @@ def test_wait_ready_waits_for_one_of_several(connect, servers):
 
 @pytest.fixture
 def records(monkeypatch):
-    """The records of the name "scorer.test"; to be changed by a test."""
+    """The records of the name "scorer.test", which a test may change."""
     hosts = []
     genuine = socket.getaddrinfo
 
@@ -312,7 +312,7 @@ def slow_records(monkeypatch):
 
 
 def test_a_slow_look_up_does_not_outlast_the_deadline(connect, slow_records, rows):
-    # It was made on the caller's thread, for as long as the system took.
+    # Regression: the look-up ran on the caller's thread without a time limit.
     with connect("dns:///scorer.test:1") as client:
         with pytest.raises((Unavailable, DeadlineExceeded)):
             client.score(*rows, timeout=0.1)
@@ -321,7 +321,7 @@ def test_a_slow_look_up_does_not_outlast_the_deadline(connect, slow_records, row
 
 
 def test_calls_wait_for_the_look_up_that_another_one_began(slow_records, rows):
-    # They failed at once: no server was known.
+    # Regression: they failed at once, because no server was known.
     once = RetryPolicy(attempts_max=1)
     with fake() as server, ThreadPoolExecutor(3) as threads:
         address = f"dns:///scorer.test:{server.port}"
@@ -367,7 +367,7 @@ def test_a_bad_argument_is_sent_once(connect, servers, rows):
     assert sum(counts(servers)) == 1
 
 
-def test_the_work_of_a_server_is_given_back_whatever_happens(connect, servers, many_rows):
+def test_no_work_is_counted_after_calls_have_ended(connect, servers, many_rows):
     bad = many_rows[1].copy()
     bad[60] = VOCAB_SIZE
 

@@ -1,4 +1,4 @@
-"""Arguments win over the environment, the environment over the defaults."""
+"""Arguments override the environment, which overrides the defaults."""
 
 import pytest
 from logprobd import Client, InvalidArgument
@@ -95,7 +95,9 @@ def test_an_unknown_transport_is_refused_by_the_name_it_was_given_under(monkeypa
 
 @pytest.mark.parametrize("address", ["a:1,b:1", "dns:///a:1"])
 @pytest.mark.parametrize("transport", ["shm", "cuda-ipc"])
-def test_a_way_to_one_server_cannot_be_forced_for_several(monkeypatch, address, transport):
+def test_a_same_host_transport_cannot_be_forced_for_several_servers(
+    monkeypatch, address, transport
+):
     with pytest.raises(InvalidArgument, match=f'transport is "{transport}".*several servers'):
         Client(address, transport=transport)
 
@@ -107,7 +109,7 @@ def test_a_way_to_one_server_cannot_be_forced_for_several(monkeypatch, address, 
 
 @pytest.mark.parametrize("address", ["", []])
 def test_no_address_is_not_the_default_one(monkeypatch, address):
-    # An empty list of a discovery meant the server of this host.
+    # Regression: an empty list of addresses meant the default server.
     with pytest.raises(InvalidArgument, match="address"):
         Client(address)
 
@@ -144,7 +146,7 @@ def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkey
 
 
 def test_a_host_that_vanished_is_noticed():
-    # Its requests waited for the timeout of their call.
+    # Regression: its requests waited until the timeout of their call.
     options = dict(settings("scorer:1").channel_options("scorer:1", 0))
 
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 40_000

@@ -18,8 +18,9 @@ from logprobd import (
     _wire,
 )
 from logprobd._stream import StreamBook
-from logprobd.facts import Limits
+from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
+from logprobd.score_args import ScoreArgs
 
 
 def test_results_come_in_order_and_equal_those_of_score(server, small_chunks, rows):
@@ -140,7 +141,7 @@ def test_the_servers_window_is_kept(server, rows):
 
 
 def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, client, rows):
-    # Batches were taken until the window was full before the first was sent.
+    # Regression: the client filled its window before it sent the first batch.
     client.info()
     arrived = threading.Semaphore(0)
 
@@ -154,7 +155,7 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
     def one_at_a_time():
         yield rows
         for _ in range(2):
-            assert arrived.acquire(timeout=10)  # the batch before it was sent
+            assert arrived.acquire(timeout=10)  # the previous batch was sent
             yield rows
 
     results = list(client.score_stream(one_at_a_time(), timeout=10))
@@ -164,7 +165,7 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
 
 def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
     book = StreamBook(Client("host:1", max_inflight=1)._settings)
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     chunk = Chunk(0, 0, 10)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 4)
     book.add(plan, [chunk], limits, 5.0)
@@ -177,9 +178,9 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
 
 
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
-    # The next batch undid the halving, and within one batch nothing undid it.
+    # Regression: the next batch undid the halving, and within one batch nothing did.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
-    plan = ScorePlan(*rows)
+    plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     chunks = [Chunk(row, row, row + 1) for row in range(10)]
 
@@ -209,10 +210,12 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
 
 
 def test_chunks_of_a_failed_batch_take_no_room(rows):
-    # Refused chunks of a failed batch filled the narrowed window for good: the stream hung.
+    # Regression: refused chunks of a failed batch filled the narrowed window, and the stream hung.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
-    book.add(ScorePlan(*rows), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0)
+    book.add(
+        ScorePlan(ScoreArgs(*rows)), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0
+    )
     while book.next_request(0.0) is not None:
         pass
     for chunk_id in (1, 2, 3):
@@ -228,7 +231,7 @@ def test_chunks_of_a_failed_batch_take_no_room(rows):
 
 
 def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, client, rows):
-    # It ended the stream, though on_error says that only that batch fails.
+    # Regression: it ended the stream, although on_error="return" fails only that batch.
     named = {"hidden": rows[0], "targets": rows[1]}
     batches = [rows, named | {"head": "absent"}, named | {"weights_version": 99}, rows]
 

@@ -7,8 +7,9 @@ import pytest
 from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
 from logprobd._routing import CallBook
 from logprobd.balance import Balance
-from logprobd.facts import heads_from_wire
+from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
+from logprobd.score_args import ScoreArgs
 from logprobd.versions import RESTARTS_MAX, CallVersions
 
 
@@ -18,7 +19,7 @@ def listed(version):
 
 
 def balance_of(**versions):
-    """Servers by name, with the version each was seen to hold."""
+    """Returns servers by name, with the version that each one is known to hold."""
     balance = Balance(list(versions))
     for server, version in zip(balance.due_checks(), versions.values(), strict=True):
         balance.checked(server, listed(version), "", time.monotonic())
@@ -49,8 +50,12 @@ def test_servers_believed_to_hold_the_version_are_preferred():
     versions.asked(a, now)
 
     assert addresses(versions.choose([a, b, c], now)) == ["a", "c"]
-    assert addresses(versions.choose([b], now)) == ["b"]  # it may have changed
-    assert addresses(versions.choose([a, b, c], now + 60)) == ["a", "b", "c"]  # long ago
+    assert addresses(versions.choose([b], now)) == ["b"]  # the known version is outdated
+    assert addresses(versions.choose([a, b, c], now + 60)) == [
+        "a",
+        "b",
+        "c",
+    ]  # the known versions are outdated
 
 
 def test_a_version_that_is_gone_from_all_servers_is_given_up():
@@ -62,7 +67,7 @@ def test_a_version_that_is_gone_from_all_servers_is_given_up():
 
     assert versions.keeps(b, 2, 0)  # the call goes on with version 2
 
-    assert not versions.keeps(a, 1, 0)  # asked before that: it says nothing of the server
+    assert not versions.keeps(a, 1, 0)  # sent before the restart: says nothing about the server
     assert addresses(versions.choose([a, b], time.monotonic())) == ["a", "b"]
     assert versions.keeps(a, 2, versions.epoch)
 
@@ -121,14 +126,14 @@ def test_a_call_whose_version_left_with_its_server_begins_again():
 
 def book_of(balance, chunks, **settings):
     client = Client("host:1", **settings)
-    plan = ScorePlan(np.ones((chunks, 4), np.float32), [1] * chunks)
+    plan = ScorePlan(ScoreArgs(np.ones((chunks, 4), np.float32), [1] * chunks))
     return CallBook(
         plan,
         [Chunk(row, row, row + 1) for row in range(chunks)],
         settings=client._settings,
         versions=CallVersions(balance, head="h"),
         balance=balance,
-        carrier=client._carrier,
+        local=client._local,
         deadline=time.monotonic() + 100,
     )
 
@@ -149,7 +154,7 @@ def test_each_server_has_a_window_of_its_own():
 
 
 def test_overload_narrows_how_many_requests_are_under_way():
-    # AsyncClient.score sent as many as before, however often it was refused.
+    # Regression: AsyncClient.score did not send fewer requests after refusals.
     book = book_of(Balance(["a"], solo=True), chunks=20, max_inflight=4)
     jobs = send_all(book)
     assert len(jobs) == 4

@@ -1,4 +1,4 @@
-"""The hand-written encoding against protobuf's own."""
+"""The hand-written encoding compared with protobuf's."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ def pb2(tmp_path_factory):
     out = tmp_path_factory.mktemp("proto")
     arguments = ["protoc", f"-I{PROTO}", f"--python_out={out}"]
     assert protoc.main([*arguments, "logprobd/v1/scoring.proto", "logprobd/v1/local.proto"]) == 0
-    # The generated files lie in logprobd/v1/, a name that the package under test already has.
+    # The generated files are in logprobd/v1/, and the package under test is named logprobd too.
     (out / "logprobd/v1/scoring_pb2.py").rename(out / "scoring_pb2_for_test.py")
     (out / "logprobd/v1/local_pb2.py").rename(out / "local_pb2_for_test.py")
     sys.path.insert(0, str(out))
@@ -285,7 +285,7 @@ def test_enums_are_those_of_the_proto(pb2):
         name.removeprefix("OUTPUT_").lower(): number
         for name, number in pb2.Output.items()
         if number
-    } == _wire.OUTPUT_BITS
+    } == {name: output.bit for name, output in _wire.OUTPUTS.items()}
 
 
 def test_unknown_fields_are_skipped():
@@ -300,7 +300,7 @@ def test_unknown_fields_are_skipped():
     "data",
     [
         b"\x0a\x05ab",  # a length beyond the end
-        b"\x80",  # a tag cut short
+        b"\x80",  # a truncated tag
         b"\x38" + b"\xff" * 10 + b"\x01",  # a varint of 11 bytes
         b"\x3a\x00",  # rows as a length-delimited field
         b"\x0b",  # a group

@@ -1,4 +1,4 @@
-"""A server that shares memory, a client of it, and rows that are more than what goes in a message."""
+"""A server that shares memory, its client, and more rows than a message carries."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def client(server):
 
 @pytest.fixture
 def rows():
-    """100 rows of fp32: 200 KiB, more than what goes in the message."""
+    """100 rows of fp32: 200 KiB, more than the limit for rows in the message."""
     draw = np.random.default_rng(11)
     return draw.standard_normal((100, HIDDEN)).astype(np.float32), draw.integers(0, VOCAB, 100)
 

@@ -1,4 +1,4 @@
-"""Sizes of the servers of these tests, and what they saw."""
+"""Sizes of the servers of these tests, and the transports of the requests that they received."""
 
 HIDDEN = 512
 VOCAB = 31

@@ -1,4 +1,4 @@
-"""Arrays of Client.buffer, which are scored where they lie."""
+"""Arrays of Client.buffer, which are scored without a copy."""
 
 import gc
 
@@ -13,7 +13,7 @@ from shared_case import HIDDEN, VOCAB
 
 @pytest.fixture
 def copies(monkeypatch):
-    """How many chunks were copied."""
+    """Counts the chunks that were copied."""
     counted = []
     original = HiddenRows.copy_to
     monkeypatch.setattr(
@@ -23,7 +23,7 @@ def copies(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", np.float32, torch.float32])
-def test_a_buffer_is_scored_where_it_lies(server, client, rows, expected, copies, dtype):
+def test_a_buffer_is_scored_without_a_copy(server, client, rows, expected, copies, dtype):
     hidden, targets = rows
     buffer = client.buffer(100, HIDDEN, dtype)
     buffer[:] = torch.from_numpy(hidden) if dtype is torch.float32 else hidden

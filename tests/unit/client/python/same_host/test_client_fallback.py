@@ -1,18 +1,18 @@
-"""How clients come back to TCP, and to shared memory; transports that are forced."""
+"""Fallback to TCP, the return to shared memory, and forced transports."""
 
 import numpy as np
 import pytest
-from logprobd import Client, InvalidArgument, Unavailable, _carrier
-from logprobd._carrier import Carrier
+from logprobd import Client, InvalidArgument, Unavailable, _local_transport
 from logprobd._fake_local import FakeLimits
+from logprobd._local_transport import LocalTransport
 from logprobd.testing import FakeServer
 from shared_case import HIDDEN, VOCAB, transports
 
 
-def test_without_a_local_socket_tcp_is_used(rows):
+def test_without_a_control_socket_tcp_is_used(rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN) as server, Client(server.address) as c:
         assert c.score(*rows).transport == "tcp"
-        assert c.transport_reason == "the server has no local socket"
+        assert c.transport_reason == "the server has no control socket"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_without_a_local_socket_tcp_is_used(rows):
         ({"control_path": "/nowhere/c.sock"}, "mount the folder"),
     ],
 )
-def test_a_server_that_cannot_be_reached_locally_is_reached_by_tcp(
+def test_without_access_to_the_control_socket_tcp_is_used(
     server, client, rows, expected, monkeypatch, change, reason
 ):
     access = server.control.access()
@@ -84,7 +84,7 @@ def test_a_server_that_refuses_every_slice_gets_tcp(
 def test_an_error_of_the_request_itself_is_not_sent_again(server, client, rows):
     server.fail_next(1, "INVALID_ARGUMENT")
 
-    with pytest.raises(InvalidArgument, match="told to fail"):
+    with pytest.raises(InvalidArgument, match="simulated failure"):
         client.score(*rows)
 
     assert transports(server) == ["shm"]
@@ -108,7 +108,7 @@ def test_a_transport_can_be_forced(server, rows, expected):
         assert client.score(rows[0][:0], rows[1][:0]).logprob.shape == (0,)
 
 
-def test_tcp_asks_for_nothing_local(server, rows):
+def test_tcp_opens_no_control_socket(server, rows):
     with Client(server.address, transport="tcp") as client:
         client.score(*rows)
 
@@ -116,20 +116,20 @@ def test_tcp_asks_for_nothing_local(server, rows):
     assert server.control.clients == []
 
 
-def test_a_forced_transport_that_cannot_be_had_says_why(rows):
+def test_a_forced_transport_that_is_not_available_says_why(rows):
     with FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN) as server:
         client = Client(server.address, transport="shm")
 
-        with pytest.raises(Unavailable, match='"shm", which .* no local socket'):
+        with pytest.raises(Unavailable, match='"shm", which .* no control socket'):
             client.score(*rows)
-        with pytest.raises(Unavailable, match="no local socket"):
+        with pytest.raises(Unavailable, match="no control socket"):
             next(client.score_stream([rows]))
-        with pytest.raises(Unavailable, match="no local socket"):
+        with pytest.raises(Unavailable, match="no control socket"):
             client.buffer(1, HIDDEN)
         assert server.requests == []
 
 
-def test_a_server_without_shared_memory_is_told_when_it_is_forced(rows):
+def test_forcing_shared_memory_that_the_server_lacks_is_reported(rows):
     with (
         FakeServer(vocab_size=VOCAB, hidden_size=HIDDEN, device_reader=lambda *_: b"") as server,
         Client(server.address, transport="shm") as client,
@@ -144,16 +144,16 @@ def test_cuda_ipc_needs_a_cuda_tensor(server, rows):
             client.score(*rows)
 
 
-def test_after_a_failure_the_local_way_is_tried_again_later(server, rows):
+def test_after_a_failure_shared_memory_is_tried_again_later(server, rows):
     now = [100.0]
     with Client(server.address) as client:
-        client._carrier = Carrier(client._settings, clock=lambda: now[0])
+        client._local = LocalTransport(client._settings, clock=lambda: now[0])
         server.control.stop()
         assert client.score(*rows).transport == "tcp"
         server.control.start()
         assert client.score(*rows).transport == "tcp"
 
-        now[0] += _carrier.RETRY_SECONDS
+        now[0] += _local_transport.RETRY_SECONDS
         assert client.score(*rows).transport == "shm"
 
 

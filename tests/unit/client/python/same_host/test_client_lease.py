@@ -1,4 +1,4 @@
-"""Leases of pickled, forked and forgotten clients."""
+"""Leases of pickled, forked and garbage-collected clients."""
 
 import gc
 import os
@@ -33,17 +33,17 @@ hidden = np.ones((100, 512), np.float32)
 before = client.score(hidden, [1] * 100).logprob
 buffer = client.buffer(100, 512, "fp32")
 buffer[:] = hidden
-lease = client._carrier._lease.id
+lease = client._local._lease.id
 child = os.fork()
 if child == 0:
     same = np.array_equal(client.score(buffer, [1] * 100).logprob, before)
-    own = client.transport == "shm" and client._carrier._lease.id != lease
+    own = client.transport == "shm" and client._local._lease.id != lease
     client.close()
     os._exit(0 if same and own else 1)
 code = os.waitpid(child, 0)[1]
 assert code == 0, code
 assert np.array_equal(client.score(buffer, [1] * 100).logprob, before)
-assert client.transport == "shm" and client._carrier._lease.id == lease
+assert client.transport == "shm" and client._local._lease.id == lease
 print("ok")
 """
 
@@ -61,7 +61,7 @@ def test_a_forked_child_has_a_lease_of_its_own_and_leaves_the_parents(server):
     assert done.stdout.strip() == "ok", done.stderr
 
 
-def test_a_lease_that_nobody_uses_any_more_is_given_back(server, rows):
+def test_an_unreferenced_lease_is_returned(server, rows):
     client = Client(server.address)
     client.score(*rows)
     assert len(server.control.clients) == 1

@@ -107,7 +107,7 @@ def test_slots_are_used_again(server, client, rows):
 def test_slots_of_failed_and_late_calls_are_free_again(server, rows, expected):
     with Client(server.address, retry=RetryPolicy(attempts_max=1), max_inflight=2) as client:
         client.score(*rows)
-        pool = client._carrier._pool
+        pool = client._local._pool
         server.fail_next(1, "INVALID_ARGUMENT")
         with pytest.raises(InvalidArgument):
             client.score(*rows)

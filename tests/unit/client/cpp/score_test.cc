@@ -1,4 +1,4 @@
-#include "client/cpp/check_args.h"
+#include "client/cpp/score.h"
 
 #include <functional>
 #include <string>
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "hidden has 63 bytes"},
         BadArgs{"TargetsTooFew", [](ScoreCase& c) { c.args.targets.remove_suffix(1); },
-                "targets has 3 ids, must have one a row: rows = 4"},
+                "targets has 3 ids, must have one per row: rows = 4"},
         BadArgs{"NegativeTopK", [](ScoreCase& c) { c.args.top_k = -1; }, "top_k is -1"},
         BadArgs{"CandidatesWithoutOffsets", [](ScoreCase& c) { c.args.candidate_ids = kIds; },
                 "candidate_ids needs candidate_offsets"},

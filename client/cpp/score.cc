@@ -1,15 +1,40 @@
-#include "client/cpp/check_args.h"
+#include "client/cpp/score.h"
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace logprobd::client {
+
+absl::string_view TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kTcp:
+      return "tcp";
+    case Transport::kUnix:
+      return "unix";
+    case Transport::kSharedMemory:
+      return "shm";
+    case Transport::kCudaIpc:
+      return "cuda_ipc";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<TransportChoice> ParseTransportChoice(absl::string_view text) {
+  if (text == "auto") return TransportChoice::kAuto;
+  if (text == "tcp") return TransportChoice::kTcp;
+  if (text == "shm") return TransportChoice::kSharedMemory;
+  if (text == "cuda-ipc" || text == "cuda_ipc") return TransportChoice::kCudaIpc;
+  return absl::InvalidArgumentError(
+      absl::StrCat("transport is \"", text, "\", must be auto, tcp, shm or cuda-ipc"));
+}
+
 namespace {
 
-// A request states rows and hidden_size in 32 bits; this also keeps every product below in 64.
+// Upper bounds with which no product below overflows 64 bits.
 constexpr int64_t kRowsMax = int64_t{1} << 40;
 constexpr int64_t kHiddenSizeMax = int64_t{1} << 20;
 
@@ -67,13 +92,13 @@ absl::Status CheckScoreArgs(const ScoreArgs& args) {
   }
   if (static_cast<int64_t>(args.targets.size()) != args.rows) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "targets has ", args.targets.size(), " ids, must have one a row: rows = ", args.rows));
+        "targets has ", args.targets.size(), " ids, must have one per row: rows = ", args.rows));
   }
   if (!args.row_temperatures.empty() &&
       static_cast<int64_t>(args.row_temperatures.size()) != args.rows) {
     return absl::InvalidArgumentError(
         absl::StrCat("row_temperatures has ", args.row_temperatures.size(),
-                     " values, must have one a row: rows = ", args.rows));
+                     " values, must have one per row: rows = ", args.rows));
   }
   if (args.top_k < 0) {
     return absl::InvalidArgumentError(absl::StrCat("top_k is ", args.top_k, ", must be >= 0"));

@@ -1,6 +1,6 @@
-"""The control socket of a server on this host: proto/logprobd/v1/local.proto.
+"""A client of a same-host server's control socket: proto/logprobd/v1/local.proto.
 
-The connection is the lease: when it ends, the server takes back what it gave.
+The connection is the lease: when it closes, the server reclaims the regions that it shared.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from logprobd.errors import code_name
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
-# A region's creation may page-lock it: 0.7 s a GiB.
+# The server may page-lock a new region, which takes about 0.7 s per GiB.
 _REPLY_SECONDS = 10.0
 _PACKET_BYTES_MAX = 65536
 
 
 class LocalUnavailable(Exception):
-    """Why a server cannot be reached without TCP, or does not give what was asked."""
+    """Shared memory is not available: the control socket cannot be used, or the server refuses."""
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
         self.code = code
-        """The gRPC status name where the server refused; "" where it was not reached."""
+        """The gRPC status name if the server refused; "" if it was not reached."""
 
 
 def boot_id() -> str:
-    """What tells this host, as of its last start, from all others; "" where there is none."""
+    """Returns the kernel's boot id, which differs between hosts and between boots; "" if none."""
     try:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read().strip()
@@ -41,9 +41,9 @@ def boot_id() -> str:
 
 
 class Lease:
-    """A connection to the control socket. Any thread may use it.
+    """A connection to the control socket. Thread-safe.
 
-    Raises LocalUnavailable where the socket cannot be had or its server refuses.
+    Raises LocalUnavailable if the socket cannot be used or the server refuses.
     """
 
     def __init__(self, access: _wire.LocalAccess, client_id: str = "") -> None:
@@ -54,7 +54,7 @@ class Lease:
         self._lock = threading.Lock()
         self._socket = _connect(access.control_path)
         self._hang_up = select.poll()
-        # Nothing comes unasked: whatever is readable between two requests is the end.
+        # The server sends only replies, so a readable socket between requests means its end.
         self._hang_up.register(self._socket, select.POLLIN | select.POLLHUP)
         try:
             reply, _ = self._ask(_wire.LocalRequest(hello=_wire.Hello(client_id)))
@@ -78,7 +78,7 @@ class Lease:
 
     @property
     def is_alive(self) -> bool:
-        """False once the server has gone, or after close."""
+        """False once the server has closed the connection, or after close."""
         with self._lock:
             return not self._has_ended
 
@@ -87,7 +87,7 @@ class Lease:
         return self._socket.fileno() < 0 or bool(self._hang_up.poll(0))
 
     def create_region(self, size: int) -> tuple[bytes, mmap.mmap]:
-        """A new region of at least `size` bytes: its id and its memory, with all pages present."""
+        """Creates a region of at least `size` bytes. Returns its id and its mapped memory."""
         request = _wire.LocalRequest(create_region=_wire.CreateRegion(size))
         reply, fds = self._ask(request)
         try:
@@ -103,15 +103,15 @@ class Lease:
         return bytes(reply.region.id), memory
 
     def close_region(self, region: bytes) -> None:
-        """Has the server forget a region."""
+        """Makes the server drop a region."""
         self._ask(_wire.LocalRequest(close_region=_wire.CloseRegion(region)))
 
     def close(self) -> None:
-        """Gives everything back. In a forked child: leaves the parent's lease as it is."""
+        """Ends the lease. In a forked child it closes only the child's descriptor."""
         self._socket.close()
 
     def _ask(self, request: _wire.LocalRequest) -> tuple[_wire.LocalReply, list[int]]:
-        """Sends a request and waits for its reply: with it come the file descriptors passed."""
+        """Sends a request. Returns its reply and the file descriptors passed with it."""
         with self._lock:
             try:
                 self._socket.send(_wire.encode(request))
@@ -119,10 +119,10 @@ class Lease:
                     self._socket, _PACKET_BYTES_MAX, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
                 )
             except OSError as error:
-                self._socket.close()  # a late reply would be taken for that of the next request
+                self._socket.close()  # a late reply would be read as the next request's reply
                 raise LocalUnavailable(f"the control socket failed: {error}") from error
         try:
-            # An empty packet is a reply with no field set; at the end of the connection it is none.
+            # An empty packet is a reply without fields, unless the connection has ended.
             if not data and self._has_ended:
                 raise LocalUnavailable("the server closed the control socket")
             reply = _wire.decode(_wire.LocalReply, data)
@@ -139,7 +139,7 @@ class Lease:
 
 def _connect(path: str) -> socket.socket:
     if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "SOCK_SEQPACKET"):
-        raise LocalUnavailable("this platform has no local sockets of whole packets")
+        raise LocalUnavailable("this platform has no Unix sockets of type SOCK_SEQPACKET")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(_REPLY_SECONDS)

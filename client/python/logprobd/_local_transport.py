@@ -1,7 +1,8 @@
-"""How the hidden states of a request travel to one server: in the message, through shared memory,
-or as a handle of GPU memory. One Carrier a client; Client and AsyncClient ask it for each request.
+"""How the rows of a request travel to the server: in the message, through shared memory, or as a
+handle of GPU memory.
 
-With several servers rows travel in the message, since it may be sent again to another one.
+Each client has one LocalTransport and asks it for the placement of every request. With several
+servers, rows always travel in the message, since the message may be sent again to another server.
 """
 
 from __future__ import annotations
@@ -18,60 +19,60 @@ import numpy as np
 
 from logprobd import _rows, _wire
 from logprobd._cuda_ipc import CudaDriver, Driver, NotShareable
-from logprobd._local import Lease, LocalUnavailable
+from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool, Span
-from logprobd.errors import InvalidArgument, LogprobdError, Unavailable, is_about_a_slice
+from logprobd.errors import InvalidArgument, LogprobdError, Unavailable, is_placement_refusal
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.settings import Settings
 
-# Below it a request travels in its message: one copy more costs less than a slot.
+# Smaller requests carry their rows: one more copy costs less than reserving a slot.
 INLINE_BYTES = 64 << 10
-# Alignment of rows in a region, as local.proto wants it.
+# Required alignment of rows in a region, in bytes (local.proto).
 _SLICE_ALIGNMENT = 64
-# After a failure TCP is used for this long before the local way is tried again.
+# After a failure, rows travel in requests for this long before shared memory is tried again.
 RETRY_SECONDS = 10.0
 
 
-class Way(NamedTuple):
-    """How hidden states travelled."""
+class Placement(NamedTuple):
+    """How the hidden states of a request travel."""
 
     transport: str
-    """tcp, unix, shm or cuda_ipc."""
+    """"tcp", "unix", "shm" or "cuda_ipc"."""
     reason: str
-    """Why not a shorter way; "" where there is none."""
+    """Why no faster transport was used; "" if there is none."""
 
 
 @dataclass
-class Parcel:
-    """A request, and what it holds until its answer has come."""
+class PlacedChunk:
+    """An encoded request, and the memory that it holds until it is answered."""
 
     request: bytes
-    way: Way
+    placement: Placement
     _lease: Lease | None = None
     _device: int | None = None
     _span: Span | None = None
     _tensor: Any = field(default=None, repr=False)
 
     def release(self) -> None:
-        """Once the request is answered or given up. Idempotent.
+        """Frees the memory; call it once the request is answered or given up. Idempotent.
 
-        After a timeout or a lost connection the server may still read the slot; what is written
-        there next then spoils the scores of that dead request alone.
+        After a timeout or a lost connection the server may still read the slot. Data written there
+        next then changes only the scores of the request that was given up.
         """
         span, self._span, self._tensor = self._span, None, None
         if span is not None:
             span.free()
 
 
-class Carrier:
-    """Decides the way of each request, and keeps the lease and the memory shared with the server.
+class LocalTransport:
+    """Places each request, and keeps the lease and the memory shared with a same-host server.
 
-    Nothing is opened before the server's first ListHeads says that it can be reached locally. Any
-    thread may use it; a forked child starts anew.
+    It opens nothing before the first answer to ListHeads says that the server is on this host.
+    Thread-safe; a forked child starts without a lease.
 
     Args:
-        driver: makes the Driver at the first CUDA tensor.
-        clock: seconds, monotonic.
+        driver: creates the Driver when the first CUDA tensor is scored.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class Carrier:
             if settings.is_one_server
             else "several servers: rows travel in requests"
         )
-        self.last = Way(self._inline, "nothing was scored yet")
-        """What most rows of the latest call took."""
+        self.last = Placement(self._inline, "nothing was scored yet")
+        """The placement of most rows of the latest call."""
         self._access: _wire.LocalAccess | None = None
         self._is_offered = False
-        self._driver: Driver | NotShareable | None = None  # None: not asked for yet
+        self._driver: Driver | NotShareable | None = None  # None: not created yet
         self._reset()
         _live.add(self)
 
@@ -106,23 +107,23 @@ class Carrier:
         self._closed = False
         self._failure = LocalUnavailable("the server was not asked yet")
         self._retry_at = 0.0
-        self._lost_at = -RETRY_SECONDS  # when a lease was last lost
-        self._devices_off: dict[int, tuple[str, float]] = {}  # reason, until when
+        self._lost_at = -RETRY_SECONDS  # time of the latest loss of a lease
+        self._devices_off: dict[int, tuple[str, float]] = {}  # by device: reason, end time
 
-    # --- what the clients call
+    # --- called by the clients
 
     def offer(self, access: _wire.LocalAccess | None) -> None:
-        """What ListHeads says of local access."""
+        """Takes the same-host access that ListHeads describes; None: there is none."""
         self._access, self._is_offered = access, True
 
     @property
     def needs_asking(self) -> bool:
-        """Whether it was never said if there is local access."""
+        """Whether ListHeads must be called first, because `offer` was never called."""
         return not self._is_offered and self._mode != "tcp"
 
     @property
     def needs_preparing(self) -> bool:
-        """Whether `prepare` may take long now: it connects, and waits for memory."""
+        """Whether `prepare` would connect and wait for memory now, which may take long."""
         return (
             self._mode != "tcp"
             and self._access is not None
@@ -132,7 +133,7 @@ class Carrier:
         )
 
     def prepare(self) -> None:
-        """Connects and makes the first region, if that can be; else `pack` says why not."""
+        """Connects and creates the first region if possible; `place` reports a failure."""
         try:
             lease, pool = self._connected()
             if lease.shared_memory and self._mode != "cuda-ipc":
@@ -140,59 +141,60 @@ class Carrier:
         except LocalUnavailable:
             pass
 
-    def pack(self, plan: ScorePlan, chunk: Chunk, *, chunk_id: int = 0) -> Parcel:
-        """The request of a chunk. Its hidden states are copied once, or not at all.
+    def place(self, plan: ScorePlan, chunk: Chunk, *, chunk_id: int = 0) -> PlacedChunk:
+        """Returns the request of a chunk. Its hidden states are copied at most once.
 
-        Raises Unavailable when the transport that the settings demand cannot be had, and
-        InvalidArgument when hidden states of this kind cannot take it.
+        Raises Unavailable when the transport that the settings require is not available, and
+        InvalidArgument when it cannot carry hidden states of this kind.
         """
         mode = self._mode
         reason = self._tcp_reason
         size = (chunk.end - chunk.begin) * plan.hidden.row_bytes
         if size > 0 and mode != "tcp":
             reason = ""
-            for allowed, pack in (
-                (mode in ("auto", "cuda-ipc"), self._pack_device),
-                (mode in ("auto", "shm"), self._pack_shared),
+            for allowed, place in (
+                (mode in ("auto", "cuda-ipc"), self._place_on_device),
+                (mode in ("auto", "shm"), self._place_in_region),
             ):
                 if not allowed:
                     continue
                 try:
-                    return pack(plan, chunk, chunk_id, size, reason)
+                    return place(plan, chunk, chunk_id, size, reason)
                 except (LocalUnavailable, NotShareable) as error:
                     reason = _join(reason, str(error))
             if mode != "auto":
                 raise Unavailable(
-                    f'transport is "{mode}", which {self._settings.address} cannot give: {reason}'
+                    f'transport is "{mode}", which is not available at {self._settings.address}: '
+                    f"{reason}"
                 )
         request = plan.encode(chunk, chunk_id=chunk_id)
-        return Parcel(request, Way(self._inline, reason))
+        return PlacedChunk(request, Placement(self._inline, reason))
 
-    def refused(self, parcel: Parcel, error: LogprobdError) -> bool:
-        """Whether `error` is about the way of a request and not about the request: it is then to be
-        packed and sent again at once. No way is tried for ever."""
-        lease = parcel._lease
-        if lease is None or not is_about_a_slice(error):
+    def refused(self, placed: PlacedChunk, error: LogprobdError) -> bool:
+        """Returns whether to place and send the request again at once, because `error` concerns its
+        placement. The number of such repetitions is bounded."""
+        lease = placed._lease
+        if lease is None or not is_placement_refusal(error):
             return False
         with self._lock:
             if lease is not self._lease:
-                return True  # lost meanwhile; the next parcel has another
-            if parcel._device is not None and " lease" not in str(error):
+                return True  # the lease was lost meanwhile; the next placement uses another
+            if placed._device is not None and " lease" not in str(error):
                 if self._mode != "auto":
                     return False
-                # Lasting where the server does not reach the GPU; else perhaps this memory's alone.
+                # FAILED_PRECONDITION: the server never reaches this GPU. Others may pass.
                 is_lasting = error.code == "FAILED_PRECONDITION"
                 until = float("inf") if is_lasting else self._clock() + RETRY_SECONDS
-                self._devices_off[parcel._device] = (str(error), until)
+                self._devices_off[placed._device] = (str(error), until)
                 return True
-            return self._lose(str(error))
+            return self._drop_lease(str(error))
 
-    def used(self, way: Way) -> None:
-        """The way of a call that has ended."""
-        self.last = way
+    def used(self, placement: Placement) -> None:
+        """Notes the placement of a call that has ended."""
+        self.last = placement
 
     def array(self, rows: int, hidden_size: int, dtype: Any) -> Any:
-        """As Client.buffer."""
+        """See Client.buffer."""
         if rows < 0 or hidden_size < 0:
             raise InvalidArgument(f"shape is ({rows}, {hidden_size}): it must not be negative")
         element_bytes, make = _rows.buffer_type(dtype)
@@ -206,31 +208,32 @@ class Carrier:
             except LocalUnavailable as error:
                 if self._mode == "shm":
                     raise Unavailable(
-                        f'transport is "shm", which {self._settings.address} cannot give: {error}'
+                        f'transport is "shm", which is not available at {self._settings.address}: '
+                        f"{error}"
                     ) from None
                 memory = np.empty(size, np.uint8)
         return make(memory, (rows, hidden_size))
 
     def close(self) -> None:
-        """Gives the lease back. Idempotent. Arrays of `array` stay readable."""
+        """Returns the lease to the server. Idempotent. Arrays of `array` stay readable."""
         with self._lock:
             lease, self._lease, self._pool, self._closed = self._lease, None, None, True
         if lease is not None:
             lease.close()
 
     def forget_after_fork(self) -> None:
-        """In a child: leaves the parent's lease alone; a new one is made at first use."""
+        """For a forked child: keeps the parent's lease intact; the child makes its own later."""
         lease, closed = self._lease, self._closed
         self._reset()
         self._closed = closed
         if lease is not None:
-            lease.close()  # this process's end of it; the parent's keeps the lease
+            lease.close()  # closes the child's descriptor only, so the lease stays alive
 
-    # --- the ways
+    # --- placements
 
-    def _pack_shared(
+    def _place_in_region(
         self, plan: ScorePlan, chunk: Chunk, chunk_id: int, size: int, reason: str
-    ) -> Parcel:
+    ) -> PlacedChunk:
         hidden, rows = plan.hidden, plan.chunk_rows(chunk)
         address = hidden.host_address(rows)
         here = None
@@ -252,22 +255,22 @@ class Carrier:
             except BaseException:
                 span.free()
                 raise
-        place = _wire.SharedMemorySlice(region.id, offset, size)
-        request = plan.encode(chunk, chunk_id=chunk_id, place={"shared_memory": place})
-        return Parcel(request, Way("shm", reason), lease, None, span)
+        slice_ = _wire.SharedMemorySlice(region.id, offset, size)
+        request = plan.encode(chunk, chunk_id=chunk_id, rows_at={"shared_memory": slice_})
+        return PlacedChunk(request, Placement("shm", reason), lease, None, span)
 
-    def _pack_device(
+    def _place_on_device(
         self, plan: ScorePlan, chunk: Chunk, chunk_id: int, size: int, _: str
-    ) -> Parcel:
+    ) -> PlacedChunk:
         if not plan.hidden.is_cuda:
             if self._mode == "cuda-ipc":
                 raise InvalidArgument(
                     'transport is "cuda-ipc", and hidden is not a CUDA tensor', field="hidden"
                 )
-            raise NotShareable("")  # nothing to explain
+            raise NotShareable("")  # no reason to report: the rows are in host memory
         lease, _pool = self._connected()
         if not lease.cuda_ipc:
-            raise NotShareable("the server takes no GPU memory of other processes")
+            raise NotShareable("the server does not read GPU memory of other processes")
         tensor = plan.hidden.device_rows(plan.chunk_rows(chunk))
         device = int(tensor.device.index or 0)
         off, until = self._devices_off.get(device, ("", 0.0))
@@ -278,9 +281,11 @@ class Carrier:
             raise NotShareable(str(self._driver))
         memory = driver.share(tensor)
         driver.wait(tensor)
-        place = _wire.CudaIpcSlice(lease.id, memory.device_uuid, memory.handle, memory.offset, size)
-        request = plan.encode(chunk, chunk_id=chunk_id, place={"cuda_ipc": place})
-        return Parcel(request, Way("cuda_ipc", ""), lease, device, None, tensor)
+        slice_ = _wire.CudaIpcSlice(
+            lease.id, memory.device_uuid, memory.handle, memory.offset, size
+        )
+        request = plan.encode(chunk, chunk_id=chunk_id, rows_at={"cuda_ipc": slice_})
+        return PlacedChunk(request, Placement("cuda_ipc", ""), lease, device, None, tensor)
 
     # --- the lease
 
@@ -291,10 +296,10 @@ class Carrier:
         return lease, pool
 
     def _connected(self) -> tuple[Lease, RegionPool]:
-        """The lease and its memory. LocalUnavailable where there is none."""
+        """Returns the lease and its memory. Raises LocalUnavailable if there is none."""
         with self._lock:
             if self._lease is not None and not self._lease.is_alive:
-                self._lose("the server ended the lease")
+                self._drop_lease("the server ended the lease")
             if self._lease is None:
                 self._lease = self._connect()
                 size = self._settings.chunk_bytes * self._settings.max_inflight
@@ -307,7 +312,7 @@ class Carrier:
             raise LocalUnavailable("the client is closed")
         access = self._access
         if access is None:
-            raise LocalUnavailable("the server has no local socket")
+            raise LocalUnavailable("the server has no control socket")
         if self._clock() < self._retry_at and self._mode == "auto":
             raise self._failure
         try:
@@ -316,19 +321,19 @@ class Carrier:
             self._failure, self._retry_at = error, self._clock() + RETRY_SECONDS
             raise
 
-    def _lose(self, reason: str) -> bool:
-        """Gives the lease up. Another is made at once, unless one was lost lately. Whether sending
-        again makes sense."""
+    def _drop_lease(self, reason: str) -> bool:
+        """Drops the lease. The next request connects again, unless a lease was lost within
+        RETRY_SECONDS. Returns whether to send the failed request again."""
         lease, self._lease, self._pool = self._lease, None, None
         self._devices_off = {}
         if lease is not None:
             lease.close()
         now = self._clock()
-        lately = now - self._lost_at < RETRY_SECONDS
+        was_lost_recently = now - self._lost_at < RETRY_SECONDS
         self._lost_at = now
-        if lately:
+        if was_lost_recently:
             self._failure, self._retry_at = LocalUnavailable(reason), now + RETRY_SECONDS
-        return not lately or self._mode == "auto"
+        return not was_lost_recently or self._mode == "auto"
 
     def _cuda(self) -> Driver | None:
         with self._lock:
@@ -344,12 +349,12 @@ def _join(first: str, second: str) -> str:
     return "; ".join(dict.fromkeys(part for part in (first, second) if part))
 
 
-_live: weakref.WeakSet[Carrier] = weakref.WeakSet()
+_live: weakref.WeakSet[LocalTransport] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for carrier in list(_live):
-        carrier.forget_after_fork()
+    for transport in list(_live):
+        transport.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_forget_all)

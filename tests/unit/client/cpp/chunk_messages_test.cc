@@ -1,9 +1,12 @@
-#include "client/cpp/result_merger.h"
+#include "client/cpp/chunk_messages.h"
 
 #include <grpcpp/support/slice.h>
+#include <sys/mman.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,12 +18,160 @@
 namespace logprobd::client {
 namespace {
 
+constexpr Limits kFourRows = {.request_rows_max = 4};
+constexpr int64_t kManyBytes = int64_t{1} << 30;
+
+v1::ScoreRequest Parse(const grpc::ByteBuffer& body) {
+  grpc::Slice slice;
+  EXPECT_TRUE(body.DumpToSingleSlice(&slice).ok());
+  v1::ScoreRequest request;
+  EXPECT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  return request;
+}
+
+template <typename T>
+std::vector<T> Decode(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+TEST(RequestEncoderTest, ProtobufReadsWhatItWrites) {
+  ScoreCase c(3);
+  c.args.head = "base";
+  c.args.request_id = "id-1";
+  c.args.weights_version = 7;
+  c.args.temperature = 0.5F;
+  c.args.entropy_temperature = 1.0F;
+  c.args.ignore_index = -1;
+  c.args.outputs = output::kLse | output::kGreedy;
+  c.args.top_k = 5;
+  c.args.priority = Priority::kLow;
+  c.args.reject_nonfinite = true;
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+
+  const v1::ScoreRequest request = Parse(EncodeScoreRequest(c.args, plan, plan.chunks[0], nullptr));
+
+  EXPECT_EQ(request.head(), "base");
+  EXPECT_EQ(request.request_id(), "id-1");
+  EXPECT_EQ(request.weights_version(), 7U);
+  EXPECT_EQ(request.dtype(), v1::DTYPE_BF16);
+  EXPECT_EQ(request.rows(), 3U);
+  EXPECT_EQ(request.hidden_size(), 8U);
+  EXPECT_EQ(Decode<int32_t>(request.targets()), c.targets);
+  EXPECT_EQ(request.temperature(), 0.5F);
+  EXPECT_EQ(request.entropy_temperature(), 1.0F);
+  EXPECT_EQ(request.ignore_index(), -1);
+  EXPECT_EQ(request.outputs(), 4U + 16U);
+  EXPECT_EQ(request.top_k(), 5U);
+  EXPECT_EQ(request.priority(), v1::PRIORITY_LOW);
+  EXPECT_TRUE(request.reject_nonfinite());
+  EXPECT_EQ(request.hidden(),
+            std::string(reinterpret_cast<const char*>(c.hidden.data()), c.hidden.size()));
+}
+
+TEST(RequestEncoderTest, RefersToTheCallersRowsInsteadOfCopyingThem) {
+  const ScoreCase c(6);
+  const ChunkPlan plan = PlanChunks(c.args, kFourRows, kManyBytes);
+
+  const grpc::ByteBuffer body = EncodeScoreRequest(c.args, plan, plan.chunks[1], nullptr);
+
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(body.Dump(&slices).ok());
+  ASSERT_EQ(slices.size(), 2U);
+  EXPECT_EQ(static_cast<const void*>(slices[1].begin()), c.hidden.data() + 3 * 16);
+  EXPECT_EQ(slices[1].size(), 3U * 16U);
+}
+
+TEST(RequestEncoderTest, KeepsTheHoldUntilTheSliceIsDropped) {
+  const ScoreCase c(1);
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+  auto hold = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = hold;
+
+  {
+    const grpc::ByteBuffer body = EncodeScoreRequest(c.args, plan, plan.chunks[0], std::move(hold));
+    EXPECT_FALSE(watch.expired());
+  }
+
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(RequestEncoderTest, SendsTheLocationOfPlacedRows) {
+  const ScoreCase c(4);
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+  void* const memory =
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  Placement placement;
+  placement.shared =
+      SharedSpan{.region = std::make_shared<SharedRegion>(
+                     "region-1", absl::MakeSpan(static_cast<std::byte*>(memory), 4096)),
+                 .offset = 128,
+                 .bytes = 64};
+
+  const v1::ScoreRequest request =
+      Parse(EncodeSliceRequest(c.args, plan, plan.chunks[0], placement));
+
+  EXPECT_EQ(request.rows(), 4U);
+  EXPECT_EQ(Decode<int32_t>(request.targets()), c.targets);
+  EXPECT_EQ(request.hidden(), "");
+  EXPECT_FALSE(request.has_cuda_ipc());
+  EXPECT_EQ(request.shared_memory().region(), "region-1");
+  EXPECT_EQ(request.shared_memory().offset(), 128U);
+  EXPECT_EQ(request.shared_memory().bytes(), 64U);
+}
+
+TEST(RequestEncoderTest, MovesOffsetsToTheChunk) {
+  ScoreCase c(6);
+  c.candidate_ids = {10, 11, 12, 13, 14, 15};
+  c.candidate_offsets = {0, 1, 1, 3, 3, 4, 6};
+  c.args.candidate_ids = c.candidate_ids;
+  c.args.candidate_offsets = c.candidate_offsets;
+  const ChunkPlan plan = PlanChunks(c.args, kFourRows, kManyBytes);
+
+  const v1::ScoreRequest request = Parse(EncodeScoreRequest(c.args, plan, plan.chunks[1], nullptr));
+
+  EXPECT_EQ(Decode<int32_t>(request.candidate_ids()), (std::vector<int32_t>{13, 14, 15}));
+  EXPECT_EQ(Decode<uint32_t>(request.candidate_offsets()), (std::vector<uint32_t>{0, 0, 1, 3}));
+}
+
+TEST(RequestEncoderTest, RequestsTheOutputsThatSummingSegmentsNeeds) {
+  ScoreCase c(6);
+  c.segment_offsets = {0, 3, 6};
+  c.args.segment_offsets = c.segment_offsets;
+  c.args.outputs = output::kEntropy;
+  const ChunkPlan whole = PlanChunks(c.args, {}, kManyBytes);
+  const ChunkPlan cut = PlanChunks(c.args, kFourRows, kManyBytes);
+
+  const v1::ScoreRequest whole_request =
+      Parse(EncodeScoreRequest(c.args, whole, whole.chunks[0], nullptr));
+  const v1::ScoreRequest cut_request =
+      Parse(EncodeScoreRequest(c.args, cut, cut.chunks[0], nullptr));
+
+  EXPECT_EQ(whole_request.outputs(), output::kEntropy);
+  EXPECT_EQ(Decode<uint32_t>(whole_request.segment_offsets()), (std::vector<uint32_t>{0, 3, 6}));
+  EXPECT_EQ(cut_request.outputs(), output::kEntropy | output::kLogprob | output::kGreedy);
+  EXPECT_TRUE(cut_request.segment_offsets().empty());
+}
+
+TEST(RequestEncoderTest, SendsRowTemperaturesInsteadOfOne) {
+  ScoreCase c(2);
+  const std::vector<float> temperatures = {0.5F, 2.0F};
+  c.args.row_temperatures = temperatures;
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+
+  const v1::ScoreRequest request = Parse(EncodeScoreRequest(c.args, plan, plan.chunks[0], nullptr));
+
+  EXPECT_EQ(Decode<float>(request.row_temperatures()), temperatures);
+  EXPECT_FALSE(request.has_temperature());
+}
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Limits kTwoRows = {.request_rows_max = 2};
-constexpr int64_t kManyBytes = int64_t{1} << 30;
 
 template <typename T>
 std::string Encode(const std::vector<T>& values) {
@@ -101,7 +252,7 @@ TEST(ResultMergerTest, SumsSegmentsThatWereCut) {
   EXPECT_THAT(result.segment_logprob, ElementsAre(-7.0, 0.0, -8.0));
   EXPECT_THAT(result.segment_rows, ElementsAre(3U, 0U, 1U));
   EXPECT_THAT(result.segment_greedy, ElementsAre(1, 1, 0));
-  EXPECT_THAT(result.greedy, IsEmpty());  // not asked for by the caller
+  EXPECT_THAT(result.greedy, IsEmpty());  // not requested by the caller
 }
 
 TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
@@ -115,10 +266,10 @@ TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
   const absl::Status status = merger.Add(plan.chunks[0], Body(response));
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("12 bytes of logprob where 8 were due"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("12 bytes of logprob, expected 8"));
 }
 
-// A huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.
+// Regression: a huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.
 TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
   ScoreCase c(3);
   c.args.outputs = output::kLogprob;
@@ -132,7 +283,7 @@ TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("top_k_ids"));
 }
 
-TEST(ResultMergerTest, RefusesAnswersThatAreNotOurs) {
+TEST(ResultMergerTest, RefusesAnswersOfAnotherRequest) {
   ScoreCase c(2);
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
   ResultMerger merger(c.args, plan);

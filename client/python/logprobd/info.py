@@ -1,4 +1,4 @@
-"""What a server says of itself: heads, limits, verification."""
+"""A server's description of itself: heads, limits and the verification report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logprobd.errors import InvalidArgument, NotFound
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold. The client cuts calls to keep them."""
+    """Limits of one request. The client cuts larger calls."""
 
     message_bytes_max: int
     request_rows_max: int
@@ -24,17 +24,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a head's vocabulary and the device that holds it."""
+    """A range of a head's vocabulary and the device that holds it."""
 
     replica: int
-    """From 0; each holds one whole head."""
+    """Counted from 0; each replica holds one whole head."""
     shard: int
-    """From 0, in the order of the vocabulary."""
+    """Counted from 0, in the order of the vocabulary."""
     device: str
-    """As "gpu0" or "cpu"."""
+    """For example "gpu0" or "cpu"."""
     vocab_begin: int
+    """First id."""
     vocab_end: int
-    """One beyond the last id."""
+    """One past the last id."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,20 @@ class HeadInfo:
     name: str
     model_type: str
     vocab_size: int
-    """Valid ids: targets lie in [0, vocab_size)."""
+    """Number of valid ids: targets lie in [0, vocab_size)."""
     vocab_rows: int
-    """Rows of the weight, padding included."""
+    """Number of rows of the weight, padding included."""
     hidden_size: int
     dtype: str
     """Type of the weight: "bf16", "fp16" or "fp32"."""
     weights_version: int
     ready: bool
     tied: bool
-    """The weight is the input embedding."""
+    """Whether the weight is the input embedding."""
     scale: float
-    """Logits are multiplied by it."""
+    """Factor of the logits."""
     softcap: float
-    """Logits become softcap * tanh(logits / softcap); 0: they do not."""
+    """Logits become softcap * tanh(logits / softcap); 0: unchanged."""
     has_bias: bool
     tensor: str
     """Name of the tensor in the checkpoint."""
@@ -66,13 +67,13 @@ class HeadInfo:
     limits: Limits
     transports: tuple[str, ...]
     layout: tuple[Shard, ...]
-    """Replica by replica, shard by shard; empty from an older server."""
+    """Ordered by replica, then shard; empty from an old server."""
     server_version: str
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The server's comparison of its engine with double precision on a seeded probe."""
+    """The server's comparison of its engine with double precision, on seeded synthetic rows."""
 
     passed: bool
     rows: int
@@ -81,26 +82,30 @@ class VerifyReport:
     logprob_tolerance: float
     entropy_tolerance: float
     logit_stddev: float
-    """Of the probe's logits: near 0 would prove nothing."""
+    """Standard deviation of the logits; near 0 the test is meaningless."""
     weights_version: int
     engine: str
     seconds: float
 
 
 def heads_from_wire(response: _wire.ListHeadsResponse) -> list[HeadInfo]:
+    """Converts an answer to ListHeads."""
     heads = []
     for head in response.heads:
-        facts = dict(vars(head))
-        facts["dtype"] = _wire.DTYPE_NAMES.get(head.dtype, "unknown")
-        facts["limits"] = Limits(**vars(head.limits))
-        facts["transports"] = tuple(head.transports)
-        facts["layout"] = tuple(Shard(**vars(shard)) for shard in head.layout)
-        heads.append(HeadInfo(**facts, server_version=response.server_version))
+        fields = dict(vars(head))
+        fields["dtype"] = _wire.DTYPE_NAMES.get(head.dtype, "unknown")
+        fields["limits"] = Limits(**vars(head.limits))
+        fields["transports"] = tuple(head.transports)
+        fields["layout"] = tuple(Shard(**vars(shard)) for shard in head.layout)
+        heads.append(HeadInfo(**fields, server_version=response.server_version))
     return heads
 
 
 def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
-    """The head called `name`, or the only one for "". NotFound, InvalidArgument."""
+    """Returns the head called `name`, or the only head for "".
+
+    Raises NotFound, and InvalidArgument if there are several heads and no name.
+    """
     names = ", ".join(f'"{head.name}"' for head in heads) or "none"
     if not name and len(heads) == 1:
         return heads[0]
@@ -112,8 +117,8 @@ def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
     raise NotFound(f'no head "{name}"; the server holds: {names}')
 
 
-# Facts on which scores depend; servers that differ in one cannot share a call.
-_SCORING_FACTS = (
+# Fields that scores depend on; servers that differ in one of them cannot share a call.
+_SCORING_FIELDS = (
     "model_type",
     "vocab_size",
     "hidden_size",
@@ -125,21 +130,21 @@ _SCORING_FACTS = (
 
 
 def heads_differ(first: Sequence[HeadInfo], second: Sequence[HeadInfo]) -> str:
-    """How the heads of two servers differ in what scores depend on; "" where they do not."""
+    """Describes the first difference between two servers' heads that affects scores; "" if none."""
     others = {head.name: head for head in second}
     if {head.name for head in first} != set(others):
         names = [", ".join(sorted(head.name for head in heads)) for heads in (first, second)]
         return f'their names are "{names[0]}" and "{names[1]}"'
     for head in first:
-        for fact in _SCORING_FACTS:
-            values = getattr(head, fact), getattr(others[head.name], fact)
+        for name in _SCORING_FIELDS:
+            values = getattr(head, name), getattr(others[head.name], name)
             if values[0] != values[1]:
-                return f'{fact} of "{head.name}" is {values[0]} and {values[1]}'
+                return f'{name} of "{head.name}" is {values[0]} and {values[1]}'
     return ""
 
 
 def least_limits(heads: Sequence[HeadInfo]) -> HeadInfo:
-    """One head as several servers hold it: the facts of the first, the tightest of all limits."""
+    """Merges one head of several servers: the first one's info with the tightest limits of all."""
 
     def least(name: str) -> int:
         return min((v for head in heads if (v := getattr(head.limits, name)) > 0), default=0)

@@ -1,4 +1,4 @@
-#include "client/cpp/health.h"
+#include "client/cpp/server_messages.h"
 
 #include <grpcpp/support/slice.h>
 
@@ -24,14 +24,14 @@ TEST(HealthTest, EncodesTheServiceAsFieldOne) {
             "ab");
 }
 
-TEST(HealthTest, TellsServingFromTheRest) {
+TEST(HealthTest, DistinguishesServingFromOtherStates) {
   EXPECT_EQ(*IsServing(Body("\x08\x01")), true);
   EXPECT_EQ(*IsServing(Body("\x08\x02")), false);
   EXPECT_EQ(*IsServing(Body("")), false);
   EXPECT_EQ(*IsServing(EncodeServing()), true);
 }
 
-TEST(HealthTest, RefusesOtherMessages) {
+TEST(HealthTest, RefusesMalformedMessages) {
   EXPECT_EQ(IsServing(Body("\x12\x01")).status().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(IsServing(Body("\x08\x01\x08\x01")).status().code(), absl::StatusCode::kInternal);
 }

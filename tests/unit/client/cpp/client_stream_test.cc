@@ -85,7 +85,7 @@ TEST_F(BulkStreamTest, StopsAtItsDeadline) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("within the timeout of 50ms"));
 }
 
-/// A service that takes nothing more once it holds a request, and the stream that it holds up.
+/// A service that stops reading once it holds a request, and the stream that it blocks.
 class StuckStreamTest : public BulkStreamTest {
  protected:
   StuckStreamTest() {
@@ -102,16 +102,16 @@ class StuckStreamTest : public BulkStreamTest {
     service().WaitForHeld(1);
   }
 
-  /// 40 chunks, 32 MB: twice what flow control lets pass.
+  /// 40 chunks, 32 MB: twice as much as flow control allows in flight.
   static constexpr int64_t kStuckRows = 40 * 40'000;
 
   const ScoreCase small_{10};
   absl::Status first_;
   absl::Notification first_ended_;
-  std::unique_ptr<Client> client_;  // last: its calls refer to what is above
+  std::unique_ptr<Client> client_;  // destroyed first: its calls refer to the members above
 };
 
-// The others on its stream ended with CANCELLED.
+// Regression: the other chunks of its stream ended with CANCELLED.
 TEST_F(StuckStreamTest, AChunkThatExpiresBehindAStuckOneFailsAlone) {
   const ScoreCase large(kStuckRows);
   absl::Status stuck;
@@ -131,7 +131,7 @@ TEST_F(StuckStreamTest, AChunkThatExpiresBehindAStuckOneFailsAlone) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(first_.ok()) << first_;
   EXPECT_TRUE(stuck.ok()) << stuck;
-  EXPECT_EQ(service().requests().size(), 2U + 40U);  // not the late one
+  EXPECT_EQ(service().requests().size(), 2U + 40U);  // without the late one
 }
 
 TEST_F(StuckStreamTest, AStuckChunkThatExpiresFailsAlone) {
