@@ -147,7 +147,9 @@ def test_without_a_socket_rows_travel_by_tcp_and_the_client_says_why(start_serve
         assert client.transport_reason == "the server has no control socket"
         assert client.buffer(2, 64).shape == (2, 64)
     with Client(server.grpc, transport="shm") as client:
-        with pytest.raises(Unavailable, match='transport is "shm".*the server has no control socket'):
+        with pytest.raises(
+            Unavailable, match='transport is "shm".*the server has no control socket'
+        ):
             client.score(*rows)
         with pytest.raises(Unavailable, match="the server has no control socket"):
             client.buffer(2, 64)
