@@ -52,11 +52,13 @@ build() {
 }
 
 if $builds; then rm -f "$step_logs/timings"; fi
-# timed NAME COMMAND...: runs the command and appends its time to the log of timings.
+# timed NAME COMMAND...: runs the command and appends its time to the log of timings. Without "|| ..." a command that
+# fails ends the script; "$@" must not stand in such a list itself, or errors inside functions would be ignored.
 timed() {
-  local name=$1 started=$SECONDS status=0
+  local name=$1 started=$SECONDS status
   shift
-  "$@" || status=$?
+  "$@"
+  status=$?
   printf '%6d s  %s\n' $((SECONDS - started)) "$name" >>"$step_logs/timings"
   return "$status"
 }

@@ -22,8 +22,8 @@ MEMORY = Row(
     (
         Panel(
             "GPU $gpu",
-            "Memory by use: weights, workspace and staging are reserved at the start; other is memory of any process that"
-            " the driver counts beyond that.",
+            "Memory by use: weights, workspace and staging are reserved at the start; other is memory of any process"
+            " that the driver counts beyond that.",
             series(gauge, GPU_MEMORY, OURS + ', gpu=~"$gpu"', "instance, kind"),
             "bytes",
             stacked=True,

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import site
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from scoring_rpc import ROOT
 ELSEWHERE = (
     "bash tests/run.sh",
     "bash tests/gpu/",
+    "python3 tests/gpu/",
     "bash .ci/",
     "cmake --workflow",
     "cmake -S . -B build/fuzz",
@@ -90,9 +92,22 @@ def test_quickstart_prints_rows_with_their_reference(quickstarted) -> None:
         assert word in quickstarted.output, word
 
 
+@pytest.fixture(scope="module")
+def operator_path(tmp_path_factory) -> str:
+    """PATH of a virtual environment that sees the tests' torch, into which the operator may be installed."""
+    environment = tmp_path_factory.mktemp("operator") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=120)
+    packages = subprocess.run(
+        [environment / "bin" / "python", "-c", "import site; print(site.getsitepackages()[0])"],
+        check=True, capture_output=True, text=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    pathlib.Path(packages, "tests.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return f"{environment}/bin:{os.environ['PATH']}"
+
+
 @pytest.mark.parametrize("file, command", commands(), ids=lambda value: str(value)[:60])
 @pytest.mark.timeout(900)
-def test_command_of_a_readme_runs(quickstarted, file: str, command: str) -> None:
+def test_command_of_a_readme_runs(quickstarted, operator_path, file: str, command: str) -> None:
     if command == "bash deploy/quickstart.sh":
         command += " " + " ".join(Quickstarted().options())
     result = subprocess.run(
@@ -101,7 +116,8 @@ def test_command_of_a_readme_runs(quickstarted, file: str, command: str) -> None
         capture_output=True,
         text=True,
         timeout=800,
-        env=quickstarted.environment,
+        env=quickstarted.environment
+        | ({"PATH": operator_path} if file.startswith("kernels/torch_ops/") else {}),
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -30,7 +30,7 @@ struct GradientCase {
 GradientCase MakeGradientCase(const FusedCaseSizes& sizes);
 
 /// Returns the rows of `all` that `rows` lists, in that order.
-GradientCase CompactRows(const GradientCase& all, const std::vector<int64_t>& rows);
+GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows);
 
 /// A row in double precision, from the exact values.
 struct GradientRowTruth {
