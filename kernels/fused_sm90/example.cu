@@ -1,8 +1,8 @@
 // The kernel without the server: logprob and entropy of 100 rows against a head whose tokens all
 // have the same weight, so that the results are known: -ln V and ln V.
 //
-//   cmake --build <build folder> --target fused_example_gpu_test
-//   <build folder>/tests/fused_example_gpu_test
+//   cmake --build <build folder> --target fused_example
+//   <build folder>/tests/fused_example
 
 #include <cmath>
 #include <cstdint>

@@ -34,7 +34,7 @@ fi
 build=${1:-build/release} archive=${2:-build/gpu.tar.xz}
 
 shopt -s nullglob
-binaries=("$build"/tests/*_gpu_test "$build"/bin/gpu_*_bench)
+binaries=("$build"/tests/*_gpu_test "$build"/tests/fused_example "$build"/bin/gpu_*_bench)
 [ ${#binaries[@]} -gt 0 ] || { echo "pack.sh: error: no GPU tests in $build: build with -DLOGPROBD_CUDA=ON" >&2; exit 1; }
 for name in logprobd logprobctl engine_bench transport_bench transport_load_bench; do
   if [ -x "$build/bin/$name" ]; then
@@ -59,5 +59,6 @@ for library in "$build"/lib/liblogprobd_torch_ops.so; do
 done
 # The memory leak that the soak test must find; the other machine may have no compiler.
 "${CC:-cc}" -O1 -shared -fPIC -o "$staging/bin/leak.so" tests/soak/leak.c -ldl
+git describe --always --dirty --abbrev=12 --match= >"$staging/bin/COMMIT"
 tar -C "$staging" -c bin lib | xz -T0 -6 >"$archive"
 du -h "$archive"

@@ -2,7 +2,7 @@
 # Runs a command with the binaries that pack.sh packed, on a machine with a GPU.
 #   bash tests/gpu/run.sh ARCHIVE COMMAND...
 # In the command, @BIN@ stands for the folder of the binaries:
-#   bash tests/gpu/run.sh build/gpu.tar.xz python3 tests/gpu/gate.py --bin-dir @BIN@ --commit ID
+#   bash tests/gpu/run.sh build/gpu.tar.xz python3 tests/gpu/gate.py --bin-dir @BIN@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [ $# -ge 2 ] || { echo "usage: bash tests/gpu/run.sh ARCHIVE COMMAND..." >&2; exit 2; }
@@ -30,7 +30,7 @@ python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2
 libraries=$(library_path "$unpacked/lib")
 mkdir "$unpacked/run"
 for binary in "$unpacked"/bin/*; do
-  case $binary in *.so) cp "$binary" "$unpacked/run"; continue ;; esac
+  case $binary in *.so | */COMMIT) cp "$binary" "$unpacked/run"; continue ;; esac
   wrapper=$unpacked/run/$(basename "$binary")
   printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$binary" >"$wrapper"
   chmod +x "$wrapper"
