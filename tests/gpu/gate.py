@@ -77,6 +77,7 @@ class Result:
 class Step:
     name: str
     run: Callable[[], Result]
+    alone: bool = False  # Runs while no other step does: it measures the GPU's free memory.
 
 
 def call(command: list[str | pathlib.Path], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -137,7 +138,15 @@ def program(binary: pathlib.Path) -> Result:
 
 def operator_tests(library: pathlib.Path, file: pathlib.Path) -> Result:
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
-        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--show-capture=no",
+        ]
         done = call(
             [*pytest, file, f"--junitxml={report.name}"],
             LINEAR_LOGPROB_DEVICE="cuda",
@@ -194,8 +203,12 @@ def steps_of(bin_dir: pathlib.Path, baseline: dict[str, str]) -> list[Step]:
     steps = [
         Step(f"operator {file.stem}", partial(operator_tests, found[library], file))
         for file in sorted(OPERATOR_TESTS.glob("test_*.py"))
+        if file.stem != "test_ranks"  # Ranks on CPUs; test_gpu_ranks has the GPUs.
     ]
-    steps += [Step(name, partial(gtest, found[name])) for name in GPU_TESTS]
+    steps += [
+        Step(name, partial(gtest, found[name]), alone=name == "invariance_gpu_test")
+        for name in GPU_TESTS
+    ]
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     steps += [
         Step(f"sanitizer {tool} {name}", partial(sanitize, sanitizer, tool, found[name], tests))
@@ -286,18 +299,23 @@ def main() -> int:
     )
 
     results: dict[str, Result] = {}
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        futures = {pool.submit(run_step, step): step for step in steps}
-        for future in concurrent.futures.as_completed(futures):
-            name, result = futures[future].name, future.result()
-            results[name] = result
-            print(
-                f"{name:48s} {result.passed:5d} passed {result.failed:3d} failed {result.skipped:3d} skipped"
-                f" {result.seconds:7.1f} s",
-                flush=True,
-            )
-            if result.detail:
-                print("    " + result.detail.replace("\n", "\n    "), flush=True)
+
+    def run_steps(chosen: list[Step], jobs: int) -> None:
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(run_step, step): step for step in chosen}
+            for future in concurrent.futures.as_completed(futures):
+                name, result = futures[future].name, future.result()
+                results[name] = result
+                print(
+                    f"{name:48s} {result.passed:5d} passed {result.failed:3d} failed {result.skipped:3d} skipped"
+                    f" {result.seconds:7.1f} s",
+                    flush=True,
+                )
+                if result.detail:
+                    print("    " + result.detail.replace("\n", "\n    "), flush=True)
+
+    run_steps([step for step in steps if step.alone], 1)
+    run_steps([step for step in steps if not step.alone], arguments.jobs)
 
     passed = sum(result.passed for result in results.values())
     failed = sum(result.failed for result in results.values())
