@@ -168,7 +168,7 @@ void AddRequestOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--head", options.head,
-                  "Name of the head; may be left out if the server has only one")
+                  "Name of the head; optional if the server has only one head")
       ->group(group);
 }
 

@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{
             "ShapeThatOverflows",
             WithEntry(R"({"dtype":"F32","shape":[9000000000000000000,9],"data_offsets":[0,4]})"),
-            "larger than any file"}),
+            "has more than 2^63 - 1 bytes"}),
     [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
