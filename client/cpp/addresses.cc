@@ -51,7 +51,7 @@ absl::StatusOr<std::string> WithPort(absl::string_view host, absl::string_view a
 absl::StatusOr<std::string> Normalise(absl::string_view address) {
   address = absl::StripAsciiWhitespace(address);
   if (address.empty()) {
-    return absl::InvalidArgumentError("address is empty, must be host:port or unix:///path");
+    return absl::InvalidArgumentError("address is empty: it must be host:port or unix:///path");
   }
   if (absl::string_view name = address; absl::ConsumePrefix(&name, kDns)) {
     absl::StatusOr<std::string> with_port = WithPort(name, address);

@@ -342,7 +342,8 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
     state->scope->Remove(&state->context);
     RpcDone callback = std::move(state->done);
     delete state;
-    std::move(callback)({.status = absl::CancelledError("cancelled before it was sent")});
+    std::move(callback)(
+        {.status = absl::CancelledError("the call was cancelled before it was sent")});
     FinishOne();
     return;
   }
