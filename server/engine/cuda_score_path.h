@@ -83,8 +83,8 @@ struct CudaWorkspace {
 
   const float* bias() const { return reinterpret_cast<const float*>(head->bias.get()); }
 
-  /// Return the keys of the largest and of the smallest logit of each row, or null if no score of
-  /// the block needs them.
+  /// Returns the keys of the largest (MaxKeys) or smallest (MinKeys) logit of each row, or null if
+  /// no score of the block needs them.
   uint64_t* MaxKeys(const CudaBlock& block) const;
   uint32_t* MinKeys(const CudaBlock& block) const;
 
