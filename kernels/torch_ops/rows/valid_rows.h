@@ -75,7 +75,7 @@ class PendingCompaction {
   virtual const RowSubset& Result() = 0;
 };
 
-/// When the caller of a row compaction waits for its result.
+/// The time at which the caller of a row compaction waits for its result.
 enum class Wait {
   kNow,    ///< Before the call returns.
   kLater,  ///< When it calls RowSubset::Resolved; until then kernels read RowSubset::pending.

@@ -63,13 +63,13 @@ std::vector<Flag> MakeFlags() {
               "Treat every row of the tensor as a valid vocabulary row, padding included."}),
 
       Choice({"device", "Engine", Kind::kChoice, &O::device, "NAME",
-              "Device that scores; auto takes a GPU if there is one, otherwise the CPU."},
+              "Device that computes scores; auto takes a GPU if there is one, otherwise the CPU."},
              {"auto", "cpu", "cuda"}),
-      Choice(
-          {"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
-           "Kernel with which a GPU scores; auto takes the fused kernel where it runs, otherwise "
-           "the chunked one."},
-          {"auto", "fused", "chunked"}),
+      Choice({"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
+              "Kernel that computes scores on a GPU; auto takes the fused kernel where it runs, "
+              "otherwise "
+              "the chunked one."},
+             {"auto", "fused", "chunked"}),
       OfHead({"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
               "CUDA device ordinals to use, such as 0,1,2,3; auto uses all visible GPUs.", 0,
               1'023}),
