@@ -67,8 +67,7 @@ std::vector<Flag> MakeFlags() {
              {"auto", "cpu", "cuda"}),
       Choice({"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
               "Kernel that computes scores on a GPU; auto takes the fused kernel where it runs, "
-              "otherwise "
-              "the chunked one."},
+              "otherwise the chunked one."},
              {"auto", "fused", "chunked"}),
       OfHead({"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
               "CUDA device ordinals to use, such as 0,1,2,3; auto uses all visible GPUs.", 0,
