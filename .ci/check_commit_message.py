@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks commit messages: an imperative subject of at most 72 characters, a blank line, then the story.
+"""Checks that commit messages have an imperative subject of at most 72 characters, a blank line and then the body.
 
-    python3 .ci/check_commit_message.py FILE           one message in a file (the hook commit-msg)
-    python3 .ci/check_commit_message.py --since REV    the messages of all commits after REV, merges left out
+    python3 .ci/check_commit_message.py FILE           checks the message in a file (hook commit-msg)
+    python3 .ci/check_commit_message.py --since REV    checks the messages of all commits after REV except merges
 
-Prints each rule that a message breaks and exits with 1 if there is any.
+Prints each rule that a message violates. Exits with 1 if there is one.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 SUBJECT_MAX = 72
-# Words in -s, -ed or -ing that are imperatives all the same.
+# Imperatives that end in -s, -ed or -ing.
 IMPERATIVES = {
     "access", "address", "bring", "bypass", "compress", "cross", "discuss", "embed", "exceed", "express",
     "feed", "need", "pass", "press", "process", "proceed", "seed", "shed", "speed", "stress", "string",
@@ -47,13 +47,13 @@ def problems(message: str) -> list[str]:
         return ["the subject is empty"]
     if len(subject) > SUBJECT_MAX:
         found.append(
-            f"the subject has {len(subject)} characters, at most {SUBJECT_MAX} are allowed; move the story to the body"
+            f"the subject has {len(subject)} characters, at most {SUBJECT_MAX} are allowed; move details to the body"
         )
     if subject.endswith("."):
-        found.append("the subject ends with a full stop")
+        found.append("the subject ends with a full stop; remove it")
     first = subject.split()[0].strip(":,;")
     if not first[0].isupper():
-        found.append(f"the subject starts with '{first}' in lower case")
+        found.append(f"the subject starts with '{first}' in lower case; capitalize it")
     word = first.lower()
     is_other_form = re.search(r"(ed|ing|[^s]s)$", word) is not None and word not in IMPERATIVES
     if word in NOT_VERBS or is_other_form:
@@ -61,7 +61,7 @@ def problems(message: str) -> list[str]:
             f"the subject starts with '{first}'; use the imperative, as in 'Add', 'Fix', 'Rename'"
         )
     if len(lines) > 1 and lines[1].strip():
-        found.append("the second line is not blank")
+        found.append("the second line is not blank; put a blank line after the subject")
     return found
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks every #include of ours against the table of layers in ARCHITECTURE.md.
+"""Checks every #include in the C++ and CUDA files against the table of layers in ARCHITECTURE.md.
 
-Usage: check_layers.py [ROOT]. Prints each line that breaks a rule and exits 1 if there is any.
+Usage: check_layers.py [ROOT]. Prints each include that breaks a rule. Exits with 1 if there is one.
 """
 
 import pathlib
@@ -12,8 +12,8 @@ CUDA = {"cuda", "cuda_runtime", "cublas", "nvml", "nccl"}
 GRPC = {"grpc", "grpcpp", "grpc++", "google", "logprobd/v1"}
 TORCH = {"torch", "ATen", "c10"}
 
-# The third parties that each folder may include; the longest matching folder decides. What no rule names is refused.
-# The folders of ours that it may include stand in the table of ARCHITECTURE.md.
+# Third-party libraries that each folder may include. The entry with the longest matching path applies, and a library
+# that it does not list is an error. The project's own folders are in the table of ARCHITECTURE.md.
 THIRD_PARTIES = {
     "kernels": {"cuda", "cuda_runtime", "cublas", "cutlass", "cute"},
     "kernels/torch_ops": TORCH | {"cuda_runtime"},
@@ -30,11 +30,11 @@ THIRD_PARTIES = {
     "server/app/run": {"absl"},
     "server/main.cc": {"absl"},
     "client/cpp": {"absl"} | GRPC,
-    # httplib: `logprobctl bench` reads a server's metrics.
+    # `logprobctl bench` reads a server's metrics with httplib.
     "client/cli": {"absl", "CLI", "nlohmann", "httplib"} | GRPC,
 }
 
-# Third parties that only a source file may include, never a header: it would spread to every user.
+# Third-party libraries that only source files may include: a header would pass the include on to all its users.
 SOURCE_ONLY = {
     "server/base": {"spdlog"},
     "server/weights": {"nlohmann", "openssl"},
@@ -44,7 +44,7 @@ SOURCE_ONLY = {
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
-# Headers of the C and C++ libraries and of the system have no dot in a first part that names a library.
+# Headers of the system and of the C library, or their folders. C++ headers need no entry: their names have no '.'.
 SYSTEM = {
     "sys",
     "netinet",
@@ -76,12 +76,12 @@ SYSTEM = {
 
 
 def layers(root: pathlib.Path) -> dict[str, set[str]]:
-    """For each folder the folders of ours that it may include, itself among them, by the table of ARCHITECTURE.md.
+    """Returns for each folder the project's folders that it may include, and itself, from the table of ARCHITECTURE.md.
 
-    Its rows: | `folder`, ... | what | `base`, `kernels`, ... |; a server folder may lack its "server/".
+    A row has the form | `folder`, ... | what | `base`, `kernels`, ... |. The last column may omit "server/".
     """
     text = (root / "ARCHITECTURE.md").read_text()
-    table = text.split("| may include of ours |", 1)[1].split("\n\n", 1)[0]
+    table = text.split("| project folders that it may include |", 1)[1].split("\n\n", 1)[0]
     rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in table.splitlines()[2:]]
     names = {n.rstrip("/") for cells in rows for n in re.findall(r"`([^`]+)`", cells[0])}
     found = {}
@@ -92,7 +92,9 @@ def layers(root: pathlib.Path) -> dict[str, set[str]]:
             found[name.rstrip("/")] = ours | {name.rstrip("/")}
     missing = THIRD_PARTIES.keys() - found.keys()
     if missing:
-        raise SystemExit(f"ARCHITECTURE.md has no row for {', '.join(sorted(missing))}")
+        raise SystemExit(
+            f"the table in ARCHITECTURE.md has no row for {', '.join(sorted(missing))}; add one"
+        )
     return found
 
 
@@ -102,7 +104,7 @@ def folder_of(path: str) -> str | None:
 
 
 def third_party(include: str) -> str | None:
-    """The library that an include belongs to, or None for the standard library and the system."""
+    """Returns the library that an include belongs to, or None for the standard library and the system."""
     first = include.split("/")[0]
     if include.startswith("logprobd/v1/"):
         return "logprobd/v1"
@@ -142,7 +144,9 @@ def check(root: pathlib.Path) -> list[str]:
             elif not any(library == o or library.startswith(o + "_") for o in others):
                 problems.append(f"{where}: {folder} may not include {include}")
             elif path.suffix == ".h" and library in SOURCE_ONLY.get(folder, set()):
-                problems.append(f"{where}: {include} belongs into a source file, not a header")
+                problems.append(
+                    f"{where}: a header must not include {include}; include it in a source file"
+                )
     return problems
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over the host C++ files and remembers which ones are clean.
+"""Runs clang-tidy on the host C++ files and caches which ones are clean.
 
-    python3 .ci/clang_tidy.py [--build build/release] [FILE...]    default: every .cc of kernels, server and client
+    python3 .ci/clang_tidy.py [--build build/release] [FILE...]    default: all .cc files of kernels, server and client
 
 A file's result is cached by a hash of everything that clang-tidy reads for it: the tool's version, .clang-tidy,
 the compile command, and the contents of the file and of all headers that it includes (as ninja recorded them in the
-last build). So a file is checked again only when one of these changes. The cache lies in the user's cache folder
+last build). So a file is checked again only if one of these changes. The cache is in the user's cache folder
 (XDG_CACHE_HOME, by default ~/.cache) and is shared by all clones.
 """
 
@@ -39,7 +39,7 @@ def content_hash(path: str) -> str:
 
 
 def recorded_includes(build: pathlib.Path) -> dict[str, list[str]]:
-    """The files that each object was built from, by the object's path within the build folder."""
+    """Returns the files that each object was built from, by the object's path within the build folder."""
     text = subprocess.run(
         ["ninja", "-C", build, "-t", "deps"], check=True, capture_output=True, text=True
     ).stdout
@@ -65,19 +65,19 @@ def cache_key(entry: dict[str, str], includes: list[str], tool: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
-    parser.add_argument("files", nargs="*", help="paths relative to the root of the repository")
+    parser.add_argument("files", nargs="*", help="files to check, relative to the repository root")
     arguments = parser.parse_args()
 
     tool = shutil.which("clang-tidy-14") or shutil.which("clang-tidy")
     if tool is None:
-        sys.exit("clang_tidy.py: error: clang-tidy was not found: install clang-tidy-14")
+        sys.exit("clang_tidy.py: error: clang-tidy was not found; install clang-tidy-14")
     version = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
     build = arguments.build.resolve()
     wanted = arguments.files or subprocess.run(
         ["git", "ls-files", "kernels/*.cc", "server/*.cc", "client/*.cc"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.split()  # fmt: skip
-    # A file that this configuration does not compile (the CUDA engine without CUDA) has no command.
+    # A file that this configuration does not compile (such as the CUDA engine in a build without CUDA) has no command.
     commands = {
         entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())
     }
@@ -90,7 +90,7 @@ def main() -> int:
             old.unlink(missing_ok=True)
 
     def check(entry: dict[str, str]) -> str | None:
-        """The tool's complaints, empty for a clean file; None when the cache knows the file as clean."""
+        """Returns the tool's output, an empty text for a clean file, or None if the cache records the file as clean."""
         recorded = includes.get(OBJECT.search(entry["command"])[1])
         key = CACHE / cache_key(entry, recorded, version) if recorded is not None else None
         if key is not None and key.exists():
@@ -118,7 +118,7 @@ def main() -> int:
                 print(complaints, flush=True)
     seconds = time.monotonic() - started
     print(
-        f"clang-tidy: {len(entries)} files, {num_cached} cached, {num_failed} with complaints, {seconds:.0f} s"
+        f"clang-tidy: {len(entries)} files, {num_cached} cached, {num_failed} with warnings, {seconds:.0f} s"
     )
     return 1 if num_failed else 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the format of C++, CUDA and Python files; --fix writes it instead.
+# Checks the format of C++, CUDA and Python files; --fix formats them instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mode=(--dry-run --Werror)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Lints shell and Python files, and C++ host files by clang-tidy with the compile commands of build/release.
-#   .ci/lint.sh            every file; clang-tidy remembers clean ones (.ci/clang_tidy.py)
-#   .ci/lint.sh --changed  the C++ files that differ from the parent of HEAD or are not committed
+# Lints shell and Python files, and lints C++ host files by clang-tidy with the compile commands of build/release.
+#   .ci/lint.sh            checks every file; clang-tidy skips files that are cached as clean (.ci/clang_tidy.py)
+#   .ci/lint.sh --changed  limits clang-tidy to files that differ from the parent of HEAD or are not committed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=build/venv-tests/bin/python
-[ -x "$python" ] || { echo "lint.sh: error: run bash tests/run.sh first (it makes $python)" >&2; exit 1; }
+[ -x "$python" ] || { echo "lint.sh: error: no $python; run bash tests/run.sh, which creates it" >&2; exit 1; }
 for package in client/python:logprobd kernels/torch_ops/python:logprobd_ops; do
   folder=${package%%:*}
   "$python" -m ruff check --config "$folder/pyproject.toml" "$folder"

@@ -1,5 +1,5 @@
-# The distribution packages, by purpose; sourced by quickstart.sh and tests/run.sh. The names are the same
-# in Debian 12 and Ubuntu 24.04.
+# Lists the distribution packages by purpose. quickstart.sh and tests/run.sh source this file. The names are
+# the same in Debian 12 and Ubuntu 24.04.
 
 build_packages=(
   g++ cmake ninja-build ccache pkg-config
@@ -8,14 +8,14 @@ build_packages=(
   libtoml11-dev nlohmann-json3-dev libssl-dev
 )
 run_packages=(ca-certificates curl python3 python3-venv)
-# Ubuntu has chromium as a snap only: there the tests of the status page want one installed by hand.
+# Ubuntu provides chromium only as a snap. On Ubuntu, install chromium by hand to run the status page tests.
 test_packages=(
   libgtest-dev libgmock-dev libdnnl-dev prometheus
   chromium chromium-driver fonts-dejavu-core
   clang-format-14 clang-tidy-14 git
 )
 
-# Prints those of the named packages that are not installed.
+# Prints the packages from its arguments that are not installed.
 missing_packages() {
   local name
   for name in "$@"; do
@@ -23,19 +23,20 @@ missing_packages() {
   done
 }
 
-# Asks for sudo's password where packages are missing, before progress lines could hide the question.
+# Asks for the sudo password if packages are missing, before progress lines can hide the prompt.
 prepare_install() {
   [ "$(id -u)" -eq 0 ] || [ -z "$(missing_packages "$@")" ] || ! command -v sudo >/dev/null || sudo -v
 }
 
-# Installs what is missing of the named packages, as root or with sudo. Prints nothing of its own.
+# Installs the packages from its arguments that are missing, as root or with sudo. It prints no progress
+# lines itself.
 install_packages() {
   local -a missing sudo=()
   mapfile -t missing < <(missing_packages "$@")
   [ "${#missing[@]}" -eq 0 ] && return 0
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || {
-      echo "packages are missing (${missing[*]}) and this is neither root nor a user with sudo" >&2
+      echo "packages are missing (${missing[*]}): run this as root, or install sudo" >&2
       return 1
     }
     sudo=(sudo)

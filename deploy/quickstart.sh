@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a bare Debian 12 (or Ubuntu 24.04) to scored rows, in one command.
+# Sets up logprobd on a bare Debian 12 (or Ubuntu 24.04) and scores rows with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,16 +7,16 @@ usage() {
   cat <<'EOF'
 Usage: bash deploy/quickstart.sh [options]
 
-Installs what is needed, builds the server, writes a small demo model, serves it, scores a few rows
-through the Python client and compares them with double precision. Needs root or sudo the first time.
-A second run takes seconds.
+Installs the required packages, builds the server, writes a small demo model, serves it, scores a few
+rows through the Python client and compares the scores with double precision. The first run needs root
+or sudo. A second run takes seconds.
 
-  --device auto|cpu|cuda   where to score (default auto: CUDA where there is a GPU and a toolkit)
+  --device auto|cpu|cuda   device that scores (default auto: CUDA if there is a GPU and a CUDA toolkit)
   --model DIR              serve this model folder instead of the demo model
   --keep                   leave the server running
   --port N                 gRPC port (default 8470)
   --http-port N            port of /metrics, /healthz, /readyz (default 9470)
-  --help
+  --help                   print this help
 EOF
 }
 
@@ -40,22 +40,22 @@ while [ $# -gt 0 ]; do
 done
 case "$device" in
   auto | cpu | cuda) ;;
-  *) echo "quickstart.sh: error: --device $device: use auto, cpu or cuda" >&2; exit 2 ;;
+  *) echo "quickstart.sh: error: --device $device is not valid; use auto, cpu or cuda" >&2; exit 2 ;;
 esac
 
 step_logs=build/quickstart step_count=6
 [ -n "$model" ] || step_count=7
 source deploy/packages.sh
 source deploy/steps.sh
-[ -z "$model" ] || [ -e "$model" ] || fail "--model $model: no such folder"
-command -v apt-get >/dev/null || fail "this script needs apt-get (Debian 12 or Ubuntu 24.04)"
+[ -z "$model" ] || [ -e "$model" ] || fail "--model $model does not exist; pass the folder of a model"
+command -v apt-get >/dev/null || fail "apt-get was not found; run this script on Debian 12 or Ubuntu 24.04"
 
-# A GPU without a toolkit is worth a word: it is the one thing that apt cannot install here.
+# A GPU without a CUDA toolkit is reported, because the toolkit is the one thing that apt cannot install here.
 has_gpu=false has_nvcc=false
 [ -e /dev/nvidia0 ] && has_gpu=true
 { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; } && has_nvcc=true
 cuda_advice="install NVIDIA's CUDA toolkit 13 or later (packages cuda-nvcc-13-0, cuda-cudart-dev-13-0 and \
-libcublas-dev-13-0 of NVIDIA's own repository, see docs.nvidia.com/cuda), put nvcc on PATH and run this again"
+libcublas-dev-13-0 of NVIDIA's own repository, see docs.nvidia.com/cuda), put nvcc on PATH and run this script again"
 if [ "$device" = cuda ]; then
   $has_gpu || fail "--device cuda: no NVIDIA GPU is visible here (/dev/nvidia0 is missing)"
   $has_nvcc || fail "--device cuda: there is a GPU, but no CUDA toolkit: $cuda_advice"
@@ -63,21 +63,22 @@ elif [ "$device" = auto ] && $has_gpu && ! $has_nvcc; then
   echo "note: there is a GPU, but no CUDA toolkit, so rows are scored on the CPU. To use the GPU, $cuda_advice."
 fi
 
-# What the CUDA code is built for: the GPUs of this machine ("80", "90", "80;90"); empty where that cannot be asked.
+# Architectures for which the CUDA code is built: those of this machine's GPUs ("80", "90", "80;90"), or empty if
+# nvidia-smi cannot report them.
 architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
   grep -E '^[0-9]+\.[0-9]+$' | tr -d . | sort -nu | paste -sd ';' || true)
 if [ -n "$architectures" ] && [ "${architectures%%;*}" -lt 80 ] && [ "$device" = cuda ]; then
-  fail "--device cuda: compute capability 8.0 or later is needed, this machine has ${architectures%%;*} (tenths)"
+  fail "--device cuda: compute capability 8.0 or later is required, but this machine has an sm_${architectures%%;*} GPU"
 fi
 
-# Something that answers there would be taken for the server started below.
+# A program that already listens on one of these ports would be mistaken for the server that is started below.
 for taken in "$port:--port" "$http_port:--http-port"; do
   if (exec 3<>"/dev/tcp/127.0.0.1/${taken%%:*}") 2>/dev/null; then
-    fail "port ${taken%%:*} is in use (an earlier --keep?): end what listens there, or pass another ${taken#*:}"
+    fail "port ${taken%%:*} is in use, perhaps by a server of an earlier --keep; stop it, or pass another ${taken#*:}"
   fi
 done
 
-# The last line of nvcc's version; empty without a toolkit, which is no error.
+# Prints the last line of nvcc's version, or nothing if there is no toolkit, which is not an error.
 toolkit_version() {
   { PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null || true; } | tail -n 1
 }
@@ -88,11 +89,11 @@ build() {
   [ "$device" = cpu ] && cuda=OFF
   [ "$cuda" = AUTO ] && [ -n "$architectures" ] && options+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
   [ -f build/release/build.ninja ] || options+=(-DLOGPROBD_TESTS=OFF)
-  # Configured again only where the choice of CUDA or the toolkit has changed since; a tree of tests/run.sh keeps
-  # its tests.
+  # CMake configures again only if the choice of CUDA, the architectures or the toolkit has changed. A build tree that
+  # tests/run.sh has configured keeps its tests.
   wanted="cuda=$cuda architectures=$architectures nvcc=$(toolkit_version)"
   if [ "$cuda" = AUTO ] && $has_nvcc && [[ -z "$architectures" || "$architectures" == *90* ]]; then
-    bash deploy/fetch_cutlass.sh  # for the fused kernel, which is compute capability 9.0's
+    bash deploy/fetch_cutlass.sh  # for the fused kernel, which requires compute capability 9.0
   fi
   if [ ! -f build/release/build.ninja ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     cmake --preset release -DLOGPROBD_CUDA="$cuda" ${options[@]+"${options[@]}"}
@@ -101,7 +102,7 @@ build() {
   cmake --build build/release --target logprobd logprobctl
 }
 
-# The client in a virtual environment of its own, made again only when the client has changed.
+# Installs the client into its own virtual environment, and repeats this only if the client has changed.
 python_client() {
   local stamp=build/venv/.client wanted
   wanted=$(find client/python -type f -name '*.py' -o -type f -name pyproject.toml | sort | xargs sha256sum | sha256sum)
@@ -125,10 +126,10 @@ wait_ready() {
   for i in $(seq 1200); do
     local ready=false
     curl -fsS -o /dev/null "http://127.0.0.1:$http_port/readyz" 2>/dev/null && ready=true
-    # After the question: an answer counts only while it is our server's.
+    # This check comes after the request: a response counts only if our server is still running.
     if ! kill -0 "$server_pid" 2>/dev/null; then
       cat build/quickstart/server.log
-      echo "the server ended while starting"
+      echo "the server exited while it was starting"
       return 1
     fi
     $ready && return 0
@@ -150,7 +151,7 @@ build/release/bin/logprobd --model "$model" --device "$device" --listen "127.0.0
   --http "127.0.0.1:$http_port" >build/quickstart/server.log 2>&1 </dev/null &
 server_pid=$!
 step "starting the server" wait_ready
-step "asking it what it serves" build/release/bin/logprobctl info --address "127.0.0.1:$port"
+step "asking the server what it serves" build/release/bin/logprobctl info --address "127.0.0.1:$port"
 step "scoring rows through the Python client" build/venv/bin/python deploy/demo/score_demo.py \
   --address "127.0.0.1:$port" --model "$model"
 
@@ -159,7 +160,7 @@ cat "$step_logs/$step_count.log"
 address=127.0.0.1:$port
 if ! $keep; then
   echo
-  echo "The server is stopped now. To go on with it, run this again with --keep; README.md has ten lines of Python."
+  echo "The server is stopped now. To keep it running, run this script with --keep. README.md has a Python example."
   exit 0
 fi
 cat <<EOF

@@ -1,18 +1,18 @@
-# Steps with progress for the scripts that set things up; sourced. Each step's output goes to a log file;
-# the terminal shows what is under way, how long it took, and, when it fails, one line and the log's end.
+# Runs the steps of a setup script, which sources this file, and shows their progress. Each step's output is written
+# to a log file; the terminal shows the current step, how long it took and, if it failed, an error and the log's end.
 
-# Set by the script that sources this: where logs go, and the number of steps.
+# The script that sources this file sets the folder of the logs and the number of steps.
 : "${step_logs:?}" "${step_count:?}"
 mkdir -p "$step_logs"
 step_number=0
 step_job=""
 
-# Ends the command of the step under way with all that it started; for the EXIT trap. A command in the background of
-# a script ignores the terminal's Ctrl-C, so apt-get or ninja would run on.
+# Ends the command of the current step and all processes that it started; the EXIT trap calls it. A command in the
+# background of a script ignores the terminal's Ctrl-C, so apt-get or ninja would continue to run.
 stop_step() {
   [ -n "$step_job" ] || return 0
   kill -TERM -- "-$step_job" 2>/dev/null || true
-  # What a step runs as root is only root's to end.
+  # Only root can end the processes that a step runs as root.
   [ "$(id -u)" -eq 0 ] || ! command -v sudo >/dev/null || sudo -n kill -TERM -- "-$step_job" 2>/dev/null || true
   wait "$step_job" 2>/dev/null || true
   step_job=""
@@ -25,7 +25,7 @@ fail() {
   exit 1
 }
 
-# step "what it does" command...: runs the command; a failure ends the script.
+# step "what it does" command... runs the command. If it fails, the script ends.
 step() {
   local title=$1 log started elapsed status
   shift
@@ -61,5 +61,5 @@ step() {
   fi
 }
 
-# The last "[n/m]" of a ninja build's log, or nothing.
+# Prints the last "[n/m]" of a ninja build's log, or nothing.
 step_progress() { grep -ao '^\[[0-9]*/[0-9]*\]' "$1" 2>/dev/null | tail -n 1; }

@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) {
   // Debian's Abseil checks every Mutex::Lock for deadlocks, including gRPC's, and takes a
-  // process-wide lock to do so.
+  // process-wide lock for each check.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {

@@ -58,8 +58,8 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
       ->envname("LOGPROBD_ADDRESS")
       ->capture_default_str()
       ->group("Connection");
-  AddDurationOption(command, "--timeout", options.timeout, "Time limit of a call, retries included",
-                    "LOGPROBD_TIMEOUT_S");
+  AddDurationOption(command, "--timeout", options.timeout,
+                    "Time limit of a call, including retries", "LOGPROBD_TIMEOUT_S");
   command.get_option("--timeout")->group("Connection");
   command.add_flag("--json", options.json, "Print the result as JSON instead of text");
 }
@@ -148,7 +148,7 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   app.footer(
       "Start with:\n"
       "  logprobctl ping                 check that the server runs and is ready\n"
-      "  logprobctl selftest             check that its numbers are right\n"
+      "  logprobctl selftest             check that its scores are correct\n"
       "  logprobctl COMMAND --help       show the options of a command, with examples\n"
       "Exit codes: 0 success, 1 failure, 2 malformed command line.");
   AddPingCommand(app, state);
@@ -158,7 +158,8 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddBenchCommand(app, state);
   AddWeightsCommand(app, state);
 
-  // Flags may be written with underscores instead of dashes. CLI11 takes the arguments reversed.
+  // Flags may be written with underscores instead of dashes. CLI11 takes the arguments in reverse
+  // order.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   for (std::string& text : reversed) {
     if (text.rfind("--", 0) != 0) continue;

@@ -23,14 +23,14 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 
-/// Where a command writes: results go to `out`, everything else to `err`.
+/// Output streams of a command: results are written to `out`, everything else to `err`.
 struct CommandStreams {
   std::ostream& out;
   std::ostream& err;
   bool is_terminal = false;  ///< True when `err` is a terminal; progress is shown only then.
 };
 
-/// Options of every command.
+/// Options that every command has.
 struct CommonOptions {
   std::string address = "127.0.0.1:8470";
   absl::Duration timeout = absl::Seconds(60);
@@ -40,26 +40,28 @@ struct CommonOptions {
 /// State of one run of the program.
 struct CommandState {
   CommandStreams streams;
-  std::vector<std::string> arguments = {};  ///< Everything after the program's name.
+  std::vector<std::string> arguments = {};  ///< All arguments after the program's name.
   int exit_code = kExitOk;                  ///< Set by the command that ran.
 };
 
 /// Adds --address, --timeout and --json to a command.
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 
-/// Parses seconds, or a number with a unit: 30, 1.5s, 500ms, 2m. INVALID_ARGUMENT otherwise.
+/// Parses seconds, or a number with a unit: 30, 1.5s, 500ms, 2m. Returns INVALID_ARGUMENT for other
+/// text.
 absl::StatusOr<absl::Duration> ParseDurationText(const std::string& text);
 
 /// Adds an option that takes a duration in ParseDurationText's form. A malformed value is a usage
-/// error. `environment` names the variable with the default; empty: none.
+/// error. `environment` names the environment variable with the default, or is empty if there is
+/// none.
 void AddDurationOption(CLI::App& command, const std::string& name, absl::Duration& value,
                        const std::string& description, const std::string& environment = "");
 
-/// The outputs that --outputs can name, in the order of the columns.
+/// Returns the names of the outputs that --outputs accepts, in the order of the columns.
 const std::vector<std::string>& OutputNames();
 
-/// Returns the output:: bits of the names; "all" stands for every output. INVALID_ARGUMENT lists
-/// the known names.
+/// Returns the output:: bits of the names; "all" stands for every output. Returns INVALID_ARGUMENT
+/// with the known names if a name is unknown.
 absl::StatusOr<uint32_t> ParseOutputs(const std::vector<std::string>& names);
 
 /// Prints the error to `err`, and as JSON to `out` if --json was given. Returns the exit code.
@@ -70,14 +72,15 @@ int ReportError(const CommandStreams& streams, const CommonOptions& options,
 absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options = {});
 
-/// Text of the notice that a command prints when its server has not answered for a second.
+/// Returns the text of the notice that a command prints when its server has not answered for a
+/// second.
 std::string WaitingText(const CommonOptions& options);
 
 /// Lists the heads and prints a notice when the server does not answer within a second.
 absl::StatusOr<ServerInfo> ListHeads(Client& client, const CommonOptions& options,
                                      const CommandStreams& streams);
 
-/// A report of the server's Verify call as JSON.
+/// Returns a report of the server's Verify call as JSON.
 nlohmann::ordered_json ToJson(const VerifyReport& report);
 
 void AddPingCommand(CLI::App& app, CommandState& state);

@@ -33,7 +33,7 @@ struct ScoreOptions {
   int32_t retries = Client::Options().retries;
 };
 
-/// `name` is one that the parser accepted.
+/// Returns the priority with this name, which the parser has accepted.
 Priority ToPriority(const std::string& name) {
   if (name == "high") return Priority::kHigh;
   return name == "low" ? Priority::kLow : Priority::kNormal;
@@ -212,11 +212,11 @@ void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
       ->group(group);
   command
       .add_option("--head", options.args.head,
-                  "Name of the head; may be left out if the server has only one")
+                  "Name of the head; optional if the server has only one head")
       ->group(group);
   command
       .add_option("--weights-version", options.args.weights_version,
-                  "Version of the weights that must be live; 0 accepts any")
+                  "Version of the weights that must be live; 0 accepts any version")
       ->capture_default_str()
       ->group(group);
   command

@@ -39,7 +39,7 @@ bool IsText(const std::string& spec) {
   return !absl::EndsWith(spec, ".npy") && !absl::StrContains(spec, ".safetensors");
 }
 
-/// Calls `parse` with each word of a text file. `parse` returns false if the word is no number.
+/// Calls `parse` with each word of a text file. `parse` returns false if the word is not a number.
 template <typename Parse>
 absl::Status ReadText(const std::string& path, const Parse& parse) {
   const absl::StatusOr<std::shared_ptr<const MappedFile>> file = MappedFile::Open(path);
@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<float>> LoadFloats(const std::string& spec, const std
   return values;
 }
 
-/// The dtype of the hidden states; `stated` is the value of --dtype, or empty.
+/// Returns the dtype of the hidden states. `stated` is the value of --dtype, or empty.
 absl::StatusOr<Dtype> HiddenDtype(const Tensor& hidden, const std::string& stated) {
   std::optional<Dtype> dtype;
   if (hidden.type == ElementType::kBf16) dtype = Dtype::kBf16;
@@ -109,7 +109,7 @@ absl::StatusOr<Dtype> HiddenDtype(const Tensor& hidden, const std::string& state
   return *dtype;
 }
 
-/// The tensor with its elements in one dimension.
+/// Returns the tensor flattened to one dimension.
 Tensor Flat(Tensor tensor) {
   tensor.shape = {tensor.elements()};
   return tensor;

@@ -13,16 +13,18 @@
 
 namespace logprobd::client {
 
-/// Names of the files with the arrays of `logprobctl score`. A file is .npy, .safetensors (":name"
-/// after the path selects a tensor) or, for offsets and temperatures, text with numbers that are
-/// separated by spaces, commas or newlines.
+/// Paths of the input files of `logprobctl score`. A file is .npy, .safetensors (":name" after the
+/// path selects a tensor) or, for offsets and temperatures, text with numbers that are separated by
+/// spaces, commas or newlines.
 struct ScoreFiles {
   std::string input;    ///< One .safetensors file with hidden states and targets, or empty.
   std::string hidden;   ///< File with the hidden states, if `input` is empty.
   std::string targets;  ///< File with the targets, if `input` is empty.
   std::string hidden_name = "hidden";
   std::string targets_name = "targets";
-  std::string dtype;  ///< Type stored in uint16 arrays: "bf16" or "f16"; empty: as the file says.
+  /// Type of the hidden states. If the file stores uint16, "bf16" or "f16" is required; otherwise
+  /// the type is that of the file, and `dtype` is empty or equal to it.
+  std::string dtype;
   std::string row_temperatures;
   std::vector<int32_t> candidates;  ///< Token ids to score on every row.
   std::string candidate_ids;        ///< [rows, k], or [n] with candidate_offsets.
@@ -34,12 +36,12 @@ struct ScoreFiles {
 /// arguments would point into the original.
 class ScoreInput {
  public:
-  /// INVALID_ARGUMENT or NOT_FOUND names the file and its fault.
+  /// Returns INVALID_ARGUMENT or NOT_FOUND with the file's name and the reason.
   static absl::StatusOr<std::unique_ptr<ScoreInput>> Load(const ScoreFiles& files);
   ScoreInput(const ScoreInput&) = delete;
   ScoreInput& operator=(const ScoreInput&) = delete;
 
-  /// The arguments; every array that comes from a file is set.
+  /// Returns the arguments, in which every array that comes from a file is set.
   ScoreArgs& args() { return args_; }
 
  private:

@@ -15,13 +15,13 @@
 
 namespace logprobd::client {
 
-/// Text in columns. The first column is aligned left, the others right; each is as wide as its
-/// widest cell.
+/// A table of text. The first column is left-aligned, the others are right-aligned; each is as wide
+/// as its widest cell.
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
 
-  /// `cells` has one cell per column of the header.
+  /// Adds a row. `cells` has one cell per column of the header.
   void AddRow(std::vector<std::string> cells);
 
   void Print(std::ostream& out) const;
@@ -30,14 +30,14 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// "1,234,567"
+/// Returns a count with thousands separators, for example "1,234,567".
 std::string CountText(int64_t count);
-/// "1.5 GiB"
+/// Returns a size with a binary unit, for example "1.5 GiB".
 std::string BytesText(int64_t bytes);
-/// A duration in milliseconds: "0.213", "12.30", "456.7".
+/// Returns a duration in milliseconds, for example "0.213", "12.30" or "456.7".
 std::string MillisecondsText(double seconds);
 
-/// A line that shows how far a command is. It rewrites itself on a terminal and prints nothing
+/// A line that shows the progress of a command. It rewrites itself on a terminal and prints nothing
 /// elsewhere. Not thread-safe.
 class ProgressLine {
  public:
@@ -54,16 +54,16 @@ class ProgressLine {
  private:
   std::ostream& out_;
   const bool is_terminal_;
-  size_t num_shown_ = 0;  // characters on the line
+  size_t num_shown_ = 0;  // number of characters on the line
   std::chrono::steady_clock::time_point last_;
 };
 
-/// Prints a message once if it still exists after `delay`: a command that waits for its server says
-/// so. While it exists, nothing else may write to `out`.
+/// Prints a message once if this object still exists after `delay`, so that a command reports that
+/// it waits for its server. While the object exists, nothing else may write to `out`.
 class DelayedNotice {
  public:
   DelayedNotice(std::ostream& out, std::string text, absl::Duration delay = absl::Seconds(1));
-  /// Prints nothing any more.
+  /// Cancels the message if it was not printed yet.
   ~DelayedNotice();
   DelayedNotice(const DelayedNotice&) = delete;
   DelayedNotice& operator=(const DelayedNotice&) = delete;

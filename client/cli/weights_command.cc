@@ -18,10 +18,10 @@ namespace logprobd::client {
 namespace {
 
 struct WeightsOptions {
-  CommonOptions common;  ///< `address` names the admin listener; `timeout` is not for loads.
+  CommonOptions common;  ///< `address` names the admin listener; `timeout` does not apply to loads.
   absl::Duration load_timeout = absl::Hours(1);
-  LoadWeightsArgs load;   ///< `head` holds for all commands, the rest for load.
-  uint64_t version = 0;   ///< Version to commit; 0: whichever is staged.
+  LoadWeightsArgs load;   ///< `head` applies to all commands, the other fields to load.
+  uint64_t version = 0;   ///< Version to commit; 0 means any staged version.
   bool staged = false;    ///< Discard the staged version.
   bool previous = false;  ///< Discard the previous version.
 };
@@ -165,7 +165,7 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
   command->get_option("--timeout")->group("Connection");
   command->add_flag("--json", options->common.json, "Print the result as JSON instead of text");
   command->add_option("--head", options->load.head,
-                      "Name of the head; may be left out if the server has only one");
+                      "Name of the head; optional if the server has only one head");
   command->callback([options, &state, body = std::move(body)] {
     absl::StatusOr<std::unique_ptr<WeightsClient>> client =
         WeightsClient::Create({.address = options->common.address,
@@ -239,7 +239,7 @@ void AddCommit(CLI::App& weights, CommandState& state) {
       });
   command
       .add_option("--version", options->version,
-                  "Number of the version that must be staged; 0 accepts any")
+                  "Number of the version that must be staged; 0 accepts any version")
       ->capture_default_str();
   command.footer(
       "Requests that have started finish on the previous version, which is kept for rollback.\n\n"
@@ -290,7 +290,7 @@ void AddWeightsCommand(CLI::App& app, CommandState& state) {
       "The commands use the server's admin listener: start logprobd with --admin 127.0.0.1:8471. A "
       "head has one live version and at most one staged and one previous version, which is kept "
       "for "
-      "rollback. A load drops the previous version, so that memory never holds three.\n\n"
+      "rollback. A load drops the previous version, so that memory never holds three versions.\n\n"
       "Examples:\n"
       "  logprobctl weights load /models/step-200    read and check a version\n"
       "  logprobctl weights commit                   make it live between two batches\n"

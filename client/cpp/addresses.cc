@@ -28,7 +28,8 @@ absl::Status Refuse(absl::string_view address, absl::string_view advice) {
   return absl::InvalidArgumentError(absl::StrCat("address is \"", address, "\": ", advice));
 }
 
-/// Returns "host:port" for "host" or "host:port". `address` is the caller's text, for errors.
+/// Returns "host:port" for "host" or "host:port". Error messages quote `address`, the text that the
+/// caller passed.
 absl::StatusOr<std::string> WithPort(absl::string_view host, absl::string_view address) {
   if (host.empty() || absl::StrContains(host, '/')) {
     return Refuse(address, "use host:port, unix:///path for a socket, or dns:///name:port");
@@ -50,7 +51,7 @@ absl::StatusOr<std::string> WithPort(absl::string_view host, absl::string_view a
 absl::StatusOr<std::string> Normalise(absl::string_view address) {
   address = absl::StripAsciiWhitespace(address);
   if (address.empty()) {
-    return absl::InvalidArgumentError("address is empty, must be host:port or unix:///path");
+    return absl::InvalidArgumentError("address is empty: it must be host:port or unix:///path");
   }
   if (absl::string_view name = address; absl::ConsumePrefix(&name, kDns)) {
     absl::StatusOr<std::string> with_port = WithPort(name, address);
@@ -63,7 +64,8 @@ absl::StatusOr<std::string> Normalise(absl::string_view address) {
   return WithPort(address, address);
 }
 
-/// Returns the numeric host of a record, in brackets for IPv6; empty for another family.
+/// Returns the numeric host of a record, in brackets for IPv6. Returns an empty string for any
+/// other address family.
 std::string NumericHost(const sockaddr& address) {
   std::array<char, INET6_ADDRSTRLEN> text = {};
   if (address.sa_family == AF_INET) {

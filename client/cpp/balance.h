@@ -19,40 +19,42 @@
 namespace logprobd::client {
 
 /// Describes the first difference between two servers' heads that affects scores (names, model
-/// type, vocabulary, hidden size, dtype, scale, soft cap, bias); empty if there is none.
+/// type, vocabulary, hidden size, dtype, scale, soft cap, bias). Returns "" if there is none.
 std::string DescribeDifference(const ServerInfo& first, const ServerInfo& second);
 
 /// Returns the heads of the first server with the tightest limits of all servers. `servers` must
 /// hold the same heads and must not be empty.
 ServerInfo TightestLimits(const std::vector<ServerInfo>& servers);
 
-/// The servers that a request may go to.
+/// The servers to which a request may be sent.
 struct ServerPreference {
-  std::string head = {};                ///< Empty: the only one.
-  uint64_t version = 0;                 ///< Servers believed to hold it are preferred; 0: any.
-  std::set<std::string> excluded = {};  ///< Addresses that are no use.
+  std::string head = {};                ///< Empty means the only head.
+  uint64_t version = 0;                 ///< Servers that may hold it are preferred; 0 means any.
+  std::set<std::string> excluded = {};  ///< Addresses that must not be used.
 };
 
 /// Decides which server gets the next request, and which servers get none for a while. It does no
 /// I/O and takes its clock as an option. Thread-safe.
 ///
-/// A request goes to the ready server with the fewest unanswered bytes of this client; servers with
-/// equal bytes take turns. Addresses identify servers. Calls about a removed server have no effect.
+/// A request is sent to the ready server with the fewest unanswered bytes of this client; servers
+/// with equal bytes take turns. Addresses identify servers. Calls about a removed server have no
+/// effect.
 class Balance {
  public:
   /// Interval between checks of the health and the heads of a server in use.
   static constexpr absl::Duration kCheckPeriod = absl::Seconds(10);
-  /// How long a server that failed gets no requests: the first pause doubles with each failure up
-  /// to the maximum, and each pause is drawn from the upper half of that range.
+  /// Bounds of the pause during which a server that failed gets no requests. The bound starts at
+  /// kBackoffFirst and doubles with each failure up to kBackoffMax; each pause is a random time
+  /// between half the bound and the bound.
   static constexpr absl::Duration kBackoffFirst = absl::Milliseconds(500);
   static constexpr absl::Duration kBackoffMax = absl::Seconds(30);
-  /// How long a server that refused for load without a hint is avoided.
+  /// Time for which a server is avoided after it refused a request because of load without a hint.
   static constexpr absl::Duration kBusy = absl::Milliseconds(100);
-  /// How long the version that a server named last counts as known.
+  /// Time for which the version that a server reported last counts as known.
   static constexpr absl::Duration kVersionAge = absl::Seconds(10);
 
   struct Options {
-    /// There is one server, and it is always used.
+    /// True if there is one server, which is always used.
     bool solo = false;
     std::function<absl::Time()> now;
     std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
@@ -60,10 +62,10 @@ class Balance {
 
   struct Taken {
     std::string address;
-    uint64_t version = 0;  ///< Version of the preferred head that it probably holds; 0: unknown.
+    uint64_t version = 0;  ///< Version of the preferred head that it probably holds; 0 if unknown.
   };
 
-  /// Which servers to check.
+  /// Selects the servers to check.
   enum class Due {
     kTimely,  ///< Servers whose check is due.
     kIdle,    ///< Also servers that are out, before their pause ends, because none is ready.
@@ -77,8 +79,9 @@ class Balance {
   /// Sets the servers that exist now; known servers keep their records.
   void SetAddresses(const std::vector<std::string>& addresses);
 
-  /// Returns the server for a request of `bytes`, which count as its work until Give; nullopt when
-  /// no server is ready. FAILED_PRECONDITION when servers hold different heads; it names both.
+  /// Returns the server for a request of `bytes`, which count as the server's load until Give, or
+  /// nullopt if no server is ready. Returns FAILED_PRECONDITION if servers hold different heads;
+  /// the message names both servers.
   absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerPreference& preference);
   /// Notes that a request has ended, with or without success.
   void Give(const std::string& address, int64_t bytes);
@@ -88,12 +91,13 @@ class Balance {
   /// Notes that the server failed or is stopping: it gets no requests until a check succeeds.
   /// Requests that fail together count as one failure.
   void Leave(const std::string& address, const std::string& reason);
-  /// Notes that the server refused for load: it is avoided for `delay`, its hint.
+  /// Notes that the server refused a request because of load: it is avoided for `delay`, its hint,
+  /// or for kBusy without a hint.
   void Busy(const std::string& address, std::optional<absl::Duration> delay);
 
-  /// Whether a request that failed at `address` can go to another server at once.
+  /// Returns whether a request that failed at `address` can be sent to another server at once.
   bool HasOther(const std::string& address, const ServerPreference& preference) const;
-  /// Whether any ready server is not in `excluded`.
+  /// Returns whether any ready server is not in `excluded`.
   bool HasReadyExcept(const std::set<std::string>& excluded) const;
   /// Returns the servers that may get requests.
   std::vector<std::string> ready() const;
@@ -103,14 +107,15 @@ class Balance {
   /// Notes the result of a check that began at `began`: the server's info, or the error.
   void Checked(const std::string& address, const absl::StatusOr<ServerInfo>& info,
                absl::Time began);
-  /// Number of servers whose check is running.
+  /// Returns the number of servers whose check is running.
   int64_t num_checked() const;
 
-  /// Returns the heads with the tightest limits of all ready servers. FAILED_PRECONDITION like
-  /// Take; UNAVAILABLE when no server is ready: it lists `notes`, then each server and why.
+  /// Returns the heads with the tightest limits of all ready servers. Returns FAILED_PRECONDITION
+  /// like Take, and UNAVAILABLE if no server is ready; that message lists `notes`, then each server
+  /// and why it is not ready.
   absl::StatusOr<ServerInfo> Heads(const std::vector<std::string>& notes) const;
 
-  /// When a server last went out.
+  /// Returns the time at which a server was last excluded by a failure or by Leave.
   absl::Time last_left() const;
 
   std::vector<ServerState> states() const;
@@ -129,7 +134,7 @@ class Balance {
     absl::Time busy_until = absl::InfinitePast();
     absl::Time left_at = absl::InfinitePast();
     ServerInfo info;
-    /// By head: the latest known version, and when it was seen.
+    /// Latest known version of each head, and the time at which it was seen.
     std::map<std::string, std::pair<uint64_t, absl::Time>> versions;
 
     std::string HeadKey(const std::string& head) const;
@@ -138,8 +143,8 @@ class Balance {
 
   Server* Find(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsUsable(const Server& server) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Returns the indices of the servers that probably hold the preferred version; if there are
-  /// none, of all usable servers that are not excluded.
+  /// Returns the indices of the usable servers that are not excluded: those that may hold the
+  /// preferred version, or all of them if there is none.
   std::vector<size_t> Choose(const ServerPreference& preference, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutOut(Server& server, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -15,7 +15,7 @@
 namespace logprobd::client {
 namespace {
 
-/// Returns the server's retry hint; nullopt if there is none.
+/// Returns the server's retry hint, or nullopt if there is none.
 std::optional<absl::Duration> Hint(const RpcReply& reply) {
   int64_t pushback_ms = 0;
   if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
@@ -26,7 +26,7 @@ std::optional<absl::Duration> Hint(const RpcReply& reply) {
 
 }  // namespace
 
-/// One scope per server, of the server's own transport, which are cancelled together.
+/// Holds one scope per server, created by the server's own transport, and cancels them together.
 class BalancingTransport::Scope final : public CancelScope {
  public:
   Scope(BalancingTransport& owner, std::shared_ptr<CancelScope> timers)
@@ -102,7 +102,7 @@ struct BalancingTransport::Request {
 struct BalancingTransport::Waiter {
   absl::Time began;
   bool has_timer = false;
-  absl::AnyInvocable<void() &&> then;  // null once called
+  absl::AnyInvocable<void() &&> then;  // null after the call
 };
 
 BalancingTransport::BalancingTransport(Options options)
@@ -394,7 +394,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
 void BalancingTransport::StartLookUp() {
   absl::MutexLock lock(&mutex_);
   if (is_shut_down_) return;
-  if (look_up_.joinable()) look_up_.join();  // has ended, because is_looking_up_ was false
+  if (look_up_.joinable()) look_up_.join();  // it has ended, because is_looking_up_ was false
   look_up_ = std::thread([this] { LookUp(); });
 }
 
@@ -431,7 +431,8 @@ void BalancingTransport::LookUp() {
     absl::MutexLock lock(&mutex_);
     is_looking_up_ = false;
   }
-  // Runs on another thread: a waiting request may start the next look-up, which joins this thread.
+  // Settle runs on another thread, because a waiting request may start the next look-up, which
+  // joins this thread.
   After(absl::ZeroDuration(), nullptr, [this] { Settle(); });
 }
 

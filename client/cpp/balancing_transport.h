@@ -23,13 +23,13 @@ namespace logprobd::client {
 
 /// RpcTransport over several servers, each with its own transport. Balance chooses the server.
 ///
-/// A server is used once a check has succeeded (server_check.h). Calls start checks and look-ups of
-/// names when these are due; nothing runs while no call is made. A request that finds no ready
-/// server starts checks and waits for them; if none succeeds, it fails as UNAVAILABLE and names
-/// each server and why.
+/// A server is used once a check has succeeded (server_check.h). Calls start the checks and DNS
+/// look-ups that are due; nothing runs between calls. A request that finds no ready server starts
+/// checks and waits for them. If no check succeeds, the request fails with UNAVAILABLE, and the
+/// message gives the reason for each server.
 ///
-/// The caller's ListHeads and health checks ask all servers. With one plain address every request
-/// goes straight to that server.
+/// The caller's ListHeads and health checks ask all servers. If there is one address and it is not
+/// a DNS name, every request goes straight to that server.
 class BalancingTransport final : public RpcTransport {
  public:
   /// How long the first call waits for further servers once one is ready.
@@ -37,7 +37,7 @@ class BalancingTransport final : public RpcTransport {
 
   struct Options {
     std::vector<std::string> addresses;  ///< From ParseAddresses.
-    int32_t channels = 1;                ///< Connections of each server's transport.
+    int32_t channels = 1;                ///< Number of connections to each server.
     /// Makes the transport to an address.
     std::function<std::unique_ptr<RpcTransport>(const std::string& address)> connect;
     /// Provides delays and the time.
@@ -80,10 +80,12 @@ class BalancingTransport final : public RpcTransport {
   void Receive(Request& request, const std::string& address, int64_t bytes, RpcReply reply);
   /// Tells the balance about a failure, and sets whether the request can go to another server.
   void TakeNoteOfFailure(const Request& request, const std::string& address, RpcReply& reply);
-  /// Returns the transport to a server and counts a request until Disconnect; null once shut down.
+  /// Returns the transport to a server and counts one more request in flight on it, until
+  /// Disconnect. Returns null after Shutdown.
   RpcTransport* Connect(const std::string& address);
   void Disconnect(const std::string& address);
-  /// Like Connect, if `transport` still belongs to this address; false otherwise.
+  /// Counts a request like Connect and returns true if `transport` still belongs to this address.
+  /// Returns false otherwise.
   bool ConnectAgain(const std::string& address, const RpcTransport* transport);
   void Fail(Request& request, absl::Status status);
   bool FailIfShutDown(Request& request);

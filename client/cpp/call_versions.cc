@@ -93,8 +93,8 @@ absl::Status CallVersions::MismatchLocked() const {
       "the call could not be scored by ",
       options_.pinned != 0 ? absl::StrCat("version ", options_.pinned) : "one version",
       " of the weights: ", absl::StrJoin(seen, "; "),
-      ". Wait until all servers hold the same version, set weights_version to one that stays, or "
-      "allow mix_weights_versions"));
+      ". Wait until all servers hold the same version, set weights_version to a version that stays "
+      "loaded, or allow mix_weights_versions"));
 }
 
 }  // namespace logprobd::client

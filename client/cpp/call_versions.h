@@ -14,45 +14,47 @@ namespace logprobd::client {
 
 /// The version of the weights that a call uses, and the servers that do not hold it. Thread-safe.
 ///
-/// A call keeps the pinned version, or the first one that answers. If no ready server holds that
-/// version any more, an unpinned call restarts with the version that is live; rows scored before
-/// are then scored again. With `mix` the call accepts every version.
+/// A call keeps the pinned version, or the version of the first response. If no ready server holds
+/// that version any more, an unpinned call restarts with the version that is live; rows scored
+/// before are then scored again. With `mix` the call accepts every version.
 class CallVersions {
  public:
-  /// How often a call over several servers restarts with another version.
+  /// Maximum number of times that a call over several servers restarts with another version.
   static constexpr int kRestartsMax = 3;
 
   struct Options {
     std::string head = {};
-    uint64_t pinned = 0;  ///< Requested version; 0: the live version.
+    uint64_t pinned = 0;  ///< Requested version; 0 means the live version.
     bool mix = false;
   };
 
   /// `balance` must outlive this.
   CallVersions(Balance& balance, Options options);
 
-  /// The servers that a request of this call may go to.
+  /// Returns the servers to which a request of this call may be sent.
   ServerPreference preference() const;
-  /// Notes that a request goes to this server. Until an answer arrives, the call expects this
+  /// Notes that a request is sent to this server. Until a response arrives, the call expects this
   /// server's version.
   void Asked(const Balance::Taken& server);
 
-  /// Number of restarts so far. A request remembers the epoch in which it was sent.
+  /// Returns the number of restarts so far. Each request stores the epoch in which it was sent.
   int epoch() const;
 
-  /// Notes an answer to a request of that epoch. False: another version gave it, so the request is
-  /// sent again. ABORTED names versions and addresses if one version cannot finish the call.
+  /// Notes a response to a request of that epoch. Returns false if another version scored it, so
+  /// that the request must be sent again. Returns ABORTED, with the versions and addresses, if no
+  /// version can score the whole call.
   absl::StatusOr<bool> Keeps(const std::string& address, uint64_t version, int epoch);
 
-  /// Notes that the server does not hold the pinned version. Returns whether another may.
+  /// Notes that the server does not hold the pinned version. Returns whether another server may
+  /// hold it.
   bool Lacks(const std::string& address);
 
-  /// Call when no server was found. Returns true after restarting the call if all ready servers
-  /// hold another version. ABORTED like Keeps.
+  /// Must be called if no server was found. Restarts the call and returns true if all ready servers
+  /// hold another version. Returns ABORTED like Keeps.
   absl::StatusOr<bool> Stuck();
 
-  /// The version that the call keeps; chunks answered by others are sent again. 0: none yet, or
-  /// every version is accepted.
+  /// Returns the version that the call keeps; chunks that another version scored are sent again.
+  /// Returns 0 if there is none yet or if every version is accepted.
   uint64_t kept() const;
 
   /// Returns the error, which names the versions and the servers that hold them.

@@ -23,7 +23,8 @@ void CallerQueue::End() {
     ++outstanding_;
   }
   alarm_.emplace();
-  // Time zero instead of the current time, which gRPC would round up to the next millisecond.
+  // The alarm is set to time zero, because gRPC would round the current time up to the next
+  // millisecond.
   alarm_->Set(&cq_, gpr_time_0(GPR_CLOCK_MONOTONIC), &woken_);
 }
 
@@ -58,7 +59,7 @@ bool CallerQueue::IsOver() {
 }
 
 void CallerQueue::Run(void* tag) {
-  // Moved out first, because running it may free the memory that holds it.
+  // The operation is moved out first, because running it may free the memory that holds it.
   Operation operation = std::move(*static_cast<Operation*>(tag));
   std::move(operation)();
   absl::MutexLock lock(&mutex_);

@@ -13,8 +13,8 @@
 
 namespace logprobd::client {
 
-/// A completion queue from which the thread of a blocking call receives the call's answers itself,
-/// so that no gRPC thread has to wake it.
+/// A completion queue from which the thread of a blocking call receives the call's responses
+/// itself, so that no gRPC thread has to wake it.
 ///
 ///   Begin() -> operation on cq(), its tag an Operation -> Wait() runs it -> ... End()
 ///
@@ -26,26 +26,28 @@ class CallerQueue {
   /// Runs on the waiting thread when the operation whose tag is this object's address has ended.
   using Operation = absl::AnyInvocable<void() &&>;
 
-  /// The constructing thread is the one that waits.
+  /// The thread that constructs the queue must be the one that waits.
   CallerQueue() = default;
   CallerQueue(const CallerQueue&) = delete;
   CallerQueue& operator=(const CallerQueue&) = delete;
 
-  /// Announces one operation, which must follow. False: the call is over. Any thread.
+  /// Announces one operation, which must follow. Returns false if the call is over. May be called
+  /// from any thread.
   [[nodiscard]] bool Begin();
   grpc::CompletionQueue* cq() { return &cq_; }
 
-  /// Notes that the call has ended. Call once, on any thread.
+  /// Notes that the call has ended. Must be called once, from any thread.
   void End();
 
-  /// Runs finished operations without waiting. Returns true if the call is over. Call before
-  /// Wait().
+  /// Runs finished operations without waiting. Returns true if the call is over. Must not be called
+  /// after Wait().
   bool Poll();
-  /// Runs operations until End() was called and none is outstanding. Call once.
+  /// Runs operations until End() was called and none is outstanding. Must be called once.
   void Wait();
 
  private:
-  /// Whether End() was called and no operation is outstanding. From then on Begin() returns false.
+  /// Returns whether End() was called and no operation is outstanding. From then on Begin() returns
+  /// false.
   bool IsOver();
   void Run(void* tag);
 

@@ -155,7 +155,7 @@ absl::Status Place(absl::string_view name, const std::string& bytes, int64_t beg
   const auto expected_bytes = static_cast<size_t>(count) * sizeof(T);
   if (bytes.size() != expected_bytes) {
     return absl::InternalError(absl::StrCat("the server sent ", bytes.size(), " bytes of ", name,
-                                            ", expected ", expected_bytes));
+                                            ", but the client expects ", expected_bytes));
   }
   if (expected_bytes > 0) std::memcpy(values->data() + begin, bytes.data(), expected_bytes);
   return absl::OkStatus();
@@ -208,7 +208,7 @@ absl::StatusOr<bool> ResultMerger::Offer(
     return absl::InternalError("the server's answer is not a ScoreResponse");
   }
   if (response.rows() != chunk.rows()) {
-    return absl::InternalError(absl::StrCat("the server answered ", response.rows(), " rows where ",
+    return absl::InternalError(absl::StrCat("the server answered ", response.rows(), " rows, but ",
                                             chunk.rows(), " were sent"));
   }
   absl::StatusOr<bool> is_kept = keeps(response.weights_version());
@@ -220,8 +220,8 @@ absl::StatusOr<bool> ResultMerger::Offer(
   const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   const int64_t segments =
       plan_.sum_segments_in_client ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
-  // Allocated for the first answer that fits, not earlier: the server validates top_k, and memory
-  // for a huge value might not be available.
+  // The memory is allocated for the first response of the right size and not earlier: the server
+  // validates top_k, and memory for a huge value might not be available.
   const int64_t top_k_bytes = rows * args_.top_k * static_cast<int64_t>(sizeof(int32_t));
   if (result_.top_k_ids.empty() &&
       static_cast<int64_t>(response.top_k_ids().size()) == top_k_bytes) {

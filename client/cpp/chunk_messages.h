@@ -21,15 +21,15 @@ namespace logprobd::client {
 grpc::ByteBuffer EncodeScoreRequest(const ScoreArgs& args, const ChunkPlan& plan,
                                     const Chunk& chunk, std::shared_ptr<void> hold);
 
-/// Like EncodeScoreRequest, but the request refers to rows in the shared or GPU memory that
+/// Behaves like EncodeScoreRequest, but the request refers to rows in the shared or GPU memory that
 /// `placement` describes.
 grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan,
                                     const Chunk& chunk, const Placement& placement);
 
-/// Returns the outputs to request: those of `args`, and those that summing segments needs.
+/// Returns the outputs to request: those of `args`, and those that the sums of segments require.
 uint32_t RequestedOutputs(const ScoreArgs& args, const ChunkPlan& plan);
 
-/// Joins the answers of a call's chunks, which may arrive in any order, into one result. Not
+/// Joins the responses of a call's chunks, which may arrive in any order, into one result. Not
 /// thread-safe.
 class ResultMerger {
  public:
@@ -38,25 +38,25 @@ class ResultMerger {
 
   /// Adds the encoded ScoreResponse of a chunk. Errors:
   ///   INTERNAL  `body` is not a ScoreResponse, or an output has the wrong size.
-  ///   ABORTED   another version of the weights answered an earlier chunk.
+  ///   ABORTED   another version of the weights scored an earlier chunk.
   absl::Status Add(const Chunk& chunk, const grpc::ByteBuffer& body);
 
-  /// Like Add, but `keeps` decides whether to accept a version's answer, and its result is
-  /// returned. A chunk may be added again; the latest answer counts. INTERNAL like Add, and the
-  /// errors of `keeps`.
+  /// Behaves like Add, but `keeps` decides whether to accept a response of that version, and its
+  /// result is returned. A chunk may be added again; the latest response counts. Returns INTERNAL
+  /// like Add, and the errors of `keeps`.
   absl::StatusOr<bool> Offer(
       const Chunk& chunk, const grpc::ByteBuffer& body,
       absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps);
 
-  /// Returns the chunks that another version than `weights_version` answered. Call it after all
-  /// chunks have been added.
+  /// Returns the chunks that another version than `weights_version` scored. Must be called after
+  /// all chunks have been added.
   std::vector<const Chunk*> OtherThan(uint64_t weights_version) const;
 
-  /// Returns the joined result. Call it once, after all chunks have been added.
+  /// Returns the joined result. Must be called once, after all chunks have been added.
   ScoreResult Finish();
 
  private:
-  /// Properties of one chunk's answer.
+  /// Properties of one chunk's response.
   struct Part {
     bool is_added = false;
     uint64_t weights_version = 0;

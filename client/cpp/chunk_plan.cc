@@ -29,7 +29,8 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
   const int64_t segments =
       std::max<int64_t>(0, static_cast<int64_t>(args.segment_offsets.size()) - 1);
 
-  // The average over all rows: lists of very different lengths may still leave a short last chunk.
+  // This is the average over all rows: lists of very different lengths may still leave a short last
+  // chunk.
   const int64_t list_bytes = 4 * DivideUp(static_cast<int64_t>(args.candidate_ids.size()),
                                           std::max<int64_t>(1, args.rows));
   const int64_t rows_max = EvenRows(
@@ -39,7 +40,7 @@ ChunkPlan PlanChunks(const ScoreArgs& args, const Limits& limits, int64_t reques
 
   ChunkPlan plan;
   Chunk chunk;
-  // Segments travel only in the first chunk, and only if the call is not cut.
+  // Segments are sent only in the first chunk, and only if the call is not split.
   int64_t segment_bytes = segments * 4;
   for (int64_t row = 0; row < args.rows; ++row) {
     const auto index = static_cast<size_t>(row);

@@ -72,7 +72,8 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
   return {};
 }
 
-/// `options` have been checked. `stream_window` is passed to BulkTransport.
+/// Returns the options of the transport. `options` must have been checked. `stream_window` is
+/// passed to BulkTransport.
 BalancingTransport::Options TransportOptions(
     const Client::Options& options, const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
   const auto connect =
@@ -89,20 +90,20 @@ BalancingTransport::Options TransportOptions(
           .unit_random = UnitRandom};
 }
 
-/// Whether the client has exactly one server for its lifetime, so that rows may lie in memory that
-/// only this server reads.
+/// Returns whether the client has exactly one server for its lifetime, so that rows may lie in
+/// memory that only this server reads.
 bool IsOneServer(const Client::Options& options) {
   return AddressBook(*ParseAddresses(options.address)).is_plain();
 }
 
-/// Returns the bytes of a region that holds all requests in flight of a call, without overflow. The
-/// server's limits may reduce it.
+/// Returns the size in bytes of a region that holds all requests in flight of a call, without
+/// overflow. The server's limits may reduce it.
 int64_t RegionBytes(const Client::Options& options) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
   return std::min(options.request_bytes, kMost / options.max_inflight) * options.max_inflight;
 }
 
-/// Requires checked `options`.
+/// Returns the options of the same-host transport. `options` must have been checked.
 LocalTransport::Options LocalOptions(const Client::Options& options,
                                      std::function<absl::Time()> now) {
   const std::vector<std::string> addresses = *ParseAddresses(options.address);
@@ -117,7 +118,7 @@ LocalTransport::Options LocalOptions(const Client::Options& options,
                                    .now = std::move(now)};
   if (!IsOneServer(options)) {
     local.choice = TransportChoice::kTcp;
-    local.tcp_reason = "several servers: rows travel in requests";
+    local.tcp_reason = "with several servers, rows are sent inside requests";
   }
   return local;
 }
@@ -167,7 +168,7 @@ struct Client::Impl {
   }
 
   /// Polls the queue until `busy_poll` has passed or nothing is outstanding. Only one thread polls
-  /// at a time, so that callers do not take the cores from the threads that receive answers.
+  /// at a time, so that callers do not take the cores from the threads that receive responses.
   void BusyPoll(CallerQueue& queue) {
     if (options.busy_poll <= absl::ZeroDuration() ||
         is_polling.exchange(true, std::memory_order_relaxed)) {
@@ -213,7 +214,8 @@ struct Client::Impl {
                     .local = &local,
                     .queue = queue},
                    [this, done = std::move(done)](absl::StatusOr<ScoreResult> result) mutable {
-                     // The server may have restarted with other limits: ask again next time.
+                     // The server may have restarted with other limits: the next call asks for them
+                     // again.
                      if (!result.ok()) SetInfo(nullptr);
                      std::move(done)(std::move(result));
                    });
@@ -227,12 +229,12 @@ struct Client::Impl {
       std::make_shared<std::atomic<int64_t>>(0);
   BalancingTransport transport;
   CallEnvironment environment;
-  CallEnvironment single_try;  ///< Like `environment` but without retries, for loops of the caller.
+  CallEnvironment single_try;  ///< `environment` without retries, for callers that loop.
   LocalTransport local;
   std::atomic<bool> is_polling = false;
 
   absl::Mutex mutex;
-  std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null: not asked yet.
+  std::shared_ptr<const ServerInfo> info ABSL_GUARDED_BY(mutex);  ///< Null if it must be requested.
   int64_t calls ABSL_GUARDED_BY(mutex) = 0;  ///< Number of calls that still use the client.
 };
 
@@ -251,12 +253,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
   const TransportChoice choice = chosen.transport.value_or(TransportChoice::kAuto);
   if (!IsOneServer(chosen) &&
       (choice == TransportChoice::kSharedMemory || choice == TransportChoice::kCudaIpc)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.transport.has_value() ? "transport" : "LOGPROBD_TRANSPORT", " is ",
-                     choice == TransportChoice::kCudaIpc ? "cuda-ipc" : "shm", ", and address \"",
-                     chosen.address,
-                     "\" names several servers, to which rows travel in requests: use auto or tcp, "
-                     "or name one server"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.transport.has_value() ? "transport" : "LOGPROBD_TRANSPORT", " is ",
+        choice == TransportChoice::kCudaIpc ? "cuda-ipc" : "shm", ", and address \"",
+        chosen.address,
+        "\" names several servers, to which rows are sent inside requests: use auto or tcp, "
+        "or name one server"));
   }
   return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(chosen)));
 }

@@ -22,7 +22,8 @@ namespace logprobd::client {
 
 grpc::ChannelArguments ChannelArgumentsForServers() {
   grpc::ChannelArguments args;
-  // This library retries itself: gRPC's retry buffer (256 KiB) is smaller than a request.
+  // This library implements its own retries, because gRPC's retry buffer (256 KiB) is smaller than
+  // a request.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // Proxies from the environment are meant for the web, not for a scoring service.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -73,13 +74,14 @@ class GrpcStream final : public MessageStream,
   grpc::ByteBuffer incoming_;         ///< gRPC writes it while a read is pending.
 
   mutable absl::Mutex mutex_;
-  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);  ///< Null: withdrawn.
-  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC's while a write is under way.
+  /// A withdrawn message is null.
+  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC owns it during a write.
   int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  ///< Nothing may be started any more.
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  ///< No further operation may be started.
 };
 
 GrpcStream::GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method)
@@ -230,7 +232,7 @@ class GrpcTransport::Scope final : public CancelScope {
     for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
   }
 
-  /// Adds a call. False: the scope is cancelled, so the call must not start.
+  /// Adds a call. Returns false if the scope is cancelled; then the call must not start.
   bool Add(grpc::ClientContext* context) {
     absl::MutexLock lock(&mutex_);
     if (!is_cancelled_) contexts_.insert(context);
@@ -330,7 +332,8 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
       reply.pushback = FindPushback(state->context.GetServerTrailingMetadata());
     }
     RpcDone callback = std::move(state->done);
-    // Deleted before the callback, which may wait for the caller's memory to be released.
+    // The state is deleted before the callback runs, which may wait for the caller's memory to be
+    // released.
     delete state;
     std::move(callback)(std::move(reply));
     FinishOne();
@@ -339,7 +342,8 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
     state->scope->Remove(&state->context);
     RpcDone callback = std::move(state->done);
     delete state;
-    std::move(callback)({.status = absl::CancelledError("cancelled before it was sent")});
+    std::move(callback)(
+        {.status = absl::CancelledError("the call was cancelled before it was sent")});
     FinishOne();
     return;
   }
@@ -373,7 +377,7 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
     all_->Remove(timer);
     std::move (*shared_callback)();
     shared_callback.reset();
-    // The timer owns the alarm, and the alarm this function: the reset breaks the cycle.
+    // The timer owns the alarm, and the alarm owns this function. The reset breaks the cycle.
     timer.reset();
     FinishOne();
   });

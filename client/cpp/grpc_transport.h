@@ -29,13 +29,13 @@ grpc::ChannelArguments ChannelArgumentsForServers();
 /// Returns the time `delay` from now, on gRPC's monotonic clock.
 gpr_timespec GprDeadline(absl::Duration delay);
 
-/// RpcTransport over several gRPC channels, each with its own connection. Calls and streams use the
-/// channels in turn.
+/// Implements RpcTransport over several gRPC channels, each with its own connection. Calls and
+/// streams use the channels in turn.
 class GrpcTransport final : public RpcTransport, public StreamOpener {
  public:
   struct Options {
     std::string address = {};
-    int32_t channels = 4;  ///< 0: the transport provides delays only.
+    int32_t channels = 4;  ///< With 0 the transport provides delays only.
     std::string client_id = {};
   };
 
@@ -52,7 +52,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   std::shared_ptr<MessageStream> OpenStream(const std::string& method,
                                             StreamEvents events) override;
 
-  /// See RpcTransport::Shutdown; also closes the connections.
+  /// See RpcTransport::Shutdown. It also closes the connections.
   void Shutdown() override;
 
  private:
@@ -60,7 +60,8 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   struct CallState;
   class Timer;
 
-  /// Returns the next channel; the caller must then call FinishOne(). Null once shut down.
+  /// Returns the next channel, or null after Shutdown(). The caller must call FinishOne() when it
+  /// no longer uses the channel.
   std::shared_ptr<grpc::Channel> NextChannel();
   void FinishOne();
 

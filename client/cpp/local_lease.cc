@@ -25,7 +25,8 @@ constexpr timeval kReplyTimeout = {.tv_sec = 10, .tv_usec = 0};
 constexpr size_t kPacketBytesMax = 65'536;
 
 absl::Status SocketError(absl::string_view what) {
-  return absl::UnavailableError(absl::StrCat("the control socket: ", what, ": ", strerror(errno)));
+  return absl::UnavailableError(
+      absl::StrCat("the control socket failed: ", what, ": ", strerror(errno)));
 }
 
 absl::Status ConnectError(const std::string& path, int error) {
@@ -123,7 +124,8 @@ void LocalLease::Close() {
 
 bool LocalLease::HasEnded() {
   if (socket_ < 0) return true;
-  // The server sends only replies, so a readable socket between requests means its end.
+  // The server sends only replies, so a readable socket between requests means that the connection
+  // has ended.
   pollfd events = {.fd = socket_, .events = POLLIN, .revents = 0};
   return poll(&events, 1, 0) != 0;
 }
@@ -186,7 +188,7 @@ absl::Status LocalLease::Ask(const v1::LocalRequest& request, v1::LocalReply* re
   // An empty packet is a reply without fields, unless the connection has ended.
   if (received < 0 || (received == 0 && HasEnded())) {
     absl::Status status = SocketError(received < 0 ? "no reply" : "closed by the server");
-    // Closed, because a late reply would be read as the next request's reply.
+    // The socket is closed, because a late reply would be read as the next request's reply.
     if (socket_ >= 0) close(socket_);
     socket_ = -1;
     return status;

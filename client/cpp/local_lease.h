@@ -19,8 +19,8 @@ class LocalRequest;
 
 namespace logprobd::client {
 
-/// Memory that the server created, mapped into this process with all pages present. It is unmapped
-/// with its last reference.
+/// Memory that the server created and that is mapped into this process with all pages resident. It
+/// is unmapped when the last reference is released.
 class SharedRegion {
  public:
   SharedRegion(std::string id, absl::Span<std::byte> bytes) : id_(std::move(id)), bytes_(bytes) {}
@@ -60,13 +60,14 @@ class LocalLease {
 
   const LocalGrant& grant() const { return grant_; }
 
-  /// False once the server has closed the connection, or after Close.
+  /// Returns false once the server has closed the connection, and after Close.
   bool IsAlive();
 
-  /// Creates a region of at least `bytes` bytes. RESOURCE_EXHAUSTED above the server's limits.
+  /// Creates a region of at least `bytes` bytes. Returns RESOURCE_EXHAUSTED if this would exceed
+  /// the server's limits.
   absl::StatusOr<std::shared_ptr<SharedRegion>> CreateRegion(int64_t bytes);
 
-  /// Makes the server drop a region; the mapping of this process stays.
+  /// Makes the server drop a region. The mapping in this process stays valid.
   absl::Status CloseRegion(const std::string& id);
 
   /// Ends the lease. In a forked child it closes only the child's descriptor.
@@ -76,7 +77,7 @@ class LocalLease {
   explicit LocalLease(int socket) : socket_(socket) {}
 
   /// Sends `request` and reads its reply. `fd` is set to the file descriptor that came with it,
-  /// which the caller owns, or to -1. An error of the socket closes the socket.
+  /// which the caller owns, or to -1. If a socket operation fails, the socket is closed.
   absl::Status Ask(const v1::LocalRequest& request, v1::LocalReply* reply, int* fd);
   bool HasEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -60,7 +60,7 @@ absl::StatusOr<Placement> LocalTransport::Place(const ScoreArgs& args, const Chu
     inline_rows.reason = options_.tcp_reason;
   }
   if (choice == TransportChoice::kCudaIpc && !args.device_rows.has_value()) {
-    return absl::InvalidArgumentError("transport is cuda-ipc, and device_rows is not given");
+    return absl::InvalidArgumentError("transport is cuda-ipc, but device_rows is not given");
   }
   if (args.device_rows.has_value() &&
       (choice == TransportChoice::kAuto || choice == TransportChoice::kCudaIpc)) {
@@ -78,7 +78,7 @@ absl::StatusOr<Placement> LocalTransport::Place(const ScoreArgs& args, const Chu
   }
   const bool may_be_inline = choice == TransportChoice::kAuto || choice == TransportChoice::kTcp;
   if (!is_here && choice != TransportChoice::kCudaIpc) {
-    return absl::InvalidArgumentError(absl::StrCat("device_rows cannot be scored where they lie (",
+    return absl::InvalidArgumentError(absl::StrCat("device_rows cannot be scored where they are (",
                                                    inline_rows.reason,
                                                    "): give the rows as hidden too"));
   }
@@ -93,8 +93,8 @@ absl::StatusOr<Placement> LocalTransport::PlaceOnDevice(const ScoreArgs& args, c
   rows.bytes = chunk.rows() * row_bytes;
   if (rows.offset % kDeviceAlignment != 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("device_rows has rows that begin at byte ", rows.offset,
-                     " of their allocation, must be multiples of 16"));
+        absl::StrCat("the rows of device_rows begin at byte ", rows.offset,
+                     " of their allocation, must begin at a multiple of 16"));
   }
   absl::StatusOr<Shared> shared = Connected();
   if (!shared.ok()) return shared.status();
@@ -125,8 +125,8 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
   if (pool != nullptr) here = pool->Find(hidden);
   if (!here.has_value() && static_cast<int64_t>(hidden.size()) < kInlineBytes &&
       options_.choice == TransportChoice::kAuto) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("a request of ", hidden.size(), " bytes travels faster in its message"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "for ", hidden.size(), " bytes, sending the rows inside the request is faster"));
   }
   absl::StatusOr<Shared> shared = WithSharedMemory();
   if (!shared.ok()) return shared.status();
@@ -147,12 +147,12 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
 bool LocalTransport::Refused(const Placement& placement, const absl::Status& status) {
   if (placement.lease == nullptr || !IsPlacementRefusal(status)) return false;
   absl::MutexLock lock(&mutex_);
-  // The lease was lost meanwhile; the next placement has another.
+  // The lease was lost meanwhile; the next placement has another lease.
   if (!shared_.has_value() || shared_->lease != placement.lease) return true;
   if (placement.device.has_value() && !absl::StrContains(status.message(), " lease")) {
     if (options_.choice != TransportChoice::kAuto) return false;
-    // FAILED_PRECONDITION: the server never reaches this GPU. Other errors may concern this memory
-    // only.
+    // FAILED_PRECONDITION means that the server can never read this GPU. Other errors may concern
+    // this memory only.
     const bool is_lasting = absl::IsFailedPrecondition(status);
     disabled_devices_[UuidOf(*placement.device)] = {
         .reason = std::string(status.message()),
@@ -193,7 +193,7 @@ absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
   std::shared_ptr<std::byte> memory(new (std::nothrow) std::byte[size],
                                     std::default_delete<std::byte[]>());
   if (memory == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of rows"));
+    return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes for rows"));
   }
   const absl::Span<std::byte> span(memory.get(), size);
   return RowBuffer(std::move(memory), span, /*is_shared=*/false);
@@ -277,7 +277,7 @@ bool LocalTransport::DropLease(const absl::Status& reason) {
 
 void LocalTransport::ForgetAfterFork() {
   pid_ = getpid();
-  // Closes the child's descriptor only: the parent keeps the lease.
+  // This closes only the child's descriptor: the parent keeps the lease.
   if (shared_.has_value()) shared_->lease->Close();
   shared_.reset();
   // The pool's threads exist only in the parent; joining them here would never return.

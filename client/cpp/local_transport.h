@@ -20,63 +20,67 @@
 
 namespace logprobd::client {
 
-/// How the rows of one request travel, and the memory held until the request is answered.
+/// Transport of the rows of one request, and the memory that is held until the response arrives.
 struct Placement {
   Transport transport = Transport::kTcp;
-  std::string reason = {};                ///< Why no faster transport; empty if there is none.
+  std::string reason = {};  ///< Why no faster transport is used; empty if there is none.
   std::optional<SharedSpan> shared = {};  ///< The rows in shared memory.
   std::optional<DeviceRows> device = {};  ///< The request's rows in GPU memory.
   /// The lease that `shared` and `device` belong to; null if both are empty.
   std::shared_ptr<LocalLease> lease = {};
-  /// Keeps the slot allocated. After a timeout the server may still read the slot; data written
-  /// there next then changes only the scores of the request that was given up.
+  /// Keeps the slot allocated. After a timeout the server may still read the slot; data that is
+  /// written there next then changes only the scores of the abandoned request.
   std::shared_ptr<const void> slot = {};
 };
 
-/// Whether the server refused the location of the rows and not the request itself. The same request
-/// with another placement may then succeed; a plain retry does not.
+/// Returns whether the server refused the location of the rows and not the request itself. The same
+/// request with another placement may then succeed; a plain retry does not.
 bool IsPlacementRefusal(const absl::Status& status);
 
-/// Places each request to one server, and keeps the lease and the memory shared with it. Each
-/// client has one. Thread-safe.
+/// Chooses the transport of each request to one server, and keeps the lease and the memory shared
+/// with the server. Each client has one. Thread-safe.
 ///
-/// It opens nothing before Offer has said that the server is on this host. Connecting to the
-/// control socket and creating memory (20 ms for 64 MiB) run on the caller's thread.
+/// It opens no connection before Offer has described how to reach the server on this host.
+/// Connecting to the control socket and creating memory (20 ms for 64 MiB) run on the caller's
+/// thread.
 class LocalTransport {
  public:
   struct Options {
     TransportChoice choice = TransportChoice::kAuto;
-    Transport inline_transport = Transport::kTcp;  ///< kTcp or kUnix: how requests travel.
+    Transport inline_transport = Transport::kTcp;  ///< Transport of requests: kTcp or kUnix.
     std::string tcp_reason = "transport is tcp";   ///< Placement::reason when choice is kTcp.
     std::string address = {};                      ///< Used in messages only.
     std::string client_id = {};
     int64_t region_bytes = int64_t{64} << 20;  ///< Size of a region for requests.
-    int copy_threads = 3;  ///< Most copy threads besides the caller's, below the number of cores.
+    /// Maximum number of copy threads in addition to the caller's, below the number of cores.
+    int copy_threads = 3;
     std::function<absl::Time()> now = {};  ///< Monotonic clock.
   };
 
-  /// Smaller requests carry their rows, which takes fewer steps.
+  /// Smaller requests contain their rows, which takes fewer steps.
   static constexpr int64_t kInlineBytes = int64_t{64} << 10;
-  /// After a failure, rows travel in requests for this long before shared memory is tried again.
+  /// After a failure, rows are sent inside requests for this time before shared memory is tried
+  /// again.
   static constexpr absl::Duration kRetryAfter = absl::Seconds(10);
 
   explicit LocalTransport(Options options);
   /// Calls Close().
   ~LocalTransport();
 
-  /// Sets the same-host access that ListHeads describes; nullopt: there is none.
+  /// Sets the same-host access that ListHeads describes, or nullopt if there is none.
   void Offer(std::optional<LocalAccess> access);
 
   /// Places a chunk. Rows for shared memory are copied there once, unless they already lie there.
-  /// UNAVAILABLE when the chosen transport is not available, INVALID_ARGUMENT when it cannot carry
-  /// these rows.
+  /// Returns UNAVAILABLE if the chosen transport is not available, and INVALID_ARGUMENT if it
+  /// cannot send these rows.
   absl::StatusOr<Placement> Place(const ScoreArgs& args, const Chunk& chunk);
 
   /// Returns whether to place and send the request again, because `status` concerns its placement.
   /// The number of such repetitions is bounded.
   bool Refused(const Placement& placement, const absl::Status& status);
 
-  /// Returns the final error of a request: UNAVAILABLE if the chosen transport is not available.
+  /// Returns the final error of a request: UNAVAILABLE if the chosen transport is not available,
+  /// otherwise `status`.
   absl::Status ErrorOf(const Placement& placement, const absl::Status& status) const;
 
   /// See Client::AllocateRows.
@@ -87,7 +91,8 @@ class LocalTransport {
   Transport last() const;
   std::string last_reason() const;
 
-  /// Ends the lease; memory of AllocateRows stays valid. From then on rows travel in requests.
+  /// Ends the lease; memory of AllocateRows stays valid. From then on rows are sent inside
+  /// requests.
   void Close();
 
  private:
@@ -125,7 +130,7 @@ class LocalTransport {
   absl::flat_hash_map<std::string, DisabledDevice> disabled_devices_
       ABSL_GUARDED_BY(mutex_);  // by UUID
   Transport last_ ABSL_GUARDED_BY(mutex_);
-  std::string last_reason_ ABSL_GUARDED_BY(mutex_) = "nothing was scored yet";
+  std::string last_reason_ ABSL_GUARDED_BY(mutex_) = "nothing has been scored yet";
 };
 
 }  // namespace logprobd::client

@@ -35,7 +35,7 @@ std::optional<absl::Duration> RetryPolicy::NextDelay(const Failure& failure,
     }
     least = absl::Milliseconds(pushback_ms);
   }
-  // The exponent is bounded so that ldexp stays finite; backoff_max cuts long before.
+  // The exponent is bounded so that ldexp stays finite; backoff_max limits the delay long before.
   const int exponent = std::min(failure.attempts - 1, 60);
   const absl::Duration bound = std::min(backoff_max, backoff_initial * std::ldexp(1.0, exponent));
   // Jitter is added to the server's hint: clients refused together must not return together.
@@ -53,7 +53,7 @@ struct Attempts {
   absl::AnyInvocable<void(CallOutcome) &&> done;
   absl::Time begin;
   int32_t made = 0;
-  bool is_reported = false;  ///< on_wait was called.
+  bool is_reported = false;  ///< True after on_wait was called.
 };
 
 void Attempt(const std::shared_ptr<Attempts>& call);
@@ -62,12 +62,12 @@ void Attempt(const std::shared_ptr<Attempts>& call);
 std::string HttpPortHint(const absl::Status& status) {
   const bool is_http1 = absl::StrContains(status.message(), "http1.x server") ||
                         absl::StrContains(status.message(), "Failed parsing HTTP/2");
-  return is_http1 ? "; the peer answers with HTTP/1: is this the --http port? gRPC's is 8470 by "
-                    "default"
+  return is_http1 ? "; the peer answers with HTTP/1: is this the --http port? The gRPC port is "
+                    "8470 by default"
                   : "";
 }
 
-/// Returns how long to wait before the next attempt; nullopt: give up.
+/// Returns the time to wait before the next attempt, or nullopt to give up.
 std::optional<absl::Duration> NextDelay(const Attempts& call, const RpcReply& reply) {
   const CallEnvironment& environment = call.environment;
   const absl::Duration remaining = call.spec.deadline - environment.transport->Now();
@@ -150,8 +150,8 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
       break;
     case absl::StatusCode::kResourceExhausted:
       advice = IsMessageTooLarge(status)
-                   ? "; a single row, or the request_bytes option, is above the server's message "
-                     "limit: raise --max-message-bytes there"
+                   ? "; a single row, or the request_bytes option, exceeds the server's message "
+                     "limit: raise --max-message-bytes on the server"
                    : "; the server stayed full: send with fewer requests in flight, allow more "
                      "retries, or add servers";
       break;

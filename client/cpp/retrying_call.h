@@ -20,7 +20,7 @@ namespace logprobd::client {
 /// A call that has been retrying for this long is reported to CallEnvironment::on_wait.
 inline constexpr absl::Duration kWaitNotice = absl::Seconds(1);
 
-/// When and how often a failed request is sent again: exponential backoff with full jitter.
+/// Decides when and how often a failed request is sent again: exponential backoff with full jitter.
 struct RetryPolicy {
   int32_t retries = 8;
   absl::Duration backoff_initial = absl::Milliseconds(50);
@@ -34,16 +34,16 @@ struct RetryPolicy {
     absl::Duration remaining = absl::InfiniteDuration();  ///< Time until the call's deadline.
   };
 
-  /// Returns how long to wait before the next attempt; nullopt: give up. `unit_random` is in
+  /// Returns the time to wait before the next attempt, or nullopt to give up. `unit_random` is in
   /// [0, 1).
   ///
   /// Only UNAVAILABLE and RESOURCE_EXHAUSTED are retried, except for a message that was too large.
-  /// A pushback is the shortest delay; a negative or malformed one means: do not retry. No attempt
-  /// is planned past the deadline.
+  /// A pushback is the minimum delay; a negative or malformed pushback forbids retries. No attempt
+  /// is planned after the deadline.
   std::optional<absl::Duration> NextDelay(const Failure& failure, double unit_random) const;
 };
 
-/// Whether gRPC refused a message for its size. A retry does not help then.
+/// Returns whether gRPC refused a message because of its size. A retry does not help then.
 bool IsMessageTooLarge(const absl::Status& status);
 
 /// State that all calls of a client share. It outlives the calls.
@@ -52,10 +52,12 @@ struct CallEnvironment {
   RetryPolicy retry;
   std::string address;                  ///< Used in messages only.
   std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
-  /// The servers behind `transport`; null: one server whose weights must not change in a call.
+  /// The servers behind `transport`; null means one server, whose weights must not change during a
+  /// call.
   Balance* balance = nullptr;
   bool mix_weights_versions = false;
-  /// Gets a message when a call has been retrying for kWaitNotice, once per call; may be empty.
+  /// Called with a message when a call has been retrying for kWaitNotice, once per call; may be
+  /// empty.
   std::function<void(const std::string& message)> on_wait = {};
 };
 
@@ -64,16 +66,16 @@ struct CallSpec {
   std::string method;
   /// Encodes the request; called once per attempt.
   std::function<grpc::ByteBuffer()> request;
-  absl::Time deadline = absl::InfiniteFuture();  ///< Of all attempts, on the transport's clock.
+  absl::Time deadline = absl::InfiniteFuture();  ///< For all attempts, on the transport's clock.
   absl::Duration timeout;                        ///< The caller's timeout; used in messages only.
   std::shared_ptr<CancelScope> scope;
 };
 
 struct CallOutcome {
-  absl::Status status;  ///< An error carries the advice of ExplainStatus.
+  absl::Status status;  ///< An error includes the advice of ExplainStatus.
   grpc::ByteBuffer body = {};
   int32_t attempts = 1;
-  std::string server = {};  ///< Same as RpcReply::server.
+  std::string server = {};  ///< See RpcReply::server.
 };
 
 /// Starts a call and its retries. Calls `done` once, possibly before returning.

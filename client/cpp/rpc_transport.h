@@ -16,12 +16,12 @@ namespace logprobd::client {
 class CallVersions;
 class CallerQueue;
 
-/// How a request ended.
+/// Outcome of a request.
 struct RpcReply {
   absl::Status status = absl::OkStatus();
-  grpc::ByteBuffer body = {};                ///< When `status` is OK.
+  grpc::ByteBuffer body = {};                ///< Response, if `status` is OK.
   std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
-  std::string server = {};        ///< Address that answered; empty if there is only one server.
+  std::string server = {};        ///< Address of the server; empty if there is only one server.
   bool can_go_elsewhere = false;  ///< Another server is ready, so a retry need not wait.
   bool is_explained = false;      ///< The message already says what to change.
 };
@@ -32,17 +32,19 @@ using RpcDone = absl::AnyInvocable<void(RpcReply) &&>;
 class CancelScope {
  public:
   virtual ~CancelScope() = default;
-  /// Ends requests in flight, and requests sent later, with CANCELLED; delays end now. Any thread.
+  /// Ends requests in flight and requests sent later with CANCELLED, and ends delays now. May be
+  /// called from any thread.
   virtual void Cancel() = 0;
 
-  /// Restricts the servers that the requests may go to; null: any. Set it before the first request.
+  /// Restricts the servers to which the requests may be sent; null allows any server. Must be set
+  /// before the first request.
   std::shared_ptr<CallVersions> versions;
-  /// Queue from which the caller receives answers; null: threads of the transport receive them. Set
-  /// it before the first request.
+  /// Queue from which the caller receives responses; if it is null, threads of the transport
+  /// receive them. Must be set before the first request.
   std::shared_ptr<CallerQueue> queue;
 };
 
-/// Sends encoded requests and provides a clock. Implemented over gRPC, and faked in tests.
+/// Sends encoded requests and provides a clock. It is implemented over gRPC and faked in tests.
 /// Thread-safe.
 class RpcTransport {
  public:
@@ -61,7 +63,7 @@ class RpcTransport {
   virtual void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
                      absl::AnyInvocable<void() &&> callback) = 0;
 
-  /// Monotonic time with an arbitrary epoch.
+  /// Returns the monotonic time, with an arbitrary epoch.
   virtual absl::Time Now() const = 0;
 
   /// Returns the number of servers that take requests now, at least 1. Starts checks that are due.
@@ -75,28 +77,30 @@ class RpcTransport {
 /// Callbacks of a stream, called one at a time, on threads of the transport.
 struct StreamEvents {
   absl::AnyInvocable<void(const grpc::ByteBuffer&)> received;
-  /// Called once, last. OK: the server ended the stream.
+  /// Called once, as the last callback. OK means that the server ended the stream.
   absl::AnyInvocable<void(const absl::Status&) &&> ended;
 };
 
-/// A bidirectional call that carries encoded messages. Implemented over gRPC, and faked in tests.
-/// Thread-safe. These functions call no event themselves.
+/// A bidirectional call that carries encoded messages. It is implemented over gRPC and faked in
+/// tests. Thread-safe. Its functions do not call StreamEvents themselves.
 class MessageStream {
  public:
   virtual ~MessageStream() = default;
-  /// Begins the call. Call once.
+  /// Begins the call. Must be called once.
   virtual void Start() = 0;
   /// Queues a message. Messages are sent in this order; after the stream has ended they are
   /// dropped.
   virtual void Write(grpc::ByteBuffer message) = 0;
-  /// Withdraws an unsent message and releases its memory. `index` counts the messages given to
-  /// Write from 0. False: the connection has started to send it.
+  /// Withdraws an unsent message and releases its memory. `index` is the position of the message in
+  /// the order of Write, from 0. Returns false if the connection has started to send the message.
   virtual bool Withdraw(int64_t index) = 0;
-  /// Sends no more messages: the server ends the stream when it has answered all messages.
+  /// Declares that no more messages follow: the server ends the stream when it has answered all
+  /// messages.
   virtual void CloseWrites() = 0;
   /// Ends the stream soon, with CANCELLED.
   virtual void Cancel() = 0;
-  /// Number of messages given to Write that the connection has taken, including withdrawn ones.
+  /// Returns the number of messages given to Write that the connection has taken, including
+  /// withdrawn ones.
   virtual int64_t written() const = 0;
 };
 
@@ -104,8 +108,8 @@ class MessageStream {
 class StreamOpener {
  public:
   virtual ~StreamOpener() = default;
-  /// Returns a stream of `method` ("/package.Service/Method"), which the caller starts. Null once
-  /// shut down; then no event is called.
+  /// Returns a stream of `method` ("/package.Service/Method"), which the caller starts. Returns
+  /// null after shutdown; then no event is called.
   virtual std::shared_ptr<MessageStream> OpenStream(const std::string& method,
                                                     StreamEvents events) = 0;
 };

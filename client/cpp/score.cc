@@ -47,9 +47,9 @@ absl::Status CheckOffsets(absl::string_view name, absl::Span<const int64_t> offs
   }
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] < offsets[i - 1]) {
-      return absl::InvalidArgumentError(absl::StrCat(name, "[", i, "] is ", offsets[i],
-                                                     ", less than the one before it (",
-                                                     offsets[i - 1], "): offsets must not fall"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, "[", i, "] is ", offsets[i], ", less than the one before it (",
+                       offsets[i - 1], "): offsets must not decrease"));
     }
   }
   if (offsets.back() != end) {
@@ -104,7 +104,8 @@ absl::Status CheckScoreArgs(const ScoreArgs& args) {
     return absl::InvalidArgumentError(absl::StrCat("top_k is ", args.top_k, ", must be >= 0"));
   }
   if (args.candidate_offsets.empty() && !args.candidate_ids.empty()) {
-    return absl::InvalidArgumentError("candidate_ids needs candidate_offsets, [rows + 1] from 0");
+    return absl::InvalidArgumentError(
+        "candidate_ids requires candidate_offsets: rows + 1 values that start at 0");
   }
   if (!args.candidate_offsets.empty() &&
       static_cast<int64_t>(args.candidate_offsets.size()) != args.rows + 1) {

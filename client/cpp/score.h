@@ -18,7 +18,7 @@
 
 namespace logprobd::client {
 
-/// How the hidden states of a request travel to the server.
+/// Transport of a request's hidden states to the server.
 enum class Transport {
   kTcp,           ///< In the request.
   kUnix,          ///< In the request, over a Unix socket.
@@ -37,11 +37,12 @@ enum class TransportChoice {
   kCudaIpc,       ///< Only GPU memory; calls fail if it is not available.
 };
 
-/// Parses "auto", "tcp", "shm" or "cuda-ipc"; INVALID_ARGUMENT for other text.
+/// Parses "auto", "tcp", "shm" or "cuda-ipc". Returns INVALID_ARGUMENT for other text.
 absl::StatusOr<TransportChoice> ParseTransportChoice(absl::string_view text);
 
 /// Contiguous rows in memory of a GPU of this host, allocated by the calling process. The caller
-/// waits for the kernels that write them before the call, and does not change them until it ends.
+/// must wait for the kernels that write them before the call, and must not change them until the
+/// call ends.
 struct DeviceRows {
   std::array<uint8_t, 16> device_uuid = {};  ///< cudaDeviceProp::uuid of the GPU.
   /// cudaIpcMemHandle_t of the allocation, from cudaIpcGetMemHandle. Memory from cudaMallocAsync
@@ -54,7 +55,7 @@ struct DeviceRows {
 };
 
 /// Memory for rows, from Client::AllocateRows. Rows that ScoreArgs::hidden refers to in this memory
-/// are scored without a copy. May outlive its Client.
+/// are scored without a copy. The buffer may outlive its Client.
 class RowBuffer {
  public:
   RowBuffer() = default;
@@ -63,9 +64,9 @@ class RowBuffer {
   RowBuffer(RowBuffer&&) = default;
   RowBuffer& operator=(RowBuffer&&) = default;
 
-  /// The memory, uninitialised at first.
+  /// Returns the memory, which is uninitialised at first.
   absl::Span<std::byte> bytes() const { return bytes_; }
-  /// False: the memory is ordinary memory, because none can be shared with the server.
+  /// Returns false if this is ordinary memory, because none can be shared with the server.
   bool is_shared() const { return is_shared_; }
 
  private:
@@ -110,38 +111,39 @@ enum class Priority : int32_t { kHigh = 1, kNormal = 2, kLow = 3 };
 /// and unchanged until the call ends (Score returns, or the callback of ScoreAsync is called).
 struct ScoreArgs {
   /// The states after the model's final norm: `dtype` [rows, hidden_size], row-major,
-  /// little-endian, any alignment. Over a socket they are sent from this memory. For a same-host
-  /// server they are copied once into shared memory, or not at all if they lie in a RowBuffer.
+  /// little-endian, with any alignment. Over a socket they are sent from this memory. For a
+  /// same-host server they are copied once into shared memory, or not at all if they lie in a
+  /// RowBuffer.
   absl::Span<const std::byte> hidden;
   Dtype dtype = Dtype::kBf16;
   /// The same rows in a GPU's memory, instead of or in addition to `hidden`. If the server cannot
-  /// read them there, it gets `hidden`; without `hidden` the call ends with INVALID_ARGUMENT.
+  /// read them there, `hidden` is sent; without `hidden` the call ends with INVALID_ARGUMENT.
   std::optional<DeviceRows> device_rows;
-  int64_t rows = 0;         ///< >= 0, no upper limit: the client cuts large calls.
+  int64_t rows = 0;         ///< 0 to 2^40: the client splits large calls.
   int64_t hidden_size = 0;  ///< Must equal the head's hidden size.
 
   /// [rows], each in [0, vocab) or ignore_index: the token that follows each row.
   absl::Span<const int32_t> targets;
-  /// Divides the logits, 1e-4 to 1e4.
+  /// Temperature that divides the logits, 1e-4 to 1e4.
   float temperature = 1.0F;
-  /// [rows], replaces `temperature`; or empty.
+  /// Temperature of each row, [rows], instead of `temperature`; empty if not used.
   absl::Span<const float> row_temperatures;
-  /// Temperature of the entropy alone. Absent: the row's temperature.
+  /// Temperature of the entropy alone. If absent, the row's temperature applies.
   std::optional<float> entropy_temperature;
   /// Target of rows that are not scored and get zeros; must lie outside [0, vocab).
   int32_t ignore_index = -100;
 
-  uint32_t outputs = output::kDefault;  ///< Sum of output:: bits; 0: the default.
-  int32_t top_k = 0;                    ///< Number of best ids to return per row; 0: none.
+  uint32_t outputs = output::kDefault;  ///< Sum of output:: bits; 0 means kDefault.
+  int32_t top_k = 0;                    ///< Number of best ids to return per row; may be 0.
   /// Further ids to score: row r owns [candidate_offsets[r], candidate_offsets[r + 1]).
   absl::Span<const int32_t> candidate_ids;
-  absl::Span<const int64_t> candidate_offsets;  ///< [rows + 1], from 0, rising; empty: none.
-  /// [segments + 1], from 0 to `rows`, rising: consecutive rows to sum; empty: none.
+  absl::Span<const int64_t> candidate_offsets;  ///< [rows + 1], ascending from 0; or empty.
+  /// [segments + 1], ascending from 0 to `rows`: consecutive rows to sum; empty if not used.
   absl::Span<const int64_t> segment_offsets;
 
-  std::string head;  ///< Empty: the server's only head.
-  /// Version of the weights to score with; 0: the live version. A call mixes versions only with
-  /// Client::Options::mix_weights_versions.
+  std::string head;  ///< Empty means the server's only head.
+  /// Version of the weights to score with; 0 means the live version. A call mixes versions only
+  /// with Client::Options::mix_weights_versions.
   uint64_t weights_version = 0;
   Priority priority = Priority::kNormal;
   /// Fails the call with INVALID_ARGUMENT when a row's logits hold NaN or Inf, instead of returning
@@ -149,15 +151,15 @@ struct ScoreArgs {
   bool reject_nonfinite = false;
   std::string request_id;  ///< Appears in the server's log; at most 128 bytes.
 
-  /// Time limit of the whole call, retries included. Absent: Client::Options::timeout.
+  /// Time limit of the whole call, including retries. If absent, Client::Options::timeout applies.
   std::optional<absl::Duration> timeout;
-  /// Called with the number of rows scored so far; one call at a time, from the library's threads
-  /// or, in a blocking call, from the caller's own. Must return quickly.
+  /// Called with the number of rows scored so far, by one thread at a time: a thread of the library
+  /// or, in a blocking call, the caller's own. It must return quickly.
   std::function<void(int64_t rows_done)> on_progress;
 };
 
-/// Time that a request spent in the server's stages, in microseconds. For a call that was cut, each
-/// is the maximum over its requests.
+/// Time that a request spent in the server's stages, in microseconds. For a call that was split,
+/// each value is the maximum over its requests.
 struct ServerTimings {
   uint32_t queue_us = 0;
   uint32_t copy_us = 0;
@@ -174,7 +176,7 @@ struct ScoreResult {
   int64_t nonfinite_rows = 0;  ///< Rows whose logits hold NaN or Inf.
   /// Version of the weights that scored the rows; the highest one if versions were mixed.
   uint64_t weights_version = 0;
-  /// All versions that scored rows, rising; more than one only with
+  /// All versions that scored rows, in ascending order; more than one only with
   /// Client::Options::mix_weights_versions.
   std::vector<uint64_t> weights_versions;
   int32_t top_k = 0;
@@ -197,13 +199,13 @@ struct ScoreResult {
 
   Transport transport = Transport::kTcp;  ///< The transport of most rows.
   ServerTimings timings;
-  int32_t requests = 0;  ///< Number of requests that the call was cut into.
+  int32_t requests = 0;  ///< Number of requests into which the call was split.
   int32_t retries = 0;   ///< Number of requests that were sent again.
 };
 
-/// Checks that sizes agree and offsets rise, so that cutting and sending never reads out of bounds.
-/// The server checks the values (targets, temperatures, top_k). Client::Score calls this.
-/// INVALID_ARGUMENT names the field, its value and the allowed values.
+/// Checks that sizes agree and offsets do not decrease, so that splitting and sending never read
+/// out of bounds. The server checks the values (targets, temperatures, top_k). Client::Score calls
+/// this. Returns INVALID_ARGUMENT with the field, its value and the allowed values.
 absl::Status CheckScoreArgs(const ScoreArgs& args);
 
 }  // namespace logprobd::client

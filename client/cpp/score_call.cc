@@ -20,9 +20,10 @@
 namespace logprobd::client {
 namespace {
 
-/// A call with waiting chunks checks this often whether more servers are ready.
+/// Interval at which a call with waiting chunks checks whether more servers are ready.
 constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
-/// How often a call scores chunks again that were answered before a swap of the weights.
+/// Maximum number of rounds of a call. After a change of the weights, a further round scores again
+/// the chunks that another version scored.
 constexpr int kRoundsMax = 3;
 
 /// Delivers the result once the call has ended and gRPC has dropped every slice of the caller's
@@ -94,7 +95,8 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   /// Sends chunks while the windows have room.
   void SendMore() {
     while (true) {
-      // Called without the lock: a check may end at once, and with it a request of this call.
+      // CountServers runs without the lock: a check may end at once and then end a request of this
+      // call.
       const int64_t window = options_.max_inflight * environment_.transport->CountServers();
       const Chunk* chunk = nullptr;
       {
@@ -111,7 +113,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
  private:
-  /// Checks again soon whether more servers are ready, since answers may take long.
+  /// Checks again soon whether more servers are ready, since responses may take long.
   void RecheckServersSoon() {
     if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
     {
@@ -173,7 +175,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     return status_.ok();
   }
 
-  /// Merges an answer. False: another version of the weights than the call's gave it.
+  /// Merges a response. Returns false if another version of the weights than the call's scored it.
   absl::StatusOr<bool> Merge(const Chunk& chunk, const Placement& placement, int epoch,
                              const CallOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!outcome.status.ok()) {
@@ -192,7 +194,8 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     });
   }
 
-  /// After all chunks are answered, queues those that another version than the call's answered.
+  /// After all responses have arrived, queues the chunks that another version than the call's
+  /// scored.
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());

@@ -19,7 +19,7 @@ absl::Status Health(const RpcReply& reply) {
   const absl::StatusOr<bool> is_serving = IsServing(reply.body);
   if (!is_serving.ok()) return absl::UnavailableError(is_serving.status().message());
   if (*is_serving) return absl::OkStatus();
-  return absl::UnavailableError("health says NOT_SERVING: starting or stopping");
+  return absl::UnavailableError("health says NOT_SERVING: the server is starting or stopping");
 }
 
 absl::StatusOr<ServerInfo> Heads(const RpcReply& reply) {

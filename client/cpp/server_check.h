@@ -17,12 +17,13 @@ namespace logprobd::client {
 /// Time limit of each request of a check.
 inline constexpr absl::Duration kServerCheckTimeout = absl::Seconds(5);
 
-/// Receives the result of a check. `listed` is the encoded answer to ListHeads; empty on an error.
+/// Receives the result of a check. `listed` is the encoded response to ListHeads, or empty after an
+/// error.
 using ServerCheckDone = absl::AnyInvocable<void(const absl::StatusOr<ServerInfo>& info,
                                                 const grpc::ByteBuffer& listed) &&>;
 
 /// Checks whether a server can be used: asks for its health over each of its `connections`, then
-/// for its heads. A server without a health service needs only to list its heads. `done` is called
+/// for its heads. A server without a health service must only list its heads. `done` is called
 /// once, possibly before this returns, with at least one head, or with UNAVAILABLE and the reason.
 /// `server` must live until then.
 void StartServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done);

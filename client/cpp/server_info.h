@@ -11,20 +11,20 @@
 
 namespace logprobd::client {
 
-/// Limits of one request. The client cuts larger calls.
+/// Limits of one request. The client splits larger calls.
 struct Limits {
   int64_t message_bytes_max = int64_t{4} << 20;
   int64_t request_rows_max = 65'536;
   int64_t top_k_max = 0;
   int64_t candidates_max = 1 << 20;
   int64_t segments_max = 65'536;
-  int64_t stream_window = 0;  ///< Unanswered chunks per stream; 0: unknown.
+  int64_t stream_window = 0;  ///< Maximum number of unanswered chunks per stream; 0 if unknown.
 };
 
 /// A range of a head's vocabulary and the device that holds it.
 struct Shard {
-  int32_t replica = 0;      ///< Counted from 0; each replica holds one whole head.
-  int32_t shard = 0;        ///< Counted from 0, in the order of the vocabulary.
+  int32_t replica = 0;      ///< Index from 0; each replica holds one whole head.
+  int32_t shard = 0;        ///< Index from 0, in the order of the vocabulary.
   std::string device;       ///< For example "gpu0" or "cpu".
   int64_t vocab_begin = 0;  ///< First id.
   int64_t vocab_end = 0;    ///< One past the last id.
@@ -40,9 +40,9 @@ struct Head {
   Dtype dtype = Dtype::kBf16;
   uint64_t weights_version = 0;
   bool ready = false;
-  bool tied = false;     ///< The weight is the input embedding.
+  bool tied = false;     ///< True if the weight is the input embedding.
   float scale = 1.0F;    ///< Multiplies the logits.
-  float softcap = 0.0F;  ///< Logits become softcap * tanh(logits / softcap); 0: unchanged.
+  float softcap = 0.0F;  ///< Logits become softcap * tanh(logits / softcap); 0 means unchanged.
   bool has_bias = false;
   std::string tensor = {};  ///< Name of the weight in the checkpoint.
   std::string engine = {};
@@ -52,7 +52,7 @@ struct Head {
   std::vector<Shard> layout = {};  ///< Ordered by replica, then shard; empty from an old server.
 };
 
-/// How a same-host client reaches the server without TCP.
+/// Ways in which a same-host client reaches the server without TCP.
 struct LocalAccess {
   std::string boot_id = {};       ///< /proc/sys/kernel/random/boot_id of the server's host.
   std::string grpc_path = {};     ///< Unix socket of the same gRPC service.
@@ -63,7 +63,7 @@ struct LocalAccess {
 
 struct ServerInfo {
   std::string server_version = {};
-  std::optional<LocalAccess> local = {};  ///< Absent: the server has no control socket.
+  std::optional<LocalAccess> local = {};  ///< Absent if the server has no control socket.
   std::vector<Head> heads = {};
 };
 
@@ -72,7 +72,7 @@ struct ServerState {
   enum class State {
     kUnknown,  ///< The server was not asked yet.
     kReady,    ///< The server takes requests.
-    kBusy,     ///< The server refused a request for load a moment ago.
+    kBusy,     ///< The server refused a request because of load a moment ago.
     kOut       ///< The server failed, drains, or cannot be reached.
   };
 
@@ -86,9 +86,9 @@ struct ServerState {
 };
 
 struct VerifyArgs {
-  std::string head = {};  ///< Empty: the only head.
-  int32_t rows = 0;       ///< 1 to 64; 0: the server's default.
-  uint64_t seed = 0;      ///< 0: the server's default.
+  std::string head = {};  ///< Empty means the only head.
+  int32_t rows = 0;       ///< 1 to 64; 0 means the server's default.
+  uint64_t seed = 0;      ///< 0 means the server's default.
 };
 
 /// The server's comparison of its engine with double precision, on seeded synthetic rows.

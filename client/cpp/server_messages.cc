@@ -137,13 +137,13 @@ grpc::ByteBuffer EncodeServing() {
 absl::StatusOr<bool> IsServing(const grpc::ByteBuffer& body) {
   grpc::Slice slice;
   if (!body.DumpToSingleSlice(&slice).ok()) {
-    return absl::InternalError("the health answer could not be read");
+    return absl::InternalError("the health response could not be read");
   }
   if (slice.size() == 0) return false;  // the default value, UNKNOWN
   constexpr uint8_t kStatusTag = 0x08;  // field 1, varint
   constexpr uint8_t kServing = 1;
   if (slice.size() != 2 || slice.begin()[0] != kStatusTag) {
-    return absl::InternalError("the health answer is not a HealthCheckResponse");
+    return absl::InternalError("the health response is not a HealthCheckResponse");
   }
   return slice.begin()[1] == kServing;
 }

@@ -29,7 +29,7 @@ RegionPool::RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes)
 
 absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  // Checked before rounding up, which could overflow.
+  // This check comes before rounding up, because rounding could overflow.
   if (bytes > lease_->grant().lease_bytes_max) return AboveLimits(bytes);
   const int64_t rounded = RoundUp(bytes);
   // Takes the first gap that fits, so that the same memory is reused and stays in cache.
@@ -59,7 +59,7 @@ absl::StatusOr<RegionPool::RegionSpace*> RegionPool::Grow(int64_t bytes) {
   const LocalGrant& grant = lease_->grant();
   const int64_t held = HeldBytes();
   int64_t size = std::max(bytes, region_bytes_);
-  // The rest of the lease may suffice for this span alone.
+  // The lease may still have room for this span, although not for a region of the usual size.
   if (size > grant.lease_bytes_max - held) size = bytes;
   if (size > grant.region_bytes_max || size > grant.lease_bytes_max - held ||
       static_cast<int64_t>(regions_.size()) >= grant.regions_max) {
@@ -89,8 +89,8 @@ absl::Status RegionPool::AboveLimits(int64_t bytes) const {
   const LocalGrant& grant = lease_->grant();
   return absl::ResourceExhaustedError(absl::StrCat(
       bytes, " more bytes exceed the server's limits on shared memory: ", grant.region_bytes_max,
-      " per region, ", grant.lease_bytes_max, " and ", grant.regions_max, " regions per client, ",
-      HeldBytes(), " in use"));
+      " bytes per region, ", grant.lease_bytes_max, " bytes and ", grant.regions_max,
+      " regions per client; this client uses ", HeldBytes(), " bytes"));
 }
 
 void RegionPool::Free(const SharedSpan& span) {

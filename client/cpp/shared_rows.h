@@ -21,7 +21,7 @@ namespace logprobd::client {
 /// An allocated range of a region.
 struct SharedSpan {
   std::shared_ptr<SharedRegion> region;
-  int64_t offset = 0;  ///< Bytes from the region's start; page-aligned if the pool allocated it.
+  int64_t offset = 0;  ///< Bytes from the region's start. Page-aligned if the pool allocated it.
   int64_t bytes = 0;
 
   absl::Span<std::byte> memory() const {
@@ -36,8 +36,8 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   /// is returned to the server once it is free; other regions live as long as the lease.
   RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes);
 
-  /// Allocates `bytes` bytes, >= 1, which are freed with the last reference. RESOURCE_EXHAUSTED
-  /// above the server's limits; otherwise the errors of the lease.
+  /// Allocates `bytes` bytes, >= 1, which are freed with the last reference. Returns
+  /// RESOURCE_EXHAUSTED if this would exceed the server's limits, and the errors of the lease.
   absl::StatusOr<std::shared_ptr<const SharedSpan>> Allocate(int64_t bytes);
 
   /// Returns the span of these bytes if they lie in one of the regions.
@@ -52,8 +52,8 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   };
   struct RegionSpace {
     std::shared_ptr<SharedRegion> region;
-    std::vector<Gap> gaps;  ///< The free ranges, sorted, never adjacent.
-    bool is_kept;           ///< Whether the region stays when all of it is free.
+    std::vector<Gap> gaps;  ///< The free ranges in ascending order; no two are adjacent.
+    bool is_kept;           ///< Whether the pool keeps the region when all of it is free.
   };
 
   absl::StatusOr<RegionSpace*> Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -65,13 +65,13 @@ class RegionPool : public std::enable_shared_from_this<RegionPool> {
   const int64_t region_bytes_;
   mutable absl::Mutex mutex_;
   std::vector<RegionSpace> regions_ ABSL_GUARDED_BY(mutex_);
-  /// The server's latest refusal, and until when the pool does not ask again.
+  /// The server's latest refusal. The pool does not ask again before `refused_until_`.
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   absl::Time refused_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-/// Copies large blocks of memory with several threads; one thread alone writes about 10 GB/s.
-/// Thread-safe. The threads start with the first large copy.
+/// Copies large blocks of memory with several threads, because one thread alone writes only about
+/// 10 GB/s. The threads start with the first large copy. Thread-safe.
 class CopyPool {
  public:
   /// `threads` is the number of threads in addition to the caller's, >= 0.

@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kWindowUnknown = 8;
 
-/// Returns the request with its chunk_id in front: protobuf fields may come in any order, and the
-/// slices of the request are shared, not copied.
+/// Returns the request with a chunk_id in front of it, which is valid because protobuf fields may
+/// come in any order. The result shares the slices of the request and does not copy them.
 grpc::ByteBuffer WithChunkId(const grpc::ByteBuffer& request, uint64_t id) {
   v1::ScoreRequest prefix;
   prefix.set_chunk_id(id);
@@ -39,20 +39,20 @@ bool ParseResponse(const grpc::ByteBuffer& message, v1::ScoreResponse* response)
 /// A stream and its unanswered chunks.
 struct StreamTransport::Lane {
   std::shared_ptr<MessageStream> stream;
-  /// Each takes room in the window, even if its call has ended.
+  /// Ids of the chunks that occupy the window. A chunk stays here even if its call has ended.
   absl::flat_hash_set<uint64_t> unanswered;
   int64_t sent = 0;
-  absl::Status broken;  ///< Why this client cancelled the stream; later events are ignored.
+  absl::Status broken;  ///< Why this client cancelled the stream; then later events are ignored.
 };
 
 struct StreamTransport::Chunk {
-  grpc::ByteBuffer request;  ///< Shares the slices, in case the request is sent again.
+  grpc::ByteBuffer request;  ///< Shares the slices; kept because the request may be sent again.
   absl::Time deadline;
   std::shared_ptr<Scope> scope;
   std::shared_ptr<CancelScope> timer;  ///< Null without a deadline.
   RpcDone done;                        ///< Null once the call has ended.
   std::shared_ptr<Lane> lane;          ///< Null while the chunk waits.
-  int64_t index = 0;                   ///< Among the messages of its lane.
+  int64_t index = 0;                   ///< Position among the messages of its lane.
 };
 
 class StreamTransport::Scope final : public CancelScope {
@@ -113,7 +113,7 @@ void StreamTransport::Call(const std::string& method, grpc::ByteBuffer request, 
     if (own_scope->is_cancelled) {
       replies.emplace_back(
           std::move(done),
-          RpcReply{.status = absl::CancelledError("cancelled before it was sent")});
+          RpcReply{.status = absl::CancelledError("the call was cancelled before it was sent")});
     } else {
       id = ++last_id_;
       Chunk& chunk = chunks_[id];
@@ -128,8 +128,8 @@ void StreamTransport::Call(const std::string& method, grpc::ByteBuffer request, 
   }
   request.Clear();
   if (id != 0 && timer != nullptr) {
-    // If the chunk has already ended, its timer's scope is cancelled; the timer then fires at once
-    // without effect.
+    // If the chunk has already ended, the timer's scope is cancelled, so the timer fires at once
+    // and has no effect.
     inner_.After(std::max(deadline - inner_.Now(), absl::ZeroDuration()), timer,
                  [this, id] { Expire(id); });
   }
@@ -207,10 +207,10 @@ bool StreamTransport::GiveUp(uint64_t id, const absl::Status& status, Replies& r
 }
 
 void StreamTransport::Abandon(const std::shared_ptr<Lane>& lane) {
-  lane->broken = absl::CancelledError("given up");
+  lane->broken = absl::CancelledError("the client gave the stream up");
   lane->stream->Cancel();
   std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
-  // Ids rise in the order of first sending.
+  // Ids ascend in the order in which chunks were first sent.
   std::vector<uint64_t> again(lane->unanswered.begin(), lane->unanswered.end());
   lane->unanswered.clear();
   std::sort(again.rbegin(), again.rend());
@@ -244,7 +244,7 @@ void StreamTransport::Received(const std::shared_ptr<Lane>& lane, const grpc::By
     if (!is_response || lane->unanswered.erase(response.chunk_id()) == 0) {
       lane->broken = absl::InternalError(
           is_response ? absl::StrCat("the server answered chunk ", response.chunk_id(),
-                                     ", which it was not sent")
+                                     ", which was not sent to it")
                       : "the server's answer is not a ScoreResponse");
       lane->stream->Cancel();
       return;
@@ -273,7 +273,7 @@ void StreamTransport::Ended(const std::shared_ptr<Lane>& lane, const absl::Statu
     std::replace(lanes_.begin(), lanes_.end(), lane, std::shared_ptr<Lane>());
     for (const uint64_t id : lane->unanswered) End(id, {.status = reason}, replies);
     lane->unanswered.clear();
-    // The stream's events refer to the lane: the reset breaks the cycle.
+    // The stream's events refer to the lane, so the reset breaks a reference cycle.
     lane->stream.reset();
     SendWaiting(replies);
   }
@@ -290,7 +290,7 @@ void StreamTransport::Expire(uint64_t id) {
     const absl::Status status = inner_.Now() < found->second.deadline
                                     ? absl::CancelledError("the client is shutting down")
                                     : absl::DeadlineExceededError("Deadline Exceeded");
-    // A message that the connection does not finish sending keeps the caller's memory in use.
+    // The caller's memory stays in use until the connection has sent the message completely.
     if (!GiveUp(id, status, replies)) Abandon(lane);
     SendWaiting(replies);
     CloseIdle();
@@ -324,7 +324,7 @@ BulkTransport::BulkTransport(const GrpcTransport::Options& options,
       connections_(options),
       streams_(connections_, connections_, options.channels) {}
 
-// Shuts down before streams_ is destroyed, which must receive no event after that.
+// Shuts down first, because `streams_` must receive no event after its destruction.
 BulkTransport::~BulkTransport() { connections_.Shutdown(); }
 
 void BulkTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,

@@ -18,24 +18,25 @@ namespace logprobd::client {
 
 /// Sends Score requests as chunks of ScoreStream calls, and other requests through `inner`.
 ///
-/// A chunk goes to the stream with the fewest unanswered chunks. Each stream has at most a window
-/// of them; further chunks wait. Answers may arrive in any order. An answer ends its Call with the
-/// chunk's own status and retry hint. A stream that breaks ends its calls with its status. A stream
-/// is opened when there is a chunk to send and closed when all its chunks are answered, so that an
-/// idle client does not delay a server's shutdown.
+/// A chunk is sent on the stream with the fewest unanswered chunks. Each stream has at most
+/// `window` unanswered chunks; further chunks wait. Answers may arrive in any order. An answer ends
+/// its Call with the chunk's own status and retry hint. If a stream breaks, its calls end with its
+/// status. A stream is opened when there is a chunk to send and closed when all its chunks are
+/// answered, so that an idle client does not delay a server's shutdown.
 ///
-/// A call that is cancelled or whose deadline passes ends alone, and its request is withdrawn if
-/// the connection has not started to send it. If a request is partly sent when its deadline passes,
-/// its stream is cancelled, and the stream's other chunks are sent again on another stream.
+/// If a call is cancelled or its deadline passes, the other calls of its stream go on. The call's
+/// request is withdrawn if the connection has not started to send it. If a request is partly sent
+/// when its deadline passes, its stream is cancelled, and the stream's other chunks are sent again
+/// on another stream.
 class StreamTransport final : public RpcTransport {
  public:
-  /// Opens at most `streams` streams at once, >= 1. `inner` and `opener` must outlive this object,
-  /// and must call no stream event and no timer after its destruction.
+  /// `streams` is the maximum number of streams that are open at once, >= 1. `inner` and `opener`
+  /// must outlive this object, and must call no stream event and no timer after its destruction.
   StreamTransport(RpcTransport& inner, StreamOpener& opener, int32_t streams);
   ~StreamTransport() override;
 
-  /// Sets the largest number of unanswered chunks per stream (Limits::stream_window); 0: unknown,
-  /// which means 8.
+  /// Sets the maximum number of unanswered chunks per stream (Limits::stream_window). 0 means that
+  /// the limit is unknown; then it is 8.
   void SetWindow(int64_t window);
 
   std::shared_ptr<CancelScope> NewScope() override;
@@ -53,15 +54,16 @@ class StreamTransport final : public RpcTransport {
 
   /// Moves waiting chunks to streams with room. Calls that end are added to `replies`.
   void SendWaiting(Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Returns the lane with the fewest unanswered chunks, opened if necessary; null once shut down.
+  /// Returns the lane with the fewest unanswered chunks, and opens it if necessary. Returns null
+  /// once the transport is shut down.
   std::shared_ptr<Lane> LaneWithRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Removes a chunk. Its call, if it still waits, ends with `reply`.
   void End(uint64_t id, RpcReply reply, Replies& replies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Like End, for a chunk without an answer. False: the connection is sending the request, so the
-  /// chunk stays until it is answered or its deadline passes.
+  /// Ends a chunk without an answer. Returns false if the connection is sending the request; then
+  /// the call ends, but the chunk stays until it is answered or its deadline passes.
   bool GiveUp(uint64_t id, const absl::Status& status, Replies& replies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Cancels the stream; its unanswered chunks wait for another one.
+  /// Cancels the stream of `lane`. Its unanswered chunks wait for another stream.
   void Abandon(const std::shared_ptr<Lane>& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Closes the streams whose chunks are all answered.
   void CloseIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -77,13 +79,14 @@ class StreamTransport final : public RpcTransport {
   absl::Mutex mutex_;
   int64_t window_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::shared_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);  ///< Null: no stream.
+  std::vector<std::shared_ptr<Lane>> lanes_
+      ABSL_GUARDED_BY(mutex_);  ///< A null lane has no stream.
   absl::flat_hash_map<uint64_t, Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  ///< Chunk ids; some may have ended.
 };
 
-/// The connections to one server, over which Score requests travel as chunks of ScoreStream calls,
-/// at most one on each connection, and everything else as unary calls. Thread-safe.
+/// The connections to one server. Score requests are sent as chunks of ScoreStream calls, at most
+/// one such call per connection, and all other requests as unary calls. Thread-safe.
 class BulkTransport final : public RpcTransport {
  public:
   /// `window` is the argument of StreamTransport::SetWindow; it is read for each request.

@@ -38,20 +38,20 @@ struct WeightsClient::Impl {
         options.address, grpc::InsecureChannelCredentials(), ChannelArgumentsForServers()));
   }
 
-  /// Converts the status of a call and adds advice to its message.
+  /// Converts the status of a failed call and adds advice to its message.
   absl::Status ToStatus(const grpc::Status& status) const {
     std::string message = status.error_message();
     // gRPC's own error for a missing service has no message; the service's errors have one.
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && message.empty()) {
-      message = absl::StrCat("no Weights service at ", options.address,
-                             ": give the address of logprobd --admin");
+      message = absl::StrCat("there is no Weights service at ", options.address,
+                             ": use the address of logprobd --admin");
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
       absl::StrAppend(&message, "; check that logprobd runs with --admin ", options.address);
     }
     return {static_cast<absl::StatusCode>(status.error_code()), message};
   }
 
-  /// Makes a call whose answer is the versions of one head.
+  /// Makes a call whose response contains the versions of one head.
   template <typename Method, typename Request>
   absl::StatusOr<HeadWeights> Change(Method method, const Request& request) {
     grpc::ClientContext context;
@@ -68,7 +68,7 @@ struct WeightsClient::Impl {
 
 absl::StatusOr<std::unique_ptr<WeightsClient>> WeightsClient::Create(const Options& options) {
   if (options.address.empty()) {
-    return absl::InvalidArgumentError("address is empty, must be host:port or unix:///path");
+    return absl::InvalidArgumentError("address is empty: it must be host:port or unix:///path");
   }
   if (options.timeout <= absl::ZeroDuration() || options.load_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("timeout and load_timeout must be above 0");
@@ -107,7 +107,8 @@ absl::StatusOr<WeightsVersion> WeightsClient::Load(
   }
   const grpc::Status status = reader->Finish();
   if (!status.ok()) return impl_->ToStatus(status);
-  if (!done.has_value()) return absl::InternalError("the server ended a load without its version");
+  if (!done.has_value())
+    return absl::InternalError("the server ended a load without sending its version");
   return *std::move(done);
 }
 

@@ -25,33 +25,33 @@ struct WeightsVersion {
 /// The versions of a head's weights.
 struct HeadWeights {
   std::string head;
-  std::optional<WeightsVersion> live;  ///< Absent: a replacement in place failed half-way.
+  std::optional<WeightsVersion> live;  ///< Absent if an in-place replacement failed half-way.
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
 };
 
 struct LoadWeightsArgs {
   std::string path = {};  ///< Absolute path of a folder or .safetensors file on the server's host.
-  std::string head = {};  ///< Empty: the only head.
-  uint64_t version = 0;   ///< The new version's number; 0: one more than the highest so far.
-  std::string sha256 = {};       ///< Expected hex digest; empty: not compared.
-  bool commit = false;           ///< Make the version live at once.
-  bool in_place = false;         ///< Overwrite the live weights in memory; implies `commit`.
-  bool allow_nonfinite = false;  ///< Accept weights with NaN or Inf.
+  std::string head = {};  ///< Name of the head; empty means the only head.
+  uint64_t version = 0;   ///< Number of the new version; 0 means one more than the highest so far.
+  std::string sha256 = {};  ///< Expected hex digest; if it is empty, the digest is not compared.
+  bool commit = false;      ///< Whether to make the version live at once.
+  bool in_place = false;    ///< Whether to overwrite the live weights; implies `commit`.
+  bool allow_nonfinite = false;  ///< Whether to accept weights with NaN or Inf.
 };
 
 struct LoadProgress {
-  std::string phase;  ///< "checking", "verifying", "loading", "committing", in this order.
+  std::string phase;  ///< "checking", "verifying", "loading" and "committing", in this order.
   int64_t bytes_done = 0;
-  int64_t bytes_total = 0;  ///< 0: unknown.
+  int64_t bytes_total = 0;  ///< 0 if it is unknown.
 };
 
 /// Changes the weights of a server's heads through its admin listener (logprobd --admin). Calls are
 /// not retried: after a broken connection, List shows whether a change took effect. Thread-safe.
 ///
-/// Returns the errors of the service (proto/logprobd/v1/weights.proto), and UNAVAILABLE: the server
-/// cannot be reached; UNIMPLEMENTED: the address is not the admin listener; DEADLINE_EXCEEDED: the
-/// timeout passed.
+/// The methods return the errors of the service (proto/logprobd/v1/weights.proto), UNAVAILABLE if
+/// the server cannot be reached, UNIMPLEMENTED if the address is not the admin listener, and
+/// DEADLINE_EXCEEDED if the timeout passed.
 class WeightsClient {
  public:
   struct Options {
@@ -63,23 +63,24 @@ class WeightsClient {
     absl::Duration load_timeout = absl::InfiniteDuration();
   };
 
-  /// Connects lazily. INVALID_ARGUMENT names the bad option.
+  /// Creates a client, which connects at its first call. Returns INVALID_ARGUMENT, which names the
+  /// option, if an option is invalid.
   static absl::StatusOr<std::unique_ptr<WeightsClient>> Create(const Options& options);
   ~WeightsClient();
 
-  /// Loads a version and waits. `progress` (may be empty) is called a few times per second, on this
-  /// thread; returning false cancels the load. A failed load does not change the live version,
-  /// unless it was `in_place`.
+  /// Loads a version and waits until it is loaded. `progress`, which may be empty, is called a few
+  /// times per second on the calling thread; it cancels the load by returning false. A failed load
+  /// does not change the live version, unless it was `in_place`.
   absl::StatusOr<WeightsVersion> Load(const LoadWeightsArgs& args,
                                       const std::function<bool(const LoadProgress&)>& progress);
-  /// Makes the staged version live. `version` must be its number, or 0 to accept any.
+  /// Makes the staged version live. `version` must be its number, or 0 to accept any version.
   absl::StatusOr<HeadWeights> Commit(const std::string& head, uint64_t version);
   /// Makes the previous version live again.
   absl::StatusOr<HeadWeights> Rollback(const std::string& head);
-  /// Drops the staged version, the previous one, or both, and frees their memory.
+  /// Drops the staged version, the previous version, or both, and frees their memory.
   absl::StatusOr<HeadWeights> Discard(const std::string& head, bool staged, bool previous);
-  /// Returns the versions of a head, or of all heads for "". If the server does not know the sha256
-  /// of its first version yet, this takes as long as reading the weight.
+  /// Returns the versions of a head, or of all heads if `head` is "". If the server does not know
+  /// the sha256 of its first version yet, the call takes as long as reading the weights.
   absl::StatusOr<std::vector<HeadWeights>> List(const std::string& head = "");
 
  private:

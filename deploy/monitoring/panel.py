@@ -17,7 +17,7 @@ class Kind(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Query:
     expr: str
-    legend: str = ""  # Grafana's template for series names; empty: the panel's title
+    legend: str = ""  # Grafana's template for series names; if empty, the panel's title is used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Panel:
     queries: tuple[Query, ...]
     unit: str = "short"
     kind: Kind = Kind.LINES
-    width: int = 8  # of 24 columns
+    width: int = 8  # in columns; a dashboard has 24
     stacked: bool = False
-    load_shows: bool = True  # under load, every query gives a series above zero
+    load_shows: bool = True  # under load, every query returns a series above zero
     needs_gpu: bool = False
-    red_above: float | None = None  # bounds at which the background of a stat turns red
+    red_above: float | None = None  # bounds beyond which the background of a stat turns red
     red_below: float | None = None
     decimals: int | None = None
-    highest: float | None = None  # end of the axis, if it is fixed
+    highest: float | None = None  # upper end of the axis, if it is fixed
     repeat: str | None = None  # variable; the panel is repeated for each of its values
 
     def metrics(self) -> list[str]:
-        """Names of the metrics that the queries read; histograms under their family name."""
+        """Returns the names of the metrics that the queries read; a histogram is named by its family."""
         names = re.findall(
             r"\b(?:logprobd|process)_\w+|\bup\b", " ".join(q.expr for q in self.queries)
         )

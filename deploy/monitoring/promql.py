@@ -8,7 +8,7 @@ OURS = 'job=~"$job", instance=~"$instance"'
 HEAD = f'{OURS}, head=~"$head"'
 # The methods that score rows; the other calls are small and would distort latencies.
 SCORING = f'{HEAD}, method=~"Score|ScoreStream"'
-# Codes that are the server's fault. Refusals (RESOURCE_EXHAUSTED) tell clients to retry and have their own panel; the
+# These codes are the server's fault. Refusals (RESOURCE_EXHAUSTED) tell clients to retry and have their own panel; the
 # other codes are caused by clients.
 FAULTS = "UNKNOWN|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
 FAULTY = HEAD + f', code=~"{FAULTS}"'
@@ -21,13 +21,13 @@ GPU_MEMORY = "logprobd_gpu_memory_bytes"
 
 
 def rate(metric: str, labels: str, by: str = "") -> str:
-    """Sum of a counter's rates, in total or by some labels."""
+    """Returns the sum of a counter's rates, in total or grouped by labels."""
     grouping = f" by ({by})" if by else ""
     return f"sum{grouping} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def quantile(q: float, histogram: str, labels: str, by: str = "") -> str:
-    """Quantile of a histogram; leaves out series without traffic, which would be NaN."""
+    """Returns a quantile of a histogram; leaves out series without traffic, which would be NaN."""
     grouping = f"le, {by}" if by else "le"
     return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels, grouping)}) >= 0"
 
@@ -54,18 +54,18 @@ def one(expr: str, legend: str = "") -> tuple[Query, ...]:
 def series(
     expr: Callable[..., str], metric: str, labels: str, by: str, what: str = ""
 ) -> tuple[Query, ...]:
-    """`expr` (rate or gauge) of a metric by some labels, each series named by the label values and `what`."""
+    """Returns `expr` (rate or gauge) of a metric, grouped by labels; label values and `what` name each series."""
     names = [f"{{{{{label}}}}}" for label in by.split(", ")]
     return one(expr(metric, labels, by), " ".join([*names, what]).rstrip())
 
 
 def each(metric: str, legend: str, labels: str = OURS) -> tuple[Query, ...]:
-    """All series of a metric, unchanged."""
+    """Returns a query for all series of a metric, unchanged."""
     return one(f"{metric}{{{labels}}}", legend)
 
 
 def fault_share(by: str = "") -> str:
-    """Share of calls that ended with a code that is the server's fault."""
+    """Returns the share of calls that ended with a code that is the server's fault."""
     calls = "logprobd_requests_total"
     return f"{rate(calls, FAULTY, by)} / {rate(calls, HEAD, by)} >= 0"
 

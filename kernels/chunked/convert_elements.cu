@@ -10,7 +10,7 @@
 //           exactly. Values below the range of bf16 become 0; values above its largest finite value
 //           (3.39e38) make the row not finite.
 // Limits    2^31 - 1 rows.
-// Source    Our own; the split is the usual one.
+// Source    Our own; the split is a common technique.
 //
 // WidenKernel: converts 16-bit elements to fp32.
 //
@@ -19,7 +19,7 @@
 // Work      Eight elements per thread and step, grid-stride loop.
 // Traffic   Reads 2 and writes 4 bytes per element: memory bound.
 // Numerics  Exact, except for NaN payloads.
-// Limits    None.
+// Limits    The number of elements is a multiple of 8.
 // Source    Our own.
 
 #include <cuda_bf16.h>

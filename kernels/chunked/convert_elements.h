@@ -8,8 +8,8 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchBf16Split. Pointers are device memory, 16-byte aligned, and stay the
-/// caller's.
+/// Inputs and outputs of LaunchBf16Split. Pointers point to device memory that the caller owns and
+/// are 16-byte aligned.
 struct Bf16SplitParams {
   Dtype dtype = Dtype::kF32;           ///< Element type of `in`, kF32 or kF16.
   const void* in = nullptr;            ///< [num_rows, in_stride]
@@ -23,14 +23,16 @@ struct Bf16SplitParams {
 /// Enqueues on `stream` the split of hidden rows into bf16 splits (kernels/common/dtype.h) and
 /// returns without waiting. NaN and Inf stay not finite.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchBf16Split(const Bf16SplitParams& params, cudaStream_t stream);
 
 /// Enqueues on `stream` the exact conversion of `count` elements of `dtype` (kBf16 or kF16) at `in`
-/// to fp32 at `out`, and returns without waiting. `in` and `out` are device memory aligned to 16
-/// bytes; `count` is a multiple of 8.
+/// to fp32 at `out`, and returns without waiting. `in` and `out` point to device memory aligned to
+/// 16 bytes; `count` is a multiple of 8.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchWiden(const void* in, Dtype dtype, int64_t count, float* out,
                                       cudaStream_t stream);
 

@@ -3,20 +3,21 @@
 //
 // TileStatsKernel: computes the partials of every (row, tile) of a chunk.
 //
-// Idea      Eight lanes own one tile of a row, each lane one chain of 24 columns, all in registers.
-//           The maximum fixes the exponent, then the sums follow. Every dot product is read once,
-//           and three butterfly steps finish four rows of a warp at the same time.
+// Idea      Eight lanes own one tile of a row; each lane has one chain of 24 columns in registers.
+//           The maximum determines the exponent; the sums are computed after it. Every dot product
+//           is read once, and three butterfly steps finish four rows of a warp at the same time.
 // Work      A warp processes one tile of four consecutive rows. Lane l of a row owns columns
 //           8 j + l, j = 0..23.
 // Traffic   Reads 4 bytes per logit in whole sectors and writes 16 bytes per tile: memory bound.
-// Numerics  kernels/common/tile_sums.cuh: the order of additions, and so the bits, are those of the
-//           fused kernel. A logit of -inf adds exactly 0. NaN propagates to the tile's maximum.
+// Numerics  See kernels/common/tile_sums.cuh. The order of additions is that of the fused kernel,
+//           so the results are bit-identical. A logit of -inf adds exactly 0. NaN propagates to the
+//           tile's maximum.
 // Limits    Compute capability 8.0 (max.NaN), 2^24 rows, 2^20 columns.
 // Source    Our own; exponents per tile follow kernels/common/tile.h.
 //
 // TopKKernel: merges a chunk into the running top-k of each row.
 //
-// Idea      kernels/common/top_k.cuh.
+// Idea      See kernels/common/top_k.cuh.
 // Work      One block per row, four columns per thread and step.
 // Traffic   Reads 4 bytes per logit; reads and writes 8 k bytes per row and chunk.
 // Numerics  Exact.
@@ -27,8 +28,8 @@
 //
 // Idea      The next chunk overwrites this one, so each pair copies its logit from its chunk.
 // Work      One thread per pair.
-// Traffic   8 bytes per pair and chunk, and one sector for each pair that the chunk holds.
-// Numerics  Logits have the bits that the other kernels use.
+// Traffic   Reads 8 bytes per pair and chunk, and one sector for each pair that the chunk holds.
+// Numerics  Logits are bit-identical to those that the other kernels use.
 // Limits    2^31 - 1 pairs per launch.
 // Source    Our own.
 
@@ -76,7 +77,7 @@ constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
 constexpr int kWarpRows = kWarpThreads / kTileChains;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
-/// Returns the sums of the tile; all of its eight lanes get the same bits.
+/// Returns the sums of the tile, which are bit-identical in all of its eight lanes.
 template <bool kSquares>
 __device__ __forceinline__ ChainSums SumsOf(const float (&z)[kChainColumns],
                                             const TileOrigin& origin, float log2_scale) {

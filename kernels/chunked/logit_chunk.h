@@ -11,12 +11,12 @@
 // A chunk of fp32 dot products, as cuBLASLt writes it, and the kernels that read it: partial sums
 // per tile, the running top-k of each row, and single logits. Every launch below enqueues on
 // `stream`, returns without waiting and is thread-safe. It returns cudaErrorInvalidValue when a
-// bound is broken, else the launch's own error. Pointers in the *Params are device memory and stay
-// the caller's.
+// parameter is out of range, otherwise the error of the launch. Pointers in the *Params point to
+// device memory, which the caller owns.
 namespace logprobd::kernels {
 
-/// Dot products of a block of rows with consecutive whole tiles, in device memory, and how they
-/// become logits.
+/// The dot products of a block of rows with the columns of consecutive whole tiles, in device
+/// memory, and the transform that turns them into logits.
 struct LogitChunk {
   const float* dots = nullptr;  ///< [num_rows, row_stride], 16-byte aligned.
   int64_t row_stride = 0;       ///< Elements, >= num_tiles * 192, a multiple of 4.
@@ -51,8 +51,8 @@ struct TileStatsParams {
   uint32_t* min_keys = nullptr;
 };
 
-/// Computes the partials of every tile of a chunk. The bits of a (row, tile) depend only on its
-/// logits and scales, not on which outputs are requested.
+/// Computes the partials of every tile of a chunk. The bits of the partials of a (row, tile) depend
+/// only on its logits and scales, not on which outputs are requested.
 [[nodiscard]] cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream);
 
 /// Returns cudaErrorNoKernelImageForDevice when this build has no code for the current device.

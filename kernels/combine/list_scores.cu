@@ -1,7 +1,7 @@
 // CandidateScoresKernel, TopKScoresKernel: turn the logits of listed ids into log-probabilities.
 //
-// Idea      The same LogprobOf as for the target, once the row's normalizer is known: equal logits
-//           get equal bits in every list.
+// Idea      Applies the LogprobOf that scores the target, once the row's normalizer is known, so
+//           that equal logits get bit-identical log-probabilities in every list.
 // Work      One thread per entry.
 // Traffic   About 40 bytes per entry.
 // Numerics  fp64, rounded once.
@@ -11,11 +11,12 @@
 // MergeTopKKernel: merges the shards' lists of a row's largest logits into the row's list.
 //
 // Idea      The rank of a key among all keys is its index in its own list plus the number of keys
-//           of every other list that precede it, which bisection finds: no sorting and no
-//           synchronisation. Among equal keys (empty slots) the lower shard's come first, so ranks
-//           are distinct.
+//           of every other list that precede it. A binary search per list finds that number, so
+//           that ranking needs neither sorting nor synchronisation. Among equal keys (empty slots)
+//           those of the lower shard come first, so ranks are distinct.
 // Work      One block per row, one thread per key.
-// Traffic   8 bytes per key. Bisections run in shared memory and stop once k keys precede.
+// Traffic   8 bytes per key. The searches run in shared memory and stop once k keys precede the
+//           key.
 // Numerics  Exact.
 // Limits    num_shards * k <= 2,048.
 // Source    Our own.
@@ -62,8 +63,8 @@ uint32_t Blocks(int64_t count) {
 
 constexpr int kMergeThreads = 128;
 
-/// Returns the number of keys of a descending list that are larger than `key`, or also equal to it
-/// if `or_equal`.
+/// Returns the number of keys of a descending list that are larger than `key`, or that are larger
+/// than or equal to it if `or_equal`.
 __device__ __forceinline__ int NumBefore(const uint64_t* list, int count, uint64_t key,
                                          bool or_equal) {
   int begin = 0;

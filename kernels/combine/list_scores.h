@@ -7,9 +7,10 @@
 #include "kernels/common/logit_key.h"
 #include "kernels/common/row_sums.h"
 
-// Scores of listed ids: candidates and top-k. Every launch below enqueues on `stream`, returns
-// without waiting and is thread-safe. It returns cudaErrorInvalidValue when a bound is broken, else
-// the launch's own error. Pointers in the *Params are device memory and stay the caller's.
+// These functions compute the scores of listed ids: candidates and top-k. Every function enqueues
+// on `stream`, returns without waiting and is thread-safe. It returns cudaErrorInvalidValue if a
+// parameter is out of range, otherwise the error of the launch. Pointers in the *Params point to
+// device memory that the caller owns.
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchCandidateScores.

@@ -1,21 +1,21 @@
 // PeerExchangeKernel, PeerGatherKernel: reduce or collect arrays over the GPUs of one process.
 //
 // Idea      Push: every rank writes its arrays to its slice of every other rank's mailbox, then sets
-//           a flag there to the epoch. Wait: until the flags of all other ranks have arrived here.
-//           Combine: read the slices from local memory. Data crosses the link once, without a
-//           collective library.
+//           a flag there to the epoch. Wait: every rank waits until the flags of all other ranks
+//           have arrived in its own mailbox. Combine: every rank reads the slices from local
+//           memory. Data crosses the link once, without a collective library.
 //           There are two sets of slices, for odd and even epochs, so a rank need not wait for the
 //           readers of its slice. A rank pushes epoch e + 2, into the slices of e, only after its
 //           kernel of e + 1 has ended. That kernel has seen every rank's flags of e + 1, and a rank
 //           sets those only in its kernel of e + 1, after its kernel of e with all its reads has
 //           ended. Flags only increase, so a flag that is one epoch ahead also satisfies the wait.
 //           If e + 1 is a launch of peer_scores, its words give the same guarantee as the flags.
-// Work      Packets of 16 bytes. Block b processes the same packets on every rank and has its own
-//           flag: it waits only for block b of the other ranks. One packet per thread until there
-//           are kExchangeBlocksMax blocks.
-// Traffic   (num_ranks - 1) times the arrays in each direction over the link; the arrays twice from
-//           local memory.
-// Numerics  Integers: exact and the same on every rank.
+// Work      Arrays are processed in packets of 16 bytes. Block b has the same packets on every
+//           rank and has its own flag: it waits only for block b of the other ranks. Each thread
+//           has one packet until there are kExchangeBlocksMax blocks.
+// Traffic   Sends and receives (num_ranks - 1) times the arrays over the link; reads the arrays
+//           twice from local memory.
+// Numerics  Results are integers, exact and the same on every rank.
 // Limits    kExchangeRanksMax ranks, kExchangeItemsMax arrays, one slice. The kernel waits for a
 //           missing rank until `abort` is set.
 // Source    Our own. The flags follow the PTX memory model: a release at system scope after a barrier
@@ -53,7 +53,7 @@ __device__ __forceinline__ bool IsWhole(const Words& array, int64_t packet) {
          reinterpret_cast<uintptr_t>(array.data) % kPacketBytes == 0;
 }
 
-/// Loads a packet; words beyond the array are zero.
+/// Loads a packet; words beyond the end of the array are set to zero.
 __device__ __forceinline__ Packet LoadPacket(const Words& array, int64_t packet) {
   const uint32_t* const from = array.data + packet * kPacketWords;
   if (IsWhole(array, packet)) {
@@ -136,7 +136,7 @@ struct Exchange {
     return reinterpret_cast<uint64_t*>(flags) + from * kExchangeBlocksMax + block;
   }
 
-  /// The block processes packets [Begin(), End()).
+  /// Return the bounds of the packets [Begin(), End()) that the block processes.
   __device__ __forceinline__ int64_t Begin() const { return num_packets * blockIdx.x / gridDim.x; }
   __device__ __forceinline__ int64_t End() const {
     return num_packets * (blockIdx.x + 1) / gridDim.x;

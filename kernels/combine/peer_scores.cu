@@ -11,7 +11,7 @@
 // Work      A block has four groups of 256 threads, one row per group; there are few enough blocks
 //           that all are resident. A thread processes every 256th tile of its row.
 // Traffic   Reads 16 bytes per tile twice; sends up to 128 bytes per row and peer.
-// Numerics  As RowScoresKernel, bit for bit, because integers are combined.
+// Numerics  Bit-identical to RowScoresKernel, because integers are combined.
 // Limits    kPeerScoresRowsMax rows. The kernel waits for a missing rank until `abort` is set.
 // Source    Our own; NCCL's low-latency (LL) protocol also pairs each value with a flag.
 
@@ -108,7 +108,7 @@ class RowExchange {
 
   /// Sets one of this rank's words before it is sent; one thread calls it.
   __device__ void Set(int word, uint32_t value) { memory_.words[step_.group.rank][word] = value; }
-  /// Sets two words that make one number.
+  /// Sets two words that form one number.
   __device__ void SetLong(int word, int64_t value) {
     Set(word, static_cast<uint32_t>(value));
     Set(word + 1, static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32));
@@ -142,7 +142,7 @@ class RowExchange {
     }
   }
 
-  /// Combines a word over all ranks.
+  /// Returns a word combined over all ranks.
   template <typename T, typename Operation>
   __device__ T Joined(int word, const Operation& join) const {
     T value = static_cast<T>(memory_.words[0][word]);
@@ -152,7 +152,7 @@ class RowExchange {
     return value;
   }
 
-  /// Combines a number of two words over all ranks.
+  /// Returns a number of two words combined over all ranks.
   template <typename T, typename Operation>
   __device__ T JoinedLong(int word, const Operation& join) const {
     T value = Long<T>(0, word);
@@ -203,7 +203,7 @@ __device__ void SetMaxima(const RowScoresParams& scores, int64_t row, RowExchang
                    scores.max_keys == nullptr ? 0 : static_cast<int64_t>(scores.max_keys[row]));
 }
 
-/// Replaces rank 0's target logit and extremes by those over all shards.
+/// Replaces rank 0's target logit and extremes with those over all shards.
 __device__ void StoreMaxima(const RowScoresParams& scores, int64_t row,
                             const RowExchange& exchange) {
   // The shard that holds the target sends its bits, the others send zeros.

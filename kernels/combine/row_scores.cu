@@ -3,13 +3,13 @@
 // Idea      First find the row's largest exponent over its tiles. Then rebase every sum to it,
 //           quantise it once and add it as a 64-bit integer: integer addition is associative, so
 //           the grouping over threads does not affect the bits.
-// Work      row_scores.cuh.
+// Work      See row_scores.cuh.
 // Traffic   Reads 16 bytes per tile twice, in whole sectors (PartialLayoutOf); the second read hits
 //           a cache.
 // Numerics  Each partial is rounded to 2^-42 relative to the row's exponent; sums are exact; the rest
 //           is fp64.
 // Limits    V <= 2^20 (row_sums.h).
-// Source    Our own; kernels/common/row_sums.h.
+// Source    Our own; see kernels/common/row_sums.h.
 
 #include <cstdint>
 
@@ -33,7 +33,7 @@ template <int kRows>
 __global__ void __launch_bounds__(kJoinThreads) RowScoresKernel(const RowScoresParams params) {
   __shared__ int64_t scratch[internal::kJoinWarps * kRows];
 #if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();  // returns at once unless follows_partials
+  cudaGridDependencySynchronize();  // returns at once unless follows_partials is set
 #endif
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
   const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// How device code combines the partials of a row and turns the sums into scores. The kernels for
-// one GPU and those for shards share this code, so that they compute the same bits.
+// Device code that combines the partials of a row and turns the sums into scores. The kernels for
+// one GPU and those for shards share this code, so that their results are bit-identical.
 //
 // Work      A block has 256 threads for kRows rows (1 if there are few rows, else 4). A thread
 //           processes every (256 / kRows)-th tile of its row and keeps eight loads in flight,
@@ -35,7 +35,7 @@ struct Larger {
 };
 
 /// Reduces the values of the threads of each row; all of them get the result. Thread t belongs to
-/// row t % kRows. `scratch` holds kJoinWarps * kRows values and may be reused at once.
+/// row t % kRows. `scratch` holds kJoinWarps * kRows values and may be reused immediately.
 template <int kRows, typename T, typename Operation>
 __device__ T RowReduce(T value, const Operation& join, T* scratch) {
 #pragma unroll
@@ -87,8 +87,8 @@ __device__ int32_t LargestExponent(const TilesOfRow& tiles, int64_t* scratch) {
   return RowReduce<kRows>(exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
 }
 
-/// Returns the sums of this thread's row relative to `exponent`; squares only if
-/// `wants_sum_squares`. All threads of the block must call it.
+/// Returns the sums of this thread's row relative to `exponent`, with the squares only if
+/// `wants_sum_squares` is set. All threads of the block must call it.
 template <int kRows>
 __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool wants_sum_squares,
                             int64_t* scratch) {
@@ -166,7 +166,7 @@ __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
   }
 }
 
-/// Returns true when sizes, outputs and the inputs that they require are within the bounds that
+/// Returns true if sizes, outputs and the inputs that they require are within the bounds that
 /// row_scores.h states. It does not check the partials.
 inline bool HasValidOutputs(const RowScoresParams& params) {
   const bool needs_max = params.argmax_id != nullptr || params.argmax_logprob != nullptr ||

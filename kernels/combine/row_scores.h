@@ -9,11 +9,11 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchRowScores. Pointers are device memory and stay the caller's; an
-/// output that is null is not computed. Meanings and ranges of the scores: row_sums.h.
+/// Inputs and outputs of LaunchRowScores. Pointers refer to device memory, which the caller keeps
+/// owning; an output that is null is not computed. row_sums.h defines the scores and their ranges.
 struct RowScoresParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t num_tiles = 0;                   ///< Tiles that are passed, 1 to NumTiles(vocab_size).
+  int64_t num_tiles = 0;                   ///< Number of tiles passed, 1 to NumTiles(vocab_size).
   int64_t vocab_size = 0;                  ///< Columns of the whole vocabulary, 1 to 2^20.
   PartialLayout layout;                    ///< Layout of sums and entropy_sums.
   const TileSums* sums = nullptr;          ///< Partials of num_rows rows and num_tiles tiles.
@@ -21,7 +21,8 @@ struct RowScoresParams {
   const uint64_t* max_keys = nullptr;      ///< [num_rows], LogitKey of the largest logit, or null.
   const uint32_t* min_keys = nullptr;  ///< [num_rows], ~OrderedBits of the smallest logit, or null.
   const float* log2_scales = nullptr;  ///< [num_rows]
-  /// Factor of max_logit and min_logit: the truncation correction that log2_scales contain.
+  /// Truncation correction. max_logit and min_logit are multiplied by it; log2_scales already
+  /// contain it.
   float logit_correction = 1.0F;
   const float* target_logits = nullptr;  ///< [num_rows]
   /// True lets this kernel start while the preceding kernel on the stream ends. Set it only if that
@@ -30,7 +31,7 @@ struct RowScoresParams {
 
   RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written; input of list_scores.h.
   uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.
-  // [num_rows] each.
+  // Each of these outputs has the shape [num_rows].
   float* logprob = nullptr;
   float* entropy = nullptr;
   float* lse = nullptr;
@@ -45,7 +46,8 @@ struct RowScoresParams {
 /// Enqueues on `stream` the combination of every row's partials into its scores and returns without
 /// waiting. A row with a NaN or +inf logit, or with -inf only, gets NaN, id -1 and nonfinite 1.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchRowScores(const RowScoresParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

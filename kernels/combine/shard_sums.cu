@@ -3,12 +3,12 @@
 //
 // Idea      Between the steps the shards exchange integers, whose maximum and sum do not depend on
 //           the grouping of tiles: 4 bytes per row, then 8 bytes per row and field.
-// Work      The first two steps: row_scores.cuh, with one set of partials per grid.y. The last step:
-//           one thread per row.
+// Work      The first two steps work as row_scores.cuh describes, with one set of partials per
+//           grid.y. The last step uses one thread per row.
 // Traffic   Reads 16 bytes per tile in each of the first two steps; the second mostly hits a cache.
-// Numerics  As RowScoresKernel, bit for bit.
+// Numerics  Bit-identical to RowScoresKernel.
 // Limits    At most 2^20 columns over all shards (row_sums.h).
-// Source    Our own; kernels/common/row_sums.h.
+// Source    Our own; see kernels/common/row_sums.h.
 
 #include <cstdint>
 

@@ -11,9 +11,10 @@
 
 namespace logprobd::kernels {
 
-// Scores of a head whose tiles are distributed over shards, in three steps with an exchange between
-// them: LaunchShardExponents, a reduction by kMaxInt32, LaunchShardSums, a reduction by kSumInt64,
-// LaunchShardScores. The bits are those of LaunchRowScores over all tiles, whatever the shards are.
+// These functions compute the scores of a head whose tiles are distributed over shards. There are
+// three steps with a reduction over the shards after each of the first two: LaunchShardExponents, a
+// reduction by kMaxInt32, LaunchShardSums, a reduction by kSumInt64, LaunchShardScores. The results
+// are bit-identical to those of LaunchRowScores over all tiles, however the tiles are sharded.
 
 /// Returns the number of sets of partials: one at the row's temperature, and one at the entropy's
 /// temperature if it has its own.
@@ -27,7 +28,7 @@ LOGPROBD_HOST_DEVICE constexpr int64_t NumSumFields(bool wants_sum_squares, bool
   return 2 + (wants_sum_squares ? 1 : 0) + (has_entropy_sums ? 2 : 0);
 }
 
-/// Inputs and outputs of the first two steps. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of the first two steps. Pointers refer to device memory that the caller owns.
 struct ShardSumsParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
   int64_t num_tiles = 0;                   ///< Tiles of the shard, >= 1.
@@ -35,16 +36,16 @@ struct ShardSumsParams {
   const TileSums* sums = nullptr;          ///< Partials of num_rows rows and num_tiles tiles.
   const TileSums* entropy_sums = nullptr;  ///< Partials at the entropy's temperature, or null.
   bool wants_sum_squares = false;
-  /// [NumSumSets, num_rows], largest exponent of each row. The first step writes the shard's; the
-  /// second step reads the largest over all shards.
+  /// [NumSumSets, num_rows], largest exponent of each row. The first step writes the maximum over
+  /// the shard's tiles; the second step reads the maximum over all shards.
   int32_t* exponents = nullptr;
   int64_t* row_sums = nullptr;  ///< [NumSumFields, num_rows], written by the second step.
 };
 
-/// Inputs and outputs of the last step. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of the last step. Pointers refer to device memory that the caller owns.
 struct ShardScoresParams {
-  /// As LaunchRowScores takes it. num_tiles, layout, sums, entropy_sums and follows_partials are
-  /// not read.
+  /// Parameters of LaunchRowScores, of which num_tiles, layout, sums, entropy_sums and
+  /// follows_partials are not read.
   RowScoresParams scores;
   bool has_sum_squares = false;   ///< row_sums contains squares; scores.sum_p_squared requires it.
   bool has_entropy_sums = false;  ///< exponents and row_sums contain the entropy's own set.
@@ -53,9 +54,10 @@ struct ShardScoresParams {
 };
 
 /// Each function enqueues one step on `stream` and returns without waiting. A row with a NaN or
-/// +inf logit on any shard, or with -inf only on all of them, gets NaN, id -1 and nonfinite 1.
+/// +inf logit on any shard, or whose logits are all -inf, gets NaN, id -1 and nonfinite 1.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the result
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchShardExponents(const ShardSumsParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t LaunchShardSums(const ShardSumsParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t LaunchShardScores(const ShardScoresParams& params, cudaStream_t stream);

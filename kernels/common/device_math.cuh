@@ -1,7 +1,7 @@
 #pragma once
 
-// Scalar functions of device code with one fixed sequence of instructions each, so that every
-// kernel that inlines them computes the same bits.
+// Scalar device functions. Each has one fixed sequence of instructions, so that the results are
+// bit-identical in every kernel that inlines it.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,14 +12,14 @@
 
 namespace logprobd::kernels {
 
-/// The larger of two values, or NaN if either is NaN.
+/// Returns the larger of two values, or NaN if either is NaN.
 __device__ __forceinline__ float MaxOrNan(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
 }
 
-/// 2^x to 2 ulp; 0 below the normal range.
+/// Returns 2^x with an error of at most 2 ulp, or 0 below the normal range.
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -32,10 +32,10 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
-/// Hyperbolic tangent to 2 ulp, without branches: the CUDA library's tanhf would spill in a kernel
-/// whose registers are full of dot products. Small arguments use x + x^3 p(x^2), with p
-/// interpolated at Chebyshev nodes; the others use 1 - 2 / (e^(2x) + 1), which is 1 once e^(2x)
-/// overflows.
+/// Returns the hyperbolic tangent with an error of at most 2 ulp. The code has no branches; the
+/// CUDA library's tanhf would spill in a kernel whose registers are full of dot products. Small
+/// arguments use x + x^3 p(x^2), with p interpolated at Chebyshev nodes; the others use
+/// 1 - 2 / (e^(2x) + 1), which is 1 once e^(2x) overflows.
 __device__ __forceinline__ float Tanh(float x) {
   const float square = __fmul_rn(x, x);
   float p = __fmaf_rn(-0.00626911968F, square, 0.0211109594F);
@@ -48,7 +48,7 @@ __device__ __forceinline__ float Tanh(float x) {
   return square < 0.36F ? small : copysignf(large, x);
 }
 
-/// z = cap(scale * dot + bias).
+/// Returns z = cap(scale * dot + bias).
 __device__ __forceinline__ float LogitOf(float dot, float bias, const LogitTransform& transform) {
   const float z = __fmaf_rn(dot, transform.scale, bias);
   if (transform.softcap <= 0.0F) return z;

@@ -17,7 +17,7 @@ struct LogitEntry {
 };
 
 /// Maps a float to an integer that increases with it; -0 maps to the same integer as +0. Only one
-/// NaN maps to 0.
+/// bit pattern, a NaN, maps to 0.
 LOGPROBD_HOST_DEVICE inline uint32_t OrderedBits(float value) {
   const float unsigned_zero = value + 0.0F;
   uint32_t bits;
@@ -25,7 +25,7 @@ LOGPROBD_HOST_DEVICE inline uint32_t OrderedBits(float value) {
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-/// Inverse of OrderedBits.
+/// Inverts OrderedBits.
 LOGPROBD_HOST_DEVICE inline float FromOrderedBits(uint32_t ordered) {
   const uint32_t bits = (ordered & 0x80000000U) != 0 ? ordered & 0x7FFFFFFFU : ~ordered;
   float value;
@@ -33,14 +33,14 @@ LOGPROBD_HOST_DEVICE inline float FromOrderedBits(uint32_t ordered) {
   return value;
 }
 
-/// Packs a logit and its id into one integer. A larger logit gives a larger key; among equal logits
-/// the lower id does. -0 counts as +0. The key of a real id is never 0; NaN has an unspecified
-/// rank.
+/// Packs a logit and its id into one integer. A larger logit gives a larger key; among equal
+/// logits, the lower id gives the larger key. -0 counts as +0. The key of a real id is never 0; NaN
+/// has an unspecified rank.
 LOGPROBD_HOST_DEVICE inline uint64_t LogitKey(float logit, int32_t id) {
   return static_cast<uint64_t>(OrderedBits(logit)) << 32 | static_cast<uint32_t>(~id);
 }
 
-/// Inverse of LogitKey.
+/// Inverts LogitKey.
 LOGPROBD_HOST_DEVICE inline LogitEntry LogitEntryOf(uint64_t key) {
   return {FromOrderedBits(static_cast<uint32_t>(key >> 32)),
           static_cast<int32_t>(~static_cast<uint32_t>(key))};

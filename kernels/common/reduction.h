@@ -12,8 +12,8 @@ constexpr int64_t ReductionBytes(ReductionType type) {
   return type == ReductionType::kMaxUint64 || type == ReductionType::kSumInt64 ? 8 : 4;
 }
 
-/// An array of one shard. Every shard has one of the same size; the reduction combines them element
-/// by element and gives every shard the result.
+/// An array of one shard. Every shard has an array of the same size; the reduction combines these
+/// arrays element by element and gives every shard the result.
 struct Reduction {
   void* values = nullptr;  ///< [count], aligned to its element type.
   int64_t count = 0;       ///< 0 does nothing.

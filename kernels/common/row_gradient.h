@@ -19,8 +19,9 @@ struct alignas(16) RowGradient {
   float free;
   float weighted;
   float target;
-  int32_t
-      target_column;  ///< Column in the shard; not in the shard if another one holds the target.
+  /// Column of the target, counted in the shard. It is outside the shard if another shard holds the
+  /// target.
+  int32_t target_column;
   float mean;
   /// Column of the row's largest logit in the shard, or -1. The forward pass caches this logit and
   /// the target's in fp32 and all others in 16 bits: where a probability is close to 1, its
@@ -30,7 +31,7 @@ struct alignas(16) RowGradient {
   float max_exponent;     ///< u of max_column, in fp32.
 };
 
-/// Lower bound of u_j in the formula. 2^u_j is 0 there, and the bound is finite, so their product
+/// Lower bound of u_j in the formula. At this bound 2^u_j is 0 and u_j is finite, so their product
 /// is 0.
 inline constexpr float kGradientExponentMin = -200.0F;
 
@@ -43,9 +44,9 @@ struct RowUpstream {
 };
 
 /// Returns the constants of a row. `lse` is exact, in nats; `entropy` is H, in nats; `log2_scale`
-/// is Log2Scale of the row's temperature; `gradient_scale` is dx/d(dot) without a cap, that is
-/// scale / temperature. Both columns are set to -1 and both exponents to 0. The formula, with x = z
-/// / temperature:
+/// is Log2Scale of the row's temperature; `gradient_scale` is dx/d(dot) without a cap, which is
+/// scale / temperature. Both columns are set to -1 and both exponents to 0. With x = z /
+/// temperature, the formula is:
 ///   dx_j = p_j (free - entropy (ln p_j + H)) + target [j = t] + mean w_j
 LOGPROBD_HOST_DEVICE inline RowGradient RowGradientOf(const RowUpstream& upstream, double lse,
                                                       double entropy, float log2_scale,

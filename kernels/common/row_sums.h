@@ -11,9 +11,9 @@ namespace logprobd::kernels {
 /// Sums of a row over a set of its tiles, in 64-bit fixed point relative to one exponent.
 ///
 /// Integer addition is associative: any grouping of tiles over threads, chunks or shards gives the
-/// same bits, provided that all use the same `exponent`, which is the largest of all tiles of the
-/// row. Find it first (the maximum over tiles, then over shards), then add. With at most 2^20
-/// columns sums stay below 2^62.
+/// same bits, provided that all use the same `exponent`, which is the largest exponent of all tiles
+/// of the row. It must be found (the maximum over tiles, then over shards) before tiles are added.
+/// With at most 2^20 columns sums stay below 2^62.
 struct RowSums {
   int32_t exponent = kEmptyExponent;
   int64_t sum = 0;
@@ -25,7 +25,7 @@ struct RowSums {
 /// relative error is at most 5e-13.
 inline constexpr double kFixedPointOne = 4398046511104.0;
 
-/// Rounds to the nearest multiple of the quantum.
+/// Returns `value` in fixed point, rounded to the nearest multiple of the quantum.
 LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
 #ifdef __CUDA_ARCH__
   return __double2ll_rn(value * kFixedPointOne);
@@ -44,7 +44,7 @@ LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
 }
 
 /// Adds `tile` to `row`, whose exponent is final and at least the tile's. A tile whose exponent is
-/// 100 or more below the row's is less than half a quantum and adds nothing.
+/// at least 100 below the row's has sums of less than half a quantum and adds nothing.
 LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
   if (tile.exponent == kEmptyExponent || row.exponent == kNonfiniteExponent) return;
   const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
@@ -65,7 +65,7 @@ LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
 struct RowNormalizer {
   int32_t exponent;
   double log2_sum;
-  bool finite;  ///< False if a logit is NaN or +inf, or all are -inf: every score is NaN then.
+  bool finite;  ///< False if a logit is NaN or +inf, or all are -inf; then every score is NaN.
 };
 
 /// Returns the normalizer of a row, given its sums over all tiles.
@@ -78,7 +78,8 @@ LOGPROBD_HOST_DEVICE inline RowNormalizer NormalizerOf(const RowSums& row) {
 inline constexpr double kLn2 = 0.69314718055994530942;
 
 /// Returns the log-probability of a logit, in nats, at most 0. Target, argmax, top-k and candidates
-/// all use this function, so equal logits have equal bits and the order of logits is preserved.
+/// all use this function, so equal logits give bit-identical results and the order of logits is
+/// preserved.
 LOGPROBD_HOST_DEVICE inline float LogprobOf(float logit, float log2_scale,
                                             const RowNormalizer& row) {
   if (!row.finite) return NAN;

@@ -8,16 +8,16 @@
 
 namespace logprobd::kernels {
 
-/// Columns of a tile. Tiles start at column 0 of the whole vocabulary on every device and for every
-/// number of rows. Sums are formed per tile, so this width affects the bits of every result. 192 is
-/// the width that the fastest Hopper kernels have in common (DECISIONS.md).
+/// Number of columns of a tile. Tiles start at column 0 of the whole vocabulary on every device and
+/// for every number of rows. Sums are computed per tile, so this width affects the bits of every
+/// result. 192 is the width that the fastest Hopper kernels have in common (DECISIONS.md).
 inline constexpr int32_t kTileColumns = 192;
 
 constexpr int64_t NumTiles(int64_t vocab_size) {
   return (vocab_size + kTileColumns - 1) / kTileColumns;
 }
 
-/// Exponents outside the range of a real tile (TileSums::exponent).
+/// Special values of TileSums::exponent, outside the range of a real tile.
 inline constexpr int32_t kEmptyExponent = std::numeric_limits<int32_t>::min();
 inline constexpr int32_t kNonfiniteExponent = std::numeric_limits<int32_t>::max();
 
@@ -58,7 +58,7 @@ struct PartialLayout {
   }
 };
 
-/// Up to this number of rows the partials of a row are contiguous, and one block combines one row.
+/// Up to this number of rows, the partials of a row are contiguous and one block combines one row.
 inline constexpr int64_t kRowMajorRowsMax = 512;
 
 /// Returns the layout for a number of rows. With few rows the partials of a row are contiguous, so
@@ -68,8 +68,9 @@ constexpr PartialLayout PartialLayoutOf(int64_t num_rows, int64_t num_tiles) {
   return num_rows <= kRowMajorRowsMax ? PartialLayout{num_tiles, 1} : PartialLayout{1, num_rows};
 }
 
-/// Offsets a pointer to a shard's partials, which start with tile `tile_begin`, so that tiles of
-/// the whole vocabulary index them. Only the shard's tiles may be accessed. Null stays null.
+/// Offsets a pointer to a shard's partials, which start with tile `tile_begin`, so that it can be
+/// indexed by tiles of the whole vocabulary. Only the shard's tiles may be accessed. Null stays
+/// null.
 template <typename T>
 T* IndexedByVocabularyTile(T* partials, int64_t tile_begin, int64_t tile_stride) {
   return partials == nullptr ? nullptr : partials - tile_begin * tile_stride;
@@ -79,13 +80,13 @@ T* IndexedByVocabularyTile(T* partials, int64_t tile_begin, int64_t tile_stride)
 LOGPROBD_HOST_DEVICE inline int32_t TileExponent(float max_logit, float log2_scale) {
   const float y = max_logit * log2_scale;
   if (y == -INFINITY) return kEmptyExponent;
-  if (!(y <= kExponentMax)) return kNonfiniteExponent;  // NaN and +inf too
+  if (!(y <= kExponentMax)) return kNonfiniteExponent;  // includes NaN and +inf
   return static_cast<int32_t>(ceilf(fmaxf(y, -kExponentMax)));
 }
 
-/// Returns c of a temperature: log2(e) * correction / temperature, rounded once. `correction` is
-/// the TruncationCorrection of the logits (logit_transform.h). Host code only, so that every engine
-/// gets the same bits.
+/// Returns the scale c of a temperature: log2(e) * correction / temperature, rounded once.
+/// `correction` is the TruncationCorrection of the logits (logit_transform.h). This function exists
+/// only for the host, so that every engine uses bit-identical scales.
 inline float Log2Scale(float temperature, double correction = 1.0) {
   return static_cast<float>(1.4426950408889634 * correction / static_cast<double>(temperature));
 }

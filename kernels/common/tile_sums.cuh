@@ -1,14 +1,14 @@
 #pragma once
 
-// How device code sums the exponentials of a tile. Every kernel that holds a tile's logits in
-// registers uses this code, so that all of them compute the same bits.
+// Device code that sums the exponentials of a tile. Every kernel that holds a tile's logits in
+// registers uses this code, so that their results are bit-identical.
 //
 // Order     The columns of a tile form eight chains: chain i adds columns i, i + 8, i + 16, ... in
-//           rising order. This is how wgmma distributes accumulators: lane q of a quad owns columns
-//           2q and 2q + 1 of every eight, that is two chains. The chains are joined as a butterfly:
-//           2q with 2q + 1 within a lane, then lanes one apart, then lanes two apart.
-// Numerics  fp32. y - k is one fma; 2^x is ex2.approx (2 ulp), 0 below -126. Every fma is written
-//           out; the compiler contracts none.
+//           ascending order. This is how wgmma distributes accumulators: lane q of a quad owns
+//           columns 2q and 2q + 1 of every eight, which are two chains. The chains are added in a
+//           butterfly: 2q with 2q + 1 within a lane, then lanes one apart, then lanes two apart.
+// Numerics  fp32. y - k is one fma; 2^x is ex2.approx (2 ulp), which is 0 for x below -126. Every
+//           fma is written out; the compiler contracts none.
 
 #include <cstdint>
 
@@ -20,7 +20,7 @@ namespace logprobd::kernels {
 inline constexpr int kTileChains = 8;
 inline constexpr int kChainColumns = kTileColumns / kTileChains;  // 24
 
-/// The exponent k of a tile, from which y - k is measured.
+/// The exponent k of a tile, which is subtracted from every y.
 struct TileOrigin {
   int32_t exponent;  ///< k, kEmptyExponent or kNonfiniteExponent.
   bool is_real;      ///< True when `exponent` is k.
@@ -62,8 +62,8 @@ struct ChainSums {
   }
 };
 
-/// Adds the chains of lanes `mask` apart; both lanes get the same bits. All lanes of the warp must
-/// call it.
+/// Adds the chains of lanes `mask` apart; both lanes get bit-identical sums. All lanes of the warp
+/// must call it.
 template <bool kSquares>
 __device__ __forceinline__ void JoinLanes(ChainSums& chain, int mask) {
   ChainSums other;

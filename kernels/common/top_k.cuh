@@ -1,18 +1,18 @@
 #pragma once
 
 // FindTopK: one block finds the k largest keys of a row. Kernels with different sources of keys
-// share it, so that they compute the same lists.
+// share this function, so that they compute the same lists.
 //
 // Idea      A key contains logit and id, so keys are distinct and totally ordered: the k largest do
 //           not depend on the order in which keys are read. Keys above the current k-th largest are
-//           appended to a list in shared memory. When the list is full, or the columns end, list
-//           and current best are sorted together and the first k remain. If many keys pass at once,
-//           a value that at least k of them reach is found by bisection first, which is faster than
-//           sorting all of them.
+//           appended to a list in shared memory. When the list is full, or the columns end, the
+//           list and the current best keys are sorted together and the first k remain. If many keys
+//           exceed the threshold at once, a value that at least k of them reach is first found by
+//           bisection, which is faster than sorting all of them.
 // Work      One block of kTopKThreads per row, four columns per thread and step.
 // Traffic   Reads each value once; `best` is read and written once.
 // Numerics  Exact.
-// Limits    k <= kTopKMax. With ascending logits every step sorts: slower, same result.
+// Limits    k <= kTopKMax. With ascending logits every step sorts: slower, with the same result.
 // Source    Our own; the sorting network is Batcher's bitonic one.
 
 #include <cstdint>
@@ -24,12 +24,12 @@ namespace logprobd::kernels {
 inline constexpr int kTopKThreads = 256;
 inline constexpr int kTopKStepColumns = kTopKThreads * 4;
 inline constexpr int kTopKCapacity = 2048;  // best keys and pending keys
-inline constexpr int kManyPassing =
-    64;  // threads with a key above the threshold that trigger a bisection
+/// A bisection takes place if more threads than this have a key above the threshold.
+inline constexpr int kManyPassing = 64;
 
 static_assert(kTopKCapacity >= kTopKMax + kTopKStepColumns);
 
-/// Sorts keys[0, count) in descending order with `kThreads` threads that synchronise by `wait`.
+/// Sorts keys[0, count) in descending order with `kThreads` threads that synchronise with `wait`.
 /// `count` is a power of two.
 template <int kThreads, class Wait>
 __device__ __forceinline__ void SortDescending(uint64_t* keys, int count, const Wait& wait) {
@@ -92,9 +92,9 @@ struct TopKStart {
 };
 
 /// Writes the `top_k` largest keys source.Key(column, source.Load(column)), column in
-/// [0, num_columns), to best[0, top_k) in descending order. A key of 0 is no key; missing keys are
-/// written as 0. `best` is written last, so the source may read it. All threads of a block of
-/// kTopKThreads must call it.
+/// [0, num_columns), to best[0, top_k) in descending order. A key of 0 means that there is no key;
+/// missing keys are written as 0. `best` is written last, so the source may read it. All threads of
+/// a block of kTopKThreads must call it.
 template <class Source>
 __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
                          const TopKStart& start, uint64_t* best) {

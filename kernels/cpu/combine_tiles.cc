@@ -12,7 +12,8 @@ double PowerOfTwo(int64_t shift) {
   return std::bit_cast<double>(static_cast<uint64_t>(shift + 1023) << 52);
 }
 
-/// Computes ToFixedPoint for |value| < 2^9: adding 1.5 * 2^52 rounds to the nearest even integer.
+/// Computes ToFixedPoint for |value| < 2^9: adding 1.5 * 2^52 rounds to the nearest integer, with
+/// ties to even.
 int64_t SmallToFixedPoint(double value) {
   constexpr double kRounder = 0x1.8p52;
   return static_cast<int64_t>((value * kFixedPointOne + kRounder) - kRounder);

@@ -11,12 +11,14 @@
 // Combines the results of a row's tiles: its sums, and its largest logits.
 namespace logprobd::kernels {
 
-/// Largest number of rows that CombineTiles takes: their sums of one tile fill two cache lines.
+/// Largest number of rows that CombineTiles accepts. The sums of this many rows for one tile fill
+/// two cache lines.
 inline constexpr int64_t kCombineRows = 8;
 
 /// Combines the sums of all tiles of `num_rows` rows (1 to kCombineRows). The sums of row r in tile
-/// t are tiles[t * tile_stride + r]. The bits are those of AddTile in row_sums.h, whose calls of
-/// the mathematical library are replaced by arithmetic that is exact for these operands.
+/// t are tiles[t * tile_stride + r]. The results are bit-identical to those of AddTile in
+/// row_sums.h, but arithmetic that is exact for these operands replaces the calls to the math
+/// library.
 void CombineTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
                   RowSums* rows);
 
@@ -29,7 +31,7 @@ void MaxExponents(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride,
 void AddTiles(const TileSums* tiles, int64_t num_tiles, int64_t tile_stride, int64_t num_rows,
               RowSums* rows);
 
-/// The k largest logits of each of some rows, collected from tiles in any order by several threads.
+/// Collects the k largest logits of each row. Several threads offer tiles in any order.
 /// The order is total (larger logit first, then lower id), so the result does not depend on the
 /// order in which tiles are offered.
 class TopRows {
@@ -62,7 +64,8 @@ class TopRows {
   int32_t top_k_ = 0;
   std::vector<Entry> entries_;   // [rows, top_k]
   std::vector<int32_t> counts_;  // [rows]
-  // [rows]: the logit of the worst entry once a row is full, else -inf; a tile must reach it.
+  // [rows]: the smallest logit of a full row's entries, else -inf. A tile is skipped if all its
+  // logits are smaller.
   std::unique_ptr<std::atomic<float>[]> thresholds_;
   std::unique_ptr<std::atomic_flag[]> locks_;
 };

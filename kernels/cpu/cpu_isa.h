@@ -21,10 +21,10 @@ inline constexpr CpuIsa kAllCpuIsas[] = {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa
 
 /// Returns "generic", "avx2", "avx512", "avx512_bf16" or "amx_bf16".
 std::string_view CpuIsaName(CpuIsa isa);
-/// Inverse of CpuIsaName; nullopt for an unknown name.
+/// Returns the instruction set with this CpuIsaName, or nullopt if the name is unknown.
 std::optional<CpuIsa> CpuIsaByName(std::string_view name);
 
-/// Returns true when this build has kernels for `isa` and the CPU and the operating system of this
+/// Returns true if this build has kernels for `isa` and the CPU and the operating system of this
 /// machine support it. For AMX the first call requests permission from the operating system to use
 /// the tile registers.
 bool CpuIsaRuns(CpuIsa isa);

@@ -6,12 +6,13 @@
 //           block of hidden elements (BlockK). The block's sums are then added to the tile of dot
 //           products, so the error grows with the block's length plus the number of blocks, not
 //           with their product.
-// Work      Many rows: a block of the weight is converted once into a panel that fits the caches and
-//           is used by all rows. Few rows: the micro-kernel converts while it reads.
+// Work      With many rows, a block of the weight is converted once into a panel that fits the
+//           caches and is used by all rows. With few rows, the micro-kernel converts while it
+//           reads.
 // Traffic   Reads the weight tile once; the panel is at most kDotScratchBytes.
 // Numerics  Each dot product is one chain of multiply-adds per block, in the order of the hidden
-//           elements, whatever the height and width of the kernel: the bits do not depend on the
-//           number of rows.
+//           elements, for every height and width of the kernel. The bits therefore do not depend on
+//           the number of rows.
 // Limits    Each file for an instruction set includes this file; everything here has internal linkage.
 // Source    Our own.
 
@@ -24,12 +25,12 @@
 namespace logprobd::kernels {
 namespace {
 
-/// Hidden elements per block. Products of bf16 or fp16 values have short mantissas: a chain of them
-/// rounds little, and the addition of blocks dominates the error, so blocks are longer. For fp32
-/// the opposite holds. Measured by tests/bench/cpu_accuracy.
+/// Returns the number of hidden elements per block. Products of bf16 or fp16 values have short
+/// mantissas: a chain of them rounds little, and the addition of blocks dominates the error, so
+/// blocks are longer. For fp32 the opposite holds. tests/bench/cpu_accuracy measures the errors.
 constexpr int64_t BlockK(Dtype weight) { return weight == Dtype::kF32 ? 64 : 128; }
 
-/// Returns the hidden elements of a packed row, padded to whole pairs.
+/// Returns the number of hidden elements of a packed row, padded to whole pairs.
 constexpr int64_t PaddedHidden(int64_t hidden_size) { return (hidden_size + 1) / 2 * 2; }
 
 /// Weights in a panel of fp32, [num_k, kVectors * lanes]. Load returns kVectors vectors of columns
@@ -47,8 +48,8 @@ struct PanelWeights {
   }
 };
 
-/// Weights in a packed tile, starting with a column and hidden element `k_begin`. Load is that of
-/// PanelWeights and converts to fp32.
+/// Weights in a packed tile, starting with column `first_column` and hidden element `k_begin`. Load
+/// behaves like that of PanelWeights and also converts to fp32.
 template <class V, Dtype kDtype>
 struct TileWeights {
   using Element = std::conditional_t<kDtype == Dtype::kF32, float, uint16_t>;

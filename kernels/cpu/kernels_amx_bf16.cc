@@ -12,7 +12,8 @@
 //           steps would round at the magnitude of the whole sum each time (1.5 times the error at
 //           1,024 elements). The steps and their order are the same for every shape. Denormal
 //           inputs and sums count as zero, as the instruction defines.
-// Limits    CpuIsaRuns has been called: it requests the tile registers from the operating system.
+// Limits    CpuIsaRuns must have been called, because it requests the tile registers from the
+//           operating system.
 // Source    Our own.
 
 #include <immintrin.h>
@@ -33,11 +34,11 @@ constexpr int64_t kWeightTileBytes = 1024;         // 16 pairs of 16 columns
 constexpr int64_t kDotsStride = kTileColumns * 4;  // bytes
 static_assert(kStep / 2 * kGroupColumns * 4 == kWeightTileBytes);
 
-/// Weights of some steps of all groups of columns; `weights` points to the first step of the first
-/// group.
+/// Weights of consecutive steps of all groups of columns; `weights` points to the first step of the
+/// first group.
 struct Weights {
   const char* weights;
-  int64_t group_bytes;  // from one group to the next
+  int64_t group_bytes;  // bytes from one group to the next
   const char* Group(int64_t column) const { return weights + column / kGroupColumns * group_bytes; }
 };
 
@@ -52,7 +53,8 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-/// Tells the compiler that tile instructions, which it cannot see through, read `memory`.
+/// Tells the compiler that the tile instructions below, whose accesses it cannot see, read
+/// `memory`.
 inline void MemoryIsReadBelow(const void* memory) {
   __asm__ volatile("" : : "r"(memory) : "memory");
 }
@@ -111,7 +113,7 @@ inline void Dots32x32(const uint16_t* hidden, int64_t hidden_block_elements, con
   if (!first) block.AddTo(dots);
 }
 
-/// As Dots32x32, for 16 rows and 64 columns.
+/// Behaves like Dots32x32, for 16 rows and 64 columns.
 inline void Dots16x64(const uint16_t* hidden, const char* weights, int64_t group_bytes,
                       int64_t num_steps, float* dots, bool first) {
   _tile_zero(0);

@@ -1,12 +1,14 @@
 // Dot products of bf16 rows with a bf16 weight by AVX512-BF16.
 //
-// Idea      As fp32_dots_inl.h, but the instruction multiplies pairs of bf16 values and adds both
-//           products in fp32. Nothing is converted.
-// Work      All row blocks are multiplied by kBlockPairs pairs of some columns before the next ones.
+// Idea      The same as fp32_dots_inl.h, except that the instruction multiplies pairs of bf16 values
+//           and adds both products in fp32. Nothing is converted.
+// Work      A block of kBlockPairs pairs of a group of columns is multiplied with all row blocks
+//           before the next group of columns is read.
 // Traffic   Reads the weight tile once.
 // Numerics  Products are exact; each is added with one rounding. Denormal inputs and sums count as
-//           zero, as the instruction defines. Blocks have 128 elements.
-// Limits    As AVX512-BF16.
+//           zero, as the instruction defines. Each block of 128 hidden elements has a sum of its
+//           own, which is then added to the dot product.
+// Limits    Requires a CPU with AVX512-BF16.
 // Source    Our own.
 
 #include <immintrin.h>
@@ -27,8 +29,8 @@ constexpr int64_t kBlockPairs = 64;
 constexpr int64_t Pairs(int64_t hidden_size) { return (hidden_size + 1) / 2; }
 
 /// Adds `num_pairs` pairs of products to kRows x (kVectors * kLanes) dot products, or sets them if
-/// `first`. `hidden` is [num_pairs, kRowBlock] and `weights` [kVectors, group_pairs, kLanes], both
-/// of pairs.
+/// `first`. `hidden` is [num_pairs, kRowBlock] and `weights` is [kVectors, group_pairs, kLanes];
+/// each int32 element is a pair of bf16 values.
 template <int kRows, int kVectors>
 inline void MicroKernel(const int32_t* hidden, const int32_t* weights, int64_t group_pairs,
                         int64_t num_pairs, float* dots, bool first) {

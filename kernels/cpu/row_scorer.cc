@@ -33,7 +33,7 @@ constexpr bool WantsExtremes(const ScoreRowsParams& params) {
          params.max_logit != nullptr || params.min_logit != nullptr;
 }
 
-/// Returns true when the entropy has its own temperatures.
+/// Returns true if the entropy is requested and has its own temperatures.
 constexpr bool HasOwnEntropy(const ScoreRowsParams& params) {
   return params.entropy_temperatures != nullptr && params.entropy != nullptr;
 }
@@ -181,7 +181,7 @@ void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row
       entropy_log2_scales[i] = Log2Scale(params.entropy_temperatures[row_begin + row]);
     }
   }
-  // Shards add the bits of their target logits: shards that do not hold a row's target add zero.
+  // Shards add the bits of their target logits, so shards that do not hold a row's target add zero.
   if (options.num_shards > 1) std::fill_n(target_logits.begin(), num_rows, 0.0F);
   if (WantsExtremes(params)) {
     for (int32_t worker = 0; worker < options.num_threads; ++worker) {

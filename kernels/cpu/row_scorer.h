@@ -13,9 +13,9 @@
 
 namespace logprobd::kernels {
 
-/// A head, or a shard of one, laid out for the CPU. Memory stays the caller's.
+/// A head, or a shard of one, laid out for the CPU. The caller owns the memory.
 struct CpuHead {
-  /// The shard's tiles as packed_weight.h lays them out, aligned to 64 bytes.
+  /// The shard's tiles in the layout of packed_weight.h, aligned to 64 bytes.
   const void* packed_weight = nullptr;
   Dtype dtype = Dtype::kBf16;  ///< Element type of the weight.
   int64_t hidden_size = 0;
@@ -28,20 +28,20 @@ struct CpuHead {
 
 /// Rows to score and the arrays for their scores; a score whose array is null is not computed.
 /// Meanings and shapes are those of ScoreBatch (server/base). A row with a NaN or +inf logit, or
-/// with -inf only, gets NaN and ids -1. Memory stays the caller's.
+/// with -inf only, gets NaN and ids -1. The caller owns the memory.
 struct ScoreRowsParams {
   Dtype hidden_dtype = Dtype::kBf16;
   const void* hidden = nullptr;  ///< [num_rows, hidden_size]
   int64_t num_rows = 0;
   const int32_t* targets = nullptr;             ///< [num_rows]
   const float* temperatures = nullptr;          ///< [num_rows], > 0
-  const float* entropy_temperatures = nullptr;  ///< [num_rows]; null: `temperatures`.
+  const float* entropy_temperatures = nullptr;  ///< [num_rows]; if null, `temperatures` is used.
   int32_t top_k = 0;                            ///< 0 to RowScorer::Options::top_k_max.
   int64_t num_candidates = 0;
   const int32_t* candidate_rows = nullptr;  ///< [num_candidates], ascending.
   const int32_t* candidate_ids = nullptr;   ///< [num_candidates]
 
-  // [num_rows] each.
+  // Each of these outputs has the shape [num_rows], unless stated otherwise.
   float* logprob = nullptr;
   float* entropy = nullptr;
   float* lse = nullptr;
@@ -64,22 +64,24 @@ struct ScoreRowsParams {
 ///   rows over the threads                -> TileSums of all tiles -> scores
 ///
 /// The bits of a row's scores do not depend on the other rows, the number of threads, the requested
-/// outputs or the shards of the head. Not thread-safe: one batch at a time.
+/// outputs or the shards of the head. Not thread-safe.
 class RowScorer {
  public:
   struct Options {
-    CpuIsa isa = CpuIsa::kGeneric;  ///< Must run on this machine.
-    int32_t num_threads = 1;        ///< >= 1, the calling thread included.
-    /// Most rows that the workspace is sized for; a larger batch is scored in several steps.
+    CpuIsa isa = CpuIsa::kGeneric;  ///< This machine must support it.
+    int32_t num_threads = 1;        ///< >= 1, including the calling thread.
+    /// Maximum number of rows for which the workspace is sized; a larger batch is scored in several
+    /// steps.
     int64_t batch_rows_max = 8192;
     int32_t top_k_max = 128;
     int32_t num_shards = 1;
-    /// Tiles of the head's largest shard, which determine step_rows(); 0: the tiles of `head`.
+    /// Number of tiles of the head's largest shard, which determines step_rows(). If 0, the number
+    /// of tiles of `head` is used.
     int64_t num_tiles_max = 0;
   };
 
-  /// Returns the bytes that a scorer of such a head allocates: less than 64 MiB for up to 256
-  /// threads, hidden sizes up to 65536 and 2^20 columns.
+  /// Returns the number of bytes that a scorer of such a head allocates: less than 64 MiB for up to
+  /// 256 threads, hidden sizes up to 65536 and 2^20 columns.
   static int64_t WorkspaceBytes(const CpuHead& head, const Options& options);
 
   RowScorer(const CpuHead& head, const Options& options);
@@ -90,24 +92,24 @@ class RowScorer {
   /// Scores a batch against a head with one shard.
   void Score(const ScoreRowsParams& params);
 
-  /// Returns the most rows of a step; it is the same for every shard of a head.
+  /// Returns the maximum number of rows of a step, which is the same for every shard of a head.
   int64_t step_rows() const;
 
-  /// The three steps of a shard, for rows [row_begin, row_begin + num_rows) of a batch: ScoreTiles,
-  /// SumTiles, WriteScores. All shards run the first two together; after each, the caller reduces
-  /// the returned arrays over the shards. The score arrays are shared by all shards: every shard
-  /// writes the logits of its candidates there, and one shard calls WriteScores, which writes the
-  /// scores.
+  /// Run the three steps of a shard for rows [row_begin, row_begin + num_rows) of a batch, in the
+  /// order ScoreTiles, SumTiles, WriteScores. All shards run the first two; after each of these,
+  /// the caller reduces the returned arrays over the shards. All shards share the score arrays:
+  /// every shard writes the logits of its candidates there, and WriteScores, which one shard runs,
+  /// writes the scores.
   std::span<const Reduction> ScoreTiles(const ScoreRowsParams& params, int64_t row_begin,
                                         int64_t num_rows);
   std::span<const Reduction> SumTiles();
   void WriteScores();
 
-  /// Returns the shard's top-k lists, to be called between SumTiles and WriteScores if top_k > 0:
-  /// LogitKeys [num_rows, top_k], best first, 0 in empty slots.
+  /// Returns the shard's top-k lists: LogitKeys [num_rows, top_k], best first, 0 in empty slots.
+  /// Must be called between SumTiles and WriteScores if top_k > 0.
   std::span<const uint64_t> TopKeys();
-  /// Array to which the caller copies the lists of all shards before WriteScores:
-  /// [num_shards, num_rows, top_k].
+  /// Returns the array [num_shards, num_rows, top_k] to which the caller copies the lists of all
+  /// shards before WriteScores.
   uint64_t* gathered_top_keys();
 
  private:

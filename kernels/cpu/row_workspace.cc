@@ -11,16 +11,16 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-/// Most rows of a unit of work: their tile of logits stays in the second-level cache.
+/// Maximum number of rows of a unit of work. Their tile of logits stays in the L2 cache.
 constexpr int64_t kUnitRowsMax = 256;
 /// Largest DotKernel::row_block.
 constexpr int64_t kRowBlockMax = 16;
 
-/// Most rows of a step. With more rows per step the passes over the weight would hardly become
-/// cheaper.
+/// Maximum number of rows of a step. More rows per step would hardly make the passes over the
+/// weight cheaper.
 constexpr int64_t kRowsMax = 2048;
 
-/// Most bytes of a workspace, and of its per-thread parts.
+/// Maximum sizes of a workspace and of all of its per-thread parts together, in bytes.
 constexpr int64_t kWorkspaceBytesMax = 48 * kMiB;
 constexpr int64_t kThreadsBytesMax = 26 * kMiB;
 
@@ -55,15 +55,16 @@ WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& o
   }
   const int64_t threads_bytes =
       options.num_threads * (sizes.unit_rows * kUnitRowBytes + kDotScratchBytes);
-  // Packed hidden, two sets of sums, extremes of every thread, scales, target logit, candidate
-  // offset.
+  // A row needs memory for its packed hidden states, two sets of sums, the extremes of every
+  // thread, the scales, the target logit and the candidate offset.
   const int64_t row_bytes = sizes.packed_row_bytes +
                             sizes.num_tiles * 2 * static_cast<int64_t>(sizeof(TileSums)) +
                             options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 20 +
                             TopRows::BytesOfRow(options.top_k_max) + SharedRowBytes(options);
   sizes.rows = std::min({(kWorkspaceBytesMax - threads_bytes) / row_bytes, kRowsMax,
                          RoundUp(options.batch_rows_max, kRowBlockMax)});
-  // Whole units if there are several; never less than a block.
+  // The number of rows is a multiple of unit_rows if it is at least unit_rows, and never less than
+  // one row block.
   const int64_t multiple = sizes.rows >= sizes.unit_rows ? sizes.unit_rows : kRowBlockMax;
   sizes.rows = std::max(sizes.rows / multiple * multiple, kRowBlockMax);
   sizes.unit_rows = std::min(sizes.unit_rows, sizes.rows);

@@ -7,7 +7,8 @@
 
 #include "kernels/cpu/row_scorer.h"
 
-// The memory of a RowScorer: the sizes of its parts, and the types that hold them.
+// This header defines the memory of a RowScorer: the sizes of its parts and the types that hold
+// them.
 namespace logprobd::kernels {
 
 inline constexpr size_t kWorkspaceAlignment = 64;
@@ -34,17 +35,17 @@ inline constexpr int64_t kSumFields = 5;
 
 /// Sizes of the parts of a workspace.
 struct WorkspaceSizes {
-  int64_t num_tiles;         ///< Tiles of the largest shard.
-  int64_t rows;              ///< Rows of a step, from packing to combining.
-  int64_t unit_rows;         ///< Rows of a unit of work.
+  int64_t num_tiles;         ///< Number of tiles of the largest shard.
+  int64_t rows;              ///< Number of rows of a step, from packing to combining.
+  int64_t unit_rows;         ///< Number of rows of a unit of work.
   int64_t packed_row_bytes;  ///< Largest size of a packed hidden row.
   int64_t bytes;             ///< Total size.
 };
 
 WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& options);
 
-/// Arrays that the shards of a head reduce, for the rows of a step; empty for a head with one
-/// shard.
+/// Arrays that the shards of a head reduce, for the rows of a step. They are empty for a head with
+/// one shard.
 struct SharedRows {
   SharedRows(int64_t rows, const RowScorer::Options& options) {
     if (options.num_shards == 1) return;

@@ -13,7 +13,7 @@ namespace logprobd::kernels {
 class ThreadPool {
  public:
   /// Starts `num_threads` - 1 threads; `num_threads` >= 1 includes the calling thread. Throws
-  /// std::system_error if the system cannot start all of them; none is left running then.
+  /// std::system_error if the system cannot start all of them; in that case none is left running.
   explicit ThreadPool(int32_t num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -22,8 +22,8 @@ class ThreadPool {
   int32_t num_threads() const { return static_cast<int32_t>(threads_.size()) + 1; }
 
   /// Calls `body(unit, worker)` once for every unit in [0, num_units) and returns when all calls
-  /// have returned. Units are assigned in order to the next free worker in [0, num_threads). Must
-  /// be called from one thread at a time. `body` must not throw.
+  /// have returned. Units are assigned in order to the next free worker in [0, num_threads). Not
+  /// thread-safe: calls must not overlap. `body` must not throw.
   void ForEach(int64_t num_units, const std::function<void(int64_t unit, int32_t worker)>& body);
 
  private:

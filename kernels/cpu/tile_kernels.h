@@ -9,7 +9,7 @@
 
 namespace logprobd::kernels {
 
-/// Dot products of some rows with the columns of one tile.
+/// Inputs and outputs of the dot products of some rows with the columns of one tile.
 struct TileDotsParams {
   const void* hidden;  ///< Output of DotKernel::pack_rows, from the start of a block.
   int64_t num_rows;    ///< >= 1
@@ -23,11 +23,11 @@ struct TileDotsParams {
 inline constexpr int64_t kDotScratchBytes = int64_t{128} * kTileColumns * 4;
 
 /// An implementation of dot products. For each (row, column) it executes the same operations in the
-/// same order, whatever the other rows are and wherever the row is in the batch.
+/// same order, regardless of the other rows and of the row's position in the batch.
 struct DotKernel {
-  int32_t row_block;  ///< Rows that the packed form interleaves.
+  int32_t row_block;  ///< Number of rows that the packed form interleaves.
 
-  /// Returns the bytes of a row in the packed form.
+  /// Returns the number of bytes of a row in the packed form.
   int64_t (*packed_row_bytes)(int64_t hidden_size);
 
   /// Packs `num_rows` rows of a row-major array; the last block is padded with zeros.
@@ -43,13 +43,14 @@ struct CpuTileStatsParams {
   float* logits;  ///< [num_rows, kTileColumns], dot products in, logits out; aligned to 64 bytes.
   int64_t num_rows;
   int32_t first_column;  ///< First column of the tile, counted in the vocabulary.
-  int32_t num_columns;  ///< Valid columns, 1 to kTileColumns; the logits of the others become -inf.
+  /// Number of valid columns, 1 to kTileColumns. The logits of the other columns become -inf.
+  int32_t num_columns;
   LogitTransform transform;
   const float* bias;                 ///< [kTileColumns], or null.
   const float* log2_scales;          ///< [num_rows], c of TileSums.
   const float* entropy_log2_scales;  ///< [num_rows], or null.
-  bool wants_sum_squares;            ///< True fills TileSums::sum_squares.
-  bool wants_extremes;               ///< True fills min_logit and argmax of TileExtremes.
+  bool wants_sum_squares;            ///< If true, computes TileSums::sum_squares.
+  bool wants_extremes;               ///< If true, writes min_logit and argmax of `extremes`.
   TileSums* sums;                    ///< [num_rows]
   TileSums* entropy_sums;            ///< [num_rows]; not written if entropy_log2_scales is null.
   TileExtremes* extremes;            ///< [num_rows]; max_logit is always written.
@@ -57,15 +58,16 @@ struct CpuTileStatsParams {
 
 using TileStatsFunction = void (*)(const CpuTileStatsParams& params);
 
-/// Returns the kernel for an instruction set, which must run on this machine, and a pair of element
-/// types. Pairs other than bf16 x bf16 are converted to fp32, exactly, before they are multiplied.
+/// Returns the kernel for an instruction set, which this machine must support, and a pair of
+/// element types. Pairs other than bf16 x bf16 are converted to fp32, exactly, before they are
+/// multiplied.
 const DotKernel& DotKernelFor(CpuIsa isa, Dtype hidden, Dtype weight);
-/// Returns the tile pass for an instruction set, which must run on this machine.
+/// Returns the tile pass for an instruction set, which this machine must support.
 TileStatsFunction TileStatsFor(CpuIsa isa);
 
 namespace internal {
 
-// Each kernels_*.cc file defines those of its instruction set.
+// Each kernels_*.cc file defines the functions of its instruction set.
 const DotKernel& GenericDots();
 const DotKernel& Avx2Dots();
 const DotKernel& Avx512Dots();

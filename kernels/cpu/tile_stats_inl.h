@@ -3,16 +3,16 @@
 // One pass over a tile of dot products while it is in the cache: it computes logits, their maximum
 // and TileSums.
 //
-// Idea      Rows are processed in groups of as many as a vector has lanes, so that work per row
-//           (reductions over lanes) is done for a whole group in vectors.
+// Idea      A group has as many rows as a vector has lanes, so that the work per row (reductions
+//           over lanes) is done for a whole group in vectors.
 // Work      One call processes all rows of a unit.
 // Traffic   Reads the dot products from the cache; transformed logits are written back.
 // Numerics  2^x rounds x to an integer and evaluates a polynomial of degree 6 for the remainder (error
 //           below one unit in the last place of a float). x is clamped to kShiftedMin: the clamped
-//           terms, -inf among them, are less than 2^-90 of the tile's sum, far below the last place
-//           of the row's fixed-point sums. Lane i of a vector adds columns i, i + lanes, ...; then
-//           lanes are added as a tree: a fixed order. A NaN anywhere makes the sum NaN, which is
-//           how it is detected.
+//           terms, including those of -inf, are less than 2^-90 of the tile's sum, far below the
+//           last place of the row's fixed-point sums. Lane i of a vector adds columns i, i + lanes,
+//           ...; then the lanes are added as a tree, so the order is fixed. A NaN among
+//           the logits makes the sum NaN, which is how it is detected.
 // Limits    Each file for an instruction set includes this file; everything here has internal linkage.
 // Source    Our own.
 
@@ -40,7 +40,8 @@ inline typename V::Float Exp2(typename V::Float x) {
   return V::Scale(p, n);
 }
 
-/// Returns tanh to about 2e-7 relative: an odd polynomial near 0, an expression with 2^x elsewhere.
+/// Returns tanh with a relative error of about 2e-7. It uses an odd polynomial near 0 and an
+/// expression with 2^x elsewhere.
 template <class V>
 inline typename V::Float Tanh(typename V::Float x) {
   using Float = typename V::Float;
@@ -116,7 +117,8 @@ inline LaneSums<V> SumsOfRow(const float* logits, float log2_scale, float expone
           V::Add(part[0].squares, part[1].squares)};
 }
 
-/// Returns true when the row contains a NaN. Needed when the maximum, which skips NaN, is -inf.
+/// Returns true if the row contains a NaN. The maximum skips NaN, so this check is needed if the
+/// maximum is -inf.
 inline bool HasNan(const float* logits) {
   bool has_nan = false;
   for (int column = 0; column < kTileColumns; ++column) {

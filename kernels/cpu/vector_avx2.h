@@ -60,7 +60,8 @@ struct Avx2Vector {
   }
 
  private:
-  /// As in vector_avx512.h: each step halves the number of vectors and doubles the rows per vector.
+  /// Works as in vector_avx512.h: each step halves the number of vectors and doubles the number of
+  /// rows per vector.
   template <class Op>
   static Float ReduceRows(const Float (&rows)[kLanes], Op op) {
     Float pairs[4];

@@ -36,7 +36,7 @@ struct Avx512Vector {
   static Float MulAdd(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   /// Returns a * b + c with one rounding: the product is exact.
   static Float MulAddOnce(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-  /// Returns the larger value, or b if either is NaN. Min likewise.
+  /// Returns the larger value, or b if either is NaN. Min returns the smaller value, likewise.
   static Float Max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static Float Min(Float a, Float b) { return _mm512_min_ps(a, b); }
   static Float Abs(Float a) { return _mm512_abs_ps(a); }
@@ -44,7 +44,7 @@ struct Avx512Vector {
   static Float CopySign(Float magnitude, Float sign) {
     return _mm512_or_ps(magnitude, _mm512_and_ps(_mm512_set1_ps(-0.0F), sign));
   }
-  /// Rounds to the nearest integer; |a| < 2^22.
+  /// Rounds to the nearest integer; |a| must be less than 2^22.
   static Float Round(Float a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
@@ -60,7 +60,7 @@ struct Avx512Vector {
   static Float ReduceMaxRows(const Float (&rows)[kLanes]) {
     return ReduceRows(rows, [](Float a, Float b) { return _mm512_max_ps(a, b); });
   }
-  /// Returns a mask whose bit i is set when lane i is equal.
+  /// Returns a mask whose bit i is set if a and b are equal in lane i.
   static uint32_t EqualMask(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 
  private:

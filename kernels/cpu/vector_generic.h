@@ -1,7 +1,7 @@
 #pragma once
 
-// GenericVector: four floats in a vector of the compiler, for any CPU. vector_avx512.h documents
-// the functions.
+// GenericVector holds four floats in a vector type of the compiler and runs on any CPU.
+// vector_avx512.h documents the functions.
 
 #include <cstdint>
 

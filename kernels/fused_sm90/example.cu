@@ -1,5 +1,5 @@
-// The kernel without the server: logprob and entropy of 100 rows against a head whose tokens all
-// have the same weight, so that the results are known: -ln V and ln V.
+// Runs the kernel without the server. It computes the log-probability and the entropy of 100 rows
+// for a head whose tokens all have the same weight row, so the results are known: -ln V and ln V.
 //
 //   cmake --build <build folder> --target fused_example
 //   <build folder>/tests/fused_example

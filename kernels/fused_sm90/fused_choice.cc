@@ -3,23 +3,25 @@
 namespace logprobd::kernels {
 namespace {
 
-/// From this depth on the exposed epilogue of k256Cooperative costs less than the operand traffic
-/// of smaller tiles.
+/// Smallest depth at which the exposed epilogue of k256Cooperative costs less than the operand
+/// traffic of smaller tiles.
 constexpr int64_t kCooperativeDepthMin = 3'584;
-/// From this depth on the order along the vocabulary has more hits in the second-level cache.
+/// Smallest depth at which the order along the vocabulary has more hits in the second-level cache.
 constexpr int64_t kAlongVocabDepthMin = 2'560;
-/// Up to this depth the weight tiles of twice as many columns fit into the second-level cache.
+/// Largest depth at which the weight tiles of twice as many columns fit into the second-level
+/// cache.
 constexpr int64_t kWideDepthMax = 1'280;
-/// Up to this number of rows 128-row tiles are faster at any depth.
+/// Largest number of rows for which 128-row tiles are faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
 
-/// Blocks that run at once: just below the number of multiprocessors of a GPU.
+/// Number of blocks that run at once, just below the number of multiprocessors of a GPU.
 constexpr int64_t kBlocksAtOnce = 128;
 
 constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
 
 /// Returns true when pairs of 64-row tiles are fastest: when one pair is enough, or when three
-/// pairs process a quarter fewer rows than two pairs of 128-row tiles. Measured in README.md.
+/// pairs process a quarter fewer rows than two pairs of 128-row tiles. README.md has the
+/// measurements.
 bool FitsPairs(int64_t num_rows) {
   constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);
   return num_rows <= kPairRows || (num_rows > 2 * kPairRows && num_rows <= 3 * kPairRows);
@@ -33,7 +35,8 @@ bool FitsAtOnce(const FusedShape& shape) {
 }
 
 /// Returns the largest power of two up to `swizzle` that adds no empty row tiles and at most 1/32
-/// empty column tiles. Both tile counts are rounded up to whole groups of that many (clusters).
+/// empty column tiles. The number of row clusters and the number of column tiles are both rounded
+/// up to a multiple of the swizzle.
 int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
   const int64_t clusters = (shape.num_rows + ClusterRows(tile) - 1) / ClusterRows(tile);
   const auto adds_too_much = [&](int64_t group) {
@@ -78,8 +81,8 @@ int64_t FusedRowStep(const FusedShape& shape) {
     tile = FusedTile::k128PingPong;
   }
   const int64_t cluster_rows = ClusterRows(tile);
-  // An odd number of clusters allows no swizzle, which is the slowest order of tiles. With few
-  // clusters, an additional cluster costs more than that.
+  // With an odd number of clusters no swizzle is possible, which gives the slowest order of tiles.
+  // With few clusters, an additional cluster costs more than that.
   return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
 }
 

@@ -4,26 +4,26 @@
 
 namespace logprobd::kernels {
 
-/// Block tiles that the kernel is built for: rows x 192 columns. All give the same bits.
+/// Block tiles that the kernel is built for: rows x 192 columns. All give bit-identical results.
 enum class FusedTile : int32_t {
-  k64PingPong,      ///< Up to 64 rows: runs at the speed of reading the weight.
-  k64Pair,          ///< Two blocks share each weight tile: up to 128 rows, and 257 to 384.
+  k64PingPong,      ///< For up to 64 rows; takes as long as reading the weight.
+  k64Pair,          ///< For up to 128 and for 257 to 384 rows; two blocks share each weight tile.
   k128PingPong,     ///< The epilogue of one tile overlaps the products of the next.
-  k256Cooperative,  ///< Least operand traffic; the epilogue overlaps nothing.
+  k256Cooperative,  ///< Has the least operand traffic, but its epilogue overlaps nothing.
 };
 
 /// Order in which blocks process their tiles.
 enum class FusedRaster : int32_t { kAlongRows, kAlongVocab };
 
-/// How a launch runs. It affects the time only, never the bits.
+/// Block tile and order of a launch. They affect only the time, never the bits.
 struct FusedChoice {
   FusedTile tile;
   FusedRaster raster;
-  /// Tiles across the raster's direction that are processed together, in clusters: 1, 2, 4 or 8.
+  /// Number of clusters across the raster's direction that are processed together: 1, 2, 4 or 8.
   int32_t swizzle;
 };
 
-/// Rows of a block tile.
+/// Returns the number of rows of a block tile.
 constexpr int64_t TileRows(FusedTile tile) {
   switch (tile) {
     case FusedTile::k64PingPong:
@@ -37,10 +37,11 @@ constexpr int64_t TileRows(FusedTile tile) {
   return 0;
 }
 
-/// Blocks of a cluster; they are next to each other along the rows.
+/// Returns the number of blocks of a cluster, which are adjacent along the rows.
 constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
 
-/// Rows that one cluster processes. A partly filled cluster takes as long as a full one.
+/// Returns the number of rows that one cluster processes. A partly filled cluster takes as long as
+/// a full one.
 constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
 
 /// Size of the product that a launch computes.
@@ -53,8 +54,8 @@ struct FusedShape {
 /// Returns the fastest choice for a shape, as measured in README.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
-/// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials needs it:
-/// its instances exist for that tile only.
+/// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials requires
+/// it, because its instances exist for that tile only.
 FusedChoice ChoosePingPong(const FusedShape& shape);
 
 /// Returns the fastest choice for gradients, whose instances exist for k64Pair and k128PingPong.

@@ -10,15 +10,17 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchFusedGradient. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of LaunchFusedGradient. Pointers point to device memory that the caller owns.
 struct FusedGradientParams {
   /// Rows, weight, tiles, transform and bias, as LaunchFusedPartials takes them; the other fields
-  /// are not read. The vocabulary is the shard: columns in `rows` are counted from its first.
+  /// are not read. The vocabulary is the shard: columns in `rows` are counted from the shard's
+  /// first column.
   FusedPartialsParams head;
   const RowGradient* rows = nullptr;  ///< [num_rows]
-  /// [tile_end * 192], w of RowGradient::mean, from the vocabulary's first column on; null: none.
+  /// [tile_end * 192], the weights w in RowGradient's formula, starting at the vocabulary's first
+  /// column. Null: gradients have no term with `mean`.
   const float* mean_logit_weights = nullptr;
-  /// [num_rows, gradient_stride] of head.dtype, 16-byte aligned, written: gradients of the dot
+  /// Output, [num_rows, gradient_stride] of head.dtype, 16-byte aligned: gradients of the dot
   /// products of the tiles. Columns beyond the vocabulary are set to 0.
   void* gradients = nullptr;
   int64_t gradient_stride = 0;  ///< Elements, at least 192 per tile, a multiple of 8.
@@ -26,15 +28,16 @@ struct FusedGradientParams {
 
 /// Enqueues on `stream` the gradients of the dot products of tiles [tile_begin, tile_end) and
 /// returns without waiting. The kernel recomputes the dot products and writes only their gradients.
-/// A (row, column) has the same bits whatever the tiles and num_rows are.
+/// The gradient of a row and column has the same bits whatever the tiles and num_rows are.
 ///
 /// Thread-safe. Requires compute capability 9.0 and a build with CUTLASS (HasFusedKernel). Returns
-/// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// cudaErrorInvalidValue if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedGradient(const FusedGradientParams& params,
                                               cudaStream_t stream);
 
-/// As LaunchFusedGradient, with a given choice instead of the fastest one: the bits are the same.
-/// For tests and measurements. Instances exist for k64Pair and k128PingPong.
+/// Does the same as LaunchFusedGradient, with the same bits, but with `choice` instead of the
+/// fastest choice. It is meant for tests and measurements. Instances exist for k64Pair and
+/// k128PingPong.
 [[nodiscard]] cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params,
                                                 const FusedChoice& choice, cudaStream_t stream);
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Definition of LaunchFusedInstance. The generated sources (instance.cu.in) instantiate it: for a
-// block tile and a dtype, with or without a logit transform, caching exponentials or not.
+// Definition of LaunchFusedInstance. The generated sources (instance.cu.in) instantiate it for a
+// block tile and a dtype, with or without a logit transform, and with or without cached
+// exponentials.
 
 #include <cuda_runtime_api.h>
 
@@ -13,7 +14,8 @@
 
 namespace logprobd::kernels::internal {
 
-/// Offsets the pointers so that tiles of the whole vocabulary index them.
+/// Returns `exponentials` with pointers that are offset for indices that count tiles of the whole
+/// vocabulary.
 inline CachedExponentials CacheIndexedByVocabularyTile(CachedExponentials exponentials,
                                                        int64_t tile_begin) {
   exponentials.values =

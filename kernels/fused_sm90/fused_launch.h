@@ -10,12 +10,12 @@
 #include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/fused_sm90/fused_partials.h"
 
-// What the host entry points of this folder share: the check of their operands, and the declaration
-// of the instances that they launch.
+// This file contains what the host entry points of this folder share: the check of their operands,
+// and the declarations of the instances that they launch.
 namespace logprobd::kernels::internal {
 
-/// Returns true when rows, weight and vocabulary of `params` are within the bounds that
-/// fused_partials.h states, for at least one row. Callers check outputs and scales themselves.
+/// Returns true when `params` have at least one row, and rows, weight and vocabulary are within the
+/// bounds that fused_partials.h states. Callers must check outputs and scales themselves.
 inline bool HasValidOperands(const FusedPartialsParams& params) {
   constexpr int64_t kRowsMax = 1 << 24;
   constexpr int64_t kVocabMax = 1 << 20;
@@ -39,16 +39,17 @@ inline bool HasValidOperands(const FusedPartialsParams& params) {
          params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size);
 }
 
-/// Launches one instance of the kernel that makes partials. CMakeLists.txt lists the instances;
-/// each is a generated source file of its own, which takes half a minute to compile. `params` have
-/// been checked; they have a transform or a bias only if kTransforms, and exponentials only if
-/// kCachesExponentials.
+/// Launches one instance of the kernel that computes partials. CMakeLists.txt lists the instances;
+/// each has its own generated source file, which takes half a minute to compile. `params` must have
+/// been checked; they may have a transform or a bias only if kTransforms is true, and exponentials
+/// only if kCachesExponentials is true.
 template <FusedTile kTile, Dtype kDtype, bool kTransforms, bool kCachesExponentials>
 cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedChoice& choice,
                                 cudaStream_t stream);
 
-/// Launches one instance of the kernel that makes gradients, as LaunchFusedInstance. `params` have
-/// been checked; they have a transform, a bias or mean_logit_weights only if kTransforms.
+/// Launches one instance of the kernel that computes gradients. See LaunchFusedInstance. `params`
+/// must have been checked; they may have a transform, a bias or mean_logit_weights only if
+/// kTransforms is true.
 template <FusedTile kTile, Dtype kDtype, bool kTransforms>
 cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const FusedChoice& choice,
                                    cudaStream_t stream);

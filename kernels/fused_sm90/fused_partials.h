@@ -13,46 +13,49 @@
 namespace logprobd::kernels {
 
 /// A tile's exponentials are relative to its row's reference exponent if the tile's own exponent is
-/// at most this far above it. The limit is reached by very peaked rows only, and keeps the sums of
-/// products with these exponentials finite.
+/// at most this far above it. Only rows with a very peaked distribution reach the limit. It
+/// keeps the sums of products with these exponentials finite.
 inline constexpr int32_t kReferenceReach = 40;
 
 /// Cache for the backward pass: every logit as 2^(y - e) in bf16 (kernels/common/tile.h defines y
 /// and the tile's exponent k). Without reference_sums e is k. With them e is the row's reference
-/// exponent, unless k is more than kReferenceReach above it: exponentials of a row that are
-/// relative to one exponent can be multiplied without a conversion
-/// (kernels/row_ops/rebase_exponentials.h). Pointers are device memory and stay the caller's.
+/// exponent, unless k is more than kReferenceReach above it. If all exponentials of a row are
+/// relative to the same exponent, they can be used in a matrix product without a conversion
+/// (kernels/row_ops/rebase_exponentials.h). Pointers refer to device memory, which the caller keeps
+/// owning.
 struct CachedExponentials {
   __nv_bfloat16* values = nullptr;  ///< [num_rows, row_tiles, 192]; 0 beyond the vocabulary.
-  int32_t* exponents = nullptr;     ///< [num_rows, row_tiles], e; kEmptyExponent: k is not real.
-  int64_t row_tiles = 0;            ///< >= tile_end - tile_begin.
-  int64_t exponent_stride = 0;      ///< int32s from one row to the next; 0: row_tiles.
+  /// [num_rows, row_tiles]: e, or kEmptyExponent if k is kEmptyExponent or kNonfiniteExponent.
+  int32_t* exponents = nullptr;
+  int64_t row_tiles = 0;        ///< >= tile_end - tile_begin.
+  int64_t exponent_stride = 0;  ///< int32s from one row to the next; 0: row_tiles.
   /// [num_rows]: sums of any one tile of each row. The exponent of that tile is the row's reference
-  /// exponent, if it is real. Null: rows have no reference exponent.
+  /// exponent, unless it is kEmptyExponent or kNonfiniteExponent. If reference_sums is null, rows
+  /// have no reference exponent.
   const TileSums* reference_sums = nullptr;
 };
 
-/// Inputs and outputs of LaunchFusedPartials. Pointers are device memory and stay the caller's; an
-/// output that is null is not computed.
+/// Inputs and outputs of LaunchFusedPartials. Pointers refer to device memory, which the caller
+/// keeps owning; an output that is null is not computed.
 struct FusedPartialsParams {
   /// Element type of hidden and weight, kBf16 or kF16. Hidden rows of another dtype are passed as
-  /// bf16 splits: num_splits.
+  /// bf16 splits; see num_splits.
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;  ///< 0 to 2^24; 0 does nothing.
   /// One number in device memory, 0 to num_rows, or null. The kernel reads it and computes only the
   /// first *row_count rows; the outputs of the other rows are unspecified. All num_rows rows of the
   /// operands must be readable.
   const int64_t* row_count = nullptr;
-  /// Rows of `hidden` that may be read, >= num_rows. A block is slower when some of its rows do not
-  /// exist than when they exist with any content, so leave room for a multiple of 64 rows.
+  /// Rows of `hidden` that may be read, >= num_rows. A block is faster if memory for all of its
+  /// rows is readable, whatever its content, so round the allocation up to a multiple of 64 rows.
   int64_t readable_rows = 0;
   int64_t hidden_size = 0;  ///< >= 1.
   /// 16-bit values that add up to a hidden value, 1 to kHiddenSplitsMax; kernels/common/dtype.h
   /// has their layout.
   int32_t num_splits = 1;
   const void* hidden = nullptr;  ///< [readable_rows, hidden_stride], 16-byte aligned.
-  int64_t hidden_stride = 0;     ///< Elements, at least those of a row, a multiple of 8.
-  /// [columns of the tiles below, weight_stride], 16-byte aligned.
+  int64_t hidden_stride = 0;     ///< Elements, at least as many as a row has; a multiple of 8.
+  /// [columns of tiles tile_begin to tile_end, weight_stride], 16-byte aligned.
   const void* weight = nullptr;
   int64_t weight_stride = 0;  ///< Elements, >= hidden_size, a multiple of 8.
 
@@ -78,28 +81,28 @@ struct FusedPartialsParams {
   TileSums* entropy_sums = nullptr;  ///< Partials at entropy_log2_scales; null without them.
   bool wants_sum_squares = false;    ///< False leaves TileSums::sum_squares at 0.
 
-  float* target_logits = nullptr;  ///< [num_rows]; written where these tiles hold the target.
+  float* target_logits = nullptr;  ///< [num_rows]; written for rows whose target is in the shard.
   /// [num_rows]: maximum of the old value and the LogitKey of the largest logit of these tiles.
   uint64_t* max_keys = nullptr;
   /// [num_rows]: maximum of the old value and ~OrderedBits of the smallest logit of these tiles.
   uint32_t* min_keys = nullptr;
   float* tile_max = nullptr;  ///< [num_rows, tile_end - tile_begin]: largest logit of each tile.
-  /// Not written if `values` is null. Instances exist for k128PingPong only; wants_sum_squares must
-  /// be false.
+  /// Output that is not written if `values` is null. Only k128PingPong kernels support it, and
+  /// wants_sum_squares must be false.
   CachedExponentials exponentials;
 };
 
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting. Logits
-/// exist in registers only. A (row, tile) has the same bits whatever num_rows is and whatever else
-/// is requested, and the same bits as LaunchTileStats computes from the same logits.
+/// exist in registers only. The partials of a row and tile have the same bits whatever num_rows is
+/// and whatever else is requested, and LaunchTileStats computes the same bits from the same logits.
 ///
 /// Thread-safe. Requires compute capability 9.0 and a build with CUTLASS (HasFusedKernel). Returns
-/// cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// cudaErrorInvalidValue if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedPartials(const FusedPartialsParams& params,
                                               cudaStream_t stream);
 
-/// As LaunchFusedPartials, with a given choice instead of the fastest one: the bits are the same.
-/// For tests and measurements.
+/// Does the same as LaunchFusedPartials, with the same bits, but with `choice` instead of the
+/// fastest choice. It is meant for tests and measurements.
 [[nodiscard]] cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params,
                                                 const FusedChoice& choice, cudaStream_t stream);
 

@@ -1,10 +1,10 @@
-// The k largest logits of each row, found through its k tiles with the largest maxima.
+// Finds the k largest logits of each row in the k tiles of the row that have the largest maxima.
 //
-// SelectTilesKernel, SelectLogitsKernel: select each row's tiles, then its logits among theirs.
+// SelectTilesKernel, SelectLogitsKernel: select k tiles of each row, then k logits in these tiles.
 //
-// Idea      A logit outside the k tiles with the largest maxima has at least k larger ones: those
-//           maxima. The logits of the k tiles are recomputed (tile_logits.cu) and searched. The
-//           smallest of the k maxima is a floor that few logits exceed.
+// Idea      At least k logits, the maxima of the k tiles with the largest maxima, are as large as any
+//           logit outside these tiles. The logits of the k tiles are recomputed (tile_logits.cu)
+//           and searched. The smallest of the k maxima is a floor that few logits exceed.
 // Work      One block per row.
 // Traffic   Reads 4 bytes per tile, then 768 bytes per selected tile.
 // Numerics  Exact.
@@ -18,7 +18,7 @@
 //           before the pair increments it.
 // Work      One thread per pair; one block computes the prefix sums over the tiles.
 // Traffic   About 28 bytes per pair.
-// Numerics  None. Ranks depend on the order of atomics, which no result shows.
+// Numerics  None. The ranks depend on the order of the atomics, but no result depends on the ranks.
 // Limits    2^31 - 1 pairs.
 // Source    Our own.
 
@@ -36,12 +36,13 @@ namespace {
 using internal::TileGroup;
 
 constexpr int64_t kAlignment = 256;
-/// Average number of pairs per tile up to which groups of kTopKGroupPairsMin are used.
+/// Up to this average number of pairs per tile, a group has at most kTopKGroupPairsMin pairs.
 constexpr int64_t kFewPairs = 56;
-/// Most pairs of a group otherwise.
+/// Maximum number of pairs in a group otherwise.
 constexpr int64_t kTopKGroupPairsMax = 192;
 
-/// The maxima of a row's tiles, as a source of FindTopK. Tiles are counted from the shard's first.
+/// The maxima of a row's tiles, as the input of FindTopK. Tile indices start at the shard's first
+/// tile.
 struct RowTiles {
   const float* maxima;
 
@@ -63,8 +64,8 @@ struct ShardColumns {
   int32_t count;
 };
 
-/// The logits of a row's selected tiles, as a source of FindTopK. An index counts the columns of
-/// the selected tiles.
+/// The logits of a row's selected tiles, as the input of FindTopK. Index i is column i % 192 of the
+/// selected tile i / 192.
 struct SelectedLogits {
   const uint64_t* tile_keys;
   const float* logits;  // [top_k, 192]
@@ -87,8 +88,8 @@ __global__ void __launch_bounds__(kTopKThreads)
   const int64_t row = blockIdx.x;
   uint64_t* const row_keys = keys + row * top_k;
   const int32_t num_columns = top_k * kTileColumns;
-  // Keys of logits that reach the smallest maximum exceed the floor. It is 0 if a row has fewer
-  // than top_k tiles.
+  // A logit's key exceeds the floor if the logit is at least the smallest of the selected maxima.
+  // The floor is 0 if a row has fewer than top_k tiles.
   const uint64_t min_of_max = row_keys[top_k - 1] >> 32;
   const uint64_t floor = min_of_max == 0 ? 0 : (min_of_max << 32) - 1;
   __syncthreads();  // all threads have read the key before it is overwritten
@@ -96,13 +97,13 @@ __global__ void __launch_bounds__(kTopKThreads)
            {.floor = floor}, row_keys);
 }
 
-/// Inputs and outputs of the sort of (row, tile) pairs by tile. Tiles are counted from the shard's
-/// first.
+/// Inputs and outputs of the sort of (row, tile) pairs by tile. Tile indices start at the shard's
+/// first tile.
 struct TileGroupsParams {
   const uint64_t* tile_keys;  ///< [num_pairs], LogitKeys whose ids are tiles; 0 is an empty slot.
   int32_t num_pairs;          ///< >= 1.
   int32_t num_tiles;          ///< Tiles of the shard.
-  int32_t group_pairs;        ///< Most pairs of a group.
+  int32_t group_pairs;        ///< Maximum number of pairs in a group.
   int32_t* starts;            ///< [num_tiles], scratch.
   int32_t* ranks;             ///< [num_pairs], scratch.
   int32_t* order;             ///< [num_pairs], written: pairs sorted by tile.

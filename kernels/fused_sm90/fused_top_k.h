@@ -10,10 +10,10 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchFusedTopK. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of LaunchFusedTopK. Pointers point to device memory that the caller owns.
 struct FusedTopKParams {
-  /// The parameters of a LaunchFusedPartials that computed `tile_max`. The search covers its tiles.
-  /// row_count must be null.
+  /// Parameters of the call of LaunchFusedPartials that computed `tile_max`. The search covers its
+  /// tiles. row_count must be null.
   FusedPartialsParams partials;
   int32_t top_k = 0;  ///< 1 to kTopKMax.
   /// [num_rows, top_k], LogitKeys with ids of the whole vocabulary, best first; 0 marks an empty
@@ -23,17 +23,17 @@ struct FusedTopKParams {
   /// longer needed, but not `keys`.
   std::byte* workspace = nullptr;
   /// At least the size that TopKScratchOf (top_k_scratch.h) returns for one row and the shard's
-  /// tiles. If it is less than for all rows, they are searched in parts.
+  /// tiles. If it is less than the size for all rows, the rows are searched in parts.
   int64_t workspace_bytes = 0;
 };
 
 /// Enqueues the search for each row's largest logits on `stream` and returns without waiting. The k
-/// largest logits lie in the k tiles with the largest maxima (in both cases ties go to the lower
-/// column), so only the logits of those tiles are recomputed, with the same bits. The lists are the
-/// same as LaunchTopK computes.
+/// largest logits lie in the k tiles with the largest maxima (in both cases the lower column
+/// precedes at a tie), so only the logits of those tiles are recomputed, with the same bits. The
+/// lists are the same as those that LaunchTopK computes.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, cudaErrorNotSupported in a
-/// build without CUTLASS, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, cudaErrorNotSupported
+/// in a build without CUTLASS, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -2,13 +2,14 @@
 
 // GradientEpilogue: turns the dot products of a block tile into their gradients, in 16 bits.
 //
-// Idea      Given the row's sum, a probability is one 2^x of the logit, and the gradient two fused
-//           multiply-adds more. The row's constants are computed before
+// Idea      Given the row's sum, a probability takes one 2^x of the logit, and the gradient takes
+//           two more fused multiply-adds. The row's constants are computed beforehand
 //           (kernels/common/row_gradient.h).
 // Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
-// Traffic   Reads 32 bytes of constants per row, writes 2 bytes per column in whole sectors.
-// Numerics  fp32, rounded once to the element. A logit of -inf has the gradient 0; NaN stays NaN.
-// Limits    As LaunchFusedGradient.
+// Traffic   Reads 32 bytes of constants per row and writes 2 bytes per column in whole sectors.
+// Numerics  fp32, rounded once to the element type. A logit of -inf has the gradient 0; NaN stays
+//           NaN.
+// Limits    See LaunchFusedGradient.
 // Source    Our own.
 
 #include <cstdint>
@@ -19,7 +20,8 @@
 
 namespace logprobd::kernels::internal {
 
-/// FusedGradientParams on the device. Columns and tiles are counted from the launch's first.
+/// FusedGradientParams as the device reads them. Columns and tiles are counted from the first ones
+/// of the launch.
 template <class Element>
 struct GradientEpilogueParams {
   int32_t num_rows;
@@ -52,7 +54,8 @@ class GradientEpilogue
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const RowGradient& constants = params_.rows[some_row];
-    // log2_scale, log2_sum, free, weighted; then target, target_column, mean.
+    // `sums` has log2_scale, log2_sum, free and weighted; `extras` has target, target_column and
+    // mean.
     const float4 sums = *reinterpret_cast<const float4*>(&constants.log2_scale);
     const float4 extras = *reinterpret_cast<const float4*>(&constants.target);
     const int32_t first_column = tile_column + lane_column;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Definition of LaunchGradientInstance. The generated sources (instance.cu.in) instantiate it: for
-// a block tile and a dtype, with or without a logit transform.
+// Definition of LaunchGradientInstance. The generated sources (instance.cu.in) instantiate it for a
+// block tile and a dtype, with or without a logit transform.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -2,14 +2,15 @@
 
 // HeadEpilogue: turns the dot products of a block tile into partials while they are in registers.
 //
-// Idea      A quad of lanes holds the 192 accumulators of a row of a tile, 48 per lane. The maximum,
-//           and then the sums, need two butterfly steps each and no shared memory.
+// Idea      A quad of lanes holds the 192 accumulators of a row of a tile, 48 per lane. The
+//           maximum, and then the sums, need two butterfly steps each and no shared memory.
 // Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
-// Traffic   Writes 16 bytes per row and tile, a warp eight rows at once; 384 bytes more when
-//           exponentials are cached.
-// Numerics  kernels/common/tile_sums.cuh. A logit of -inf (also a masked column) produces 0 * inf;
-//           the sums are then computed again with a floor, which does not change finite terms.
-// Limits    As LaunchFusedPartials.
+// Traffic   Writes 16 bytes per row and tile, and 384 bytes more when exponentials are cached. A
+//           warp writes eight rows at once.
+// Numerics  See kernels/common/tile_sums.cuh. A logit of -inf (or a masked column) multiplies 0
+//           by infinity; the sums are then computed again with a floor, which does not change
+//           finite terms.
+// Limits    See LaunchFusedPartials.
 // Source    Our own.
 
 #include <cstdint>
@@ -21,8 +22,8 @@
 
 namespace logprobd::kernels::internal {
 
-/// FusedPartialsParams on the device. Pointers to partials are offset so that tiles of the whole
-/// vocabulary index them.
+/// FusedPartialsParams as the device reads them. Pointers to partials are offset for indices that
+/// count tiles of the whole vocabulary.
 struct HeadEpilogueParams {
   int32_t num_rows;
   int32_t vocab_size;
@@ -64,7 +65,7 @@ class HeadEpilogue
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const int32_t tile_column = tile * kTileColumns;
     const int32_t first_column = tile_column + lane_column;
-    // These loads start early because they are answered by the second-level cache.
+    // These loads start early because they have the latency of the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
     int32_t reference = kEmptyExponent;
     if constexpr (kCachesExponentials && !kTransforms) reference = ReferenceOf(some_row);
@@ -105,8 +106,8 @@ class HeadEpilogue
     }
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
     if constexpr (kCachesExponentials && kTransforms) {
-      // The exponentials are computed again: transforms leave no registers to write them while the
-      // sums are computed.
+      // The exponentials are computed again, because transforms do not leave enough registers to
+      // write them while the sums are computed.
       reference = ReferenceOf(some_row);
       const ExponentialStore store =
           ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
@@ -139,7 +140,7 @@ class HeadEpilogue
   }
 
  private:
-  /// Returns the reference exponent of a row; kEmptyExponent if it has none.
+  /// Returns the reference exponent of a row, or kEmptyExponent if it has none.
   __device__ __forceinline__ int32_t ReferenceOf(int32_t row) const {
     return params_.exponentials.reference_sums == nullptr
                ? kEmptyExponent
@@ -160,7 +161,7 @@ class HeadEpilogue
   };
 
   /// Writes the exponent e of a row of a tile and returns the store of its exponentials.
-  /// `reference` is the row's reference exponent, or an exponent that is not real.
+  /// `reference` is the row's reference exponent, kEmptyExponent or kNonfiniteExponent.
   __device__ __forceinline__ ExponentialStore ExponentialsTo(int32_t row, int32_t tile,
                                                              int32_t lane_column, bool has_row,
                                                              const TileOrigin& origin,
@@ -171,7 +172,7 @@ class HeadEpilogue
     const bool has_reference = reference != kEmptyExponent && reference != kNonfiniteExponent;
     if (origin.is_real && has_reference && exponent <= reference + kReferenceReach) {
       constexpr int kBias = 127;
-      // 2^(k - e), exactly; 0 below the normal range.
+      // The factor is exactly 2^(k - e), or 0 below the normal range.
       factor = __int_as_float((max(exponent - reference, -kBias) + kBias) << 23);
       exponent = reference;
     }
@@ -204,8 +205,8 @@ class HeadEpilogue
     return reinterpret_cast<const volatile uint32_t*>(params_.max_keys + row)[1];
   }
 
-  /// Raises the row's max_keys entry. Most tiles return early: another tile already has a larger
-  /// logit.
+  /// Raises the row's max_keys entry. Most tiles return early because another tile already has a
+  /// larger logit.
   template <class Logits>
   __device__ __forceinline__ void RaiseMax(const Logits& logits, int32_t row, float max_logit,
                                            int32_t first_column, uint32_t best) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// CUTLASS's GEMM kernel with our mainloop (head_mainloop.cuh), epilogue and scheduler.
+// HeadKernel: CUTLASS's GEMM kernel with our mainloop (head_mainloop.cuh), epilogue and scheduler.
 //
 // Every difference between two instances must be a template argument of HeadKernel. If two source
 // files defined kernels with the same mangled name, the linker would keep one and use it for both.
@@ -46,7 +46,7 @@ struct HeadKernel {
                                            Mainloop, Epilogue, RowSchedulerTag>;
 };
 
-/// Enqueues the products of the operands in `params`, which have been checked. The epilogue
+/// Enqueues the products of the operands in `params`, which must have been checked. The epilogue
 /// processes the results.
 template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoice& choice,

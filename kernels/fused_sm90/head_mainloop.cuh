@@ -2,13 +2,13 @@
 
 // HeadMainloop: loads hidden rows and weight rows into shared memory; CUTLASS multiplies them.
 //
-// Idea      A CUTLASS collective with its own producer, for two reasons. A hidden row may consist of
-//           several splits, one after another along K; the weight is then read once per split. And
-//           when only one block reads a weight tile, the weight need not stay in the second-level
-//           cache.
+// Idea      A CUTLASS collective with its own producer, for two reasons. A hidden row may consist
+//           of several splits, one after another along K; the weight is then read once per split.
+//           And when only one block reads a weight tile, the weight need not stay in the
+//           second-level cache.
 // Work      One elected thread of the producer warp issues the TMA loads.
-// Traffic   Per step of 64 along K: 128 bytes per row and per column of the block tile; blocks of a
-//           cluster share one load of the weight.
+// Traffic   Each step of 64 along K reads 128 bytes per row and per column of the block tile;
+//           blocks of a cluster share one load of the weight.
 // Source    Our own, derived from CUTLASS's warp-specialised TMA mainloop.
 
 #include <cstdint>

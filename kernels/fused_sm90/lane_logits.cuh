@@ -13,8 +13,8 @@
 namespace logprobd::kernels::internal {
 
 /// A lane's share of a row: columns 8 j + 2 lane + {0, 1} of a tile, j = 0..23. This is a view of
-/// the accumulators: there are no registers for a copy. Its indices are constants once loops are
-/// unrolled.
+/// the accumulators because there are not enough registers for a copy. Its indices are constants
+/// once loops are unrolled.
 template <class Dots>
 struct LaneLogits {
   static constexpr int kCount = kTileColumns / 4;
@@ -48,8 +48,8 @@ struct LaneLogits {
     return even;
   }
 
-  /// Returns the sums of the tile; all lanes of the quad get the same bits. `visit` is called as in
-  /// Sums, once for every exponential.
+  /// Returns the sums of the tile; all lanes of the quad get the same bits. Every exponential is
+  /// passed once to `visit`, as in Sums.
   template <bool kSquares, class Visit>
   __device__ __forceinline__ ChainSums TileSumsOf(const TileOrigin& origin, float log2_scale,
                                                   const float* log2_scale_at,

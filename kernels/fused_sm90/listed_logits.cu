@@ -4,12 +4,13 @@
 //           56 sums, and half of the instruction's rows, are discarded: reading the weight's rows
 //           dominates the time.
 // Work      One warp per eight pairs; a lane reads 8 bytes of a row at a time.
-// Traffic   One weight row and one hidden row per pair; the hidden row comes from a cache when pairs
-//           of the same row are adjacent.
+// Traffic   Reads one weight row and one hidden row per pair; the hidden row comes from a cache
+//           when pairs of the same row are adjacent.
 // Numerics  mma.sync adds 16 products at a time to an fp32 sum, as wgmma does; a test requires the
-//           same bits. The order of the 16 does not affect the sum, so a lane owns four neighbours.
+//           same bits. The order of the 16 products does not affect the sum, so a lane owns four
+//           adjacent elements.
 // Limits    2^31 - 1 pairs per launch.
-// Source    Our own; the layout of fragments is PTX's (mma.m16n8k16).
+// Source    Our own; PTX defines the layout of fragments (mma.m16n8k16).
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile_sums.cuh"
@@ -53,7 +54,7 @@ __device__ __forceinline__ uint2 LoadFour(const uint16_t* from) {
   return value;
 }
 
-/// Loads the first `count` of four elements of a row; the others are zero.
+/// Loads the first `count` of four elements of a row and sets the others to zero.
 __device__ __forceinline__ uint2 LoadUpTo(const uint16_t* from, int64_t count) {
   if (count <= 0) return make_uint2(0, 0);
   uint2 value = LoadFour(from);

@@ -8,7 +8,7 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchListedLogits. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of LaunchListedLogits. Pointers point to device memory that the caller owns.
 struct ListedLogitsParams {
   /// Rows, weight, vocabulary, bias and transform, as LaunchFusedPartials takes them; the other
   /// fields are not read. row_count must be null.
@@ -17,14 +17,14 @@ struct ListedLogitsParams {
   const int32_t* ids = nullptr;   ///< [count], ids in the whole vocabulary.
   int32_t row_begin = 0;          ///< Row of the batch that is row 0 of `partials`.
   int64_t count = 0;              ///< 0 to 2^31 - 1; 0 does nothing.
-  float* logits = nullptr;        ///< [count]; written where `partials` holds the row and the id.
+  float* logits = nullptr;        ///< [count]; written where `partials` contain the row and the id.
 };
 
-/// Enqueues the logits of listed (row, id) pairs on `stream` and returns without waiting. They have
-/// the bits that the fused kernel computes.
+/// Enqueues the logits of listed (row, id) pairs on `stream` and returns without waiting. They are
+/// bit-identical to the logits of the fused kernel.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, cudaErrorNotSupported in a
-/// build without CUTLASS, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, cudaErrorNotSupported
+/// in a build without CUTLASS, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -1,14 +1,14 @@
 #pragma once
 
-// RowScheduler: assigns tiles to blocks; the number of rows may be a number in device memory.
+// RowScheduler: assigns tiles to blocks; the number of rows may be in device memory.
 //
-// Idea      CUTLASS's persistent scheduler with the same order, but the number of tiles is read when
-//           the kernel runs: the host need not wait for a number of rows that the GPU computes.
+// Idea      CUTLASS's persistent scheduler with the same order, but the number of rows is read when
+//           the kernel runs, so the host need not wait for a number that the GPU computes.
 // Work      Every thread computes its tile itself, once per tile.
 // Traffic   8 bytes per tile and thread, from the first-level cache.
-// Numerics  None: the order of tiles does not affect any bit.
+// Numerics  None; the order of tiles does not affect any bit.
 // Limits    2^31 - 1 tiles.
-// Source    The order is that of CUTLASS's static persistent scheduler; the rest our own.
+// Source    The order is that of CUTLASS's static persistent scheduler; the rest is our own.
 
 #include <cstdint>
 
@@ -67,7 +67,8 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
     uint32_t log_swizzle = params_.log_swizzle_size_;
     if (!IsAlongRows()) {
-      // The host would choose the same swizzle for this number of rows: no group has empty tiles.
+      // This is the swizzle that the host would choose for this number of rows, so no group has
+      // empty tiles.
       while (row_clusters % (1U << log_swizzle) != 0) --log_swizzle;
     }
     const uint32_t major_size = IsAlongRows() ? row_clusters : columns;
@@ -82,12 +83,13 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
             static_cast<int32_t>(column), 0, true};
   }
 
-  /// Deleted because the base's version reads members that only the base's constructor sets.
+  /// This function is deleted because the base's version reads members that only the base's
+  /// constructor sets.
   CUTLASS_DEVICE bool is_last_tile(const WorkTileInfo&, uint32_t count = 1) const = delete;
 
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { block_ += num_blocks_ * count; }
 
-  /// Kernels may pass a pipeline, which other schedulers need; it is ignored.
+  /// Ignores the pipeline that kernels may pass, which only other schedulers need.
   template <class... Pipeline>
   CUTLASS_DEVICE auto fetch_next_work(const WorkTileInfo&, const Pipeline&...) {
     advance_to_next_work();

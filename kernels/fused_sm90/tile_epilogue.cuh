@@ -20,8 +20,8 @@ namespace logprobd::kernels::internal {
 
 /// EpilogueParams must have `num_rows` and `num_tiles` of the launch. Derived must have
 /// `TakeRow(logits, row, tile, lane_column)`, which processes a lane's logits (lane_logits.cuh) of
-/// one row of one tile, counted from the launch's first tile. It is also called for rows at or
-/// beyond num_rows, because their quads take part in the shuffles of the warp.
+/// one row of one tile. `tile` is relative to the launch's first tile. TakeRow is also called for
+/// rows at or beyond num_rows, because their quads take part in the shuffles of the warp.
 template <class Derived, class EpilogueParams>
 class TileEpilogue {
  public:

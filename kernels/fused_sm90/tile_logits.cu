@@ -6,9 +6,9 @@
 //           along the hidden dimension by 64, through a ring of stages that all threads fill.
 // Traffic   24 KiB of weight per step and 128 bytes per row and step; rows that do not exist are not
 //           read.
-// Numerics  The products and their order are those of the fused kernel (wgmma, 16 at a time), and so
-//           are the bits.
-// Limits    As LaunchFusedPartials.
+// Numerics  Adds the same products in the same order as the fused kernel (wgmma, 16 at a time), so
+//           the logits are bit-identical.
+// Limits    The limits of LaunchFusedPartials apply.
 // Source    Our own, with CUTLASS's wrappers of the instructions.
 
 #include <cstdint>

@@ -9,7 +9,7 @@ namespace logprobd::kernels {
 
 /// Layout of the scratch memory of LaunchFusedTopK for the rows that it searches at once. The
 /// scratch starts with the logits [rows, top_k, 192]; the other parts follow at these byte offsets,
-/// 256-byte aligned. Plain C++, so that memory can be planned without a GPU.
+/// 256-byte aligned. This header is plain C++, so that memory can be planned without a GPU.
 struct TopKScratch {
   int64_t order_offset = 0;       ///< int32 [rows, top_k]: pairs sorted by tile.
   int64_t groups_offset = 0;      ///< TileGroup [MaxTileGroups]
@@ -19,7 +19,8 @@ struct TopKScratch {
   int64_t size_bytes = 0;         ///< Total size; it does not decrease with more rows.
 };
 
-/// Fewest (row, tile) pairs that a block multiplies together.
+/// Smaller of the two group sizes: the number of (row, tile) pairs that a block multiplies
+/// together.
 inline constexpr int64_t kTopKGroupPairsMin = 64;
 /// Size of a TileGroup.
 inline constexpr int64_t kTopKGroupBytes = 12;

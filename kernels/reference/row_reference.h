@@ -29,13 +29,13 @@ struct RowReference {
 struct RowQuestion {
   int32_t target = 0;  ///< In [0, logits.size()).
   double temperature = 1;
-  double entropy_temperature = 0;  ///< 0: `temperature`.
+  double entropy_temperature = 0;  ///< 0: the same as `temperature`.
   int32_t top_k = 0;
   std::vector<int32_t> candidate_ids;
 };
 
 /// Scores one row of logits z (after scale, bias and cap, before temperature). A row with a NaN or
-/// +inf logit, or with -inf only, gives NaN and id -1.
+/// +inf logit, or whose logits are all -inf, gets NaN scores and the id -1.
 RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion& question);
 
 /// Returns element `index` of an array of `dtype`, exactly.

@@ -5,7 +5,7 @@
 // Work      One block per 32 tiles of a row. A thread processes eight consecutive columns of four
 //           tiles and loads all of them first. It tests once per eight columns for the rare cases:
 //           the target, the largest logit, a cap.
-// Traffic   Reads 2 bytes and writes 2 bytes per column: memory bound.
+// Traffic   Reads 2 bytes and writes 2 bytes per column; the kernel is memory bound.
 // Numerics  fp32, from exponentials that were rounded to bf16 (up to 2^-8 relative). The target and
 //           the largest logit are taken from fp32. An exponential of 0 has the gradient 0; NaN
 //           stays NaN.
@@ -51,8 +51,8 @@ __device__ __forceinline__ float GradientOf(const RowGradient& row, float expone
                    __fmaf_rn(row.weighted, exponent, row.free));
 }
 
-/// Returns the gradient for a cached exponential of a head with or without a cap. The target and
-/// the largest logit are computed from their fp32 logits instead.
+/// Returns the gradient for a cached exponential of a head with or without a cap. The gradients of
+/// the target and of the largest logit are computed from their fp32 logits instead.
 __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float exponential,
                                                 const TileOffset& tile, int32_t column,
                                                 float reciprocal_cap) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float ex
   float gradient = __fmul_rn(p, __fmaf_rn(row.weighted, exponent, row.free));
   if (is_target) gradient = __fadd_rn(gradient, row.target);
   if (reciprocal_cap > 0.0F && gradient != 0.0F) {
-    // The target's logit is used without the floor, which only serves the exponential.
+    // The target's logit is used without the floor, which only the exponential needs.
     const float y = __fadd_rn(is_target ? row.target_exponent : exponent, row.log2_sum);
     const float logit = __fdividef(y, row.log2_scale);
     const float share = __fmul_rn(logit, reciprocal_cap);
@@ -75,7 +75,7 @@ __device__ __forceinline__ float RareGradientOf(const RowGradient& row, float ex
   return gradient;
 }
 
-/// The two bf16 values of a word as fp32.
+/// Low and High return the two bf16 values of a word as fp32.
 __device__ __forceinline__ float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float High(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
 

@@ -10,9 +10,9 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchCachedGradients. Pointers are device memory, 16-byte aligned, and
-/// stay the caller's. Exponentials and exponents are those of CachedExponentials
-/// (kernels/fused_sm90/fused_partials.h).
+/// Inputs and outputs of LaunchCachedGradients. Pointers point to device memory that the caller
+/// owns and are 16-byte aligned. CachedExponentials (kernels/fused_sm90/fused_partials.h) defines
+/// the exponentials and the exponents.
 struct CachedGradientsParams {
   int64_t num_rows = 0;  ///< 0 to 2^31 - 1; 0 does nothing.
   /// One number in device memory, 0 to num_rows, or null. The kernel reads it and computes only the
@@ -21,16 +21,16 @@ struct CachedGradientsParams {
   const int64_t* cached_rows = nullptr;  ///< [num_rows]: index of each row in the cache; null: i.
   const __nv_bfloat16* exponentials = nullptr;  ///< [cached rows, row_tiles, 192]
   const int32_t* exponents = nullptr;           ///< [cached rows, row_tiles]
-  int64_t row_tiles = 0;                        ///< At least the tiles of the whole shard.
+  int64_t row_tiles = 0;                        ///< At least the number of tiles of the shard.
   int64_t exponent_stride = 0;                  ///< int32s from one row to the next; 0: row_tiles.
   int64_t tile_begin = 0;                       ///< First tile, counted from the shard's first.
   int64_t tile_end = 0;                         ///< > tile_begin, <= row_tiles.
-  /// [num_rows], with the cached values of target and largest logit; `mean` is not used. A target
-  /// in another shard has no column here.
+  /// [num_rows], with the cached values of target and largest logit; `mean` is not used. If another
+  /// shard holds a row's target, its target_column is not in this shard.
   const RowGradient* rows = nullptr;
   float softcap = 0.0F;        ///< Cap of the head (LogitTransform); 0: none.
   Dtype dtype = Dtype::kBf16;  ///< Element type of the gradients, kBf16 or kF16.
-  /// [num_rows, gradient_stride], written. May be the memory of the exponentials of the same rows
+  /// Output, [num_rows, gradient_stride]. May be the memory of the exponentials of the same rows
   /// and tiles.
   void* gradients = nullptr;
   int64_t gradient_stride = 0;  ///< Elements, at least 192 per tile, a multiple of 8.
@@ -41,7 +41,8 @@ struct CachedGradientsParams {
 /// LaunchFusedGradient by the rounding of the exponentials to bf16, except for the target and the
 /// largest logit, which are cached in fp32.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchCachedGradients(const CachedGradientsParams& params,
                                                 cudaStream_t stream);
 

@@ -1,12 +1,12 @@
-// CopyRowsKernel, MultiplyRowsKernel: copy some rows into contiguous memory; the second multiplies
-// each row by its factor.
+// CopyRowsKernel, MultiplyRowsKernel: copy some rows into contiguous memory; MultiplyRowsKernel
+// also multiplies each row by its factor.
 //
 // Idea      16 bytes per thread and step, one host call. For a thousand rows a tensor library needs
 //           as long to find its gather kernel as the copy takes, and it multiplies 16-bit rows by
 //           fp32 factors one element per thread.
 // Work      One block per row.
 // Traffic   Reads and writes each row once.
-// Numerics  Bits are copied without factors; otherwise fp32 products, rounded once.
+// Numerics  Without factors the bits are copied; with factors the products are fp32, rounded once.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 //

@@ -1,5 +1,5 @@
 // RebaseExponentialsKernel: turns a row's cached exponentials into operands of the products with
-// hidden states and weight, and a factor of the row.
+// hidden states and weight, and one factor per row.
 //
 // Idea      d_j = free 2^(y - K) + target [j = t] = f (2^(y - e) + target / f [j = t]) with
 //           f = free 2^(e - K). If all tiles of a row have the same e, only the target's
@@ -8,9 +8,10 @@
 //           too far below the row's sum. A warp scales a tile that has another exponent. Warps test
 //           32 tiles at a time, since usually none needs scaling.
 // Traffic   4 bytes per tile; 4 bytes per column of a scaled tile.
-// Numerics  Exponentials are scaled by powers of two, which is exact unless they become denormal. The
-//           factor is free times a power of two times 2^x with x in [0, 1), so the gradients have
-//           the same bits whatever the exponents of the cache are. The target is taken from fp32.
+// Numerics  Exponentials are scaled by powers of two, which is exact unless they become denormal.
+//           The factor is free times a power of two times 2^x with x in [0, 1), so the gradients
+//           are bit-identical whatever the exponents of the cache are. The target is taken from
+//           fp32.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
@@ -35,7 +36,7 @@ static_assert(kTileVectors <= kWarpSize);
 /// above this shard's exponents, but the factor and a quotient by it must be in range.
 constexpr int64_t kGapMax = 60;
 
-/// Returns 2^exponent; 0 below the normal range, and at most 2^127.
+/// Returns 2^exponent, but 0 below the normal range and at most 2^127.
 __device__ __forceinline__ float PowerOfTwo(int64_t exponent) {
   constexpr int64_t kBias = 127;
   const int64_t bits = min(max(exponent, -kBias), kBias) + kBias;
@@ -61,7 +62,8 @@ __device__ __forceinline__ uint32_t Scaled(uint32_t pair, __nv_bfloat162 factor)
   return *reinterpret_cast<const uint32_t*>(&scaled);
 }
 
-/// Scales a tile by one warp, eight columns per lane; the last lanes have no columns.
+/// Multiplies a tile by `factor`. One warp calls it with eight columns per lane; the last lanes
+/// have no columns.
 __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
   if (lane >= kTileVectors) return;
   auto* const words = reinterpret_cast<uint4*>(tile) + lane;
@@ -79,7 +81,8 @@ __device__ void ScaleTile(__nv_bfloat16* tile, float factor, int lane) {
 struct RowScale {
   int64_t base;
   float factor;
-  bool is_zero;  // exponentials become 0, the target's element its gradient, and the factor is 1
+  // If true, exponentials become 0, the target's element becomes its gradient, and factor is 1.
+  bool is_zero;
 };
 
 __device__ RowScale ScaleOf(const RowGradient& row, int32_t largest) {

@@ -9,9 +9,9 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchRebaseExponentials. Pointers are device memory and stay the
-/// caller's. Exponentials and exponents are those of CachedExponentials
-/// (kernels/fused_sm90/fused_partials.h).
+/// Inputs and outputs of LaunchRebaseExponentials. Pointers point to device memory, which the
+/// caller owns. CachedExponentials (kernels/fused_sm90/fused_partials.h) defines the exponentials
+/// and the exponents.
 struct RebaseExponentialsParams {
   int64_t num_rows = 0;                   ///< 0 to 2^31 - 1; 0 does nothing.
   __nv_bfloat16* exponentials = nullptr;  ///< [num_rows, row_tiles, 192], 16-byte aligned; in, out.
@@ -32,7 +32,8 @@ struct RebaseExponentialsParams {
 /// reference exponent need almost no work. Requires a loss whose gradient is linear in the
 /// probabilities.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue when a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchRebaseExponentials(const RebaseExponentialsParams& params,
                                                    cudaStream_t stream);
 

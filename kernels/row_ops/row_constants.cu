@@ -9,7 +9,7 @@
 //
 // RowGradientsKernel: turns upstream gradients and scores of a row into its gradient constants.
 //
-// Idea      As for RowOperandsKernel.
+// Idea      See RowOperandsKernel.
 // Work      One thread per row.
 // Traffic   About 80 bytes per row.
 // Numerics  fp64, rounded once (kernels/common/row_gradient.h).
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) RowOperandsKernel(const RowOper
   if (params.max_keys != nullptr) params.max_keys[i] = 0;
 }
 
-/// Returns the value of a row, 0 where there are no values.
+/// Returns the value of a row, or 0 if there are no values.
 __device__ double At(const RowValues& values, int64_t row_index) {
   return values.values == nullptr ? 0.0
                                   : static_cast<double>(values.values[row_index * values.stride]);
@@ -50,14 +50,14 @@ __device__ T CachedAt(const T* values, int64_t row, int64_t row_bytes) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(values) + row * row_bytes);
 }
 
-/// Returns u of a logit, relative to the rounded log2_sum.
+/// Returns u of a logit (RowGradient), relative to the rounded log2_sum.
 __device__ float ExponentOf(float logit, const RowGradient& row) {
   return __fmaf_rn(logit, row.log2_scale, -row.log2_sum);
 }
 
-/// Returns constants that make every gradient of a row 0, also when its logits are -inf or its
-/// cached exponents are large. The infinite log2_sum makes every probability 0; with a finite one
-/// such rows would become NaN.
+/// Returns constants that make every gradient of a row 0, even when its logits are -inf or its
+/// cached exponents are large. The infinite log2_sum makes every probability 0; with a finite
+/// log2_sum the gradients of such rows would be NaN.
 __device__ RowGradient NoGradient() {
   RowGradient row{};
   row.log2_scale = 1;

@@ -9,7 +9,7 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of LaunchRowOperands. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of LaunchRowOperands. Pointers point to device memory that the caller owns.
 struct RowOperandsParams {
   int64_t num_rows = 0;  ///< Computed rows, 0 to 2^31 - 1; 0 does nothing.
   RowSource source;
@@ -22,10 +22,11 @@ struct RowOperandsParams {
 /// Enqueues on `stream` the computation of the per-row inputs of LaunchFusedPartials and returns
 /// without waiting.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchRowOperands(const RowOperandsParams& params, cudaStream_t stream);
 
-/// Inputs and outputs of LaunchRowGradients. Pointers are device memory and stay the caller's.
+/// Inputs and outputs of LaunchRowGradients. Pointers point to device memory that the caller owns.
 struct RowGradientsParams {
   int64_t num_rows = 0;  ///< Computed rows, 0 to 2^31 - 1; 0 does nothing.
   RowSource source;
@@ -48,7 +49,7 @@ struct RowGradientsParams {
   const int64_t* cached_rows = nullptr;  ///< [num_rows]: index of each row in the cache; null: i.
   const float* target_logits = nullptr;
   const uint64_t* max_keys = nullptr;  ///< LogitKeys whose ids are columns of the shard.
-  int64_t cached_row_bytes = 0;        ///< From one cached row to the next; 0: contiguous.
+  int64_t cached_row_bytes = 0;        ///< Bytes from one cached row to the next; 0: contiguous.
 
   RowGradient* rows = nullptr;  ///< [num_rows]
 };
@@ -56,7 +57,8 @@ struct RowGradientsParams {
 /// Enqueues on `stream` the computation of every row's gradient constants (RowGradientOf) and
 /// returns without waiting.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue when a bound is broken, else the launch's own error.
+/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
+/// of the launch.
 [[nodiscard]] cudaError_t LaunchRowGradients(const RowGradientsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -6,14 +6,15 @@
 
 namespace logprobd::kernels {
 
-/// One number per row, in device memory that stays the caller's. A broadcast scalar has stride 0.
+/// One number per row, in device memory that the caller owns. A broadcast scalar has stride 0.
 struct RowValues {
   const float* values = nullptr;  ///< Null: every row has the value 0.
   int64_t stride = 1;             ///< Elements from one row to the next.
 };
 
-/// Per-row inputs as a trainer stores them, and the rows that are computed. Pointers are device
-/// memory and stay the caller's. A "row index" counts all rows; a "row" counts the computed ones.
+/// Per-row inputs as a trainer stores them, and the rows that are computed. Pointers point to
+/// device memory that the caller owns. A "row index" counts all rows; a "row" counts the computed
+/// ones.
 struct RowSource {
   /// [computed rows]: row index of each computed row; null: row i has the row index i.
   const int64_t* row_indices = nullptr;
@@ -33,7 +34,7 @@ struct RowSource {
     return static_cast<float>(log2_factor /
                               (temperatures == nullptr ? temperature : temperatures[row_index]));
   }
-  /// Column of the target in the shard, or -1 when another shard holds the target.
+  /// Returns the target's column in the shard, or -1 when another shard holds the target.
   LOGPROBD_HOST_DEVICE int32_t TargetColumnAt(int64_t row_index) const {
     const int64_t id = targets[row_index];
     const bool is_here = id >= first_id && id - first_id < num_columns;

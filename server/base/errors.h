@@ -12,14 +12,15 @@
 
 namespace logprobd::internal {
 
-/// Prints the broken invariant and aborts.
+/// Prints the violated invariant and aborts.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* expression,
                               const std::string& values);
 
 }  // namespace logprobd::internal
 
-/// Aborts when an invariant of this program is broken. The message has the condition and the
-/// further arguments, which are those of absl::StrCat. Errors in input are a Status instead.
+/// Aborts if an invariant of this program is violated. The message contains the condition and the
+/// other arguments, which are passed to absl::StrCat. Invalid input is reported by a Status
+/// instead.
 #define LOGPROBD_CHECK(condition, ...)                                                \
   do {                                                                                \
     if (!(condition)) {                                                               \
@@ -30,8 +31,9 @@ namespace logprobd::internal {
 
 namespace logprobd {
 
-/// Adds to a RESOURCE_EXHAUSTED or UNAVAILABLE status when to try again. The transport sends the
-/// hint as `grpc-retry-pushback-ms` and, on a stream, in the chunk's response.
+/// Adds a hint to a RESOURCE_EXHAUSTED or UNAVAILABLE status: how long the client should wait
+/// before it retries. The transport sends the hint as `grpc-retry-pushback-ms` and, on a stream, in
+/// the chunk's response.
 absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after);
 
 /// Returns the retry hint of `status`, if it has one.
@@ -44,7 +46,7 @@ absl::Status WithDetailsForLog(absl::Status status);
 /// Whether the message of `status` is for the log only.
 bool HasDetailsForLog(const absl::Status& status);
 
-/// Returns `status` with `prefix` and ": " before its message. The payloads stay.
+/// Returns `status` with `prefix` and ": " before its message. The payloads are kept.
 absl::Status WithContext(const absl::Status& status, absl::string_view prefix);
 
 }  // namespace logprobd

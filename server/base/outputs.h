@@ -12,9 +12,9 @@
 
 namespace logprobd {
 
-/// One bit per score that a request can ask of its rows; values as in proto Output.
+/// One bit for each score that a request can ask for; the values are those of proto Output.
 ///
-/// Top-k, candidates and segments are asked for by their own request fields and have no bit.
+/// A request asks for top-k, candidates and segments with other fields, so these have no bit.
 enum class Output : uint32_t {
   kLogprob = 1,
   kEntropy = 2,
@@ -101,7 +101,7 @@ struct ColumnCounts {
   int64_t candidates = 0;
   int64_t segments = 0;
 
-  /// Elements of a column of shape `shape`.
+  /// Returns the number of elements of a column of shape `shape`.
   constexpr int64_t Of(ColumnShape shape) const {
     switch (shape) {
       case ColumnShape::kRow:
@@ -125,15 +125,17 @@ struct OutputColumn {
   absl::string_view name;   ///< Field name in proto ScoreResponse.
   uint32_t wire_field = 0;  ///< Field number in proto ScoreResponse.
   ColumnShape shape = ColumnShape::kRow;
-  OutputSet returned_for;  ///< Any of these outputs returns the column; kRow columns only.
-  OutputSet scored_for;    ///< Any of these outputs makes an engine fill the column; kRow only.
+  /// A response has the column if any of these outputs is requested; kRow columns only.
+  OutputSet returned_for;
+  /// An engine fills the column if any of these outputs is requested; kRow columns only.
+  OutputSet scored_for;
   std::vector<T> ScoreColumns::*values = nullptr;
   absl::Span<T> ScoreSpans::*span = nullptr;  ///< Null when batching computes the column.
 
   constexpr bool is_from_engine() const { return span != nullptr; }
 
-  /// Whether a response to a request for `outputs` has the column. Columns without a bit depend on
-  /// their count alone.
+  /// Whether a response to a request for `outputs` has the column. True for columns without a bit:
+  /// only ColumnCounts decides whether they have elements.
   constexpr bool IsReturned(OutputSet outputs) const {
     return shape != ColumnShape::kRow || outputs.HasAny(returned_for);
   }
@@ -144,8 +146,8 @@ struct OutputColumn {
   }
 };
 
-/// The table of outputs, in the order of their wire fields. Whatever sizes, slices, scatters or
-/// encodes scores loops over it with ForEachOutputColumn.
+/// The table of outputs, in the order of their wire fields. All code that allocates, slices,
+/// scatters or encodes scores, or computes their sizes, loops over it with ForEachOutputColumn.
 inline constexpr auto kOutputColumns = [] {
   using enum ColumnShape;
   using enum Output;
@@ -198,7 +200,7 @@ static_assert(
     }() == OutputSet::kAllBits,
     "every bit of Output returns a column");
 
-/// Bytes of the columns that a response to a request for `outputs` has.
+/// Returns the size in bytes of all columns of a response to a request for `outputs`.
 constexpr int64_t ColumnBytes(OutputSet outputs, const ColumnCounts& counts) {
   int64_t bytes = 0;
   ForEachOutputColumn([&](const auto& column) {

@@ -17,7 +17,8 @@ namespace logprobd {
 /// A batch and all of its memory. An array keeps its memory from batch to batch unless it is larger
 /// than kKeptArrayBytes.
 ///
-/// The batch thread owns it while it is filled and started, the engine's thread from `done` on.
+/// The batch thread owns the slot while it is filled and started; the engine's thread owns it from
+/// `done` on.
 class BatchSlot {
  public:
   /// Only lists with 100 or more elements per row exceed this; they are rare.
@@ -48,11 +49,11 @@ class BatchSlot {
   bool CanHalve() const { return !is_halved_ && num_rows_ > 1; }
   /// Makes batch() the first half.
   void Halve();
-  /// Call it when batch() has ended with `status`. If the second half is still to be scored, makes
-  /// it batch() and returns true.
+  /// Call it when batch() has ended with `status`. If the second half has not been scored yet,
+  /// makes batch() the second half and returns true.
   bool NextHalf(const absl::Status& status);
 
-  /// OK when every row of the part was scored, otherwise the error.
+  /// Returns OK if every row of the part was scored, otherwise the error.
   const absl::Status& StatusOf(const BatchPart& part) const;
 
   /// Frees the arrays that an unusual batch has made large. Call it after the outputs were copied.
@@ -77,7 +78,7 @@ class BatchSlot {
   void AppendEntropyTemperatures(const BatchPart& part);
   void AppendCandidates(BatchPart& part);
   void SizeScores();
-  /// Lengths of the score columns of the rows before `row`.
+  /// Returns the lengths that the score columns have for the rows before `row`.
   ColumnCounts CountsBefore(int64_t row) const;
   void SetRange(int64_t row_begin, int64_t row_end);
 

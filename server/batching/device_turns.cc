@@ -20,7 +20,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     HeadState state;
     state.row_cost = head.row_cost;
     state.group = heads_.size();
-    std::map<size_t, int> batches;  // Most batches in flight of this head, by device.
+    std::map<size_t, int> batches;  // This head's maximum of batches in flight, by device.
     for (const Lane& lane : head.lanes) {
       LaneState lane_state;
       lane_state.waits_for_peers = lane.waits_for_peers;
@@ -39,7 +39,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     wakers_.push_back(std::make_unique<Waker>());
   }
   groups_.resize(heads_.size());
-  // Heads that share a device belong to one group, and so do the heads that share with either.
+  // Heads that share a device belong to the same group, and this relation is transitive.
   std::vector<size_t> group_of_device(capacity_.size(), heads_.size());
   for (HeadState& head : heads_) {
     for (const LaneState& lane : head.lanes) {
@@ -92,7 +92,7 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
     }
     wakeable = WakeableLocked();
   }
-  Wake(wakeable);  // Never includes this head: it has its turn or cannot have it.
+  Wake(wakeable);  // This head is never included: it has its turn or cannot have it.
   return taken;
 }
 
@@ -161,8 +161,9 @@ DeviceTurns::Room DeviceTurns::RoomLocked() const {
   return room;
 }
 
-/// Returns whether the head may go on before others have their turn. A hold of one batch would
-/// leave the devices idle while the next batch is copied.
+/// Returns whether the head may take another turn before other heads, because one of its lanes
+/// still holds its devices. If a hold lasted for only one batch, the devices would be idle while
+/// the next batch is copied.
 bool DeviceTurns::IsInHold(const HeadState& head) {
   return absl::c_any_of(head.requested, [&head](int replica) {
     const LaneState& lane = head.lanes[static_cast<size_t>(replica)];
@@ -194,8 +195,8 @@ std::vector<DeviceTurns::Grant> DeviceTurns::GrantsLocked() const {
       Occupy(head.lanes[static_cast<size_t>(*replica)], room);
       continue;
     }
-    // The devices that it waits for are kept for it. Otherwise a head that needs several devices
-    // would never find all of them free.
+    // The devices that this head waits for are reserved for it. Otherwise a head that needs several
+    // devices would never find all of them free.
     for (const size_t device : head.lanes[static_cast<size_t>(head.requested.front())].devices) {
       room.batches[device] = 0;
     }

@@ -33,7 +33,8 @@ struct PendingRequest {
   int64_t rows_to_score = 0;  ///< Number of rows that are not ignored.
   int64_t payload_bytes = 0;  ///< Charged in Admission while `is_charged`.
 
-  /// True once a batch has taken rows: all others belong to the same version of the weights.
+  /// True once a batch has taken rows. All rows of the request are then scored by the same version
+  /// of the weights.
   bool has_begun() const { return waiting_rows < rows_to_score; }
   bool is_small() const { return rows_to_score <= kSmallRequestRows; }
 
@@ -49,10 +50,12 @@ struct PendingRequest {
   bool is_charged = false;   ///< Admission counts `payload_bytes` and the request itself.
   bool is_answered = false;  ///< The callback has run, or is about to.
   bool is_finished = false;  ///< It is answered and no list of answers holds it any more.
-  int64_t held_bytes = 0;  ///< Charged for fields and answer until it is finished and in no batch.
+  /// Charged in Admission for the fields and the answer until the request is finished and no batch
+  /// holds a part of it.
+  int64_t held_bytes = 0;
   std::list<std::shared_ptr<PendingRequest>>::iterator queue_position;
   std::list<PendingRequest*>::iterator arrival_position;
-  int64_t part_in_cut = -1;  ///< Index of its part while RowQueue::Cut runs; -1: none.
+  int64_t part_in_cut = -1;  ///< Index of the request's part while RowQueue::Cut runs; -1: none.
   int64_t scored_rows = 0;
   int64_t nonfinite_rows = 0;
   int64_t first_nonfinite_row = std::numeric_limits<int64_t>::max();

@@ -12,7 +12,7 @@ namespace logprobd {
 /// it before the request's first part is scattered.
 void PrepareResult(PendingRequest& pending, uint64_t weights_version);
 
-/// The counts that a scattered part adds to those of its request.
+/// The counts of a scattered part, which are added to those of its request.
 struct ScatteredPart {
   int64_t nonfinite_rows = 0;
   int64_t first_nonfinite_row = 0;  ///< Row of the request; only valid if nonfinite_rows > 0.
@@ -22,7 +22,7 @@ struct ScatteredPart {
 ScatteredPart ScatterPart(const BatchSlot& slot, const BatchPart& part);
 
 /// Builds the answer once all rows are scattered: sums the segments and drops arrays that were not
-/// requested. INVALID_ARGUMENT: the request refuses nonfinite rows and has one.
+/// requested. Returns INVALID_ARGUMENT if the request rejects nonfinite rows and has one.
 absl::StatusOr<ScoreResult> FinishResult(PendingRequest& pending);
 
 }  // namespace logprobd

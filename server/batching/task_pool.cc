@@ -12,7 +12,7 @@ namespace logprobd {
 TaskPool::TaskPool(const char* name, int32_t num_threads) {
   for (int32_t i = 0; i < num_threads; ++i) {
     absl::StatusOr<std::thread> thread = StartThread(name, [this] { Work(); });
-    if (!thread.ok()) {  // Fewer threads work too, only slower.
+    if (!thread.ok()) {  // The pool also works with fewer threads, but more slowly.
       LogWarning("a pool has fewer threads than requested", {{"pool", name},
                                                              {"requested", num_threads},
                                                              {"started", i},

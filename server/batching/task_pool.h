@@ -12,22 +12,22 @@ namespace logprobd {
 /// Threads that share the tasks of one caller at a time and sleep in between.
 class TaskPool {
  public:
-  /// Starts `num_threads` >= 0 threads named `name`, in addition to the caller, which always takes
-  /// part. If the system gives fewer threads, the pool works with those and logs a warning.
+  /// Starts `num_threads` >= 0 threads named `name`. The caller of Run always runs tasks as well.
+  /// If the system cannot start all threads, the pool uses those that it got and logs a warning.
   TaskPool(const char* name, int32_t num_threads);
   ~TaskPool();
   TaskPool(const TaskPool&) = delete;
   TaskPool& operator=(const TaskPool&) = delete;
 
   /// Calls `task(i)` for every i in [0, num_tasks), in any order and on any of the threads. Returns
-  /// when all calls have returned. Call it from one thread at a time.
+  /// when all calls have returned. May be called from one thread at a time.
   void Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task);
 
  private:
   using Task = absl::FunctionRef<void(int64_t)>;
 
   void Work();
-  /// Runs tasks until none is left. The mutex is held on entry and exit but not while a task runs.
+  /// Runs tasks until none is left. The mutex is held on entry and exit, but not while a task runs.
   void TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Mutex mutex_;

@@ -13,7 +13,7 @@
 namespace logprobd {
 namespace {
 
-/// The properties that determine a row's scores and the sizes of batches.
+/// Returns the properties that determine a row's scores and the sizes of batches.
 auto ScoringProperties(const ScoringEngine& engine) {
   const HeadInfo& info = engine.info();
   return std::tuple(info.name, info.weights_version, info.hidden_size, info.vocab_size,
@@ -23,12 +23,12 @@ auto ScoringProperties(const ScoringEngine& engine) {
 
 absl::Status CheckEngines(absl::Span<ScoringEngine* const> engines, int64_t batch_rows_max) {
   if (engines.empty()) {
-    return absl::InvalidArgumentError("replicas: there must be at least one");
+    return absl::InvalidArgumentError("replicas: the list is empty; pass at least one engine");
   }
   for (size_t i = 1; i < engines.size(); ++i) {
     if (ScoringProperties(*engines[i]) != ScoringProperties(*engines.front())) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "replicas: number ", i, " has a different head or batch_rows_max from number 0"));
+          "replicas: replica ", i, " has a different head or batch_rows_max than replica 0"));
     }
   }
   const int64_t engine_rows_max = engines.front()->batch_rows_max();
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<VersionReplicas>> VersionReplicas::Create(
   const HeadInfo& head = engines.front()->info();
   const int64_t staging_bytes = Batcher::StagingBytes(options.batch_rows_max, head);
   if (options.staging != nullptr) {
-    // Frees unusable buffers first, so that memory never holds more than it will in the end.
+    // Unusable buffers are freed first, so that memory use never exceeds its final size.
     options.staging->FreeAllBut(static_cast<int>(engines.size()), staging_bytes);
   }
   auto version = std::make_unique<VersionReplicas>(options, *engines.front());
@@ -167,7 +167,7 @@ void StagingStore::Return(int replica, std::unique_ptr<StagingBuffer> buffer) {
 }
 
 void StagingStore::FreeAllBut(int num_replicas, int64_t size_bytes) {
-  std::vector<Spare> useless;  // Freed after the mutex is released.
+  std::vector<Spare> useless;  // These are freed after the mutex is released.
   const absl::MutexLock lock(&mutex_);
   const auto first = std::partition(spares_.begin(), spares_.end(), [&](const Spare& spare) {
     return spare.replica < num_replicas && spare.buffer->size_bytes() == size_bytes;

@@ -19,22 +19,23 @@
 
 namespace logprobd {
 
-/// The spare staging buffers of a head: those that no version uses now. A new version takes over
-/// the buffers of an old one, because no kernel of the process can launch while memory is
-/// page-locked or freed.
+/// Holds the spare staging buffers of a head, which are the buffers that no version uses now. A new
+/// version takes over the buffers of an old one, because no kernel of the process can launch while
+/// memory is page-locked or freed.
 ///
 /// Thread-safe. The buffers outlive the engines that allocated them.
 class StagingStore {
  public:
-  /// Allocates `count` spares for `replica`. RESOURCE_EXHAUSTED: there is not enough memory.
+  /// Allocates `count` spares for `replica`. Returns RESOURCE_EXHAUSTED if memory runs out.
   absl::Status Reserve(int replica, ScoringEngine& engine, int64_t size_bytes, int count);
 
   /// Returns a spare of exactly `size_bytes` that belonged to the same replica, since its memory is
-  /// near that replica's device. If there is none, `engine` allocates a buffer; errors are its own.
+  /// near that replica's device. If there is none, `engine` allocates a buffer, and Take returns
+  /// the engine's errors.
   absl::StatusOr<std::unique_ptr<StagingBuffer>> Take(int replica, ScoringEngine& engine,
                                                       int64_t size_bytes);
 
-  /// Adds `buffer`, which nothing uses any more, to the spares.
+  /// Adds `buffer`, which must no longer be in use, to the spares.
   void Return(int replica, std::unique_ptr<StagingBuffer> buffer);
 
   /// Frees the spares that a version of `num_replicas` with buffers of `size_bytes` cannot use.
@@ -52,22 +53,22 @@ class StagingStore {
   std::vector<Spare> spares_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// The engines of one version of a head's weights, one per replica, with the slots for their
-/// batches in flight. Created and destroyed outside the Batcher; in between, the Batcher's mutex
-/// guards it.
+/// Holds the engines of one version of a head's weights, one per replica, with the slots for their
+/// batches in flight. It is created and destroyed outside the Batcher; in between, the Batcher's
+/// mutex guards it.
 struct VersionReplicas {
   enum class SlotState {
     kFree,
     kInFlight,
-    kRelaunch,  ///< The next half of a batch that did not fit is to be started.
+    kRelaunch,  ///< The next half of a batch that did not fit must be started.
   };
 
   struct Replica {
     ScoringEngine& engine;
     int index;
-    int in_flight = 0;                               ///< Number of its slots that are not free.
-    absl::Time busy_since = absl::InfiniteFuture();  ///< When work on its oldest batch began.
-    /// How long its last batch took; infinite before the first one ends.
+    int in_flight = 0;                               ///< Number of slots that are not free.
+    absl::Time busy_since = absl::InfiniteFuture();  ///< When work on the oldest batch began.
+    /// Duration of the last batch; infinite before the first batch ends.
     absl::Duration last_batch = absl::InfiniteDuration();
 
     void NoteBegin(absl::Time now) {
@@ -77,11 +78,11 @@ struct VersionReplicas {
       last_batch = now - busy_since;
       busy_since = --in_flight == 0 ? absl::InfiniteFuture() : now;
     }
-    /// A batch that was dropped before the engine received it.
+    /// Records that a batch was dropped before the engine received it.
     void NoteDrop() {
       if (--in_flight == 0) busy_since = absl::InfiniteFuture();
     }
-    /// When its oldest batch will end if it takes as long as the last one.
+    /// Returns when the oldest batch will end if it takes as long as the last one.
     absl::Time idle_time() const { return busy_since + last_batch; }
   };
 
@@ -94,13 +95,13 @@ struct VersionReplicas {
     Replica& replica;
     BatchSlot batch;
     SlotState state = SlotState::kFree;
-    std::vector<ScatteredPart> scattered;  ///< One per part; used on the engine's thread.
+    std::vector<ScatteredPart> scattered;  ///< One per part; only the engine's thread uses them.
   };
 
-  /// `engines`: at least one, all of the same head and batch_rows_max; they must outlive the
-  /// result. INVALID_ARGUMENT names what is wrong with them or with `options.batch_rows_max`;
-  /// RESOURCE_EXHAUSTED: there is not enough memory for staging. Takes the spares in
-  /// `options.staging` that fit and frees the others.
+  /// Creates a version from `engines`, which must not be empty, must all have the same head and
+  /// batch_rows_max, and must outlive the result. Takes the spares in `options.staging` that fit
+  /// and frees the others. Returns INVALID_ARGUMENT if `engines` or `options.batch_rows_max` is
+  /// invalid, and RESOURCE_EXHAUSTED if there is not enough memory for staging.
   static absl::StatusOr<std::unique_ptr<VersionReplicas>> Create(
       const Batcher::Options& options, absl::Span<ScoringEngine* const> engines);
 
@@ -112,21 +113,23 @@ struct VersionReplicas {
 
   int NumHealthy() const;
   int NumInFlight() const;
-  /// A free slot of the healthy replica with the fewest batches in flight; null if none is free.
+  /// Returns a free slot of the healthy replica with the fewest batches in flight, or null if there
+  /// is none.
   Slot* FindFreeSlot() const;
-  /// A slot in state kRelaunch, or null.
+  /// Returns a slot in state kRelaunch, or null if there is none.
   Slot* FindRelaunch() const;
   int64_t staging_bytes() const;
 
   const uint64_t weights_version;
   const int64_t hidden_size;
-  /// Engine and dtype. Batches of equally many rows take about the same time on two versions of the
-  /// same kind.
+  /// Engine and dtype. Batches with the same number of rows take about the same time on two
+  /// versions of the same kind.
   const std::string kind;
   /// True if its kernels wait for kernels on other GPUs. Two such versions on the same GPUs must
-  /// not have batches in flight at the same time: each could wait for kernels that cannot begin.
+  /// not have batches in flight at the same time, because each could wait for kernels that cannot
+  /// start.
   const bool waits_for_peers;
-  bool reads_in_place = true;  ///< True when every engine reads rows in place; set by Create.
+  bool reads_in_place = true;  ///< True if every engine reads rows in place; set by Create.
   LaunchRule launch_rule;
   std::vector<std::unique_ptr<Replica>> replicas;
   std::vector<std::unique_ptr<Slot>> slots;  ///< Slots of all replicas.

@@ -15,7 +15,8 @@ using kernels::ReductionType;
 /// URL of the status payload that holds the name of a collective.
 constexpr absl::string_view kNameUrl = "logprobd/collective";
 
-/// Checks of the barrier before a thread sleeps: shards arrive within microseconds of each other.
+/// Number of times that a thread polls the barrier before it sleeps. Shards arrive within
+/// microseconds of each other.
 constexpr int kNumSpins = 200;
 
 /// Reduces elements [begin, end) of one item over all ranks, into every rank's array.
@@ -33,7 +34,8 @@ void Reduce(const std::vector<Reduction>& ranks, int64_t begin, int64_t end,
 
 void Reduce(const std::vector<Reduction>& ranks, int64_t begin, int64_t end) {
   const auto larger = [](auto a, auto b) { return std::max(a, b); };
-  // Unsigned sums wrap, which passes on the bits of a float that one rank has next to zeros.
+  // Sums are unsigned, so they wrap. If one rank has the bits of a float and all other ranks have
+  // zeros, the sum has exactly these bits.
   const auto sum = [](auto a, auto b) { return a + b; };
   switch (ranks.front().type) {
     case ReductionType::kMaxInt32:

@@ -16,12 +16,12 @@ struct CUstream_st;
 
 namespace logprobd {
 
-/// The CUDA stream on which a shard enqueues its work; null on a CPU, where work is done at once.
+/// The CUDA stream on which a shard enqueues its work; null on a CPU, where work runs at once.
 using ShardStream = CUstream_st*;
 
-/// An INTERNAL error of the collective called `name`. CollectiveOf returns that name again, or
-/// nothing for any other status.
+/// Returns an INTERNAL error of the collective called `name`.
 absl::Status CollectiveError(absl::string_view name, absl::string_view message);
+/// Returns the name of the collective from a CollectiveError, or nullopt for any other status.
 std::optional<std::string> CollectiveOf(const absl::Status& status);
 
 /// Reduces integer arrays over the shards of one engine: InProcessCollective on a CPU,
@@ -50,14 +50,16 @@ class Collective {
   virtual absl::Status Gather(int32_t rank, const uint64_t* mine, int64_t count, uint64_t* all,
                               ShardStream stream) = 0;
 
-  /// Where GPUs reach each other's memory: the mailboxes and the epoch with which a kernel of the
-  /// caller exchanges data itself, instead of one call of the above.
+  /// Returns the mailboxes and the epoch with which a kernel of the caller exchanges data itself,
+  /// in place of one call to AllReduce or Gather. Returns nullopt unless the collective uses peer
+  /// memory.
   virtual std::optional<kernels::PeerStep> TakePeerStep(int32_t /*rank*/) { return std::nullopt; }
 
-  /// Returns the first failure of work that was enqueued. Any thread.
+  /// Returns the first failure of work that was enqueued. May be called from any thread.
   virtual absl::Status Check() = 0;
 
-  /// Ends every wait for another rank, on host and device, for good. Any thread.
+  /// Ends all present and future waits for another rank, on host and device. May be called from any
+  /// thread.
   virtual void Abort() = 0;
 };
 
@@ -70,7 +72,7 @@ class Rendezvous {
   /// Blocks until all threads have arrived. Returns false once the barrier is broken.
   bool Meet();
 
-  /// Releases all threads that wait, now and later.
+  /// Releases all threads that wait now or will wait later.
   void Break();
 
  private:
@@ -101,11 +103,12 @@ class InProcessCollective final : public Collective {
     const uint64_t* gathered = nullptr;
   };
 
-  /// Waits for all ranks. ABORTED after Abort.
+  /// Waits for all ranks. Returns ABORTED after Abort.
   absl::Status Meet();
 
   Rendezvous barrier_;
-  std::vector<Arrays> arrays_;  ///< [num_ranks]; other ranks read them only between two meetings.
+  /// [num_ranks]; other ranks read them only between two calls of Meet.
+  std::vector<Arrays> arrays_;
 };
 
 }  // namespace logprobd

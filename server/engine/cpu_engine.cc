@@ -29,7 +29,8 @@ namespace {
 
 constexpr absl::string_view kNamePrefix = "cpu/";
 
-/// The quota in /sys/fs/cgroup/cpu.max ("200000 100000" means 2 cores), or infinity ("max 100000").
+/// Returns the quota in /sys/fs/cgroup/cpu.max as a number of cores: "200000 100000" means 2 cores,
+/// "max 100000" means infinity.
 double QuotaCores() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   double quota = 0;
@@ -43,10 +44,10 @@ int32_t AffinityCores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
   return static_cast<int32_t>(
-      std::thread::hardware_concurrency());  // the machine has more than 1024 CPUs
+      std::thread::hardware_concurrency());  // The machine has more than 1024 CPUs.
 }
 
-/// The name of the instruction set as text for the log.
+/// Returns the name of the instruction set as text for the log.
 absl::string_view IsaText(kernels::CpuIsa isa) {
   switch (isa) {
     case kernels::CpuIsa::kGeneric:
@@ -63,7 +64,7 @@ absl::string_view IsaText(kernels::CpuIsa isa) {
   return "generic code";
 }
 
-/// Threads of all shards of all replicas together.
+/// Returns the number of threads of all shards of all replicas together.
 int32_t NumThreads(const EngineOptions& options) {
   return options.cpu_threads > 0 ? options.cpu_threads : UsableCpuCount();
 }
@@ -80,7 +81,7 @@ kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptio
           .num_tiles_max = tiles.front().size()};
 }
 
-/// Memory that one replica takes.
+/// Returns the memory that one replica takes.
 MemoryPlan ReplicaMemory(const HeadInfo& head, const kernels::RowScorer::Options& options,
                          absl::Span<const TileRange> tiles) {
   int64_t weight_bytes = 0;

@@ -15,8 +15,9 @@ namespace logprobd {
 int32_t UsableCpuCount();
 
 /// Plans a CPU engine; see PlanEngine. `why_cpu` is the first clause of the plan's reason, for
-/// example "no NVIDIA GPU is visible". The shards and replicas of a CPU engine share its threads,
-/// so several serve tests of what GPUs do, and machines with several NUMA nodes.
+/// example "no NVIDIA GPU is visible". The shards and replicas of a CPU engine share its threads.
+/// More than one is useful for tests of the behaviour of several GPUs and on machines with several
+/// NUMA nodes.
 absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptions& options,
                                          absl::string_view why_cpu);
 

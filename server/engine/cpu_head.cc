@@ -20,8 +20,8 @@ namespace {
 
 using kernels::kTileColumns;
 
-/// Upper bound on the read buffers of all threads together. Each buffer holds the rows of one tile
-/// as stored; one thread always gets its buffer.
+/// Upper bound on the size of the read buffers of all threads together. Each buffer holds the rows
+/// of one tile as stored. There is always at least one buffer, even if it exceeds the bound.
 constexpr int64_t kReadBytesMax = int64_t{32} << 20;
 
 }  // namespace
@@ -36,11 +36,11 @@ absl::StatusOr<HostMemory> HostMemory::Allocate(int64_t size_bytes) {
         size_bytes, " bytes of host memory cannot be allocated: ", std::strerror(errno)));
   }
   memory.data_ = static_cast<std::byte*>(mapped);
-  // Where huge pages are refused, ordinary pages serve as well.
+  // If the system refuses huge pages, ordinary pages work as well.
   madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
-  // Populate the pages now, so that a shortage shows at start and not under load. Old kernels do
-  // not know the call and populate pages at their first use.
+  // Populates the pages now, so that the server runs out of memory at start and not under load. Old
+  // kernels do not support the call and populate pages at their first use.
   if (madvise(mapped, static_cast<size_t>(memory.size_bytes_), MADV_POPULATE_WRITE) != 0 &&
       errno != EINVAL) {
     return absl::ResourceExhaustedError(absl::StrCat(

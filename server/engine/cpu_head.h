@@ -14,11 +14,11 @@
 
 namespace logprobd {
 
-/// Zeroed, page-aligned host memory, in huge pages where the system provides them: every batch
-/// reads the whole weight.
+/// Zeroed, page-aligned host memory. It uses huge pages where the system provides them, because
+/// every batch reads the whole weight.
 class HostMemory {
  public:
-  /// RESOURCE_EXHAUSTED when the system does not provide `size_bytes`.
+  /// Returns RESOURCE_EXHAUSTED if the system does not provide `size_bytes`.
   static absl::StatusOr<HostMemory> Allocate(int64_t size_bytes);
 
   HostMemory() = default;
@@ -42,18 +42,19 @@ class HostMemory {
 class CpuHead {
  public:
   /// Reads the valid rows of `tiles` on up to `num_threads` threads and reports each tile to
-  /// `meter`. Takes less than 64 MiB of memory beyond the shard's own. Errors are those of
+  /// `meter`. It uses less than 64 MiB of memory in addition to the shard. Errors are those of
   /// HeadWeights::ReadRows, and RESOURCE_EXHAUSTED.
   static absl::StatusOr<CpuHead> Load(const HeadWeights& weights, const TileRange& tiles,
                                       int32_t num_threads, LoadMeter& meter);
 
-  /// The head as the kernels take it; valid as long as this object lives and is not moved from.
+  /// Returns the head in the form that the kernels take. It is valid as long as this object lives
+  /// and is not moved from.
   kernels::CpuHead view() const;
 
-  /// The same without weight and bias, to compute sizes.
+  /// Returns the same structure without weight and bias, from which sizes can be computed.
   static kernels::CpuHead Describe(const HeadInfo& info, const TileRange& tiles);
 
-  /// Bytes of a shard's weight and bias.
+  /// Returns the size of a shard's weight and bias in bytes.
   static int64_t WeightBytes(const HeadInfo& info, const TileRange& tiles);
 
  private:

@@ -10,10 +10,10 @@
 
 namespace logprobd {
 
-/// A shard on the CPU, with its own threads. Enqueue scores the batch before it returns.
+/// A shard on the CPU, which has its own threads. Enqueue scores the batch before it returns.
 class CpuShard final : public EngineShard {
  public:
-  /// Throws std::bad_alloc and std::system_error, like RowScorer.
+  /// Throws std::bad_alloc and std::system_error, as RowScorer does.
   CpuShard(int32_t rank, CpuHead head, const kernels::RowScorer::Options& options,
            FaultPoints faults)
       : rank_(rank),
@@ -23,13 +23,14 @@ class CpuShard final : public EngineShard {
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
-  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override { return true; }  // Enqueue scores
+  absl::StatusOr<bool> IsDone(int32_t /*slot*/) override { return true; }  // Enqueue has scored it.
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) override;
   bool IsIdle() override { return !is_scoring_.load(); }
 
  private:
   absl::Status Score(ScoreBatch& batch, RankTeam& team);
-  /// Scores as one of several shards, which reduce the arrays of each step of rows twice.
+  /// Scores the rows as one of several shards. For each step of rows, the shards reduce arrays
+  /// twice.
   absl::Status ScoreInShards(const kernels::ScoreRowsParams& params, Collective& collective);
 
   const int32_t rank_;

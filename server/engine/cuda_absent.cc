@@ -1,5 +1,5 @@
-// Stands in for the parts that this build lacks: the CUDA engine, or NCCL next to it. Each function
-// returns an error that says what to install.
+// Replaces the parts that this build does not contain: the CUDA engine and NCCL, or only NCCL. Each
+// function that needs such a part returns an error that says what to install.
 
 #include "server/engine/nccl_collective.h"
 
@@ -43,8 +43,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateCudaIpcMemory(CudaIpcOptions
 
 absl::Status CheckNcclUsable() {
   return absl::FailedPreconditionError(
-      "this build has no NCCL: install libnccl-dev and build again, or use GPUs that reach each "
-      "other's memory");
+      "this build has no NCCL support: install libnccl-dev and build again, or use GPUs that can "
+      "reach each other's memory");
 }
 
 absl::StatusOr<std::unique_ptr<Collective>> CreateNcclCollective(

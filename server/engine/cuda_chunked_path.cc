@@ -16,7 +16,7 @@ namespace {
 
 using kernels::kTileColumns;
 
-/// Every GEMM shape that blocks of these hidden dtypes can need.
+/// Returns every GEMM shape that blocks of these hidden dtypes can need.
 std::vector<CudaGemm::Shape> ShapesOf(const WorkspacePlan& plan,
                                       std::initializer_list<kernels::Dtype> hidden_dtypes) {
   std::vector<CudaGemm::Shape> shapes;
@@ -32,8 +32,8 @@ std::vector<CudaGemm::Shape> ShapesOf(const WorkspacePlan& plan,
   return shapes;
 }
 
-/// The arena holds the partials (at both temperatures), one chunk of logits and one chunk of the
-/// converted weight, in this order.
+/// Implements the chunked path. The arena holds the partials (at both temperatures), one chunk of
+/// logits and one chunk of the converted weight, in this order.
 class ChunkedPathImpl final : public ScorePath {
  public:
   explicit ChunkedPathImpl(const CudaWorkspace& workspace)
@@ -62,7 +62,7 @@ class ChunkedPathImpl final : public ScorePath {
 
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream) override;
 
-  /// The chunks have left the keys complete.
+  /// Does nothing, because EnqueuePartials has already completed the keys.
   absl::Status EnqueueTopK(const CudaBlock& /*block*/, cudaStream_t /*stream*/) override {
     return absl::OkStatus();
   }
@@ -71,8 +71,8 @@ class ChunkedPathImpl final : public ScorePath {
   absl::Status EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
                             cudaStream_t stream);
 
-  /// Returns the weight of a chunk as it is multiplied, and enqueues its conversion if it needs
-  /// one.
+  /// Returns the weight of a chunk in the form in which it is multiplied, and enqueues the
+  /// conversion if one is needed.
   absl::StatusOr<const std::byte*> EnqueueWeight(kernels::Dtype hidden_dtype, int64_t tile,
                                                  int64_t num_tiles, cudaStream_t stream);
 
@@ -82,7 +82,7 @@ class ChunkedPathImpl final : public ScorePath {
   std::byte* const converted_weight_;
   /// Multiplies hidden rows of the head's dtype, and all hidden rows for an fp32 head.
   std::unique_ptr<CudaGemm> native_;
-  /// Multiplies other hidden rows, as bf16 splits or widened; null for an fp32 head.
+  /// Multiplies all other hidden rows, as bf16 splits or widened to fp32; null for an fp32 head.
   std::unique_ptr<CudaGemm> mixed_;
 };
 
@@ -140,7 +140,7 @@ absl::StatusOr<const std::byte*> ChunkedPathImpl::EnqueueWeight(kernels::Dtype h
                              reinterpret_cast<float*>(converted_weight_), stream));
     return converted_weight_;
   }
-  // One copy of the weight's rows for each split of the hidden rows, padded with zeros.
+  // Makes one copy of the weight's rows for each split of the hidden rows, padded with zeros.
   const auto split_bytes = static_cast<size_t>(kernels::SplitPitch(plan_.hidden_size)) * 2;
   const size_t pitch = split_bytes * kernels::kHiddenSplits;
   for (size_t split = 0; split < kernels::kHiddenSplits; ++split) {

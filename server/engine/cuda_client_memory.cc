@@ -29,7 +29,7 @@ class CudaHostPinning final : public HostPinning {
   explicit CudaHostPinning(int32_t gpu) : gpu_(gpu) {}
 
   absl::Status Pin(absl::Span<std::byte> memory) override {
-    // Without this, CUDA would create a context on GPU 0.
+    // Without this call, CUDA would create a context on GPU 0.
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu_));
     const cudaError_t error =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
@@ -58,14 +58,14 @@ using Uuid = std::array<uint8_t, 16>;
 using Handle = std::array<uint8_t, 64>;
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(Handle));
 
-/// A GPU on which clients may have memory.
+/// A GPU whose memory clients may share.
 struct Gpu {
   Uuid uuid = {};
   int32_t ordinal = 0;
 };
 
-/// The driver's cuMemGetAddressRange, which the runtime does not offer. libcuda is not linked, so
-/// that the program starts without a driver.
+/// The type of the driver's cuMemGetAddressRange, which has no counterpart in the runtime API. The
+/// program does not link libcuda, so that it starts without a driver.
 using AddressRange = CUresult (*)(CUdeviceptr* base, size_t* size, CUdeviceptr pointer);
 
 absl::StatusOr<AddressRange> FindAddressRange() {
@@ -79,7 +79,7 @@ absl::StatusOr<AddressRange> FindAddressRange() {
   return reinterpret_cast<AddressRange>(function);
 }
 
-/// The GPUs that score and those that all of them reach.
+/// Returns the GPUs that score and the GPUs that all of them can access.
 absl::StatusOr<std::vector<Gpu>> ReachableGpus(const std::vector<int32_t>& scoring) {
   int count = 0;
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&count));
@@ -103,7 +103,7 @@ absl::StatusOr<std::vector<Gpu>> ReachableGpus(const std::vector<int32_t>& scori
   return gpus;
 }
 
-/// Converts an error of opening a handle. None of these errors is sticky.
+/// Converts an error from opening a handle. None of these errors is sticky.
 absl::Status OpenStatus(cudaError_t error) {
   (void)cudaGetLastError();
   const std::string why = cudaGetErrorString(error);
@@ -112,14 +112,15 @@ absl::Status OpenStatus(cudaError_t error) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorMapBufferObjectFailed:
       return absl::InvalidArgumentError(
-          absl::StrCat("cuda_ipc.handle: names no memory of another process: ", why));
+          absl::StrCat("cuda_ipc.handle: the handle names no memory of another process: ", why));
     case cudaErrorMemoryAllocation:
     case cudaErrorTooManyPeers:
       return absl::ResourceExhaustedError(
           absl::StrCat("cuda_ipc.handle: the memory cannot be mapped: ", why));
     case cudaErrorDeviceUninitialized:
       return absl::FailedPreconditionError(
-          "cuda_ipc.handle: names memory of the server's own process: send the rows as hidden");
+          "cuda_ipc.handle: the handle names memory of the server's own process: send the rows as "
+          "hidden");
     default:
       return absl::FailedPreconditionError(absl::StrCat(
           "cuda_ipc.handle: this host does not share the memory: ", why,
@@ -137,7 +138,7 @@ struct Mapping {
   absl::Time idle_since;
 };
 
-/// The open mappings and the thread that closes idle ones.
+/// Holds the open mappings and the thread that closes idle ones.
 class Mappings {
  public:
   Mappings(CudaIpcOptions options, std::vector<Gpu> gpus, AddressRange address_range)
@@ -157,7 +158,7 @@ class Mappings {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// Returns the mapping of the slice's allocation and counts a use, which Release ends.
+  /// Returns the mapping of the slice's allocation and counts one use, which Release ends.
   absl::StatusOr<Mapping*> Use(const DeviceSlice& slice);
   void Release(Mapping& mapping);
   int64_t size() const {
@@ -206,7 +207,7 @@ absl::StatusOr<Mapping*> Mappings::Use(const DeviceSlice& slice) {
   const Key key(gpu, slice.handle);
   Mapping* mapping = nullptr;
   {
-    // A handle is opened once: callers wait while another thread opens or closes it.
+    // A handle is opened only once, so callers wait while another thread opens or closes it.
     const auto is_settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto found = mappings_.find(key);
       return found == mappings_.end() || found->second.state == Mapping::State::kOpen;
@@ -255,7 +256,7 @@ absl::Status Mappings::Map(const Handle& handle, Mapping& mapping) const {
       attributes.type != cudaMemoryTypeDevice || attributes.device != mapping.gpu ||
       address_range_(&base, &size, address) != CUDA_SUCCESS) {
     Unmap(mapping);
-    return absl::InvalidArgumentError("cuda_ipc.device_uuid: the memory does not lie on this GPU");
+    return absl::InvalidArgumentError("cuda_ipc.device_uuid: the memory is not on this GPU");
   }
   mapping.bytes = static_cast<int64_t>(base + size - address);
   return absl::OkStatus();
@@ -278,8 +279,8 @@ void Mappings::Release(Mapping& mapping) {
   wake_ = wake_ || mapping.idle_since + options_.idle_time_max < next_check_ || is_stopping_;
 }
 
-/// Closes mappings that have been idle for long enough; when stopping, all that are idle. Returns
-/// the time of the next check.
+/// Closes the mappings that have been idle for idle_time_max, or all idle mappings if the thread is
+/// stopping. Returns the time of the next check.
 absl::Time Mappings::CloseIdleLocked(absl::Time now) {
   const auto is_due = [&](const Mapping& mapping) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return mapping.state == Mapping::State::kOpen && mapping.uses == 0 &&
@@ -330,9 +331,9 @@ class CudaIpcMemory final : public DeviceMemory {
     payload.owner =
         std::shared_ptr<void>(mapping, [this](Mapping* used) { mappings_->Release(*used); });
     if (slice.offset > mapping->bytes || slice.bytes > mapping->bytes - slice.offset) {
-      return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: ", slice.bytes,
-                                                     " bytes from offset ", slice.offset,
-                                                     ", but the allocation has ", mapping->bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("cuda_ipc: the slice has ", slice.bytes, " bytes from offset ", slice.offset,
+                       ", but the allocation has only ", mapping->bytes, " bytes"));
     }
     payload.pieces = {
         absl::MakeConstSpan(mapping->data + slice.offset, static_cast<size_t>(slice.bytes))};

@@ -34,19 +34,21 @@ static_assert(kTopKMax == kernels::kTopKMax);
 
 constexpr int32_t kComputeCapabilityMin = 8;
 
-/// Device memory of an NCCL communicator: 90 to 122 MiB were measured with NCCL 2.28 on two H200s.
+/// Estimated device memory of an NCCL communicator; NCCL 2.28 took 90 to 122 MiB on two H200s.
 constexpr int64_t kNcclBytes = int64_t{96} << 20;
 
 /// Longest wait for the work of a replica that has failed. Kernels that wait for a peer end within
-/// microseconds of an abort, others when they are done; a kernel that hangs never ends.
+/// microseconds of an abort, and other kernels end when they are done; a kernel that hangs never
+/// ends.
 constexpr absl::Duration kRestTime = absl::Seconds(5);
 
-/// How long the submit thread polls for a batch. Waking it takes about 50 us of a small batch's
-/// time; polling takes a core. The batch thread polls for requests for the same time, so both are
-/// awake together.
+/// Time for which the submit thread polls for a batch before it sleeps. Waking it adds about 50 us
+/// to a small batch; polling occupies a core. The batch thread polls for requests for the same
+/// time, so both threads are awake at the same time.
 constexpr absl::Duration kBusyPollBatch = absl::Microseconds(500);
 
-/// Why no GPU can be used, as a clause, and what to do about it. Both are empty if one can be used.
+/// The reason why no GPU can be used, as a clause, and what to do about it. Both are empty if a GPU
+/// can be used.
 struct Obstacle {
   std::string why;
   std::string advice;
@@ -57,7 +59,7 @@ struct Obstacle {
   }
 };
 
-/// Converts an error of the first CUDA calls.
+/// Converts an error of the first CUDA calls into an Obstacle.
 Obstacle NoGpu(cudaError_t error) {
   (void)cudaGetLastError();
   int driver_version = 0;
@@ -75,8 +77,8 @@ std::string Describe(const GpuInfo& gpu) {
   return absl::StrCat(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor);
 }
 
-/// The GPUs of the machine, or why there are none. All of their memory counts as free until
-/// MeasureGpus.
+/// The GPUs of the machine, or the reason why there are none. All of their memory counts as free
+/// until MeasureGpus measures it.
 struct FoundGpus {
   std::vector<GpuInfo> gpus;
   Obstacle obstacle;
@@ -107,7 +109,7 @@ FoundGpus FindGpus() {
   return found;
 }
 
-/// What keeps all GPUs of this machine from being used.
+/// Returns the reason why no GPU of this machine can be used; empty if one can be used.
 Obstacle FindObstacle() {
   const FoundGpus found = FindGpus();
   if (found.gpus.empty()) return found.obstacle;
@@ -121,7 +123,7 @@ Obstacle FindObstacle() {
 }
 
 /// Measures the free memory of the GPUs that may be used and checks that this build has code for
-/// them. This creates a CUDA context on each.
+/// them. This creates a CUDA context on each of these GPUs.
 absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpus) {
   for (GpuInfo& gpu : gpus) {
     const bool is_named =
@@ -144,14 +146,14 @@ absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpu
   return absl::OkStatus();
 }
 
-/// Bytes of the workspace including the exchange: the mailboxes of peer memory, or NCCL's
-/// communicator.
+/// Returns the bytes of the workspace including the exchange, which is the mailboxes in peer memory
+/// or NCCL's communicator.
 int64_t WorkspaceBytes(const WorkspacePlan& plan, Exchange exchange) {
   return exchange == Exchange::kNccl ? plan.workspace_bytes - plan.exchange_bytes + kNcclBytes
                                      : plan.workspace_bytes;
 }
 
-/// CUDA ordinals of one replica of a plan, by rank.
+/// Returns the CUDA ordinals of one replica of a plan, by rank.
 std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
   std::vector<int32_t> gpus;
   for (const ShardPlace& place : plan.layout) {
@@ -163,13 +165,14 @@ std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
   return gpus;
 }
 
-/// How the shards exchange data, and why where it is not through peer memory.
+/// How the shards exchange data; `why` is set if they do not use peer memory.
 struct ExchangeChoice {
   Exchange exchange = Exchange::kPeer;
   std::string why;
 };
 
-/// FAILED_PRECONDITION if the GPUs cannot exchange data in the requested way.
+/// Chooses how the shards exchange data. Returns FAILED_PRECONDITION if the GPUs cannot exchange
+/// data in the requested way.
 absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
                                               const EnginePlan& plan) {
   absl::Status peers;
@@ -186,7 +189,7 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
   return ExchangeChoice{Exchange::kNccl, std::string(peers.ok() ? "requested" : peers.message())};
 }
 
-/// Why the fused kernel does not score, as a clause; empty if it does.
+/// Returns the reason why the fused kernel cannot be used, as a clause; empty if it can be used.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
   if (options.kernel == GpuKernel::kChunked) return "the chunked path was requested";
   if (!kernels::HasFusedKernel())
@@ -199,7 +202,7 @@ std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32
   return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
 }
 
-/// The buffer sizes of the shard of `tiles` on GPU `gpu`, which must exist.
+/// Returns the buffer sizes of the shard of `tiles` on GPU `gpu`, which must exist.
 WorkspacePlan WorkspacePlanOf(const HeadInfo& head, const EngineOptions& options, int32_t gpu,
                               int32_t num_shards, const TileRange& tiles) {
   WorkspacePlanOptions sizes;
@@ -214,12 +217,12 @@ WorkspacePlan WorkspacePlanOf(const HeadInfo& head, const EngineOptions& options
   sizes.with_fused = WhyNoFused(head, options, gpu).empty();
   int num_sms = 0;
   if (cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, gpu) == cudaSuccess) {
-    sizes.num_sms = num_sms;  // otherwise the default, which costs only speed
+    sizes.num_sms = num_sms;  // Otherwise the default remains, which affects only speed.
   }
   return PlanWorkspace(sizes);
 }
 
-/// Memory that one replica takes on its GPUs and on the host.
+/// Returns the memory that one replica takes on its GPUs and on the host.
 MemoryPlan ReplicaMemory(const HeadInfo& head, const EngineOptions& options, Exchange exchange,
                          absl::Span<const int32_t> gpus, absl::Span<const TileRange> tiles) {
   MemoryPlan memory;
@@ -243,12 +246,12 @@ struct Replica {
   std::vector<std::unique_ptr<CudaShard>> shards;
 };
 
-/// Creates the collective of a replica; null for a single GPU.
+/// Creates the collective of a replica. Returns null for a single GPU.
 absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gpus,
                                                     const EnginePlan& plan,
                                                     const EngineOptions& options) {
   if (gpus.size() == 1) return nullptr;
-  LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // also for copies of hidden rows between GPUs
+  LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // Copies of hidden rows need it too.
   std::unique_ptr<Collective> collective;
   if (plan.exchange == Exchange::kNccl) {
     LOGPROBD_ASSIGN_OR_RETURN(collective, CreateNcclCollective(gpus));
@@ -319,7 +322,8 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   std::vector<GpuInfo> gpus = std::move(found.gpus);
   if (head.vocab_size > kVocabSizeMax) {
     return absl::FailedPreconditionError(
-        absl::StrCat("vocabulary of ", head.vocab_size, " is above the engine's ", kVocabSizeMax));
+        absl::StrCat("the vocabulary has ", head.vocab_size,
+                     " ids, which exceeds the CUDA engine's limit of ", kVocabSizeMax));
   }
   LOGPROBD_RETURN_IF_ERROR(MeasureGpus(options, gpus));
   Reserve(options.reserved, gpus);
@@ -352,8 +356,8 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   if (workspace.workspace_bytes - workspace.exchange_bytes > kWorkspaceMax) {
     return absl::FailedPreconditionError(
         absl::StrCat("batches of ", options.batch_rows_max, " rows need ",
-                     workspace.workspace_bytes >> 20, " MiB of GPU workspace, the limit is ",
-                     kWorkspaceMax >> 20, ": lower --batch-rows or --top-k-max"));
+                     workspace.workspace_bytes >> 20, " MiB of GPU workspace, but the limit is ",
+                     kWorkspaceMax >> 20, " MiB: lower --batch-rows or --top-k-max"));
   }
   ExchangeChoice exchange;
   if (layout.num_shards > 1) {

@@ -10,9 +10,9 @@
 namespace logprobd {
 namespace {
 
-/// The arena holds the top-k keys, the partials, the partials at the entropy's temperature, and the
-/// largest logit of each tile, in this order. After the combine, the search for the top-k
-/// overwrites everything behind the keys.
+/// Implements the fused path. The arena holds the top-k keys, the partials, the partials at the
+/// entropy's temperature, and the largest logit of each tile, in this order. After the combine, the
+/// search for the top-k overwrites everything after the keys.
 class FusedPath final : public ScorePath {
  public:
   explicit FusedPath(const CudaWorkspace& workspace)

@@ -10,12 +10,12 @@
 namespace logprobd {
 namespace {
 
-/// The shape for which the algorithm is chosen. It does not depend on this server's options, so
-/// neither do the results.
+/// The shape for which the algorithm is chosen. Neither it nor the results depend on this server's
+/// options.
 constexpr CudaGemm::Shape kCanonicalShape = {.columns = 6'144, .rows = 2'048};
 constexpr int kAlgorithmsMax = 32;
-/// Too small for partial sums: an algorithm that needs more memory splits dot products between
-/// blocks.
+/// Bytes of workspace, too few for partial sums. This excludes algorithms that split dot products
+/// between thread blocks, because they need more memory.
 constexpr size_t kWorkspaceBytes = kGemmCounterBytes;
 
 cudaDataType_t TypeOf(kernels::Dtype dtype) {
@@ -30,8 +30,8 @@ cudaDataType_t TypeOf(kernels::Dtype dtype) {
   return CUDA_R_32F;
 }
 
-/// The layouts of the operands. cuBLASLt is column-major, so a row-major matrix is its transpose
-/// there.
+/// The layouts of the operands. cuBLASLt is column-major, so it sees a row-major matrix as its
+/// transpose.
 struct Layouts {
   cublasLtMatrixLayoutOpaque_t weight{};
   cublasLtMatrixLayoutOpaque_t hidden{};
@@ -61,7 +61,7 @@ T Config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttribut
   return status == CUBLAS_STATUS_SUCCESS ? value : fallback;
 }
 
-/// True if the algorithm computes each dot product as one chain of additions.
+/// Returns true if the algorithm computes each dot product as one chain of additions.
 bool KeepsOneChain(const cublasLtMatmulHeuristicResult_t& result) {
   return result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes &&
          Config<int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1) <= 1 &&
@@ -92,7 +92,7 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(
       cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                            &reduction_schemes, sizeof(reduction_schemes)));
   if (dtype == kernels::Dtype::kF32) {
-    // Only plain fp32 multiply-adds: no TF32 and no emulation by bf16 products.
+    // Allows only plain fp32 multiply-adds: no TF32 and no emulation by bf16 products.
     const uint64_t implementation = CUBLASLT_NUMERICAL_IMPL_FLAGS_FMA |
                                     CUBLASLT_NUMERICAL_IMPL_FLAGS_ACCUMULATOR_32F |
                                     CUBLASLT_NUMERICAL_IMPL_FLAGS_INPUT_32F;
@@ -131,7 +131,7 @@ absl::Status CudaGemm::Choose(const Options& options) {
   LOGPROBD_ASSIGN_OR_RETURN(Layouts canonical, MakeLayouts(kCanonicalShape, depth_, type_));
   LOGPROBD_ASSIGN_OR_RETURN(const auto candidates,
                             Candidates(handle_.get(), operation_, canonical, options.dtype));
-  // Returns a shape that an algorithm cannot compute, with the reason, or an empty string.
+  // Returns the first shape that the algorithm cannot compute, with the reason, or an empty string.
   const auto first_failure = [&](const cublasLtMatmulAlgo_t& algorithm) -> std::string {
     for (const Shape& shape : options.shapes) {
       auto layouts = MakeLayouts(shape, depth_, type_);
@@ -160,8 +160,8 @@ absl::Status CudaGemm::Choose(const Options& options) {
     }
     if (!failure.empty()) absl::StrAppend(&reasons, "; ", Describe(candidate.algo), ": ", failure);
   }
-  return absl::InternalError(
-      absl::StrCat("cuBLASLt has no algorithm for every shape at depth ", depth_, reasons));
+  return absl::InternalError(absl::StrCat(
+      "cuBLASLt has no algorithm that computes every shape at depth ", depth_, reasons));
 }
 
 absl::Status CudaGemm::Run(const void* weight, const void* hidden, const Shape& shape,

@@ -20,7 +20,7 @@ namespace logprobd {
 ///
 /// The algorithm does not split K, and its workspace (kGemmCounterBytes) is too small for partial
 /// sums, so each dot product is one chain of additions in a fixed order. fp32 inputs are multiplied
-/// in fp32, never in TF32. One stream at a time.
+/// in fp32, never in TF32. An object may be used on one stream at a time.
 class CudaGemm {
  public:
   /// The product [rows, depth] x [columns, depth]^T.
@@ -33,11 +33,11 @@ class CudaGemm {
     kernels::Dtype dtype = kernels::Dtype::kBf16;  ///< Dtype of both inputs.
     int64_t depth = 0;                             ///< K, and the row stride of both inputs.
     std::vector<Shape> shapes;                     ///< All shapes that Run will get.
-    /// Index of the suitable algorithm to take; other than 0 in benchmarks only.
+    /// Index of the algorithm to use among the suitable ones; it is 0 except in benchmarks.
     int algorithm_index = 0;
   };
 
-  /// INTERNAL if cuBLASLt offers no algorithm that suits all shapes.
+  /// Returns INTERNAL if cuBLASLt offers no algorithm that suits all shapes.
   static absl::StatusOr<std::unique_ptr<CudaGemm>> Create(const Options& options);
 
   /// Enqueues logits[row, column] = sum over depth of hidden[row] * weight[column], row-major with
@@ -45,7 +45,7 @@ class CudaGemm {
   absl::Status Run(const void* weight, const void* hidden, const Shape& shape, float* logits,
                    cudaStream_t stream) const;
 
-  /// The algorithm, in cuBLASLt's numbers, for the log.
+  /// Returns the numbers that cuBLASLt gives to the algorithm and its options, for the log.
   const std::string& description() const { return description_; }
 
  private:

@@ -17,10 +17,10 @@ namespace {
 constexpr int64_t kReadBytes = int64_t{4} << 20;
 
 /// Number of reading threads per GPU. A thread copies about 6 GB/s from the page cache and a GPU
-/// takes 55 GB/s, but several GPUs load at once.
+/// accepts 55 GB/s, but several GPUs load at the same time.
 constexpr int32_t kReaders = 3;
 
-/// The two buffers of a reading thread, which it fills in turn.
+/// The stream and the two buffers of a reading thread, which fills the buffers in turn.
 struct Reader {
   struct Buffer {
     PinnedBuffer memory;
@@ -34,7 +34,8 @@ struct Reader {
 absl::StatusOr<Reader> CreateReader(int64_t buffer_bytes) {
   Reader reader;
   LOGPROBD_ASSIGN_OR_RETURN(reader.stream, CreateStream());
-  // The padding of the rows is zero at the start, and ReadRows does not write it.
+  // The buffers are zero at the start, and ReadRows does not write the padding of the rows, so the
+  // padding stays zero.
   for (Reader::Buffer& buffer : reader.buffers) {
     LOGPROBD_ASSIGN_OR_RETURN(buffer.memory,
                               AllocatePinned(buffer_bytes, "reading the head's weight"));

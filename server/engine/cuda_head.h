@@ -13,24 +13,25 @@
 
 namespace logprobd {
 
-/// A head, or a shard of one, in GPU memory, laid out as its WorkspacePlan says.
+/// A head, or a shard of one, in GPU memory. Its WorkspacePlan defines the layout.
 struct CudaHead {
   DeviceBuffer
       weight;         ///< [num_tiles * 192, padded_hidden]; zero beyond vocab_size and hidden_size.
   DeviceBuffer bias;  ///< [tiles of the whole vocabulary * 192] in fp32, or null.
   kernels::LogitTransform transform;
 
-  /// True if logits differ from dot products.
+  /// Returns true if logits differ from dot products.
   bool has_transform() const { return bias.get() != nullptr || !transform.IsIdentity(); }
 };
 
-/// Bytes of weight and bias on the GPU.
+/// Returns the bytes of weight and bias on the GPU.
 int64_t CudaHeadBytes(const WorkspacePlan& plan, bool has_bias);
 
-/// Reads the rows of the plan's tiles to the current device. A few threads read, each through two
-/// page-locked buffers of 4 MiB (or of one row, if that is larger), and report each read to
-/// `meter`. If the meter has a failure, reading stops with it. Errors are those of
-/// HeadWeights::ReadRows, RESOURCE_EXHAUSTED for memory and INTERNAL for CUDA.
+/// Reads the rows of the plan's tiles into the memory of the current device. A few threads read,
+/// each through two page-locked buffers of 4 MiB (or of one row, if that is larger), and report
+/// each read to `meter`. If the meter has a failure, reading stops, and the function returns that
+/// failure. Otherwise it returns the errors of HeadWeights::ReadRows, RESOURCE_EXHAUSTED if memory
+/// runs out, and INTERNAL for other CUDA errors.
 absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const WorkspacePlan& plan,
                                       LoadMeter& meter);
 

@@ -15,8 +15,8 @@
 
 namespace logprobd {
 
-/// Converts an error of the CUDA runtime or of cuBLASLt: RESOURCE_EXHAUSTED for memory, else
-/// INTERNAL. The message names the call, the error and the source line.
+/// Converts an error of the CUDA runtime or of cuBLASLt: to RESOURCE_EXHAUSTED if memory ran out,
+/// otherwise to INTERNAL. The message names the call, the error and the source line.
 absl::Status CudaStatus(cudaError_t error, absl::string_view call, absl::string_view file,
                         int line);
 absl::Status CudaStatus(cublasStatus_t error, absl::string_view call, absl::string_view file,
@@ -51,8 +51,8 @@ struct EventDestroy {
     }                                                                       \
   } while (false)
 
-/// Memory of the device that is current at allocation, 256-byte aligned. No kernel or copy may use
-/// it any more when it is destroyed.
+/// Memory of the device that is current at allocation, 256-byte aligned. Kernels and copies that
+/// use it must have ended before it is destroyed.
 using DeviceBuffer = std::unique_ptr<std::byte[], internal::DeviceFree>;
 
 /// Page-locked host memory that every device may copy from and to.
@@ -61,7 +61,7 @@ using PinnedBuffer = std::unique_ptr<std::byte[], internal::PinnedFree>;
 using CudaStream = std::unique_ptr<CUstream_st, internal::StreamDestroy>;
 using CudaEvent = std::unique_ptr<CUevent_st, internal::EventDestroy>;
 
-/// Allocates zeroed memory; zero bytes give a null buffer. `what` names the memory in the
+/// Allocates zeroed memory, or returns a null buffer for zero bytes. `what` names the memory in the
 /// RESOURCE_EXHAUSTED message.
 absl::StatusOr<DeviceBuffer> AllocateDevice(int64_t bytes, absl::string_view what);
 absl::StatusOr<PinnedBuffer> AllocatePinned(int64_t bytes, absl::string_view what);
@@ -69,11 +69,12 @@ absl::StatusOr<PinnedBuffer> AllocatePinned(int64_t bytes, absl::string_view wha
 /// Creates a stream that does not wait for the default stream.
 absl::StatusOr<CudaStream> CreateStream();
 
-/// Creates an event with timing; a thread that waits for it sleeps.
+/// Creates an event with timing. A thread that waits for it sleeps.
 absl::StatusOr<CudaEvent> CreateEvent();
 
-/// While an object lives, this thread allocates memory preferably from the NUMA node closest to GPU
-/// `gpu`. Has no effect where the system has no nodes, refuses the call, or has a policy already.
+/// While an object of this class exists, this thread prefers the NUMA node closest to GPU `gpu` for
+/// its allocations. Has no effect if the system has no NUMA nodes, refuses the call, or already has
+/// a policy.
 class PreferNodeOfGpu {
  public:
   explicit PreferNodeOfGpu(int32_t gpu);

@@ -7,7 +7,7 @@
 namespace logprobd {
 namespace {
 
-/// Compute capability (major) of the GPUs whose truncation was measured.
+/// Major compute capability of the GPUs on which the truncation of the tensor cores was measured.
 constexpr int kMeasuredTruncation = 9;
 
 }  // namespace

@@ -42,7 +42,7 @@ absl::Status CudaScorer::EnqueueClear(const CudaBlock& block, cudaStream_t strea
         cudaMemsetAsync(min_keys, 0, num_rows * sizeof(uint32_t), stream));
   }
   if (plan().num_shards == 1) return absl::OkStatus();
-  // A shard adds zero for the targets and candidates that other shards hold.
+  // A shard contributes zero for the targets and candidates of other shards.
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(workspace_->target_logits, 0, num_rows * sizeof(float), stream));
   if (block.num_candidates > 0) {
@@ -101,7 +101,8 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
 
 absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank,
                                             Collective& collective, cudaStream_t stream) {
-  // For few rows, one kernel makes the exchange and the scores if GPUs reach each other's memory.
+  // For few rows, one kernel exchanges the sums and computes the scores, if the GPUs can access
+  // each other's memory.
   std::optional<kernels::PeerStep> step;
   if (block.num_rows <= kernels::kPeerScoresRowsMax) step = collective.TakePeerStep(rank);
   if (step.has_value()) {
@@ -166,7 +167,7 @@ absl::Status CudaScorer::EnqueueShardTopK(const CudaBlock& block, int32_t rank,
                                           Collective& collective, cudaStream_t stream) {
   ScorePath& path = PathOf(block.hidden_dtype);
   LOGPROBD_RETURN_IF_ERROR(path.EnqueueTopK(block, stream));
-  // The gathered keys overwrite the partials, which nothing reads any more.
+  // The gathered keys overwrite the partials, which are no longer needed.
   auto* const gathered = reinterpret_cast<uint64_t*>(path.Sums(block));
   uint64_t* const keys = path.TopKKeys(block);
   LOGPROBD_RETURN_IF_ERROR(

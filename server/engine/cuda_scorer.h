@@ -18,24 +18,26 @@
 namespace logprobd {
 
 /// Scores blocks of rows against a head, or a shard of one, on one GPU. Owns the workspace and
-/// allocates nothing after creation. The dtypes alone decide which path scores a row. One stream at
-/// a time.
+/// allocates nothing after creation. Only the dtypes determine which path scores a row. An object
+/// may be used on one stream at a time.
 class CudaScorer {
  public:
-  /// RESOURCE_EXHAUSTED names the memory that is missing. `algorithm_index`: see CudaGemm.
+  /// Creates the workspace and the paths. For `algorithm_index`, see CudaGemm::Options. If memory
+  /// runs out, returns RESOURCE_EXHAUSTED, and the message names the buffer. Returns INTERNAL if
+  /// cuBLASLt has no algorithm that computes every shape.
   static absl::StatusOr<std::unique_ptr<CudaScorer>> Create(const WorkspacePlan& plan,
                                                             std::shared_ptr<const CudaHead> head,
                                                             int algorithm_index = 0);
 
-  /// True if the fused kernel scores rows of this dtype.
+  /// Returns true if the fused kernel scores rows of this dtype.
   bool IsFused(kernels::Dtype hidden_dtype) const;
 
-  /// Most rows of a block.
+  /// Returns the maximum number of rows of a block.
   int64_t BlockRows(kernels::Dtype hidden_dtype, bool has_entropy_scales, int32_t top_k) const {
     return PathOf(hidden_dtype).BlockRows(hidden_dtype, has_entropy_scales, top_k);
   }
 
-  /// See ScoringEngine::row_step; for rows of the head's dtype.
+  /// Returns the row step for rows of the head's dtype. See ScoringEngine::row_step.
   int64_t RowStep(int64_t num_rows) const { return PathOf(plan().head_dtype).RowStep(num_rows); }
 
   /// See CudaWorkspace::Correction.
@@ -45,17 +47,20 @@ class CudaScorer {
 
   const WorkspacePlan& plan() const { return workspace_->plan; }
 
-  /// The GEMM algorithm of the chunked path for hidden rows of the head's dtype.
+  /// Returns the description of the chunked path's GEMM algorithm for hidden rows of the head's
+  /// dtype.
   const std::string& algorithm() const { return chunked_.algorithm; }
 
-  /// Enqueues on `stream` the work from hidden rows to tile partials, and returns without waiting.
+  /// Enqueues on `stream` the computation of the tile partials from the hidden rows, and returns
+  /// without waiting.
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream);
 
-  /// Enqueues the work from the partials to the scores; call it after EnqueuePartials of the same
-  /// block.
+  /// Enqueues the computation of the scores from the partials. Call it after EnqueuePartials of the
+  /// same block.
   absl::Status EnqueueScores(const CudaBlock& block, cudaStream_t stream);
 
-  /// The same for a head in shards. Every shard calls it with its rank; the scores go to rank 0.
+  /// Does the same for a head in shards. Every shard calls it with its rank; rank 0 receives the
+  /// scores.
   absl::Status EnqueueShardScores(const CudaBlock& block, int32_t rank, Collective& collective,
                                   cudaStream_t stream);
 
@@ -69,7 +74,7 @@ class CudaScorer {
 
   /// Converts the hidden rows of the block into the form in which they are multiplied.
   absl::Status EnqueueConversion(const CudaBlock& block, cudaStream_t stream);
-  /// Clears the arrays of the block that kernels only raise, or write in part.
+  /// Clears the arrays of the block that kernels write only in part or update with a maximum.
   absl::Status EnqueueClear(const CudaBlock& block, cudaStream_t stream);
   kernels::RowScoresParams RowScores(const CudaBlock& block) const;
   /// Reduces exponents, keys, sums and the logits of targets and candidates over all shards.
@@ -78,7 +83,7 @@ class CudaScorer {
   /// Merges the top-k keys of all shards into those of rank 0.
   absl::Status EnqueueShardTopK(const CudaBlock& block, int32_t rank, Collective& collective,
                                 cudaStream_t stream);
-  /// Turns top-k keys into ids and logprobs, and the logits of candidates into logprobs.
+  /// Converts top-k keys into ids and logprobs, and the logits of candidates into logprobs.
   absl::Status EnqueueListScores(const CudaBlock& block, cudaStream_t stream);
 
   const std::unique_ptr<CudaWorkspace> workspace_;

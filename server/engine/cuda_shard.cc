@@ -34,8 +34,8 @@ class PinnedStaging : public StagingBuffer {
   int64_t size_bytes_;
 };
 
-/// A collective of one rank, for the warm-up: each shard warms up alone, since loading a kernel
-/// while another kernel waits for a peer could wait for that one in turn.
+/// A collective of one rank, for the warm-up. Each shard warms up alone to avoid a deadlock:
+/// loading a kernel could wait for a running kernel, which itself waits for a peer.
 class SingleRankCollective final : public Collective {
  public:
   absl::string_view name() const override { return "none"; }
@@ -68,8 +68,9 @@ absl::Status ClientCopyStatus(cudaError_t error) {
   return absl::OkStatus();
 }
 
-/// Makes a failure that was not agreed on the status of the whole team: other ranks may wait for
-/// this one already, so the team is aborted. The status becomes INTERNAL, whatever its code was.
+/// Turns a failure that the ranks have not agreed on into the status of the whole team. Other ranks
+/// may already be waiting for this rank, so the team is aborted. The code of the status becomes
+/// INTERNAL, whatever it was.
 absl::Status AllReduceStatus(const absl::Status& status, RankTeam& team) {
   if (status.ok() || team.size() == 1) return status;
   absl::Status why = absl::InternalError(status.message());
@@ -104,7 +105,7 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
   if (needed_bytes > static_cast<int64_t>(free_bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "GPU ", options_.gpu, " has ", free_bytes >> 20,
-        " MiB of memory free, its part of the head needs ", needed_bytes >> 20, " MiB (weight ",
+        " MiB of free memory, but its part of the head needs ", needed_bytes >> 20, " MiB (weight ",
         plan.weight_bytes() >> 20, ", workspace ", plan.workspace_bytes >> 20, ")"));
   }
   LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "weight"));
@@ -128,8 +129,8 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
   return absl::OkStatus();
 }
 
-/// CUDA loads a kernel at its first launch, which takes milliseconds; the warm-up takes them off
-/// the first request.
+/// CUDA loads a kernel at its first launch, which takes milliseconds. The warm-up loads the kernels
+/// so that the first request does not have this delay.
 absl::Status CudaShard::WarmUp(const HeadInfo& head) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     // The chunked path runs the same kernels for any number of rows.
@@ -199,7 +200,7 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
       job.slot.FillHost(batch, scorer_->Correction(KernelDtype(batch.dtype)));
     }
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(batch, job, team));
-    if (pass + 1 < num_passes) {  // all shards reuse their slots
+    if (pass + 1 < num_passes) {  // the next pass reuses the slots of all shards
       LOGPROBD_RETURN_IF_ERROR(AllReduceStatus(AwaitPass(job.slot, team), team));
       LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, absl::OkStatus()));
       if (options_.rank == 0) job.slot.CopyOut(batch);
@@ -261,8 +262,8 @@ absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
   }
 }
 
-/// Enqueues the copy of this shard's part of a block, or of the whole block, from where the rows
-/// lie.
+/// Enqueues the copy of this shard's part of a block, or of the whole block, from the memory
+/// that holds the rows.
 absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   if (block.is_first) {

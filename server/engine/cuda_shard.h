@@ -19,36 +19,38 @@ namespace logprobd {
 
 /// The shard of a head on one GPU.
 ///
-/// It has three streams: copies in, kernels, copies out. Every shard cuts a batch into the same
-/// blocks of rows. The hidden rows of a block pass through one of two device buffers, so that their
-/// copy overlaps the kernels of the previous block, also of another batch. Large blocks cross the
-/// bus once in total: each GPU copies its part from the host and the other parts from its peers.
-/// Small blocks go from the host to every GPU. Rows of clients in GPU memory are copied to the
-/// buffers as well, since kernels read only these. Copy engines copy between GPUs, because the
-/// kernels leave no multiprocessor free.
+/// It has three streams: one for copies in, one for kernels and one for copies out. Every shard
+/// splits a batch into the same blocks of rows. The hidden rows of a block are copied to one of two
+/// device buffers, so that their copy overlaps the kernels of the previous block, which may belong
+/// to another batch. Large blocks cross the bus from the host once in total: each GPU copies its
+/// part from the host and the other parts from its peers. Small blocks are copied from the host to
+/// every GPU. Rows that clients have in GPU memory are also copied to the buffers, because kernels
+/// read only these. Copy engines copy between GPUs, because the kernels occupy all multiprocessors.
 class CudaShard final : public EngineShard {
  public:
   struct Options {
     int32_t rank = 0;
     int gpu = 0;
     WorkspacePlan plan;
-    /// Host side of the slot of each batch in flight, shared by the shards of an engine.
+    /// Host sides of the slots, one per batch in flight, shared by the shards of an engine.
     std::vector<std::shared_ptr<PinnedBuffer>> host_slots;
     FaultPoints faults;
   };
 
-  /// Reads the shard's rows of `weights`. Errors are those of LoadCudaHead; all are reported to
-  /// `meter`.
+  /// Creates a shard and reads its rows of `weights`. Returns the errors of LoadCudaHead and
+  /// reports all errors to `meter`.
   static absl::StatusOr<std::unique_ptr<CudaShard>> Create(const HeadWeights& weights,
                                                            Options options, LoadMeter& meter);
   ~CudaShard() override;
 
-  /// Scores a few batches alone, so that every kernel is loaded. Call it before the first batch,
-  /// for one shard of an engine after the other, since they share the host sides of the slots.
+  /// Scores a few batches without the other shards, so that every kernel is loaded. Call it before
+  /// the first batch, and for one shard of an engine at a time, since the shards share the host
+  /// sides of the slots.
   absl::Status WarmUp(const HeadInfo& head);
 
-  /// Sets the shards of the engine by rank, including this one; all GPUs must be reachable from
-  /// this one. Call it before the first batch. The shards must live as long as this one is used.
+  /// Sets the shards of the engine by rank, including this one. Call it before the first batch.
+  /// This shard's GPU must be able to access all other GPUs, and the shards must stay valid as long
+  /// as this one is used.
   void SetPeers(std::vector<const CudaShard*> peers) { peers_ = std::move(peers); }
 
   int gpu() const { return options_.gpu; }
@@ -83,8 +85,8 @@ class CudaShard final : public EngineShard {
     int64_t begin = 0;
     int64_t count = 0;
     size_t buffer = 0;
-    bool is_spread = false;  ///< Each shard copies a part of the rows from the host.
-    bool is_first = false;   ///< This is the first block of its pass.
+    bool is_spread = false;  ///< True if each shard copies only its part of the rows from the host.
+    bool is_first = false;   ///< True for the first block of a pass.
     CudaSlot::BlockEvents* events = nullptr;
   };
 
@@ -102,14 +104,14 @@ class CudaShard final : public EngineShard {
   absl::Status EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& block,
                              RankTeam& team);
-  /// Waits for the end of a pass before the next one. Returns early with an error if the team
-  /// fails.
+  /// Waits until a pass has ended, before the next one starts. Returns early with an error if the
+  /// team fails.
   absl::Status AwaitPass(CudaSlot& slot, RankTeam& team) const;
   absl::Status EnqueueEnd(CudaSlot& slot);
   void AddTimes(Job& job) const;
 
   int64_t num_shards() const { return options_.plan.num_shards; }
-  /// First row of a rank's part of a block of `count` rows.
+  /// Returns the first row of a rank's part of a block of `count` rows.
   int64_t PartBegin(int64_t count, int64_t rank) const { return count * rank / num_shards(); }
 
   const Options options_;
@@ -120,7 +122,7 @@ class CudaShard final : public EngineShard {
   CudaStream copy_out_;
   std::array<HiddenBuffer, ScoringEngine::kBatchesInFlight> hidden_;
   std::vector<Job> jobs_;
-  size_t next_hidden_ = 0;  ///< Buffer of the next block; the same on every shard.
+  size_t next_hidden_ = 0;  ///< Index of the next block's buffer; the same on every shard.
 };
 
 }  // namespace logprobd

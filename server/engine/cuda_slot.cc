@@ -17,7 +17,7 @@ void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
   if (count > 0) std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// True if some row has an entropy temperature that differs from its temperature.
+/// Returns true if some row has an entropy temperature that differs from its temperature.
 bool NeedsEntropyScales(const ScoreBatch& batch) {
   return batch.outputs.Has(Output::kEntropy) && !batch.entropy_temperatures.empty() &&
          !std::equal(batch.temperatures.begin(), batch.temperatures.end(),

@@ -17,72 +17,74 @@
 
 namespace logprobd {
 
-/// The inputs per row and the scores of a batch in flight, on the host and on the device, and its
-/// events.
+/// Holds the inputs and the scores of the rows of a batch in flight, on the host and on the device,
+/// and the batch's events.
 ///
-/// Both sides have the same layout, which follows from the batch's counts, so that one copy moves
-/// all inputs and one copy all scores. The shards of an engine share the host side: the first shard
-/// fills it and receives the scores. A batch with more candidates than a slot holds is scored in
-/// several passes; only the first pass computes the other scores.
+/// Both sides have the same layout, which depends on the batch's counts, so that one copy transfers
+/// all inputs and one copy transfers all scores. The shards of an engine share the host side: the
+/// first shard fills it and receives the scores. A batch with more candidates than a slot holds is
+/// scored in several passes; only the first pass computes the other scores.
 class CudaSlot {
  public:
   /// Events that time the stages of a block.
   struct BlockEvents {
     CudaEvent copy_begin;
-    CudaEvent gather_begin;  ///< The rows from the host are copied.
-    bool is_spread = false;  ///< The other rows are copied from other shards.
+    CudaEvent gather_begin;  ///< The rows that come from the host have been copied.
+    bool is_spread = false;  ///< True if the other rows are copied from other shards.
     CudaEvent copy_end;
     CudaEvent kernel_begin;
     CudaEvent kernel_end;
     CudaEvent combine_end;
   };
 
-  /// Creates the host side for the slots of all shards. They must be idle when it is destroyed.
+  /// Creates the host side for the slots of all shards. The slots must be idle when it is
+  /// destroyed.
   static absl::StatusOr<std::shared_ptr<PinnedBuffer>> CreateHostSide(const WorkspacePlan& plan);
 
   static absl::StatusOr<CudaSlot> Create(const WorkspacePlan& plan,
                                          std::shared_ptr<PinnedBuffer> host);
 
-  /// Number of passes that `batch` takes, >= 1.
+  /// Returns the number of passes that `batch` takes, >= 1.
   int64_t NumPasses(const ScoreBatch& batch) const;
 
-  /// Lays out pass `pass` of `batch`. The slot must be idle.
+  /// Sets the layout for pass `pass` of `batch`. The slot must be idle.
   void Prepare(const ScoreBatch& batch, int64_t pass);
 
   /// Writes the inputs to the host side, for all shards. `correction` becomes part of the scales
   /// (kernels::Log2Scale). The slots of all shards must be idle.
   void FillHost(const ScoreBatch& batch, double correction);
 
-  /// Half-open range of the rows that the prepared pass scores.
+  /// Returns the start of the half-open range of rows that the prepared pass scores; row_end()
+  /// returns its end.
   int64_t row_begin() const { return row_begin_; }
   int64_t row_end() const { return row_end_; }
 
-  /// Outputs of the prepared pass that take memory per row.
+  /// Returns an option of the prepared pass that affects the memory per row.
   int32_t top_k() const { return top_k_; }
   bool has_entropy_scales() const { return has_entropy_scales_; }
 
   absl::Status EnqueueInputs(cudaStream_t stream);
   absl::Status EnqueueOutputs(cudaStream_t stream);
 
-  /// The block of rows [row_begin, row_begin + num_rows) in device memory, without its hidden rows.
-  /// Call it after the first shard's FillHost.
+  /// Returns the block of rows [row_begin, row_begin + num_rows) in device memory, without its
+  /// hidden rows. Call it after the first shard's FillHost.
   CudaBlock Block(int64_t row_begin, int64_t num_rows) const;
 
   /// Copies the scores of the pass from the host side into the spans of `batch`. The copy from the
-  /// device must be done.
+  /// device must have ended.
   void CopyOut(ScoreBatch& batch) const;
 
   std::vector<BlockEvents>& blocks() { return blocks_; }
   cudaEvent_t output_begin() const { return output_begin_.get(); }
-  /// The last event of the pass.
+  /// Returns the last event of the pass.
   cudaEvent_t output_end() const { return output_end_.get(); }
 
  private:
-  /// Size of every input and every score.
+  /// Size of every input and every score in bytes.
   static constexpr int64_t kWordBytes = 4;
 
-  /// Calls `visit(column, offset)` with each column of one score per row that the pass computes and
-  /// with its byte offset. The flags for nonfinite rows follow behind the last column.
+  /// Calls `visit(column, offset)` for each column with one score per row that the pass computes;
+  /// `offset` is in bytes. The flags for nonfinite rows follow the last column.
   template <typename Visit>
   void ForEachScoredColumn(const Visit& visit) const;
   int64_t nonfinite() const { return top_k_ids_ - num_rows_ * kWordBytes; }

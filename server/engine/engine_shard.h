@@ -10,10 +10,10 @@
 
 namespace logprobd {
 
-/// Seconds that a shard spent on a batch; 0 where a stage does not exist.
+/// Seconds that a shard spent on each stage of a batch; 0 if a stage does not exist.
 struct ShardTimes {
   double h2d = 0;     ///< Copies of hidden rows to the device, including `gather`.
-  double gather = 0;  ///< Copies of the other shards' parts of the rows, including waits for them.
+  double gather = 0;  ///< Copies of rows from other shards, including the waits for these shards.
   double kernel = 0;
   double combine = 0;  ///< Includes waits for other shards.
   double d2h = 0;
@@ -22,34 +22,34 @@ struct ShardTimes {
 /// The part of a head on one device: CpuShard, CudaShard, or a fake in tests. The shards of a
 /// ShardedEngine hold adjacent parts of the vocabulary; the first shard writes the scores.
 ///
-/// Threads: Enqueue is called from one thread at a time; the other functions are called from the
-/// engine's finish thread, also while Enqueue runs.
+/// Threads: Enqueue is called from one thread at a time. The other functions are called from the
+/// engine's finish thread, which may happen while Enqueue runs.
 class EngineShard {
  public:
   virtual ~EngineShard() = default;
 
-  /// Allocates memory from which this shard and its team read hidden rows; see ScoringEngine.
+  /// Allocates memory from which this shard and its team read hidden rows. See ScoringEngine.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
 
-  /// See ScoringEngine. The same for all shards of an engine.
+  /// See ScoringEngine. All shards of an engine return the same value.
   virtual bool reads_in_place() const { return false; }
   virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 
-  /// Starts to score `batch` together with the other ranks of `team`, which are called with the
-  /// same batch at the same time. `slot` counts from 0 to kBatchesInFlight - 1 and starts again. A
-  /// shard that cannot score the batch says so in team.Agree before the others wait for it, and
-  /// every rank returns the agreed status. A later failure, even of memory, aborts the team and is
-  /// INTERNAL.
+  /// Starts to score `batch` together with the other ranks of `team`, whose Enqueue is called with
+  /// the same batch at the same time. `slot` cycles through 0 to kBatchesInFlight - 1. A shard that
+  /// cannot score the batch reports this with team.Agree before the others wait for it, and every
+  /// rank returns the agreed status. A later failure, even if memory runs out, aborts the team and
+  /// is returned as INTERNAL.
   virtual absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) = 0;
 
-  /// True once all work that Enqueue started in `slot` has ended. An error is a fault of the
-  /// device.
+  /// Returns true once all work that Enqueue started in `slot` has ended, or an error if the device
+  /// has failed.
   virtual absl::StatusOr<bool> IsDone(int32_t slot) = 0;
 
   /// Copies the scores of a batch that is done into its spans and returns its times.
   virtual absl::StatusOr<ShardTimes> Collect(ScoreBatch& batch, int32_t slot) = 0;
 
-  /// True if no enqueued work of any slot can touch a batch any more.
+  /// Returns true if no enqueued work of any slot can still access a batch.
   virtual bool IsIdle() = 0;
 };
 

@@ -20,7 +20,8 @@ absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions&
       break;
   }
   const std::string why_no_cuda = WhyNoCuda();
-  // A user who names GPUs, shards or replicas expects GPUs; a CPU instead would only be slow.
+  // A user who names GPUs, shards or replicas expects GPUs, and falling back to a CPU would only be
+  // slow.
   const bool expects_gpus = !options.gpus.empty() || options.shards > 0 || options.replicas > 0;
   return why_no_cuda.empty() || expects_gpus
              ? PlanCudaEngine(head, options, "a CUDA device was found")

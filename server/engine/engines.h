@@ -22,50 +22,52 @@ namespace logprobd {
 
 enum class Device { kAuto, kCpu, kCuda };
 enum class GpuKernel { kAuto, kFused, kChunked };
-/// How the shards of a replica on GPUs exchange data; kAuto uses peer memory if all GPUs reach each
-/// other, else NCCL.
+/// How the shards of a replica on GPUs exchange data. kAuto uses peer memory if all GPUs can access
+/// each other's memory, otherwise NCCL.
 enum class Exchange { kAuto, kPeer, kNccl };
 
 /// Longest top-k list that the kernels of all engines support.
 inline constexpr int32_t kTopKMax = 128;
 
-/// What an engine is to be like. The defaults of all engine options stand here.
+/// Options of an engine. This struct defines the defaults of all engine options.
 struct EngineOptions {
   Device device = Device::kAuto;
-  /// Most rows of a batch, >= 1; fixes the workspace.
+  /// Maximum number of rows of a batch, >= 1; determines the size of the workspace.
   int64_t batch_rows_max = 8'192;
-  /// Longest top-k list of a row, 0 to kTopKMax; fixes the workspace.
+  /// Longest top-k list of a row, 0 to kTopKMax; determines the size of the workspace.
   int32_t top_k_max = 128;
-  /// Which kernels score on a GPU; kAuto takes the fused kernel where it runs.
+  /// Which kernels score on a GPU; kAuto uses the fused kernel on GPUs that support it.
   GpuKernel kernel = GpuKernel::kAuto;
   Exchange exchange = Exchange::kAuto;
-  /// CPU threads; 0: all cores that the process may use.
+  /// Number of CPU threads; 0 means one for each core that the process may use.
   int32_t cpu_threads = 0;
-  /// CUDA ordinals of the GPUs to use, in this order; empty: all visible GPUs.
+  /// CUDA ordinals of the GPUs to use, in this order; if empty, all visible GPUs may be used.
   std::vector<int32_t> gpus = {};
-  /// GPUs (or groups of CPU threads) that share one head; 0: chosen by the planner. See layout.h.
+  /// Number of GPUs (or groups of CPU threads) that share one head; 0 lets the planner choose. See
+  /// layout.h.
   int32_t shards = 0;
-  /// Whole copies of the head, each on `shards` GPUs; 0: chosen by the planner.
+  /// Number of whole copies of the head, each on `shards` GPUs; 0 lets the planner choose.
   int32_t replicas = 0;
   /// Memory that other heads of this server will take and have not allocated yet. PlanEngine
-  /// subtracts it from the free memory. Negative sizes stand for memory that will be released
-  /// before.
+  /// subtracts it from the free memory. Negative sizes mean memory that will be released before the
+  /// engine is created.
   MemoryPlan reserved = {};
-  /// Longest time for a batch, after which its replica counts as hung; infinite: no limit.
+  /// Longest time for a batch, after which its replica counts as hung; infinite means no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();
   const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
   FaultPoints faults = {};                ///< Used by tests only.
   /// Called while the weight is read, with the bytes read so far and in total. May be empty.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
-  /// May be null. Must outlive the engine.
+  /// Metrics of the server; may be null. Must outlive the engine.
   Metrics* metrics = nullptr;
 };
 
-/// The engine that would serve a head, the reason for it, and the memory that it would take.
+/// The engine that would score with a head, the reason for this choice, and the memory that the
+/// engine would take.
 struct EnginePlan {
   Device device = Device::kCpu;         ///< Never kAuto.
   std::string engine;                   ///< For example "cpu/avx512" or "cuda/fused".
-  std::string reason;                   ///< Why this engine and layout, as text for the log.
+  std::string reason;                   ///< Why this engine and layout were chosen, for the log.
   std::vector<ShardPlace> layout;       ///< Replica by replica, shard by shard.
   MemoryPlan memory;                    ///< Weights and workspace of all replicas.
   Exchange exchange = Exchange::kAuto;  ///< The choice for shards on GPUs.
@@ -78,25 +80,25 @@ struct EnginePlan {
   int32_t num_shards() const { return layout.empty() ? 1 : layout.back().shard + 1; }
 };
 
-/// Plans an engine without reading the weight. FAILED_PRECONDITION if kCuda is requested and cannot
-/// be used; the message says what is missing.
+/// Plans an engine without reading the weight. Returns FAILED_PRECONDITION if kCuda is requested
+/// and cannot be used; the message says what is missing.
 absl::StatusOr<EnginePlan> PlanEngine(const HeadInfo& head, const EngineOptions& options);
 
-/// Reads the weight into the planned engines, one per replica, all at once. Takes less than 64 MiB
-/// of host memory per shard beyond what the plan states. RESOURCE_EXHAUSTED names the memory that
-/// is missing.
+/// Creates the planned engines, one per replica, and reads the weight. Takes less than 64 MiB of
+/// host memory per shard in addition to the plan. If memory runs out, returns RESOURCE_EXHAUSTED,
+/// and the message names the buffer.
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
     const HeadWeights& weights, const EnginePlan& plan, const EngineOptions& options);
 
 // Memory that clients on this host share with the engines of a plan. The objects must outlive every
 // payload and be destroyed before CUDA is.
 
-/// Pins host memory for the GPUs of the plan; does nothing on a CPU.
+/// Creates an object that pins host memory for the GPUs of the plan and does nothing on a CPU.
 std::unique_ptr<HostPinning> CreateHostPinning(const EnginePlan& plan);
 
-/// Maps memory of other processes on the GPUs of the plan and on those that all of them reach.
-/// FAILED_PRECONDITION on a CPU, RESOURCE_EXHAUSTED if no thread can be started. `metrics` must
-/// outlive the result.
+/// Creates an object that maps memory of other processes on the GPUs of the plan and on the GPUs
+/// that all of them can access. Returns FAILED_PRECONDITION if the plan uses a CPU, and
+/// RESOURCE_EXHAUSTED if the thread cannot be started. `metrics` must outlive the result.
 absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateDeviceMemory(const EnginePlan& plan,
                                                                  Metrics& metrics);
 

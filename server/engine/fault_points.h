@@ -12,10 +12,10 @@
 
 namespace logprobd {
 
-/// Hooks with which tests make memory or a collective fail; empty in a server.
+/// Hooks with which tests make an allocation or a collective fail; empty in a server.
 struct FaultPoints {
-  /// Called before a shard takes memory: at start for "weight" and "workspace", then for each
-  /// "batch". An error is the result of the allocation.
+  /// Called before a shard allocates memory: at start with "weight" and "workspace", then with
+  /// "batch" for each batch. An error that it returns becomes the result of the allocation.
   std::function<absl::Status(int32_t shard, absl::string_view what)> memory = {};
   /// Receives the collective of an engine and returns the one to use instead, or an error.
   std::function<absl::StatusOr<std::unique_ptr<Collective>>(std::unique_ptr<Collective>)>

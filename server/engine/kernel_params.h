@@ -9,7 +9,7 @@
 #include "server/base/head_info.h"
 #include "server/base/outputs.h"
 
-// The types of this server in the terms of kernels/.
+// Converts the server's types to the types of kernels/.
 
 namespace logprobd {
 
@@ -40,7 +40,7 @@ inline constexpr size_t kNumRowColumns = [] {
 }();
 
 /// The pointers through which kernels return scores per row: kernels::RowScoresParams on a GPU and
-/// kernels::ScoreRowsParams on a CPU. A new output adds one line.
+/// kernels::ScoreRowsParams on a CPU. Each new output needs one more line.
 template <typename Params>
 inline constexpr auto kRowScorePointers =
     std::tuple{std::pair{&ScoreSpans::logprob, &Params::logprob},

@@ -19,18 +19,18 @@
 namespace logprobd {
 namespace {
 
-/// Bound on the shards of a CPU engine: each needs at least one thread.
+/// Maximum number of shards of a CPU engine, each of which needs at least one thread.
 constexpr int64_t kCpuShardsMax = 256;
 
-/// GPUs whose free memory differs by less count as equally free.
+/// GPUs are sorted by free memory in whole units of this size.
 constexpr int64_t kFreeStepBytes = int64_t{1} << 30;
 
-/// GPUs of one model differ in memory by less than one part in this many.
+/// GPUs of one model differ in memory by at most 1 / kMemoryParts of the larger size.
 constexpr int64_t kMemoryParts = 100;
 
 struct Numbers {
-  int32_t replicas = 0;  ///< 0: to be chosen.
-  int32_t shards = 0;    ///< 0: to be chosen.
+  int32_t replicas = 0;  ///< 0 if not chosen yet.
+  int32_t shards = 0;    ///< 0 if not chosen yet.
 };
 
 using GpuSpan = absl::Span<const GpuInfo>;
@@ -40,14 +40,15 @@ std::string CountText(int64_t count, absl::string_view noun) {
   return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
 }
 
-/// "4 replicas of 1 shard", without a number that is still to be chosen. At least one is known.
+/// Returns for example "4 replicas of 1 shard". Omits a number that is not chosen yet; at least one
+/// must be known.
 std::string Text(const Numbers& numbers) {
   return absl::StrCat(numbers.replicas == 0 ? "" : CountText(numbers.replicas, "replica"),
                       numbers.replicas == 0 || numbers.shards == 0 ? "" : " of ",
                       numbers.shards == 0 ? "" : CountText(numbers.shards, "shard"));
 }
 
-/// a + b for non-negative numbers, at most the largest int64_t.
+/// Returns a + b for non-negative numbers, limited to the largest int64_t.
 int64_t Add(int64_t a, int64_t b) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   return a > kMax - b ? kMax : a + b;
@@ -57,7 +58,7 @@ int64_t BytesOnce(const GpuNeeds& needs) { return Add(needs.weight_bytes, needs.
 
 int64_t BytesTwice(const GpuNeeds& needs) { return Add(needs.weight_bytes, BytesOnce(needs)); }
 
-/// The GPUs that `options` allows, in the order in which they are used.
+/// Returns the GPUs that `options` allows, in the order in which they are used.
 absl::StatusOr<std::vector<GpuInfo>> AllowedGpus(const EngineOptions& options, GpuSpan gpus) {
   if (gpus.empty()) {
     return absl::FailedPreconditionError("there is no GPU; use --device cpu");
@@ -68,9 +69,9 @@ absl::StatusOr<std::vector<GpuInfo>> AllowedGpus(const EngineOptions& options, G
     const auto is_it = [ordinal](const GpuInfo& gpu) { return gpu.ordinal == ordinal; };
     const auto found = absl::c_find_if(gpus, is_it);
     if (found == gpus.end()) {
-      return absl::FailedPreconditionError(absl::StrCat("GPU ", ordinal, " does not exist: there ",
-                                                        gpus.size() == 1 ? "is " : "are ",
-                                                        gpus.size(), ", counted from 0"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("GPU ", ordinal, " does not exist: GPUs are numbered from 0, and there ",
+                       gpus.size() == 1 ? "is " : "are ", gpus.size()));
     }
     if (absl::c_any_of(allowed, is_it)) {
       return absl::InvalidArgumentError(absl::StrCat("GPU ", ordinal, " is named twice"));
@@ -95,14 +96,14 @@ absl::Status CheckModels(GpuSpan gpus) {
   for (const GpuInfo& gpu : gpus) {
     if (gpu.major < 8) {
       return absl::FailedPreconditionError(
-          absl::StrCat(Describe(gpu), " is too old: compute capability 8.0 or later is needed; ",
-                       "choose others with --gpus or use --device cpu"));
+          absl::StrCat(Describe(gpu), " is too old: compute capability 8.0 or later is required; ",
+                       "choose other GPUs with --gpus or use --device cpu"));
     }
     if (!IsSameModel(gpus.front(), gpu)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          Describe(gpus.front()), " and ", Describe(gpu),
-          " differ: results have the same bits on one model only; choose GPUs of one model",
-          " with --gpus"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(Describe(gpus.front()), " and ", Describe(gpu),
+                       " differ, but results are bit-identical only on GPUs of the same model; "
+                       "choose GPUs of one model with --gpus"));
     }
   }
   return absl::OkStatus();
@@ -117,8 +118,8 @@ absl::Status CheckNumbers(const Numbers& requested, int64_t vocab_size) {
                                : PartitionTiles(vocab_size, requested.shards).status();
 }
 
-/// Builds the layout of known `numbers`. `device_of` names the device of the shard with a given
-/// index, counted over all replicas.
+/// Builds the layout for `numbers`, which must be chosen. `device_of` returns the device of the
+/// shard with a given index, counted over all replicas.
 absl::StatusOr<Layout> LayoutOf(const Numbers& numbers, std::string reason, int64_t vocab_size,
                                 const std::function<std::string(size_t index)>& device_of) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> ranges,
@@ -174,8 +175,8 @@ class GpuPlanner {
   }
 
  private:
-  /// Every pair of numbers that agrees with `requested`, ordered by the fewest shards and then by
-  /// the most replicas.
+  /// Returns every pair of numbers that agrees with `requested`, by ascending number of shards and
+  /// then by descending number of replicas.
   std::vector<Numbers> Possible(const Numbers& requested) const {
     const auto num_gpus = static_cast<int64_t>(gpus_.size());
     const int64_t shards_max =
@@ -201,14 +202,13 @@ class GpuPlanner {
                    : absl::StrCat("there ", num_gpus == 1 ? "is " : "are ", num_gpus);
     if (needed > num_gpus) {
       return absl::FailedPreconditionError(
-          absl::StrCat(Text(requested_), " need ", CountText(needed, "GPU"), ": ", given));
+          absl::StrCat(Text(requested_), " need ", CountText(needed, "GPU"), ", but ", given));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(Text(requested_), " would leave GPUs unused: ", given,
-                     ", so that replicas x shards must be ",
-                     absl::StrJoin(Possible({}), " or ", [](std::string* out, const Numbers& fit) {
-                       absl::StrAppend(out, fit.replicas, " x ", fit.shards);
-                     })));
+    return absl::InvalidArgumentError(absl::StrCat(
+        Text(requested_), " would leave GPUs unused: ", given, ", so replicas x shards must be ",
+        absl::StrJoin(Possible({}), " or ", [](std::string* out, const Numbers& fit) {
+          absl::StrAppend(out, fit.replicas, " x ", fit.shards);
+        })));
   }
 
   GpuSpan Used(const Numbers& numbers) const {
@@ -216,7 +216,8 @@ class GpuPlanner {
                                 static_cast<size_t>(numbers.shards));
   }
 
-  /// The ordinals in the order in which the GPUs hold shards: as named, otherwise ascending.
+  /// Returns the ordinals in the order in which the GPUs hold shards: in the order in which the
+  /// user named them, otherwise ascending.
   std::vector<int32_t> Ordinals(GpuSpan gpus) const {
     std::vector<int32_t> ordinals;
     for (const GpuInfo& gpu : gpus) ordinals.push_back(gpu.ordinal);
@@ -224,14 +225,15 @@ class GpuPlanner {
     return ordinals;
   }
 
-  /// The GPU with the least free memory among those that are used.
+  /// Returns the GPU with the least free memory among those that are used.
   const GpuInfo& Fullest(const Numbers& numbers) const {
     const GpuSpan used = Used(numbers);
     return *absl::c_min_element(
         used, [](const GpuInfo& a, const GpuInfo& b) { return a.free_bytes < b.free_bytes; });
   }
 
-  /// The first numbers for which every used GPU has enough free memory, or null.
+  /// Returns the first numbers for which every used GPU has enough free memory, or null if there
+  /// are none.
   const Numbers* FirstThatFits(const std::vector<Numbers>& possible,
                                int64_t (*bytes_of)(const GpuNeeds&)) const {
     const auto found = absl::c_find_if(possible, [&](const Numbers& numbers) {
@@ -248,14 +250,14 @@ class GpuPlanner {
         gpu.reserved_bytes <= 0 ? ""
                                 : absl::StrCat(" after ", HumanBytes(gpu.reserved_bytes),
                                                " for the heads before this one"),
-        ", ",
+        ", but ",
         numbers.shards == 1 ? "the head" : absl::StrCat("each of ", numbers.shards, " shards"),
         " needs ", HumanBytes(BytesOnce(needs)), " (weight ", HumanBytes(needs.weight_bytes),
         ", workspace ", HumanBytes(needs.workspace_bytes), "): ", Advice()));
   }
 
-  /// Suggests the fewest shards that would fit, with the requested number of replicas or else with
-  /// one.
+  /// Suggests the smallest number of shards that would fit, with the requested number of replicas
+  /// if possible, otherwise with one.
   std::string Advice() const {
     for (const int32_t replicas : {requested_.replicas, are_named_ ? 0 : 1}) {
       const std::vector<Numbers> possible = Possible({replicas, 0});
@@ -264,8 +266,8 @@ class GpuPlanner {
         return absl::StrCat("--shards ", fit->shards, " --replicas ", fit->replicas, " would fit");
       }
     }
-    return "no number of shards would fit; free memory there, choose other GPUs with --gpus, or "
-           "lower --batch-rows";
+    return "no number of shards would fit; free memory on this GPU, choose other GPUs with --gpus, "
+           "or lower --batch-rows";
   }
 
   std::string RequestedText() const {

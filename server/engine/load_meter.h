@@ -11,16 +11,17 @@
 
 namespace logprobd {
 
-/// Counts the bytes that several loaders have read, and tells all of them when one has failed.
-/// Thread-safe.
+/// Counts the bytes that several loaders have read, and lets each of them check whether another one
+/// has failed. Thread-safe.
 class LoadMeter {
  public:
-  /// Calls `progress` (may be empty) from one thread at a time, with a count that never falls.
+  /// `progress` may be empty. It is called from one thread at a time, with a count that never
+  /// decreases.
   LoadMeter(int64_t total_bytes,
             std::function<void(int64_t done_bytes, int64_t total_bytes)> progress)
       : total_bytes_(total_bytes), progress_(std::move(progress)) {}
 
-  /// Reports that a loader has failed; the others may stop. The first failure is kept.
+  /// Reports that a loader has failed, so that the others can stop. The first failure is kept.
   void Fail(const absl::Status& why) {
     const absl::MutexLock lock(&mutex_);
     status_.Update(why);
@@ -28,7 +29,7 @@ class LoadMeter {
   }
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
-  /// The first failure of any loader, or OK.
+  /// Returns the first failure of any loader, or OK.
   absl::Status status() const {
     const absl::MutexLock lock(&mutex_);
     return status_;

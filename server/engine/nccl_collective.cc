@@ -27,8 +27,8 @@ using kernels::ReductionType;
 
 /// Longest time to connect; NCCL usually needs about a second to find the links between GPUs.
 constexpr absl::Duration kConnectTime = absl::Seconds(60);
-/// Thread blocks of a call. A few hundred kilobytes are reduced at a time, and each further block
-/// takes tens of megabytes.
+/// Maximum number of thread blocks of a call. A call reduces only a few hundred kilobytes, and each
+/// additional block takes tens of megabytes of memory.
 constexpr int kBlocksMax = 4;
 constexpr absl::Duration kConnectPause = absl::Milliseconds(1);
 
@@ -65,7 +65,7 @@ class NcclCollective final : public Collective {
 
   absl::Status Connect(absl::Span<const int32_t> gpus);
 
-  /// Makes a call of every type on all ranks at the same time, so that NCCL allocates its memory
+  /// Makes one call of every type on all ranks at the same time, so that NCCL allocates its memory
   /// now.
   absl::Status WarmUp(absl::Span<const int32_t> gpus);
 
@@ -84,7 +84,8 @@ class NcclCollective final : public Collective {
                                                 nccl_.get_error_string(result), " (", call, ")"));
   }
 
-  /// Runs `calls` as one group of the rank. Waits until NCCL has enqueued them, not until they end.
+  /// Runs `calls` as one NCCL group of the rank. Waits until NCCL has enqueued them, but not until
+  /// they end.
   template <typename Calls>
   absl::Status Group(int32_t rank, const Calls& calls);
 
@@ -95,13 +96,13 @@ class NcclCollective final : public Collective {
     ncclComm_t comm ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  /// The state of a communicator: in progress, success, or the error of an earlier call.
+  /// Returns the state of a communicator: in progress, success, or the error of an earlier call.
   absl::StatusOr<ncclResult_t> StateOf(Rank& rank) const;
 
   const NcclLibrary& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> is_aborted_ = false;
-  std::thread abort_thread_;  ///< May take as long as a device hangs.
+  std::thread abort_thread_;  ///< Ends only when no device hangs any longer.
 };
 
 absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
@@ -210,7 +211,7 @@ absl::Status NcclCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 
 absl::Status NcclCollective::Check() {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
-    if (is_aborted_) return absl::OkStatus();  // the team has the reason
+    if (is_aborted_) return absl::OkStatus();  // The team knows the reason.
     const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
     if (is_aborted_) return absl::OkStatus();
     LOGPROBD_RETURN_IF_ERROR(found.status());
@@ -232,7 +233,7 @@ void NcclCollective::Abort() {
       if (comm != nullptr) (void)nccl_.comm_abort(comm);
     }
   };
-  // Aborting waits for the kernels that it ends, so it has a thread of its own.
+  // Aborting waits for the kernels that it ends, so it runs on a separate thread.
   absl::StatusOr<std::thread> thread = StartThread("nccl-abort", abort_all);
   if (thread.ok()) {
     abort_thread_ = *std::move(thread);
@@ -267,7 +268,7 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       while (state == cudaErrorNotReady) {
         if (is_aborted_) return Aborted();
         if (absl::Now() > until)
-          return CollectiveError(name(), "the first calls of NCCL do not end");
+          return CollectiveError(name(), "the first NCCL calls did not end within a minute");
         state = cudaStreamQuery(stream.get());
         if (state == cudaErrorNotReady) absl::SleepFor(kConnectPause);
       }
@@ -275,8 +276,8 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       return absl::OkStatus();
     }();
     if (statuses[i].ok()) return;
-    Abort();  // otherwise the other ranks would wait for this one
-    // The kernels of this rank end soon; until then they use the memory.
+    Abort();  // Otherwise the other ranks would wait for this one.
+    // The kernels of this rank use the memory until they end, which is soon after the abort.
     const absl::Time until = absl::Now() + kConnectTime;
     while (stream != nullptr && cudaStreamQuery(stream.get()) == cudaErrorNotReady &&
            absl::Now() < until) {

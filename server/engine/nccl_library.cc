@@ -31,7 +31,7 @@ absl::StatusOr<NcclLibrary> Load() {
                        Find(library, "ncclAllReduce", nccl.all_reduce) &&
                        Find(library, "ncclSend", nccl.send) && Find(library, "ncclRecv", nccl.recv);
   if (!has_all) {
-    return absl::FailedPreconditionError("libnccl.so.2 is too old: 2.14 or later is needed");
+    return absl::FailedPreconditionError("libnccl.so.2 is too old: install NCCL 2.14 or later");
   }
   return nccl;
 }

@@ -6,7 +6,7 @@
 
 namespace logprobd {
 
-/// The functions of NCCL that the server uses, from the library found at run time.
+/// The functions of NCCL that the server uses, from the library that is found at run time.
 struct NcclLibrary {
   decltype(&ncclGetErrorString) get_error_string = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
@@ -20,8 +20,8 @@ struct NcclLibrary {
   decltype(&ncclRecv) recv = nullptr;
 };
 
-/// Loads the library at the first call and keeps it loaded. FAILED_PRECONDITION says what is
-/// missing.
+/// Loads the library at the first call and keeps it loaded. Returns FAILED_PRECONDITION if it
+/// cannot be used; the message says what is missing.
 absl::StatusOr<const NcclLibrary*> LoadNccl();
 
 }  // namespace logprobd

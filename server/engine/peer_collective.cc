@@ -28,7 +28,8 @@ class PeerCollective final : public Collective {
     return collective;
   }
 
-  /// Frees each mailbox with its own device set: the thread's device may be one that is not used.
+  /// Frees each mailbox while its own device is current, because the thread's current device may be
+  /// one that the server does not use.
   ~PeerCollective() override {
     for (Rank& rank : ranks_) {
       (void)cudaSetDevice(rank.gpu);
@@ -58,7 +59,7 @@ class PeerCollective final : public Collective {
     int32_t gpu = 0;
     DeviceBuffer mailbox;
     kernels::PeerGroup group;
-    uint64_t epoch = 0;  ///< Last epoch; only the rank's own thread uses it.
+    uint64_t epoch = 0;  ///< Last epoch of the rank; only the rank's own thread uses it.
   };
 
   absl::Status Initialize(absl::Span<const int32_t> gpus);
@@ -104,7 +105,7 @@ absl::Status PeerCollective::AllReduce(int32_t rank, absl::Span<const Reduction>
     filled_bytes = 0;
     return absl::OkStatus();
   };
-  // Each launch takes as many items as a slice holds; an array that does not fit is cut.
+  // Each launch takes as many items as a slice holds; an array that does not fit is split.
   for (Reduction item : items) {
     const int64_t element_bytes = kernels::ReductionBytes(item.type);
     while (item.count > 0) {
@@ -141,7 +142,7 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
   return absl::OkStatus();
 }
 
-/// True if kernels of `gpu` reach the memory of `peer`. A GPU reaches its own memory.
+/// Returns true if kernels of `gpu` can access the memory of `peer`, which may be the same GPU.
 absl::StatusOr<bool> Reaches(int32_t gpu, int32_t peer) {
   if (gpu == peer) return true;
   int can_access = 0;
@@ -172,7 +173,7 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
       if (gpu == peer || !reaches) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
-        (void)cudaGetLastError();  // not sticky: clear it, or the next launch check would see it
+        (void)cudaGetLastError();  // Otherwise the next check of a launch would return it.
         continue;
       }
       LOGPROBD_RETURN_IF_CUDA_ERROR(error);

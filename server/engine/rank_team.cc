@@ -13,8 +13,8 @@ RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
 absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
   if (size_ == 1) return status;
   const auto own = static_cast<size_t>(rank);
-  // Two rounds alternate: a rank writes to a round again only after all ranks have met in the other
-  // one and so have read this one.
+  // Two rounds alternate. A rank writes to a round again only after all ranks have met in the other
+  // round, which means that they have read this one.
   std::vector<absl::Status>& statuses = rounds_[next_round_[own]];
   next_round_[own] ^= 1;
   statuses[own] = std::move(status);

@@ -12,8 +12,9 @@
 
 namespace logprobd {
 
-/// Coordinates the shards of an engine: they agree on one status, and they reduce their arrays. A
-/// rank is the number of a shard. Thread-safe; each rank makes its calls from one thread at a time.
+/// Coordinates the shards of an engine: the shards agree on one status and reduce their arrays. A
+/// rank is the number of a shard. Thread-safe, provided that each rank makes its calls from one
+/// thread at a time.
 class RankTeam {
  public:
   /// `collective` may be null for a team of one rank.
@@ -22,22 +23,23 @@ class RankTeam {
   int32_t size() const { return size_; }
   Collective& collective() { return *collective_; }
 
-  /// Blocks until every rank has passed its status, and returns the same status to all: OK, or the
-  /// failure of the lowest rank that failed. Ranks call it before a device waits for another one,
-  /// so that no device waits for a rank that has failed.
+  /// Blocks until every rank has passed its status, and returns the same status to all of them: OK,
+  /// or the failure of the lowest rank that failed. Ranks call it before their devices wait for
+  /// each other, so that no device waits for a rank that has failed.
   absl::Status Agree(int32_t rank, absl::Status status);
 
-  /// Ends every wait of every rank with `why`, for good. Only the first call sets the reason.
+  /// Ends all present and future waits of all ranks with `why`. Only the first call sets the
+  /// reason.
   void Abort(const absl::Status& why);
 
-  /// The reason passed to Abort, or OK.
+  /// Returns the reason that was passed to Abort, or OK.
   absl::Status aborted() const;
 
  private:
   const int32_t size_;
   const std::unique_ptr<Collective> collective_;
   Rendezvous barrier_;
-  std::vector<absl::Status> rounds_[2];  ///< [size] statuses of two rounds in turn.
+  std::vector<absl::Status> rounds_[2];  ///< [size] each; the statuses of two alternating rounds.
   std::vector<uint8_t> next_round_;      ///< [size]; each rank's thread uses its own element.
   mutable absl::Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);

@@ -31,7 +31,7 @@ constexpr absl::Duration kPause = absl::Microseconds(50);
 /// How often the watchdog checks a batch that is still being enqueued.
 constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
 
-/// The time for polls and pauses; always real time, even when the engine's clock is faked.
+/// Returns the time for polls and pauses. It is real time even when the engine's clock is a fake.
 absl::Time RealNow() { return Clock::Steady().Now(); }
 
 /// True if only the batch has failed and the shards can score the next one.
@@ -39,7 +39,8 @@ bool FailsOnlyTheBatch(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsInvalidArgument(status);
 }
 
-/// INVALID_ARGUMENT if the engine's buffers are too small for the batch. Only that batch fails.
+/// Returns INVALID_ARGUMENT if the engine's buffers are too small for the batch. Only that batch
+/// fails.
 absl::Status CheckBatchFits(const ScoreBatch& batch, int64_t batch_rows_max, int32_t top_k_max) {
   if (batch.num_rows >= 1 && batch.num_rows <= batch_rows_max && batch.top_k >= 0 &&
       batch.top_k <= top_k_max) {
@@ -109,7 +110,8 @@ class ShardedEngine final : public ScoringEngine {
     ScoreDone done = {};
     int32_t slot = 0;
     absl::Time deadline;
-    bool is_taken = false;  ///< The submit thread has it. This and the next two: guarded by mutex_.
+    // mutex_ guards the members below.
+    bool is_taken = false;     ///< The submit thread has taken it.
     bool is_enqueued = false;  ///< Every shard has enqueued it.
     absl::Status status = {};  ///< Result of enqueuing.
   };
@@ -146,11 +148,11 @@ class ShardedEngine final : public ScoringEngine {
   RankTeam team_;
   kernels::ThreadPool rank_threads_;  ///< Used by the submit thread.
   std::atomic<bool> is_healthy_ = true;
-  std::atomic<int64_t> num_started_ = 0;  ///< Batches; the submit thread polls it.
+  std::atomic<int64_t> num_started_ = 0;  ///< Number of batches; the submit thread polls it.
   int64_t num_taken_ = 0;                 ///< Used by the submit thread only.
 
   absl::Mutex mutex_;
-  std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< From Start until `done`, in order.
+  std::deque<JobPointer> jobs_ ABSL_GUARDED_BY(mutex_);  ///< Started batches, oldest first.
   int32_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread submit_thread_;
@@ -169,7 +171,8 @@ void ShardedEngine::RunSubmitThread() {
   }
 }
 
-/// Waits for the oldest batch that is not taken; null when the engine stops and none is left.
+/// Waits for the oldest batch that is not taken and returns it. Returns null when the engine stops
+/// and no batch is left.
 ShardedEngine::JobPointer ShardedEngine::NextToSubmit() {
   const absl::Time sleep_from = RealNow() + options_.busy_poll;
   while (num_started_.load(std::memory_order_acquire) == num_taken_ && RealNow() < sleep_from) {
@@ -210,8 +213,8 @@ void ShardedEngine::RunFinishThread() {
   }
 }
 
-/// Waits until the oldest batch is enqueued or its time has passed; null when the engine stops and
-/// none is left.
+/// Waits until the oldest batch is enqueued or its deadline has passed and returns it. Returns null
+/// when the engine stops and no batch is left.
 ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
   const absl::MutexLock lock(&mutex_);
   while (true) {
@@ -273,8 +276,8 @@ absl::Status ShardedEngine::Collect(Job& job) {
   batch.gather_seconds = 0;
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     LOGPROBD_ASSIGN_OR_RETURN(const ShardTimes times, shards_[rank]->Collect(batch, job.slot));
-    // The times of the slowest shard; combine and copy out are those of the first shard, which
-    // writes the scores.
+    // The batch gets the times of the slowest shard. The times of combine and of the copy to the
+    // host are those of the first shard, which writes the scores.
     batch.h2d_seconds = std::max(batch.h2d_seconds, times.h2d);
     batch.gather_seconds = std::max(batch.gather_seconds, times.gather);
     batch.kernel_seconds = std::max(batch.kernel_seconds, times.kernel);
@@ -296,7 +299,7 @@ absl::Status ShardedEngine::Collect(Job& job) {
 }
 
 /// Makes the engine unhealthy and waits until the batches in flight no longer touch their memory,
-/// at most rest_time_max.
+/// but for at most rest_time_max.
 void ShardedEngine::Fail(const absl::Status& status) {
   is_healthy_.store(false, std::memory_order_release);
   LogError(
@@ -329,8 +332,8 @@ bool ShardedEngine::AreShardsIdle() const {
                      [](const auto& shard) { return shard->IsIdle(); });
 }
 
-/// Waits for work that still runs after a failure: it writes to memory that others would get next.
-/// If a device never ends its work, the destructor blocks.
+/// Waits for work that still runs after a failure, because it writes to memory that is about to be
+/// freed. If a device never ends its work, the destructor blocks.
 void ShardedEngine::AwaitRest() const {
   if (AreShardsIdle()) return;
   LogWarning("the failed replica is released when its devices have ended their work",

@@ -22,22 +22,23 @@ namespace logprobd {
 ///   Start -> submit thread: Enqueue of every shard, in parallel -> finish thread: waits until all
 ///   are done, collects scores and times, calls `done`
 ///
-/// Failures: a failure that all shards agree on before a device waits for another one (memory, a
-/// batch that does not fit) fails only that batch. Any other failure, and a batch that takes longer
-/// than `batch_time_max`, fails the batches in flight and makes the engine unhealthy for good:
-/// INTERNAL for a device or its exchange, UNAVAILABLE for a timeout and for later batches.
+/// Failures: if all shards agree on a failure before a device waits for another one (out of memory,
+/// or a batch that does not fit), only that batch fails. After any other failure, or if a batch
+/// takes longer than `batch_time_max`, the batches in flight fail and the engine stays unhealthy.
+/// Batches then end with INTERNAL if a device or its exchange has failed, and with UNAVAILABLE
+/// after a timeout; later batches end with UNAVAILABLE.
 struct ShardedEngineOptions {
   HeadInfo info;
   MemoryPlan memory;
   int64_t batch_rows_max = 0;
   int32_t top_k_max = 0;
-  /// Longest time from Start of a batch to its end. It includes the wait for one other batch.
+  /// Longest time from the Start of a batch to its end, including the wait for one other batch.
   absl::Duration batch_time_max = absl::InfiniteDuration();
-  /// After a failure: longest wait for the shards to end their work before the batches are
-  /// answered. A device that hangs never ends.
+  /// Longest time, after a failure, for which the engine waits until the shards have ended their
+  /// work, before it calls `done` for the batches. A device that hangs never ends its work.
   absl::Duration rest_time_max = absl::InfiniteDuration();
-  /// How long the submit thread polls for the next batch before it sleeps; zero if the shards score
-  /// on the same cores.
+  /// Time for which the submit thread polls for the next batch before it sleeps; zero if the shards
+  /// score on the same cores.
   absl::Duration busy_poll = absl::ZeroDuration();
   std::vector<TileRange> tiles;  ///< One range per shard.
   std::vector<int32_t> gpus;     ///< CUDA ordinal of each shard, for the metrics; empty on a CPU.
@@ -46,13 +47,13 @@ struct ShardedEngineOptions {
   Metrics* metrics = nullptr;  ///< May be null.
 };
 
-/// The options of the engine of replica `replica` that follow from a plan and from `options`. The
-/// caller adds memory, tiles and GPUs.
+/// Returns the options of the engine of replica `replica` that follow from a plan and from
+/// `options`. The caller adds memory, tiles and GPUs.
 ShardedEngineOptions ReplicaOptions(const HeadInfo& info, const EnginePlan& plan,
                                     const EngineOptions& options, int32_t replica);
 
-/// Creates the engine of one replica. `collective` may be null for one shard. RESOURCE_EXHAUSTED if
-/// threads cannot be started.
+/// Creates the engine of one replica. `collective` may be null for one shard. Returns
+/// RESOURCE_EXHAUSTED if threads cannot be started.
 absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateShardedEngine(
     ShardedEngineOptions options, std::vector<std::unique_ptr<EngineShard>> shards,
     std::unique_ptr<Collective> collective);

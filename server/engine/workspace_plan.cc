@@ -21,32 +21,34 @@ using kernels::TileSums;
 constexpr int64_t kWidestElementBytes = 4;
 constexpr int64_t kHiddenBytesMax = int64_t{64} << 20;
 constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
-/// Smaller, since the fused path leaves little work for the chunked path.
+/// This limit is smaller, because the fused path leaves little work for the chunked path.
 constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
 /// A tile has TileSums at two temperatures.
 constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
-/// Normalizer (24), largest logit (8), target logit (4), smallest logit (4).
+/// Bytes per row: normalizer (24), largest logit (8), target logit (4), smallest logit (4).
 constexpr int64_t kRowStateBytes = 40;
-/// Most rows of one fused launch: more rows make it no faster per row. From kFusedGranularity rows
-/// on the count is a power of two, so that the kernel's block tiles form whole groups.
+/// Maximum number of rows of one fused launch; more rows do not make it faster per row. Counts of
+/// at least kFusedGranularity rows are powers of two, so that the kernel's block tiles form whole
+/// groups.
 constexpr int64_t kFusedRowsMax = 8'192;
 constexpr int64_t kFusedGranularity = 512;
 /// Limits of the chunked path next to the fused path, which takes most of the rows.
 constexpr int64_t kBlockRowsWithFused = 512;
 constexpr int64_t kLogitsBytesWithFused = int64_t{34} << 20;
 constexpr int64_t kTopKEntryBytes = 8;
-/// A target and two scales of four bytes each as inputs, and the scores.
+/// The inputs are a target and two scales of four bytes each; the scores follow.
 constexpr int64_t kSlotBytesPerRow = int64_t{3} * 4 + kRowScoreBytes;
-/// Four bytes each: row and id as inputs, a logprob.
+/// The inputs are a row and an id, and the output is a logprob, of four bytes each.
 constexpr int64_t kSlotBytesPerCandidate = int64_t{3} * 4;
-/// Alignment of buffers.
+/// Alignment of buffers in bytes.
 constexpr int64_t kAlignment = 256;
 
-/// Outputs of one thread block of the GEMM that cuBLASLt picks on Hopper for a large bf16 product.
-/// With another GEMM the chunks are sized less well but still fit.
+/// Size of the output of one thread block of the GEMM that cuBLASLt chooses on Hopper for a large
+/// bf16 product. With another GEMM, the chunk sizes are less efficient but still fit.
 constexpr int64_t kGemmBlockColumns = 256;
 constexpr int64_t kGemmBlockRows = 128;
-/// A chunk costs about a seventh of a wave more for its launches and their ramps (H=4096).
+/// Cost of a wave of thread blocks, in units of the cost of a chunk's launches and their ramps,
+/// which take about a seventh of a wave (H=4096).
 constexpr int64_t kWaveCost = 7;
 constexpr int64_t kChunkCost = 1;
 
@@ -58,7 +60,7 @@ int64_t RoundDownRows(int64_t rows) {
   return std::max(rows / kRowGranularity * kRowGranularity, kRowGranularity);
 }
 
-/// Bytes of a hidden row or a weight row in the widest form that a product may need.
+/// Returns the bytes of a hidden row or a weight row in the widest form that a product may need.
 int64_t WidestRowBytes(const WorkspacePlan& plan) {
   return std::max(plan.padded_hidden * kWidestElementBytes,
                   SplitPitch(plan.hidden_size) * kHiddenSplits * 2);
@@ -67,7 +69,7 @@ int64_t WidestRowBytes(const WorkspacePlan& plan) {
 /// Bytes per row of the exponents at both temperatures and of the shared sums.
 constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
 
-/// Bytes for the keys of the longest top-k lists of `rows` rows, followed by the larger of the
+/// Returns the bytes for the keys of the longest top-k lists of `rows` rows, plus the larger of the
 /// fused path's scratch for a search of `rows_at_once` rows and the lists of all shards.
 int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once) {
   if (plan.top_k_max == 0) return 0;
@@ -182,8 +184,8 @@ int64_t WorkspacePlan::FusedRows(kernels::Dtype hidden_dtype, int num_sums, int3
   int64_t rows =
       std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   if (top_k > 0) {
-    // After the combine, the search's scratch and then the lists of all shards overwrite the
-    // partials.
+    // After the combine, the scratch of the search overwrites the partials, and then the lists of
+    // all shards do.
     const int64_t scratch = kernels::TopKScratchOf(1, top_k, num_tiles_max).size_bytes;
     const int64_t row_keys = top_k * kTopKEntryBytes;
     rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
@@ -212,7 +214,7 @@ int64_t WorkspacePlan::ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) con
     const int64_t whole_chunks = num_tiles / count;
     const int64_t rest = num_tiles % count;
     const int64_t chunks = whole_chunks + (rest > 0 ? 1 : 0);
-    if (chunks * kChunkCost >= best_cost) break;  // smaller counts only add chunks
+    if (chunks * kChunkCost >= best_cost) break;  // Smaller counts only add chunks.
     const int64_t cost = kWaveCost * (whole_chunks * waves(count) + (rest > 0 ? waves(rest) : 0)) +
                          kChunkCost * chunks;
     if (cost < best_cost) {
@@ -263,7 +265,7 @@ WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
     SizeBuffers(plan, sized);
   }
   if (plan.with_fused) {
-    // The arena takes the rest of the bound, as far as whole batches can use it.
+    // The arena grows to the bound, but not beyond the size that the largest block can use.
     const int64_t room = std::min(
         options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);

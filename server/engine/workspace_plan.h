@@ -7,46 +7,51 @@
 
 namespace logprobd {
 
-/// The head that a GPU scores with, and the limits that its buffers are sized for.
+/// The head with which a GPU scores, and the limits that determine the sizes of its buffers.
 struct WorkspacePlanOptions {
   int64_t vocab_size = 0;   ///< Valid columns of the whole head, 1 to 2^20.
   int64_t hidden_size = 0;  ///< >= 1.
   kernels::Dtype head_dtype = kernels::Dtype::kBf16;
-  /// Shards of the head. Their runs of tiles differ by at most one tile; the longer runs come
-  /// first.
+  /// Number of shards of the head. Their ranges of tiles differ in size by at most one tile; the
+  /// larger ranges come first.
   int32_t num_shards = 1;
   int64_t tile_begin = 0;          ///< First tile of this shard.
-  int64_t tile_end = 0;            ///< End of this shard's tiles; 0: the end of the head.
+  int64_t tile_end = 0;            ///< End of this shard's tiles; 0 means the end of the head.
   int64_t batch_rows_max = 8'192;  ///< >= 1.
   int32_t top_k_max = 128;
-  /// Candidates that one pass over a block scores; a batch with more takes several passes.
+  /// Maximum number of candidates that one pass over a batch scores; a batch with more candidates
+  /// takes several passes.
   int64_t candidates_per_pass = int64_t{1} << 20;
   /// Upper bound on all device memory except the weight.
   int64_t workspace_bytes_max = int64_t{512} << 20;
-  /// Most rows of a block, a multiple of kRowGranularity; less where memory is short.
+  /// Maximum number of rows of a block, a multiple of kRowGranularity. The plan has fewer if the
+  /// memory bounds require it.
   int64_t block_rows_max = 2'048;
-  /// Most bytes of a chunk of logits. The defaults of this and of block_rows_max were measured on
-  /// an H200: kernels/chunked/README.md.
+  /// Maximum number of bytes of a chunk of logits. The defaults of this limit and of block_rows_max
+  /// were chosen by measurements on an H200; see kernels/chunked/README.md.
   int64_t logits_bytes = int64_t{136} << 20;
-  /// True if the fused kernel scores whatever it can; the chunked path then shares its workspace.
+  /// True if the fused kernel scores all rows that it supports; the chunked path then shares its
+  /// workspace.
   bool with_fused = false;
   /// Upper bound on partials, chunks and row states together when `with_fused` is true.
   int64_t fused_workspace_bytes = int64_t{64} << 20;
-  /// Multiprocessors of the GPU: a chunk is sized so that the GEMM's last wave fills them.
+  /// Number of multiprocessors of the GPU. Chunks are sized so that the GEMM's last wave of thread
+  /// blocks leaves few of them idle.
   int32_t num_sms = 132;
 };
 
-/// GEMMs run on a multiple of this many rows, so that small batches share a few shapes.
+/// GEMMs run on a multiple of this number of rows, so that small batches share a few shapes.
 inline constexpr int64_t kRowGranularity = 64;
 
-/// Bytes of one slice of an exchange between shards: PeerExchangeParams::slice_bytes.
+/// Bytes of one slice of an exchange between shards. See PeerExchangeParams::slice_bytes.
 inline constexpr int64_t kExchangeSliceBytes = int64_t{1} << 20;
 
-/// Most sums per row that shards add up: see kernels/combine/shard_sums.h.
+/// Maximum number of sums per row that shards add up. See kernels/combine/shard_sums.h.
 inline constexpr int64_t kSharedSumFields = 5;
 
-/// Device memory that a GEMM may use in addition to its operands: the counter from which the blocks
-/// of a persistent kernel take their tiles. Partial sums would need a thousand times more.
+/// Bytes of device memory that a GEMM may use in addition to its operands, for the counter from
+/// which the thread blocks of a persistent kernel take their tiles. Partial sums would need a
+/// thousand times as much.
 inline constexpr int64_t kGemmCounterBytes = 256;
 
 /// Bytes per row of the scores that a GPU returns: all columns with one score per row, and four
@@ -67,23 +72,22 @@ static_assert(
 
 /// How hidden rows and a weight of given dtypes are multiplied.
 enum class ProductForm {
-  kNative,  ///< Both as stored.
-  /// Hidden rows as a bf16 split (kernels/common/dtype.h), with one copy of the weight per term.
+  kNative,  ///< Both are multiplied as stored.
+  /// Hidden rows are converted to a bf16 split (kernels/common/dtype.h), and there is one copy of
+  /// the weight per term.
   kBf16Split,
-  kWidened,  ///< Both converted to fp32, which is exact.
+  kWidened,  ///< Both are converted to fp32, which is exact.
 };
 
-/// The size of every buffer of the CUDA engine. It is fixed by the head and the limits; no request
-/// changes it.
+/// The size of every buffer of the CUDA engine. The head and the limits determine all sizes; no
+/// request changes them.
 ///
-/// A batch is cut into blocks of rows; the hidden rows of a block lie in one of two buffers.
-///   Chunked path  scores a block in chunks of tiles: a GEMM writes logits, one pass over them
-///   makes
-///                 the partials, then the next chunk overwrites the logits. The combine follows the
-///                 last chunk.
-///   Fused path    uses the memory of chunks and partials (the arena) for its own partials, and
-///                 afterwards for the search of the top-k lists. Its blocks are larger.
-/// Sizes are in bytes unless stated otherwise.
+/// A batch is split into blocks of rows; the hidden rows of a block are in one of two buffers. The
+/// chunked path scores a block in chunks of tiles: a GEMM writes logits, one pass over them
+/// computes the partials, and then the next chunk overwrites the logits. The combine follows the
+/// last chunk. The fused path uses the memory of the chunks and partials (the arena) for its own
+/// partials, and afterwards for the search for the top-k lists. Its blocks are larger. Sizes are in
+/// bytes unless stated otherwise.
 struct WorkspacePlan {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -96,13 +100,14 @@ struct WorkspacePlan {
   int32_t num_shards = 1;
   int64_t tile_begin = 0;
   int64_t num_tiles = 0;  ///< Tiles of this shard, from tile_begin on.
-  /// Tiles of the largest shard. Sizes follow from it, so that all shards of a head cut a batch
-  /// into the same blocks.
+  /// Number of tiles of the largest shard. It determines the sizes, so that all shards of a head
+  /// split a batch into the same blocks.
   int64_t num_tiles_max = 0;
-  /// Elements from one row of weight or hidden to the next: a multiple of 16 bytes in every dtype,
-  /// zero beyond hidden_size. Also the K of the GEMM.
+  /// Elements from one row of weight or hidden to the next: a multiple of 16 bytes in every dtype.
+  /// The elements beyond hidden_size are zero. This is also the K of the GEMM.
   int64_t padded_hidden = 0;
-  int64_t block_rows = 0;  ///< Most rows of a chunked block, a multiple of kRowGranularity.
+  /// Maximum number of rows of a chunked block, a multiple of kRowGranularity.
+  int64_t block_rows = 0;
 
   int64_t hidden_bytes = 0;            ///< One of two buffers of hidden rows.
   int64_t logits_bytes = 0;            ///< One chunk of fp32 logits.
@@ -110,68 +115,77 @@ struct WorkspacePlan {
   int64_t partial_bytes = 0;           ///< Tile partials of a block at both temperatures.
   int64_t arena_bytes = 0;             ///< Partials, logits and converted weight together.
   bool with_fused = false;
-  int64_t row_state_rows = 0;  ///< Most rows of a block on either path.
-  /// Normalizers, extreme and target logits, running top-k, and what the shards of a head exchange.
+  int64_t row_state_rows = 0;  ///< Maximum number of rows of a block on either path.
+  /// Normalizers, largest, smallest and target logits, running top-k keys, and the sums and
+  /// exponents that the shards of a head exchange.
   int64_t row_state_bytes = 0;
   int64_t slot_bytes = 0;       ///< Inputs and scores of one of the two batches in flight.
   int64_t gemm_bytes = 0;       ///< Counters of the GEMM kernels.
   int64_t exchange_bytes = 0;   ///< Mailbox that other shards write to; 0 for one shard.
-  int64_t workspace_bytes = 0;  ///< All of the above; two hidden buffers and two slots.
+  int64_t workspace_bytes = 0;  ///< All of the above, with two hidden buffers and two slots.
 
-  /// Bytes of the weight on the device: num_tiles * 192 rows, the rows beyond the vocabulary zero.
+  /// Returns the bytes of the weight on the device. It has num_tiles * 192 rows; the rows beyond
+  /// the vocabulary are zero.
   int64_t weight_bytes() const;
 
   ProductForm ProductFormOf(kernels::Dtype hidden_dtype) const;
 
-  /// True if 16-bit tensor cores compute the dot products, false if fp32 arithmetic does.
+  /// Returns true if 16-bit tensor cores compute the dot products, false if fp32 arithmetic does.
   bool UsesTensorCores(kernels::Dtype hidden_dtype) const {
     return head_dtype != kernels::Dtype::kF32 &&
            ProductFormOf(hidden_dtype) != ProductForm::kWidened;
   }
 
-  /// True if the weight is multiplied in another form than it is stored in.
+  /// Returns true if the weight is multiplied in a form other than the stored one.
   bool ConvertsWeight(kernels::Dtype hidden_dtype) const {
     return ProductFormOf(hidden_dtype) != ProductForm::kNative &&
            head_dtype != kernels::Dtype::kF32;
   }
 
-  /// Bytes of a hidden row as it is multiplied.
+  /// Returns the bytes of a hidden row in the form in which it is multiplied.
   int64_t MultipliedRowBytes(kernels::Dtype hidden_dtype) const;
-  /// Bytes of the row from which the multiplied one is converted; 0 where no conversion is needed.
+  /// Returns the bytes of a hidden row before its conversion, or 0 if no conversion is needed.
   int64_t SourceRowBytes(kernels::Dtype hidden_dtype) const;
 
-  /// Rows of this dtype that a hidden buffer holds, a multiple of kRowGranularity.
+  /// Returns the number of rows of this dtype that a hidden buffer holds, a multiple of
+  /// kRowGranularity.
   int64_t HiddenRows(kernels::Dtype hidden_dtype) const;
 
-  /// Byte offset of the rows of a block in their hidden buffer: rows that have to be converted lie
-  /// behind the space for the converted rows.
+  /// Returns the byte offset of the rows of a block in their hidden buffer. Rows that need a
+  /// conversion follow the space for the converted rows.
   int64_t HiddenOffset(kernels::Dtype hidden_dtype) const;
 
-  /// Most rows of a chunked block of this dtype, a multiple of kRowGranularity, at most block_rows.
+  /// Returns the maximum number of rows of a chunked block of this dtype, a multiple of
+  /// kRowGranularity and at most block_rows.
   int64_t BlockRows(kernels::Dtype hidden_dtype) const;
 
-  /// Most rows of a fused block of this dtype, a multiple of kRowGranularity. `num_sums` is 2 if
-  /// the entropy has a temperature of its own, else 1; `top_k` is 0 if no list is requested.
+  /// Returns the maximum number of rows of a fused block of this dtype, a multiple of
+  /// kRowGranularity. `num_sums` is 2 if the entropy has its own temperature, otherwise 1; `top_k`
+  /// is 0 if no list is requested.
   int64_t FusedRows(kernels::Dtype hidden_dtype, int num_sums, int32_t top_k) const;
 
-  /// Bytes of the top-k keys of all shards, which lie together in the arena before they are merged.
+  /// Returns the bytes of the top-k keys of all shards, which are gathered in the arena before they
+  /// are merged.
   int64_t GatheredKeyBytes(int64_t rows, int32_t top_k) const;
 
-  /// Bytes of one shard's top-k keys for `rows` rows, rounded up so that what follows is aligned.
+  /// Returns the bytes of one shard's top-k keys for `rows` rows, rounded up so that the array
+  /// after them is aligned.
   static int64_t TopKKeyBytes(int64_t rows, int32_t top_k);
 
-  /// Tiles of a chunk for a block of `rows` rows, 1 to BlockRows; the last chunk may have fewer. Of
-  /// the counts that fit, the one whose GEMMs take the fewest waves of thread blocks.
+  /// Returns the number of tiles of a chunk for a block of `rows` rows, 1 to BlockRows; the last
+  /// chunk may have fewer tiles. Among the counts that fit, it chooses the one with the lowest cost
+  /// in waves of thread blocks and launches.
   int64_t ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) const;
 };
 
-/// `rows` rounded up to a multiple of kRowGranularity.
+/// Returns `rows` rounded up to a multiple of kRowGranularity.
 constexpr int64_t PadRows(int64_t rows) {
   return (rows + kRowGranularity - 1) / kRowGranularity * kRowGranularity;
 }
 
-/// Chooses the sizes. Where the bounds are tight, blocks get fewer rows and then chunks fewer
-/// tiles. The smallest plan (64 rows, one tile) is returned even if it exceeds workspace_bytes_max.
+/// Chooses the sizes. If the bounds do not allow the largest sizes, blocks get fewer rows, and then
+/// chunks get fewer tiles. The smallest plan (64 rows, one tile) is returned even if it exceeds
+/// workspace_bytes_max.
 WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options);
 
 }  // namespace logprobd

@@ -31,18 +31,19 @@ namespace logprobd {
 namespace {
 
 constexpr size_t kThreads = 8;
-/// Most accepted connections that wait for a thread; further ones wait in the kernel.
+/// Maximum number of accepted connections that wait for a thread; further ones wait in the kernel.
 constexpr size_t kWaitingMax = 64;
 constexpr int kListenBacklog = 512;
-/// A client that neither sends nor reads for this long is dropped, because it holds a thread.
+/// Longest time for which the server waits for a client to send or to read a piece of data. After
+/// that it drops the client, which occupies a thread.
 constexpr std::chrono::milliseconds kReadTimeout{1'000};
 constexpr std::chrono::milliseconds kWriteTimeout{5'000};
-/// Longest duration of a whole exchange, for clients that send or read a byte now and then.
+/// Longest duration of a whole exchange. It bounds clients that send or read a byte now and then.
 constexpr std::chrono::milliseconds kExchangeTimeout{10'000};
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
 constexpr const char* kHtml = "text/html; charset=utf-8";
-/// Keeps browsers from loading or running anything, whatever names the page shows.
+/// Prevents browsers from loading or running anything, whatever names the page shows.
 constexpr const char* kContentPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
@@ -51,8 +52,8 @@ constexpr int kRefresh = 5;
 constexpr int kRefreshMax = 3'600;
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Threads for requests. The library's own pool accepts any number of connections, each an open
-/// file; this pool stops accepting when kWaitingMax connections wait.
+/// The threads that serve requests. The library's own pool accepts any number of connections, each
+/// of which is an open file; this pool stops accepting when kWaitingMax connections wait.
 class BoundedPool final : public httplib::TaskQueue {
  public:
   static absl::StatusOr<std::unique_ptr<BoundedPool>> Create() {
@@ -111,7 +112,7 @@ class BoundedPool final : public httplib::TaskQueue {
 };
 
 /// The stream through which the library reads and writes a client's socket. It bounds the time of
-/// the whole exchange; the library's own stream only bounds the time per byte.
+/// the whole exchange; the library's own stream bounds only the time per byte.
 class BoundedStream final : public httplib::Stream {
  public:
   explicit BoundedStream(int socket) : socket_(socket) {}
@@ -138,7 +139,7 @@ class BoundedStream final : public httplib::Stream {
   }
 
   ssize_t write(const char* data, size_t size) override {
-    // Writes everything: some versions of the library ignore how much was written.
+    // Writes everything, because some versions of the library ignore how much was written.
     for (size_t done = 0; done < size;) {
       if (!Await(POLLOUT, kWriteTimeout)) {
         return -1;
@@ -152,7 +153,7 @@ class BoundedStream final : public httplib::Stream {
     return static_cast<ssize_t>(size);
   }
 
-  // The library calls these for each request; we do not use the results.
+  // The library calls these functions for each request, but the server does not use the results.
   void get_remote_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
   void get_local_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
   int socket() const override { return socket_; }
@@ -178,8 +179,8 @@ class BoundedStream final : public httplib::Stream {
   size_t end_ = 0;
 };
 
-/// The sockets of the requests in progress. The server can shut them down, so that it does not wait
-/// for clients that neither send nor read. Thread-safe.
+/// Holds the sockets of the requests in progress. The server can shut them down, so that it does
+/// not wait for clients that neither send nor read. Thread-safe.
 class Connections {
  public:
   /// Registers a socket for the lifetime of this object, then closes it.
@@ -194,8 +195,8 @@ class Connections {
     }
     ~Scope() {
       {
-        // Removed under the lock before it is closed: right after that, its number may be another
-        // file's.
+        // The socket is removed under the lock before it is closed, because another file may reuse
+        // its number immediately afterwards.
         const absl::MutexLock lock(&connections_.mutex_);
         connections_.sockets_.erase(socket_);
       }
@@ -225,8 +226,8 @@ class Connections {
   std::unordered_set<int> sockets_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// The library's server with two changes. The backlog is longer than the built-in 5, with which a
-/// burst of scrapers would wait a second for a retransmission, and connections can be shut down.
+/// The library's server with two changes: the backlog is longer, and connections can be shut down.
+/// With the built-in backlog of 5, a burst of scrapers would wait a second for a retransmission.
 class Listener final : public httplib::Server {
  public:
   void WidenBacklog() { ::listen(svr_sock_, kListenBacklog); }
@@ -242,7 +243,8 @@ class Listener final : public httplib::Server {
     const Connections::Scope scope(connections_, socket);
     BoundedStream stream(socket);
     bool is_closed = false;
-    // Closes after one request: a connection that idles between two scrapes would hold a thread.
+    // Closes the connection after one request, because a connection that is idle between two
+    // scrapes would occupy a thread.
     return process_request(stream, /*close_connection=*/true, is_closed, nullptr);
   }
 
@@ -254,8 +256,9 @@ void Answer(httplib::Response& response, int status, const std::string& text) {
   response.set_content(text, kPlainText);
 }
 
-/// Returns whether to send the status page as HTML: as the parameter `format` says, otherwise if
-/// the client accepts text/html. Browsers do; curl accepts anything and gets text.
+/// Returns true if the status page must be sent as HTML: if the parameter `format` is html, or if
+/// it is absent and the client accepts text/html. Browsers do; curl accepts every type and gets
+/// text.
 bool WantsHtml(const httplib::Request& request) {
   const std::string format = request.get_param_value("format");
   return format.empty() ? absl::StrContains(request.get_header_value("Accept"), "text/html")
@@ -307,8 +310,8 @@ void HttpServer::Impl::Configure() {
     if (!response.body.empty()) {
       return;
     }
-    // The connection preface of HTTP/2, with which every gRPC client begins, is a bad request too.
-    // The client recognizes the answer as HTTP/1.1.
+    // The connection preface of HTTP/2, which every gRPC client sends first, is also a bad request.
+    // The client recognizes the response as HTTP/1.1.
     Answer(response, response.status,
            response.status == 400
                ? "Bad request. This is the --http port, which speaks HTTP/1.1 only; gRPC clients "
@@ -369,7 +372,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& op
   impl->server.WidenBacklog();
   LOGPROBD_ASSIGN_OR_RETURN(
       impl->thread, StartThread("http", [server = &impl->server] { server->listen_after_bind(); }));
-  // stop() has no effect before the loop runs, so waits for the loop before returning the object.
+  // stop() has no effect before the loop runs, so this function waits for the loop before it
+  // returns the object.
   while (!impl->server.is_running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -17,8 +17,8 @@
 namespace logprobd {
 namespace {
 
-/// Shown for a latency without observations.
-constexpr const char* kNothing = "none in this time";
+/// The text shown for a latency without observations.
+constexpr const char* kNothing = "none in this period";
 
 constexpr int64_t kMinute = 60;
 constexpr int64_t kHour = 60 * kMinute;
@@ -113,7 +113,7 @@ void PutTerm(std::string& html, absl::string_view name, absl::string_view value)
   Put(html, "<dt>", EscapeHtml(name), "</dt><dd>", EscapeHtml(value), "</dd>\n");
 }
 
-/// One part of a bar; `begin` and `length` are shares of its width, 0 to 1.
+/// Returns one part of a bar; `begin` and `length` are fractions of the bar's width, 0 to 1.
 std::string Part(double begin, double length, absl::string_view css_class,
                  absl::string_view title = "") {
   return absl::StrFormat(
@@ -127,8 +127,8 @@ std::string Bar(absl::string_view label, absl::string_view parts, absl::string_v
                       EscapeHtml(label), "\">", parts, "</svg>");
 }
 
-/// Appends `text` in a column of `width` characters. Counts characters of UTF-8 and not bytes,
-/// since HumanSeconds may contain a micro sign.
+/// Appends `text` right-aligned in a column of `width` characters. Counts UTF-8 characters and not
+/// bytes, because the result of HumanSeconds may contain a micro sign.
 void PutRightAligned(std::string& out, absl::string_view text, size_t width) {
   const auto length = static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char byte) {
     return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U;
@@ -263,8 +263,8 @@ const char* ClassOfKind(absl::string_view kind) {
   return found == kKinds.end() ? "c4" : kKindClasses[static_cast<size_t>(found - kKinds.begin())];
 }
 
-/// Draws a bar of the memory reserved at a place and lists its parts. A part that is only a bound
-/// is listed but not drawn.
+/// Draws a bar of the memory that is reserved at a place and lists its parts. A part that is only
+/// an upper bound is listed but not drawn.
 void PutMemoryPlace(std::string& html, const MemoryPlace& place) {
   double total = 0;
   for (const MemoryPart& part : place.parts) {

@@ -53,12 +53,12 @@ struct GpuStatus {
   double busy_ratio = 0;  ///< Share of the window during which batches were in kernels.
 };
 
-/// A part of the memory of a place, by use.
+/// Memory in one place (the host or a GPU) that serves one purpose.
 struct MemoryPart {
   std::string kind;
   int64_t bytes = 0;
   int64_t peak_bytes = 0;  ///< Largest value since the server started; 0: not measured.
-  bool is_bound = false;   ///< `bytes` is an upper bound and not reserved.
+  bool is_bound = false;   ///< `bytes` is an upper bound, not a reserved size.
 };
 
 struct MemoryPlace {

@@ -2,7 +2,8 @@
 
 namespace logprobd {
 
-/// The style of the status page. Colours keep a contrast of 4.5 to 1 for text, in light and dark.
+/// The style sheet of the status page. Text has a contrast of at least 4.5 to 1 in both the light
+/// and the dark color scheme.
 inline constexpr char kStatusPageStyle[] = R"css(
 :root { color-scheme: light dark;
   --page: #f6f7f9; --card: #fff; --line: #dde1e7; --text: #1b1f27; --soft: #5a6372;

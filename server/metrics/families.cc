@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kLabelBytesMax = 128;
 
-/// Rounds to 12 significant digits, with which the bounds are served. This removes the rounding
+/// Rounds to the 12 significant digits with which bounds are served. This removes the rounding
 /// errors of the multiplications.
 double RoundTo12Digits(double bound) {
   double rounded = bound;

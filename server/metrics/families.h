@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 
-// Our headers show nothing of prometheus-cpp except these names.
+// The headers of this folder expose nothing of prometheus-cpp except these names.
 namespace prometheus {
 class Counter;
 class Gauge;
@@ -17,12 +17,12 @@ class Family;
 
 namespace logprobd {
 
-/// Upper bounds of histogram buckets in seconds, ascending: 50 us x 1.5^n up to 32 s, rounded to 12
-/// significant digits. For requests and their stages.
+/// Returns the upper bounds of the histogram buckets for durations of requests and their stages, in
+/// seconds, ascending: 50 us x 1.5^n up to 32 s, rounded to 12 significant digits.
 std::vector<double> DurationBuckets();
-/// The same for reading a weight from a disk: 50 ms x 2^n up to 27 min.
+/// Returns the bounds for the time to read a weight from a disk: 50 ms x 2^n up to 27 min.
 std::vector<double> LoadBuckets();
-/// The same for numbers of rows and requests: powers of two from 1 to 2^20.
+/// Returns the bounds for numbers of rows and requests: powers of two from 1 to 2^20.
 std::vector<double> CountBuckets();
 
 /// Adds a family to the registry, which owns it. `help` states the unit.
@@ -35,9 +35,9 @@ prometheus::Family<prometheus::Histogram>& AddHistograms(prometheus::Registry& r
                                                          const std::string& name,
                                                          const std::string& help);
 
-/// Makes `text` safe as a label value: replaces control characters and bytes that are not UTF-8 by
-/// '_' and cuts it to 128 bytes. Names come from model folders, and one bad byte would make
-/// Prometheus refuse the whole scrape.
+/// Returns `text` in a form that is safe as a label value: replaces control characters and bytes
+/// that are not UTF-8 with '_' and truncates it to 128 bytes. Names come from model folders, and
+/// one invalid byte would make Prometheus reject the whole scrape.
 std::string LabelValue(absl::string_view text);
 
 }  // namespace logprobd

@@ -16,7 +16,8 @@
 
 namespace logprobd {
 
-/// All families with a GPU as label. Calls for GPUs that the server does not use are ignored.
+/// All metric families with the GPU as a label. Calls for GPUs that the server does not use are
+/// ignored.
 class GpuMetrics {
  public:
   /// `gpus` holds CUDA ordinals; with more than one, the families of collectives exist too.
@@ -27,10 +28,11 @@ class GpuMetrics {
   void RecordFlops(int gpu, double flops, double busy_seconds);
   void RecordError(int gpu, absl::string_view kind);
   void RecordCollectiveError(int gpu, absl::string_view kind);
-  /// Publishes the entries of `plan` on these GPUs and the pinned host memory.
+  /// Publishes the entries of `plan` for these GPUs and for pinned host memory.
   void SetMemory(const MemoryPlan& plan);
-  /// Reads the driver's readings; call it before each scrape. If another thread is reading, waits
-  /// up to a second for its result; after that, as when the driver hangs, nvml_up is 0.
+  /// Updates the series from the driver; call it before each scrape. If another thread is already
+  /// reading from the driver, this call waits up to a second for that thread. If that thread does
+  /// not finish in time, for example because the driver hangs, nvml_up is 0.
   void Refresh();
 
  private:

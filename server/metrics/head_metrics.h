@@ -52,22 +52,23 @@ struct HeadSeries {
   std::array<prometheus::Counter*, kNumSwapResults> weights_swaps{};
 };
 
-/// All families with a head as label. The series are created at construction, except those of
-/// head_info and the durations of transports other than TCP.
+/// All metric families that have a head label. The series are created at construction, except those
+/// of head_info and the durations of transports other than TCP.
 class HeadMetrics {
  public:
   HeadMetrics(prometheus::Registry& registry, const std::vector<std::string>& heads);
 
-  /// The series for request counts; those of "unknown" for a name that is not configured.
+  /// Returns the series of `head` for request counts, or those of "unknown" if no head of that name
+  /// is configured.
   HeadSeries& Any(absl::string_view head);
-  /// The series of a configured head; null for any other name.
+  /// Returns the series of a configured head, or null for any other name.
   HeadSeries* Configured(absl::string_view head);
 
   void ObserveRequest(Metrics::Method method, absl::string_view head, Metrics::Transport transport,
                       double seconds);
   /// Sets head_info and the weights' version. Heads that are not configured are skipped.
   void SetInfo(const HeadInfo& info);
-  /// Sum of queue_bytes over heads and priorities.
+  /// Returns the sum of queue_bytes over heads and priorities.
   double QueuedBytes() const;
 
  private:

@@ -16,7 +16,7 @@
 namespace logprobd {
 
 /// The server's metrics. README.md of this folder lists their names, labels and units. Thread-safe.
-/// The Record and Set methods are cheap enough for the path of a request.
+/// The Record and Set methods are cheap enough to be called for every request.
 ///
 /// Label values come from bounded sets: a head that is not configured counts as "unknown". Series
 /// are created with value zero, so that rates exist from the first scrape.
@@ -85,8 +85,8 @@ class Metrics {
   void SetCudaIpcMappings(int64_t mappings);
 
   /// Asks the driver for its readings of the GPUs. Serialize does so too; Snapshot uses the last
-  /// readings. Takes as long as the driver, which may hang when a GPU is lost: then one caller
-  /// hangs and the others return after a second.
+  /// readings. The call takes as long as the driver takes to answer. The driver may hang when a GPU
+  /// is lost; then one caller hangs and the others return after a second.
   void ReadGpus();
   /// Copies all metrics. Takes a fraction of a millisecond.
   MetricsSnapshot Snapshot() const;

@@ -12,8 +12,8 @@
 
 namespace logprobd {
 
-/// A received message in the slices into which gRPC read it. Nothing is copied. The slices live,
-/// and count against gRPC's memory quota, as long as `owner`.
+/// The slices into which gRPC read a message, which are not copied. `owner` keeps them alive, and
+/// they count against gRPC's memory quota until it is released.
 struct PayloadSlices {
   std::shared_ptr<void> owner;
   std::vector<absl::Span<const std::byte>> pieces;
@@ -26,7 +26,7 @@ PayloadSlices SlicesOf(const grpc::ByteBuffer& message);
 /// Largest request that Protobuf parses, in bytes. Such requests hold only names and numbers.
 inline constexpr size_t kSmallMessageBytesMax = 64 << 10;
 
-/// Parses a small message. INVALID_ARGUMENT when it is malformed or too large.
+/// Parses a small message. Returns INVALID_ARGUMENT if it is malformed or too large.
 absl::Status ParseSmallMessage(const grpc::ByteBuffer& bytes,
                                google::protobuf::MessageLite& message);
 

@@ -24,9 +24,9 @@ namespace logprobd {
 class RegionMemory {
  public:
   /// Rounds `bytes` up to whole pages. Zeroing and pinning take 0.35 s for 512 MiB. `pinning` must
-  /// outlive the memory. RESOURCE_EXHAUSTED when the host refuses, or when less than an eighth of
-  /// `available_bytes` would remain. (The system does not limit the pages of memfds; it would
-  /// allocate them until no memory is left.)
+  /// outlive the memory. Returns RESOURCE_EXHAUSTED if the host refuses the allocation, or if
+  /// less than an eighth of `available_bytes` would remain. (The system does not limit the pages of
+  /// memfds; it would allocate them until no memory is left.)
   static absl::StatusOr<RegionMemory> Create(
       int64_t bytes, HostPinning& pinning,
       int64_t available_bytes = ReadHostMemorySize().available_bytes);
@@ -82,7 +82,7 @@ class RegionReaper {
   ~RegionReaper() = default;
 
   /// Counts the bytes of a region that is about to be created. Waits for regions that are being
-  /// unmapped. RESOURCE_EXHAUSTED beyond the limit.
+  /// unmapped. Returns RESOURCE_EXHAUSTED if the limit would be exceeded.
   absl::Status Take(int64_t bytes);
   /// Gives the bytes back when the region could not be created.
   void GiveBack(int64_t bytes);

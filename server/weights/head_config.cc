@@ -39,7 +39,7 @@ size_t StringLength(absl::string_view text) {
 }  // namespace
 
 // Turns JSON as Python's json module writes it into strict JSON: NaN, Infinity and -Infinity
-// outside strings become null. INVALID_ARGUMENT for nesting deeper than 64 levels or a NUL.
+// outside strings become null. Returns INVALID_ARGUMENT for nesting deeper than 64 levels or a NUL.
 absl::StatusOr<std::string> StrictJson(absl::string_view text) {
   std::string strict;
   strict.reserve(text.size());
@@ -87,8 +87,8 @@ using Json = nlohmann::json;
 constexpr int64_t kDimensionMax = int64_t{1} << 31;
 
 constexpr std::array<absl::string_view, 3> kHiddenKeys = {"hidden_size", "n_embd", "d_model"};
-// Keys whose value multiplies the logits z: of Cohere, of Falcon-H1, and three spellings of muP
-// models.
+// Keys whose value multiplies the logits: the keys of Cohere and Falcon-H1, and three spellings
+// that muP models use.
 constexpr std::array<absl::string_view, 5> kMultipliers = {
     "logit_scale", "lm_head_multiplier", "output_multiplier", "output_multiplier_scale",
     "mup_output_mult"};
@@ -99,7 +99,8 @@ constexpr std::array<absl::string_view, 6> kHarmless = {
 constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
 
 // Defaults of model classes whose config files may leave the key out: a nested configuration is
-// saved without the values that equal the defaults of its class. Taken from Transformers 5.23.
+// saved without the values that equal the defaults of its class. The values are from Transformers
+// 5.23.
 struct FamilyDefault {
   absl::string_view model_type;
   absl::string_view key;
@@ -248,7 +249,7 @@ std::string ModelType(const ConfigLevels& levels) {
       model_type = found->get<std::string>();
     }
   }
-  // The type goes into logs and labels, so it is escaped and cut.
+  // The type is written to logs and labels, so it is escaped and truncated.
   constexpr size_t kModelTypeBytesMax = 64;
   return absl::CHexEscape(model_type.substr(0, kModelTypeBytesMax));
 }

@@ -13,19 +13,19 @@
 #include "absl/strings/string_view.h"
 #include "server/weights/regular_file.h"
 
-// Text out of model files, which may be malformed or hostile: JSON in bounded memory, repeated
-// names, and names that are safe to print.
+// Helpers for text from model files, which may be malformed or hostile. They parse JSON in bounded
+// memory, detect repeated names, and make names safe to print.
 
 namespace logprobd {
 
 /// Gives a parser the characters of a JSON text inside `bytes`, so that the parser needs little
-/// memory whatever the text. Fetches the text in pieces and leaves out white space between tokens.
+/// memory for any text. Fetches the text in pieces and leaves out white space between tokens.
 /// The text ends early, with an error in status(), at
 ///   - a NUL between tokens, where some parsers would stop silently;
 ///   - a token of more than 64 KiB;
 ///   - nesting deeper than 64 levels;
 ///   - bytes that cannot be read.
-/// For use by one thread.
+/// Not thread-safe.
 class GuardedJson {
  public:
   /// The text is [begin, end) of `bytes`, which must outlive this object.
@@ -37,7 +37,7 @@ class GuardedJson {
   /// Number of bytes fetched from the text so far; after an error, the position of the error.
   int64_t position() const { return position_ - begin_; }
 
-  /// The current character, or -1 at the end of the text.
+  /// Returns the current character, or -1 at the end of the text.
   int current() const { return current_; }
   void Advance();
 
@@ -94,8 +94,8 @@ class GuardedJson {
 };
 
 /// Finds names that occur twice, with 16 bytes of memory per name however long the names are. Never
-/// misses a repetition. Takes two different names for the same with a probability of about 2^-88
-/// for the longest list that we read.
+/// misses a repetition. The probability that it reports one although all names differ is about
+/// 2^-88 for the longest list that we read.
 class NameSet {
  public:
   /// Adds `name`. Returns whether it is new.
@@ -113,7 +113,7 @@ class NameSet {
   absl::flat_hash_set<std::pair<uint64_t, uint64_t>> hashes_;
 };
 
-/// Formats a name out of a file for a message: in single quotes, with control characters and
+/// Formats a name from a file for a message: in single quotes, with control characters and
 /// invalid UTF-8 escaped, cut after 160 bytes.
 std::string PrintableName(absl::string_view name);
 

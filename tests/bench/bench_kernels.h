@@ -37,8 +37,8 @@ struct LogitsReferenceParams {
 };
 
 /// Enqueues the dot products of all rows and columns on the exact stored values, with products and
-/// sums in double. It does on a GPU what kernels/reference does on the CPU, which would take hours
-/// for these sizes; scores of its logits come from kernels/reference.
+/// sums in double. kernels/reference can do the same on the CPU, but would take hours for these
+/// sizes, so it only computes the scores from these logits.
 [[nodiscard]] cudaError_t LaunchLogitsReference(const LogitsReferenceParams& params,
                                                 cudaStream_t stream);
 

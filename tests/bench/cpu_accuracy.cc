@@ -34,7 +34,8 @@ struct AccuracyCase {
   bool peaked = false;
 };
 
-/// Returns the logits of every row, [rows, vocab], in double on the stored values.
+/// Returns the logits of every row, [rows, vocab], computed in double precision from the stored
+/// (rounded) values.
 std::vector<std::vector<double>> LogitsOf(const testing::InMemoryHead& head,
                                           const testing::EngineCase& inputs) {
   const HeadInfo& info = head.info();

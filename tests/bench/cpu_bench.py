@@ -26,12 +26,12 @@ from bench_records import ORIGIN, ROOT, commit, machine, record, report_misses, 
 
 ACCURACY_LIMITS = {"logprob_max": 1e-4, "logprob_p99": 2e-5, "entropy_max": 2e-4}
 FP32_LOGPROB_MAX = 5e-6
-# Largest ratios of our time to that of a baseline.
+# Largest allowed ratios of our time to that of a baseline.
 SPEED_LIMITS = {"gemm": 1.3, "torch_bf16": 1 / 1.4, "torch_f32": 1 / 2}
 
 
 class Bench:
-    """A process of cpu_kernel_bench, which runs a contender on command and answers with the seconds."""
+    """A process of cpu_kernel_bench, which runs the contender named in a command and answers with its time."""
 
     def __init__(self, binary: pathlib.Path, rows: int, hidden: int, vocab: int) -> None:
         self.process = subprocess.Popen(

@@ -1,6 +1,7 @@
-// Measures one head on the GPUs of a host: batches from pinned host memory to scores in host
-// memory, with two in flight, on one GPU, in shards and as replicas, with rounds in random order;
-// loading from the page cache; and memory, compared with the plan.
+// Measures one head on the GPUs of a host: on one GPU, in shards and as replicas. --part speed
+// measures throughput from hidden states in pinned host memory to scores in host memory, with two
+// batches in flight and the arrangements in random order in each round. --part load measures how
+// long loading from the page cache takes, and compares the memory in use with the plan.
 //
 //   gpu_shards_bench [--out FILE] [--commit ID] [--rounds 7] [--part speed|load]
 
@@ -36,7 +37,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Each timed part runs about this long, after a third of this time untimed.
+/// Approximate duration of each timed part. An untimed warm-up of a third of it comes before.
 constexpr double kPartSeconds = 0.4;
 
 struct Flags {
@@ -69,7 +70,7 @@ int NumGpus() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-/// The arrangements that the GPUs of this machine allow.
+/// Returns the arrangements that the GPUs of this machine allow.
 std::vector<Arrangement> Arrangements() {
   std::vector<Arrangement> all = {{"1 GPU", 1, 1}};
   for (int32_t gpus = 2; gpus <= NumGpus(); gpus *= 2) {
@@ -100,8 +101,8 @@ absl::StatusOr<double> Milliseconds(Loaded& loaded, int count) {
   return seconds * 1e3 / count;
 }
 
-/// The target for the ratio to the throughput of one GPU, as part of a note; empty without a
-/// target.
+/// Returns text for a note that states the target for the throughput divided by that of one GPU, or
+/// an empty string if there is no target.
 std::string TargetText(const Arrangement& how, int64_t rows) {
   std::map<int32_t, double> by_gpus;
   if (how.replicas > 1) {
@@ -115,13 +116,12 @@ std::string TargetText(const Arrangement& how, int64_t rows) {
   return found == by_gpus.end() ? "" : absl::StrCat("; target at least ", found->second);
 }
 
-/// Describes the stages of a finished batch, `interval_ms` after the one before it.
+/// Describes the stages of a finished batch. `interval_ms` is the time between two batches.
 std::string StagesText(const ScoreBatch& batch, double interval_ms) {
   const double kernel_ms = batch.kernel_seconds * 1e3;
   return absl::StrFormat(
       "ms of a batch: copy in %.3f (from other GPUs %.3f), kernels %.3f, combine and exchange "
-      "%.3f, copy out %.3f; not "
-      "kernels %.1f %% of the time between batches",
+      "%.3f, copy out %.3f; %.1f %% of the time between batches is not kernel time",
       batch.h2d_seconds * 1e3, batch.gather_seconds * 1e3, kernel_ms, batch.combine_seconds * 1e3,
       batch.d2h_seconds * 1e3, 100.0 * (interval_ms - kernel_ms) / interval_ms);
 }
@@ -273,8 +273,8 @@ absl::Status MeasureLoad(const Flags& flags, std::vector<BenchRecord>& records) 
                               absl::StrFormat("%.1f", gigabytes), " GB from the page cache"),
                  "s", seconds);
     record.note = absl::StrFormat(
-        "until ready to score, connecting and warming up included, contexts not; %.1f GB/s; memory "
-        "of each GPU within %.1f MiB of the plan",
+        "time until ready to score, with connection and warm-up but without creation of the CUDA "
+        "contexts; %.1f GB/s; memory of each GPU within %.1f MiB of the plan",
         Median(rates), static_cast<double>(std::abs(difference_max)) / (1 << 20));
     if (how.replicas == 1) record.note += "; target at most 3";
     records.push_back(std::move(record));

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Measures linear_logprob forward and backward, compared with three GEMMs of the same size, in one run.
 
-    operator_bench.py --out operator.json             the heads and rows of the table, on a GPU
-    operator_bench.py --heads 4096x151936 --rows 8192  one of them
-    operator_bench.py --device cpu --quick             a dry run in seconds
+    operator_bench.py --out operator.json             all default heads and rows, on a GPU
+    operator_bench.py --heads 4096x151936 --rows 8192  one head with one number of rows
+    operator_bench.py --device cpu --quick             a trial run that takes seconds
 
-A round runs the contenders, each round in another order, since the GPU's clock is higher after a contender that
-leaves it idle. The contenders are: three bf16 GEMMs (the logits, and their products with weight and hidden); the
-operator with a gradient for each token's logprob and entropy, with logits computed again or cached; the mean loss
-with gradients formed in the forward; the same in torch with materialised logits, eager and compiled; and the other
-packages that can be imported (operator_peers.py). With 70 % of the rows ignored, the GEMMs of the remaining rows
-show what can be saved. A call starts on an idle GPU, and the time of its host counts. For few rows, where that
-matters, there are also steps in a row, as in a trainer, and calls in a CUDA graph, without the host. Figures are
-medians over the rounds. Extra memory is the peak of a call beyond its inputs and gradients.
-Exits with 1 if a figure misses its target; results are written in any case.
+Each round runs all contenders in a different order, because the GPU's clock is higher after a contender that leaves
+it idle. The contenders are: three bf16 GEMMs (the logits, and their products with weight and hidden); the operator
+with a gradient for each token's logprob and entropy, with logits recomputed or cached; the mean loss with gradients
+computed in the forward; the same in torch with materialised logits, eager and compiled; and the other packages that
+can be imported (operator_peers.py). With 70 % of the rows ignored, the GEMMs of the remaining rows show the
+possible gain. A call starts on an idle GPU, so its time includes the time that the host takes. For few rows, where the
+host's time matters, the benchmark also measures consecutive steps, as in a trainer, and calls in a CUDA graph, which
+do not need the host. Figures are medians over the rounds. Extra memory is the peak of a call beyond its inputs and
+gradients. Exits with 1 if a figure misses its target; results are written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -66,7 +66,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(rows: int, hidden: int, vocab: int, device: str) -> Inputs:
-    """Inputs whose logits have a standard deviation of LOGIT_DEVIATION."""
+    """Returns inputs whose logits have a standard deviation of LOGIT_DEVIATION."""
     generator = torch.Generator(device=device).manual_seed(1)
     normal = functools.partial(torch.randn, device=device, generator=generator)
     weight = normal(vocab, hidden).mul_(LOGIT_DEVIATION / hidden**0.5).bfloat16()
@@ -87,7 +87,7 @@ def three_gemms(given: Inputs) -> None:
 
 
 def in_memory(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The same scores with materialised logits."""
+    """Computes the same scores from materialised logits."""
     log_p = torch.log_softmax((hidden @ weight.T).float(), -1)
     return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
@@ -108,7 +108,7 @@ def kept(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor
 
 
 def fits_kept(rows: int, vocab: int) -> bool:
-    """Whether the cache has room for the logits, about 2.1 bytes each."""
+    """Returns whether the cache has room for the logits, about 2.1 bytes each."""
     return 2.1 * rows * vocab <= KEPT_BYTES_MAX
 
 
@@ -148,7 +148,7 @@ def step_ms(name: str, call: Callable[[], None], device: str) -> float:
 
 
 def extra_mib(call: Callable[[], None], given: Inputs) -> float:
-    """Peak memory of a call beyond its gradients, which it leaves behind."""
+    """Returns the peak memory of a call, in MiB, beyond the gradients that it leaves allocated."""
     given.hidden.grad = given.weight.grad = None
     call()
     torch.cuda.synchronize()
@@ -163,13 +163,13 @@ def able(
     contenders: dict[str, Callable[[], None]],
     prepared: Callable[[Callable[[], None]], Callable[[], None]],
 ) -> dict[str, Callable[[], None]]:
-    """The prepared contenders that run. One that fails, for lack of memory, is left out."""
+    """Returns the contenders, prepared, without those that fail, for example for lack of memory."""
     found = {}
     for name, call in contenders.items():
         try:
             found[name] = prepared(call)
         except RuntimeError as error:
-            # The error of a broken capture has the reason in its context.
+            # The error of a failed capture has the reason in its context.
             say(f"  {name} is left out: {str(error.__context__ or error)[:160]}")
     return found
 
@@ -181,7 +181,7 @@ def warmed_up(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def in_graph(call: Callable[[], None]) -> Callable[[], None]:
-    """Captures a call that is warmed up in a CUDA graph, which replays it without the host."""
+    """Captures a warmed-up call in a CUDA graph and returns the replay, which does not need the host."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -195,7 +195,7 @@ def in_graph(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def in_a_row(call: Callable[[], None]) -> Callable[[], None]:
-    """Several steps, where the host enqueues the next while the GPU is busy."""
+    """Returns a call of several steps; the host enqueues the next step while the GPU is busy."""
 
     def steps() -> None:
         for _ in range(STEPS_IN_A_ROW):
@@ -205,7 +205,10 @@ def in_a_row(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def target_of(name: str, hidden: int) -> float | None:
-    """The largest ratio of a contender's time to the three GEMMs; with ignored rows, to the operator without."""
+    """Returns the largest allowed ratio of a contender's time to its baseline, or None if it has no target.
+
+    The baseline is the three GEMMs; for ignored rows, it is the operator without ignored rows.
+    """
     return {
         "operator": 1.38 if hidden >= 4096 else 1.42 if hidden >= 2048 else 1.6,
         KEPT: 1.10 if hidden >= 4096 else 1.2 if hidden <= 1024 else None,
@@ -290,7 +293,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
 
 
 def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
-    """Errors of both gradients against double on the same inputs, relative to the Frobenius norm."""
+    """Returns the errors of both gradients against double, relative to the Frobenius norm, for the same inputs."""
     given = inputs_of(ERROR_ROWS, hidden, vocab, device)
     exact = given._replace(
         hidden=given.hidden.detach().double().requires_grad_(),
@@ -308,7 +311,7 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
         for what, ours_is, true in zip(
             ("hidden", "weight"), gradients(scores, given), truth, strict=True
         ):
-            # In pieces, so that no further copies of [V, H] in double are held.
+            # The comparison runs in pieces, so that it holds no further copies of [V, H] in double.
             pieces = zip(ours_is.split(4096), true.split(4096), strict=True)
             square = sum(((a.double() - b) ** 2).sum().item() for a, b in pieces)
             records.append(
@@ -325,7 +328,7 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
 
 
 def parser_of(description: str, *, heads: str, rounds: int) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark of the operator."""
+    """Returns a parser with the options that all benchmarks of the operator share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -342,7 +345,9 @@ def parser_of(description: str, *, heads: str, rounds: int) -> argparse.Argument
         help="numbers of tokens in a step, T,...; default: 1024,4096,16384",
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
-    parser.add_argument("--quick", action="store_true", help="use a small head, without targets")
+    parser.add_argument(
+        "--quick", action="store_true", help="use a small head and check no performance targets"
+    )
     parser.add_argument(
         "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
     )

@@ -4,12 +4,13 @@
     operator_ranks_bench.py --out operator_ranks.json       every GPU of the host, over NCCL
     operator_ranks_bench.py --device cpu --ranks 2 --quick  a dry run over gloo in seconds
 
-There is one process per GPU. A round is forward and backward of one rank with the whole head, while the others are
-idle, then of all ranks with a shard each. Hidden states and per-token gradients are the same on every rank, and the
-gradient of hidden is summed over the ranks. The modes are: logits computed again or cached; sequence parallelism,
-where hidden states are gathered and their gradient is scattered; and the mean loss with gradients formed in the
-forward. Times are those of the slowest rank, from idle to idle. A speedup is the ratio of two times in one round.
-Exits with 1 if a figure misses its target; results are written in any case.
+There is one process per GPU. Each round runs a forward and backward pass first on one rank with the whole head, while
+the other ranks are idle, and then on all ranks with one shard each. Hidden states and per-token gradients are the same
+on every rank, and the gradient of hidden is summed over the ranks. The modes are: recomputed or cached logits; sequence
+parallelism, where hidden states are gathered and their gradient is scattered; and the mean loss with gradients that are
+computed in the forward pass. Times are those of the slowest rank, and GPUs are idle when a measurement starts and ends.
+A speedup is the ratio of two times in one round. The exit code is 1 if a figure misses its target; the results are
+written in any case.
 
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
@@ -84,7 +85,7 @@ class Ranks:
         dist.barrier(self._resting)
 
     def seconds(self, call: Callable[[], None], *, is_alone: bool) -> float:
-        """Seconds of the slowest rank, or of rank 0 alone."""
+        """Returns the time of `call` in seconds, of the slowest rank or, if is_alone, of rank 0."""
         self.rest()
         begin = time.perf_counter()
         if not is_alone or self.rank == 0:

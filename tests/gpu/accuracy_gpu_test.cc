@@ -46,7 +46,7 @@ class Results : public ::testing::Environment {
   std::vector<BenchRecord> records_;
 };
 
-/// Owned by GoogleTest.
+/// GoogleTest owns this object.
 Results* const results = static_cast<Results*>(::testing::AddGlobalTestEnvironment(new Results));
 
 struct Errors {

@@ -53,7 +53,7 @@ class Digest:
 
 
 def service_digests(bin_dir: pathlib.Path, device: str) -> dict[str, str]:
-    """A digest per head dtype and hidden dtype, over all outputs of several requests."""
+    """Returns a digest of all outputs of several requests for each head dtype and hidden dtype."""
     from logprobd import Client
     from model_folder import ModelFolder
     from server_process import ServerProcess
@@ -114,7 +114,7 @@ def add_service_results(digest: Digest, client: object, rows: int, dtype: type) 
 
 
 def operator_digests(device: str) -> dict[str, str]:
-    """A digest per dtype and memory mode, over scores and gradients of the operator and of its losses."""
+    """Returns digests of the operator's and its losses' scores and gradients for each dtype and memory mode."""
     import torch
     from logprobd_ops import linear_cross_entropy, linear_logprob
 
@@ -165,10 +165,10 @@ def main() -> None:
     parser.add_argument(
         "--bin-dir",
         type=pathlib.Path,
-        help="folder of logprobd; without it the service is left out",
+        help="folder with the logprobd binary; without it the service is skipped",
     )
     parser.add_argument(
-        "--library", help="liblogprobd_torch_ops.so; without it the operator is left out"
+        "--library", help="liblogprobd_torch_ops.so; without it the operator is skipped"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(

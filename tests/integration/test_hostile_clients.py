@@ -75,7 +75,7 @@ def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server
         with pytest.raises(grpc.RpcError) as error:
             scoring.score_raw(b"\0" * (300 * MIB))
         assert error.value.code() == EXHAUSTED
-        # The quota plus the same amount for gRPC's own buffers; less than half of the message.
+        # The limit is the quota plus the same amount for gRPC's own buffers, less than half of the message.
         assert server.peak_memory_bytes() - before < 128 * MIB
     assert_unharmed(server)
 
@@ -106,7 +106,7 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     for thread in threads:
         thread.join()
     assert codes == [EXHAUSTED] * 10
-    # The quota plus twice that amount for gRPC's own buffers; a fifth of what was sent.
+    # The limit is the quota plus twice that amount for gRPC's own buffers, a fifth of what was sent.
     assert server.peak_memory_bytes() - before < 3 * 64 * MIB
     assert_unharmed(server)
 
@@ -224,7 +224,7 @@ def test_d67_a_client_that_does_not_read_its_answers_stops_only_itself(start_ser
             return len(counted) > 25 and counted[-25] == counted[-1]
 
         assert server.eventually(has_stopped, seconds=30)
-        # An answer has 256 KiB; the windows of the connection and of the stream bound their number.
+        # An answer has 256 KiB; the windows of the connection and of the stream bound the number of answers.
         assert counted[-1][1] < 100
         with Scoring(server.grpc) as other:
             assert other.score(request()).rows == 2

@@ -67,7 +67,7 @@ def test_rows_of_small_requests_are_in_the_message(start_local, rows):
         client.score(hidden[:10], targets[:10])
 
         assert client.transport == "tcp"
-        assert "travels faster in its message" in client.transport_reason
+        assert "sending the rows inside the request is faster" in client.transport_reason
 
 
 @pytest.mark.parametrize("cut", [{}, {"chunk_rows": 300, "max_inflight": 2}])
@@ -173,7 +173,7 @@ def test_several_servers_get_their_rows_in_requests(start_server, model, rows, t
         client.score(*rows)
 
         assert client.transport == "tcp"
-        assert client.transport_reason == "several servers: rows travel in requests"
+        assert client.transport_reason == "with several servers, rows are sent inside requests"
     assert sum(requests_over(server, "tcp") for server in servers) == 10
 
 

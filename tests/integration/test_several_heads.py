@@ -1,4 +1,4 @@
-"""Several heads in one server: scores, names, settings and turns."""
+"""Several heads in one server: scores, names, settings and fair sharing of the device."""
 
 import json
 import subprocess

@@ -1,6 +1,7 @@
-"""One head in shards and replicas on the CPU, which shares all code except the GPUs' own: bits, layout, failures.
+"""Tests of one head in shards and replicas on the CPU: equal bits, layout and failures.
 
-Rows E78 and E82 of tests/README.md.
+The CPU shares all code with GPUs except the code that runs on GPUs only. The tests include rows E78 and E82 of
+tests/README.md.
 """
 
 import dataclasses
@@ -21,7 +22,10 @@ TILE = 192
 
 
 def edges_of(shards: int) -> list[int]:
-    """Returns the first ids of the shards and the end of the vocabulary: whole tiles, longer shards first."""
+    """Returns the first id of each shard and the end of the vocabulary.
+
+    Shards consist of whole tiles, and the longer shards come first.
+    """
     sizes = [6 // shards + (shard < 6 % shards) for shard in range(shards)]
     return [min(int(tiles) * TILE, VOCAB) for tiles in np.cumsum([0, *sizes])]
 

@@ -61,7 +61,7 @@ std::optional<ControlReply> ControlClient::Receive() {
 ControlReply ControlClient::Call(const v1::LocalRequest& request) {
   LOGPROBD_CHECK(Send(request));
   std::optional<ControlReply> reply = Receive();
-  LOGPROBD_CHECK(reply.has_value(), "the server has closed");
+  LOGPROBD_CHECK(reply.has_value(), "the server has closed the connection");
   return *std::move(reply);
 }
 

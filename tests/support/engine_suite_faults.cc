@@ -1,4 +1,4 @@
-// A row with NaN or infinity affects no other row.
+// Tests that a row with NaN or infinity is reported as nonfinite and affects no other row.
 
 #include <cmath>
 #include <cstring>
@@ -79,7 +79,7 @@ TEST_P(EngineSuite, ANonfiniteHiddenRowAffectsNoOtherRow) {
   }
 }
 
-/// A small random fp32 head with the given bias, one value per vocabulary id.
+/// Returns a small random fp32 head with the given bias, one value per vocabulary id.
 std::unique_ptr<InMemoryHead> HeadWithBias(int64_t vocab_size, std::vector<float> bias) {
   HeadInfo info;
   info.hidden_size = 4;

@@ -73,7 +73,8 @@ class FakeDeviceMemory final : public DeviceMemory {
     opened_.push_back(slice);
     for (const uint8_t byte : slice.handle) {
       if (byte != slice.handle.front()) {
-        return absl::InvalidArgumentError("cuda_ipc.handle: names no memory of another process");
+        return absl::InvalidArgumentError(
+            "cuda_ipc.handle: the handle names no memory of another process");
       }
     }
     auto memory = std::make_shared<std::vector<std::byte>>(

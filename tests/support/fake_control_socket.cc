@@ -207,7 +207,7 @@ v1::LocalReply FakeControlSocket::Answer(const v1::LocalRequest& request, Lease*
     welcome.set_lease_regions_max(options_.lease_regions_max);
     return reply;
   }
-  if (!lease->is_greeted) return Refusal(grpc::StatusCode::FAILED_PRECONDITION, "no Hello yet");
+  if (!lease->is_greeted) return Refusal(grpc::StatusCode::FAILED_PRECONDITION, "send Hello first");
   if (request.has_close_region()) {
     const bool is_known = lease->regions.erase(request.close_region().id()) == 1;
     return is_known ? reply : Refusal(grpc::StatusCode::NOT_FOUND, "no such region of this lease");

@@ -23,7 +23,7 @@ struct Gpu {
   unsigned long long ecc_uncorrected;
 };
 
-// In the order of NVML. The first GPU is at its power limit, the second is hot.
+// The GPUs are in the order of NVML. The first GPU is at its power limit, the second is hot.
 const Gpu kGpus[] = {
     {"0000:3b:00.0", "GPU-b", 97, 689'500, 1'455, 60'000 * kMib, 83'000 * kMib, 0x04, 5, 1},
     {"0000:1a:00.0", "GPU-a", 42, 350'250, 1'980, 20'000 * kMib, 123'000 * kMib, 0x20 | 0x08, 2, 0},

@@ -158,8 +158,8 @@ grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
   if (const uint64_t live = weights_version();
       received.weights_version() != 0 && received.weights_version() != live) {
     return {grpc::StatusCode::FAILED_PRECONDITION,
-            absl::StrCat("weights_version: ", received.weights_version(), " is not live: ", live,
-                         " is")};
+            absl::StrCat("weights_version: ", received.weights_version(), " is not live; ", live,
+                         " is live")};
   }
   v1::ScoreRequest request = received;
   if (control_ != nullptr) {

@@ -17,7 +17,8 @@
 namespace logprobd::testing {
 
 /// A Scoring service whose scores are simple functions of each row, so that tests detect mistakes
-/// in cutting and joining: see FakeLogprob and fake_scoring_service.cc. Thread-safe.
+/// in splitting requests and joining answers; see FakeLogprob and fake_scoring_service.cc.
+/// Thread-safe.
 class FakeScoringService final : public v1::Scoring::Service {
  public:
   /// Serves one head, "fake": hidden size 8, vocabulary 100, bf16, limits of 1,000 rows and 1 MiB.
@@ -25,7 +26,7 @@ class FakeScoringService final : public v1::Scoring::Service {
 
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
                      v1::ScoreResponse* response) override;
-  /// Answers the chunks in order. A failure of FailNext fails one chunk.
+  /// Answers the chunks in order. Each failure set by FailNext fails one chunk.
   grpc::Status ScoreStream(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) override;
@@ -34,15 +35,15 @@ class FakeScoringService final : public v1::Scoring::Service {
   grpc::Status Verify(grpc::ServerContext* context, const v1::VerifyRequest* request,
                       v1::VerifyResponse* response) override;
 
-  /// The answer of ListHeads; set it before the first call.
+  /// Returns the answer of ListHeads; change it only before the first call.
   v1::ListHeadsResponse& heads() { return heads_; }
-  /// The answer of Verify; set it before the first call.
+  /// Returns the answer of Verify; change it only before the first call.
   v1::VerifyResponse& verify() { return verify_; }
 
   /// Accepts rows in the memory that `control` shares from now on.
   void Share(FakeControlSocket* control);
 
-  /// Makes the next Score or chunk fail with `status`, and with this pushback if it is not empty.
+  /// Makes the next Score or chunk fail with `status`, and sends `pushback_ms` if it is not empty.
   /// Several calls make several requests fail in turn.
   void FailNext(grpc::Status status, absl::string_view pushback_ms = "");
 

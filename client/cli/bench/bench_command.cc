@@ -34,7 +34,7 @@ absl::StatusOr<Head> FindHead(const ServerInfo& info, const std::string& name) {
       ": the server has ", absl::StrJoin(names, ", ")));
 }
 
-/// `name` is one that the parser accepted.
+/// Returns the dtype of a name that the parser accepted.
 Dtype ToDtype(const std::string& name) {
   if (name == "f16") return Dtype::kF16;
   return name == "f32" ? Dtype::kF32 : Dtype::kBf16;
@@ -160,7 +160,7 @@ class Bench {
     return absl::OkStatus();
   }
 
-  /// Runs the loads and exports the report after each, so that a failure later loses no result.
+  /// Runs the loads and exports the report after each, so that a later failure loses no result.
   absl::Status RunLoads() {
     BenchObserver observer(streams_, baseline_.get(), metrics_.get());
     ClientTarget target(*client_);
@@ -264,9 +264,8 @@ class Bench {
     const bool has_failed_verification =
         report_.verification.has_value() && !report_.verification->passed();
     if (has_failed_verification) {
-      streams_.err
-          << "logprobctl: the verification failed: do not trust this server's numbers, and "
-             "keep its log\n";
+      streams_.err << "logprobctl: the verification failed; do not use this server's scores, and "
+                      "keep its log\n";
     }
     const bool is_good = report_.error.ok() && first_error.ok() && !has_failed_verification;
     return is_good ? kExitOk : kExitFailure;

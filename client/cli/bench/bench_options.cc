@@ -13,12 +13,10 @@ constexpr char kHelp[] =
     "the bytes of hidden states, 1e9 bytes per GB.\n\n"
     "Load. A closed loop (--concurrency-range) keeps a number of requests in flight and shows how "
     "much the server can do. An open loop (--request-rate) sends whether or not earlier requests "
-    "were answered, as many independent clients do. It counts latency from the planned time, so "
-    "that "
-    "queueing shows, and reports requests that the generator sent late. --rows takes sizes, with "
-    "one "
-    "load each, or a mix with weights: 1:80,256:15,8192:5 sends 80 % single rows and reports all "
-    "requests together and by size.\n\n"
+    "were answered, as many independent clients do. It measures latency from the planned time, so "
+    "that queueing is visible, and reports requests that the generator sent late. --rows takes "
+    "sizes, with one load each, or a mix with weights: 1:80,256:15,8192:5 sends 80 % single rows "
+    "and reports all requests together and by size.\n\n"
     "Length. Without --duration and --requests, windows are measured until throughput and median "
     "latency of the last three lie within --stability percent of their mean; the result is these "
     "three windows. Latencies are kept in full histograms (accurate to 0.8 %).\n\n"
@@ -57,20 +55,19 @@ void AddLoadOptions(CLI::App& command, BenchOptions& options) {
       ->default_str("256")
       ->group(group);
   AddParsed(command, "--concurrency-range", ParseRange, options.concurrency,
-            "Requests that the closed loop keeps in flight: start:end:step")
+            "Number of requests that the closed loop keeps in flight; start:end:step runs one load "
+            "for each number")
       ->type_name("RANGE")
       ->default_str("1")
       ->group(group);
-  CLI::Option* rate =
-      command
-          .add_option(
-              "--request-rate", options.request_rates,
-              "Requests per second of an open loop, which replaces the closed loop; several rates: "
-              "100,200")
-          ->delimiter(',')
-          ->allow_extra_args(false)
-          ->check(CLI::PositiveNumber)
-          ->group(group);
+  CLI::Option* rate = command
+                          .add_option("--request-rate", options.request_rates,
+                                      "Requests per second of an open loop, which replaces the "
+                                      "closed loop; 100,200 runs one load for each rate")
+                          ->delimiter(',')
+                          ->allow_extra_args(false)
+                          ->check(CLI::PositiveNumber)
+                          ->group(group);
   command
       .add_option_function<std::string>(
           "--arrivals",
@@ -97,7 +94,7 @@ void AddLoadOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--writers", options.plan.writers,
-                  "Threads that write rows and send; 0 means one per core")
+                  "Number of threads that write and send rows; 0 means one per core")
       ->check(CLI::Range(0, 64))
       ->capture_default_str()
       ->group(group);
@@ -127,7 +124,7 @@ void AddLengthOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--stability", options.stability_percent,
-                  "Percent by which the last three windows may differ from their mean")
+                  "Maximum difference of the last three windows from their mean, in percent")
       ->check(CLI::Range(0.1, 100.0))
       ->capture_default_str()
       ->group(group);
@@ -139,12 +136,13 @@ void AddLengthOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--warmup", options.plan.warmup_requests,
-                  "Warm-up requests before each load, sent in a closed loop")
+                  "Number of warm-up requests before each load, sent in a closed loop")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(group);
-  AddDurationOption(command, "--warmup-time", options.plan.warmup_time,
-                    "Time to run each load before it is measured, after --warmup; by default 0");
+  AddDurationOption(
+      command, "--warmup-time", options.plan.warmup_time,
+      "Time for which each load runs after --warmup before it is measured; 0 by default");
   command.get_option("--warmup-time")->group(group);
 }
 
@@ -168,7 +166,7 @@ void AddRequestOptions(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command
       .add_option("--head", options.head,
-                  "Name of the head; may be left out if the server has only one")
+                  "Name of the head; optional if the server has only one head")
       ->group(group);
 }
 
@@ -180,10 +178,11 @@ void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
       ->check(CLI::IsMember({"score", "stream"}))
       ->capture_default_str()
       ->group(group);
-  AddParsed(command, "--transport", ParseTransportChoice, options.transport,
-            "How rows travel to a server on this host: auto (the fastest available), tcp, shm, or "
-            "cuda-ipc (the rows lie in a GPU's memory). With --fresh, rows are written into memory "
-            "that the server reads, if it shares some")
+  AddParsed(
+      command, "--transport", ParseTransportChoice, options.transport,
+      "How rows are sent to a server on this host: auto (the fastest available), tcp, shm, or "
+      "cuda-ipc (the rows lie in a GPU's memory). With --fresh, rows are written into memory "
+      "that the server reads, if it shares memory")
       ->type_name("auto|tcp|shm|cuda-ipc")
       ->default_str("LOGPROBD_TRANSPORT, else auto")
       ->group(group);
@@ -213,7 +212,7 @@ void AddReportOptions(CLI::App& command, BenchOptions& options) {
   command
       .add_option(
           "--percentile", options.percentiles,
-          "Latency percentiles to report in addition to p50, p90, p95, p99 and p99.9; several: "
+          "Latency percentiles to report in addition to p50, p90, p95, p99 and p99.9, such as "
           "75,99.99")
       ->delimiter(',')
       ->allow_extra_args(false)

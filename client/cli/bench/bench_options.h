@@ -23,7 +23,7 @@ struct BenchOptions {
   std::vector<RowMix> rows = {{.sizes = {{.rows = 256}}}};
   std::vector<int64_t> concurrency = {1};
   std::vector<double> request_rates;
-  LoadPlan plan = {.warmup_requests = 10};  ///< The part that all loads share.
+  LoadPlan plan = {.warmup_requests = 10};  ///< Fields that all loads share.
   double stability_percent = 10;
 
   // Options of the request.
@@ -41,13 +41,13 @@ struct BenchOptions {
   absl::Duration busy_poll = absl::ZeroDuration();
 
   // Options of the report.
-  std::vector<double> percentiles;  ///< Added to the default percentiles.
+  std::vector<double> percentiles;  ///< Percentiles in addition to the default ones.
   std::string metrics_url;
   bool verify = false;
   std::vector<std::string> export_paths;
 };
 
-/// Adds bench's own options to its command. Bad values are usage errors.
+/// Adds bench's own options to its command. Invalid values are usage errors.
 void AddBenchOptions(CLI::App& command, BenchOptions& options);
 
 /// Returns the client options. Address and timeout come from the common options.

@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Names and values of the figures of a load, or of one size of its mix.
+/// Returns the names and values of the measurements of a load, or of one request size of its mix.
 std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
                                                       const BenchLoad& load,
                                                       const SizeStats& stats) {
@@ -112,7 +112,7 @@ Json LoadJson(const BenchReport& report, const BenchLoad& load) {
   const SizeStats total = measured.Total();
   Json json;
   for (auto& [name, value] : BenchFields(report, load, total)) json[name] = std::move(value);
-  // A load of one size has its rows as a number, not as text.
+  // If all requests of the load have the same size, "rows" is a number instead of text.
   if (load.plan.mix.sizes.size() == 1) json["rows"] = load.plan.mix.sizes[0].rows;
   json["inflight_max"] = load.measurement.inflight_max;
   json["fresh"] = load.plan.fresh;

@@ -16,13 +16,13 @@
 
 namespace logprobd::client {
 
-/// One load and what it measured.
+/// One load and its measurement.
 struct BenchLoad {
   LoadPlan plan;
   LoadMeasurement measurement;
   std::optional<ServerFigures> server;  ///< Figures of the whole run; absent without --metrics.
 
-  /// "256 rows, 4 in flight"
+  /// Returns a name such as "256 rows, 4 in flight".
   std::string Name() const;
 };
 
@@ -40,29 +40,30 @@ struct BenchReport {
   }
 };
 
-/// "p99.9"
+/// Returns a name such as "p99.9".
 std::string PercentileName(double percentile);
 
-/// Prints a table with one line per load and one per size of a mix, times in milliseconds; then the
-/// server's figures and the verification. Warnings are not included.
+/// Prints a table with one line per load and one per size of a mix, with times in milliseconds,
+/// and then the server's figures and the verification. It does not print the warnings.
 void PrintBenchReport(const BenchReport& report, std::ostream& out);
 
-/// Returns what a reader must know before using the numbers: that the run ended early, loads that
-/// did not become stable, and late sends.
+/// Returns the warnings that a reader must know before using the numbers: an early end of the run,
+/// loads that did not become stable, and late sends.
 std::vector<std::string> BenchWarnings(const BenchReport& report);
 
-/// Returns the info and the loads with all windows, sizes and whole histograms; times in seconds.
+/// Returns the info and the loads with all windows, sizes and whole histograms. Times are in
+/// seconds.
 nlohmann::ordered_json BenchJson(const BenchReport& report);
 
-/// Whether the path has the extension that ExportBench requires, .json.
+/// Returns whether the path has the extension .json, which ExportBench requires.
 bool IsExportPath(const std::string& path);
 
-/// Checks that the path can be written, without changing an existing file. INVALID_ARGUMENT
-/// otherwise.
+/// Checks that the path can be written, without changing an existing file. Returns
+/// INVALID_ARGUMENT if it cannot.
 absl::Status CheckExportPath(const std::string& path);
 
-/// Writes the report as JSON. INVALID_ARGUMENT for another extension or a path that cannot be
-/// written.
+/// Writes the report as JSON. Returns INVALID_ARGUMENT if the extension is not .json or the path
+/// cannot be written.
 absl::Status ExportBench(const std::string& path, const BenchReport& report);
 
 /// The machine that ran the load. Its name is left out on purpose: reports are published.

@@ -12,13 +12,14 @@
 namespace logprobd::client {
 namespace {
 
-/// "1.049". Small values have two significant digits, so that they do not read as zero.
+/// Returns text such as "1.049". Small values have two significant digits, so that they do not read
+/// as zero.
 std::string GigabytesText(double value) {
   return value >= 0.1 || value == 0 ? absl::StrFormat("%.3f", value)
                                     : absl::StrFormat("%.2g", value);
 }
 
-/// Column names of FigureCells.
+/// Returns the column names of FigureCells.
 std::vector<std::string> FigureHeader(const BenchReport& report) {
   std::vector<std::string> header = {"requests", "errors", "rows/s", "GB/s", "avg ms"};
   for (const double percentile : report.percentiles) {
@@ -28,7 +29,7 @@ std::vector<std::string> FigureHeader(const BenchReport& report) {
   return header;
 }
 
-/// Requests, throughput and latencies in milliseconds of a load, or of one size of its mix.
+/// Returns requests, throughput and latencies in milliseconds of a load or of one size of its mix.
 std::vector<std::string> FigureCells(const BenchReport& report, const BenchLoad& load,
                                      const SizeStats& stats) {
   const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
@@ -46,7 +47,7 @@ std::vector<std::string> FigureCells(const BenchReport& report, const BenchLoad&
   return cells;
 }
 
-/// Column names of ServerCells.
+/// Returns the column names of ServerCells.
 std::vector<std::string> ServerHeader() {
   return {"rows scored", "batches",  "rows/batch", "queue peak", "rejected",
           "CPU s",       "CPU s/GB", "RSS peak",   "GPU"};
@@ -153,25 +154,24 @@ std::vector<std::string> BenchWarnings(const BenchReport& report) {
     if (!measurement.stable.value_or(true)) {
       warnings.push_back(absl::StrFormat(
           "%s: not stable: throughput or %s latency of the last %d windows differs from the mean "
-          "by "
-          "more than %g%%; measure longer (--windows-max, --window) or on a quieter machine",
+          "by more than %g%%; measure longer (--windows-max, --window) or on a less busy machine",
           load.Name(), PercentileName(load.plan.stability.percentile),
           WindowSeries::kWindowsCompared, load.plan.stability.share * 100));
     }
     const LateSends& late = measurement.measured.late;
     if (late.by_generator > 0) {
       warnings.push_back(absl::StrFormat(
-          "%s: the load generator could not keep up: %s requests left more than 1 ms late, at most "
-          "%s ms, which the latencies include; use a lower rate, more --writers or a separate "
-          "machine "
-          "for the generator",
+          "%s: the load generator could not keep up: %s requests were sent more than 1 ms late (at "
+          "most %s ms), which the latencies include; use a lower rate, more --writers or a "
+          "separate "
+          "machine for the generator",
           load.Name(), CountText(late.by_generator), MillisecondsText(late.generator_seconds_max)));
     }
     if (late.by_server > 0 || late.unsent > 0) {
       warnings.push_back(absl::StrFormat(
           "%s: the rate exceeds what the server can do: %s requests waited until one of %s in "
-          "flight "
-          "was answered, at most %s ms, which the latencies include, and %s were never sent",
+          "flight was answered (at most %s ms, which the latencies include), and %s were never "
+          "sent",
           load.Name(), CountText(late.by_server), CountText(measurement.inflight_max),
           MillisecondsText(late.server_seconds_max), CountText(late.unsent)));
     }

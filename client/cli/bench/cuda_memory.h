@@ -13,11 +13,12 @@
 
 namespace logprobd::client {
 
-/// An allocation in a GPU's memory. A server on this host can score its rows in place. It is freed
-/// with its last copy. Thread-safe as long as two threads do not write the same bytes.
+/// An allocation in a GPU's memory. A server on this host can score its rows in place. Copies of a
+/// CudaBuffer share the allocation, which is freed with the last of them. Thread-safe as long as
+/// two threads do not write the same bytes.
 class CudaBuffer {
  public:
-  /// Describes `bytes` bytes from `offset` for a request.
+  /// Returns a description of `bytes` bytes from `offset` for a request.
   DeviceRows Rows(int64_t offset, int64_t bytes) const;
 
   /// Copies from the host to byte `offset` and waits for the copy.
@@ -38,12 +39,13 @@ class CudaBuffer {
 /// this program is not linked with CUDA. Thread-safe.
 class CudaMemory {
  public:
-  /// Opens GPU `ordinal` in the driver's order, >= 0. FAILED_PRECONDITION says what is missing: the
-  /// driver, any GPU, or this GPU. `library` is the driver's library; tests replace it.
+  /// Opens GPU `ordinal` in the driver's order, >= 0. Returns FAILED_PRECONDITION, which says what
+  /// is missing: the driver, any GPU, or this GPU. `library` is the driver's library; tests replace
+  /// it.
   static absl::StatusOr<CudaMemory> Open(int32_t ordinal,
                                          const std::string& library = "libcuda.so.1");
 
-  /// RESOURCE_EXHAUSTED when the GPU is out of memory.
+  /// Allocates `bytes` bytes. Returns RESOURCE_EXHAUSTED if the GPU is out of memory.
   absl::StatusOr<CudaBuffer> Allocate(int64_t bytes);
 
  private:

@@ -36,7 +36,7 @@ class SteadyClock final : public LoadClock {
   }
 };
 
-/// Room for one request in flight, with memory for its fresh rows.
+/// Memory for one request in flight and its fresh rows.
 struct Slot {
   RowBuffer hidden;
   std::optional<CudaBuffer> device;  ///< Replaces `hidden` for rows in GPU memory.
@@ -51,7 +51,7 @@ class FreeSlots {
     free_.push_back(slot);
   }
 
-  /// Waits for a free slot. Sets `is_short` if it was the last one, or none was free.
+  /// Waits for a free slot. Sets `is_short` to whether at most one slot was free.
   Slot* Take(bool* is_short) {
     absl::MutexLock lock(&mutex_);
     *is_short = free_.size() <= 1;
@@ -83,16 +83,16 @@ struct Ticket {
   std::optional<absl::Time> due;  ///< Planned time; absent in a closed loop.
 };
 
-/// The end of a phase of a run. A phase also ends when it is stopped.
+/// The condition that ends a phase of a run. A phase also ends when it is stopped.
 struct PhaseEnd {
-  int64_t requests = 0;  ///< Ends after this many requests; 0: ends by time.
+  int64_t requests = 0;  ///< Number of requests; 0: ends by time.
   absl::Duration duration = absl::InfiniteDuration();
 };
 
 /// Sends requests from `writers` threads until the phase ends or is stopped.
 class Phase {
  public:
-  /// `device_pool` holds the pool's rows on the GPU; null for rows on the host.
+  /// `device_pool` holds the pool's rows on the GPU; it is null if rows are on the host.
   Phase(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
         const PhaseEnd& end, absl::Span<Slot> slots, int64_t writers)
       : fixture_(fixture),
@@ -121,7 +121,7 @@ class Phase {
 
   void Stop() { is_stopped_.store(true, std::memory_order_relaxed); }
 
-  /// Waits until every request is sent, but no longer than `timeout`. Returns whether it is.
+  /// Waits up to `timeout` until every request is sent. Returns whether all are sent.
   bool AwaitSent(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithTimeout(
@@ -169,7 +169,7 @@ class Phase {
     return ticket;
   }
 
-  /// Counts the requests that were due but are not sent any more.
+  /// Stops the phase and counts the requests that were due but will not be sent.
   void EndByTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     is_stopped_.store(true, std::memory_order_relaxed);
     if (!schedule_.has_value()) return;
@@ -196,10 +196,11 @@ class Phase {
     --num_writing_;
   }
 
-  /// Returns false if the phase was stopped meanwhile.
+  /// Waits until at most one tick before the request is due. Returns false if the phase is stopped
+  /// during the wait.
   bool WaitUntilDue(const Ticket& ticket) {
     if (!ticket.due.has_value()) return true;
-    // Sleeping in steps lets a run with a low rate end in time.
+    // The thread sleeps in steps, so that a run with a low rate ends on time.
     while (fixture_.clock.Now() + kTick < *ticket.due) {
       if (is_stopped_.load(std::memory_order_relaxed)) return false;
       fixture_.clock.SleepUntil(fixture_.clock.Now() + kTick);
@@ -244,7 +245,8 @@ class Phase {
     }
   }
 
-  /// Adds the rows of a request to `args`, and writes them first if they are to be fresh.
+  /// Adds the rows of a request to `args`, and writes them first if the plan requires fresh
+  /// rows.
   absl::Status AddRows(int64_t first, Slot& slot, ScoreArgs& args) {
     const RowPool& pool = fixture_.pool;
     const int64_t bytes = args.rows * pool.row_bytes();
@@ -286,7 +288,7 @@ class Phase {
     }
   }
 
-  // A prime number, so that consecutive requests start at rows that are far apart.
+  // The stride is a prime number, so that consecutive requests start at rows that are far apart.
   static constexpr int64_t kFreshStride = 101;
 
   const LoadFixture& fixture_;
@@ -301,7 +303,7 @@ class Phase {
   LoadRecorder recorder_;
   FreeSlots free_;
   std::atomic<bool> is_stopped_{false};
-  /// Slots were short, and since then no request has left in time while slots were free.
+  /// True if the slots ran out and no request was sent on time with free slots since then.
   std::atomic<bool> is_behind_{false};
 
   absl::Mutex mutex_;
@@ -343,7 +345,7 @@ absl::StatusOr<std::vector<Slot>> MakeSlots(const LoadFixture& fixture, const Lo
   return slots;
 }
 
-/// Copies the pool's rows to the GPU. Returns nothing for rows on the host.
+/// Copies the pool's rows to the GPU. Returns no buffer if rows stay on the host.
 absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixture) {
   if (fixture.device == nullptr) return std::nullopt;
   const absl::Span<const std::byte> rows = fixture.pool.hidden();
@@ -356,7 +358,7 @@ absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixt
 void WarmUp(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
             absl::Span<Slot> slots, int64_t writers) {
   if (plan.warmup_requests > 0) {
-    // At a low rate, a few requests could take minutes; a closed loop sends them at once.
+    // At a low rate, a few requests could take minutes; a closed loop sends them without pauses.
     LoadPlan closed = plan;
     closed.request_rate = 0;
     const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), slots.size());
@@ -370,7 +372,7 @@ void WarmUp(const LoadFixture& fixture, const CudaBuffer* device_pool, const Loa
   }
 }
 
-/// Divides a running phase into windows until it ends or is stable.
+/// Divides a running phase into windows until it ends or the windows are stable.
 WindowSeries MeasureWindows(const LoadFixture& fixture, const LoadPlan& plan, Phase& phase) {
   const bool until_stable = plan.requests == 0 && plan.duration == absl::ZeroDuration();
   WindowSeries series(plan.stability);

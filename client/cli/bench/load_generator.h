@@ -21,24 +21,25 @@ struct LoadPlan {
   /// answered; 0: closed loop.
   double request_rate = 0;
   Arrivals arrivals = Arrivals::kPoisson;
-  /// Maximum number of unanswered requests of an open loop, >= 1. Requests that are due beyond them
-  /// wait, and their latency includes the wait. Bounds memory: fresh rows of requests in flight
-  /// take at most 1 GiB, which may lower the number.
+  /// Maximum number of unanswered requests of an open loop, >= 1. Further requests that are due
+  /// wait, and their latency includes the wait. Fresh rows of requests in flight take at most 1 GiB
+  /// of memory, which may reduce this number.
   int64_t inflight_max = 4'096;
-  /// Threads that write rows and send, >= 1; 0: one per core. Never more than requests in flight.
+  /// Number of threads that write and send rows, or 0 for one per core. There are never more
+  /// threads than requests in flight.
   int64_t writers = 0;
-  /// True: the rows of each request are written anew, as a trainer does. False: every request sends
-  /// the same bytes.
+  /// If true, new rows are written for each request, as a trainer does. If false, every request
+  /// sends the same bytes.
   bool fresh = false;
 
   int64_t requests = 0;                            ///< Requests to measure; 0: ends by time.
-  absl::Duration duration = absl::ZeroDuration();  ///< Time to measure; 0: until it is stable.
+  absl::Duration duration = absl::ZeroDuration();  ///< Time to measure; 0: until the run is stable.
   absl::Duration window = absl::Seconds(1);
   WindowSeries::Criterion stability = {};
   int64_t windows_max = 10;  ///< Windows after which an unstable run ends, >= 3.
 
-  int64_t warmup_requests = 0;                        ///< Sent first, in a closed loop.
-  absl::Duration warmup_time = absl::ZeroDuration();  ///< Time of the load itself, sent second.
+  int64_t warmup_requests = 0;  ///< Number of requests sent first, in a closed loop.
+  absl::Duration warmup_time = absl::ZeroDuration();  ///< Time for which the load runs after that.
   uint64_t seed = 1;                                  ///< Seed of sizes and arrivals.
 };
 
@@ -46,10 +47,10 @@ struct LoadPlan {
 class LoadTarget {
  public:
   virtual ~LoadTarget() = default;
-  /// Calls `done` once, perhaps before this returns. `args` points to data that is valid until
-  /// then.
+  /// Sends a request and calls `done` once, possibly before Send returns. The data that `args`
+  /// points to must stay valid until then.
   virtual void Send(const ScoreArgs& args, ScoreCallback done) = 0;
-  /// Does the same, and may block the calling thread until the answer arrives.
+  /// Behaves like Send but may block the calling thread until the answer arrives.
   virtual void SendAndWait(const ScoreArgs& args, ScoreCallback done) {
     Send(args, std::move(done));
   }
@@ -75,7 +76,7 @@ class LoadClock {
   virtual ~LoadClock() = default;
   virtual absl::Time Now() const = 0;
   virtual void SleepUntil(absl::Time time) = 0;
-  /// The system's steady clock.
+  /// Returns the system's steady clock.
   static LoadClock& Steady();
 };
 
@@ -83,22 +84,23 @@ class LoadClock {
 class LoadObserver {
  public:
   virtual ~LoadObserver() = default;
-  /// Measuring starts: warm-up is over. Called on the thread of RunLoad, like the next two.
+  /// Called by the thread of RunLoad when the warm-up is over and measuring starts.
   virtual void MeasureBegins() {}
-  /// Measuring ends; requests may still be in flight.
+  /// Called by the thread of RunLoad when measuring ends. Requests may still be in flight.
   virtual void MeasureEnds() {}
-  /// Called about ten times per second with the finished share of the run, 0 to 1.
+  /// Called by the thread of RunLoad about ten times per second with the finished share of the run,
+  /// 0 to 1.
   virtual void Progress(double /*share*/) {}
-  /// An answer to `rows` rows that start with distinct row `first` of the pool. Also called during
-  /// warm-up, and on any thread.
+  /// Called with each answer to `rows` rows that start with distinct row `first` of the pool, also
+  /// during warm-up. May be called from any thread.
   virtual void Answered(int64_t /*first*/, int64_t /*rows*/, const ScoreResult& /*result*/) {}
 };
 
 /// The objects that a run works with.
 struct LoadFixture {
   LoadTarget& target;
-  const RowPool& pool;  ///< Created for at least the plan's largest request.
-  RowMemory& memory;    ///< Allocates fresh rows.
+  const RowPool& pool;  ///< Created for requests of at least the plan's largest size.
+  RowMemory& memory;    ///< Allocates memory for fresh rows.
   /// If set, requests name rows in this GPU's memory and `memory` is not used.
   CudaMemory* device = nullptr;
   ScoreArgs request;  ///< Template of every request (head, outputs, ...); rows are filled in.
@@ -106,7 +108,8 @@ struct LoadFixture {
   LoadClock& clock = LoadClock::Steady();
 };
 
-/// Runs the plan: warm-up, then measuring. Errors are those of memory; failed requests are counted.
+/// Runs the plan: warms up, then measures. Returns only the errors of allocating and filling
+/// memory; failed requests are counted.
 absl::StatusOr<LoadMeasurement> RunLoad(const LoadFixture& fixture, const LoadPlan& plan);
 
 }  // namespace logprobd::client

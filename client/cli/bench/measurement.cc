@@ -23,7 +23,7 @@ constexpr size_t kBuckets = kLinear + (size_t{kValueBits - kSubBits - 1} << kSub
 size_t BucketOf(uint64_t nanoseconds) {
   if (nanoseconds < kLinear) return nanoseconds;
   const int shift = static_cast<int>(std::bit_width(nanoseconds)) - 1 - kSubBits;
-  // The leading bit is kept: sub-buckets count from 2^kSubBits.
+  // The shifted value keeps its leading bit, so its sub-bucket numbers start at 2^kSubBits.
   return (static_cast<size_t>(shift) << kSubBits) + (nanoseconds >> shift);
 }
 

@@ -17,18 +17,18 @@
 
 namespace logprobd::client {
 
-/// All latencies of a run in bounded memory: counts in buckets of 1/128 of a power of two, so that
-/// a percentile is at most 0.8 % above the true one. The resolution is 1 ns, the range about 73
-/// minutes; longer latencies count as the longest. Takes at most 37 KB, and nothing before the
-/// first value. Not thread-safe.
+/// A histogram of all latencies of a run in bounded memory. Its buckets are 1/128 of a power of two
+/// wide, so that a percentile is at most 0.8 % above the true one. The resolution is 1 ns and the
+/// range is about 73 minutes; a longer latency counts as the longest one. The histogram takes at
+/// most 37 KB, and no memory before the first value. Not thread-safe.
 class LatencyHistogram {
  public:
-  /// A negative latency counts as 0.
+  /// Records a latency; a negative one counts as 0.
   void Record(double seconds);
   void Merge(const LatencyHistogram& other);
 
   int64_t count() const { return count_; }
-  /// Exact mean, minimum and maximum; 0 if there is no value.
+  /// Returns the exact mean, minimum or maximum, or 0 if there is no value.
   double mean() const;
   double min() const { return min_seconds_; }
   double max() const { return max_seconds_; }
@@ -37,13 +37,13 @@ class LatencyHistogram {
   /// `percent` % of the values do not exceed it. Returns 0 if there is no value.
   double Percentile(double percent) const;
 
-  /// Calls `visit` with each bucket that holds values, in rising order: values in [begin, end)
-  /// seconds.
+  /// Calls `visit` with each bucket that holds values, in ascending order. A bucket holds the
+  /// values in [begin, end) seconds.
   void ForEachBucket(
       const std::function<void(double begin, double end, int64_t count)>& visit) const;
 
  private:
-  std::vector<int64_t> counts_;  ///< One for each bucket; empty before the first value.
+  std::vector<int64_t> counts_;  ///< Count of each bucket; empty before the first value.
   int64_t count_ = 0;
   double sum_seconds_ = 0;
   double min_seconds_ = 0;
@@ -54,25 +54,27 @@ class LatencyHistogram {
 struct SizeStats {
   int64_t rows = 0;  ///< Rows of all answered requests.
   int64_t errors = 0;
-  /// Latencies of answered requests. An open loop counts them from the planned time of arrival, so
-  /// that a stalled server, which is sent fewer requests, does not look faster.
+  /// Latencies of answered requests. An open loop measures them from the planned time of arrival,
+  /// so that a stalled server, which is sent fewer requests, does not look faster.
   LatencyHistogram latency;
   /// Number of answered requests by the transport of most of their rows.
   std::map<Transport, int64_t> transports;
 
   int64_t requests() const { return latency.count(); }
-  /// "shm", or "shm+tcp" with the most used transport first. Empty without an answer.
+  /// Returns "shm", or "shm+tcp" with the most used transport first. The text is empty if there is
+  /// no answer.
   std::string TransportText() const;
   void Merge(const SizeStats& other);
 };
 
-/// Requests of an open loop that left more than a millisecond after their planned time.
+/// Requests of an open loop that were sent more than a millisecond after their planned time.
 struct LateSends {
-  /// The generator could not keep up, although the server had answered its requests.
+  /// Requests that were late because the generator could not keep up, although the server had
+  /// answered its requests.
   int64_t by_generator = 0;
   double generator_seconds_max = 0;
-  /// The maximum number of requests was in flight, or the backlog of such a time was not yet worked
-  /// off: the rate exceeds what the server can do.
+  /// Requests that were late because the maximum number of requests was in flight, or because the
+  /// backlog of such a time remained: the rate exceeds what the server can do.
   int64_t by_server = 0;
   double server_seconds_max = 0;
   /// Requests that were due but not sent before a run of a given duration ended.
@@ -81,11 +83,11 @@ struct LateSends {
   void Merge(const LateSends& other);
 };
 
-/// What was measured between two moments.
+/// The measurements between two points in time.
 struct Interval {
   double begin_seconds = 0;      ///< Time since the start of measuring.
-  double seconds = 0;            ///< Length.
-  std::vector<SizeStats> sizes;  ///< In the order of RowMix::sizes.
+  double seconds = 0;            ///< Length of the interval.
+  std::vector<SizeStats> sizes;  ///< One entry per size, in the order of RowMix::sizes.
   LateSends late;
   absl::Status first_error;
 
@@ -107,12 +109,12 @@ class LoadRecorder {
   /// Records an answered request with `rows` rows; `size` is an index into RowMix::sizes.
   void RecordAnswer(size_t size, int64_t rows, double seconds, Transport transport);
   void RecordFailure(size_t size, const absl::Status& status);
-  /// Records a request that left `seconds` after its planned time.
+  /// Records a request that was sent `seconds` after its planned time.
   void RecordLate(double seconds, bool by_server);
   /// Records `count` requests that were due but not sent before the run ended.
   void RecordUnsent(int64_t count);
 
-  /// Returns everything since the last Take. The caller sets the times of the interval.
+  /// Returns everything recorded since the last Take. The caller sets the times of the interval.
   Interval Take();
 
  private:
@@ -129,14 +131,14 @@ class LoadRecorder {
   std::array<Part, kParts> parts_;
 };
 
-/// The figures of one window of a run, from which its stability is judged.
+/// The figures of one window of a run, which decide whether the run is stable.
 struct WindowFigures {
   double begin_seconds = 0;
   double seconds = 0;
   int64_t requests = 0;
   int64_t errors = 0;
   double rows_per_second = 0;
-  double latency_seconds = 0;  ///< At the percentile of WindowSeries::Criterion.
+  double latency_seconds = 0;  ///< Latency at the percentile of Criterion.
 };
 
 /// The windows of a run. The run is stable when throughput and latency of the last three windows
@@ -158,15 +160,16 @@ class WindowSeries {
   void Extend(const Interval& tail) { all_.Append(tail); }
 
   /// Adds the answers to requests that were in flight at the end of the last window. Their
-  /// latencies and errors count, so that requests that hang are seen. Their rows do not, since they
-  /// came after the measured time.
+  /// latencies and errors count, so that requests that hang are visible. Their rows do not count,
+  /// since they arrived after the measured time.
   void AddLateAnswers(Interval answers);
 
-  /// Returns nothing for fewer than three windows, and false if one of the three answered nothing.
+  /// Returns whether the run is stable, or nothing for fewer than three windows. A run is not
+  /// stable if one of the last three windows has no answers.
   std::optional<bool> stable() const;
   const std::vector<WindowFigures>& figures() const { return figures_; }
   const Interval& all() const { return all_; }
-  /// Returns the compared windows, joined.
+  /// Returns the compared windows as one interval.
   Interval LastWindows() const;
 
  private:
@@ -181,9 +184,9 @@ struct LoadMeasurement {
   /// The whole run, or its last windows if the run had to become stable.
   Interval measured;
   std::vector<WindowFigures> windows;  ///< All windows of the run, in order.
-  /// Whether the last windows agree; absent if there were too few.
+  /// True if the last windows are stable; absent if there were too few.
   std::optional<bool> stable;
-  int64_t inflight_max = 0;  ///< Largest possible number of unanswered requests.
+  int64_t inflight_max = 0;  ///< Maximum number of unanswered requests.
 };
 
 }  // namespace logprobd::client

@@ -19,7 +19,7 @@ constexpr int64_t kDistinctElementsMax = int64_t{1} << 22;
 /// Number of distinct rows to aim for, even if requests are smaller.
 constexpr int64_t kDistinctRowsTarget = 256;
 
-/// Writes `value` as an element of `dtype`; any alignment.
+/// Writes `value` as an element of `dtype`. `element` may have any alignment.
 void StoreElement(float value, Dtype dtype, std::byte* element) {
   if (dtype == Dtype::kF32) {
     std::memcpy(element, &value, sizeof(value));

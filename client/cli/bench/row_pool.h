@@ -18,11 +18,11 @@ uint16_t ToBf16(float value);
 uint16_t ToF16(float value);
 
 /// Allocates memory for a load's rows: on the heap, or in a region that the server maps too, so
-/// that the client writes its rows directly there. Called by one thread.
+/// that the client writes its rows directly there. Not thread-safe.
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  /// RESOURCE_EXHAUSTED when there is no room, and the errors of Client::AllocateRows.
+  /// Returns RESOURCE_EXHAUSTED if there is not enough memory, or an error of Client::AllocateRows.
   virtual absl::StatusOr<RowBuffer> Allocate(int64_t bytes) = 0;
 };
 
@@ -31,7 +31,8 @@ class HeapRowMemory final : public RowMemory {
   absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override;
 };
 
-/// Memory that the client shares with its server, if it can share some.
+/// Allocates memory that the client shares with its server, or ordinary memory if none can be
+/// shared.
 class ClientRowMemory final : public RowMemory {
  public:
   explicit ClientRowMemory(Client& client) : client_(client) {}
@@ -42,12 +43,12 @@ class ClientRowMemory final : public RowMemory {
 };
 
 /// The rows that a load sends: hidden states with standard normal elements, and targets spread over
-/// the vocabulary. The same seed gives the same bytes on every machine. Requests take rows in a
-/// circle, so a large request repeats rows: generating random numbers must not take longer than
+/// the vocabulary. The same seed gives the same bytes on every machine. Requests take the rows
+/// cyclically, so a large request repeats rows: generating random numbers must not take longer than
 /// sending them. Thread-safe once created.
 class RowPool {
  public:
-  /// Creates a pool for requests of up to `rows_max` rows. Errors are those of `memory`.
+  /// Creates a pool for requests of up to `rows_max` rows. Returns the errors of `memory`.
   static absl::StatusOr<RowPool> Create(const Head& head, Dtype dtype, int64_t rows_max,
                                         uint64_t seed, RowMemory& memory);
 
@@ -57,7 +58,7 @@ class RowPool {
   Dtype dtype() const { return dtype_; }
   int64_t row_bytes() const { return hidden_size_ * DtypeBytes(dtype_); }
 
-  /// Rows 0 to rows_max in a circle: what a load without fresh rows sends.
+  /// Returns at least `rows_max` rows in cyclic order. A load without fresh rows sends these.
   absl::Span<const std::byte> hidden() const { return hidden_.bytes(); }
   absl::Span<const int32_t> targets() const { return targets_; }
 
@@ -82,7 +83,7 @@ class RowPool {
   int64_t hidden_size_ = 0;
   Dtype dtype_ = Dtype::kBf16;
   RowBuffer hidden_;              ///< [max(rows_max, distinct_rows), hidden_size]
-  std::vector<int32_t> targets_;  ///< One for each row of hidden_.
+  std::vector<int32_t> targets_;  ///< One target for each row of hidden_.
 };
 
 }  // namespace logprobd::client

@@ -22,7 +22,7 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
   int64_t rows = 0;
   if (absl::SimpleAtoi(text, &rows) && rows >= 1 && rows <= kRowsMax) return rows;
   return absl::InvalidArgumentError(
-      absl::StrCat("\"", text, "\" is not a number of rows, 1 to ", kRowsMax));
+      absl::StrCat("\"", text, "\" is not a number of rows from 1 to ", kRowsMax));
 }
 
 absl::StatusOr<RowMix::Size> ParseWeighted(absl::string_view text) {

@@ -43,7 +43,7 @@ class Random {
   uint64_t state_;
 };
 
-/// The sizes of a load's requests and how often each is drawn.
+/// The request sizes of one load and the weights with which they are drawn.
 struct RowMix {
   struct Size {
     int64_t rows = 1;   ///< 1 to 2^24.
@@ -60,12 +60,13 @@ struct RowMix {
   std::string Text() const;
 };
 
-/// Parses --rows: sizes with a load each ("1,256,8192"), or one mix of sizes with weights
-/// ("1:80,256:15,8192:5"). INVALID_ARGUMENT says what is wrong.
+/// Parses --rows. Either each size makes a load of its own ("1,256,8192"), or sizes with weights
+/// make one mixed load ("1:80,256:15,8192:5"). Returns INVALID_ARGUMENT, which says what is wrong.
 absl::StatusOr<std::vector<RowMix>> ParseRows(absl::string_view text);
 
 /// Returns the values of "4", "1:8" or "1:16:5" (start, end, step; the end is included when a step
-/// meets it). INVALID_ARGUMENT unless all are at least 1, start <= end and there are at most 1,000.
+/// meets it). Returns INVALID_ARGUMENT unless all numbers are at least 1, start <= end and the
+/// range has at most 1,000 values.
 absl::StatusOr<std::vector<int64_t>> ParseRange(absl::string_view text);
 
 /// How the requests of an open loop are spread over time.

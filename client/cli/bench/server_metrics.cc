@@ -83,8 +83,8 @@ absl::StatusOr<MetricsPage> MetricsPage::Parse(absl::string_view text) {
     if (line.empty() || line.front() == '#') continue;
     std::optional<Sample> sample = ParseSample(line);
     if (!sample.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("not in the Prometheus text format: \"", line.substr(0, 80), "\""));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a line is not in the Prometheus text format: \"", line.substr(0, 80), "\""));
     }
     page.samples_.push_back(*std::move(sample));
   }
@@ -130,7 +130,7 @@ absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const Me
   }
   constexpr char kStart[] = "process_start_time_seconds";
   if (before.Sum(kStart) != after.Sum(kStart)) {
-    return absl::AbortedError("the server restarted during the run");
+    return absl::AbortedError("the server restarted during the run: repeat the run");
   }
   const auto delta = [&](absl::string_view name, const MetricsPage::Labels& labels) {
     return after.Sum(name, labels) - before.Sum(name, labels);
@@ -198,11 +198,11 @@ absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url) {
     const httplib::Result result = client->Get(path);
     if (!result) {
       return absl::UnavailableError(
-          absl::StrCat("no metrics from ", url, ": ", httplib::to_string(result.error())));
+          absl::StrCat("cannot read metrics from ", url, ": ", httplib::to_string(result.error())));
     }
     if (result->status != 200) {
       return absl::UnavailableError(
-          absl::StrCat("no metrics from ", url, ": HTTP status ", result->status));
+          absl::StrCat("cannot read metrics from ", url, ": HTTP status ", result->status));
     }
     return result->body;
   });
@@ -233,7 +233,7 @@ absl::StatusOr<ServerFigures> MetricsScraper::End() {
   StopWatching();
   if (!before_.has_value()) {
     return absl::FailedPreconditionError(
-        "the server's metrics could not be read at the start of measuring");
+        "the server's metrics could not be read at the start of the measurement");
   }
   const absl::StatusOr<MetricsPage> after = Read();
   if (!after.ok()) return after.status();
@@ -254,7 +254,7 @@ void MetricsScraper::Watch() {
       absl::MutexLock lock(&mutex_);
       if (mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), pause_)) return;
     }
-    // A failed read is ignored here, since only the peaks miss it. End() needs its page.
+    // A failed read is ignored here, because it affects only the peaks. End() requires its page.
     if (const absl::StatusOr<MetricsPage> page = Read(); page.ok()) peaks_.Add(*page, head_);
   }
 }

@@ -27,10 +27,11 @@ class MetricsPage {
     double value = 0;
   };
 
-  /// INVALID_ARGUMENT names the first line that does not follow the format.
+  /// Parses a page. Returns INVALID_ARGUMENT with the first line that does not follow the format.
   static absl::StatusOr<MetricsPage> Parse(absl::string_view text);
 
-  /// Returns the sum of the samples of this name whose labels include `labels`; 0 if there is none.
+  /// Returns the sum of the samples of this name whose labels include `labels`, or 0 if there is
+  /// none.
   double Sum(absl::string_view name, const Labels& labels = {}) const;
   bool Has(absl::string_view name) const;
   /// Returns the values of a label in the samples of this name, sorted and without duplicates.
@@ -40,7 +41,7 @@ class MetricsPage {
   std::vector<Sample> samples_;
 };
 
-/// What a server's metrics say about the time between two pages.
+/// Figures of a server for the time between two pages of its metrics.
 struct ServerFigures {
   struct Stage {
     std::string name;
@@ -49,7 +50,7 @@ struct ServerFigures {
   };
   struct Gpu {
     std::string name;
-    double busy_ratio = 0;  ///< Share of the time, 0 to 1.
+    double busy_ratio = 0;  ///< Share of the time in which the GPU is busy, 0 to 1.
     double teraflops = 0;   ///< 1e12 operations per second.
   };
 
@@ -58,12 +59,12 @@ struct ServerFigures {
   double batches = 0;
   double batch_rows_mean = 0;
   std::vector<Stage> stages;   ///< In the order in which a request passes them.
-  double queue_rows_peak = 0;  ///< Largest of the values seen, one per second.
+  double queue_rows_peak = 0;  ///< Largest sampled value; one sample per second.
   std::vector<std::pair<std::string, double>> rejected;  ///< Counts by reason, without zeros.
   double received_bytes = 0;
   double cpu_seconds = 0;
-  double cpu_seconds_per_gigabyte = 0;  ///< Per 1e9 bytes of received messages; 0 without any.
-  double resident_bytes_peak = 0;       ///< Largest of the values seen, one per second.
+  double cpu_seconds_per_gigabyte = 0;  ///< Per 1e9 bytes of received messages; 0 if none.
+  double resident_bytes_peak = 0;       ///< Largest sampled value; one sample per second.
   std::vector<Gpu> gpus;
 };
 
@@ -75,8 +76,9 @@ struct ServerPeaks {
   void Add(const MetricsPage& page, const std::string& head);
 };
 
-/// Returns what happened between two pages of one server, `seconds` apart. ABORTED when the server
-/// restarted between them; INVALID_ARGUMENT when they are not pages of a logprobd.
+/// Computes the figures from two pages of one server that were read `seconds` apart. Returns
+/// ABORTED if the server restarted between them, and INVALID_ARGUMENT if they are not pages of a
+/// logprobd.
 absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const MetricsPage& after,
                                              const std::string& head, const ServerPeaks& peaks,
                                              double seconds);
@@ -85,11 +87,11 @@ absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const Me
 using MetricsSource = absl::AnyInvocable<absl::StatusOr<std::string>()>;
 
 /// Returns a source that reads "host:port", "http://host:port" or "http://host:port/path" (default
-/// path: /metrics) within five seconds. INVALID_ARGUMENT for another kind of URL.
+/// path: /metrics) within five seconds. Returns INVALID_ARGUMENT for another kind of URL.
 absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url);
 
 /// Reads a server's metrics at both ends of a run and, on its own thread, once per `pause` in
-/// between. For use by one thread.
+/// between. Not thread-safe.
 class MetricsScraper {
  public:
   /// `source` must outlive the scraper and is called by one thread at a time.
@@ -100,8 +102,8 @@ class MetricsScraper {
 
   /// Reads the first page and starts to watch for peaks.
   absl::Status Begin();
-  /// Reads the last page. Errors are those of the source and of CompareMetrics; FAILED_PRECONDITION
-  /// when Begin failed.
+  /// Reads the last page. Returns the errors of the source and of CompareMetrics, or
+  /// FAILED_PRECONDITION if Begin failed.
   absl::StatusOr<ServerFigures> End();
 
  private:
@@ -112,9 +114,9 @@ class MetricsScraper {
   MetricsSource& source_;
   const std::string head_;
   const absl::Duration pause_;
-  std::optional<MetricsPage> before_;  ///< Empty after a Begin that failed.
+  std::optional<MetricsPage> before_;  ///< Empty if Begin failed.
   absl::Time begin_time_;
-  ServerPeaks peaks_;  ///< Belongs to the watching thread while that runs.
+  ServerPeaks peaks_;  ///< Used only by the watching thread while it runs.
   std::thread watcher_;
 
   absl::Mutex mutex_;

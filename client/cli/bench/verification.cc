@@ -28,7 +28,7 @@ uint64_t MixRow(uint64_t digest, const std::vector<T>& values, size_t row, size_
   return digest;
 }
 
-/// A row's value, or NaN if the output was not requested.
+/// Returns a row's value, or NaN if the output was not requested.
 float ValueOf(const std::vector<float>& values, size_t row) {
   return values.empty() ? std::numeric_limits<float>::quiet_NaN() : values[row];
 }
@@ -60,12 +60,12 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
   absl::MutexLock lock(&mutex_);
   if (!weights_version_.has_value()) weights_version_ = result.weights_version;
   if (*weights_version_ != result.weights_version) {
-    // Other weights give other scores, so this says nothing about the server.
+    // Other weights give other scores, so this difference is no error of the server.
     ++num_different_;
     if (first_difference_.empty()) {
-      first_difference_ =
-          absl::StrCat("the weights changed from version ", *weights_version_, " to ",
-                       result.weights_version, " during the run: repeat it without a change");
+      first_difference_ = absl::StrCat("the weights changed from version ", *weights_version_,
+                                       " to ", result.weights_version,
+                                       " during the run: repeat the run without such a change");
     }
     return;
   }
@@ -85,8 +85,8 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
     ++num_different_;
     if (first_difference_.empty()) {
       first_difference_ = absl::StrFormat(
-          "row %d of the load, in a request of %d rows: logprob %.9g and entropy %.9g; the first "
-          "answer to this row had logprob %.9g and entropy %.9g",
+          "row %d of the load, in a request of %d rows, has logprob %.9g and entropy %.9g; the "
+          "first response for this row had logprob %.9g and entropy %.9g",
           pool_row, rows, found.logprob, found.entropy, entry.logprob, entry.entropy);
     }
   }

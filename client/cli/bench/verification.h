@@ -12,21 +12,23 @@
 
 namespace logprobd::client {
 
-/// The first answer to each distinct row of a run. Every later answer to the row must have the same
-/// bits, since a row's scores depend neither on the rest of its batch nor on the time. Thread-safe.
+/// Stores the first response for each distinct row of a run. Every later response for the row must
+/// be bit-identical, since a row's scores depend neither on the rest of its batch nor on the time.
+/// Thread-safe.
 class Baseline {
  public:
   explicit Baseline(int64_t distinct_rows);
 
-  /// Takes an answer to rows `first`, `first + 1`, ... of the pool, in a circle.
+  /// Compares a response for rows `first`, `first + 1`, ... of the pool, in cyclic order, with the
+  /// first response for each row, or stores it if it is the first.
   void Add(int64_t first, const ScoreResult& result);
 
-  /// Number of answered rows that were compared with an earlier answer to the same row.
+  /// Returns the number of rows that were compared with the first response for the same row.
   int64_t rows_compared() const;
-  /// Number of compared rows that had other bits. An answer of another version of the weights
-  /// counts as one.
+  /// Returns the number of compared rows that differed in any bit. A response of another version of
+  /// the weights counts as one.
   int64_t rows_different() const;
-  /// Describes the first difference; empty if there is none.
+  /// Returns a description of the first difference, or "" if there is none.
   std::string first_difference() const;
 
  private:
@@ -45,13 +47,13 @@ class Baseline {
   std::optional<uint64_t> weights_version_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// What `bench --verify` found: the server's own comparison of its engine with double precision,
-/// before and after the loads, and the comparison of the answers with each other.
+/// Results of `bench --verify`: the server's own comparison of its engine with double precision,
+/// before and after the loads, and the comparison of the responses with each other.
 struct Verification {
   VerifyReport before;
   VerifyReport after;
-  int64_t answers_compared = 0;   ///< Compared with the first answer to the same row.
-  int64_t answers_different = 0;  ///< Number of them that differ in any bit.
+  int64_t answers_compared = 0;   ///< Number of rows compared with their first response.
+  int64_t answers_different = 0;  ///< Number of these rows that differ in any bit.
   std::string first_difference;   ///< Empty if there is none.
 
   bool passed() const { return before.passed && after.passed && answers_different == 0; }

@@ -140,7 +140,7 @@ absl::StatusOr<Tensor> ReadNpy(const std::string& path) {
   };
   absl::Span<const std::byte> bytes = (*file)->data();
   if (bytes.size() < 10 || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    return broken("not a .npy file");
+    return broken("this is not a .npy file");
   }
   const auto version = std::to_integer<int>(bytes[6]);
   if (version < 1 || version > 3) return broken("unknown .npy version ", version);
@@ -167,7 +167,7 @@ absl::StatusOr<Tensor> ReadNpy(const std::string& path) {
   if (!data_bytes.ok()) return broken(data_bytes.status().message());
   if (static_cast<int64_t>(bytes.size()) != *data_bytes) {
     return broken("shape ", ShapeText(header->shape), " of ", ElementName(*type), " needs ",
-                  *data_bytes, " bytes of data, the file has ", bytes.size());
+                  *data_bytes, " bytes of data, but the file has ", bytes.size());
   }
   return Tensor{.name = path,
                 .type = *type,

@@ -119,8 +119,9 @@ absl::StatusOr<Tensor> ReadSafetensors(const std::string& path, const std::strin
   const absl::StatusOr<int64_t> data_bytes = TensorBytes(*shape, *type);
   if (!data_bytes.ok()) return broken(tensor, ": ", data_bytes.status().message());
   if (end - begin != *data_bytes) {
-    return broken(tensor, " has shape ", ShapeText(*shape), " of ", ElementName(*type), ", ",
-                  *data_bytes, " bytes, but its range holds ", end - begin);
+    return broken(tensor, " has shape ", ShapeText(*shape), " of ", ElementName(*type),
+                  ", which is ", *data_bytes, " bytes, but its data_offsets span ", end - begin,
+                  " bytes");
   }
   return Tensor{.name = absl::StrCat(path, ":", tensor),
                 .type = *type,

@@ -21,7 +21,7 @@ std::vector<To> Convert(const Tensor& tensor) {
   std::vector<To> values;
   values.reserve(tensor.data.size() / sizeof(From));
   for (size_t offset = 0; offset < tensor.data.size(); offset += sizeof(From)) {
-    From value;  // the file may align the element in any way
+    From value;  // the element in the file may have any alignment
     std::memcpy(&value, tensor.data.data() + offset, sizeof(From));
     values.push_back(static_cast<To>(value));
   }
@@ -120,7 +120,7 @@ absl::StatusOr<int64_t> TensorBytes(absl::Span<const int64_t> shape, ElementType
     }
     if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("shape ", ShapeText(shape), " is larger than any file"));
+          absl::StrCat("shape ", ShapeText(shape), " has more than 2^63 - 1 bytes"));
     }
   }
   return bytes;

@@ -23,7 +23,8 @@ absl::string_view ElementName(ElementType type);
 /// process (SIGBUS).
 class MappedFile {
  public:
-  /// NOT_FOUND, PERMISSION_DENIED or INVALID_ARGUMENT (a folder) with the path in the message.
+  /// Maps a file. Returns NOT_FOUND, PERMISSION_DENIED or INVALID_ARGUMENT (for a folder), with the
+  /// path in the message.
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -48,35 +49,36 @@ struct Tensor {
 };
 
 /// Maps a NumPy .npy file (format versions 1 to 3, C order, little-endian numbers, no pickled
-/// objects). INVALID_ARGUMENT says what is wrong with the file.
+/// objects). Returns INVALID_ARGUMENT if the file is malformed; the message says how.
 absl::StatusOr<Tensor> ReadNpy(const std::string& path);
 
 /// Writes a version 1 .npy file. `descr` is NumPy's name of the type, for example "<f4".
 absl::Status WriteNpy(const std::string& path, absl::string_view descr,
                       absl::Span<const int64_t> shape, absl::Span<const std::byte> data);
 
-/// Maps one tensor of a .safetensors file. NOT_FOUND lists the names in the file. INVALID_ARGUMENT
-/// says what is wrong with the file: the header's length or JSON, a name that occurs twice, or a
-/// range that lies outside the data or does not match the shape.
+/// Maps one tensor of a .safetensors file. Returns NOT_FOUND, with the names in the file, if there
+/// is no such tensor. Returns INVALID_ARGUMENT if the file is malformed: the header's length or
+/// JSON is wrong, a name occurs twice, or a range lies outside the data or does not match the
+/// shape.
 absl::StatusOr<Tensor> ReadSafetensors(const std::string& path, const std::string& tensor);
 
-/// "[3, 4]"
+/// Returns a shape as text, for example "[3, 4]".
 std::string ShapeText(absl::Span<const int64_t> shape);
 
-/// Product of `shape` and the element size. INVALID_ARGUMENT when a dimension is negative or the
-/// product does not fit in 63 bits.
+/// Returns the product of `shape` and the element size. Returns INVALID_ARGUMENT if a dimension is
+/// negative or the product does not fit in 63 bits.
 absl::StatusOr<int64_t> TensorBytes(absl::Span<const int64_t> shape, ElementType type);
 
-/// Returns the integers of a tensor as int64. INVALID_ARGUMENT unless it has one dimension and an
-/// integer type.
+/// Returns the integers of a tensor as int64. Returns INVALID_ARGUMENT unless it has one dimension
+/// and an integer type.
 absl::StatusOr<std::vector<int64_t>> ToInt64(const Tensor& tensor);
 
-/// Returns the integers of a tensor as token ids. INVALID_ARGUMENT as for ToInt64, and for ids that
-/// do not fit in int32.
+/// Returns the integers of a tensor as token ids. Returns INVALID_ARGUMENT like ToInt64, and for
+/// ids that do not fit in int32.
 absl::StatusOr<std::vector<int32_t>> ToTokenIds(const Tensor& tensor);
 
-/// Returns the numbers of a tensor. INVALID_ARGUMENT unless it has one dimension and type f32 or
-/// f64.
+/// Returns the numbers of a tensor. Returns INVALID_ARGUMENT unless it has one dimension and type
+/// f32 or f64.
 absl::StatusOr<std::vector<float>> ToFloats(const Tensor& tensor);
 
 }  // namespace logprobd::client

@@ -1,4 +1,4 @@
-"""The servers of an AsyncClient; the asyncio counterpart of _pool.py."""
+"""The servers of an AsyncClient. This is the asyncio counterpart of _pool.py."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled
 from logprobd.settings import Settings
 
-# Channels of a parent process, or of an event loop that may still run. They are never closed here.
+# Channels of a parent process, or of an event loop that may still run. This process and loop never
+# close them.
 _inherited: list[Any] = []
 
 
 class AioPool:
-    """The servers of one client, on one event loop at a time; another loop starts with new
-    connections."""
+    """The servers of one client. It is used on one event loop at a time, and each new loop starts
+    with new connections."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class AioPool:
         return self._closed
 
     def own(self) -> None:
-        """Call before any other method: connections belong to one process and one event loop.
+        """Drops connections of another process or event loop. Call it before any other method.
 
         Raises Cancelled after close().
         """
@@ -67,7 +68,7 @@ class AioPool:
             pid, loop = self._owner
             if pid != owner[0] or not loop.is_closed():
                 _inherited.extend(self._channels.values())
-            # Channels of a closed loop are closed with their last reference.
+            # The channels of a closed loop are closed when their last reference is released.
             self._owner = owner
             self._start()
 
@@ -158,7 +159,7 @@ class AioPool:
 
     async def _check_one(self, server: Server) -> None:
         began = time.monotonic()
-        heads, reason = None, "the check was given up"
+        heads, reason = None, "the check was cancelled"
         try:
             answers = await asyncio.gather(
                 *(

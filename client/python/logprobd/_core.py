@@ -1,4 +1,4 @@
-"""The base of Client and AsyncClient: settings, deadlines, retries and the cache of head infos."""
+"""Base of Client and AsyncClient: settings, deadlines, retries and cached head descriptions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from logprobd.versions import CallVersions
 
 Message = TypeVar("Message")
 
-# Errors after which the cached infos of the server's heads may be out of date.
+# Errors after which the cached descriptions of the server's heads may be out of date.
 STALE_INFO_ERRORS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMismatch)
 
-# Longer timeouts, and math.inf, are cut to this: gRPC and threads do not accept infinity.
+# Longer timeouts, and math.inf, are reduced to this: gRPC and threads do not accept infinity.
 TIMEOUT_MAX_SECONDS = 1e9
 
-# How often a call scores chunks again that were answered before a swap of the weights.
+# Maximum number of rounds of a call. Each round after the first sends chunks again that were scored
+# before a swap of the weights.
 SWAP_ROUNDS_MAX = 3
 
 
@@ -43,14 +44,15 @@ class ClientCore:
     this client, so a slower server gets less work, and a large call uses all servers at once. When
     a server drains, fails or cannot be reached, its requests are sent to another server without
     delay. It gets requests again after a pause that grows with each failure, once its health
-    service says SERVING. A server that refuses for load is avoided for as long as it asks. While
-    calls are made, the client checks the health and the heads of each server every 10 s. Servers
-    whose heads differ (vocabulary, hidden size, dtype, scale, soft cap, bias) raise HeadMismatch.
+    service says SERVING. A server that refuses because of load gets no requests for the time that
+    it asks for. While calls are made, the client checks the health and the heads of each server
+    every 10 s. Raises HeadMismatch if the servers' heads differ (vocabulary, hidden size, dtype,
+    scale, soft cap, bias).
 
     All rows of a call are scored by one version of the weights: the pinned version, or the first
-    one that answers. A chunk that another version answered is sent again to a server that holds the
-    call's version. If no server holds that version any more, the call starts again with the version
-    that is live, at most 3 times, and then raises WeightsVersionMismatch.
+    one that answers. A chunk that was scored by another version is sent again to a server that
+    holds the call's version. If no server holds that version any more, the call starts again with
+    the live version, at most 3 times, and then raises WeightsVersionMismatch.
 
     A call that gets no answer for 1 s while it retries logs a warning to the logger "logprobd".
 
@@ -60,28 +62,29 @@ class ClientCore:
     Args:
         address: "host:port" (IPv6 in brackets), "unix:///path" or "dns:///name:port"; several
             addresses are separated by commas or given as a list. "dns:///" means one server per A
-            or AAAA record of the name, for example of a Kubernetes headless service; the name is
-            resolved every 30 s and after failures. Default: LOGPROBD_ADDRESS, else
-            127.0.0.1:8470.
-        timeout: seconds for a whole call, retries included, > 0; math.inf: no limit. Default:
-            LOGPROBD_TIMEOUT_S, else 300.
-        max_inflight: requests of one call that are in flight at once at each server, >= 1.
+            or AAAA record of the name, such as a Kubernetes headless service; the name is resolved
+            every 30 s and after failures. Default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
+        timeout: seconds for a whole call, including retries, > 0; math.inf means no limit.
+            Default: LOGPROBD_TIMEOUT_S, else 300.
+        max_inflight: maximum number of requests of one call in flight at each server, >= 1.
             Default: LOGPROBD_MAX_INFLIGHT, else 8.
         channels: TCP connections to each server, used in turn, >= 1. One connection alone does not
             fill a fast network.
-        chunk_rows: largest number of rows per request, >= 1; a larger call is cut.
-        chunk_bytes: largest number of bytes per request, >= 1; a larger row is sent alone.
-        retry: when to retry; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) never retries.
+        chunk_rows: maximum number of rows per request, >= 1; a larger call is split.
+        chunk_bytes: maximum number of bytes per request, >= 1; a larger row is sent alone.
+        retry: policy of retries; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) disables
+            them.
         client_id: name under which the server shares its time fairly between clients. Default: the
             peer address.
         mix_versions: allow different versions of the weights to score the rows of one call;
             ScoreResult.weights_versions lists them.
-        transport: how hidden states travel to a server on the same host. "auto": CUDA tensors as
-            handles of their memory, other arrays through shared memory, and in the request if
-            neither is available. "tcp": in the request. "shm" or "cuda-ipc": only this transport;
-            Unavailable says why it is not available. Default: LOGPROBD_TRANSPORT, else "auto".
+        transport: how hidden states are passed to a server on the same host. "auto" passes CUDA
+            tensors as handles of their memory and other arrays through shared memory, or sends them
+            inside the request if neither is available. "tcp" sends them inside the request. "shm"
+            and "cuda-ipc" use only this transport; calls raise Unavailable, which says why, if it
+            is not available. Default: LOGPROBD_TRANSPORT, else "auto".
 
-    Raises InvalidArgument for a bad setting.
+    Raises InvalidArgument if a setting is invalid.
     """
 
     def __init__(
@@ -134,13 +137,13 @@ class ClientCore:
 
     @property
     def transport(self) -> str:
-        """The transport of most rows of the latest call: "tcp", "unix" (both in the request), "shm"
-        (shared memory) or "cuda_ipc" (read from the client's GPU memory)."""
+        """The transport of most rows of the latest call: "tcp" or "unix" (the rows are inside the
+        request), "shm" (shared memory) or "cuda_ipc" (read from the client's GPU memory)."""
         return self._local.last.transport
 
     @property
     def transport_reason(self) -> str:
-        """Why the latest call did not use a faster transport; "" if there is none."""
+        """The reason why the latest call did not use a faster transport; "" if there is none."""
         return self._local.last.reason
 
     def servers(self) -> list[ServerState]:
@@ -163,8 +166,8 @@ class ClientCore:
         )
 
     def _round_ends(self, assembly: Assembly) -> bool:
-        """Call when all chunks are answered. Returns False if some must be scored again because
-        another version of the weights answered them."""
+        """Returns whether the call is complete, once all chunks are answered. Otherwise some chunks
+        must be scored again, because another version of the weights scored them."""
         if not self._settings.mix_versions:
             assembly.drop_other_versions()
         return not assembly.unanswered()
@@ -174,11 +177,11 @@ class ClientCore:
         return min(self._settings.timeout if timeout is None else timeout, TIMEOUT_MAX_SECONDS)
 
     def _deadline(self, timeout: float | None) -> float:
-        """Returns the deadline of a call that starts now, on time.monotonic()."""
+        """Returns the deadline of a call that starts now, on the clock time.monotonic()."""
         return time.monotonic() + self._seconds(timeout)
 
     def _left(self, deadline: float) -> float:
-        """Returns the seconds to the deadline. Raises DeadlineExceeded once it has passed."""
+        """Returns the seconds until the deadline. Raises DeadlineExceeded if it has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(
@@ -190,7 +193,7 @@ class ClientCore:
     def _retry_delay(
         self, error: LogprobdError, attempts: int, deadline: float, notice: RetryNotice
     ) -> float:
-        """Returns the seconds to wait before the next attempt. Raises `error` to give up."""
+        """Returns the seconds to wait before the next attempt, or raises `error` to give up."""
         delay = self._settings.retry.delay(error, attempts)
         return before(deadline, delay, error, attempts, notice)
 
@@ -198,7 +201,7 @@ class ClientCore:
 def before(
     deadline: float, delay: float | None, error: LogprobdError, attempts: int, notice: RetryNotice
 ) -> float:
-    """Returns `delay` if it ends before the deadline. Raises `error` otherwise, or for None."""
+    """Returns `delay` if it ends before the deadline. Raises `error` otherwise and for None."""
     now = time.monotonic()
     if delay is None or now + delay >= deadline:
         raise notice.gave_up(error, attempts, now)

@@ -1,7 +1,7 @@
-"""CUDA IPC handles of a torch tensor's memory, for a same-host server.
+"""Makes CUDA IPC handles of a torch tensor's memory for a server on the same host.
 
-The module uses the libcuda that torch has loaded. All calls of torch and CUDA go through `Driver`,
-which tests replace.
+The module uses the libcuda that torch has loaded. All calls to torch and CUDA are methods of
+`Driver`, which tests replace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UUID_BYTES = 16
 
 
 class NotShareable(Exception):
-    """Another process cannot open this memory; the message says why."""
+    """Raised if another process cannot open this memory. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,20 @@ class Driver(Protocol):
         """Returns when the work on the current stream of the tensor's device is complete."""
 
     def share(self, tensor: Any) -> DeviceMemory:
-        """Returns the tensor's memory for another process. Raises NotShareable."""
+        """Returns the location of the tensor's memory, with which another process can open it.
+
+        Raises NotShareable.
+        """
 
     def pin(self, address: int, size: int) -> bool:
-        """Page-locks host memory, so that copies from devices are fast. False: not possible."""
+        """Page-locks host memory, so that device copies are fast. Returns False if it fails."""
 
     def unpin(self, address: int) -> None:
         """Reverses `pin`."""
 
 
 class CudaDriver:
-    """Driver over libcuda. Raises NotShareable if there is none, for example with ROCm."""
+    """Driver over libcuda. Raises NotShareable if libcuda is missing, for example with ROCm."""
 
     def __init__(self) -> None:
         try:
@@ -63,8 +66,8 @@ class CudaDriver:
     def wait(self, tensor: Any) -> None:
         torch = sys.modules["torch"]
         stream = torch.cuda.current_stream(tensor.device)
-        # An idle stream needs no synchronisation: recording an event would make the GPU switch
-        # from the server's process to this one in the middle of a batch.
+        # This queries the stream instead of recording an event, because an event would make the
+        # GPU switch from the server's process to this one in the middle of a batch.
         if not stream.query():
             stream.synchronize()
 

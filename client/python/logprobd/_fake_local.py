@@ -43,7 +43,7 @@ class _FakeLease:
 
 
 class FakeControl:
-    """A control socket. It listens between `start` and `stop`."""
+    """A control socket, which listens between `start` and `stop`."""
 
     def __init__(
         self, limits: FakeLimits, *, shared_memory: bool, device_reader: DeviceReader | None
@@ -93,7 +93,7 @@ class FakeControl:
         self.drop_leases()
 
     def drop_leases(self) -> None:
-        """Ends every lease, like a restarting server."""
+        """Ends every lease, as a restart of the server does."""
         with self._lock:
             leases, self._leases = self._leases, []
         for lease in leases:
@@ -129,7 +129,10 @@ class FakeControl:
             if all(lease.id != bytes(part.lease) for lease in self._leases):
                 raise Refusal("NOT_FOUND", "cuda_ipc: no such lease")
         if self.device_reader is None or part.offset % 16 != 0:
-            raise Refusal("FAILED_PRECONDITION", "cuda_ipc: not served, or not aligned")
+            raise Refusal(
+                "FAILED_PRECONDITION",
+                f"cuda_ipc: offset {part.offset} is not a multiple of 16, or CUDA IPC is off",
+            )
         return self.device_reader(
             bytes(part.device_uuid), bytes(part.handle), part.offset, part.bytes
         )
@@ -181,7 +184,7 @@ class FakeControl:
                 )
             )
         if lease.client_id is None:
-            raise Refusal("FAILED_PRECONDITION", "no Hello yet")
+            raise Refusal("FAILED_PRECONDITION", "send Hello first")
         if request.create_region is not None:
             return _wire.LocalReply(region=self._create(lease, request.create_region.bytes, fds))
         if request.close_region is not None:
@@ -189,7 +192,7 @@ class FakeControl:
                 if lease.regions.pop(bytes(request.close_region.id), None) is None:
                     raise Refusal("NOT_FOUND", "no such region of this lease")
             return _wire.LocalReply()
-        raise Refusal("INVALID_ARGUMENT", "an empty message")
+        raise Refusal("INVALID_ARGUMENT", "the message is empty")
 
     def _create(self, lease: _FakeLease, size: int, fds: list[int]) -> _wire.Region:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""How FakeServer checks and scores a request, in double precision."""
+"""Checks and scores the requests of FakeServer in double precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logprobd.assembly import sum_segments
 
 Floats = npt.NDArray[np.float64]
 
-# Arrays of a response with one value per row, with their types on the wire.
+# Wire types of a response's arrays with one value per row.
 _ROW_TYPES = {
     name: wire_type
     for output in _wire.OUTPUTS.values()
@@ -24,7 +24,7 @@ _ROW_TYPES = {
 
 
 class Refusal(Exception):
-    """A status other than OK."""
+    """Raised to answer a request with a status other than OK."""
 
     def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class FakeHead:
     top_k_max: int
     candidates_max: int
     logits: Callable[[Floats], Floats]
-    """Logits [vocab_size] of a hidden row [hidden_size]."""
+    """Returns the logits [vocab_size] of a hidden row [hidden_size]."""
 
 
 def _refuse(message: str) -> Refusal:
@@ -54,7 +54,7 @@ def _refuse(message: str) -> Refusal:
 
 @dataclass
 class _CheckedRequest:
-    """The arrays of a request that has passed the checks."""
+    """The arrays of a valid request."""
 
     hidden: Floats
     targets: npt.NDArray[np.int32]
@@ -66,14 +66,15 @@ class _CheckedRequest:
 
 
 def _check(head: FakeHead, request: _wire.ScoreRequest) -> _CheckedRequest:
-    """Checks the rules of scoring.proto. Raises Refusal."""
+    """Checks a request by the rules of scoring.proto. Raises Refusal."""
     rows, vocab = request.rows, head.vocab_size
     if request.head not in ("", head.name):
         raise Refusal("NOT_FOUND", f'head "{request.head}" is not served')
     if request.weights_version not in (0, head.weights_version):
         raise Refusal(
             "FAILED_PRECONDITION",
-            f"weights_version: {request.weights_version} is not live: {head.weights_version} is",
+            f"weights_version: {request.weights_version} is not live; "
+            f"{head.weights_version} is live",
         )
     if request.hidden_size != head.hidden_size:
         raise _refuse(f"hidden_size: {request.hidden_size}, must be {head.hidden_size}")

@@ -1,4 +1,4 @@
-"""A client of a same-host server's control socket: proto/logprobd/v1/local.proto.
+"""A client of the control socket of a server on the same host (proto/logprobd/v1/local.proto).
 
 The connection is the lease: when it closes, the server reclaims the regions that it shared.
 """
@@ -54,7 +54,8 @@ class Lease:
         self._lock = threading.Lock()
         self._socket = _connect(access.control_path)
         self._hang_up = select.poll()
-        # The server sends only replies, so a readable socket between requests means its end.
+        # The server sends only replies. If the socket is readable between requests, the server has
+        # closed it.
         self._hang_up.register(self._socket, select.POLLIN | select.POLLHUP)
         try:
             reply, _ = self._ask(_wire.LocalRequest(hello=_wire.Hello(client_id)))
@@ -132,7 +133,9 @@ class Lease:
             for fd in fds:
                 os.close(fd)
             if isinstance(error, _wire.DecodeError):
-                raise LocalUnavailable(f"the control socket's reply: {error}") from error
+                raise LocalUnavailable(
+                    f"the control socket's reply cannot be read: {error}"
+                ) from error
             raise
         return reply, fds
 

@@ -1,8 +1,8 @@
-"""How the rows of a request travel to the server: in the message, through shared memory, or as a
+"""Passes the rows of a request to the server: inside the message, through shared memory, or as a
 handle of GPU memory.
 
 Each client has one LocalTransport and asks it for the placement of every request. With several
-servers, rows always travel in the message, since the message may be sent again to another server.
+servers, rows are always sent inside the message, since it may be sent again to another server.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from logprobd.errors import InvalidArgument, LogprobdError, Unavailable, is_plac
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.settings import Settings
 
-# Smaller requests carry their rows: one more copy costs less than reserving a slot.
+# Smaller requests contain their rows, because one more copy costs less than allocating a span.
 INLINE_BYTES = 64 << 10
 # Required alignment of rows in a region, in bytes (local.proto).
 _SLICE_ALIGNMENT = 64
-# After a failure, rows travel in requests for this long before shared memory is tried again.
+# After a failure, rows are sent inside requests for this time before shared memory is tried again.
 RETRY_SECONDS = 10.0
 
 
 class Placement(NamedTuple):
-    """How the hidden states of a request travel."""
+    """How the hidden states of a request are passed to the server."""
 
     transport: str
     """"tcp", "unix", "shm" or "cuda_ipc"."""
     reason: str
-    """Why no faster transport was used; "" if there is none."""
+    """The reason why no faster transport was used; "" if there is none."""
 
 
 @dataclass
@@ -54,10 +54,10 @@ class PlacedChunk:
     _tensor: Any = field(default=None, repr=False)
 
     def release(self) -> None:
-        """Frees the memory; call it once the request is answered or given up. Idempotent.
+        """Frees the memory. Call it once the request is answered or abandoned. Idempotent.
 
-        After a timeout or a lost connection the server may still read the slot. Data written there
-        next then changes only the scores of the request that was given up.
+        After a timeout or a lost connection the server may still read the memory. Data written
+        there next then changes only the scores of the abandoned request.
         """
         span, self._span, self._tensor = self._span, None, None
         if span is not None:
@@ -67,8 +67,8 @@ class PlacedChunk:
 class LocalTransport:
     """Places each request, and keeps the lease and the memory shared with a same-host server.
 
-    It opens nothing before the first answer to ListHeads says that the server is on this host.
-    Thread-safe; a forked child starts without a lease.
+    It opens no connection before the first answer to ListHeads says that the server is on this
+    host. Thread-safe. A forked child starts without a lease.
 
     Args:
         driver: creates the Driver when the first CUDA tensor is scored.
@@ -90,9 +90,9 @@ class LocalTransport:
         self._tcp_reason = (
             'transport is "tcp"'
             if settings.is_one_server
-            else "several servers: rows travel in requests"
+            else "with several servers, rows are sent inside requests"
         )
-        self.last = Placement(self._inline, "nothing was scored yet")
+        self.last = Placement(self._inline, "nothing has been scored yet")
         """The placement of most rows of the latest call."""
         self._access: _wire.LocalAccess | None = None
         self._is_offered = False
@@ -105,25 +105,25 @@ class LocalTransport:
         self._lease: Lease | None = None
         self._pool: RegionPool | None = None
         self._closed = False
-        self._failure = LocalUnavailable("the server was not asked yet")
+        self._failure = LocalUnavailable("the server has not been asked yet")
         self._retry_at = 0.0
         self._lost_at = -RETRY_SECONDS  # time of the latest loss of a lease
-        self._devices_off: dict[int, tuple[str, float]] = {}  # by device: reason, end time
+        self._devices_off: dict[int, tuple[str, float]] = {}  # reason and end time by device
 
     # --- called by the clients
 
     def offer(self, access: _wire.LocalAccess | None) -> None:
-        """Takes the same-host access that ListHeads describes; None: there is none."""
+        """Stores the same-host access that ListHeads describes, or None if there is none."""
         self._access, self._is_offered = access, True
 
     @property
     def needs_asking(self) -> bool:
-        """Whether ListHeads must be called first, because `offer` was never called."""
+        """True if ListHeads must be called first, because `offer` was never called."""
         return not self._is_offered and self._mode != "tcp"
 
     @property
     def needs_preparing(self) -> bool:
-        """Whether `prepare` would connect and wait for memory now, which may take long."""
+        """True if `prepare` would connect and wait for memory now, which may take long."""
         return (
             self._mode != "tcp"
             and self._access is not None
@@ -133,7 +133,7 @@ class LocalTransport:
         )
 
     def prepare(self) -> None:
-        """Connects and creates the first region if possible; `place` reports a failure."""
+        """Connects and creates the first region if possible. `place` reports a failure."""
         try:
             lease, pool = self._connected()
             if lease.shared_memory and self._mode != "cuda-ipc":
@@ -142,10 +142,10 @@ class LocalTransport:
             pass
 
     def place(self, plan: ScorePlan, chunk: Chunk, *, chunk_id: int = 0) -> PlacedChunk:
-        """Returns the request of a chunk. Its hidden states are copied at most once.
+        """Returns the request of a chunk. Copies its hidden states at most once.
 
-        Raises Unavailable when the transport that the settings require is not available, and
-        InvalidArgument when it cannot carry hidden states of this kind.
+        Raises Unavailable if the transport that the settings require is not available, and
+        InvalidArgument if that transport does not support hidden states of this kind.
         """
         mode = self._mode
         reason = self._tcp_reason
@@ -171,18 +171,19 @@ class LocalTransport:
         return PlacedChunk(request, Placement(self._inline, reason))
 
     def refused(self, placed: PlacedChunk, error: LogprobdError) -> bool:
-        """Returns whether to place and send the request again at once, because `error` concerns its
-        placement. The number of such repetitions is bounded."""
+        """Returns True if `error` concerns the placement of the request, so that the request is to
+        be placed and sent again at once. The number of such repetitions is bounded."""
         lease = placed._lease
         if lease is None or not is_placement_refusal(error):
             return False
         with self._lock:
             if lease is not self._lease:
-                return True  # the lease was lost meanwhile; the next placement uses another
+                return True  # the lease was lost meanwhile; the next placement uses another one
             if placed._device is not None and " lease" not in str(error):
                 if self._mode != "auto":
                     return False
-                # FAILED_PRECONDITION: the server never reaches this GPU. Others may pass.
+                # FAILED_PRECONDITION means that the server can never use this GPU. Other errors may
+                # be temporary.
                 is_lasting = error.code == "FAILED_PRECONDITION"
                 until = float("inf") if is_lasting else self._clock() + RETRY_SECONDS
                 self._devices_off[placed._device] = (str(error), until)
@@ -190,7 +191,7 @@ class LocalTransport:
             return self._drop_lease(str(error))
 
     def used(self, placement: Placement) -> None:
-        """Notes the placement of a call that has ended."""
+        """Records the placement of a call that has ended."""
         self.last = placement
 
     def array(self, rows: int, hidden_size: int, dtype: Any) -> Any:
@@ -215,14 +216,14 @@ class LocalTransport:
         return make(memory, (rows, hidden_size))
 
     def close(self) -> None:
-        """Returns the lease to the server. Idempotent. Arrays of `array` stay readable."""
+        """Returns the lease to the server. Idempotent. Arrays from `array` stay readable."""
         with self._lock:
             lease, self._lease, self._pool, self._closed = self._lease, None, None, True
         if lease is not None:
             lease.close()
 
     def forget_after_fork(self) -> None:
-        """For a forked child: keeps the parent's lease intact; the child makes its own later."""
+        """Drops the lease in a forked child, which gets its own later. The parent's lease lives."""
         lease, closed = self._lease, self._closed
         self._reset()
         self._closed = closed
@@ -241,7 +242,9 @@ class LocalTransport:
         if address is not None and pool is not None:
             here = pool.find(address, size)
         if here is None and size < INLINE_BYTES and self._mode == "auto":
-            raise LocalUnavailable(f"a request of {size} bytes travels faster in its message")
+            raise LocalUnavailable(
+                f"for {size} bytes, sending the rows inside the request is faster"
+            )
         lease, current = self._shared()
         if here is not None and pool is current and here[1] % _SLICE_ALIGNMENT == 0:
             span, (region, offset) = None, here
@@ -322,8 +325,8 @@ class LocalTransport:
             raise
 
     def _drop_lease(self, reason: str) -> bool:
-        """Drops the lease. The next request connects again, unless a lease was lost within
-        RETRY_SECONDS. Returns whether to send the failed request again."""
+        """Drops the lease. The next request connects again, unless another lease was lost less than
+        RETRY_SECONDS ago. Returns whether to send the failed request again."""
         lease, self._lease, self._pool = self._lease, None, None
         self._devices_off = {}
         if lease is not None:

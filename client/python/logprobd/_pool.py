@@ -1,6 +1,6 @@
 """The servers of a Client: connections, health checks, and look-ups of DNS names.
 
-Calls start checks and look-ups when these are due; nothing runs while no call is made.
+Calls start the checks and look-ups that are due. Nothing runs while no call is made.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from logprobd.settings import Settings
 
 CHECK_TIMEOUT_SECONDS = 5.0
 FIRST_LOOK_SECONDS = 1.0
-"""How long the first call waits for further servers once one is ready."""
+"""Maximum time that the first call waits for further servers once one is ready."""
 
 HEALTH_REQUEST = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
 HEALTH_STATUS = {1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 
 
-# A forked child keeps its parent's channels here: closing or freeing them could hang.
+# A forked child keeps its parent's channels here, because closing or freeing them could hang.
 _inherited: list[Any] = []
 
 
 def identity(data: bytes) -> bytes:
-    """Serializer for gRPC: this package encodes messages itself, so gRPC passes bytes through."""
+    """Returns `data`. gRPC uses it as serializer, because this package encodes messages itself."""
     return data
 
 
@@ -71,8 +71,8 @@ class Channels:
             channel.close()
 
     def forget_after_fork(self) -> None:
-        """For a forked child: leaves the parent's connections open; the child opens its own."""
-        self._lock = threading.Lock()  # another thread of the parent may hold the old one
+        """Drops the connections in a forked child without closing the parent's connections."""
+        self._lock = threading.Lock()  # a thread of the parent may have held the old lock
         _inherited.extend(self._channels)
         self._channels = []
 
@@ -127,8 +127,8 @@ class Pool:
     def gather(self, deadline: float, *, every: bool = False) -> None:
         """Waits until a server is ready, and up to FIRST_LOOK_SECONDS for the others.
 
-        With `every`, all servers are asked for their heads again. Raises Unavailable if none is
-        ready, HeadMismatch, and Cancelled.
+        If `every` is true, all servers are asked for their heads again. Raises Unavailable if no
+        server is ready, HeadMismatch, and Cancelled.
         """
         if self.balance.solo:
             return
@@ -160,13 +160,13 @@ class Pool:
             each.close()
 
     def forget_after_fork(self) -> None:
-        """For a forked child: leaves the parent's connections open and forgets all server state."""
+        """Drops connections and server state in a forked child. The parent's stay unchanged."""
         for channels in self._channels.values():
             channels.forget_after_fork()
         self._start()
 
     def _look_up_if_due(self) -> None:
-        """Starts a look-up, if it is due, on its own thread: the resolver takes no deadline."""
+        """Starts a look-up on its own thread if it is due. The resolver takes no deadline."""
         with self._changed:
             if self._is_looking_up or not self.book.take_due(
                 time.monotonic(), self.balance.left_at
@@ -258,9 +258,9 @@ class _Check:
 
 
 def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> str:
-    """Returns why a server cannot be used, from its answer to Health.Check; "" if it can."""
+    """Returns why a server cannot be used, from its answer to Health.Check, or "" if it can."""
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ""  # the server answers, although it has no health service
+        return ""  # the server can be reached, although it has no health service
     if code is not grpc.StatusCode.OK:
         return f"{code.name}: {details}{http_port_hint(details)}"
     try:
@@ -269,7 +269,7 @@ def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> st
         return f"its health cannot be read: {error}"
     if status == _wire.SERVING:
         return ""
-    return f"health says {HEALTH_STATUS.get(status, status)}: starting or stopping"
+    return f"health says {HEALTH_STATUS.get(status, status)}: the server is starting or stopping"
 
 
 def heads_or_reason(
@@ -286,7 +286,7 @@ def heads_or_reason(
 
 
 def error_of(call: Any, address: str, *, is_closed: bool = False) -> LogprobdError:
-    """Returns the typed error of a failed call: a grpc.RpcError, or a call that has ended."""
+    """Returns the typed error of `call`, a grpc.RpcError or a call that has ended."""
     return status_error(
         call.code(), call.details(), call.trailing_metadata(), address, is_closed=is_closed
     )
@@ -297,20 +297,25 @@ def status_error(
 ) -> LogprobdError:
     """Returns the typed error of a status.
 
-    OK means a stream that ended before every chunk was answered. CANCELLED, unless the client
-    `is_closed`, means that the server gave the call up, for example at the end of its drain.
+    OK means that a stream ended before every chunk was answered. CANCELLED means that the server
+    cancelled the call, for example at the end of its drain, unless the client `is_closed`.
     """
     if code is grpc.StatusCode.OK:
         return from_status("UNAVAILABLE", "the server ended the stream early", address=address)
     if code is grpc.StatusCode.CANCELLED and not is_closed:
-        return from_status("UNAVAILABLE", f"the server cancelled it: {details}", address=address)
+        return from_status(
+            "UNAVAILABLE", f"the server cancelled the call: {details}", address=address
+        )
     return from_status(
         code.name, details or "", address=address, retry_after=pushback_seconds(metadata)
     )
 
 
 def pushback_seconds(metadata: Any) -> float | None:
-    """Returns the server's retry hint; negative ("do not retry") if it is not a number."""
+    """Returns the server's retry hint in seconds, or None if there is none.
+
+    A negative hint means "do not retry"; so does a hint that is not a number.
+    """
     for key, value in metadata or ():
         if key == "grpc-retry-pushback-ms":
             try:

@@ -1,4 +1,4 @@
-"""The protobuf wire format for plain dataclasses, so that the package does not need protobuf.
+"""Encodes plain dataclasses as protobuf, so that the package does not depend on protobuf.
 
 A message is a dataclass whose fields are made with `wire`. Fields are encoded in the order of their
 declaration, so a large payload that is declared last is copied once.
@@ -28,7 +28,7 @@ _WIRE_TYPES = {
 
 
 class DecodeError(ValueError):
-    """The bytes are not a message of this type."""
+    """Raised if bytes are not a message of the expected type."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Field:
     repeated: bool
     message: type[Any] | None
     default: Any
-    """For a message field: a message whose fields all have their zero value."""
+    """For a message field, a message whose fields all have their zero value."""
 
 
 def wire(
@@ -54,8 +54,9 @@ def wire(
 ) -> Any:
     """Makes a dataclass field with protobuf number `number`.
 
-    `kind` is one of uint, int, sint, bool, float, double, string, bytes, message. An absent
-    optional field is None, a repeated field is a list, and other fields default to protobuf's zero.
+    `kind` is one of uint, int, sint, bool, float, double, string, bytes and message. An absent
+    optional field is None, a repeated field is a list, and the other fields default to protobuf's
+    zero value.
     """
     empty = message() if message is not None else None
     metadata = {"wire": _Field(number, kind, optional, repeated, message, empty)}
@@ -72,7 +73,7 @@ _fields_of: dict[Any, dict[int, tuple[str, _Field]]] = {}
 
 
 def _fields(cls: Any) -> dict[int, tuple[str, _Field]]:
-    """Returns the fields by number, in the order of their declaration."""
+    """Returns the names and fields by field number, in the order of their declaration."""
     fields = _fields_of.get(cls)
     if fields is None:
         pairs = ((field.name, field.metadata["wire"]) for field in dataclasses.fields(cls))

@@ -1,4 +1,4 @@
-"""Memory shared with a same-host server: regions, and the spans allocated from them."""
+"""Regions of memory shared with a same-host server, and spans allocated from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from logprobd._cuda_ipc import Driver
 from logprobd._local_lease import Lease, LocalUnavailable
 
-# Spans are page-aligned: no two share a cache line, and devices copy whole pages fastest.
+# Spans are page-aligned, so that no two share a cache line. Devices copy whole pages fastest.
 _PAGE = mmap.PAGESIZE
 
-# After the server has refused more memory, the pool does not ask again for this long.
+# Seconds for which the pool does not ask again after the server has refused more memory.
 _REFUSED_SECONDS = 1.0
 
 
@@ -30,7 +30,7 @@ class Region:
     def __init__(self, region_id: bytes, memory: mmap.mmap, *, is_kept: bool) -> None:
         self.id = region_id
         self.memory = memory
-        """Never closed explicitly: it is unmapped when no array refers to it any more."""
+        """It is never closed explicitly, and is unmapped when no array refers to it any more."""
         self.size = len(memory)
         self.is_kept = is_kept
         """Whether the pool keeps the region when all of it is free."""
@@ -38,12 +38,12 @@ class Region:
         self.address = int(self.bytes.ctypes.data)
         self._may_pin = True
         self._pinned: tuple[Driver, int] | None = None  # the driver and the process id
-        self._free = [(0, self.size)]  # offset and size of each gap, sorted, never adjacent
+        self._free = [(0, self.size)]  # offset and size of each gap, sorted; no two are adjacent
 
     def __del__(self) -> None:
         # A forked child may not call CUDA.
         if self._pinned is not None and self._pinned[1] == os.getpid():
-            with contextlib.suppress(Exception):  # the interpreter, or CUDA, may be ending
+            with contextlib.suppress(Exception):  # the interpreter or CUDA may be shutting down
                 self._pinned[0].unpin(self.address)
 
     def pin(self, driver: Driver) -> None:
@@ -119,7 +119,7 @@ class RegionPool:
         self._collected: deque[Span] = deque()
 
     def allocate(self, size: int) -> Span:
-        """Allocates `size` bytes. Raises LocalUnavailable above the server's limits."""
+        """Allocates `size` bytes. Raises LocalUnavailable if that exceeds the server's limits."""
         rounded = -(-max(size, 1) // _PAGE) * _PAGE
         with self._lock:
             while self._collected:
@@ -178,8 +178,8 @@ class RegionPool:
         ):
             raise LocalUnavailable(
                 f"{size} more bytes exceed the server's limits on shared memory: "
-                f"{lease.region_bytes_max} per region, {lease.lease_bytes_max} and "
-                f"{lease.regions_max} regions per client, {held} in use",
+                f"{lease.region_bytes_max} bytes per region, {lease.lease_bytes_max} bytes and "
+                f"{lease.regions_max} regions per client; this client uses {held} bytes",
                 "RESOURCE_EXHAUSTED",
             )
         try:
@@ -196,6 +196,6 @@ class RegionPool:
         region.give_back(span.offset, -(-max(span.size, 1) // _PAGE) * _PAGE)
         if region.is_empty and not region.is_kept:
             self._regions.remove(region)
-            # A failure means that the lease has ended, and the region with it.
+            # A failure means that the lease has ended, which also ends the region.
             with contextlib.suppress(LocalUnavailable):
                 self._lease.close_region(region.id)

@@ -19,11 +19,11 @@ from logprobd.settings import Settings
 from logprobd.versions import CallVersions
 
 LOOK_AGAIN_SECONDS = 0.25
-"""A call with waiting chunks checks this often whether more servers are ready."""
+"""Interval at which a call with waiting chunks checks whether more servers are ready."""
 
 
 class Routing:
-    """One window of requests in flight per server, and the reaction to failures."""
+    """Chooses servers, keeps a window of requests in flight per server, and handles failures."""
 
     def __init__(self, balance: Balance, retry: RetryPolicy, most: int) -> None:
         self.balance = balance
@@ -38,15 +38,15 @@ class Routing:
         return sum(self._window(server).size for server in self.balance.usable()) or self._most
 
     def limit(self, most: int) -> None:
-        """Sets the largest window of every server."""
+        """Sets the maximum window of every server."""
         self._most = most
         for window in self._windows.values():
             window.limit(most)
 
     def take(self, num_bytes: int, versions: CallVersions, now: float) -> Server | None:
-        """Returns the server for a request, which counts as in flight until `give`.
+        """Returns the server for a request, which counts as in flight until `give` is called.
 
-        None: every window is full, or no server is ready.
+        Returns None if every window is full or no server is ready.
         """
         server = self.balance.take(num_bytes, versions.choose, self._has_room)
         if server is not None:
@@ -64,10 +64,10 @@ class Routing:
     def retry_in(
         self, server: Server, error: LogprobdError, attempts: int, versions: CallVersions
     ) -> float | None:
-        """Notes that a request failed at `server`; `attempts` counts its attempts so far.
+        """Records that a request failed at `server`; `attempts` is the number of attempts so far.
 
-        Returns the seconds until it is sent again, 0 if another server is ready, or None to give
-        up. Raises WeightsVersionMismatch when no server holds the pinned version.
+        Returns the seconds to wait before it is sent again (0 if another server is ready), or None
+        to give up. Raises WeightsVersionMismatch if no server holds the pinned version.
         """
         if isinstance(error, WeightsVersionMismatch) and not self.balance.solo:
             if versions.lacks(server):
@@ -97,10 +97,10 @@ class CallJob:
     chunk: Chunk
     attempts: int = 0
     server: Server | None = None
-    """The server that has it, while it is in flight."""
+    """The server to which it was sent, while it is in flight."""
     epoch: int = 0
     placed: PlacedChunk | None = None
-    """The latest attempt's request."""
+    """The request of the latest attempt."""
 
     @property
     def request(self) -> bytes:
@@ -109,13 +109,13 @@ class CallJob:
 
     @property
     def placement(self) -> Placement:
-        """How the rows of the latest attempt travelled."""
+        """How the rows of the latest attempt were passed to the server."""
         assert self.placed is not None
         return self.placed.placement
 
 
 class CallBook:
-    """The chunks of one call: waiting, in flight and to be sent again."""
+    """The chunks of one call: those that wait, are in flight, or are to be sent again."""
 
     def __init__(
         self,
@@ -145,10 +145,11 @@ class CallBook:
         return not (self._waiting or self._again or self._num_inflight)
 
     def next(self, now: float) -> CallJob | None:
-        """Returns the next chunk to send to its `server`; None: no server has room or none is due.
+        """Returns the next chunk to send to its `server`, or None if none is due or no server has
+        room.
 
-        Raises HeadMismatch and WeightsVersionMismatch; Unavailable and InvalidArgument if its rows
-        cannot travel by the transport that the settings require.
+        Raises HeadMismatch and WeightsVersionMismatch, and Unavailable or InvalidArgument if the
+        transport that the settings require cannot pass the chunk's rows.
         """
         while self._again and self._again[0][0] <= now:
             self._waiting.appendleft(heapq.heappop(self._again)[2])
@@ -173,11 +174,13 @@ class CallBook:
 
     @property
     def is_stranded(self) -> bool:
-        """After `next` returned None: chunks wait and none is in flight, so no server is ready."""
+        """True if chunks wait and none is in flight. After `next` has returned None, this means
+        that no server is ready."""
         return bool(self._waiting) and not self._num_inflight
 
     def keeps(self, job: CallJob, response: _wire.ScoreResponse) -> bool:
-        """Notes an answer. False: another version answered, and the chunk will be sent again."""
+        """Records an answer. Returns False if another version of the weights scored the chunk, in
+        which case it is sent again."""
         server = self._end(job)
         self._routing.succeeded(server)
         self._notice.answered()
@@ -187,7 +190,7 @@ class CallBook:
         return False
 
     def failed(self, job: CallJob, error: LogprobdError) -> None:
-        """Notes a failed request: it will be sent again, or its error is raised."""
+        """Schedules a failed request to be sent again, or raises its error."""
         server = self._end(job)
         if job.placed is not None and self._local.refused(job.placed, error):
             self._waiting.appendleft(job)
@@ -196,17 +199,17 @@ class CallBook:
         self._send_again(job, error, delay)
 
     def nobody_is_ready(self, error: LogprobdError) -> None:
-        """Notes that no server was ready for the next chunk, which counts as a failed attempt."""
+        """Counts a failed attempt of the next chunk, because no server was ready."""
         job = self._waiting.popleft()
         job.attempts += 1
         self._send_again(job, error, self._settings.retry.delay(error, job.attempts))
 
     def cancelled(self, job: CallJob) -> None:
-        """Notes that the caller gave up: the request no longer counts as the server's work."""
+        """Removes a cancelled request from those that are in flight at its server."""
         self._end(job)
 
     def pause(self, now: float) -> float | None:
-        """Returns the seconds until a chunk may be sent; None: not before an answer arrives."""
+        """Returns the seconds until a chunk may be sent, or None if an answer must come first."""
         due = self._again[0][0] - now if self._again else None
         if self._waiting and not self._routing.balance.solo:
             return LOOK_AGAIN_SECONDS if due is None else max(0.0, min(due, LOOK_AGAIN_SECONDS))

@@ -19,7 +19,7 @@ Rows = slice | npt.NDArray[np.int64]
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _NUMPY_TYPES = {"bf16": "<u2", "fp16": "<f2", "fp32": "<f4"}
 
-# Large copies are split into parts of at least this size: handing one to a thread takes 20 us.
+# Large copies are split into parts of at least this size. Passing a part to a thread takes 20 us.
 _PART_BYTES_MIN = 1 << 20
 _COPY_THREADS_MAX = 4
 
@@ -38,7 +38,8 @@ def write_numpy(
     if convert is not None:
         target[...] = convert(array[rows])
         return
-    # bfloat16 is copied as uint16: NumPy holds the GIL while it copies types it does not know.
+    # bfloat16 is copied as uint16, because NumPy holds the GIL while it copies types that it does
+    # not know.
     plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
     if isinstance(rows, slice):
         np.copyto(target, plain[rows])
@@ -49,7 +50,7 @@ def write_numpy(
 
 
 def write_torch(tensor: Any, rows: Rows, out: Bytes, dtype: Any) -> None:
-    """Writes rows of `tensor` [rows, hidden_size], from any device, to `out` as a torch dtype."""
+    """Writes rows of `tensor` [rows, hidden_size], on any device, to `out` as the torch dtype."""
     torch = sys.modules["torch"]
     bits = np.int32 if dtype == torch.float32 else np.int16
     target = torch.from_numpy(out.view(bits)).view(dtype).view(-1, tensor.shape[1])
@@ -86,9 +87,9 @@ def blocks(rows: Rows, inner: int) -> Iterator[tuple[int, Rows, int, int]]:
 
 
 def in_parallel(write: Callable[[Rows, Bytes], None], rows: Rows, out: Bytes) -> None:
-    """Calls `write` with parts of `rows` and of `out`, on several threads if there are many bytes.
+    """Calls `write` for parts of `rows` and `out`, on several threads if there are many bytes.
 
-    `out` is uint8 [bytes of all rows].
+    `out` is a uint8 array with the bytes of all rows.
     """
     count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
     parts = min(_COPY_THREADS_MAX, out.nbytes // _PART_BYTES_MIN, (os.cpu_count() or 1), count)
@@ -127,7 +128,7 @@ def _threads() -> ThreadPoolExecutor:
 def buffer_type(dtype: Any) -> tuple[int, Callable[[Bytes, tuple[int, int]], Any]]:
     """Returns the bytes per element of `dtype`, and a function that views bytes as an array.
 
-    The function takes bytes and a shape. It makes a torch.Tensor for a torch dtype, otherwise a
+    The function takes bytes and a shape. It returns a torch.Tensor for a torch dtype, otherwise a
     NumPy array (uint16 for "bf16"). Raises InvalidArgument for other types.
     """
     torch = sys.modules.get("torch")

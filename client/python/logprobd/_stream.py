@@ -1,6 +1,6 @@
-"""The state of a score_stream call: which chunk is sent when, and which result is next.
+"""The state of a score_stream call: when each chunk is sent, and which result is next.
 
-StreamBook does no I/O; Client and AsyncClient drive it. ReadStream is the synchronous gRPC stream.
+StreamBook does no I/O; Client and AsyncClient call it. ReadStream is the synchronous gRPC stream.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _WINDOW_UNKNOWN = 16
 
 @dataclass(eq=False)
 class _Batch:
-    """A batch that was taken and whose result is not yielded yet."""
+    """A batch that was taken from the iterable and whose result is not yielded yet."""
 
     plan: ScorePlan | None
     assembly: Assembly | None
     versions: CallVersions
     seconds: float
-    """Time limit from sending the first chunk."""
+    """Time limit, counted from sending the first chunk."""
     deadline: float | None = None
-    """On time.monotonic(); None: no chunk is sent yet."""
+    """Deadline on time.monotonic(). None until the first chunk is sent."""
     rounds: int = 1
     result: ScoreResult | LogprobdError | None = None
 
@@ -67,10 +67,10 @@ class _Job:
     attempts: int = 0
     chunk_id: int = field(default=0)
     server: Server | None = None
-    """The server that has it, while it is in flight."""
+    """The server to which it was sent, while it is in flight."""
     epoch: int = 0
     placed: PlacedChunk | None = None
-    """The latest attempt's request."""
+    """The request of the latest attempt."""
 
     @property
     def bytes(self) -> int:
@@ -84,7 +84,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message, and the server to whose stream it is written."""
+    """A message and the server to which it is sent."""
 
     server: Server
     data: bytes
@@ -136,7 +136,7 @@ class StreamBook:
 
     @property
     def has_room(self) -> bool:
-        """Whether to take another batch."""
+        """True if another batch may be taken."""
         open_chunks = len(self._waiting) + len(self._again) + len(self._inflight)
         most = self._routing.room
         return open_chunks < most and len(self._batches) < 2 * most
@@ -166,7 +166,7 @@ class StreamBook:
         self._batches.append(_Batch(None, None, versions, 0.0, result=error))
 
     def next_request(self, now: float) -> Outgoing | None:
-        """Returns the next message to write; None if the windows are full or none is due."""
+        """Returns the next message to send, or None if the windows are full or none is due."""
         while True:
             job = self._next_job(now)
             if job is None:
@@ -221,7 +221,7 @@ class StreamBook:
             self._fail(job.batch, error)
 
     def _end(self, job: _Job) -> Server:
-        """Removes a job from those in flight. Returns the server that had it."""
+        """Removes a job from those in flight. Returns the server to which it was sent."""
         assert job.server is not None
         server, job.server = job.server, None
         del self._inflight[job.chunk_id]
@@ -281,8 +281,8 @@ class StreamBook:
         self._send_again(job, server, error, now)
 
     def reconnect(self, server: Server, error: LogprobdError, now: float) -> None:
-        """Notes that the stream to `server` has ended. Its unanswered chunks are sent again, or
-        `error` is raised."""
+        """Schedules the unanswered chunks of a stream that has ended to be sent again, or raises
+        `error`."""
         if isinstance(error, Unavailable):
             self._balance.leave(server, error.details or str(error))
         for job in [job for job in self._inflight.values() if job.server is server]:
@@ -290,7 +290,7 @@ class StreamBook:
             self._send_again(job, server, error, now)
 
     def _send_again(self, job: _Job, server: Server, error: LogprobdError, now: float) -> None:
-        """Schedules the chunk to be sent again. Raises `error` to give up."""
+        """Schedules the chunk to be sent again, or raises `error` to give up."""
         delay = self._routing.retry_in(server, error, job.attempts, job.batch.versions)
         self._push_again(job, error, delay, now)
 
@@ -303,12 +303,13 @@ class StreamBook:
 
     @property
     def is_stranded(self) -> bool:
-        """After `next_request` returned None: chunks wait and none is in flight, so no server is
-        ready."""
+        """True if chunks wait and none is in flight. After `next_request` has returned None, this
+        means that no server is ready."""
         return bool(self._waiting) and not self._inflight
 
     def nobody_is_ready(self, error: LogprobdError, now: float) -> None:
-        """Notes that no server was ready for the next chunk. Raises `error` to give up."""
+        """Counts a failed attempt of the next chunk, because no server was ready. Raises `error` to
+        give up."""
         job = self._waiting.popleft()
         job.attempts += 1
         if job.batch.deadline is None:
@@ -316,7 +317,7 @@ class StreamBook:
         self._push_again(job, error, self._settings.retry.delay(error, job.attempts), now)
 
     def gather_deadline(self, now: float) -> float:
-        """Returns until when the next chunk may wait for a server."""
+        """Returns the time until which the next chunk may wait for a server."""
         batch = self._waiting[0].batch
         return now + batch.seconds if batch.deadline is None else batch.deadline
 
@@ -335,8 +336,8 @@ class StreamBook:
     def pause(self, now: float) -> float | None:
         """Returns the seconds until a chunk is to be sent again or the earliest deadline passes.
 
-        None: every chunk that was sent is answered. Raises DeadlineExceeded once the earliest
-        deadline has passed.
+        Returns None if every chunk that was sent is answered. Raises DeadlineExceeded once the
+        earliest deadline has passed.
         """
         deadline = min(
             (
@@ -353,7 +354,7 @@ class StreamBook:
                 f"no answer from {self._settings.address} in time: raise timeout "
                 "(LOGPROBD_TIMEOUT_S) or send smaller batches"
             )
-        # Chunks that wait have no room; room comes with an answer or with another server.
+        # Waiting chunks need room, which an answer or another server provides.
         due = self._again[0][0] if self._again else deadline
         if self._waiting and not self._balance.solo:
             due = min(due, now + LOOK_AGAIN_SECONDS)
@@ -361,7 +362,7 @@ class StreamBook:
 
 
 class ReadStream:
-    """A synchronous ScoreStream call. Its own thread reads, so that waiting can time out.
+    """A synchronous ScoreStream call. A thread reads from it, so that waiting can time out.
 
     The thread puts (self, message) into `events` for each message (bytes), and (self, call) once
     the call has ended.
@@ -385,11 +386,11 @@ class ReadStream:
         self._requests.put(request)
 
     def finish(self) -> None:
-        """Sends no more messages, so that the server may end the stream."""
+        """Ends the sending side, so that the server may end the stream."""
         self._requests.put(None)
 
     def close(self) -> None:
-        """Ends the stream and cancels what is unanswered."""
+        """Ends the stream and cancels unanswered requests."""
         self.finish()
         self._reader.join(timeout=_CLOSE_SECONDS)
         self._call.cancel()
@@ -403,14 +404,14 @@ class ReadStream:
         self._events.put((self, self._call))
 
 
-# Time for the server to end a stream on which everything is answered.
+# Seconds that the server has to end a stream after it has answered everything.
 _CLOSE_SECONDS = 0.5
 
 
 def wait_for(
     book: StreamBook, events: queue.SimpleQueue[tuple[ReadStream, Any]]
 ) -> tuple[ReadStream, Any] | None:
-    """Waits for the next event on the streams; None if none came in time.
+    """Waits for the next event on the streams. Returns None if none arrives in time.
 
     Raises DeadlineExceeded.
     """

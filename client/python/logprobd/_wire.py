@@ -1,7 +1,7 @@
 """The messages of scoring.proto, local.proto and grpc.health.v1 that the client uses.
 
-The proto files document the fields. Fields are encoded in the order of declaration, so `hidden`,
-the largest one, is declared last.
+The proto files document the fields. Fields are encoded in the order of their declaration, so
+`hidden`, the largest payload, is declared after the other fields.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ PRIORITIES = {"high": 1, "normal": 2, "low": 3}
 
 
 class Output(NamedTuple):
-    """An output with one value per row, and the response fields that carry it."""
+    """An output with one value per row, and the response fields that contain it."""
 
     bit: int
     """Its bit in ScoreRequest.outputs."""
     arrays: dict[str, tuple[str, str]]
-    """By field of ScoreResponse: NumPy type on the wire, and NumPy type of the result."""
+    """NumPy type on the wire and NumPy type of the result, by field of ScoreResponse."""
 
 
-# To add an output, add its row here, its field to ScoreResponse, and its property to ScoreResult.
+# To add an output, add an entry here, a field to ScoreResponse, and a property to ScoreResult.
 OUTPUTS = {
     "logprob": Output(1, {"logprob": ("<f4", "float32")}),
     "entropy": Output(2, {"entropy": ("<f4", "float32")}),

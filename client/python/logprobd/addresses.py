@@ -13,17 +13,17 @@ DEFAULT_PORT = 8470
 RESOLVE_SECONDS = 30.0
 """Interval between look-ups of a DNS name."""
 RESOLVE_PAUSE_SECONDS = 1.0
-"""Shortest interval between look-ups; used after a failure."""
+"""Minimum interval between look-ups, which is used after a failure."""
 
 _DNS = "dns:///"
 _PASSED_ON = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 
 
 def parse_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Parses a comma-separated list, or a sequence of single addresses.
+    """Parses a comma-separated list or a sequence of single addresses.
 
-    Each is "host", "host:port", "[ipv6]:port", "unix:///path" or "dns:///name:port"; the default
-    port is 8470. Duplicates are dropped. Raises InvalidArgument, which names the bad address.
+    Each is "host", "host:port", "[ipv6]:port", "unix:///path" or "dns:///name:port". The default
+    port is 8470. Drops duplicates. Raises InvalidArgument, which names the invalid address.
     """
     parts = given.split(",") if isinstance(given, str) else list(given)
     addresses = dict.fromkeys(_normalise(part) for part in parts)
@@ -33,7 +33,7 @@ def parse_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def dns_name(address: str) -> tuple[str, int] | None:
-    """Returns name and port of "dns:///name:port"; None for any other address."""
+    """Returns the name and port of "dns:///name:port", or None for any other address."""
     if not address.startswith(_DNS):
         return None
     host, _, port = address[len(_DNS) :].rpartition(":")
@@ -56,7 +56,7 @@ def record_addresses(records: Iterable[Any], port: int) -> tuple[str, ...]:
 
 
 def resolve(name: str, port: int) -> tuple[str, ...]:
-    """Resolves all A and AAAA records; blocks. Raises OSError if the name has none."""
+    """Resolves all A and AAAA records; this blocks. Raises OSError if the name has none."""
     return record_addresses(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), port)
 
 
@@ -77,11 +77,11 @@ class AddressBook:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is exactly one server and no name to resolve."""
+        """True if there is exactly one server and no name to resolve."""
         return len(self._addresses) == 1 and not self.names
 
     def take_due(self, now: float, failed_at: float) -> bool:
-        """Returns whether to look names up now; `failed_at` is when a server last failed."""
+        """Returns whether to look names up now. `failed_at` is the time of the last failure."""
         if not self.names:
             return False
         age = now - self._asked_at
@@ -92,8 +92,8 @@ class AddressBook:
         return True
 
     def update(self, found: Mapping[str, tuple[str, ...] | OSError]) -> tuple[str, ...]:
-        """Stores the results of a look-up of `names`; a failed name keeps its records. Returns all
-        servers."""
+        """Stores the results of a look-up of `names`. A name that failed keeps its records. Returns
+        all servers."""
         self.errors = [f"{a}: {e}" for a, e in found.items() if isinstance(e, OSError)]
         self._records |= {a: r for a, r in found.items() if not isinstance(r, OSError)}
         return self.servers()

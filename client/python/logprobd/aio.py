@@ -49,7 +49,7 @@ _END = object()  # marks the end of the batches
 
 class AsyncClient(ClientCore):
     __doc__ = f"""{ClientCore.__doc__}
-    The methods are those of Client, awaited. Encoding arrays and copying CUDA tensors blocks the
+    It has the methods of Client as coroutines. Encoding arrays and copying CUDA tensors blocks the
     event loop for a few milliseconds per request. Use a client on one event loop at a time.
     """
 
@@ -144,7 +144,8 @@ class AsyncClient(ClientCore):
                 if book.is_stranded:
                     await self._wait_for_servers(book)
                 elif not wake.is_set():
-                    pause = book.pause(time.monotonic())  # its DeadlineExceeded is a TimeoutError
+                    # This call is outside `suppress`: its DeadlineExceeded is a TimeoutError.
+                    pause = book.pause(time.monotonic())
                     with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                         await asyncio.wait_for(wake.wait(), pause)
         finally:
@@ -185,7 +186,7 @@ class AsyncClient(ClientCore):
     async def _take(
         self, batch: _Batch, options: Mapping[str, Any], book: StreamBook, seconds: float
     ) -> None:
-        """Adds a batch to the book, as failed if its arguments or its head are wrong."""
+        """Adds a batch to the book; one whose arguments or head are wrong is added as failed."""
         try:
             plan = stream_plan(batch, options)
             head, chunks = await self._cut(plan, time.monotonic() + seconds)
@@ -250,7 +251,7 @@ class AsyncClient(ClientCore):
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """Makes one call, with retries, at the server with the least work. Raises typed errors."""
+        """Makes one call, with retries, to the least loaded server. Raises typed errors."""
         self._pool.own()
         balance = self._pool.balance
         routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
@@ -308,7 +309,7 @@ class AsyncClient(ClientCore):
         return choose_head(heads, name)
 
     async def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
-        """Returns the head of a call and the call's requests within the head's limits."""
+        """Returns the head of a call, and the call split into requests within the head's limits."""
         head = await self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = await self._head(plan.head, deadline, fresh=True)

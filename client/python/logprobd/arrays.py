@@ -22,14 +22,14 @@ Array = Any
 
 Ints = npt.NDArray[np.int64]
 Rows = slice | Ints
-"""Rows of a call: a range, or row indices in rising order."""
+"""Rows of a call: a range, or row indices in ascending order."""
 
 _NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KDLCPU = 1
 DEVICE_ALIGNMENT = 16
-"""Alignment of rows that the server reads in GPU memory, in bytes."""
+"""Required alignment, in bytes, of rows that the server reads from GPU memory."""
 
 
 def is_torch(value: object) -> bool:
@@ -39,7 +39,7 @@ def is_torch(value: object) -> bool:
 
 
 def bf16_from_fp32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounds to bfloat16 bits, to nearest, ties to even. NaN stays NaN."""
+    """Rounds to bfloat16 (to nearest, ties to even) and returns the bits. NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
         16
@@ -71,8 +71,8 @@ class OutputKind:
 class HiddenRows:
     """Hidden states [..., hidden_size] viewed as [rows, hidden_size].
 
-    Rows are copied only when `take`, `copy_to` or `device_rows` asks for them: a non-contiguous
-    input is gathered, and a CUDA tensor copied, one chunk at a time.
+    Rows are copied only when `take`, `copy_to` or `device_rows` requests them. A non-contiguous
+    input is gathered, and a CUDA tensor is copied, one chunk at a time.
     """
 
     def __init__(
@@ -103,15 +103,15 @@ class HiddenRows:
         self._array, self._is_flat = _flatten(array, self.rows, self.hidden_size)
 
     def take(self, rows: Rows) -> Buffer:
-        """Returns the bytes of some rows, valid until the next call; possibly a view of the
-        caller's memory."""
+        """Returns the bytes of some rows, possibly as a view of the caller's memory. They are valid
+        until the next call."""
         if self._is_flat:
             return self._to_bytes(self._array[rows])
         flat = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return self._to_bytes(self._array[np.unravel_index(flat, self.leading_shape)])
 
     def copy_to(self, rows: Rows, out: _rows.Bytes) -> None:
-        """Writes the bytes of some rows, converted and contiguous, to `out`, uint8
+        """Converts some rows and writes their bytes contiguously to `out`, a uint8 array
         [rows * row_bytes]. Large NumPy copies use several threads; torch uses its own threads."""
 
         def write(some: Rows, part: _rows.Bytes) -> None:
@@ -130,8 +130,8 @@ class HiddenRows:
             _rows.in_parallel(write, rows, out)
 
     def host_address(self, rows: Rows) -> int | None:
-        """Returns the address of some rows if they lie in host memory exactly as they would be
-        sent; otherwise None."""
+        """Returns the address of some rows if host memory contains them exactly as they would be
+        sent; otherwise returns None."""
         if not self._is_as_sent or not self._is_flat or not isinstance(rows, slice):
             return None
         part = self._array[rows]
@@ -141,8 +141,8 @@ class HiddenRows:
         return int(part.ctypes.data) if part.flags.c_contiguous else None
 
     def device_rows(self, rows: Rows) -> Any:
-        """Returns some rows of a CUDA tensor as they would be sent, contiguous on its device; a
-        view of the caller's memory if possible."""
+        """Returns some rows of a CUDA tensor as they would be sent, contiguous on its device. The
+        result is a view of the caller's memory if possible."""
         torch = sys.modules["torch"]
         if self._is_flat:
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
@@ -156,8 +156,8 @@ class HiddenRows:
 
 
 def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
-    """Returns `array` as [rows, hidden_size] and True if that needs no copy; otherwise unchanged
-    and False."""
+    """Returns `array` as [rows, hidden_size] and True if that needs no copy; otherwise returns it
+    unchanged and False."""
     if array.ndim == 2:
         return array, True
     if array.ndim == 1:
@@ -173,9 +173,9 @@ def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
 def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
     """Wraps the hidden states of a call.
 
-    `dtype` ("bf16", "fp16", "fp32") names the content of a uint16 array, or requests a conversion
-    (to nearest, ties to even). Without it `hidden` must have one of these types and is sent as it
-    is. Raises InvalidArgument.
+    `dtype` ("bf16", "fp16", "fp32") is the type of the content of a uint16 array, or requests a
+    conversion (to nearest, ties to even). Without it, `hidden` must have one of these types and is
+    sent unchanged. Raises InvalidArgument.
     """
     if dtype is not None:
         dtype = _ALIASES.get(dtype, dtype)
@@ -317,8 +317,8 @@ class _Staging:
 
 def _wrong_type(name: str, cure: str) -> InvalidArgument:
     return InvalidArgument(
-        f"hidden has type {name}: bfloat16, float16 and float32 are sent as they are; convert it "
-        f'({cure}), or pass dtype="fp32" to have it rounded',
+        f"hidden has type {name}, but must have bfloat16, float16 or float32: convert it "
+        f'({cure}), or pass dtype="fp32" to round it',
         field="hidden",
     )
 
@@ -346,7 +346,7 @@ def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
         return array.astype(np.int32)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(
-            f"{name} has type {array.dtype}: ids are integers (int32 or int64)", field=name
+            f"{name} has type {array.dtype}: ids must be integers (int32 or int64)", field=name
         )
     info = np.iinfo(np.int32)
     outside = (
@@ -363,21 +363,21 @@ def to_int32(value: Any, name: str) -> npt.NDArray[np.int32]:
 
 
 def to_offsets(value: Any, name: str, end: int) -> Ints:
-    """Converts offsets of consecutive ranges, which start at 0, never fall and end at `end`.
+    """Converts offsets of consecutive ranges, which start at 0, never decrease and end at `end`.
 
     Raises InvalidArgument.
     """
     array = to_numpy(value, name)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InvalidArgument(
-            f"{name} has shape {array.shape} and type {array.dtype}: offsets are integers [n + 1]",
+            f"{name} has shape {array.shape} and type {array.dtype}: pass integer offsets [n + 1]",
             field=name,
         )
     offsets = array.astype(np.int64)
     if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
         raise InvalidArgument(
-            f"{name} must start at 0, never fall, and end at {end}; it starts at {offsets[0]} and "
-            f"ends at {offsets[-1]}",
+            f"{name} must start at 0, never decrease, and end at {end}; it starts at {offsets[0]} "
+            f"and ends at {offsets[-1]}",
             field=name,
         )
     return offsets

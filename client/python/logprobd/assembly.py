@@ -1,4 +1,4 @@
-"""Joins the answers of a call's chunks into one ScoreResult."""
+"""Concatenates the answers to a call's chunks into one ScoreResult."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TCP = Placement("tcp", "")
 
 
 class Assembly:
-    """Collects the answers of all chunks of a plan, in any order."""
+    """Collects the answers to all chunks of a plan, in any order."""
 
     def __init__(self, plan: ScorePlan, chunks: list[Chunk]) -> None:
         self._plan = plan
@@ -29,14 +29,14 @@ class Assembly:
         self.rows_done = plan.rows - plan.num_scored
 
     def add(self, chunk: Chunk, response: _wire.ScoreResponse, placement: Placement = TCP) -> None:
-        """Stores the answer of a chunk whose rows travelled as `placement` says.
+        """Stores the answer to a chunk; `placement` says how its rows were passed to the server.
 
         Raises ServerBug if the answer does not have the chunk's number of rows.
         """
         if response.rows != chunk.end - chunk.begin:
             raise ServerBug(
                 f"the server answered {response.rows} rows to a request of "
-                f"{chunk.end - chunk.begin}"
+                f"{chunk.end - chunk.begin} rows"
             )
         if chunk.index not in self._responses:
             self.rows_done += response.rows
@@ -46,7 +46,7 @@ class Assembly:
 
     @property
     def placement(self) -> Placement:
-        """The placement of most rows, once every chunk is answered."""
+        """The placement of most rows. Every chunk must be answered."""
         rows: dict[Placement, int] = {}
         for chunk in self._chunks:
             placement = self._placements[chunk.index]
@@ -57,10 +57,10 @@ class Assembly:
         return [chunk for chunk in self._chunks if chunk.index not in self._responses]
 
     def drop_other_versions(self) -> None:
-        """Drops answers whose weights version differs from the latest answer's.
+        """Drops answers whose weights version differs from that of the latest answer.
 
-        Their chunks count as unanswered again. Without this, a swap of the weights during a call
-        would mix two models in one result.
+        Their chunks count as unanswered again. Otherwise, a swap of the weights during a call would
+        mix two models in one result.
         """
         for index, response in list(self._responses.items()):
             if response.weights_version != self._last_version:
@@ -68,7 +68,7 @@ class Assembly:
                 self.rows_done -= response.rows
 
     def result(self) -> ScoreResult:
-        """Returns the scores of the call, once every chunk is answered.
+        """Returns the scores of the call. Every chunk must be answered.
 
         Raises ServerBug if an array is missing or has the wrong size.
         """
@@ -102,7 +102,7 @@ class Assembly:
         )
 
     def _join(self, name: str, wire_type: str, width: int = 1) -> npt.NDArray[Any]:
-        """Concatenates an array over all scored rows. With width 0 its length is not checked."""
+        """Concatenates an array over all scored rows. Does not check its length if `width` is 0."""
         parts = []
         for chunk in self._chunks:
             data = getattr(self._responses[chunk.index], name)
@@ -135,7 +135,9 @@ class Assembly:
         kept_ids = np.repeat(kept, counts)
         values = self._join("candidate_logprobs", "<f4", 0)
         if len(values) != kept_ids.sum():
-            raise ServerBug(f"the server answered {len(values)} candidates of {kept_ids.sum()}")
+            raise ServerBug(
+                f"the server answered {len(values)} candidates to a request of {kept_ids.sum()}"
+            )
         flat = np.zeros(len(ids), np.float32)
         flat[kept_ids] = values
         if shape is not None:
@@ -155,7 +157,8 @@ class Assembly:
             greedy = np.frombuffer(response.segment_greedy, "u1")
             if not len(sums) == len(rows) == len(greedy) == len(plan.segments) - 1:
                 raise ServerBug(
-                    f"the server answered {len(sums)} segments of {len(plan.segments) - 1}"
+                    f"the server answered {len(sums)} segments to a request of "
+                    f"{len(plan.segments) - 1}"
                 )
         else:
             sums, rows, greedy = sum_segments(
@@ -171,10 +174,10 @@ def sum_segments(
     logprob: npt.NDArray[np.float32],
     greedy: npt.NDArray[np.uint8],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Returns the sum of logprob, the number of rows, and whether all rows are greedy, by segment.
+    """Returns for each segment the sum of logprob, the number of rows, and whether all are greedy.
 
-    Sums are computed in double precision, in row order, so they equal the server's bit for bit. An
-    empty segment gives 0, 0 and 1.
+    Sums are computed in double precision and in row order, so they are bit-identical to the
+    server's. An empty segment gives 0, 0 and 1.
     """
     segments = len(offsets) - 1
     sums = np.zeros(segments, np.float64)

@@ -20,12 +20,14 @@ CHECK_SECONDS = 10.0
 """Interval between checks of the health and the heads of a server in use."""
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
-"""How long a server that failed gets no requests: the first pause doubles with each failure up to
-the maximum, and each pause is drawn from the upper half of that range."""
+"""Backoff of a server that failed, in seconds: it starts at the first value and doubles with each
+further failure up to the maximum. The server gets no requests for a random time between half of the
+backoff and all of it."""
 BUSY_SECONDS = 0.1
-"""How long a server that refused for load without a hint is avoided."""
+"""Seconds for which a server is avoided that refused a request because of overload and gave no
+retry hint."""
 VERSION_SECONDS = 10.0
-"""How long the version that a server named last counts as known."""
+"""Seconds for which the weights version that a server reported last counts as known."""
 
 
 class State(enum.Enum):
@@ -40,8 +42,8 @@ class ServerState:
 
     address: str
     state: str
-    """"unknown" (not asked yet), "ready", "busy" (it refused for load a moment ago) or "out" (it
-    failed, drains, or cannot be reached)."""
+    """"unknown" (not asked yet), "ready", "busy" (it has just refused a request because of
+    overload) or "out" (it failed, drains, or cannot be reached)."""
     reason: str
     """Why the server is out; "" otherwise."""
     requests: int
@@ -78,7 +80,7 @@ class Server:
         return self.heads[0].name if not head and len(self.heads) == 1 else head
 
     def version(self, head: str, now: float) -> int | None:
-        """Returns the version that the server probably holds; None: unknown or outdated."""
+        """Returns the version that the server probably holds, or None if unknown or outdated."""
         version, seen_at = self.versions.get(self.head_key(head), (None, 0.0))
         return version if now - seen_at < VERSION_SECONDS else None
 
@@ -126,7 +128,9 @@ class Balance:
         choose: Callable[[list[Server], float], Iterable[Server]] = lambda servers, now: servers,
         has_room: Callable[[Server], bool] = lambda server: True,
     ) -> Server | None:
-        """Returns the server for a request of `num_bytes`, which count as its work until `give`.
+        """Returns the server for a request of `num_bytes`.
+
+        The bytes count as unanswered bytes of the server until `give` is called.
 
         `choose` filters the ready servers. Returns None if none of them is ready or has room.
         Raises HeadMismatch when servers hold different heads.
@@ -181,7 +185,10 @@ class Balance:
                 self._put_out(server, reason)
 
     def busy(self, server: Server, seconds: float | None) -> None:
-        """Notes that the server refused for load: it is avoided for `seconds`, its hint."""
+        """Notes that the server refused a request because of overload.
+
+        The server is avoided for `seconds`, its retry hint, or BUSY_SECONDS if it gave none.
+        """
         with self._lock:
             until = self._clock() + (BUSY_SECONDS if seconds is None else max(0.0, seconds))
             server.busy_until = max(server.busy_until, until)
@@ -196,7 +203,7 @@ class Balance:
             return any(s.busy_until <= now for s in others)
 
     def due_checks(self, *, every: bool = False, idle: bool = False) -> list[Server]:
-        """Returns the servers to check now; `checked` must follow for each.
+        """Returns the servers to check now; `checked` must be called for each of them.
 
         With `idle` (no server is ready), servers that are out are checked before their pause ends.
         With `every`, all servers are checked.
@@ -263,8 +270,8 @@ class Balance:
             servers = [f"{s.address} ({s.reason or 'no answer yet'})" for s in self._servers]
         reasons = "; ".join((*notes, *servers))
         return Unavailable(
-            f"no server is available: {reasons}. Check that the servers run and the addresses "
-            "(LOGPROBD_ADDRESS); wait_ready() waits for a starting server",
+            f"no server is available: {reasons}. Check that the servers run and that the "
+            "addresses (LOGPROBD_ADDRESS) are right; wait_ready() waits for a starting server",
             code="UNAVAILABLE",
             details=reasons,
         )

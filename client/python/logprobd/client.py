@@ -40,7 +40,7 @@ from logprobd.versions import CallVersions
 
 
 class Client(ClientCore):
-    __doc__ = f"{ClientCore.__doc__}\n    Any thread may use it.\n"
+    __doc__ = f"{ClientCore.__doc__}\n    Thread-safe.\n"
 
     def _start(self, chosen: settings.Settings) -> None:
         super()._start(chosen)
@@ -56,7 +56,7 @@ class Client(ClientCore):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections, cancels requests in flight and returns shared memory to the
+        """Closes the connections, cancels requests in flight, and returns shared memory to the
         server. Arrays from `buffer` stay readable. Idempotent."""
         self._pool.close()
         self._local.close()
@@ -71,9 +71,9 @@ class Client(ClientCore):
 
         Returns an array [rows, hidden_size]. Its memory is freed with its last reference. It is an
         ordinary array if no memory can be shared, for example with several servers. Do not write
-        rows while they are scored.
+        rows while they are being scored.
 
-        Raises InvalidArgument; Unavailable when transport is "shm" and not available; and the
+        Raises InvalidArgument, Unavailable if transport is "shm" and it is not available, and the
         errors of list_heads, which finds out whether the server is on this host.
         """
         if self._local.needs_asking:
@@ -106,16 +106,16 @@ class Client(ClientCore):
     ) -> Iterator[ScoreResult]:
         """Scores many batches, over one stream per server, and yields the results in order.
 
-        Batches are taken from the iterable as the streams have room, so it may be endless. The
-        calling thread takes them: while the iterable computes the next batch, no result is yielded.
-        An iterable that waits for earlier results needs AsyncClient.
+        Batches are taken from the iterable while the streams have room, so it may be infinite. The
+        calling thread takes them, so no result is yielded while the iterable computes the next
+        batch. If the iterable waits for earlier results, use AsyncClient.
 
         Args:
             batches: tuples (hidden, targets), or mappings of `score` arguments that differ between
                 batches, such as {"hidden": h, "targets": t, "segments": s}.
             on_error: "raise", or "return" to yield the LogprobdError instead of a failed batch's
                 result and continue.
-            timeout: seconds from sending a batch to its result. None: the client's timeout.
+            timeout: seconds from sending a batch to its result. None means the client's timeout.
             options: further arguments of `score` for all batches, except progress.
 
         Raises the errors of `score`. DeadlineExceeded and lost connections always end the stream.
@@ -195,7 +195,7 @@ class Client(ClientCore):
         book: StreamBook,
         seconds: float,
     ) -> None:
-        """Adds a batch to the book, as failed if its arguments or its head are wrong."""
+        """Adds a batch to the book. Adds it as failed if its arguments or its head are wrong."""
         try:
             plan = stream_plan(batch, options)
             head, chunks = self._cut(plan, time.monotonic() + seconds)
@@ -206,7 +206,7 @@ class Client(ClientCore):
     def _receive(
         self, event: tuple[ReadStream, Any], book: StreamBook, streams: dict[Server, ReadStream]
     ) -> None:
-        """Handles an event of a stream: a message, or its end."""
+        """Handles an event of a stream, which is a message or its end."""
         stream, came = event
         if isinstance(came, bytes):
             book.receive(came, time.monotonic())
@@ -217,7 +217,7 @@ class Client(ClientCore):
         book.reconnect(stream.server, error, time.monotonic())
 
     def list_heads(self, *, timeout: float | None = None) -> list[HeadInfo]:
-        """Returns the heads and their limits; with several servers, the tightest limits.
+        """Returns the heads and their limits. With several servers, these are the lowest limits.
 
         Raises the errors of `score`.
         """
@@ -235,10 +235,10 @@ class Client(ClientCore):
         return list(heads)
 
     def info(self, head: str = "", *, timeout: float | None = None) -> HeadInfo:
-        """Returns the description of one head; "" is the only head.
+        """Returns the description of one head; "" means the only head.
 
-        Raises NotFound, InvalidArgument if several heads exist and none is named, and the errors of
-        `score`.
+        Raises NotFound, InvalidArgument if there are several heads and `head` is "", and the errors
+        of `score`.
         """
         return choose_head(self.list_heads(timeout=timeout), head)
 
@@ -249,8 +249,8 @@ class Client(ClientCore):
         computation on synthetic rows.
 
         Args:
-            rows: 1 to 64; 0: the server's default.
-            seed: the same seed gives the same rows; 0: the server's default.
+            rows: number of rows, 1 to 64; 0 means the server's default.
+            seed: seed of the rows; the same seed gives the same rows. 0 means the server's default.
         """
         request = _wire.encode(_wire.VerifyRequest(head=head, rows=rows, seed=seed))
         data = self._unary(_wire.VERIFY, request, self._deadline(timeout))
@@ -259,8 +259,8 @@ class Client(ClientCore):
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the server, or one of several, can score.
 
-        Raises Unavailable with the last reason if none can in time, NotFound if another kind of
-        gRPC server listens at the address, and HeadMismatch.
+        Raises Unavailable with the last reason if no server can score in time, NotFound if another
+        kind of gRPC server listens at the address, and HeadMismatch.
         """
         deadline = self._deadline(timeout)
         notice = RetryNotice()
@@ -288,7 +288,7 @@ class Client(ClientCore):
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
-        """Makes one call, with retries, at the server with the least work. Raises typed errors."""
+        """Makes one call, with retries, to the least loaded server. Raises typed errors."""
         balance = self._pool.balance
         routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
         anyone = CallVersions(balance, head="", mix=True)
@@ -341,7 +341,7 @@ class Client(ClientCore):
         return choose_head(heads, name)
 
     def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
-        """Returns the head of a call and the call's requests within the head's limits."""
+        """Returns the head of a call, and the call split into requests within the head's limits."""
         head = self._head(plan.head, deadline)
         if plan.hidden.hidden_size != head.hidden_size:
             head = self._head(plan.head, deadline, fresh=True)

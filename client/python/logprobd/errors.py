@@ -1,4 +1,4 @@
-"""The errors of this package. Every one is a LogprobdError whose message says what to change.
+"""The errors of this package. Each is a LogprobdError whose message says what to change.
 
 The classes also extend the nearest built-in exception, and they survive pickling (for Ray and
 multiprocessing).
@@ -12,7 +12,7 @@ from typing import Any
 
 from logprobd import _wire
 
-# Numbers of grpc.StatusCode, as ScoreResponse.status_code carries them.
+# Names of grpc.StatusCode by number, as in ScoreResponse.status_code.
 _CODES = {
     1: "CANCELLED",
     2: "UNKNOWN",
@@ -30,7 +30,7 @@ _CODES = {
 }
 
 
-# Names that `parse_place` accepts as a field: the fields of the requests that a server may refuse.
+# Names that `parse_place` accepts as a field. They are fields of requests that a server may refuse.
 FIELDS = frozenset(
     field.name
     for request in (_wire.ScoreRequest, _wire.VerifyRequest)
@@ -41,7 +41,7 @@ FIELDS = frozenset(
 class LogprobdError(Exception):
     """Base of all errors of this package.
 
-    `code` is the gRPC status name, or "" for an error that this package found itself.
+    `code` is the name of the gRPC status, or "" for an error that this package detected itself.
     """
 
     code: str = ""
@@ -63,7 +63,7 @@ def _rebuild(cls: type[LogprobdError], args: tuple[Any, ...], state: dict[str, A
 
 
 class InvalidArgument(LogprobdError, ValueError):
-    """The request breaks a rule; sending it again will not help.
+    """The request is invalid. Sending it again will not help.
 
     `field` names the argument and `row` is the first offending row of the flattened hidden states;
     each is None if the message does not name it.
@@ -74,13 +74,14 @@ class InvalidArgument(LogprobdError, ValueError):
 
 
 class NotFound(LogprobdError, LookupError):
-    """No such head, or the address is not a logprobd server."""
+    """The head does not exist, or the address is not that of a logprobd server."""
 
 
 class Overloaded(LogprobdError):
     """The server stayed full through every retry.
 
-    `retry_after` is the server's hint in seconds; None: no hint; negative: do not retry.
+    `retry_after` is the server's hint in seconds. None means that there is no hint, and a negative
+    value means that the client must not retry.
     """
 
     retry_after: float | None = None
@@ -96,7 +97,7 @@ class Unavailable(LogprobdError, ConnectionError):
 
 
 class DeadlineExceeded(LogprobdError, TimeoutError):
-    """The call's timeout passed before its answer came."""
+    """The call's timeout passed before its answer arrived."""
 
 
 class WeightsVersionMismatch(LogprobdError):
@@ -121,15 +122,17 @@ def code_name(number: int) -> str:
     return _CODES.get(number, "UNKNOWN")
 
 
-# How gRPC words that the peer speaks HTTP/1 instead of HTTP/2.
+# Parts of gRPC's messages which say that the peer speaks HTTP/1 instead of HTTP/2.
 _HTTP1_WORDS = ("http1.x server", "Failed parsing HTTP/2")
 
 
 def http_port_hint(details: str | None) -> str:
-    """Returns advice if gRPC's message says that the peer speaks HTTP/1; otherwise ""."""
+    """Returns advice if gRPC's message says that the peer speaks HTTP/1, otherwise ""."""
     if details is None or not any(word in details for word in _HTTP1_WORDS):
         return ""
-    return " The peer answers with HTTP/1: is this the --http port? gRPC's is 8470 by default."
+    return (
+        " The peer answers with HTTP/1: is this the --http port? The gRPC port is 8470 by default."
+    )
 
 
 def from_status(
@@ -153,8 +156,8 @@ def from_status(
         )
     if code == "UNAVAILABLE":
         advice = http_port_hint(details) or (
-            " Check that the server runs and the address (LOGPROBD_ADDRESS); wait_ready() waits "
-            "for a starting server"
+            " Check that the server runs and that the address (LOGPROBD_ADDRESS) is correct; "
+            "wait_ready() waits for a starting server"
         )
         return Unavailable(
             f"{address} is not available: {details}.{advice}",
@@ -178,7 +181,7 @@ def from_status(
         )
     if code == "FAILED_PRECONDITION" and _names_a_slice(details):
         return Unavailable(
-            f"{address} cannot read the rows where they lie: {details}", code=code, details=details
+            f"{address} cannot read the rows where they are: {details}", code=code, details=details
         )
     if code == "FAILED_PRECONDITION":
         return WeightsVersionMismatch(
@@ -191,14 +194,14 @@ def from_status(
     return LogprobdError(f"{code}: {details}", code=code)
 
 
-# Words in the server's messages when it refuses the memory that holds the rows.
+# Words in the server's messages when it refuses the memory that contains the rows.
 _SLICE_WORDS = ("shared_memory", "cuda_ipc", " region", " lease")
 
 
 def is_placement_refusal(error: LogprobdError) -> bool:
     """Returns whether the server refused the location of the rows and not the request itself.
 
-    The same request with another placement may then succeed; a plain retry does not.
+    The same request with another placement may then succeed, while a plain retry fails again.
     """
     if error.code in ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         return False

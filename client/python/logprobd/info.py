@@ -1,4 +1,4 @@
-"""A server's description of itself: heads, limits and the verification report."""
+"""Describes a server: heads, limits and the verification report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logprobd.errors import InvalidArgument, NotFound
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request. The client cuts larger calls."""
+    """Limits of one request. The client splits larger calls."""
 
     message_bytes_max: int
     request_rows_max: int
@@ -27,11 +27,11 @@ class Shard:
     """A range of a head's vocabulary and the device that holds it."""
 
     replica: int
-    """Counted from 0; each replica holds one whole head."""
+    """Number of the replica, from 0. Each replica holds one whole head."""
     shard: int
-    """Counted from 0, in the order of the vocabulary."""
+    """Number of the shard, from 0, in the order of the vocabulary."""
     device: str
-    """For example "gpu0" or "cpu"."""
+    """Name of the device, for example "gpu0" or "cpu"."""
     vocab_begin: int
     """First id."""
     vocab_end: int
@@ -45,9 +45,9 @@ class HeadInfo:
     name: str
     model_type: str
     vocab_size: int
-    """Number of valid ids: targets lie in [0, vocab_size)."""
+    """Number of valid ids. Targets must be in [0, vocab_size)."""
     vocab_rows: int
-    """Number of rows of the weight, padding included."""
+    """Number of rows of the weight, including padding."""
     hidden_size: int
     dtype: str
     """Type of the weight: "bf16", "fp16" or "fp32"."""
@@ -56,9 +56,9 @@ class HeadInfo:
     tied: bool
     """Whether the weight is the input embedding."""
     scale: float
-    """Factor of the logits."""
+    """Factor by which logits are multiplied."""
     softcap: float
-    """Logits become softcap * tanh(logits / softcap); 0: unchanged."""
+    """Logits become softcap * tanh(logits / softcap); 0 leaves them unchanged."""
     has_bias: bool
     tensor: str
     """Name of the tensor in the checkpoint."""
@@ -67,7 +67,7 @@ class HeadInfo:
     limits: Limits
     transports: tuple[str, ...]
     layout: tuple[Shard, ...]
-    """Ordered by replica, then shard; empty from an old server."""
+    """All shards, ordered by replica and then by shard. Empty if the server is an old version."""
     server_version: str
 
 
@@ -82,7 +82,7 @@ class VerifyReport:
     logprob_tolerance: float
     entropy_tolerance: float
     logit_stddev: float
-    """Standard deviation of the logits; near 0 the test is meaningless."""
+    """Standard deviation of the logits. If it is near 0, the test is meaningless."""
     weights_version: int
     engine: str
     seconds: float
@@ -117,7 +117,7 @@ def choose_head(heads: list[HeadInfo], name: str) -> HeadInfo:
     raise NotFound(f'no head "{name}"; the server holds: {names}')
 
 
-# Fields that scores depend on; servers that differ in one of them cannot share a call.
+# Fields on which scores depend. Servers that differ in one of them cannot share a call.
 _SCORING_FIELDS = (
     "model_type",
     "vocab_size",
@@ -130,7 +130,7 @@ _SCORING_FIELDS = (
 
 
 def heads_differ(first: Sequence[HeadInfo], second: Sequence[HeadInfo]) -> str:
-    """Describes the first difference between two servers' heads that affects scores; "" if none."""
+    """Describes the first difference in two servers' heads that affects scores, or returns ""."""
     others = {head.name: head for head in second}
     if {head.name for head in first} != set(others):
         names = [", ".join(sorted(head.name for head in heads)) for heads in (first, second)]
@@ -144,7 +144,7 @@ def heads_differ(first: Sequence[HeadInfo], second: Sequence[HeadInfo]) -> str:
 
 
 def least_limits(heads: Sequence[HeadInfo]) -> HeadInfo:
-    """Merges one head of several servers: the first one's info with the tightest limits of all."""
+    """Returns the first server's description of a head, with the lowest limits of all servers."""
 
     def least(name: str) -> int:
         return min((v for head in heads if (v := getattr(head.limits, name)) > 0), default=0)

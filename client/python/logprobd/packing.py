@@ -1,7 +1,7 @@
 """Shifts targets for packed and padded batches. `score` itself never shifts.
 
-Row i of the hidden states predicts token i + 1. Both helpers pair rows and targets accordingly and
-leave out rows that predict nothing.
+Row i of the hidden states predicts token i + 1. Both functions pair rows and targets accordingly
+and leave out rows that predict nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Shifted(NamedTuple):
     hidden: Array
     targets: Array
     segments: Array
-    """[sequences + 1] int64, NumPy: offsets of the sequences among the flattened rows."""
+    """Offsets of the sequences among the flattened rows, a NumPy array [sequences + 1] of int64."""
 
 
 def from_packed(
@@ -73,9 +73,9 @@ def from_padded(
     Args:
         hidden: [batch, length, hidden_size].
         input_ids: [batch, length], the ids from which the model computed `hidden`.
-        attention_mask: [batch, length], 0 for padding. None: no padding.
-        keep_last: score only the last `keep_last` tokens (the responses), 1 to length - 1. None:
-            score all tokens except the first.
+        attention_mask: [batch, length], 0 for padding. None means that there is no padding.
+        keep_last: number of last tokens to score (the responses), 1 to length - 1. None scores all
+            tokens except the first.
 
     Returns hidden [batch, R, hidden_size] (a view) and targets [batch, R], where R is keep_last or
     length - 1: logprob[:, j] is the logprob of token input_ids[:, length - R + j]. The target of a
@@ -92,17 +92,18 @@ def from_padded(
         )
     batch, length = shape
     if length < 2:
-        raise InvalidArgument(f"length is {length}: one token predicts no other", field="input_ids")
+        raise InvalidArgument(f"length is {length}: pass at least 2 tokens", field="input_ids")
     rows = length - 1 if keep_last is None else int(keep_last)
     if not 1 <= rows < length:
         raise InvalidArgument(
-            f"keep_last is {rows}: it must lie in [1, {length - 1}]", field="keep_last"
+            f"keep_last is {rows}: it must be in [1, {length - 1}]", field="keep_last"
         )
     targets = _copy(input_ids[:, length - rows :])
     if attention_mask is not None:
         if _shape(attention_mask) != shape:
             raise InvalidArgument(
-                f"attention_mask has shape {_shape(attention_mask)}, input_ids {shape}",
+                f"attention_mask has shape {_shape(attention_mask)}: pass the shape of input_ids, "
+                f"{shape}",
                 field="attention_mask",
             )
         real = attention_mask != 0

@@ -1,4 +1,4 @@
-"""A score call, checked, normalised and cut into requests. Client and AsyncClient share it."""
+"""Checks and normalises a score call and splits it into requests, for Client and AsyncClient."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from logprobd.score_args import DEFAULT_IGNORE_INDEX, ScoreArgs
 _LOGPROB, _GREEDY = _wire.OUTPUTS["logprob"].bit, _wire.OUTPUTS["greedy"].bit
 
 ROW_OVERHEAD_BYTES = 12
-"""Bytes of a row's target, temperature and candidate offset."""
+"""Bytes of the target, the temperature and the candidate offset of a row."""
 MESSAGE_OVERHEAD_BYTES = 4096
 """Bytes reserved in a request for all other fields: names, numbers and tags."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Further ids to score: row r owns ids[offsets[r] : offsets[r + 1]]."""
+    """Further ids to score. Those of row r are ids[offsets[r] : offsets[r + 1]]."""
 
     ids: npt.NDArray[np.int32]
     offsets: arrays.Ints
@@ -45,10 +45,10 @@ class Chunk:
 class ScorePlan:
     """The arguments of one call as arrays, and its requests. It ignores timeout and progress.
 
-    "Scored rows" are the rows whose target is not ignore_index, in order; only they are sent.
-    `scored` holds their indices among all rows, or None when every row is scored.
+    "Scored rows" are the rows whose target is not ignore_index, in order. Only they are sent.
+    `scored` contains their indices among all rows, or is None if every row is scored.
 
-    Raises InvalidArgument for every mistake that can be found without the server.
+    Raises InvalidArgument for every mistake that can be detected without the server.
     """
 
     def __init__(self, args: ScoreArgs) -> None:
@@ -80,7 +80,7 @@ class ScorePlan:
         )
         self.segments = None if args.segments is None else self._segments(args.segments)
         self.server_segments = False
-        """Whether the server sums the segments; set by `cut`."""
+        """Whether the server sums the segments. `cut` sets it."""
         ignores_default = args.ignore_index == DEFAULT_IGNORE_INDEX
         try:
             self._fixed = _wire.ScoreRequest(
@@ -164,29 +164,29 @@ class ScorePlan:
         return Candidates(ids.reshape(-1), offsets, ids.shape)
 
     def _segments(self, value: Any) -> arrays.Ints:
-        """Segment offsets among the scored rows."""
+        """Returns the segment offsets among the scored rows."""
         offsets = arrays.to_offsets(value, "segments", self.rows)
         return offsets if self.scored is None else np.searchsorted(self.scored, offsets)
 
     @property
     def weights_version(self) -> int:
-        """The requested version; 0: the live one."""
+        """The requested version; 0 means the live version."""
         return self._fixed.weights_version
 
     def check_head(self, head: HeadInfo) -> None:
         """Raises InvalidArgument if the rows do not have the head's hidden size."""
         if self.hidden.hidden_size != head.hidden_size:
             raise InvalidArgument(
-                f'hidden has {self.hidden.hidden_size} elements per row, head "{head.name}" takes '
-                f"{head.hidden_size}: pass the states after the final norm (last_hidden_state), "
-                f"[..., {head.hidden_size}]",
+                f"hidden has {self.hidden.hidden_size} elements per row, but head "
+                f'"{head.name}" takes {head.hidden_size}: pass the states after the final norm '
+                f"(last_hidden_state), [..., {head.hidden_size}]",
                 field="hidden",
             )
 
     def cut(self, head: HeadInfo, chunk_rows: int, chunk_bytes: int) -> list[Chunk]:
         """Returns the requests of this call, each within the server's limits.
 
-        Raises InvalidArgument when a single row exceeds a limit.
+        Raises InvalidArgument if a single row exceeds a limit.
         """
         limits = head.limits
         bytes_max = min(chunk_bytes, limits.message_bytes_max or chunk_bytes)
@@ -240,8 +240,8 @@ class ScorePlan:
     ) -> bytes:
         """Encodes the request of a chunk.
 
-        `rows_at` is the request field that locates hidden states in shared or GPU memory. With None
-        they are copied into the request.
+        `rows_at` is the request field that locates the hidden states in shared or GPU memory. If it
+        is None, they are copied into the request.
         """
         request = _wire.ScoreRequest(**vars(self._fixed))
         begin, end = chunk.begin, chunk.end
@@ -288,7 +288,7 @@ class ScorePlan:
 def _bare_ids(ids: Any, rows: int) -> InvalidArgument:
     shown = ", ".join(str(int(i)) for i in list(ids)[:3]) + (", ..." if len(ids) > 3 else "")
     return InvalidArgument(
-        f"candidates is a list of {len(ids)} ids, not of lists: pass one list of ids per row, such "
+        f"candidates is a list of {len(ids)} ids: pass a list with one list of ids per row, such "
         f"as [[{shown}]] * {rows} to score the same ids in each of the {rows} rows",
         field="candidates",
     )
@@ -328,7 +328,7 @@ def _output_bits(names: Iterable[str]) -> int:
         if output is None:
             raise InvalidArgument(
                 f'outputs has "{name}": choose from {", ".join(_wire.OUTPUTS)}; top_k, candidates '
-                "and segments have arguments of their own",
+                "and segments are separate arguments",
                 field="outputs",
             )
         bits |= output.bit
@@ -337,7 +337,7 @@ def _output_bits(names: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class ChunkLimits:
-    """Limits of one request; 0: no limit."""
+    """Limits of one request; 0 means no limit."""
 
     rows_max: int
     bytes_max: int
@@ -350,17 +350,17 @@ def cut_rows(
     limits: ChunkLimits,
     candidate_offsets: npt.NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int]]:
-    """Cuts rows into half-open ranges, in order, each within `limits`.
+    """Splits rows into half-open ranges, in order, each within `limits`.
 
-    The ranges are as few as the limits allow and of about equal length: the server treats a short
-    last request as latency-sensitive and forms smaller batches for it.
+    There are as few ranges as the limits allow, and they have about equal lengths, because the
+    server treats a short last request as latency-sensitive and forms smaller batches for it.
 
     Args:
         rows: number of rows; 0 gives one empty range, so that the server checks the other fields.
         row_bytes: bytes of the hidden states of one row.
-        candidate_offsets: [rows + 1], or None without candidates.
+        candidate_offsets: offsets of the rows' candidates, [rows + 1], or None if there are none.
 
-    Raises InvalidArgument when a single row exceeds a limit.
+    Raises InvalidArgument if a single row exceeds a limit.
     """
     if rows == 0:
         return [(0, 0)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from logprobd.arrays import Array, OutputKind, to_offsets
 from logprobd.errors import InvalidArgument
 
-# The argument of score that requests an output, where it is not `outputs`.
+# Maps outputs that are not requested through `outputs` to the argument of score for them.
 _ASK = {
     "argmax_id": 'outputs=("argmax", ...)',
     "argmax_logprob": 'outputs=("argmax", ...)',
@@ -29,11 +29,11 @@ _ASK = {
 class ScoreResult:
     """The scores of one call.
 
-    Arrays are of the caller's kind: NumPy, or torch on the device of `hidden`, copied there when
-    they are first read. "[...]" is the shape of the targets, which is the shape of `hidden` without
-    its last axis. Values are float32, in nats; ids are int64. Ignored rows hold zeros; rows with
-    NaN or Inf logits hold NaN, and -1 as ids. Reading an output that was not requested raises
-    AttributeError.
+    Arrays have the caller's array type: NumPy arrays, or torch tensors, which are copied to the
+    device of `hidden` when they are first read. "[...]" is the shape of the targets, which is the
+    shape of `hidden` without its last axis. Values are float32, in nats; ids are int64. Ignored
+    rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. Reading an output that was
+    not requested raises AttributeError.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class ScoreResult:
         self.weights_version = weights_version
         """Version of the weights that scored the rows; with mix_versions, the highest version."""
         self.weights_versions = weights_versions or (weights_version,)
-        """All versions that scored rows, rising: more than one only with mix_versions."""
+        """All versions that scored rows, in ascending order; more than one only with mix_versions."""
         self.ignored_rows = ignored_rows
         """Number of rows whose target was ignore_index."""
         self.nonfinite_rows = nonfinite_rows
         """Number of rows whose logits held NaN or Inf."""
         self.transport = transport
-        """The transport of most rows; see Client.transport."""
+        """The transport that carried most of the rows; see Client.transport."""
 
     def _values(self, name: str) -> npt.NDArray[Any]:
         try:
@@ -95,7 +95,7 @@ class ScoreResult:
 
     @property
     def argmax_id(self) -> Array:
-        """[...] int64, the most likely id; the lowest among equals."""
+        """[...] int64, the most likely id; the lowest id in case of ties."""
         return self._get("argmax_id")
 
     @property
@@ -125,7 +125,7 @@ class ScoreResult:
 
     @property
     def top_k_ids(self) -> Array:
-        """[..., top_k] int64, best first, lowest id first among equals."""
+        """[..., top_k] int64, most likely id first; ties are ordered by ascending id."""
         return self._get("top_k_ids")
 
     @property
@@ -135,7 +135,7 @@ class ScoreResult:
 
     @property
     def candidate_logprobs(self) -> Array:
-        """[..., n] for candidates given as an array, else [ids], flat, in the order given."""
+        """[..., n] if the candidates are an array, otherwise flat [ids], in the order given."""
         return self._get("candidate_logprobs")
 
     @property

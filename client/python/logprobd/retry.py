@@ -1,4 +1,4 @@
-"""When to send a request again, and how a call reports that it waits.
+"""Decides when to send a request again, and reports that a call waits.
 
 Scoring has no side effects, so it is safe to retry after overload and lost connections.
 """
@@ -16,17 +16,17 @@ from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_placement
 class RetryPolicy:
     """Exponential backoff with full jitter, within the call's deadline.
 
-    A server's hint (`grpc-retry-pushback-ms`) is the shortest wait, and the random backoff is added
-    to it: clients that were refused together must not return together. A negative hint forbids a
+    A server's hint (`grpc-retry-pushback-ms`) is the minimum wait. The random backoff is added to
+    it, so that clients that were refused together do not retry together. A negative hint forbids a
     retry.
     """
 
     attempts_max: int = 8
-    """Most attempts while the server is unavailable, >= 1; 1: no retries. With the other defaults
-    a call to a server that is down fails after about 6 s."""
+    """Maximum number of attempts while the server is unavailable, >= 1; 1 means no retries. With
+    the defaults, a call to a server that is down fails after about 6 s."""
     overloaded_attempts_max: int = 1000
-    """Most attempts while the server is overloaded, >= 1; the default retries until the
-    deadline."""
+    """Maximum number of attempts while the server is overloaded, >= 1. The default retries until
+    the deadline."""
     base_seconds: float = 0.1
     """Upper bound of the first wait; it doubles with each attempt."""
     cap_seconds: float = 5.0
@@ -35,7 +35,7 @@ class RetryPolicy:
     def delay(
         self, error: LogprobdError, attempts: int, uniform: random.Random | None = None
     ) -> float | None:
-        """Returns the seconds to wait after `attempts` failed attempts; None: give up."""
+        """Returns the seconds to wait after `attempts` failed attempts, or None to give up."""
         if is_placement_refusal(error):
             return None
         if isinstance(error, Overloaded):
@@ -54,7 +54,8 @@ class RetryPolicy:
         return hint + draw(0.0, bound)
 
 
-# The operating system's generator: a seeded one would make forked workers wait equally long.
+# This is the operating system's generator, because a seeded one would make forked workers wait
+# equally long.
 _RANDOM = random.SystemRandom()
 
 NOTICE_SECONDS = 1.0
@@ -66,14 +67,14 @@ _LOG = logging.getLogger("logprobd")
 
 
 class RetryNotice:
-    """Reports the retries of one call: warnings in the log `logprobd`, and time in the error."""
+    """Reports the retries of one call, as warnings to the logger "logprobd" and in the error."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._due = 0.0
 
     def waits(self, reason: object, delay: float, now: float) -> None:
-        """Notes that the call tries again after `delay` seconds; logs when it has taken long."""
+        """Records that the call tries again after `delay` seconds. Logs a warning if one is due."""
         if self._began is None:
             self._began, self._due = now, now + NOTICE_SECONDS
         if now + delay >= self._due:
@@ -83,7 +84,7 @@ class RetryNotice:
             )
 
     def answered(self) -> None:
-        """Notes an answer: the time without one starts anew."""
+        """Records an answer, so that the time without an answer starts again."""
         self._began = None
 
     def gave_up(self, error: LogprobdError, attempts: int, now: float) -> LogprobdError:
@@ -95,7 +96,7 @@ class RetryNotice:
 
 
 class Window:
-    """The number of chunks that may be in flight: halved by a refusal, regrown by successes."""
+    """Number of chunks that may be in flight. A refusal halves it, and successes increase it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -106,7 +107,7 @@ class Window:
         return int(self._size)
 
     def limit(self, most: int) -> None:
-        """Sets the largest size. A window that refusals have shrunk does not grow at once."""
+        """Sets the maximum size. A window that refusals have reduced does not grow at once."""
         self._most = most
         self._size = min(float(most), self._size)
 

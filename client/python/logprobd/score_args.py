@@ -1,4 +1,4 @@
-"""The arguments of a score call: the only list of their names, types, defaults and descriptions.
+"""Defines the names, types, defaults and descriptions of the arguments of a score call.
 
 Client, AsyncClient and the plan of a call take a ScoreArgs. `with_score_args` gives a method the
 signature and the documentation of ScoreArgs, so that callers, `help` and type checkers see plain
@@ -23,33 +23,33 @@ class ScoreArgs:
     """The arguments of `score`.
 
     Args:
-        hidden: [..., hidden_size], the states that enter the head, after the final norm (Hugging
-            Face's last_hidden_state): torch (CPU or CUDA), NumPy, or DLPack; bfloat16, float16 or
-            float32; any strides.
-        targets: [...], one id per row, in [0, vocab) or ignore_index. They are already shifted:
-            targets[i] is the token that follows row i (from_packed and from_padded do the
-            shifting).
-        temperature: divides the logits, 1e-4 to 1e4: a number, or an array that broadcasts to the
-            shape of targets.
+        hidden: [..., hidden_size], the input of the head after the final norm (Hugging Face's
+            last_hidden_state). A torch (CPU or CUDA), NumPy or DLPack array of bfloat16, float16
+            or float32 with any strides.
+        targets: [...], one id per row, in [0, vocab) or ignore_index. Targets must be shifted
+            already: targets[i] is the token that follows row i (from_packed and from_padded shift
+            them).
+        temperature: divisor of the logits, 1e-4 to 1e4. A number, or an array that broadcasts to
+            the shape of targets.
         outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit, min_logit.
-        entropy_temperature: temperature of the entropy alone. None: the value of temperature.
-        candidates: further ids to score: an array [..., n]; or one list of ids per row; or a tuple
-            of ids [n] and offsets [rows + 1].
+        entropy_temperature: temperature of the entropy alone. None means the value of temperature.
+        candidates: further ids to score, as an array [..., n], as one list of ids per row, or as a
+            tuple of ids [n] and offsets [rows + 1].
         top_k: number of best ids to return for each row.
         segments: offsets [segments + 1] of consecutive flattened rows to sum, from 0 to rows.
-        ignore_index: the target of rows that are not scored and get zeros.
-        head: name of the head. "": the only one.
-        weights_version: version of the weights to score with. 0: the live version, which is the
-            same for all rows of the call.
+        ignore_index: target of rows that are not scored; their outputs are zeros.
+        head: name of the head; "" means the only head.
+        weights_version: version of the weights to score with. 0 means the live version, which is
+            the same for all rows of the call.
         priority: "high", "normal" or "low".
-        reject_nonfinite: raise InvalidArgument when a row's logits hold NaN or Inf, instead of
+        reject_nonfinite: raise InvalidArgument if a row's logits contain NaN or Inf, instead of
             returning NaN for that row.
-        dtype: "bf16" for NumPy uint16 that holds bfloat16 bits; otherwise the type to round to
-            before sending.
-        request_id: appears in the server's log, at most 128 bytes.
-        timeout: seconds for the whole call, retries included. None: the client's timeout.
-        progress: called with the number of finished rows and of all rows after each answered
-            request.
+        dtype: "bf16" for a NumPy uint16 array that contains bfloat16 bits; otherwise the type to
+            round to before sending.
+        request_id: text that appears in the server's log, at most 128 bytes.
+        timeout: seconds for the whole call, including retries. None means the client's timeout.
+        progress: function that is called after each answered request with the number of finished
+            rows and the number of all rows.
     """
 
     hidden: Any
@@ -81,7 +81,7 @@ _Method = Callable[[_Self, ScoreArgs], _Result]
 def _with_arguments(
     args_class: Callable[_P, ScoreArgs],
 ) -> Callable[[Callable[[_Self, ScoreArgs], _Result]], Callable[Concatenate[_Self, _P], _Result]]:
-    """Returns a decorator for methods that take a ScoreArgs: callers pass its fields instead."""
+    """Returns a decorator for methods that take a ScoreArgs, so that callers pass its fields."""
     fields = list(inspect.signature(args_class).parameters.values())
 
     def decorate(

@@ -45,7 +45,7 @@ class Settings:
 
     @property
     def is_one_server(self) -> bool:
-        """Whether there is exactly one server, so that rows may lie in memory only it can read."""
+        """Whether there is exactly one server, so that rows can lie in memory shared with it."""
         return addresses.AddressBook(self.addresses).is_plain
 
     @property
@@ -116,8 +116,8 @@ def make_settings(
     if not made.is_one_server and made.transport not in ("auto", "tcp"):
         name = "transport" if transport is not None else _TRANSPORT_VARIABLE
         raise InvalidArgument(
-            f'{name} is "{made.transport}", and address "{made.address}" names several servers, '
-            'to which rows travel in requests: use "auto" or "tcp", or name one server',
+            f'{name} is "{made.transport}", but address "{made.address}" names several servers, '
+            'which only accept rows inside requests: use "auto" or "tcp", or name one server',
             field=name,
         )
     return made
@@ -142,7 +142,8 @@ def _client_id(client_id: str | None) -> str | None:
         and client_id.isprintable()
     ):
         raise InvalidArgument(
-            f"client_id is {client_id!r}: use 1 to {CLIENT_ID_LENGTH_MAX} printable ASCII letters",
+            f"client_id is {client_id!r}: "
+            f"use 1 to {CLIENT_ID_LENGTH_MAX} printable ASCII characters",
             field="client_id",
         )
     return client_id

@@ -1,4 +1,4 @@
-"""A logprobd server in NumPy, for the tests of code that uses the client.
+"""A logprobd server in NumPy for testing code that uses the client.
 
     with FakeServer(vocab_size=100, hidden_size=16) as server:
         client = logprobd.Client(server.address)
@@ -38,7 +38,7 @@ class ReceivedRequest:
     metadata: dict[str, str]
     weights_version: int
     transport: str = "tcp"
-    """"tcp", "shm" or "cuda_ipc": how the hidden states travelled."""
+    """How the hidden states were passed: "tcp", "shm" or "cuda_ipc"."""
 
 
 @dataclass
@@ -62,15 +62,15 @@ class FakeServer:
     """Name of the weight in the answer to ListHeads."""
     seed: int = 0
     weight: Any = None
-    """[vocab_size, hidden_size] float32. None: random, scaled so that N(0, 1) rows give logits with
-    standard deviation 3."""
+    """[vocab_size, hidden_size] float32. None means random values, scaled so that N(0, 1) rows give
+    logits with standard deviation 3."""
     scale: float = 1.0
     bias: Any = None
-    """[vocab_size], or None: no bias."""
+    """[vocab_size], or None if there is no bias."""
     softcap: float = 0.0
     weights_version: int = 1
     ready: bool = True
-    """Whether health says SERVING; while False, Score answers UNAVAILABLE."""
+    """Whether health says SERVING. While it is False, Score answers UNAVAILABLE."""
     delay: float = 0.0
     """Seconds before each answer."""
     message_bytes_max: int = 64 << 20
@@ -82,11 +82,11 @@ class FakeServer:
     workers: int = 16
     host: str = "127.0.0.1"
     port: int = 0
-    """0: a free port."""
+    """Port to listen on; 0 means a free port."""
     shared_memory: bool = False
     """Whether clients may pass rows through shared memory."""
     device_reader: DeviceReader | None = None
-    """Reads the bytes of CUDA IPC slices. None: the server accepts no such slices."""
+    """Reads the bytes of CUDA IPC slices. If it is None, the server accepts no such slices."""
     local_limits: FakeLimits = field(default_factory=FakeLimits)
     control: FakeControl | None = None
     """The control socket; None unless shared_memory or device_reader is set."""
@@ -116,7 +116,7 @@ class FakeServer:
         return f"{self.host}:{self.port}"
 
     def start(self) -> FakeServer:
-        """Starts serving; after a stop, on the same port again."""
+        """Starts the server. After a stop, it listens on the same port again."""
         self._server = grpc.server(
             futures.ThreadPoolExecutor(self.workers),
             options=[
@@ -133,7 +133,7 @@ class FakeServer:
         return self
 
     def stop(self, grace: float | None = None) -> None:
-        """Stops within `grace` seconds, and then cancels requests in flight; None: at once."""
+        """Stops within `grace` seconds, and then cancels requests in flight. None means at once."""
         if self._server is not None:
             self._server.stop(grace).wait()
             self._server = None
@@ -151,8 +151,8 @@ class FakeServer:
     ) -> None:
         """Makes the next `count` scoring messages fail with a gRPC status.
 
-        `retry_after` (seconds; negative: do not retry) is sent as grpc-retry-pushback-ms, or in the
-        chunk's answer on a stream.
+        `retry_after` is a number of seconds, or negative for "do not retry". It is sent as
+        grpc-retry-pushback-ms, or on a stream in the chunk's answer.
         """
         with self._lock:
             self._faults.append(_Fault(code, count, retry_after))
@@ -249,7 +249,7 @@ def _transport(request: _wire.ScoreRequest) -> str:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Dispatches methods by name; messages pass as bytes."""
+    """Dispatches calls by method name. Messages are passed as bytes."""
 
     def __init__(self, server: FakeServer) -> None:
         self._fake = server

@@ -6,15 +6,15 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import WeightsVersionMismatch
 
 RESTARTS_MAX = 3
-"""How often a call over several servers starts again with another version."""
+"""Maximum number of times that a call over several servers starts again with another version."""
 
 
 class CallVersions:
     """The version of the weights that a call uses, and the servers that do not hold it.
 
     A call keeps the pinned version, or the first one that answers. If no ready server holds that
-    version any more, an unpinned call restarts with the version that is live; rows scored before
-    are then scored again. With `mix` the call accepts every version.
+    version any more, an unpinned call restarts with the live version, and the rows that were
+    scored before are scored again. If `mix` is true, the call accepts every version.
     """
 
     def __init__(self, balance: Balance, *, head: str, pinned: int = 0, mix: bool = False) -> None:
@@ -30,8 +30,8 @@ class CallVersions:
         """Number of restarts so far. A request remembers the epoch in which it was sent."""
 
     def choose(self, servers: list[Server], now: float) -> list[Server]:
-        """Returns the servers that probably hold the call's version; if there are none, those that
-        have not answered with another version in this call."""
+        """Returns the servers that probably hold the call's version. If there are none, returns the
+        servers that have not answered with another version in this call."""
         possible = [server for server in servers if server not in self._others]
         if self._mix or self._expected == 0:
             return possible
@@ -39,16 +39,17 @@ class CallVersions:
         return known or possible
 
     def asked(self, server: Server, now: float) -> None:
-        """Notes that a request goes to this server. Until an answer arrives, the call expects this
-        server's version."""
+        """Records that a request is sent to this server. Until an answer arrives, the call expects
+        this server's version."""
         if self._expected == 0:
             self._expected = server.version(self._head, now) or 0
 
     def keeps(self, server: Server, version: int, epoch: int) -> bool:
-        """Notes an answer. Returns False if another version gave it, so the request is sent again.
+        """Records an answer. Returns False if another version gave it, so that the request must be
+        sent again.
 
-        `epoch` is the request's epoch. Raises WeightsVersionMismatch if the call cannot finish
-        with one version.
+        `epoch` is the request's epoch. Raises WeightsVersionMismatch if the call cannot be scored
+        by one version.
         """
         fits = self._mix or self._kept in (0, version)
         if not fits and epoch != self.epoch:
@@ -65,20 +66,21 @@ class CallVersions:
         return True
 
     def lacks(self, server: Server) -> bool:
-        """Notes that the server does not hold the pinned version. Returns whether another may."""
+        """Records that the server does not hold the pinned version. Returns whether another server
+        may hold it."""
         self._others.add(server)
         return self._has_possible()
 
     def stuck(self) -> bool:
-        """Call when no request is in flight and none can be sent. Returns True after restarting the
-        call if all ready servers hold another version. Raises the errors of `keeps`."""
+        """Restarts the call and returns True if all ready servers hold another version. Call it
+        only if no request is in flight and none can be sent. Raises the errors of `keeps`."""
         if not self._balance.usable() or self._has_possible():
             return False
         self._begin_again(0)
         return True
 
     def mismatch(self) -> WeightsVersionMismatch:
-        """Returns the error, which names the versions and the servers that hold them."""
+        """Returns an error that names the versions and the servers that hold them."""
         seen = "; ".join(
             f"version {version} at {', '.join(addresses)}"
             for version, addresses in sorted(self._seen.items())
@@ -88,8 +90,8 @@ class CallVersions:
         return WeightsVersionMismatch(
             f"the call could not be scored by {needed} of the weights: "
             f"{seen or f'{lacking} does not hold it'}. "
-            "Wait until all servers hold the same version, pin weights_version to one that stays, "
-            "or allow mix_versions=True",
+            "Wait until all servers hold the same version, pin weights_version to a version that "
+            "stays loaded, or allow mix_versions=True",
             code="ABORTED",
         )
 

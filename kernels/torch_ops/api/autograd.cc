@@ -87,7 +87,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
     if (!options.need_entropy) constants.push_back(entropy);
     if (!options.need_mean_logit) constants.push_back(mean_logit);
     context->mark_non_differentiable(constants);
-    context->set_materialize_grads(false);  // Absent gradients stay absent and cost nothing.
+    context->set_materialize_grads(false);  // Undefined gradients do not become zeros.
     return {logprob, entropy, lse, argmax, mean_logit, lse_rest, cache};
   }
 

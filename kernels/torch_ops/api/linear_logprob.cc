@@ -1,5 +1,6 @@
-// The forward and the backward pass: agreement of the ranks, valid rows, the path's scores or
-// gradients, and the results of all rows.
+// Implements the forward and the backward pass: the valid rows are compacted, the ranks
+// agree on the rows, the path computes their scores or gradients, and the results are scattered to
+// all rows.
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 
@@ -28,8 +29,8 @@ void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
                     "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
 }
 
-/// Whether the rows' gradients need something of the other ranks: their hidden states, or the size
-/// of the vocabulary, by which the gradient of an unweighted mean logit is divided.
+/// Returns whether the gradients need data of the other ranks: their hidden states, or the size of
+/// the vocabulary, by which the gradient of an unweighted mean logit is divided.
 bool NeedsOtherRanks(const UpstreamGradients& upstream, const Problem& problem) {
   return problem.options.sequence_parallel ||
          (upstream.mean_logit.has_value() && !problem.inputs.mean_logit_weights.has_value());
@@ -85,7 +86,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     if (!group.is_alone() && needs.hidden) ReserveHiddenSum(problem);
     return RankGroup::RankInfo{{needs.hidden}, {ShardIds(inputs, options).end}};
   });
-  // When this rank has failed, Result throws: nothing is prepared for what follows.
+  // If the preparation failed on this rank, Result throws here, because the steps below cannot run.
   if (pending.has_error() || NeedsOtherRanks(upstream, problem)) {
     int64_t end = 0;
     for (const auto& own : pending.Result()) end = std::max(end, own.front());
@@ -94,8 +95,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   const at::Tensor hidden = HiddenOfAllRows(problem);
   std::optional<RankGroup::PendingSum> hidden_sum;
   const auto start_hidden_sum = [&] {
-    // A rank whose preparation failed does not take part in the sum, so all throw here at the
-    // latest.
+    // A rank whose preparation failed does not take part in the sum, so all ranks throw here
+    // at the latest.
     pending.Result();
     const RowSubset found = subset.Resolved();
     hidden_sum =
@@ -105,7 +106,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   error.Run([&] {
     const BackwardRows rows = MakeBackwardRows(subset, hidden, upstream, saved, problem);
     AddGradients(rows, problem, sums, [&] {
-      // Scattering rows next to a block of columns would take more memory.
+      // The sum of scattered rows is started later: scattering needs memory, and the gradients of a
+      // block of columns are still allocated here.
       const bool is_scattered = subset.Resolved().row_indices.defined();
       if (!group.is_alone() && !is_scattered) start_hidden_sum();
     });

@@ -1,5 +1,5 @@
-// Gradients of dot products by the fused kernels, in 16 bits: recomputed by the fused product with
-// another epilogue, or converted from cached exponentials.
+// Computes gradients of dot products in 16 bits with the fused kernels. Either the fused kernel
+// recomputes the products, with another epilogue, or cached exponentials are converted.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
@@ -27,14 +27,15 @@ namespace {
 using kernels::kTileColumns;
 using kernels::RowGradient;
 
-/// Largest size in bytes of a block of gradients, in addition to what the gradient of hidden will
-/// take in its own dtype after the block is freed. It keeps the extra memory of the operator below
-/// 256 MiB. Larger blocks need fewer additions to the gradient of hidden.
+/// Number of bytes by which a block of gradients may exceed the size of the gradient of hidden in
+/// its own dtype. The memory for that gradient is needed only after the block is freed. The limit
+/// keeps the extra memory of the operator below 256 MiB. Larger blocks need fewer additions to the
+/// gradient of hidden.
 constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
 
 /// Largest size in bytes of a block of gradients while the hidden states of compacted rows exist as
-/// a copy. The copy takes the memory of the later gradient, so the block alone is extra memory,
-/// together with up to 6 MiB of per-row data.
+/// a copy. The copy takes as much memory as the gradient of hidden takes later, so the extra memory
+/// consists of the block and up to 6 MiB of per-row data.
 constexpr int64_t kGradientBytesMaxWithCopy = int64_t{250} << 20;
 
 /// Blocks are whole multiples of this many tiles, which suits the groups of tiles of the fused
@@ -119,7 +120,7 @@ class FusedDotGradients : public DotGradients {
     return uses_cache() && rows_.saved.is_cache_overwritable && cached_rows() == nullptr;
   }
 
-  /// Whether the exponentials, up to a factor per row, become gradients by rebasing alone.
+  /// Whether rebasing alone turns the exponentials into gradients, up to a factor per row.
   bool is_rebased() const {
     return is_in_place() && problem_.options.keep_logits == LogitCacheKind::kRebasedExponentials;
   }
@@ -222,7 +223,8 @@ class FusedDotGradients : public DotGradients {
                 "the kernel of row gradients");
   }
 
-  /// The bias's gradient is that of the dot products before the scale.
+  /// Adds the sums over the rows to the gradient of the bias. The gradient of the dot products has
+  /// the scale as a factor, which the gradient of the bias does not have.
   void AddBias(const at::Tensor& gradient, Columns columns) const {
     if (!bias_sum_.defined()) return;
     at::Tensor sum = gradient.sum(0, /*keepdim=*/false, at::kFloat);

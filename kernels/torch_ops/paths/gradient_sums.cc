@@ -11,7 +11,8 @@
 namespace logprobd::torch_ops {
 namespace {
 
-/// Adds the product of `gradient`, [n, columns] of dot products, and the weight's columns.
+/// Multiplies `gradient`, [n, columns], the gradient of the dot products, by the weight's rows for
+/// these columns and adds the product to `sum`. The first block of columns replaces `sum` instead.
 void AddHiddenProduct(const at::Tensor& gradient, Columns columns, const Problem& problem,
                       const at::Tensor& sum) {
   const at::Tensor weight = SliceRows(problem.inputs.weight, columns.begin, columns.size());
@@ -92,7 +93,7 @@ void ReserveHiddenSum(const Problem& problem) {
 
 RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
                                      const Problem& problem) {
-  // A rank that is alone rounds before it scatters, which takes half the memory.
+  // A rank that is alone in its group rounds before it scatters, which takes half the memory.
   const bool is_alone = problem.group.is_alone();
   const at::Tensor part = is_alone ? hidden.to(problem.inputs.hidden.scalar_type()) : hidden;
   Rows rows;
@@ -111,7 +112,7 @@ InputGradients ToInputGradients(const std::optional<RankGroup::PendingSum>& hidd
         hidden_sum->Result().to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());
   }
   if (sums.weight.defined()) {
-    // Without rows nothing was written.
+    // If there were no rows, nothing has been written.
     if (sums.weight_into == Into::kReplace) at::Tensor(sums.weight).zero_();
     gradients.weight = sums.weight.to(inputs.weight.scalar_type());
   }

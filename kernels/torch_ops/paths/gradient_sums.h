@@ -13,7 +13,7 @@
 
 namespace logprobd::torch_ops {
 
-/// Sums of gradients over rows, for this rank's columns. Undefined if not needed.
+/// Sums of gradients over rows, for this rank's columns. A tensor that is not needed is undefined.
 struct GradientSums {
   at::Tensor hidden;  ///< [n, H] in the wide dtype; each block of rows writes its own rows.
   at::Tensor weight;  ///< [V, H]
@@ -27,18 +27,18 @@ struct GradientSums {
 GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
                           const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once);
 
-/// Whether AddGradients adds so many rows as one block.
+/// Returns whether AddGradients adds `num_rows` rows as one block.
 bool AreAddedAtOnce(int64_t num_rows);
 
-/// Adds the gradients of `all` rows; sums.hidden has their rows. When a row compaction is pending,
-/// adds the rows that it finds. Writes nothing when there are no rows. Calls
-/// `when_hidden_is_complete` (if any, and if there are rows) as soon as everything that is added to
-/// sums.hidden is enqueued, before the last product of the weight's gradient.
+/// Adds the gradients of `all` rows. sums.hidden has one row for each of them. When a row
+/// compaction is pending, adds the rows that it finds. Writes nothing when there are no rows. Calls
+/// `when_hidden_is_complete` (if any, and if there are rows) as soon as all additions to
+/// sums.hidden are enqueued, before the last product of the weight's gradient.
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
                   const std::function<void()>& when_hidden_is_complete = {});
 
-/// Allocates and frees what StartHiddenSum will allocate, so that a shortage shows before ranks
-/// wait for each other.
+/// Allocates and frees what StartHiddenSum will allocate, so that an out-of-memory error occurs
+/// before ranks wait for each other.
 void ReserveHiddenSum(const Problem& problem);
 
 /// Starts to sum the gradient of hidden over the ranks. `hidden`, [n, H], has the rows at

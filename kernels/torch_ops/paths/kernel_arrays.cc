@@ -20,14 +20,15 @@ bool IsAddressAligned(const at::Tensor& values) {
   return reinterpret_cast<uintptr_t>(values.const_data_ptr()) % kVectorBytes == 0;
 }
 
-/// The rows themselves when the fused kernels can read them in place, else a copy.
+/// Returns the rows themselves if the fused kernels can read them in place, otherwise a copy.
 at::Tensor Aligned(const at::Tensor& rows) {
   const bool is_aligned = rows.stride(1) == 1 && rows.stride(0) >= rows.size(1) &&
                           rows.stride(0) % kRowAlignment == 0 && IsAddressAligned(rows);
   return is_aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
-/// Number of rows, from the first on, whose memory can be read although it may hold other data.
+/// Returns the number of rows, counted from the first of `rows`, whose memory can be read. The
+/// memory behind `rows` may hold other data.
 int64_t ReadableRows(const at::Tensor& rows) {
   const int64_t elements =
       static_cast<int64_t>(rows.storage().nbytes()) / static_cast<int64_t>(rows.element_size());

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensors as the CUDA kernels take them. Only in builds with CUDA.
+// Converts tensors to operands of the CUDA kernels. Compiled only in builds with CUDA.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,31 +18,32 @@ struct FusedPartialsParams;
 
 namespace logprobd::torch_ops {
 
-/// The fused kernels require row strides and a hidden size that are multiples of this many
-/// elements, which are 16 bytes.
+/// The fused kernels require row strides and a hidden size that are multiples of this number of
+/// elements, which is 16 bytes.
 inline constexpr int64_t kRowAlignment = 8;
 
-/// Throws c10::Error, naming `what`, unless `error` is cudaSuccess.
+/// Throws a c10::Error that names `what`, unless `error` is cudaSuccess.
 void CheckLaunch(int error, const char* what);
 
-/// Pointer to contiguous fp32 values, or null for an undefined tensor.
+/// Returns a pointer to contiguous fp32 values, or null for an undefined tensor.
 const float* Floats(const at::Tensor& values);
 
-/// Whether LaunchCopyRows supports `rows`, [n, H].
+/// Returns whether LaunchCopyRows supports `rows`, [n, H].
 bool IsVectorAligned(const at::Tensor& rows);
 
-/// Parameters that copy the first rows of `source`, [.., H], to the contiguous `rows`, [n, H].
+/// Returns the parameters that copy the first n rows of `source`, [.., H], to the contiguous
+/// `rows`, [n, H].
 kernels::CopyRowsParams CopyParams(const at::Tensor& source, const at::Tensor& rows);
 
-/// fp32 values of the shard's columns, padded with zeros to whole tiles.
+/// Returns the first `columns` elements of `values` as fp32, padded with zeros to whole tiles.
 at::Tensor PaddedToTiles(const at::Tensor& values, int64_t columns);
 
-/// Upstream gradients, [all rows] each with any stride. Owns their memory.
+/// Holds the upstream gradients, [all rows] each, with any stride. Owns their memory.
 class UpstreamArrays {
  public:
   explicit UpstreamArrays(const UpstreamGradients& upstream);
 
-  /// Whether all of them are fp32 on `device`, so that kernels can read them.
+  /// Returns whether all of them are fp32 on `device`, so that kernels can read them.
   bool AreFp32On(const at::Device& device) const;
   kernels::RowValues logprob() const { return Values(logprob_); }
   kernels::RowValues entropy() const { return Values(entropy_); }
@@ -59,20 +60,21 @@ class UpstreamArrays {
   at::Tensor mean_logit_;
 };
 
-/// A block of hidden states and a shard as operands of the fused kernels. The shard counts as a
-/// whole vocabulary whose column 0 is the shard's first. Owns copies of what is not aligned.
+/// Holds a block of hidden states and a shard of the weight as operands of the fused kernels. The
+/// kernels treat the shard as a whole vocabulary whose column 0 is the shard's first column. Owns
+/// copies of the tensors that are not aligned.
 class FusedHead {
  public:
   FusedHead(const at::Tensor& hidden, const Problem& problem);
 
   int64_t num_tiles() const;
-  /// log2(e), times the truncation correction unless the logits contain it already.
+  /// Returns log2(e), times the truncation correction unless the logits contain it already.
   double log2_factor() const;
-  /// d(x)/d(dot), without a cap, divided by the row's log2_scale.
+  /// Returns d(x) / d(dot product), without a cap, divided by the row's log2_scale.
   double gradient_per_log2_scale() const;
 
-  /// Operands of tiles [tile_begin, tile_end). The caller sets outputs and per-row inputs. Valid
-  /// while this object lives.
+  /// Returns the operands of tiles [tile_begin, tile_end). The caller sets outputs and per-row
+  /// inputs. The operands are valid while this object lives.
   kernels::FusedPartialsParams Params(int64_t tile_begin, int64_t tile_end) const;
 
  private:
@@ -86,7 +88,8 @@ class FusedHead {
   at::Tensor bias_;    // fp32 [tiles * 192] or undefined
 };
 
-/// Per-row inputs in the trainer's memory, as operands of kernels. Owns what had to be converted.
+/// Holds the per-row inputs in the trainer's memory as operands of kernels. Owns copies of the
+/// inputs that had to be converted.
 class RowArrays {
  public:
   RowArrays(const Rows& rows, const Problem& problem, const FusedHead& head);

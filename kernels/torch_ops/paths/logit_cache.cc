@@ -30,7 +30,8 @@ CacheFormat FormatOf(const LinearLogprobInputs& inputs, const LinearLogprobOptio
                   inputs.weight.sym_size(0));
 }
 
-/// Indices of `rows` among the valid rows; undefined: they are all of the valid rows.
+/// Returns the indices of `rows` among the valid rows, or an undefined tensor if `rows` are all of
+/// the valid rows.
 at::Tensor IndicesAmongValid(const Rows& rows, const Problem& problem) {
   if (rows.pending != nullptr) return rows.pending->valid_indices();
   if (!rows.row_indices.defined()) return {};
@@ -81,8 +82,8 @@ CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Prob
   TORCH_CHECK_VALUE(cache->scalar_type() == format.dtype && cache->dim() == 2 &&
                         cache->size(0) == problem.num_rows() && cache->sym_size(1) == format.pitch,
                     "cache is ", cache->scalar_type(), " with the shape ", cache->sizes(),
-                    ": it must be what the forward returned, ", format.dtype, " with the shape [",
-                    problem.num_rows(), ", ", format.pitch, "]");
+                    ": it must be the tensor that the forward returned, ", format.dtype,
+                    " with the shape [", problem.num_rows(), ", ", format.pitch, "]");
   return CachedRows{*cache, IndicesAmongValid(rows, problem)}.Slice(0, rows.size());
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
-// The cache of logits between a forward and its backward pass: [rows, pitch], row-major. The valid
-// rows are at the front, one after another; rows behind them are not written.
+// A cache holds the logits between a forward and its backward pass, row-major as [rows, pitch]. The
+// valid rows come first, one after another. The rows behind them are not written.
 //
-//   kWide           One logit before temperature per column of this rank's weight, in the wide
-//                   dtype. Columns of padding are not written.
-//   kExponentials,  Bytes. A row is laid out by CachedRowLayout.
+//   kWide           A row holds one logit before temperature per column of this rank's weight, in
+//                   the wide dtype. Columns of padding are not written.
+//   kExponentials,  A row holds bytes, whose layout is CachedRowLayout.
 //   kRebasedExponentials
 
 #include <ATen/core/Tensor.h>
@@ -31,52 +31,55 @@ struct CachedRowLayout {
   static constexpr int64_t kKeyBytes = 8;
   static constexpr int64_t kLogitBytes = 4;
 
-  /// Offset of the exponents.
+  /// Returns the offset of the exponents.
   T exponents() const { return num_tiles * kTileBytes; }
-  /// Offset of the largest logit, a LogitKey, aligned to its size.
+  /// Returns the offset of the largest logit, a LogitKey, aligned to its size.
   T max_key() const {
     const T exponents_end = num_tiles * (kTileBytes + static_cast<int64_t>(sizeof(int32_t)));
     return (exponents_end + kKeyBytes - 1) / kKeyBytes * kKeyBytes;
   }
-  /// Offset of the target's logit.
+  /// Returns the offset of the target's logit.
   T target_logit() const { return max_key() + kKeyBytes; }
-  /// Tiles of exponentials from one row to the next.
+  /// Returns the distance between rows, in tiles of exponentials.
   T row_tiles() const { return (target_logit() + kLogitBytes + kTileBytes - 1) / kTileBytes; }
-  /// Bytes from one row to the next.
+  /// Returns the distance between rows, in bytes.
   T row_bytes() const { return row_tiles() * kTileBytes; }
 
   T num_tiles;
 };
 
-/// Bytes per row of a cache for a weight of `weight_rows` rows. Throws c10::ValueError for an
-/// invalid `kind`.
+/// Returns the number of bytes per row of a cache for a weight of `weight_rows` rows. Throws
+/// c10::ValueError for an invalid `kind`.
 int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_rows);
 
-/// An unwritten cache for all rows of target, whose sizes may be symbolic: [rows, pitch], or
-/// without elements when nothing is cached. Depends only on dtypes, sizes and options, as tracing
-/// requires.
+/// Returns an uninitialised cache for all rows of target, whose sizes may be symbolic. The cache is
+/// [rows, pitch], or has no elements if nothing is cached. The result depends only on dtypes, sizes
+/// and options, as tracing requires.
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
-/// An unwritten cache for `num_rows` rows.
+/// Returns an uninitialised cache for `num_rows` rows.
 at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem);
 
 /// Copies a block of logits, [n, columns], to n rows of a cache in the wide dtype.
 void CacheLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits);
 
-/// Some rows of a cache.
+/// A subset of the rows of a cache.
 struct CachedRows {
-  at::Tensor cache;  ///< The cache from the first of the rows on; undefined: nothing is cached.
-  at::Tensor row_indices;  ///< [n], int64, into `cache`; undefined: one row after another.
+  /// The whole cache if `row_indices` is defined, otherwise these rows of it. Undefined if nothing
+  /// is cached.
+  at::Tensor cache;
+  at::Tensor row_indices;  ///< [n], int64, indices into `cache`; undefined: 0, 1, 2, ...
 
   CachedRows Slice(int64_t begin, int64_t size) const;
-  /// Whether logits are cached, rather than exponentials.
+  /// Returns whether the cache holds logits rather than exponentials.
   bool has_logits() const { return cache.defined() && cache.scalar_type() != at::kByte; }
-  /// Logits of some columns, [n, columns], as BlockLogits returns them. May be a view of the cache.
+  /// Returns the logits of some columns, [n, columns], like BlockLogits. The result may be a view
+  /// of the cache.
   at::Tensor Logits(Columns columns) const;
 };
 
 /// Finds `rows` in the cache of a forward pass, which holds its valid rows. Throws c10::ValueError
-/// when the dtype or shape of `cache` do not fit.
+/// if `cache` has the wrong dtype or shape.
 CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Problem& problem);
 
 }  // namespace logprobd::torch_ops

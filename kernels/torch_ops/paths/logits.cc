@@ -50,7 +50,8 @@ at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns
     logits.add_(problem.inputs.bias->narrow(0, columns.begin, columns.size()).to(problem.wide));
   }
   if (options.softcap <= 0) return logits;
-  // In fp64, since three roundings to fp32 would cost more accuracy than the product's.
+  // The cap is computed in fp64, because three roundings to fp32 would lose more accuracy than the
+  // rounding of the product.
   const double cap = options.softcap;
   return logits.to(at::kDouble).div_(cap).tanh_().mul_(cap).to(problem.wide);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Matrix products and logits by tensor operations.
+// Computes matrix products and logits with tensor operations.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,30 +12,32 @@ namespace logprobd::torch_ops {
 
 inline constexpr double kLog2E = 1.44269504088896340736;
 
-/// Whether a product of two factors runs on their own dtype: on a GPU, in one 16-bit dtype. Other
-/// factors are converted to the wide dtype first.
+/// Returns whether two factors are multiplied in their own dtype, which is the case on a GPU if
+/// both have the same 16-bit dtype. Other factors are converted to the wide dtype first.
 bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b);
 bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b);
 
-/// The product of a [n, k] and b [k, m] with sums and result in `wide`. Factors are never rounded.
+/// Returns the product of a [n, k] and b [k, m], with sums and result in `wide`. Factors are never
+/// rounded.
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide);
 
 /// How a product is combined with the value already in its destination.
 enum class Into { kAddTo, kReplace };
 
-/// Combines a * b, summed in `wide`, with `destination` [n, m] and rounds once to its dtype.
-/// Factors in 16 bits need no memory for the product.
+/// Combines a * b, summed in `wide`, with `destination` [n, m] and rounds once to the dtype of
+/// `destination`. 16-bit factors need no additional memory for the product.
 void MultiplyInto(const at::Tensor& destination, Into into, const at::Tensor& a,
                   const at::Tensor& b, at::ScalarType wide);
 
-/// Logits of some columns for `hidden` [n, H], before temperature: [n, columns] in problem.wide.
+/// Returns the logits of some columns for `hidden` [n, H] before temperature, [n, columns] in
+/// problem.wide.
 at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns columns);
 
-/// `factor` divided by each row's temperature, [n, 1] in `dtype`, rounded once.
+/// Returns `factor` divided by each row's temperature, [n, 1] in `dtype`, rounded once.
 at::Tensor PerTemperature(double factor, const Rows& rows, const Problem& problem,
                           at::ScalarType dtype);
 
-/// Weights of the mean logit for some columns, fp64.
+/// Returns the weights of the mean logit for some columns, in fp64.
 at::Tensor MeanLogitWeights(const Problem& problem, Columns columns);
 
 }  // namespace logprobd::torch_ops

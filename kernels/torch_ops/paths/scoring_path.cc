@@ -14,7 +14,7 @@
 namespace logprobd::torch_ops {
 namespace {
 
-/// Sets the gradients of some rows, bool [all rows], to 0.
+/// Sets the gradients of the rows that are true in `rows`, bool [all rows], to 0.
 void ClearGradients(UpstreamGradients& upstream, const at::Tensor& rows) {
   for (const auto score : kUpstreamScores) {
     MaybeTensor& gradient = upstream.*score;
@@ -67,7 +67,7 @@ LinearLogprobOutputs ScoringPath::Score(const Rows& rows, const Problem& problem
   const int64_t block_rows = BlockRows(problem);
   std::unique_ptr<PendingScores> pending = std::move(first);
   for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
-    // Nothing may be enqueued between the two steps: their kernels may overlap.
+    // Nothing may be enqueued between StartScores and Join, because their kernels may overlap.
     if (pending == nullptr) pending = StartBlock(*this, rows, begin, problem, cache);
     blocks.push_back(pending->Join(problem, rows.are_targets_covered));
     pending.reset();  // The next block reuses its memory.
@@ -91,8 +91,9 @@ const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
                      inputs.weight.size(1));
   const bool caches_exponentials = options.keep_logits == LogitCacheKind::kExponentials ||
                                    options.keep_logits == LogitCacheKind::kRebasedExponentials;
-  TORCH_CHECK_VALUE(!caches_exponentials || fused != nullptr,
-                    "keep_logits is 2: the fused kernels do not support these inputs");
+  TORCH_CHECK_VALUE(
+      !caches_exponentials || fused != nullptr,
+      "keep_logits is 2, but the fused kernels do not support these inputs: use 0 or 1");
   const bool is_fused = fused != nullptr && options.keep_logits != LogitCacheKind::kWide;
   return is_fused ? *fused : GetTensorPath();
 }
@@ -100,7 +101,7 @@ const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
 void ReserveForwardMemory(const RowSubset& subset, const Problem& problem) {
   const auto hidden_options = problem.inputs.hidden.options();
   at::Tensor gathered;
-  at::Tensor compacted;  // Lives as long as `gathered`, as in the pass.
+  at::Tensor compacted;  // Exists at the same time as `gathered`, as in the pass.
   if (problem.options.sequence_parallel) {
     gathered = at::empty({problem.num_rows(), problem.hidden_size()}, hidden_options);
   }

@@ -14,15 +14,15 @@
 
 namespace logprobd::torch_ops {
 
-/// Scores of one block of rows, as far as this rank computes them alone.
+/// The part of the scores of one block of rows that this rank computes alone.
 class PendingScores {
  public:
   virtual ~PendingScores() = default;
 
   /// Combines the ranks' parts and returns the scores. When a row compaction is pending, waits for
   /// it and returns the scores of the rows that it found. Ranks of a group call it together.
-  /// `are_targets_covered`: see Rows, whose value may have become known after the start. Throws
-  /// c10::IndexError for an out-of-vocabulary target.
+  /// `are_targets_covered` is the member of Rows, whose value may become known only after the
+  /// start. Throws c10::IndexError for an out-of-vocabulary target.
   virtual LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) = 0;
 };
 
@@ -30,43 +30,45 @@ class PendingScores {
 struct BackwardRows {
   Rows rows;
   CachedRows cached;
-  UpstreamGradients upstream;  ///< Of all rows.
-  SavedOutputs saved;          ///< Of all rows.
+  UpstreamGradients upstream;  ///< Upstream gradients of all rows.
+  SavedOutputs saved;          ///< Saved outputs of all rows.
 
   BackwardRows Slice(int64_t begin, int64_t size) const;
 };
 
-/// The rows of `subset`, whose `hidden` has all rows, [num_all, H]. Other rows get zero gradients.
+/// Returns the rows of `subset`. `hidden` has all rows, [num_all, H]. If the subset may contain
+/// ignored rows (RowSubset::is_unchecked), their upstream gradients are set to 0.
 BackwardRows MakeBackwardRows(const RowSubset& subset, const at::Tensor& hidden,
                               const UpstreamGradients& upstream, const SavedOutputs& saved,
                               const Problem& problem);
 
-/// Gradient of the loss with respect to the dot products hidden . weight of a block of rows, formed
-/// one block of columns at a time.
+/// Gradient of the loss with respect to the dot products hidden . weight of a block of rows,
+/// computed one block of columns at a time.
 class DotGradients {
  public:
   virtual ~DotGradients() = default;
 
-  /// The block of columns, beginning at `begin`, that Form must be called for next. Blocks follow
-  /// one another from column 0 to the last; each is formed once.
+  /// Returns the block of columns, beginning at `begin`, for which Form must be called next. The
+  /// blocks follow one another from column 0 to the last column, and each is computed once.
   virtual Columns Next(int64_t begin) const = 0;
 
-  /// The gradient [n, columns], in the dtype in which it is multiplied by the weight and the hidden
-  /// states: theirs if they are multiplied in 16 bits, else the wide dtype. When a row compaction
-  /// is pending, only the rows that it found. Valid until the next call. Also adds to the bias's
-  /// gradient.
+  /// Returns the gradient [n, columns], in the dtype in which it is multiplied by the weight and
+  /// the hidden states: their dtype if they are multiplied in 16 bits, otherwise the wide dtype.
+  /// When a row compaction is pending, the result has only the rows that it found. The result is
+  /// valid until the next call. Also adds to the bias's gradient.
   virtual at::Tensor Form(Columns columns) = 0;
 
-  /// Factors that the rows of the gradient still have to be multiplied by, fp32 [n, 1]; undefined:
-  /// none.
+  /// Returns the factors, fp32 [n, 1], by which the rows of the gradient still have to be
+  /// multiplied, or an undefined tensor if there are none.
   virtual at::Tensor RowFactors() const { return {}; }
 };
 
-/// What DotGradients are made from. The references must outlive them.
+/// The arguments of MakeDotGradients. The references must outlive the DotGradients.
 struct DotGradientsArguments {
   const BackwardRows& rows;
   const Problem& problem;
-  at::Tensor bias_sum;  ///< [V] in the wide dtype: the bias's gradient is added; undefined: none.
+  /// [V] in the wide dtype, to which the bias's gradient is added. Undefined if it is not needed.
+  at::Tensor bias_sum;
 };
 
 /// A way to compute scores and gradients. Implementations are stateless and thread-safe.
@@ -74,60 +76,65 @@ class ScoringPath {
  public:
   virtual ~ScoringPath() = default;
 
-  /// Whether it is the path of the fused kernels.
+  /// Returns whether this is the path of the fused kernels.
   virtual bool is_fused() const = 0;
 
-  /// Number of rows in a block: the same on every rank, since each block takes collectives.
+  /// Returns the number of rows in a block. It is the same on every rank, because each block runs
+  /// collectives.
   virtual int64_t BlockRows(const Problem& problem) const = 0;
 
-  /// Whether a forward pass may start before the host knows the number of valid rows.
+  /// Returns whether a forward pass may start before the host knows the number of valid rows.
   virtual bool ScoresDuringCompaction(const Problem& problem) const = 0;
 
-  /// Whether a backward pass may start before the host knows its number of rows.
+  /// Returns whether a backward pass may start before the host knows its number of rows.
   virtual bool DifferentiatesDuringCompaction(const UpstreamGradients& upstream,
                                               const Problem& problem) const = 0;
 
-  /// Allocates and frees what StartScores will allocate for `num_rows` rows: PyTorch's allocator
-  /// then has the memory, and a shortage shows before ranks wait for each other.
+  /// Allocates and frees the memory that StartScores will allocate for `num_rows` rows. PyTorch's
+  /// allocator then holds this memory, and an out-of-memory error occurs before ranks wait for each
+  /// other.
   virtual void ReserveMemory(int64_t num_rows, const Problem& problem) const = 0;
 
-  /// Starts the scores of a block of rows. What options.keep_logits requests is written to
-  /// `cache`, the block's rows of a cache, or undefined. Ranks of a group call it together unless
-  /// the path is fused: then it only enqueues kernels, also while ranks exchange information. The
-  /// vocabulary's size need not be known yet.
+  /// Starts to compute the scores of a block of rows. The values that options.keep_logits requests
+  /// are written to `cache`, which is the block's rows of a cache, or undefined if nothing is
+  /// cached. Ranks of a group call it together unless the path is fused. A fused path only enqueues
+  /// kernels, which is also allowed while ranks exchange information. The vocabulary's size need
+  /// not be known yet.
   virtual std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                                      const at::Tensor& cache) const = 0;
 
   virtual std::unique_ptr<DotGradients> MakeDotGradients(
       const DotGradientsArguments& arguments) const = 0;
 
-  /// Scores of all `rows`, [n] each: argmax int64, the others in fp64 or, by the fused kernels,
-  /// fp32; undefined if not requested. `first` is what StartFirstBlock returned, or null. Ranks of
-  /// a group call it together, with as many rows.
+  /// Returns the scores of all `rows`, [n] each. argmax is int64; the others are fp64, or fp32 from
+  /// the fused kernels. Scores that are not requested are undefined. `first` is the result of
+  /// StartFirstBlock, or null. Ranks of a group call it together, with the same number of rows.
   LinearLogprobOutputs Score(const Rows& rows, const Problem& problem, const at::Tensor& cache,
                              std::unique_ptr<PendingScores> first = nullptr) const;
 
-  /// Starts the scores of the first block of `rows` if that only enqueues kernels; else null.
+  /// Starts to compute the scores of the first block of `rows` if this only enqueues kernels;
+  /// otherwise returns null.
   std::unique_ptr<PendingScores> StartFirstBlock(const Rows& rows, const Problem& problem,
                                                  const at::Tensor& cache) const;
 };
 
-/// The path for any device, dtype and option, by tensor operations.
+/// Returns the path that uses tensor operations and supports every device, dtype and option.
 const ScoringPath& GetTensorPath();
 
-/// The path that scores these inputs. Throws c10::ValueError when options.keep_logits requests
-/// exponentials, which only the fused path has, and that path does not support the inputs.
+/// Returns the path that scores these inputs. Throws c10::ValueError if options.keep_logits
+/// requests exponentials, which only the fused path can cache, and that path does not support the
+/// inputs.
 const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
                               const LinearLogprobOptions& options);
 
-/// Makes sure of the memory that this rank's share of a forward pass takes while others wait.
+/// Reserves the memory that this rank needs in a forward pass while other ranks wait for it.
 void ReserveForwardMemory(const RowSubset& subset, const Problem& problem);
 
 /// Concatenates the scores of one or more blocks of rows.
 LinearLogprobOutputs ConcatenateScores(const std::vector<LinearLogprobOutputs>& blocks);
 
-/// Scores of `rows` as scores of all rows, each shaped like target and in the operator's dtypes.
-/// Other rows have zeros; undefined scores become tensors without elements.
+/// Returns the scores of `rows` as scores of all rows, each shaped like target and in the
+/// operator's dtypes. Other rows hold zeros. Undefined scores become tensors without elements.
 LinearLogprobOutputs ScatterScores(const LinearLogprobOutputs& scores, const Rows& rows,
                                    const Problem& problem);
 

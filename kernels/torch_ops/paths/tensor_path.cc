@@ -1,8 +1,8 @@
-// Scores and gradients by tensor operations, for every device, dtype and option.
+// Computes scores and gradients with tensor operations, for every device, dtype and option.
 //
 // Scores: logits of a block of rows and columns -> sums of tiles -> sums of rows over all shards,
-// in integers, so that any grouping gives the same bits -> scores. Gradients: logits, cached or
-// recomputed -> gradient of the logits -> gradient of the dot products.
+// which are integers, so that every grouping gives bit-identical sums -> scores. Gradients: logits,
+// cached or recomputed -> gradient of the logits -> gradient of the dot products.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -36,19 +36,20 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
 /// Largest number of (row, tile) sums that exist at a time.
 constexpr int64_t kBlockTileSums = int64_t{2} << 20;
-/// The sums of a tile whose exponent is this far below the row's are less than half a quantum.
+/// If a tile's exponent is this far below the row's exponent, the tile's sums are less than half a
+/// quantum.
 constexpr double kShiftMin = -100;
 
 // Sums of tiles.
 
 /// Sums of each row over each tile of a shard (kernels/common/tile.h), fp64 [n, tiles].
 struct TileStats {
-  at::Tensor exponent;  ///< k; -inf when all logits are -inf, NaN or +inf when one logit is.
+  at::Tensor exponent;  ///< k: -inf if all logits are -inf; NaN or +inf if one logit is.
   at::Tensor sum;       ///< Sum of 2^(y - k).
   at::Tensor weighted;  ///< Sum of (y - k) 2^(y - k); undefined unless entropy is needed.
 };
 
-/// Sums of `num_tiles` tiles without logits.
+/// Returns the sums of `num_tiles` tiles that contain no logits.
 TileStats EmptyTiles(const at::Tensor& like_rows, int64_t num_tiles, bool need_weighted) {
   const auto zeros = [&] {
     return like_rows.new_zeros({like_rows.size(0), num_tiles}, at::kDouble);
@@ -67,7 +68,7 @@ void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t f
               TileStats& tiles) {
   const int64_t before = first % kTileColumns;
   const int64_t after = (kTileColumns - (before + logits.size(1)) % kTileColumns) % kTileColumns;
-  // In fp64, since rounding y to fp32 would cost more accuracy than everything that follows.
+  // y is fp64, because rounding it to fp32 would lose more accuracy than all later steps.
   at::Tensor y = logits.to(at::kDouble) * log2_scales;
   if (before > 0 || after > 0) y = at::constant_pad_nd(y, {before, after}, -kInfinity);
   y = y.view({y.size(0), -1, kTileColumns});
@@ -87,15 +88,15 @@ void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t f
 /// Sums of rows over all tiles, int64 [n], in fixed point relative to the rows' exponents.
 struct FixedSums {
   at::Tensor sum;
-  at::Tensor weighted;  ///< Undefined if TileStats::weighted is.
+  at::Tensor weighted;  ///< Undefined if TileStats::weighted is undefined.
 };
 
 at::Tensor SumInFixedPoint(const at::Tensor& values) {
   return values.mul(kFixedPointOne).round_().to(at::kLong).sum(1);
 }
 
-/// `exponents` [n] are the largest of each row over all shards, so that sums over shards are exact
-/// (kernels/common/row_sums.h).
+/// Sums the tiles of each row. `exponents` [n] holds the largest exponent of each row over all
+/// shards, so that sums over shards are exact (kernels/common/row_sums.h).
 FixedSums SumRows(const TileStats& tiles, const at::Tensor& exponents) {
   at::Tensor shift = tiles.exponent - exponents.unsqueeze(1);
   const at::Tensor is_negligible = shift.gt(kShiftMin).logical_not_();  // true for NaN as well
@@ -116,7 +117,7 @@ FixedSums SumRows(const TileStats& tiles, const at::Tensor& exponents) {
 struct BlockStats {
   TileStats tiles;
   at::Tensor target_logit;  ///< 0 when another shard has the target.
-  at::Tensor has_target;    ///< bool: this shard has the target.
+  at::Tensor has_target;    ///< bool: whether this shard has the target.
   at::Tensor max_logit;     ///< -inf for an empty shard; undefined unless needed.
   at::Tensor argmax;        ///< int64: the lowest id with max_logit.
   at::Tensor mean_logit;    ///< Mean of x; undefined unless needed.
@@ -133,7 +134,8 @@ void AccumulateTargets(const at::Tensor& logits, const Rows& rows, int64_t first
 void AccumulateArgmax(const at::Tensor& logits, int64_t first, BlockStats& stats) {
   const auto [max, column] = logits.max(1);
   const at::Tensor wide = max.to(at::kDouble);
-  // Strictly greater, so that the lowest id wins among equals. A NaN replaces all and stays.
+  // The comparison is strict, so that the lowest id wins a tie. A NaN replaces every number and is
+  // not replaced by one.
   const at::Tensor is_larger = wide.gt(stats.max_logit).logical_or_(wide.isnan());
   stats.max_logit = at::where(is_larger, wide, stats.max_logit);
   stats.argmax = at::where(is_larger, column + first, stats.argmax);
@@ -186,14 +188,15 @@ class TensorScores : public PendingScores {
         at::cat({tiles.exponent, at::full({rows_.size(), 1}, -kInfinity, tiles.exponent.options())},
                 1)
             .amax(1);
-    // NaN becomes +inf, which the maximum of every backend keeps.
+    // NaN becomes +inf, which the maximum of every collective backend preserves.
     exponents.nan_to_num_(kInfinity, kInfinity, -kInfinity);
     group.Max(exponents);
     const FixedSums fixed = SumRows(tiles, exponents);
     std::vector<at::Tensor> parts = {fixed.sum, stats_.target_logit.view(at::kLong),
                                      stats_.has_target.to(at::kLong)};
     if (options.need_entropy) parts.push_back(fixed.weighted);
-    // The sum of integers is exact, also of the bits of a logit that only one rank has.
+    // Sums of integers are exact. This also holds for the bits of the target's logit, which are 0
+    // on all ranks but one.
     at::Tensor sums = at::stack(parts);
     group.Sum(sums);
 
@@ -248,8 +251,8 @@ struct RowConstants {
   at::Tensor d_entropy;        ///< Undefined: 0.
   at::Tensor target;           ///< d_logprob; undefined: 0.
   at::Tensor mean;             ///< d_mean_logit; undefined: 0.
-  at::Tensor entropy;          ///< Undefined if d_entropy is.
-  at::Tensor reference_logit;  ///< lse * temperature, rounded: close to the largest logits.
+  at::Tensor entropy;          ///< Undefined if d_entropy is undefined.
+  at::Tensor reference_logit;  ///< lse * temperature, rounded; close to the largest logits.
   at::Tensor rest;             ///< reference_logit / temperature - lse
   at::Tensor scale;            ///< 1 / temperature
 };
@@ -273,8 +276,9 @@ RowConstants ConstantsOf(const BackwardRows& all, const Problem& problem) {
     constants.free = constants.free - constants.target;
   }
   constants.scale = PerTemperature(1, rows, problem, wide);
-  // Logits are used relative to a reference logit. Large logits would lose accuracy otherwise:
-  // once rounded, lse and 1 / temperature differ by more than the probabilities may.
+  // Logits are used relative to a reference logit, because large logits would lose accuracy
+  // otherwise: the rounding errors of lse and 1 / temperature would exceed the error that the
+  // probabilities may have.
   const at::Tensor exact_scale = PerTemperature(1, rows, problem, at::kDouble);
   const at::Tensor lse = (all.saved.lse.to(at::kDouble) + all.saved.lse_rest).reshape({-1});
   const at::Tensor exact_lse = rows.GatherFromAll(lse).unsqueeze(1);
@@ -317,7 +321,7 @@ class TensorDotGradients : public DotGradients {
     return BlockLogits(all.rows.hidden, arguments_.problem, columns);
   }
 
-  /// With respect to the logits before temperature.
+  /// Returns the gradient with respect to the logits before temperature.
   at::Tensor GradientOfLogits(const at::Tensor& logits, Columns columns) const {
     const Problem& problem = arguments_.problem;
     const at::Tensor log_p =
@@ -327,7 +331,7 @@ class TensorDotGradients : public DotGradients {
       factor = factor - constants_.d_entropy * (log_p + constants_.entropy);
     }
     const at::Tensor p = log_p.exp();
-    // A probability of 0 has no gradient, even if its logarithm is infinite.
+    // A probability of 0 contributes no gradient, even if its logarithm is infinite.
     at::Tensor gradient = at::where(p == 0, 0, p * factor);
     if (constants_.target.defined()) {
       const auto [column, is_in_range] =
@@ -360,7 +364,7 @@ class TensorPath : public ScoringPath {
     return false;
   }
 
-  // Ranks tell each other of a failure at every block, so nothing has to be reserved.
+  // Ranks report a failure to each other at every block, so no memory has to be reserved.
   void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
 
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,

@@ -9,8 +9,8 @@
 namespace logprobd::torch_ops {
 namespace {
 
-/// Numbers that must be equal on every rank of a group, so that the ranks take part in as many
-/// collectives of equal sizes.
+/// Returns the numbers that must be equal on every rank of a group, so that all ranks run the same
+/// number of collectives with the same sizes.
 std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subset) {
   if (problem.group.is_alone()) return {};
   const LinearLogprobInputs& inputs = problem.inputs;

@@ -25,8 +25,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Resolve(const std::string& name) {
   }
 }
 
-// The numbers of an exchange: whether any rank failed; common numbers, each followed by its
-// complement; then the own numbers of each rank.
+// Layout of the numbers of an exchange: 1 if any rank failed, else 0; the common numbers, each
+// followed by its complement; RankInfo::own of each rank.
 constexpr size_t kFirstOwn = 1 + 2 * RankGroup::kCommonMax;
 
 size_t NumNumbers(int64_t num_ranks) {
@@ -129,9 +129,9 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     mine = work();
     TORCH_INTERNAL_ASSERT(mine.common.size() <= kCommonMax);
   });
-  // One maximum over the ranks shares everything. The complement of a number is largest where the
-  // number is smallest, so equal numbers show as a maximum and a complement that match. A rank's
-  // own numbers are the minimum on all other ranks.
+  // A single max all-reduce exchanges everything. The maximum of the complements is the complement
+  // of the smallest number, so it matches the maximum only if all ranks have equal numbers. Each
+  // rank leaves INT64_MIN where the own numbers of the other ranks go.
   std::vector<int64_t> numbers(NumNumbers(size()), std::numeric_limits<int64_t>::min());
   numbers[0] = pending.has_error() ? 1 : 0;
   mine.common.resize(kCommonMax);

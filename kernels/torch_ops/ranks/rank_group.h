@@ -35,11 +35,11 @@ class DeferredError {
 };
 
 /// The ranks that hold the shards of one head, or this process alone. Ranks call the functions
-/// together and in the same order. Collectives are enqueued as the group's backend does it.
+/// together and in the same order. The group's backend determines how collectives are enqueued.
 class RankGroup {
  public:
-  /// `name` is the group's name in torch.distributed (ProcessGroup.group_name); empty: alone.
-  /// Throws c10::ValueError for an unknown name.
+  /// `name` is the group's name in torch.distributed (ProcessGroup.group_name). An empty name makes
+  /// a group of this process alone. Throws c10::ValueError for an unknown name.
   explicit RankGroup(const std::string& name);
 
   bool is_alone() const { return group_ == nullptr; }
@@ -48,9 +48,9 @@ class RankGroup {
 
   /// Reduces over the ranks in place. The result has the same bits on every rank.
   void Max(at::Tensor& values) const;
-  /// As Max.
+  /// See Max.
   void Min(at::Tensor& values) const;
-  /// As Max.
+  /// See Max.
   void Sum(at::Tensor& values) const;
 
   /// Concatenates `rows`, [n, ...], of every rank in the order of ranks: [size * n, ...].
@@ -71,7 +71,7 @@ class RankGroup {
   /// int32 [1] on `device`: above 0 if any rank has an error. Does not wait for the result.
   at::Tensor AllReduceError(const at::Device& device, const DeferredError& error) const;
 
-  /// Numbers that each rank has for itself.
+  /// Numbers that may differ between ranks.
   using Numbers = std::array<int64_t, 3>;
 
   /// What a rank shares with the others before a pass.
@@ -98,8 +98,8 @@ class RankGroup {
 /// A sum over the ranks that is still running.
 class RankGroup::PendingSum {
  public:
-  /// The sum, [n, ...], or this rank's part of it. Work that is enqueued from here on runs after
-  /// the sum.
+  /// Returns the sum, [n, ...], or this rank's part of it. Work that is enqueued from here on runs
+  /// after the sum.
   at::Tensor Result() const;
 
  private:
@@ -115,10 +115,10 @@ class RankGroup::PendingSum {
 /// The RankInfo of all ranks, which arrives after this rank has sent its own.
 class RankGroup::PendingInfo {
  public:
-  /// Whether this rank's work has thrown.
+  /// Returns whether this rank's work has thrown.
   bool has_error() const { return error_.has_error(); }
 
-  /// Waits for the collective, but not for work that was enqueued behind it. Returns each rank's
+  /// Waits for the collective, but not for work that was enqueued after it. Returns each rank's
   /// own numbers. Throws on every rank when the work of any rank threw, and c10::ValueError when
   /// the ranks' common numbers differ.
   std::vector<Numbers> Result();

@@ -10,7 +10,8 @@
 namespace logprobd::torch_ops {
 namespace {
 
-/// bool [all rows]: some upstream gradient is not zero. Undefined without upstream gradients.
+/// Returns a bool [all rows] that is true where an upstream gradient is not zero, or an undefined
+/// tensor if there are no upstream gradients.
 at::Tensor HasGradient(const UpstreamGradients& upstream) {
   at::Tensor has_gradient;
   for (const auto score : kUpstreamScores) {

@@ -11,37 +11,39 @@ namespace logprobd::torch_ops {
 
 class ScoringPath;
 
-/// Operations on rows that have their own kernels on some devices. This class has the versions for
-/// every device, made of tensor operations; subclasses replace them with kernels. Thread-safe.
+/// Operations on rows for which some devices have their own kernels. This class implements them
+/// with tensor operations for every device; subclasses replace them with kernels. Thread-safe.
 class DeviceOps {
  public:
-  /// The operations for a type of device. Without CUDA they are this class for all devices.
+  /// Returns the operations for a type of device. Builds without CUDA use this class for all
+  /// devices.
   static const DeviceOps& For(at::DeviceType type);
 
   virtual ~DeviceOps() = default;
 
-  /// Whether this build has the fused kernels.
+  /// Returns whether this build has the fused kernels.
   virtual bool HasFusedKernels() const { return false; }
 
-  /// The path of the fused kernels, or null when they do not support the device, dtypes or hidden
-  /// size.
+  /// Returns the path of the fused kernels, or null if they do not support the device, dtypes or
+  /// hidden size.
   virtual const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden,
                                        at::ScalarType weight, int64_t hidden_size) const;
 
-  /// Bytes of device memory that this process can still get, including memory that PyTorch holds
-  /// unused. When there are at least `enough`, it may return early with any number above that.
-  /// 0: unknown.
+  /// Returns the bytes of device memory that this process can still get, including memory that
+  /// PyTorch holds unused, or 0 if the number is unknown. If at least `enough` bytes are available,
+  /// any number that is not below `enough` may be returned.
   virtual int64_t FreeBytes(int64_t device, int64_t enough) const;
 
-  /// Whether a CUDA graph captures the current stream of the device, so that nothing may wait.
+  /// Returns whether a CUDA graph captures the current stream of the device, so that the host must
+  /// not wait for it.
   virtual bool IsCapturing(at::Device device) const;
 
   /// See CompactRows in valid_rows.h.
   virtual RowSubset CompactRows(const at::Tensor& target, int64_t ignore_index,
                                 const UpstreamGradients& upstream, IdRange ids, Wait wait) const;
 
-  /// The sum over rows of scores times coefficients, [n] each, as []. Scores with a coefficient of
-  /// 0 do not count.
+  /// Returns the sum over rows of scores times coefficients, [n] each, as a tensor []. Scores with
+  /// a coefficient of 0 are ignored.
   virtual at::Tensor SumLoss(const LinearLogprobOutputs& scores,
                              const UpstreamGradients& coefficients) const;
 
@@ -54,7 +56,7 @@ class DeviceOps {
   virtual void Scale(at::Tensor& gradient, const at::Tensor& factor) const;
 };
 
-/// The operations for CUDA devices. Only in builds with CUDA.
+/// Returns the operations for CUDA devices. Defined only in builds with CUDA.
 const DeviceOps& CudaDeviceOps();
 
 }  // namespace logprobd::torch_ops

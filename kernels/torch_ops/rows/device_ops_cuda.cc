@@ -1,5 +1,5 @@
-// Operations on rows by CUDA kernels. Tensors that the kernels do not support take the versions of
-// the base class.
+// Implements operations on rows with CUDA kernels. For tensors that the kernels do not support, the
+// versions of the base class are used.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -32,8 +32,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The free memory of a GPU at some time, and what PyTorch had reserved then. Querying a GPU takes
-/// longer than a small training step.
+/// The free memory of a GPU at some time, and the memory that PyTorch had reserved at that time. It
+/// is stored because querying a GPU takes longer than a small training step.
 struct FreeMemory {
   Clock::time_point time;
   int64_t free_bytes = 0;
@@ -41,7 +41,8 @@ struct FreeMemory {
 };
 constexpr std::chrono::seconds kFreeMemoryAgeMax(1);
 
-/// Free bytes of the GPU. Changes by other processes may show up to kFreeMemoryAgeMax late.
+/// Returns the free bytes of the GPU. Changes by other processes may appear up to kFreeMemoryAgeMax
+/// late.
 int64_t DeviceFreeBytes(c10::DeviceIndex device, int64_t reserved_bytes) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, FreeMemory> known;
@@ -58,7 +59,7 @@ int64_t DeviceFreeBytes(c10::DeviceIndex device, int64_t reserved_bytes) {
   return memory.free_bytes + memory.reserved_bytes - reserved_bytes;
 }
 
-/// A row compaction by one kernel, which writes its result to pinned host memory.
+/// Runs a row compaction as one kernel, which writes its result to pinned host memory.
 class CudaCompaction : public PendingCompaction {
  public:
   CudaCompaction(const at::Tensor& targets, int64_t ignore_index, const UpstreamArrays& gradients,
@@ -66,7 +67,7 @@ class CudaCompaction : public PendingCompaction {
       : num_rows_(targets.size(0)),
         has_valid_indices_(wait == Wait::kLater),
         indices_(at::empty({count_offset() + 1}, targets.options())),
-        // Pinned: the kernel writes it directly, so no copy has to follow.
+        // The kernel writes directly to this memory, because it is pinned, so no copy is needed.
         result_memory_(at::empty({static_cast<int64_t>(sizeof(kernels::CompactedRows))},
                                  at::TensorOptions().dtype(at::kByte).pinned_memory(true))) {
     kernels::CompactRowsParams params;
@@ -88,7 +89,7 @@ class CudaCompaction : public PendingCompaction {
   }
 
   ~CudaCompaction() override {
-    // The kernel must not write to host memory that has a new owner.
+    // The kernel must have finished before its host memory gets a new owner.
     if (!subset_.has_value()) C10_CUDA_CHECK_WARN(cudaEventSynchronize(end_.event()));
   }
 

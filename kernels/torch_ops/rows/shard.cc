@@ -11,7 +11,7 @@ namespace {
 
 using kernels::kTileColumns;
 
-/// Limit of sums in fixed point (kernels/common/row_sums.h).
+/// Maximum vocabulary size of sums in fixed point (kernels/common/row_sums.h).
 constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
 
 void SortByBegin(std::vector<IdRange>& ranges) {
@@ -26,7 +26,7 @@ Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& opti
   TORCH_CHECK_VALUE(vocab_size <= kVocabSizeMax, "the vocabulary has ", vocab_size,
                     " ids: at most ", kVocabSizeMax, " are supported");
   TORCH_CHECK_VALUE(options.vocab_valid <= vocab_size, "vocab_valid is ", options.vocab_valid,
-                    " but the weight ends at id ", vocab_size);
+                    ", but the weight ends at id ", vocab_size);
   if (options.vocab_valid > 0) vocab_size = options.vocab_valid;
   columns = std::clamp<int64_t>(vocab_size - begin, 0, inputs.weight.size(0));
 }

@@ -13,8 +13,8 @@ struct IdRange {
   int64_t begin = std::numeric_limits<int64_t>::min();
   int64_t end = std::numeric_limits<int64_t>::max();
 
-  /// The range from `min` to `max`, both included. INT64_MAX itself, which is no id of any
-  /// vocabulary, is left out since the end cannot lie behind it.
+  /// Returns the range from `min` to `max`, both included. INT64_MAX, which is not an id of any
+  /// vocabulary, is excluded, because the end cannot exceed it.
   static IdRange From(int64_t min, int64_t max) {
     return {min, max == std::numeric_limits<int64_t>::max() ? max : max + 1};
   }
@@ -23,26 +23,26 @@ struct IdRange {
 /// This rank's part of the vocabulary.
 struct Shard {
   Shard() = default;
-  /// `end` is the first id behind those that any rank has. Throws c10::ValueError when vocab_valid
-  /// is greater, or when the vocabulary is larger than supported.
+  /// `end` is one past the last id that any rank has. Throws c10::ValueError if vocab_valid is
+  /// greater than `end`, or if the vocabulary is larger than supported.
   Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end);
 
-  /// The valid ids of this rank.
+  /// Returns the valid ids of this rank.
   IdRange ids() const { return {begin, begin + columns}; }
 
   int64_t begin = 0;       ///< Vocabulary id of the first column.
-  int64_t columns = 0;     ///< Valid rows of the weight; rows behind them are padding.
+  int64_t columns = 0;     ///< Number of valid rows of the weight; later rows are padding.
   int64_t vocab_size = 0;  ///< Number of valid ids in the whole vocabulary.
 };
 
-/// The ids of this rank's weight, including padding.
+/// Returns the ids of this rank's weight, including padding.
 IdRange ShardIds(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
-/// Throws c10::ValueError when two of the ranks' shards have an id in common.
+/// Throws c10::ValueError if two of the ranks' shards have an id in common.
 void CheckNoOverlap(std::vector<IdRange> shards);
 
-/// Whether every id of `targets` certainly lies in one of `shards`. Only the ends of the range are
-/// known, so the result may be false although each target lies in a shard.
+/// Returns true if `shards` contain every id of the range `targets`. Only the ends of that range
+/// are known, so the result may be false although each target lies in a shard.
 bool AreCovered(IdRange targets, std::vector<IdRange> shards);
 
 /// A half-open range of columns of this rank's weight that are computed together. Boundaries inside
@@ -54,16 +54,16 @@ struct Columns {
   int64_t size() const { return end - begin; }
 };
 
-/// Largest number of logits in a block. About five arrays of this size exist at the same time.
+/// Maximum number of logits in a block. About five arrays of this size exist at the same time.
 inline constexpr int64_t kBlockLogits = int64_t{4} << 20;
-/// Largest number of rows in a block.
+/// Maximum number of rows in a block.
 inline constexpr int64_t kBlockRows = 32'768;
 
-/// The block of the shard's columns that begins at `begin`. With `block_rows` rows it has at most
-/// kBlockLogits logits, or one tile.
+/// Returns the block of the shard's columns that begins at `begin`. With `block_rows` rows it has
+/// at most kBlockLogits logits or, if a single tile has more, one tile.
 Columns BlockOfColumns(const Shard& shard, int64_t begin, int64_t block_rows);
 
-/// All blocks of the shard's columns, in order.
+/// Returns all blocks of the shard's columns, in order.
 std::vector<Columns> BlocksOfColumns(const Shard& shard, int64_t block_rows);
 
 }  // namespace logprobd::torch_ops

@@ -63,7 +63,8 @@ at::Tensor Rows::GatherFromAll(const at::Tensor& values) const {
 
 Rows Rows::Slice(int64_t begin, int64_t size) const {
   if (size == this->size()) return *this;
-  TORCH_INTERNAL_ASSERT(pending == nullptr);  // A slice's rows are known only afterwards.
+  // The rows of a slice are known only when the compaction has finished.
+  TORCH_INTERNAL_ASSERT(pending == nullptr);
   Rows slice;
   slice.hidden = hidden.narrow(0, begin, size);
   slice.all_targets = all_targets;

@@ -12,11 +12,11 @@
 namespace logprobd {
 namespace {
 
-/// Value of Batcher::Options::busy_poll. It exceeds the round trip of an answer and the next
-/// request of the same client, about 300 us, so that such a request need not wake the batch thread.
+/// Value of Batcher::Options::busy_poll. It exceeds the time from a response until the next request
+/// of the same client, about 300 us, so that such a request need not wake the batch thread.
 constexpr absl::Duration kBusyPollRequest = absl::Microseconds(500);
 
-/// Returns the devices of a replica as "gpu2, gpu3"; empty if the layout is not known.
+/// Returns the devices of a replica as "gpu2, gpu3", or an empty string if the layout is not known.
 std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
   std::vector<std::string> devices;
   for (const ShardPlace& place : layout) {
@@ -133,7 +133,7 @@ MemoryPlan HeadManager::MemoryOf(const InProcessHead& head, const HeadVersions& 
   return memory;
 }
 
-/// Replaces the figures of the plan by the live version and the memory in use.
+/// Updates the plan with the live version and the memory in use.
 void HeadManager::UpdatePlan() {
   const std::shared_ptr<InProcessHead> head = this->head();
   MemoryPlan memory = MemoryOf(*head, *versions());
@@ -150,7 +150,7 @@ Batcher::Options HeadManager::BatcherOptions(const ServerOptions& options) {
   result.turns = turns_.devices;
   result.turns_head = turns_.head;
   result.staging = &staging_;
-  if (plan().engine.device == Device::kCuda) {  // a CPU engine needs the cores itself
+  if (plan().engine.device == Device::kCuda) {  // a CPU engine needs all cores itself
     result.busy_poll = kBusyPollRequest;
   }
   return result;

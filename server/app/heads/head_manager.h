@@ -25,10 +25,11 @@
 namespace logprobd {
 
 /// Manages one of the server's heads from its plan to its end: loads it, watches its replicas,
-/// applies limits and drains it. Load and Watch are called from one thread, all others from any.
+/// applies limits and drains it. Load and Watch must be called from one thread; all other functions
+/// may be called from any thread.
 class HeadManager {
  public:
-  /// The turns that the head takes with the other heads of the server.
+  /// The objects through which the head takes turns with the other heads of the server.
   struct Turns {
     DeviceTurns* devices = nullptr;  ///< Null if the head shares no device.
     int head = 0;                    ///< Index of the head in `devices`.
@@ -42,9 +43,9 @@ class HeadManager {
               std::shared_ptr<const AllowedRoots> roots, Turns turns, const ServerParts& parts,
               Metrics& metrics);
 
-  /// Reads the weight and makes engines and queue. The caller holds the turn to load. Returns
-  /// CANCELLED once `stop` is set. Later, `on_change` is called whenever plan() has changed: the
-  /// live version of the weights, or the memory.
+  /// Reads the weight and creates the engines and the queue. The caller holds the turn to load.
+  /// Returns CANCELLED once `stop` is set. Later, `on_change` is called whenever the live version
+  /// of the weights or the memory in plan() has changed.
   absl::Status Load(const std::atomic<bool>& stop,
                     const std::function<void(int64_t done_bytes, int64_t total_bytes)>& progress,
                     std::function<void()> on_change);
@@ -54,14 +55,16 @@ class HeadManager {
   std::shared_ptr<InProcessHead> head() const;
   /// Returns null until the head is loaded.
   std::shared_ptr<HeadVersions> versions() const;
-  /// Returns what the head takes: the planned memory, and once it is loaded the memory in use.
+  /// Returns the plan of the head. Its memory is the planned memory until the head is loaded, and
+  /// then the memory in use.
   ServingPlan plan() const;
 
   /// Returns whether the head is loaded, a replica is healthy, and a version of the weights is live
   /// or about to be.
   bool is_ready() const;
   bool has_lost_replica() const;
-  /// Returns "the engine has failed" or "1 of 2 replicas has failed"; empty if nothing has failed.
+  /// Returns "the engine has failed" or "1 of 2 replicas has failed", or an empty string if nothing
+  /// has failed.
   std::string FailureText() const;
 
   /// Returns state, replicas and limits for the status page; the load figures are left at 0.
@@ -76,8 +79,8 @@ class HeadManager {
   /// InProcessHead::SetLimits. The head must be loaded.
   absl::Status SetLimits(const ServerOptions& options);
 
-  /// Makes the head not ready. Returns whether all work was finished by `deadline`; true if the
-  /// head is not loaded.
+  /// Makes the head not ready. Returns true if all work was finished by `deadline`, or if the head
+  /// is not loaded.
   bool Drain(absl::Time deadline);
 
  private:

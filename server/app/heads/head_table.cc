@@ -14,10 +14,11 @@ namespace {
 
 /// A head takes seconds to load, so a client that retries once a second causes little work.
 constexpr absl::Duration kLoadingRetry = absl::Seconds(1);
-/// Bytes of a name that an error repeats; the client chooses the name.
+/// Maximum number of bytes of a name that an error message repeats, because the client chooses the
+/// name.
 constexpr size_t kNameBytesShown = 64;
 
-/// Stands in for a head until it is published.
+/// Placeholder for a head that is not published yet.
 class LoadingHead final : public ServedHead {
  public:
   LoadingHead(const HeadInfo& info, absl::Status status)
@@ -54,8 +55,9 @@ absl::StatusOr<size_t> HeadTable::IndexOf(absl::string_view name) const {
     return 0;
   }
   if (name.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "head: a name is required, because there are several: ", absl::StrJoin(names_, ", ")));
+    return absl::InvalidArgumentError(
+        absl::StrCat("head: a name is required, because there are several heads: ",
+                     absl::StrJoin(names_, ", ")));
   }
   const auto found = absl::c_find(names_, name);
   if (found == names_.end()) {

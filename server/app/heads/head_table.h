@@ -18,21 +18,21 @@
 
 namespace logprobd {
 
-/// The heads of this process by name, as requests (HeadRegistry) and the Weights service
-/// (WeightStore) find them. Each head is available once it is published. Thread-safe.
+/// Finds the heads of this process by name, for requests (HeadRegistry) and the Weights service
+/// (WeightStore). Each head is available once it is published. Thread-safe.
 ///
-/// Errors of every lookup: INVALID_ARGUMENT if the name is empty and there are several heads,
-/// NOT_FOUND for an unknown name (both list the names), UNAVAILABLE with a retry hint while the
-/// head is loading.
+/// Every lookup returns INVALID_ARGUMENT if the name is empty and there are several heads,
+/// NOT_FOUND for an unknown name (both messages list the names), and UNAVAILABLE with a retry hint
+/// while the head is loading.
 class HeadTable final : public HeadRegistry, public WeightStore {
  public:
-  /// `expected`: all heads that will be published; their names differ.
+  /// `expected` contains all heads that will be published, with different names.
   explicit HeadTable(const std::vector<HeadInfo>& expected);
 
   // HeadRegistry.
   absl::StatusOr<std::shared_ptr<ServedHead>> Find(absl::string_view name) const override;
-  /// Returns the heads in the order of `expected`, those that are loading as not ready; empty until
-  /// the first head is published.
+  /// Returns the heads in the order of `expected`. Heads that are loading are not ready. Returns an
+  /// empty vector until the first head is published.
   std::vector<std::shared_ptr<ServedHead>> List() const override;
 
   // WeightStore.
@@ -43,20 +43,21 @@ class HeadTable final : public HeadRegistry, public WeightStore {
   absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) override;
   absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,
                                            bool previous) override;
-  /// With an empty name returns all published heads, or UNAVAILABLE while there are none.
+  /// If the name is empty, returns the state of all published heads, or UNAVAILABLE while there are
+  /// none.
   absl::StatusOr<std::vector<HeadWeightsState>> List(absl::string_view head) const override;
 
-  /// Makes `head`, which is one of those expected, and its `versions` available.
+  /// Makes `head`, which is one of the expected heads, and its `versions` available.
   void Publish(std::shared_ptr<ServedHead> head, std::shared_ptr<HeadVersions> versions);
-  /// Ends running changes of weights soon and refuses all later ones (UNAVAILABLE).
+  /// Makes running changes of weights end soon, and refuses all later ones with UNAVAILABLE.
   void StopChanges();
   /// Removes all heads; no change of weights may be running.
   void Clear();
 
  private:
   struct Entry {
-    std::shared_ptr<ServedHead>
-        head;  ///< A stand-in that is not ready until the head is published.
+    /// The head, or a placeholder that is not ready while `is_published` is false.
+    std::shared_ptr<ServedHead> head;
     std::shared_ptr<HeadVersions> versions = nullptr;
     bool is_published = false;
   };

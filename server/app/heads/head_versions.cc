@@ -18,7 +18,7 @@ constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
 
 }  // namespace
 
-/// The right to change versions, which one call holds at a time.
+/// The exclusive right to change versions. At most one call holds it at a time.
 class HeadVersions::Change {
  public:
   explicit Change(HeadVersions& versions)
@@ -96,7 +96,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadExclusively(const WeightsLoad& 
   }
   absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
   if (!staged.ok()) {
-    NotifyChange();  // a version of another dtype leaves spare staging of another size
+    NotifyChange();  // the failed version's dtype may have changed the spare staging size
   }
   if (!staged.ok() || !load.commit) {
     return staged;
@@ -172,7 +172,7 @@ absl::StatusOr<std::unique_ptr<VersionEngines>> HeadVersions::Make(const Planned
 }
 
 absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
-  DropPrevious();  // never three versions in memory
+  DropPrevious();  // at most two versions are in memory
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made, Make(planned, ticker));
   LOGPROBD_RETURN_IF_ERROR(ticker.Report("committing", 0, 0));  // the last chance to cancel
   const WeightsVersion version = made->version;
@@ -222,7 +222,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
   return new_version;
 }
 
-/// Loads the version that was freed again, from its files, which are still open.
+/// Loads the freed version again. Its files are still open.
 void HeadVersions::Restore(const VersionEngines& old, const WeightsVersion& version) {
   LogWarning("the new weights could not be loaded; loading the old weights again",
              {{"head", name()}, {"version", version.version}});

@@ -19,12 +19,12 @@
 
 namespace logprobd {
 
-/// Changes the weights of one head while it serves; WeightStore for a single head. The
-/// InProcessHead holds the live version. At most one other version is in memory: a staged one, or
-/// the previous one, which is kept for Rollback.
+/// Changes the weights of one head while it serves requests. It has the functions of WeightStore
+/// for a single head. The InProcessHead holds the live version. At most one other version is in
+/// memory: a staged one, or the previous one, which is kept for Rollback.
 ///
-/// Thread-safe. Only one change runs at a time; another change meanwhile returns ABORTED. Whatever
-/// fails before a commit leaves the live version and the staged version unchanged.
+/// Thread-safe. Only one change runs at a time; a second change returns ABORTED. A failure before a
+/// commit leaves the live version and the staged version unchanged.
 class HeadVersions {
  public:
   struct Options {
@@ -35,11 +35,11 @@ class HeadVersions {
     std::function<void()> on_change;
   };
 
-  /// `loader` makes versions of this head. `head` and `metrics` must outlive the HeadVersions.
+  /// `loader` creates versions of this head. `head` and `metrics` must outlive the HeadVersions.
   HeadVersions(InProcessHead& head, VersionLoader loader, Options options, Metrics& metrics);
   ~HeadVersions();
 
-  // The calls of WeightStore, for this head. Additional errors:
+  // These are the calls of WeightStore for this head. Additional errors:
   //   FAILED_PRECONDITION  another version is staged: commit or discard it first.
   //   UNAVAILABLE          the server is shutting down.
 
@@ -53,10 +53,10 @@ class HeadVersions {
   /// whole weight.
   HeadWeightsState List();
 
-  /// Ends running calls soon (UNAVAILABLE) and refuses all later ones.
+  /// Makes running calls end soon with UNAVAILABLE, and refuses all later ones.
   void Stop() { is_stopped_ = true; }
 
-  /// Returns the memory of the versions next to the live one.
+  /// Returns the memory of all versions except the live one.
   MemoryPlan memory() const;
 
   std::string name() const { return head_.info()->name; }
@@ -67,7 +67,7 @@ class HeadVersions {
   /// A candidate that has passed the checks.
   struct Planned {
     VersionLoader::Candidate candidate;
-    EnginePlan plan;  ///< Fits once the memory of MemoryToFree is released.
+    EnginePlan plan;  ///< Fits into memory once that of MemoryToFree is released.
   };
 
   absl::StatusOr<WeightsVersion> LoadExclusively(const WeightsLoad& load, LoadTicker& ticker);

@@ -23,7 +23,7 @@ ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo
   request.request_id = "verify";
   request.client_id = "verify";
   request.head = head.name;
-  request.weights_version = head.weights_version;  // of the weights that the truth is computed from
+  request.weights_version = head.weights_version;  // the truth is computed from the same weights
   request.dtype_number = static_cast<int32_t>(probe->dtype);
   request.rows = probe->rows;
   request.hidden_size = head.hidden_size;

@@ -23,9 +23,9 @@ namespace logprobd {
 /// A head that this process serves: the live version of its weights, its batcher and Verify.
 class InProcessHead final : public ServedHead {
  public:
-  /// Makes a head that is ready at once. `info` describes the weight, with the engines' name, their
-  /// reason and the limits filled in. `replicas` holds one engine per replica. Returns the errors
-  /// of Batcher::Create. `clock` and `metrics` must outlive the head.
+  /// Makes a head that is ready at once. `info` describes the weight; its engine, engine_reason and
+  /// limits are filled in. `replicas` holds one engine per replica. Returns the errors of
+  /// Batcher::Create. `clock` and `metrics` must outlive the head.
   static absl::StatusOr<std::shared_ptr<InProcessHead>> Create(
       HeadInfo info, std::unique_ptr<const HeadWeights> weights,
       std::vector<std::unique_ptr<ScoringEngine>> replicas, const Batcher::Options& options,
@@ -53,10 +53,10 @@ class InProcessHead final : public ServedHead {
   /// and is no longer used, or null. If `next` is null, no version is live and requests wait. May
   /// be called from one thread at a time.
   std::unique_ptr<VersionEngines> Commit(std::unique_ptr<VersionEngines> next);
-  /// Says, after Commit(nullptr), that no version is available. Until the next Commit the head is
-  /// not ready, and waiting and new requests get UNAVAILABLE with `reason`.
+  /// Reports, after Commit(nullptr), that no version is available. Until the next Commit the head
+  /// is not ready, and waiting and new requests get UNAVAILABLE with `reason`.
   void Fail(const std::string& reason);
-  /// Returns the reason given to Fail; empty while a version is live or about to be.
+  /// Returns the reason given to Fail; empty while a version is live or about to become live.
   std::string failure() const;
 
   /// Publishes `limits`, checks new requests against them, and applies the queue limits of

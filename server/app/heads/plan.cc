@@ -67,7 +67,7 @@ void AppendLayout(std::string& text, const std::vector<ShardPlace>& layout) {
   }
 }
 
-/// Returns "  of 139.0 GiB free"; empty if the free memory is not known.
+/// Returns "  of 139.0 GiB free", or an empty string if the free memory is not known.
 std::string AvailableText(const MemoryPlan& available, absl::string_view place) {
   const int64_t bytes = TotalBytes(available, place);
   return bytes == 0 ? "" : absl::StrCat("  of ", HumanBytes(bytes), " free");

@@ -22,8 +22,7 @@
 
 namespace logprobd {
 
-/// The plan of one head: what the server would serve and the memory it takes, known before any
-/// weight is read.
+/// The plan of one head: its description, engine and memory, known before any weight is read.
 struct ServingPlan {
   HeadInfo head;  ///< Complete, including engine, reason and limits.
   EnginePlan engine;
@@ -34,8 +33,8 @@ struct ServingPlan {
 /// The plans of all heads of a server and the memory that they share.
 struct ServerPlan {
   std::vector<ServingPlan> heads;  ///< In the order in which they are planned and loaded.
-  int64_t receive_bytes = 0;       ///< Most host memory for the messages of all heads.
-  int64_t shared_bytes = 0;        ///< Most host memory for regions that clients share.
+  int64_t receive_bytes = 0;       ///< Maximum host memory for the messages of all heads.
+  int64_t shared_bytes = 0;        ///< Maximum host memory for regions that clients share.
   MemoryPlan available;            ///< Free memory, with one entry per place where it is known.
 
   /// Returns the memory of all heads, `receive_bytes` and `shared_bytes`, with one entry per place
@@ -59,7 +58,7 @@ struct ServerParts {
     return absl::StatusOr<ServerOptions>(absl::UnimplementedError("settings cannot be read again"));
   };
   const Clock* clock = &Clock::Steady();
-  /// Draws the progress of loading on standard error.
+  /// Whether to draw the progress of loading on standard error.
   bool progress_on_terminal = false;
 };
 
@@ -87,11 +86,11 @@ absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
                                           std::vector<ServingPlan> heads,
                                           const HostMemorySize& host);
 
-/// Describes the heads of a server to DeviceTurns, in their order; empty if no two of them share a
-/// device. The work of a row is its matrix product: vocabulary x hidden.
+/// Returns the heads of a server in their order, for DeviceTurns, or an empty vector if no two of
+/// them share a device. The cost of a row is the size of its matrix product: vocabulary x hidden.
 std::vector<DeviceTurns::Head> TurnHeadsOf(const ServerPlan& plan);
 
-/// Returns whether devices of a replica wait for each other. Then no head may be served while
+/// Returns whether the devices of a replica wait for each other. If so, no head may be served while
 /// another is loaded, because loading launches kernels that wait too.
 bool AnyWaitsForPeers(const std::vector<DeviceTurns::Head>& heads);
 

@@ -21,7 +21,8 @@ namespace {
 
 constexpr double kProbeLogitStddev = 3;
 constexpr int64_t kSampledRows = 256;
-/// Rows of the probe that one pass over the weight scores; bounds the memory for their logits.
+/// Number of probe rows that one pass over the weight scores. It bounds the memory for their
+/// logits.
 constexpr int64_t kRowsPerPass = 16;
 
 uint16_t ToBf16(float value) {
@@ -54,8 +55,8 @@ void Store(float value, Dtype dtype, std::byte* out) {
   std::memcpy(out, &bits, sizeof(bits));
 }
 
-/// Normally distributed values by the Box-Muller transform. Unlike std::normal_distribution it
-/// gives the same values with every standard library.
+/// Generates normally distributed values with the Box-Muller transform. Unlike
+/// std::normal_distribution it gives the same values with every standard library.
 class NormalSource {
  public:
   explicit NormalSource(uint64_t seed) : engine_(seed) {}
@@ -102,7 +103,7 @@ class WeightRows {
   std::vector<double> values_;  ///< [rows, hidden]
 };
 
-/// Dot product in eight interleaved sums, so that the additions do not depend on each other.
+/// Returns the dot product, computed as eight interleaved sums that do not depend on each other.
 double Dot(std::span<const double> a, std::span<const double> b) {
   constexpr size_t kLanes = 8;
   double lanes[kLanes] = {};

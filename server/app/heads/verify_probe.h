@@ -38,9 +38,9 @@ struct VerifyTruth {
 };
 
 /// Makes normally distributed hidden rows, scaled by a sample of the weight's rows so that logits
-/// have a standard deviation of about 3. Near 0 the scores would hardly depend on the weight, and
-/// with much larger logits one token would have all the probability. Returns the errors of reading
-/// the weight.
+/// have a standard deviation of about 3. With logits near 0 the scores would hardly depend on the
+/// weight, and with much larger logits one token would have all the probability. Returns an error
+/// if the weight cannot be read.
 absl::StatusOr<VerifyProbe> MakeVerifyProbe(const HeadWeights& weights,
                                             const VerifyOptions& options);
 

@@ -20,7 +20,8 @@
 namespace logprobd {
 namespace {
 
-/// Upper bound of the host memory that loading takes per shard, beyond what the engine keeps.
+/// Maximum host memory that loading takes per shard, in addition to the memory that the engine
+/// keeps.
 constexpr int64_t kLoadBytesOfShard = int64_t{64} << 20;
 
 /// Returns `options` with the layout of `plan`, which all versions share.
@@ -45,8 +46,8 @@ absl::Status CheckSha256Form(const std::string& sha256) {
 absl::Status CheckSize(absl::string_view field, int64_t found, int64_t live) {
   return found == live ? absl::OkStatus()
                        : absl::InvalidArgumentError(absl::StrCat(
-                             field, ": the folder's head has ", found, ", the live one ", live,
-                             "; only a restart can change the shape"));
+                             field, ": the folder's head has ", found, ", but the live one has ",
+                             live, "; only a restart can change the shape"));
 }
 
 }  // namespace
@@ -116,7 +117,7 @@ absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const Head
   }
   absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, options);
   if (absl::IsFailedPrecondition(plan.status()) && found.dtype == live.dtype) {
-    // This dtype and layout have worked before, so GPU memory is what is missing.
+    // This dtype and layout have worked before, so the cause is a lack of GPU memory.
     return absl::ResourceExhaustedError(plan.status().message());
   }
   LOGPROBD_RETURN_IF_ERROR(plan.status());
@@ -141,7 +142,8 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const HeadInf
   for (const MemoryUse& use : freed) {
     if (use.place == "host") (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
   }
-  // Buffers of the same size are reused and release nothing; others are freed.
+  // Spare buffers of the same size are reused, so they free no memory. Other spare buffers are
+  // freed.
   if (options_.batcher.staging != nullptr &&
       buffer_bytes == Batcher::StagingBytes(rows_max, live)) {
     staging = std::max<int64_t>(0, staging - spare_staging);
@@ -154,9 +156,9 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const HeadInf
   if (needed <= usable) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("it needs ", HumanBytes(needed), " of host memory, ", HumanBytes(usable),
-                   " are available: ", HumanBytes(needed - usable), " are missing"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "it needs ", HumanBytes(needed), " of host memory, but only ", HumanBytes(usable),
+      " are available: ", HumanBytes(needed - usable), " are missing"));
 }
 
 absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& candidate,
@@ -177,7 +179,7 @@ absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& can
   if (!content->nonfinite.empty() && !load.allow_nonfinite) {
     return absl::InvalidArgumentError(absl::StrCat("the head in ", load.path,
                                                    " is not finite: ", content->nonfinite,
-                                                   "; allow_nonfinite loads it anyway"));
+                                                   "; set allow_nonfinite to load it anyway"));
   }
   candidate.version.sha256 = std::move(content->sha256);
   return absl::OkStatus();

@@ -44,7 +44,7 @@ struct VersionEngines {
 /// nothing that is served. Thread-safe.
 class VersionLoader {
  public:
-  /// The functions that versions are made with, which tests replace.
+  /// The functions that make versions; tests replace them.
   struct Parts {
     std::function<absl::StatusOr<ModelFolderHead>(const std::string& path,
                                                   const ModelFolderOptions& options)>
@@ -69,7 +69,7 @@ class VersionLoader {
   /// The head of a folder that may become a version.
   struct Candidate {
     std::shared_ptr<const HeadWeights> weights;
-    /// Lacks the time of loading, and the sha256 until CheckContent has run.
+    /// The time of loading is not set yet, and the sha256 is not set until CheckContent has run.
     WeightsVersion version;
   };
 

@@ -19,7 +19,7 @@
 namespace logprobd {
 namespace {
 
-/// Limit for files that are not configurations at all, such as a device.
+/// Larger files are rejected without being read, because they are not configuration files.
 constexpr std::uintmax_t kFileBytesMax = 1 << 20;
 
 absl::string_view TypeName(toml::value_t type) {
@@ -41,7 +41,8 @@ absl::string_view TypeName(toml::value_t type) {
   }
 }
 
-/// Returns whether a value of this type fits a flag, for a value that is not of one head.
+/// Returns whether a flag of this kind accepts a value of this type. It does not apply to values
+/// for one head.
 bool TypeFits(Flag::Kind kind, toml::value_t type) {
   switch (kind) {
     case Flag::Kind::kText:
@@ -101,7 +102,8 @@ bool IsTextOfHeads(const Flag& flag, const toml::value& value) {
   return value.is_string() && !SplitByHead(flag, TextOf(value)).front().head.empty();
 }
 
-/// Returns the flag's value, or the texts of an array; nothing if a type is wrong.
+/// Returns the text of the flag's value, or the texts of an array. Returns an empty vector if a
+/// type is wrong.
 std::vector<std::string> TextsOf(const Flag& flag, const toml::value& value) {
   if (TypeFits(flag.kind, value.type()) || (flag.is_of_head && IsTextOfHeads(flag, value))) {
     return {TextOf(value)};
@@ -118,8 +120,8 @@ std::vector<std::string> TextsOf(const Flag& flag, const toml::value& value) {
   return texts;
 }
 
-/// Joins the lines of an error message; toml11 explains an error over several lines, of which the
-/// first say what is wrong and where.
+/// Joins the lines of an error message. toml11 explains an error in several lines, and the first of
+/// them say what is wrong and where.
 std::string OneLine(absl::string_view text) {
   std::string line;
   for (const char c : text) {
@@ -187,7 +189,7 @@ absl::StatusOr<Setting> SettingOf(const std::string& path, const std::string& ke
 
 absl::StatusOr<std::vector<Setting>> ReadConfigFile(const std::string& path) {
   LOGPROBD_ASSIGN_OR_RETURN(const toml::value file, ParseToml(path));
-  // The keys are sorted, so that the same one of several errors is always reported.
+  // The map sorts the keys, so that a file with several errors always reports the same one.
   const std::map<std::string, toml::value> entries(file.as_table().begin(), file.as_table().end());
   std::vector<Setting> settings;
   for (const auto& [key, value] : entries) {

@@ -11,7 +11,7 @@ namespace logprobd {
 /// A flag's value as found in one source, not yet checked.
 struct Setting {
   const Flag* flag = nullptr;
-  /// One text, or several if a flag of heads is repeated or is an array.
+  /// One text, or several if a flag that heads can set is repeated or is an array.
   std::vector<std::string> texts;
   std::string source;  ///< "--batch-rows", "LOGPROBD_BATCH_ROWS" or "batch_rows in FILE".
 };

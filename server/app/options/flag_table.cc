@@ -44,14 +44,13 @@ std::vector<Flag> MakeFlags() {
               "Hugging Face model folder, or .safetensors file, that contains the head. "
               "NAME=DIR names one of several heads."}),
       {"head-name", "Model", Kind::kText, &O::head_name, "NAME",
-       "Name of the only head; several heads take their names from --model. The name \"unknown\" "
-       "is "
-       "reserved."},
+       "Name of the only head; several heads take their names from --model. The name "
+       "\"unknown\" is reserved."},
       OfHead({"head-tensor", "Model", Kind::kText, &O::head_tensor, "NAME",
               "Name of the head's tensor in the checkpoint. If it is empty, the server finds the "
               "tensor by the usual names and config.json."}),
       OfHead({"weights-version", "Model", Kind::kInteger, &O::weights_version, "NUMBER",
-              "Version number of the weights, which answers report and requests may pin.", 1,
+              "Version number of the weights, which responses report and requests may pin.", 1,
               static_cast<double>(kWeightsVersionMax)}),
       {"weights-root", "Model", Kind::kText, &O::weights_root, "DIRS",
        "Comma-separated folders from which new weights may be loaded. If it is empty, this is the "
@@ -64,21 +63,19 @@ std::vector<Flag> MakeFlags() {
               "Treat every row of the tensor as a valid vocabulary row, padding included."}),
 
       Choice({"device", "Engine", Kind::kChoice, &O::device, "NAME",
-              "Device that scores; auto takes a GPU if there is one, otherwise the CPU."},
+              "Device that computes scores; auto takes a GPU if there is one, otherwise the CPU."},
              {"auto", "cpu", "cuda"}),
-      Choice(
-          {"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
-           "Kernel with which a GPU scores; auto takes the fused kernel where it runs, otherwise "
-           "the chunked one."},
-          {"auto", "fused", "chunked"}),
+      Choice({"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
+              "Kernel that computes scores on a GPU; auto takes the fused kernel where it runs, "
+              "otherwise the chunked one."},
+             {"auto", "fused", "chunked"}),
       OfHead({"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
               "CUDA device ordinals to use, such as 0,1,2,3; auto uses all visible GPUs.", 0,
               1'023}),
-      OfHead(
-          {"shards", "Engine", Kind::kCount, &O::shards, "SHARDS",
-           "Number of GPUs that share one head; auto takes the fewest that hold it twice, or else "
-           "the fewest that hold it once.",
-           1, kShardsMax}),
+      OfHead({"shards", "Engine", Kind::kCount, &O::shards, "SHARDS",
+              "Number of GPUs that share one head; auto takes the smallest number that can hold it "
+              "twice, or else the smallest number that can hold it once.",
+              1, kShardsMax}),
       OfHead(
           {"replicas", "Engine", Kind::kCount, &O::replicas, "REPLICAS",
            "Number of complete copies of the head, each on its own shards; auto makes as many as "
@@ -86,8 +83,7 @@ std::vector<Flag> MakeFlags() {
            1, kShardsMax}),
       {"watchdog-s", "Engine", Kind::kNumber, &O::watchdog_s, "SECONDS",
        "Longest time that a batch may take before its replica counts as hung. 0 means 120 s on "
-       "GPUs "
-       "and no limit on a CPU.",
+       "GPUs and no limit on a CPU.",
        0, 86'400},
       Choice(
           {"exchange", "Engine", Kind::kChoice, &O::exchange, "MEANS",
@@ -105,11 +101,11 @@ std::vector<Flag> MakeFlags() {
        "Path of the Unix sockets for clients on the same host (gRPC and shared memory); auto "
        "takes a private folder, none turns them off."},
       {"shared-memory-bytes", "Listeners", Kind::kBytes, &O::shared_memory_bytes, "BYTES",
-       "Most memory of all regions that the server shares with clients on the same host; 0 turns "
-       "shared memory off.",
+       "Maximum total memory of all regions that the server shares with clients on the same host; "
+       "0 turns shared memory off.",
        0, kTib},
       {"region-bytes", "Listeners", Kind::kBytes, &O::region_bytes, "BYTES",
-       "Largest shared-memory region of one client.", kKib, kTib},
+       "Maximum size of one shared-memory region of a client.", kKib, kTib},
       {"cuda-ipc", "Listeners", Kind::kSwitch, &O::cuda_ipc, "",
        "Read rows directly from the GPU memory of clients on the same host."},
       {"admin", "Listeners", Kind::kAddress, &O::admin, "HOST:PORT",
@@ -119,37 +115,39 @@ std::vector<Flag> MakeFlags() {
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",
-       "Largest gRPC message.", kKib, kInt32Max},
+       "Maximum size of a gRPC message.", kKib, kInt32Max},
       {"receive-bytes", "Limits", Kind::kBytes, &O::receive_bytes, "BYTES",
-       "Most memory for messages that are being received or queued, over all connections.",
+       "Maximum memory for messages that are being received or queued, over all connections.",
        kKib * kKib, kTib},
       {"streams-max", "Limits", Kind::kInteger, &O::streams_max, "CALLS",
-       "Most concurrent calls on one connection.", 1, kMillion},
+       "Maximum number of concurrent calls on one connection.", 1, kMillion},
       Reloadable({"stream-window", "Limits", Kind::kInteger, &O::stream_window, "CHUNKS",
-                  "Most unanswered chunks of one stream.", 1, kKib}),
+                  "Maximum number of unanswered chunks of one stream.", 1, kKib}),
       Reloadable({"request-rows", "Limits", Kind::kInteger, &O::request_rows, "ROWS",
-                  "Most rows of one request or of one stream chunk.", 1, kInt32Max}),
+                  "Maximum number of rows of one request or of one stream chunk.", 1, kInt32Max}),
       Reloadable({"top-k-max", "Limits", Kind::kInteger, &O::top_k_max, "IDS",
-                  "Largest top_k of a request.", 0, kTopKMax}),
+                  "Maximum top_k of a request.", 0, kTopKMax}),
       Reloadable({"candidates-max", "Limits", Kind::kInteger, &O::candidates_max, "IDS",
-                  "Most candidate ids of one request.", 0, kInt32Max}),
+                  "Maximum number of candidate ids of one request.", 0, kInt32Max}),
       Reloadable({"segments-max", "Limits", Kind::kInteger, &O::segments_max, "SEGMENTS",
-                  "Most segments of one request.", 0, kInt32Max}),
+                  "Maximum number of segments of one request.", 0, kInt32Max}),
 
       {"batch-rows", "Batching", Kind::kInteger, &O::batch_rows, "ROWS",
-       "Most rows of one batch; this fixes the size of the engine's workspace.", 1, kKib * kKib},
+       "Maximum number of rows of one batch; this fixes the size of the engine's workspace.", 1,
+       kKib * kKib},
       Reloadable(
           {"batch-wait-us", "Batching", Kind::kInteger, &O::batch_wait_us, "MICROSECONDS",
            "Longest time that a batch waits for more requests while every replica has a batch "
            "in flight.",
            0, kMillion}),
       Reloadable({"queue-rows", "Batching", Kind::kInteger, &O::queue_rows, "ROWS",
-                  "Most rows that may wait for one head.", 1, 1e12}),
-      Reloadable({"queue-bytes", "Batching", Kind::kBytes, &O::queue_bytes, "BYTES",
-                  "Most bytes of waiting requests and unsent answers, over all heads.", kKib,
-                  kTib}),
+                  "Maximum number of rows that may wait for one head.", 1, 1e12}),
+      Reloadable(
+          {"queue-bytes", "Batching", Kind::kBytes, &O::queue_bytes, "BYTES",
+           "Maximum number of bytes of waiting requests and unsent responses, over all heads.",
+           kKib, kTib}),
       Reloadable({"queue-requests", "Batching", Kind::kInteger, &O::queue_requests, "REQUESTS",
-                  "Most requests that may wait for one head.", 1, 1e9}),
+                  "Maximum number of requests that may wait for one head.", 1, 1e9}),
       Reloadable({"client-share", "Batching", Kind::kNumber, &O::client_share, "RATIO",
                   "Share of the queue that one client may occupy.", 1e-6, 1}),
       {"copy-threads", "Batching", Kind::kInteger, &O::copy_threads, "THREADS",
@@ -159,7 +157,7 @@ std::vector<Flag> MakeFlags() {
                   "Time that work in flight may take after SIGTERM before it is cancelled.", 0,
                   86'400}),
       Reloadable(Choice({"log-level", "Process", Kind::kChoice, &O::log_level, "LEVEL",
-                         "Lowest level of the log lines that are written."},
+                         "Lowest level of log lines that are written."},
                         {"debug", "info", "warning", "error"})),
       Choice({"log-format", "Process", Kind::kChoice, &O::log_format, "FORMAT",
               "Format of a log line."},

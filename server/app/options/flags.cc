@@ -24,12 +24,12 @@ namespace {
 
 constexpr absl::string_view kAuto = "auto";
 constexpr absl::string_view kModel = "model";
-/// Bytes of a value that an error message repeats.
+/// Maximum number of bytes of a value that an error message repeats.
 constexpr size_t kTextBytesShown = 100;
 
 std::string WithDashes(absl::string_view name) { return absl::StrReplaceAll(name, {{"_", "-"}}); }
 
-/// Returns the fewest letters to insert, delete or replace.
+/// Returns the smallest number of letters to insert, delete or replace to turn `a` into `b`.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) {
@@ -167,7 +167,7 @@ std::string TomlString(absl::string_view text) {
   return out + "\"";
 }
 
-/// Returns the index of the value in a text that begins with NAME=.
+/// Returns the index of the value in a text that begins with NAME=, or nothing for any other text.
 std::optional<size_t> ValueBegin(absl::string_view text) {
   const size_t end = text.find_first_of("=/,");
   if (end == absl::string_view::npos || text[end] != '=' ||
@@ -188,7 +188,7 @@ size_t FirstLength(absl::string_view text) {
   return text.size();
 }
 
-/// Returns the value for all heads without a value of their own.
+/// Returns the value that applies to all heads without a value of their own.
 std::string CommonValueAsToml(const Flag& flag, const ServerOptions& options) {
   if (const auto* text = std::get_if<std::string ServerOptions::*>(&flag.member)) {
     const std::string& value = options.**text;
@@ -225,7 +225,7 @@ const Flag* FindFlag(absl::string_view name) {
 }
 
 std::string NearestFlag(absl::string_view name) {
-  // A long name is cut, because the time for the distance grows with its length.
+  // A long name is truncated, because the time to compute the distance grows with its length.
   const std::string dashed = absl::AsciiStrToLower(WithDashes(name.substr(0, 64)));
   const auto flags = Flags();
   const auto* const nearest =
@@ -274,7 +274,8 @@ std::vector<HeadText> SplitByHead(const Flag& flag, absl::string_view text) {
 
 absl::Status SetFlagFromSource(const Flag& flag, absl::Span<const std::string> texts,
                                ServerOptions& options) {
-  // A source with precedence replaces every value of the others, including values of single heads.
+  // A source replaces every value from sources of lower precedence, including values of single
+  // heads.
   const ServerOptions defaults;
   std::visit([&](auto member) { options.*member = defaults.*member; }, flag.member);
   std::erase_if(options.head_values,

@@ -26,7 +26,7 @@ constexpr size_t kHelpColumn = 34;  // where the help text of a flag begins
 constexpr size_t kHelpWidth = 80;
 constexpr absl::string_view kNoBreak = "\1";  // a space that Wrapped does not break
 
-/// Returns the sentence about the values that a flag takes; empty if any text is one.
+/// Returns a sentence that states the valid values of a flag, or "" if every text is valid.
 std::string RangeSentence(const Flag& flag) {
   const auto number = [&flag](double value) {
     return flag.kind == Flag::Kind::kBytes ? BytesText(static_cast<int64_t>(value))
@@ -72,8 +72,8 @@ std::string Wrapped(absl::string_view text) {
   return absl::StrReplaceAll(lines, {{kNoBreak, " "}});
 }
 
-/// Splits the command line and prints --help with CLI11. CLI11 does not read the file and the
-/// environment: it would give the file precedence over the environment.
+/// Splits the command line and prints --help with CLI11. CLI11 is not used to read the file and the
+/// environment, because it would give the file precedence over the environment.
 class CommandLine {
  public:
   CommandLine() : app_("Scores tokens against the head of a language model.", "logprobd") {
@@ -244,7 +244,7 @@ absl::StatusOr<ParsedOptions> ParseOptions(absl::Span<const std::string> argumen
   }
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Setting> from_environment,
                             ReadEnvironment(environment));
-  // Both sources may name the file, whose values they override.
+  // The environment and the flags may name the file, and they override its values.
   ParsedOptions overrides;
   LOGPROBD_RETURN_IF_ERROR(Apply(from_environment, overrides));
   LOGPROBD_RETURN_IF_ERROR(Apply(from_flags, overrides));

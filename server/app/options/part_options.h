@@ -33,12 +33,12 @@ int NumStagingBuffers(const ServerOptions& options);
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
 
 /// Returns the limits that are published to clients and enforced. Rows and message bytes never
-/// exceed one client's share of the queue. Answers count towards that share too, so a request
-/// within the limits can be served unless its lists (top_k, candidates) are out of proportion to
-/// the queue.
+/// exceed one client's share of the queue. Answers count towards that share too. A request within
+/// the limits can therefore be served, unless its lists (top_k, candidates) are too large for the
+/// share.
 RequestLimits LimitsOf(const ServerOptions& options);
 
-/// Returns the most bytes of host memory for regions that clients share.
+/// Returns the maximum number of bytes of host memory for the regions of clients.
 int64_t SharedMemoryBytesMax(const ServerOptions& options);
 
 }  // namespace logprobd

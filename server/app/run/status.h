@@ -22,7 +22,7 @@ class LoadProgress {
   /// If `on_terminal`, draws a line on standard error, at most ten times a second.
   LoadProgress(bool on_terminal, const Clock& clock) : on_terminal_(on_terminal), clock_(clock) {}
 
-  /// Takes the bytes read so far and the total.
+  /// Sets the number of bytes read so far and the total.
   void Update(int64_t done_bytes, int64_t total_bytes);
   /// Removes the line from the terminal and resets the progress for the next head.
   void Finish();
@@ -59,11 +59,12 @@ class StatusBoard {
   /// `metrics` and `clock` must outlive the board.
   StatusBoard(Metrics& metrics, const Clock& clock);
 
-  /// Takes a snapshot of the metrics if the last one is at least kSamplePeriod old. It asks no GPU
-  /// and therefore does not wait. Call it more often than every kSamplePeriod.
+  /// Takes a snapshot of the metrics if the last one is at least kSamplePeriod old. It does not
+  /// query the GPUs and therefore does not block. Call it more often than every kSamplePeriod.
   void Sample();
 
-  /// Returns the page as of now. Like a scrape, it asks the driver about the GPUs.
+  /// Returns the page as of now. Like a scrape of the metrics, it queries the driver about the
+  /// GPUs.
   StatusPage Page(const ServerStatus& status);
 
   static constexpr absl::Duration kWindow = absl::Seconds(60);

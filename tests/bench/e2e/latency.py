@@ -13,7 +13,7 @@ P99_ABOVE_ENGINE_US = 600
 SMALL_RATE = 200  # requests per second
 SMALL_ROWS = 1
 BULK_IN_FLIGHT = 4
-SMALL_P99_BATCHES = 3.3  # target, in times of a batch
+SMALL_P99_BATCHES = 3.3  # target, as a multiple of the time of a batch
 SMALL_P99_BATCHES_SMALLER = 3  # target with smaller batches
 LEAD_S = 0.5  # time for the bulk load to fill the queue
 BUDGET_S = 45
@@ -21,7 +21,7 @@ CALLERS = {"": 0, ", busy-polls for its answer": 0.005}  # busy_poll_s
 
 
 def one_row(fixture: Fixture) -> None:
-    """Measures in a closed loop of one how much the service adds to the engine's own time for a row."""
+    """Measures how much time the service adds to the engine's time for a row, with one request in flight."""
     hidden = fixture.hidden_sizes[0]
     with fixture.engine(hidden) as engine, fixture.server(hidden) as server:
         loads: dict[str, list[Load]] = {caller: [] for caller in CALLERS}
@@ -54,7 +54,7 @@ def one_row(fixture: Fixture) -> None:
 
 
 def small_beside_bulk(fixture: Fixture) -> None:
-    """Measures the p99 of small requests at a steady rate next to a bulk load, in times of a batch."""
+    """Measures the p99 of small requests at a steady rate during a bulk load, as a multiple of a batch's time."""
     hidden = fixture.hidden_sizes[0]
     kinds: dict[str, tuple[list[str], float]] = {"default": ([], SMALL_P99_BATCHES)}
     kinds[fixture.smaller_batches] = (fixture.smaller_batches.split(), SMALL_P99_BATCHES_SMALLER)
@@ -71,7 +71,7 @@ def small_beside_bulk(fixture: Fixture) -> None:
                 p99s.append(small.p99)
                 bulk_rates.append(bulk_rate)
                 late += small.late
-                say(f"  {kind}: p99 {1e3 * small.p99:.2f} ms of a batch's {1e3 * batch:.2f} ms")
+                say(f"  {kind}: p99 {1e3 * small.p99:.2f} ms, batch time {1e3 * batch:.2f} ms")
         batch_s = median(batches)
         fixture.records.append(
             record_of_rounds(

@@ -1,4 +1,4 @@
-"""A gRPC call frame by frame: a client library chooses the sizes of its HTTP/2 frames itself."""
+"""Makes a gRPC call frame by frame, because a client library does not let the caller choose the frame sizes."""
 
 import socket
 import struct
@@ -6,7 +6,9 @@ import struct
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 STREAM = 1
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty SETTINGS
+PREFACE = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+)  # followed by an empty SETTINGS frame
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -15,7 +17,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def header(name: str, value: str) -> bytes:
-    """A header of HPACK, literal and not indexed."""
+    """Returns a header as an HPACK literal without indexing."""
     assert len(name) < 127 and len(value) < 127
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
@@ -30,7 +32,7 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def call_headers(address: str, method: str = "/logprobd.v1.Scoring/Score") -> bytes:
-    """The header block of a gRPC call."""
+    """Returns the header block of a gRPC call."""
     headers = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -43,7 +45,7 @@ def call_headers(address: str, method: str = "/logprobd.v1.Scoring/Score") -> by
 
 
 def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) -> bytes:
-    """Sends `message` in DATA frames of these sizes, over and over; the answer's message.
+    """Sends `message` in DATA frames that cycle through `sizes`, and returns the response message.
 
     The message must fit the flow-control window of a new stream, 64 KiB less one byte.
     """
@@ -70,6 +72,6 @@ def call_in_frames(address: str, method: str, message: bytes, sizes: list[int]) 
                 answer += payload
             if stream == STREAM and kind in (DATA, HEADERS) and flags & END_STREAM:
                 break
-    assert len(answer) >= 5, "an error: trailers without a message"
+    assert len(answer) >= 5, "the call failed: the response has trailers but no message"
     assert struct.unpack(">BI", answer[:5]) == (0, len(answer) - 5)
     return answer[5:]

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 @functools.cache
 def messages(name: str = "scoring"):
-    """The generated module of proto/logprobd/v1/NAME.proto."""
+    """Returns the module generated from proto/logprobd/v1/NAME.proto."""
     from grpc_tools import protoc
 
     folder = tempfile.mkdtemp()
@@ -32,7 +32,7 @@ def messages(name: str = "scoring"):
 
 
 def request(rows: int = 2, hidden_size: int = 64, seed: int = 0, **fields):
-    """A valid fp32 request; `fields` replace or add."""
+    """Returns a valid fp32 request. `fields` replace or add fields; None removes one."""
     random = np.random.default_rng(seed)
     values = {
         "dtype": 3,
@@ -46,7 +46,7 @@ def request(rows: int = 2, hidden_size: int = 64, seed: int = 0, **fields):
 
 
 class Scoring:
-    """A channel to a server; every call takes and gives bytes or messages."""
+    """A channel to a server; every call takes and returns bytes or messages."""
 
     def __init__(self, address: str, options: tuple = ()) -> None:
         limits = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -72,11 +72,11 @@ class Scoring:
             yield messages().ScoreResponse.FromString(data)
 
     def health(self, service: str = "", timeout: float = 5) -> int:
-        """1 SERVING, 2 NOT_SERVING."""
+        """Returns 1 for SERVING or 2 for NOT_SERVING."""
         name = service.encode()
         data = b"\x0a" + bytes([len(name)]) + name if name else b""
         check = self.channel.unary_unary("/grpc.health.v1.Health/Check")
-        # Some faults cost the connection; the channel makes a new one.
+        # Some faults close the connection; the call then waits until the channel has a new one.
         reply = check(data, timeout=timeout, wait_for_ready=True)
         return reply[1] if len(reply) > 1 else 0
 

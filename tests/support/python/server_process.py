@@ -13,7 +13,7 @@ READY = re.compile(r"\bready\b.*\bgrpc=(?P<grpc>\S+).*\bhttp=(?P<http>\S+)")
 
 
 class ServerProcess:
-    """A logprobd process; `log` holds what it has written. Use as a context, or start and stop."""
+    """A logprobd process; `log` holds what it has written. Use it as a context manager, or call start and stop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ServerProcess:
             match = READY.search(line)
             if match:
                 self.grpc, self.http = match["grpc"], match["http"]
-                admin = re.search(r"\badmin=(\S+)", line)  # other servers' lines have none
+                admin = re.search(r"\badmin=(\S+)", line)  # some servers do not print it
                 self.admin = admin[1] if admin else ""
                 self._ready.set()
         self._ready.set()
@@ -74,7 +74,7 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = 30) -> int:
-        """Waits for the end; the exit code."""
+        """Waits until the process ends and returns its exit code."""
         code = self.process.wait(timeout)
         self._reader.join(5)
         return code
@@ -97,7 +97,7 @@ class ServerProcess:
         self.stop()
 
     def get(self, path: str, timeout: float = 5) -> tuple[int, str]:
-        """Status and text of an HTTP GET."""
+        """Returns the status and the text of an HTTP GET."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=timeout) as reply:
                 return reply.status, reply.read().decode()
@@ -105,7 +105,7 @@ class ServerProcess:
             return error.code, error.read().decode()
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples that have these labels."""
+        """Returns the sum of a metric's samples that have these labels."""
         total, found = 0.0, False
         for line in self.get("/metrics")[1].splitlines():
             match = re.match(r"(\w+)(?:\{(.*)\})? (\S+)$", line)
@@ -118,16 +118,16 @@ class ServerProcess:
         return total
 
     def peak_memory_bytes(self) -> int:
-        """The most memory that the process has held at once."""
+        """Returns the peak resident memory of the process."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
 
     def wait_for_log(self, text: str, seconds: float = 30) -> None:
-        """Returns once a line of the log holds `text`."""
+        """Waits until a line of the log contains `text`."""
         assert self.eventually(lambda: any(text in line for line in list(self.log)), seconds), text
 
     def eventually(self, condition, seconds: float = 10) -> bool:
-        """Whether `condition()` becomes true within that time."""
+        """Returns whether `condition()` becomes true within `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():

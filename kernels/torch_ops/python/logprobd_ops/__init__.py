@@ -4,8 +4,8 @@
     scores = linear_logprob(hidden, weight, target, temperature=0.7)
     (advantage * scores.logprob).sum().backward()
 
-No tensor of [rows, vocabulary] logits exists. `linear_cross_entropy` has the usual losses, and
-`logprobd_ops.compat` has replacements for the operators of other packages.
+By default, no tensor of [rows, vocabulary] logits is created. `linear_cross_entropy` computes the
+usual losses, and `logprobd_ops.compat` has replacements for the operators of other packages.
 """
 
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob

@@ -1,4 +1,7 @@
-"""Coefficients of the scores of each row in the cross-entropy of losses.py. They are known before the scores."""
+"""Computes the coefficients of each row's scores in the cross-entropy of losses.py.
+
+They are known before the scores.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from torch import Tensor
 
 
 class Classes:
-    """The class weights of the whole vocabulary, and what a loss reads of them."""
+    """The class weights of the whole vocabulary and the values that a loss derives from them."""
 
     def __init__(
         self, class_weights: Tensor, shard: range, vocab_valid: int | None, *, is_whole: bool
     ) -> None:
-        """`shard`: the ids of the weight's rows. `is_whole`: no other rank has more rows."""
+        """`shard` has the ids of the weight's rows. `is_whole` is true if no other rank has rows."""
         num_classes = class_weights.numel()
         needed = shard.stop if vocab_valid is None else vocab_valid
         has_surplus = is_whole and num_classes > max(shard.stop, needed)
@@ -28,23 +31,26 @@ class Classes:
         self._valid = class_weights.detach()[: self.num_valid]
 
     def of_shard(self) -> Tensor:
-        """[shard's rows], fp32, contiguous; 0 for rows behind the valid vocabulary."""
+        """Returns the weights of the shard's rows, contiguous fp32; 0 behind the valid vocabulary."""
         mine = self._valid[self._shard.start : self._shard.stop].float()
         return torch.nn.functional.pad(mine, (0, len(self._shard) - mine.numel())).contiguous()
 
     def of_targets(self, target: Tensor, is_valid: Tensor) -> Tensor:
-        """The weight of each target; 0 for ignored rows. linear_logprob checks the range of the ids."""
+        """Returns the weight of each target, and 0 for ignored rows.
+
+        linear_logprob checks the range of the ids.
+        """
         ids = target.long().clamp(0, self.num_valid - 1)
         return self._valid[ids] * is_valid
 
     def total(self) -> Tensor:
-        """The sum of the valid weights, fp64."""
+        """Returns the sum of the valid weights, fp64."""
         return self._valid.sum(dtype=torch.float64)
 
 
 class RowCoefficients(NamedTuple):
-    """Coefficients of the scores, shaped like target or one number for every row. The loss of a row is the sum
-    of its scores times their coefficients."""
+    """Coefficients of the scores: tensors shaped like target, or one number for all rows. The loss
+    of a row is the sum of its scores times their coefficients."""
 
     logprob: Tensor | float
     lse: Tensor | float | None
@@ -52,7 +58,7 @@ class RowCoefficients(NamedTuple):
 
 
 def uniform_coefficients(label_smoothing: float) -> RowCoefficients:
-    """Coefficients of a row's cross-entropy without class weights."""
+    """Returns the coefficients of a row's cross-entropy without class weights."""
     if label_smoothing == 0.0:
         return RowCoefficients(-1.0, None, None)
     return RowCoefficients(label_smoothing - 1.0, label_smoothing, -label_smoothing)
@@ -67,8 +73,9 @@ def row_coefficients(
     is_mean: bool,
     dtype: torch.dtype,
 ) -> RowCoefficients:
-    """Coefficients of the cross-entropy, summed or averaged as torch does it, without z loss and token scaling.
-    With label smoothing the mean logit must be that of classes.of_shard(), or without classes the plain mean."""
+    """Returns the coefficients of the cross-entropy, summed or averaged like in torch, without z
+    loss and token scaling. With label smoothing, the mean logit must be weighted by
+    classes.of_shard(), or be the plain mean if `classes` is None."""
     nll = is_valid if classes is None else classes.of_targets(target, is_valid).to(dtype)
     if not is_mean:
         share = torch.ones((), dtype=dtype, device=target.device)

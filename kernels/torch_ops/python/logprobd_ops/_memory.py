@@ -1,4 +1,4 @@
-"""Decides whether a forward caches logits for its backward. The rules are those of the library, which is asked."""
+"""Decides whether a forward caches logits for its backward. The C++ library defines the rules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BUDGET_MAX = 4 * GIB
 
 
 def budget_bytes(memory_budget: int | None, device: torch.device) -> int:
-    """`memory_budget`, or the default: an eighth of the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU;
-    1 GiB in a function that is being compiled."""
+    """Returns `memory_budget`, or the default if it is None. The default is an eighth of the GPU's
+    free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that is being compiled."""
     if memory_budget is not None:
         if memory_budget < 0:
             raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
@@ -45,7 +45,8 @@ def logits_to_keep(
     target: Tensor,
     bias: Tensor | None,
 ) -> int:
-    """The operators' keep_logits for these arguments of linear_logprob. Raises ValueError, naming the argument."""
+    """Returns the operators' keep_logits for these arguments of linear_logprob. Raises a ValueError
+    that names the argument if one is invalid."""
     if memory not in get_args(Memory):
         raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
     budget = budget_bytes(memory_budget, hidden.device) if memory == "auto" else None
@@ -60,19 +61,19 @@ def logits_to_keep(
 
 
 def gradients_needed(*inputs: Tensor | None) -> list[bool]:
-    """Whether a backward would compute a gradient for each of the inputs."""
+    """Returns, for each of the inputs, whether a backward would compute its gradient."""
     is_enabled = torch.is_grad_enabled()
     return [is_enabled and each is not None and each.requires_grad for each in inputs]
 
 
 def cache_kind(hidden: Tensor, weight: Tensor) -> int:
-    """The keep_logits, other than NOT_CACHED, that supports these inputs."""
+    """Returns the keep_logits other than NOT_CACHED that supports these inputs."""
     is_fused = _is_fused(hidden.device, hidden.dtype, weight.dtype, _as_number(hidden.shape[-1]))
     return EXPONENTIALS if is_fused else WIDE
 
 
 def _as_number(size: int) -> int:
-    """The size itself. A function that is being compiled is specialised for it."""
+    """Returns the size itself. torch.compile specialises the compiled function for it."""
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import guard_scalar  # noqa: PLC0415
 
@@ -97,14 +98,14 @@ def _cached_row_bytes(
     return _asked_row_bytes(keep_logits, hidden, weight, weight_rows)
 
 
-@functools.cache  # Every step asks.
+@functools.cache  # Every step calls this.
 def _asked_is_fused(
     device: torch.device, hidden: torch.dtype, weight: torch.dtype, hidden_size: int
 ) -> bool:
     return torch.ops.logprobd.is_fused(device, hidden, weight, hidden_size)
 
 
-@functools.cache  # Every step asks.
+@functools.cache  # Every step calls this.
 def _asked_row_bytes(
     keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int
 ) -> int:

@@ -1,4 +1,4 @@
-"""Loads the library of torch.ops.logprobd and makes the flat arguments of its operators."""
+"""Loads the library of torch.ops.logprobd and builds the flat argument lists of its operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 LIBRARY_NAME = "liblogprobd_torch_ops.so"
-# The name does not begin with LOGPROBD_: the server refuses such variables that it does not know.
+# The name does not begin with LOGPROBD_, because the server rejects unknown variables with this
+# prefix.
 LIBRARY_VARIABLE = "LINEAR_LOGPROB_LIBRARY"
 
 WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
@@ -22,7 +23,8 @@ OutOfVocab = Literal["error", "zero"]
 
 
 class HeadOptions(TypedDict, total=False):
-    """Options of the head that every function of this package takes. linear_logprob describes them."""
+    """Options of the head that every function of this package accepts. linear_logprob describes
+    them."""
 
     temperature: float | Tensor
     scale: float
@@ -35,8 +37,8 @@ class HeadOptions(TypedDict, total=False):
 
 
 def load_library() -> None:
-    """Loads the library that LINEAR_LOGPROB_LIBRARY names, or else the one in this package. Raises
-    ImportError, which says how to get the library."""
+    """Loads the library that LINEAR_LOGPROB_LIBRARY names, or the one in this package if the
+    variable is not set. Raises an ImportError that says how to get the library."""
     path = os.environ.get(LIBRARY_VARIABLE) or pathlib.Path(__file__).with_name(LIBRARY_NAME)
     try:
         torch.ops.load_library(path)
@@ -68,8 +70,8 @@ def linear_logprob_arguments(
     process_group: ProcessGroup | None = None,
     sequence_parallel: bool = False,
 ) -> tuple[Any, ...]:
-    """The arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h. Raises ValueError,
-    naming the argument, for what C++ cannot check."""
+    """Returns the arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h.
+    Raises a ValueError that names the argument for invalid values that C++ cannot check."""
     if out_of_vocab not in ("error", "zero"):
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
     if softcap is not None and not softcap > 0:

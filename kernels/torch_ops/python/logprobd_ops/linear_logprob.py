@@ -1,4 +1,4 @@
-"""The operator's Python function."""
+"""Defines linear_logprob, the operator's Python function."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,19 +15,19 @@ load_library()
 
 
 class LinearLogprobOutput(NamedTuple):
-    """Scores of each row, shaped like target, fp32 (fp64 if hidden or weight are). All but argmax are
-    differentiable with respect to hidden, weight and bias. Later versions may append fields: read fields by
-    name, or unpack as `logprob, entropy, lse, *_`."""
+    """Scores of each row, shaped like target, fp32 (fp64 if hidden or weight is fp64). All but
+    argmax are differentiable with respect to hidden, weight and bias. Later versions may append
+    fields: read fields by name, or unpack as `logprob, entropy, lse, *_`."""
 
     logprob: Tensor
     """Log-probability of the target, in nats."""
     entropy: Tensor
-    """Entropy of the distribution, in nats. Without elements if need_entropy is False."""
+    """Entropy of the distribution, in nats. It has no elements if need_entropy is False."""
     lse: Tensor
     """ln of the sum of exp(x) over the vocabulary."""
     argmax: Tensor | None = None
-    """int64: id of the largest logit, the lowest one among equals; -1 if a logit is not finite. None unless
-    return_argmax is set."""
+    """int64: id of the largest logit, the lowest id in case of ties; -1 if a logit is not finite.
+    None unless return_argmax is set."""
     mean_logit: Tensor | None = None
     """Sum of mean_logit_weights * x over the vocabulary. None unless return_mean_logit is set."""
 
@@ -62,8 +62,8 @@ def linear_logprob(
 
     Args:
         hidden: [..., H], fp32, bf16, fp16 or fp64, with any strides. It is never rounded to fewer bits.
-        weight: [V, H], one of these dtypes, not necessarily the same one. Under tensor parallelism, this
-            rank's rows.
+        weight: [V, H], one of these dtypes, not necessarily that of hidden. Under tensor
+            parallelism, it has this rank's rows.
         target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` have scores and
             gradients of exactly zero and cost nothing.
         bias: [V].
@@ -72,33 +72,36 @@ def linear_logprob(
         softcap: above 0; None: no cap.
         ignore_index: the target of rows to be ignored.
         vocab_start: the id of the weight's first row, under tensor parallelism.
-        vocab_valid: ids from here on are padding and do not count. Default: the whole vocabulary.
+        vocab_valid: ids from this one on are padding and are ignored. Default: the whole vocabulary.
         process_group: the ranks that hold the other rows of the weight. All ranks call with the same target
             and get the same scores. The gradient of hidden is summed over the group.
         sequence_parallel: hidden holds this rank's equal part of the rows, in the order of ranks. Its
             gradient is this rank's part of the sum.
-        need_entropy: without it, entropy has no elements.
+        need_entropy: if False, entropy is not computed and has no elements.
         mean_logit_weights: [V], the weights of return_mean_logit. Default: 1 / vocabulary.
         out_of_vocab: for a target outside the vocabulary, "error" raises IndexError, and "zero" gives
             logprob 0 with the gradient of -lse.
-        weight_grad: fp32 [V, H], such as main_grad. The weight's gradient is added to it on the stream of
-            the forward, for which a reader on another stream must wait, and the weight itself gets no
-            gradient. A backward that fails may have added a part.
+        weight_grad: fp32 [V, H], such as main_grad. The weight's gradient is added to it on the
+            stream of the forward, so a reader on another stream must wait for that stream. The
+            weight itself gets no gradient. A backward that fails may have added a part of the
+            gradient.
         return_argmax: also compute argmax.
         return_mean_logit: also compute mean_logit.
-        memory: whether the backward finds logits in a cache. "recompute": no, it computes them again.
-            "cached": the logits of all rows, ignored ones included, live from the forward to the end of the
-            backward, which saves one of three matrix products. They take [rows, V] in fp32 (fp64 if hidden
-            or weight are), or about 2 bytes per logit on the fused kernels, where nothing is saved if the
-            mean logit has a gradient. "auto": "cached" if the cache fits memory_budget, else "recompute".
-            Nothing is cached when no backward can follow. With a cache, a CUDA graph must contain both
+        memory: whether the forward caches logits for the backward. "recompute": it does not, and
+            the backward computes them again. "cached": it caches the logits of all rows, ignored
+            ones included, until the end of the backward, which saves one of three matrix products.
+            The cache takes [rows, V] in fp32 (fp64 if hidden or weight is fp64), or about 2 bytes
+            per logit with the fused kernels, which save no product if the mean logit has a
+            gradient. "auto": "cached" if the cache fits in memory_budget, else "recompute". Nothing
+            is cached if no backward can follow. With a cache, a CUDA graph must contain both
             forward and backward, or neither.
         memory_budget: bytes, for "auto". Default: an eighth of the GPU's free memory, from 1 to 4 GiB;
             4 GiB on a CPU; 1 GiB in a function that torch.compile traces.
 
     Raises:
-        ValueError: shapes, dtypes, devices or options do not fit; the message names the argument. Raised on
-            every rank when the ranks' targets, sizes or options differ, or their shards overlap.
+        ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
+            names the argument. It is raised on every rank if the ranks' targets, sizes or options
+            differ, or their shards overlap.
         IndexError: a target is outside the vocabulary; the message names the row.
         RuntimeError: another rank of the group failed.
     """

@@ -1,4 +1,4 @@
-"""A loss of all rows whose gradients are formed together with it."""
+"""A loss over all rows whose gradients are computed in the forward pass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LinearLogprobLossOutput(NamedTuple):
     """The loss and the scores it is made of. Later versions may append fields: read fields by name."""
 
     loss: Tensor
-    """[], fp32 (fp64 if hidden or weight are). Differentiable with respect to hidden, weight and bias."""
+    """[], fp32 (fp64 if hidden or weight is fp64). Differentiable with respect to hidden, weight and bias."""
     logprob: Tensor
-    """The scores are those of LinearLogprobOutput, without gradients."""
+    """This and the following fields are those of LinearLogprobOutput, but they have no gradients."""
     entropy: Tensor
     lse: Tensor
     argmax: Tensor | None = None
@@ -54,14 +54,14 @@ def linear_logprob_loss(
 ) -> LinearLogprobLossOutput:
     """Computes one loss: the sum over rows of logprob, entropy, lse and mean logit, each times its coefficient.
 
-    It serves losses whose coefficients are known before the scores, such as a cross-entropy, or a policy
-    gradient with given advantages. If a backward may follow, this call also forms the gradients, from the
-    logits of as many rows at a time as fit the budget. The backward only multiplies them by the upstream
-    gradient of the loss, and does not touch them if that is 1. Between the two, memory holds the gradients of
-    hidden and weight instead of logits.
+    Use it for losses whose coefficients are known before the scores, such as a cross-entropy, or a policy
+    gradient with given advantages. If a backward pass may follow, this call also computes the gradients, for
+    as many rows at a time as have logits that fit in memory_budget. The backward pass only multiplies them by
+    the upstream gradient of the loss, and does not touch them if that gradient is 1. Between the forward and
+    the backward pass, memory holds the gradients of hidden and weight instead of logits.
 
-    Only one backward can follow each call. Gradients are rounded to the inputs' dtypes before they are
-    multiplied: in fp16, put a loss scale into the coefficients.
+    Only one backward pass can follow each call. Gradients are rounded to the inputs' dtypes before they are
+    multiplied by the upstream gradient, so with fp16 multiply the coefficients by the loss scale.
 
     Args:
         logprob_coef, entropy_coef, lse_coef, mean_logit_coef: the coefficient of each score: a floating-point
@@ -71,13 +71,13 @@ def linear_logprob_loss(
         reduction: "sum", or "mean", which divides the sum by the number of rows that are not ignored (0 if
             there are none).
         need_entropy: return the entropy; it is computed in any case if it has a coefficient.
-        memory_budget: bytes for the cached logits of the rows that are processed at a time, which are at
-            least one row. Default: as in linear_logprob.
+        memory_budget: bytes for the cached logits. It limits how many rows are processed at a time; this is
+            at least one row. Default: as in linear_logprob.
         The other arguments are those of linear_logprob.
 
     Raises:
-        As linear_logprob; also ValueError for coefficients that do not fit or that require a gradient.
-        RuntimeError in a second backward.
+        The exceptions of linear_logprob. ValueError also if a coefficient is not finite, has a wrong shape,
+        dtype or device, or requires a gradient. RuntimeError in a second backward pass.
     """
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
@@ -114,7 +114,7 @@ def linear_logprob_loss(
 
 
 def _factor(coefficient: Tensor | float | None) -> float:
-    """The number by which the operator multiplies a score and, if given, the tensor's elements."""
+    """Returns the number by which the operator multiplies a score, in addition to the tensor if one is given."""
     if coefficient is None:
         return 0.0
     return 1.0 if isinstance(coefficient, Tensor) else float(coefficient)

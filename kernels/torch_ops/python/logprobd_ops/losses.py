@@ -1,4 +1,4 @@
-"""Cross-entropy of a language model's head from hidden states, composed of linear_logprob.
+"""Computes the cross-entropy of a language model's head from hidden states with linear_logprob.
 
 Let x be the logits of a row (after scale, bias, cap and temperature), y its target, V the number of valid
 classes, w their weights (1 by default) and e = label_smoothing. The loss of the row is
@@ -8,9 +8,9 @@ classes, w their weights (1 by default) and e = label_smoothing. The loss of the
     z      = z_loss * lse(x)^2
     loss   = (1 - e) * nll + smooth + z,
 
-times the predicted probability of y, as a constant, if token_scaling is set. Only w . x goes beyond the scores
-of a log-probability; linear_logprob returns it as the mean logit. No [rows, V] tensor exists, except for what
-the memory modes cache.
+times the predicted probability of y, as a constant, if token_scaling is set. Of these terms, only
+w . x is not a function of logprob and lse; linear_logprob returns it as the mean logit. No
+[rows, V] tensor is created, except for the cache of the memory modes.
 
 Source: label smoothing is that of torch.nn.functional.cross_entropy. The z loss and token scaling are those of
 Liger's fused linear cross-entropy (lse_square_scale, use_token_scaling).
@@ -42,16 +42,19 @@ Reduction = Literal["none", "sum", "mean"]
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """What linear_cross_entropy returns if more than the loss is requested. A field is None if not requested."""
+    """The result of linear_cross_entropy if a return_* option is set. Fields that are not requested
+    are None."""
 
     loss: Tensor
-    """Reduced, including the z loss; [...] for reduction "none"."""
+    """The reduced loss, including the z loss; [...] for reduction "none"."""
     z_loss: Tensor | None
-    """The part of the loss that is the z loss, reduced in the same way. For logs: it has no gradient."""
+    """The z loss part of the loss, reduced in the same way. It is meant for logs and has no
+    gradient."""
     token_accuracy: Tensor | None
-    """1 if the target is the argmax, else 0; 0 for ignored rows. Reduced: the share among valid rows."""
+    """1 if the target is the argmax, else 0; 0 for ignored rows. With a reduction, it is the
+    fraction of the valid rows."""
     predicted_tokens: Tensor | None
-    """[...] int64: the argmax of each row, the lowest id among equals; -1 for ignored rows."""
+    """[...] int64: the argmax of each row, the lowest id in case of ties; -1 for ignored rows."""
 
 
 def linear_cross_entropy(
@@ -74,27 +77,28 @@ def linear_cross_entropy(
     return_predicted_tokens: bool = False,
     **head_options: Unpack[HeadOptions],
 ) -> Tensor | LinearCrossEntropyOutput:
-    """Cross-entropy of `target` [...] under the head `weight` [V, H] for the hidden states `hidden` [..., H].
+    """Computes the cross-entropy of `target` [...] under the head `weight` [V, H] for `hidden`
+    [..., H].
 
     Returns a tensor, fp32 (fp64 for fp64 inputs), or a LinearCrossEntropyOutput if a return_* option is set. The
     loss is differentiable with respect to hidden, weight and bias, for any upstream gradient per row.
 
     Reduction "mean" divides the cross-entropy by the sum of the valid targets' class weights (their number
-    without class weights) and the z loss by their number, before token scaling. Rows whose target is
-    `ignore_index` count nowhere and have zero gradients. If there are no other rows, a reduced loss and a
-    reduced accuracy are 0 (cross_entropy gives NaN).
+    without class weights) and the z loss by their number, before token scaling. Rows whose target
+    is `ignore_index` do not count and have zero gradients. If there are no other rows, a reduced
+    loss and a reduced accuracy are 0 (cross_entropy gives NaN).
 
     Args:
-        class_weights: of the whole vocabulary, even if `weight` is a shard of it. They have no gradient.
-            Entries from `vocab_valid` on are not used and may be missing.
+        class_weights: the weights of the whole vocabulary, even if `weight` is a shard of it. They
+            have no gradient. Entries from `vocab_valid` on are not used and may be missing.
         label_smoothing: in [0, 1]. The smoothed share is spread over the valid vocabulary.
-        gradients_in_forward: form the gradients in this call; the one backward that can follow multiplies them
-            by the upstream gradient of the loss (linear_logprob_loss). Only for reduction "mean" and "sum";
-            without z_loss and token_scaling, whose coefficients depend on the scores; and without
-            weight_grad, to which the forward would add. `memory` is not used; memory_budget bounds the
-            logits that are cached at a time.
+        gradients_in_forward: compute the gradients in this call. Only one backward can follow; it
+            multiplies them by the upstream gradient of the loss (see linear_logprob_loss). This
+            requires reduction "mean" or "sum". It excludes z_loss and token_scaling, whose
+            coefficients depend on the scores, and weight_grad, to which the forward would add.
+            `memory` is not used; memory_budget bounds the logits that are cached at a time.
         ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
-            memory, memory_budget, weight_grad: as for linear_logprob.
+            memory, memory_budget, weight_grad: see linear_logprob.
 
     Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
     that gradients_in_forward does not support.
@@ -119,7 +123,8 @@ def linear_cross_entropy(
         )
 
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
-    # The operator applies coefficients that are equal for all rows by itself, without a dozen kernels before it.
+    # The operator itself applies coefficients that are equal for all rows, which saves a dozen
+    # kernels before it.
     is_uniform = gradients_in_forward and classes is None
     coefficients = (
         uniform_coefficients(label_smoothing)
@@ -205,12 +210,12 @@ def _loss_of_rows(coefficients: RowCoefficients, scores: LinearLogprobOutput) ->
 def _check_coefficients_are_known(
     reduction: Reduction, z_loss: float, token_scaling: bool, weight_grad: Tensor | None
 ) -> None:
-    """Raises ValueError unless gradients can be formed in the forward."""
+    """Raises ValueError unless gradients can be computed in the forward."""
     obstacles = {
         'reduction "none" has one loss per row': reduction == "none",
         "z_loss has a gradient that depends on lse": z_loss != 0.0,
         "token_scaling depends on the probabilities": token_scaling,
-        "weight_grad would be added to in the forward": weight_grad is not None,
+        "weight_grad would change in the forward": weight_grad is not None,
     }
     for obstacle, is_given in obstacles.items():
         if is_given:

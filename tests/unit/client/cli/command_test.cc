@@ -414,7 +414,7 @@ TEST_F(CommandTest, BenchFailsIfTheMetricsCannotBeRead) {
   const Outcome outcome = Run({"bench", "--metrics", "127.0.0.1:1"});
 
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("no metrics from 127.0.0.1:1"));
+  EXPECT_THAT(outcome.err, HasSubstr("cannot read metrics from 127.0.0.1:1"));
 }
 
 TEST_F(CommandTest, BenchFailsWhenRequestsFail) {

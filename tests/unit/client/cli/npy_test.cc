@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadNpy{"NegativeDimension", Npy(NpyHeader("<f4", "(-1,)"), kFourBytes),
                "header is malformed"},
         BadNpy{"HugeShape", Npy(NpyHeader("<f4", "(9000000000000000000, 9)"), kFourBytes),
-               "larger than any file"},
+               "has more than 2^63 - 1 bytes"},
         BadNpy{"DimensionBeyondInt64", Npy(NpyHeader("<f4", "(99999999999999999999,)"), kFourBytes),
                "header is malformed"},
         BadNpy{"BigEndian", Npy(NpyHeader(">f4", "(1,)"), kFourBytes), "type >f4"},
@@ -110,9 +110,9 @@ INSTANTIATE_TEST_SUITE_P(
                Npy("{'descr': '<f2', 'fortran_order': True, 'shape': (2, 1)}", kFourBytes),
                "Fortran order"},
         BadNpy{"DataTooShort", Npy(NpyHeader("<f4", "(2,)"), kFourBytes),
-               "needs 8 bytes of data, the file has 4"},
+               "needs 8 bytes of data, but the file has 4"},
         BadNpy{"DataTooLong", Npy(NpyHeader("<f2", "(1,)"), kFourBytes),
-               "needs 2 bytes of data, the file has 4"}),
+               "needs 2 bytes of data, but the file has 4"}),
     [](const auto& tested) { return tested.param.name; });
 
 TEST(NpyTest, NamesAMissingFile) {

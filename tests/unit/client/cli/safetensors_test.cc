@@ -97,11 +97,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "claims bytes 0 to 8 of 4"},
         BadFile{"ShapeUnlikeTheRange",
                 WithEntry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})"),
-                "8 bytes, but its range holds 4"},
+                "which is 8 bytes, but its data_offsets span 4 bytes"},
         BadFile{
             "ShapeThatOverflows",
             WithEntry(R"({"dtype":"F32","shape":[9000000000000000000,9],"data_offsets":[0,4]})"),
-            "larger than any file"}),
+            "has more than 2^63 - 1 bytes"}),
     [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

@@ -76,7 +76,7 @@ class BalancingTransportTest : public ::testing::Test {
     server.Reply({.body = Bytes(response.SerializeAsString())}, server.calls.size() - 1);
   }
 
-  /// Two servers whose checks have succeeded, with no request pending.
+  /// Makes two servers whose checks have succeeded, with no request pending.
   void MakeReadyPair() {
     Make({"a:1", "b:2"});
     Send(kListHeadsMethod);

@@ -11,7 +11,7 @@
 namespace logprobd::client {
 namespace {
 
-/// An operation that ends with its alarm and notes the thread that runs it.
+/// An operation that completes when its alarm fires and records the thread that runs it.
 struct Work {
   std::thread::id runner = {};
   CallerQueue::Operation operation;

@@ -266,7 +266,8 @@ TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
   const absl::Status status = merger.Add(plan.chunks[0], Body(response));
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("12 bytes of logprob, expected 8"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("12 bytes of logprob, but the client expects 8"));
 }
 
 // Regression: a huge top_k threw bad_alloc on a gRPC thread before the server could refuse it.

@@ -76,7 +76,8 @@ TEST_F(ClientSameHostTest, SaysWhySmallRequestsTravelInTheirMessage) {
   ExpectScoresOf(c, client->Score(c.args));
 
   EXPECT_EQ(client->transport(), Transport::kTcp);
-  EXPECT_THAT(client->transport_reason(), HasSubstr("travels faster in its message"));
+  EXPECT_THAT(client->transport_reason(),
+              HasSubstr("sending the rows inside the request is faster"));
 }
 
 TEST_F(ClientSameHostTest, RowsToSeveralServersTravelInRequests) {
@@ -93,7 +94,7 @@ TEST_F(ClientSameHostTest, RowsToSeveralServersTravelInRequests) {
   ExpectScoresOf(c, result);
   EXPECT_EQ(result->transport, Transport::kTcp);
   EXPECT_EQ((*client)->transport(), Transport::kTcp);
-  EXPECT_EQ((*client)->transport_reason(), "several servers: rows travel in requests");
+  EXPECT_EQ((*client)->transport_reason(), "with several servers, rows are sent inside requests");
   EXPECT_THAT(control_.clients(), SizeIs(0));
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_FALSE(buffer->is_shared());

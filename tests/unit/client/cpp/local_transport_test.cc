@@ -90,7 +90,8 @@ TEST_F(LocalTransportTest, SendsSmallRequestsAndEmptyOnesInTheirMessage) {
   const Placement none = MustPlace(*local, ScoreCase(0));
 
   EXPECT_EQ(small.transport, Transport::kTcp);
-  EXPECT_THAT(small.reason, HasSubstr("160 bytes travels faster in its message"));
+  EXPECT_THAT(small.reason,
+              HasSubstr("for 160 bytes, sending the rows inside the request is faster"));
   EXPECT_EQ(none.transport, Transport::kTcp);
   EXPECT_THAT(control_.clients(), SizeIs(0));
 }
@@ -169,7 +170,7 @@ TEST_F(LocalTransportTest, FallsBackToRowsOfTheHostWhereTheDevicesCannotBeRead) 
   const Placement placement = MustPlace(*local, c);
 
   EXPECT_EQ(placement.transport, Transport::kSharedMemory);
-  EXPECT_THAT(placement.reason, HasSubstr("must be multiples of 16"));
+  EXPECT_THAT(placement.reason, HasSubstr("must begin at a multiple of 16"));
 }
 
 TEST_F(LocalTransportTest, SaysThatRowsOfADeviceNeedRowsOfTheHostToo) {
@@ -433,7 +434,7 @@ TEST_F(LocalTransportTest, PlacesRowsInRequestsOnceItIsClosed) {
 TEST_F(LocalTransportTest, RemembersTheTransportOfTheLatestCall) {
   const auto local = Make();
   EXPECT_EQ(local->last(), Transport::kTcp);
-  EXPECT_EQ(local->last_reason(), "nothing was scored yet");
+  EXPECT_EQ(local->last_reason(), "nothing has been scored yet");
 
   local->Used(Transport::kSharedMemory, "why");
 

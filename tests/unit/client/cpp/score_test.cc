@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "targets has 3 ids, must have one per row: rows = 4"},
         BadArgs{"NegativeTopK", [](ScoreCase& c) { c.args.top_k = -1; }, "top_k is -1"},
         BadArgs{"CandidatesWithoutOffsets", [](ScoreCase& c) { c.args.candidate_ids = kIds; },
-                "candidate_ids needs candidate_offsets"},
+                "candidate_ids requires candidate_offsets"},
         BadArgs{"CandidateOffsetsTooFew", [](ScoreCase& c) { c.args.candidate_offsets = kShort; },
                 "must have rows + 1 = 5"},
         BadArgs{"SegmentsThatFall", [](ScoreCase& c) { c.args.segment_offsets = kFalling; },

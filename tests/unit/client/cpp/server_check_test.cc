@@ -106,7 +106,8 @@ TEST_F(ServerCheckTest, JudgesAServerWithoutAHealthServiceByItsHeads) {
 TEST_F(ServerCheckTest, SaysWhyAServerCannotBeUsed) {
   const RpcReply serving = {.body = EncodeServing()};
 
-  EXPECT_EQ(WhyNot({.body = Bytes("\x08\x02")}), "health says NOT_SERVING: starting or stopping");
+  EXPECT_EQ(WhyNot({.body = Bytes("\x08\x02")}),
+            "health says NOT_SERVING: the server is starting or stopping");
   EXPECT_EQ(WhyNot({.status = absl::DeadlineExceededError("too late")}),
             "DEADLINE_EXCEEDED: too late");
   EXPECT_THAT(WhyNot({.body = Bytes("no message")}), HasSubstr("HealthCheckResponse"));

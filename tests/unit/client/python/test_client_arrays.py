@@ -203,7 +203,7 @@ def test_bad_offsets_are_refused(offsets):
         to_offsets(offsets, "segments", 4)
 
 
-# Each copy to the GPU makes it switch away from the server's process in the middle of a batch.
+# Each copy to the GPU makes the GPU switch away from the server's process in the middle of a batch.
 def test_a_result_is_given_output_by_output_when_it_is_read_and_once():
     class Given(OutputKind):
         def give(self, values):

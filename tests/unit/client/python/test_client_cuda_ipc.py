@@ -308,7 +308,7 @@ def test_forced_and_refused_is_an_error_that_says_why(server, gpu, driver, conne
     with pytest.raises(ValueError, match="no handle of living memory"):
         client.score(*rows)
     gpu.refusal = Refusal("FAILED_PRECONDITION", "cuda_ipc.device_uuid: another server's")
-    with pytest.raises(Unavailable, match="cannot read the rows where they lie: cuda_ipc.device"):
+    with pytest.raises(Unavailable, match="cannot read the rows where they are: cuda_ipc.device"):
         client.score(*rows)
     gpu.refusal = None
     assert (

@@ -232,7 +232,7 @@ def test_a_call_survives_a_restart_of_the_server(rows):
 
 def test_wait_ready_waits_for_a_starting_server(server, client):
     server.ready = False
-    with pytest.raises(Unavailable, match="starting or stopping"):
+    with pytest.raises(Unavailable, match="the server is starting or stopping"):
         client.wait_ready(timeout=0.2)
     threading.Timer(0.2, lambda: setattr(server, "ready", True)).start()
 

@@ -303,7 +303,7 @@ def test_an_error_names_the_row_of_a_candidate(small_chunks, rows):
     ("change", "message"),
     [
         ({"targets": [1, 2]}, "targets has shape"),
-        ({"targets": np.zeros(10)}, "ids are integers"),
+        ({"targets": np.zeros(10)}, "ids must be integers"),
         ({"outputs": ("logprobs",)}, "choose from logprob"),
         ({"priority": "urgent"}, "priority"),
         ({"temperature": [1.0, 2.0]}, "broadcasts"),

@@ -178,7 +178,7 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
 
 
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
-    # Regression: the next batch undid the halving, and within one batch nothing did.
+    # Regression: the next batch restored the full window at once, and within one batch it never grew again.
     book = StreamBook(Client("host:1", max_inflight=4)._settings)
     plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)

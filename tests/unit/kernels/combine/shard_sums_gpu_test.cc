@@ -18,11 +18,14 @@ namespace {
 using namespace partials_case;  // NOLINT: helpers of these tests
 using logprobd::testing::DeviceArray;
 
-/// Runs a step of one shard; `values` are inputs and outputs.
+/// Outputs of one step of one shard.
 struct ShardStep {
   std::vector<int32_t> exponents;
   std::vector<int64_t> row_sums;
 };
+
+/// Runs a step of the shard with tiles [begin, end): LaunchShardExponents if `row_exponents` is
+/// null, else LaunchShardSums.
 ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t end,
                    const std::vector<int32_t>* row_exponents) {
   const int64_t num_rows = c.num_rows;
@@ -98,7 +101,7 @@ TEST_F(ShardSumsTest, OutputsThatAreNotRequestedAreNotWrittenAndChangeNoBits) {
     const PartialsCase c = MakeCase(rows);
     for (const Ask ask : {Ask{true, false}, Ask{false, true}, Ask{false, false}}) {
       SCOPED_TRACE(::testing::Message() << rows << " rows, squares " << ask.squares
-                                        << ", entropy of its own " << ask.entropy_sums);
+                                        << ", own entropy temperature " << ask.entropy_sums);
       const Outputs whole = ScoreWhole(c, ask);
 
       const Outputs shards = ScoreShards(c, ask, {0, 3, 4, 29});
@@ -180,7 +183,7 @@ TEST_F(ShardSumsTest, RefusesBrokenBounds) {
   scores.scores = run.Params({});
   scores.exponents = reinterpret_cast<int32_t*>(memory.data());
   scores.row_sums = reinterpret_cast<int64_t*>(memory.data());
-  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);  // has no squares to read
+  EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaErrorInvalidValue);  // no squares to read
   scores.has_sum_squares = true;
   EXPECT_EQ(LaunchShardScores(scores, nullptr), cudaSuccess);
   scores.row_sums = nullptr;

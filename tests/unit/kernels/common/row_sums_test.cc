@@ -84,7 +84,7 @@ TEST(RowSumsTest, OneFlatTileHasTheEntropyOfItsColumns) {
 }
 
 TEST(RowSumsTest, TwoTilesAreRebasedToTheLargerExponent) {
-  // One column each: 2^3 and 2^0, so p = 8/9 and 1/9.
+  // Each tile has one column, with exponentials 2^3 and 2^0, so p = 8/9 and 1/9.
   const RowSums row = CombineAll(std::vector<TileSums>{{3, 1, 0, 1}, {0, 1, 0, 1}});
   const RowNormalizer normalizer = NormalizerOf(row);
 
@@ -122,8 +122,8 @@ TEST(RowSumsTest, EmptyTilesAddNothingAndEmptyRowsAreNonfinite) {
 }
 
 TEST(RowSumsTest, TheLargestVocabularyDoesNotOverflow) {
-  // 2^20 columns, first all at the largest |x 2^x| (x = -1.4427), then all at the largest 2^x (x =
-  // 0).
+  // There are 2^20 columns. In the first case all have the largest |x 2^x| (x = -1.4427), in the
+  // second case the largest 2^x (x = 0).
   const int num_tiles = (1 << 20) / kTileColumns;
   for (const TileSums tile : {TileSums{0, 70.63F, -101.9F, 25.99F}, TileSums{0, 192, 0, 192}}) {
     const RowSums row = CombineAll(std::vector<TileSums>(num_tiles, tile));

@@ -123,7 +123,7 @@ TEST_F(FusedGradientTest, MultipliesFp32RowsAsBf16Splits) {
 TEST_F(FusedGradientTest, LargeLogitsKeepTheirDifferences) {
   for (const float shift : {7e4F, -7e4F}) {
     GradientCase c = MakeGradientCase({.rows = 5, .hidden = 64, .vocab = 500});
-    c.dot_error = 0;  // eighths: exact in fp32 even after the shift
+    c.dot_error = 0;  // multiples of 1/8 are exact in fp32 even after the shift
     for (float& value : c.head.hidden) value = std::round(value);
     for (float& value : c.head.weight) value = std::round(value * 8) / 8;
     c.head.bias.assign(500, shift);
@@ -135,7 +135,8 @@ TEST_F(FusedGradientTest, ATargetOfAnotherShardAddsNothing) {
   for (const bool transforms : {false, true}) {
     GradientCase c = MakeGradientCase({.rows = 4, .hidden = 64, .vocab = 300});
     if (transforms) AddMeanLogitWeights(c);
-    // Targets before the shard, in the padding of its last tile, after that, and far away.
+    // The targets are before the shard, in the padding of its last tile, just after the tile, and
+    // far away.
     c.head.targets = {-1, 301, 384, 1 << 20};
     ExpectTrueGradients(c);
   }
@@ -235,7 +236,8 @@ TEST_F(FusedGradientTest, AnyCutIntoLaunchesGivesTheSameBits) {
   }
 }
 
-// Whole block tiles are read if the buffer has room, including what earlier batches left there.
+// If the buffer has room, the kernel reads whole block tiles, including rows that earlier batches
+// left there.
 TEST_F(FusedGradientTest, RowsAfterTheLastOneDoNotAffectTheResult) {
   for (const int64_t rows : {1, 65, 129}) {
     const GradientCase c = MakeGradientCase({.rows = rows, .hidden = 320, .vocab = 500});

@@ -84,7 +84,7 @@ TEST_F(FusedScoresTest, Fp32RowsAreNotRounded) {
     FusedCase c = MakeFusedCase({.rows = 70, .hidden = hidden, .vocab = 600, .is_f32 = true});
     for (const int32_t num_splits : {2, 3}) {
       c.num_splits = num_splits;
-      // Against the fp32 values: rounding them to bf16 would cost 1e-2.
+      // The truth is computed from the fp32 values; rounding them to bf16 adds an error of 1e-2.
       ExpectNearTruth(c, RunFused(c), {.logprob = 6e-5, .entropy = 6e-5});
     }
   }

@@ -187,7 +187,7 @@ def test_a_sum_over_transposed_sequences():
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
 def test_rows_without_an_upstream_gradient_have_zero_gradients_and_add_nothing(dtype):
-    """So do ignored rows, whatever their values are."""
+    """Ignored rows also have zero gradients and add nothing, whatever their values are."""
     case = make_case().to(dtype)
     without = [1, 4, 9]
     with torch.no_grad():
@@ -329,9 +329,6 @@ def test_a_second_derivative_raises(leaf):
 
     with pytest.raises(RuntimeError, match="derivative .* is not implemented"):
         (gradient.square().sum() + selected.sum()).backward()
-
-
-# weight_grad.
 
 
 # Threads.

@@ -135,7 +135,7 @@ def test_the_other_functions_take_the_options_of_the_head():
     assert HeadOptions.__annotations__.keys() <= parameters.keys()
 
 
-# Bits.
+# Reproducibility of every bit.
 
 
 def test_the_first_row_has_the_same_bits_every_time():
@@ -164,7 +164,7 @@ def test_rows_have_the_same_bits_with_and_without_ignored_rows(ignored):
 
 @pytest.mark.parametrize("rows", (1, 7, 128))
 def test_sums_of_a_row_do_not_depend_on_the_other_rows(rows):
-    """Products are exact. Other products may round differently on a CPU for other numbers of rows."""
+    """The products are exact. Inexact products may round differently on a CPU when the number of rows differs."""
     hidden, weight, target, bias = exact_case(513, 70, 507)
     order = torch.randperm(513, generator=seeded(1))[:rows]
 

@@ -78,7 +78,7 @@ TEST_F(BatcherAdmissionTest, ANewLongestWaitAppliesToRequestsThatAlreadyWait) {
 TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
   // A row costs 8 bytes of payload, 4 of target and 8 of answer; each piece costs 56 bytes.
   MakeBatcher({.queue_bytes_max = 320, .client_share_max = 1});
-  OccupyBothSlots();  // Two gathered rows, which still cost 12 bytes each.
+  OccupyBothSlots();  // Its two rows are gathered and still cost 12 bytes each.
   Submit({.rows = 10});
 
   const absl::Status status = Refusal({.rows = 1});
@@ -140,7 +140,8 @@ TEST_F(BatcherAdmissionTest, ReleasesTheBudgetAsRowsLeaveTheQueue) {
   EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kResourceExhausted);
 }
 
-/// Bytes charged for a request of one row with `count` candidates: message, and fields with answer.
+/// A request of one row with `count` candidates is charged PayloadCharge() bytes until its payload
+/// is gathered, and HeldCharge(count) bytes for its other fields and its answer until it ends.
 constexpr int64_t PayloadCharge() { return 8 + 56; }
 constexpr int64_t HeldCharge(int64_t count) { return 4 + 8 + count * (4 + 4) + 2 * 4; }
 

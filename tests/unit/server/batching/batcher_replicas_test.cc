@@ -178,7 +178,7 @@ TEST_F(BatcherReplicasTest, RefusesReplicasOfDifferentHeads) {
     const auto batcher = CreateOn({.batch_rows_max = 16});
 
     EXPECT_EQ(batcher.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(batcher.status().message(), HasSubstr("number 1 has a different head"));
+    EXPECT_THAT(batcher.status().message(), HasSubstr("replica 1 has a different head"));
   }
 }
 

@@ -94,7 +94,7 @@ TEST_F(BatcherStageTest, ScoresTheOtherRequestsOfABatchWhenOneIsCancelledDuringT
   });
   Answer cut;
 
-  // Its first batch of two is being copied.
+  // The request needs two batches and is cancelled while the first one is copied.
   ticket = batcher_->Submit(RequestOfRows(10'000), cut.Callback()).value_or(1);
   EXPECT_EQ(cut.WaitForCode(), absl::StatusCode::kCancelled);
   Answer other;
@@ -136,7 +136,8 @@ TEST_F(BatcherStageTest, IgnoresACancelWhileTheRequestIsAnswered) {
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
 }
 
-// Regression: each such request kept its payload, uncharged, until the batch thread ran.
+// Regression: requests without rows to score kept their payloads until the batch thread ran and did
+// not count towards the limits.
 TEST_F(BatcherStageTest, ChargesRequestsWithoutRowsThatWaitForTheBatchThread) {
   MakeBatcher({.queue_requests_max = 3, .client_share_max = 1});
   Answer empty;

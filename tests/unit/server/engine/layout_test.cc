@@ -203,9 +203,9 @@ TEST(GpuLayoutTest, CutsTheVocabularyAtTilesAndEndsItWithTheLastValidId) {
 TEST(GpuLayoutTest, RefusesAGpuThatDoesNotExistOrIsNamedTwice) {
   EXPECT_THAT(Plan(Asked(0, 0, {0, 5}), Gpus(4)),
               AllOf(StartsWith("FAILED_PRECONDITION"),
-                    HasSubstr("GPU 5 does not exist: there are 4, counted from 0")));
+                    HasSubstr("GPU 5 does not exist: GPUs are numbered from 0, and there are 4")));
   EXPECT_THAT(Plan(Asked(0, 0, {1}), Gpus(1)),
-              HasSubstr("GPU 1 does not exist: there is 1, counted from 0"));
+              HasSubstr("GPU 1 does not exist: GPUs are numbered from 0, and there is 1"));
   EXPECT_THAT(Plan(Asked(0, 0, {-1}), Gpus(1)), HasSubstr("GPU -1 does not exist"));
   EXPECT_THAT(Plan(Asked(0, 0, {1, 0, 1}), Gpus(4)),
               AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("GPU 1 is named twice")));
@@ -215,10 +215,10 @@ TEST(GpuLayoutTest, RefusesAGpuThatDoesNotExistOrIsNamedTwice) {
 TEST(GpuLayoutTest, SaysHowManyGpusAreNeededAndHowManyExist) {
   EXPECT_THAT(Plan(Asked(2, 4), Gpus(4)),
               AllOf(StartsWith("FAILED_PRECONDITION"),
-                    HasSubstr("2 replicas of 4 shards need 8 GPUs: there are 4")));
-  EXPECT_THAT(Plan(Asked(0, 2), Gpus(1)), HasSubstr("2 shards need 2 GPUs: there is 1"));
+                    HasSubstr("2 replicas of 4 shards need 8 GPUs, but there are 4")));
+  EXPECT_THAT(Plan(Asked(0, 2), Gpus(1)), HasSubstr("2 shards need 2 GPUs, but there is 1"));
   EXPECT_THAT(Plan(Asked(3, 0, {0, 1}), Gpus(4)),
-              HasSubstr("3 replicas need 3 GPUs: --gpus names 2"));
+              HasSubstr("3 replicas need 3 GPUs, but --gpus names 2"));
   EXPECT_THAT(Plan(Asked(kInt32Max, 16), Gpus(4)), HasSubstr("need 34359738352 GPUs"));
 }
 
@@ -229,11 +229,10 @@ TEST(GpuLayoutTest, RefusesMoreShardsThanCanExchangeWithEachOther) {
 }
 
 TEST(GpuLayoutTest, SaysWhichNumbersFitTheNamedGpus) {
-  EXPECT_THAT(
-      Plan(Asked(0, 3, {0, 1, 2, 3}), Gpus(4)),
-      AllOf(StartsWith("INVALID_ARGUMENT"),
-            HasSubstr("3 shards would leave GPUs unused: --gpus names 4, so that replicas x "
-                      "shards must be 4 x 1 or 2 x 2 or 1 x 4")));
+  EXPECT_THAT(Plan(Asked(0, 3, {0, 1, 2, 3}), Gpus(4)),
+              AllOf(StartsWith("INVALID_ARGUMENT"),
+                    HasSubstr("3 shards would leave GPUs unused: --gpus names 4, so replicas x "
+                              "shards must be 4 x 1 or 2 x 2 or 1 x 4")));
   EXPECT_THAT(Plan(Asked(1, 2, {0, 1, 2, 3}), Gpus(4)), HasSubstr("1 replica of 2 shards would"));
   EXPECT_THAT(Plan(Asked(3, 0, {0, 1, 2, 3}), Gpus(4)), HasSubstr("3 replicas would leave"));
 }
@@ -329,8 +328,9 @@ TEST(GpuLayoutTest, SubtractsMemoryThatOtherHeadsWillTake) {
   EXPECT_EQ(Plan(Asked(1, 1), gpus, 60), "1x1: gpu0");
   EXPECT_THAT(
       Plan(Asked(1, 1, {1}), gpus, 60),
-      HasSubstr("GPU 1 has 38.0 GiB free after 101.0 GiB for the heads before this one, the head "
-                "needs 61.0 GiB"));
+      HasSubstr(
+          "GPU 1 has 38.0 GiB free after 101.0 GiB for the heads before this one, but the head "
+          "needs 61.0 GiB"));
 }
 
 TEST(GpuLayoutTest, CountsMemoryThatWillBeReleasedAsFree) {
@@ -340,7 +340,8 @@ TEST(GpuLayoutTest, CountsMemoryThatWillBeReleasedAsFree) {
   Reserve({{"gpu0", "weights", -60 * kGib}}, gpus);
 
   EXPECT_EQ(Plan(Asked(1, 1), gpus, 60), "1x1: gpu0");
-  EXPECT_THAT(Plan(Asked(1, 1), gpus, 90), HasSubstr("GPU 0 has 80.0 GiB free, the head needs"));
+  EXPECT_THAT(Plan(Asked(1, 1), gpus, 90),
+              HasSubstr("GPU 0 has 80.0 GiB free, but the head needs"));
 }
 
 TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
@@ -349,12 +350,14 @@ TEST(GpuLayoutTest, NamesTheGpuWithoutRoomAndTheShardsThatWouldFit) {
 
   const std::string text = Plan(Asked(0, 1, {0, 1, 2, 3}), gpus, 80);
 
-  EXPECT_THAT(text, AllOf(StartsWith("FAILED_PRECONDITION"),
-                          HasSubstr("GPU 1 has 30.0 GiB free, the head needs 81.0 GiB (weight 80.0 "
-                                    "GiB, workspace 1.0 GiB): --shards 4 --replicas 1 would fit")));
-  EXPECT_THAT(Plan(Asked(2, 2), Gpus(8), 300),
-              HasSubstr("GPU 0 has 139.0 GiB free, each of 2 shards needs 151.0 GiB (weight 150.0 "
-                        "GiB, workspace 1.0 GiB): --shards 3 --replicas 2 would fit"));
+  EXPECT_THAT(text,
+              AllOf(StartsWith("FAILED_PRECONDITION"),
+                    HasSubstr("GPU 1 has 30.0 GiB free, but the head needs 81.0 GiB (weight 80.0 "
+                              "GiB, workspace 1.0 GiB): --shards 4 --replicas 1 would fit")));
+  EXPECT_THAT(
+      Plan(Asked(2, 2), Gpus(8), 300),
+      HasSubstr("GPU 0 has 139.0 GiB free, but each of 2 shards needs 151.0 GiB (weight 150.0 "
+                "GiB, workspace 1.0 GiB): --shards 3 --replicas 2 would fit"));
   EXPECT_THAT(Plan(Asked(4, 1, {0, 1, 2, 3}), Gpus(4), 200),
               HasSubstr("--shards 2 --replicas 2 would fit"));
   EXPECT_THAT(Plan(Asked(4, 1), Gpus(4), 200), HasSubstr("--shards 2 --replicas 1 would fit"));

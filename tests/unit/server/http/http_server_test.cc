@@ -232,7 +232,7 @@ TEST_F(HttpServerTest, SurvivesDataThatIsNotHttp) {
 
 TEST_F(HttpServerTest, AnswersWhileClientsSendNothing) {
   std::vector<int> idle;
-  for (int i = 0; i < 20; ++i) {  // More clients than threads.
+  for (int i = 0; i < 20; ++i) {  // These are more clients than threads.
     idle.push_back(Connect(port()));
     Send(idle.back(), "GET /metrics HTTP/1.1\r\n");
   }
@@ -296,7 +296,7 @@ TEST_F(HttpServerTest, RefusesABadAddress) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// Regression: such a client could keep a stopping server alive without limit.
+// Regression: a client that sent a byte now and then could keep a stopping server alive forever.
 TEST_F(HttpServerTest, EndsWhileAClientSendsAByteNowAndThen) {
   const int fd = Connect(port());
   Send(fd, "GET /metrics HTTP/1.1\r\nX: ");
@@ -304,12 +304,12 @@ TEST_F(HttpServerTest, EndsWhileAClientSendsAByteNowAndThen) {
   std::thread dripper([fd, &was_cut] {
     for (int bytes = 0; bytes < 400 && !was_cut; ++bytes) {
       Send(fd, "x");
-      pollfd closed{fd, POLLIN, 0};  // Paces the bytes, and notices the end of the connection.
+      pollfd closed{fd, POLLIN, 0};  // poll paces the bytes and detects the end of the connection.
       was_cut = poll(&closed, 1, 20) > 0;
     }
   });
-  EXPECT_THAT(Get(port(), "/healthz"),
-              StartsWith("HTTP/1.1 200"));  // So the first client is accepted, too.
+  // The answer shows that the server has accepted the first client, too.
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
 
   server_.reset();
 

@@ -119,7 +119,7 @@ TEST(StatusPageTest, SaysWhenNothingWasMeasured) {
   const std::string html = RenderStatusPage(page, 0);
 
   EXPECT_THAT(html, HasSubstr("<td>combine</td><td class=\"number wide\">0</td>"
-                              "<td class=\"soft\" colspan=\"4\">none in this time</td>"));
+                              "<td class=\"soft\" colspan=\"4\">none in this period</td>"));
   EXPECT_THAT(html, HasSubstr("the driver gives no readings"));
 }
 
@@ -135,7 +135,7 @@ TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsText) {
             "                               count        p50        p90        p99\n"
             "calls of policy                1,234    12.3 ms      20 ms      1.5 s\n"
             "stage queue                       10    28.5 µs       2 ms       4 ms\n"
-            "stage combine                      0   none in this time\n");
+            "stage combine                      0   none in this period\n");
 }
 
 TEST(StatusPageTest, DrawsMemoryToScaleWithoutUpperBounds) {

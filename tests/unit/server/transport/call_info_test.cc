@@ -37,10 +37,10 @@ TEST(CallInfoTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
   for (const absl::Duration step : {absl::Hours(1), -absl::Hours(2)}) {
     wall += step;
     EXPECT_EQ(before - clock.Now(), absl::Seconds(3));
-    // gRPC reports a deadline as a time of the wall clock.
+    // gRPC reports a deadline as wall-clock time.
     EXPECT_EQ(internal::DeadlineOn(clock, wall + absl::Seconds(3), wall_now), before);
   }
-  EXPECT_EQ(readings, 3);  // once a call
+  EXPECT_EQ(readings, 3);  // once per call
 }
 
 TEST(WorkCountTest, WaitsForTheLastRequest) {

@@ -238,7 +238,8 @@ INSTANTIATE_TEST_SUITE_P(
                  [](auto&, auto& gpu) {
                    gpu.mutable_cuda_ipc()->set_handle(std::string(63, 'h') + "x");
                  },
-                 grpc::StatusCode::INVALID_ARGUMENT, "names no memory of another process"},
+                 grpc::StatusCode::INVALID_ARGUMENT,
+                 "the handle names no memory of another process"},
         BadSlice{"BeyondTheAllocation",
                  [](auto&, auto& gpu) { gpu.mutable_cuda_ipc()->set_offset(kAllocationBytes); },
                  grpc::StatusCode::INVALID_ARGUMENT, "beyond 1024"},

@@ -115,7 +115,7 @@ v1::ScoreRequest RandomRequest(std::mt19937& random) {
   return request;
 }
 
-/// Returns the serialised slice after `change`.
+/// Returns a valid slice, changed by `change`, in serialised form.
 std::string SharedSlice(const std::function<void(v1::SharedMemorySlice&)>& change) {
   v1::SharedMemorySlice slice;
   slice.set_region(std::string(16, 'r'));
@@ -191,7 +191,7 @@ TEST(WireParserTest, AgreesWithProtobufOnBrokenMessages) {
     ASSERT_EQ(WireParserDifference(bytes, i % 50), std::nullopt) << "round " << i;
     accepted += Parse(bytes).status.ok() ? 1 : 0;
   }
-  EXPECT_GT(accepted, 5'000);  // the mutations reach both sides
+  EXPECT_GT(accepted, 5'000);  // some mutations are accepted and some rejected
   EXPECT_LT(accepted, 45'000);
 }
 

@@ -1,4 +1,4 @@
-"""linear_logprob under the names and signatures of other projects, one module per project.
+"""Provides linear_logprob with the names and signatures of other projects, one module per project.
 
-SWITCHING.md describes how to switch a framework over.
+SWITCHING.md describes how to switch a framework to these functions.
 """

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 def shard_start(weight: Tensor, group: ProcessGroup | None) -> int:
-    """The id of the shard's first row if all ranks of `group` have equally many. 0 without a group."""
+    """Returns the id of the shard's first row if all ranks of `group` have equally many rows, or 0
+    without a group."""
     return 0 if group is None else dist.get_rank(group) * weight.shape[0]
 
 
 def with_partial_gradient(hidden: Tensor, group: ProcessGroup | None) -> Tensor:
     """Returns `hidden` for a caller that sums the gradients of the ranks of `group` itself.
 
-    linear_logprob gives every rank the sum of the gradients. Each rank passes on an equal share of it, so that
-    the caller's sum is correct.
+    linear_logprob gives every rank the sum of the gradients. Each rank passes an equal share of the
+    sum to the caller, so that the caller's sum is correct.
     """
     if group is None or dist.get_world_size(group) == 1:
         return hidden
@@ -30,7 +31,7 @@ def with_partial_gradient(hidden: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 class _GradientShare(torch.autograd.Function):
-    """The identity, whose gradient is divided by the number of ranks."""
+    """The identity function with a gradient that is divided by the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, num_ranks: int) -> Tensor:
@@ -43,7 +44,8 @@ class _GradientShare(torch.autograd.Function):
 
 
 def reduced(logprob: Tensor, reduction: str) -> Tensor:
-    """Reduces `logprob` [T] over all rows by "none", "sum" or "mean", in upper or lower case."""
+    """Reduces `logprob` [T] over all rows. `reduction` is "none", "sum" or "mean", in upper or
+    lower case."""
     match reduction.lower():
         case "none":
             return logprob

@@ -1,4 +1,7 @@
-"""AReaL: functions of areal/models/kernel/linear_cross_entropy.py and functional.py (pull request 1322)."""
+"""Replaces functions of AReaL (pull request 1322).
+
+They are those of areal/models/kernel/linear_cross_entropy.py and functional.py.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,16 @@ def linear_cross_entropy(
     dist_process_group: ProcessGroup | None = None,
     return_max_logits: bool = False,
 ) -> tuple[Tensor, ...]:
-    """(logprobs, entropy[, max_logits]), fp32, of `hidden` [..., H] flattened to T rows, each [T].
+    """Returns (logprobs, entropy[, max_logits]), fp32, [T] each, of `hidden` [..., H] flattened to
+    T rows.
 
     AReaL documents only reduction "none"; "sum" and "mean" reduce logprobs over all rows. max_logits is the
     largest logit of each row before temperature, over the whole vocabulary, without a gradient. With a group,
     `weight` is the rank's shard, shards have equal sizes, and every rank gets the gradient of `hidden` summed
     over the ranks.
 
-    Unlike in AReaL, labels of -100 give zeros, and other labels outside the vocabulary raise an error.
+    Unlike AReaL's function, this one returns zeros for labels of -100, and raises an error for
+    other labels outside the vocabulary.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     vocab_start = shard_start(weight, dist_process_group)
@@ -62,7 +67,7 @@ def linear_cross_entropy_logprobs_entropy(
     tp_group: ProcessGroup | None = None,
     return_max_logits: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The results of linear_cross_entropy without a reduction, each shaped like `labels`."""
+    """Returns the results of linear_cross_entropy without a reduction, shaped like `labels`."""
     scores = linear_cross_entropy(
         hidden, weight, labels, temperature, "none", tp_group, return_max_logits
     )
@@ -76,7 +81,8 @@ def linear_cross_entropy_logprobs(
     temperature: float | Tensor = 1.0,
     tp_group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Only the logprobs of linear_cross_entropy_logprobs_entropy; the entropy is not computed."""
+    """Returns only the logprobs of linear_cross_entropy_logprobs_entropy. The entropy is not
+    computed."""
     scores = linear_logprob(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
@@ -93,7 +99,8 @@ def linear_cross_entropy_logprobs(
 def _logits_at(
     hidden: Tensor, weight: Tensor, ids: Tensor, vocab_start: int, group: ProcessGroup | None
 ) -> Tensor:
-    """The logit of one id per row, [T] fp32 (fp64 for fp64 inputs), from the rank that has the id."""
+    """Returns the logit of one id per row, [T] fp32 (fp64 for fp64 inputs), from the rank that has
+    the id."""
     wide = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
     rows = ids - vocab_start
     is_mine = (rows >= 0) & (rows < weight.shape[0])

@@ -1,4 +1,4 @@
-"""Liger: LigerFusedLinearCrossEntropyLoss and liger_fused_linear_cross_entropy (Liger 0.8)."""
+"""Replaces Liger's LigerFusedLinearCrossEntropyLoss and its function (Liger 0.8)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def liger_fused_linear_cross_entropy(
     """Returns the loss of `input` [BT, H] and `target` [BT], or a tuple with the fields of Liger's output.
 
     accum_dtype and chunk_mem_const have no effect: gradients are always summed in fp32 or wider, and
-    linear_logprob bounds the memory itself. The z loss is fp32. The accuracy without valid rows is 0 (Liger:
-    NaN).
+    linear_logprob bounds the memory itself. The z loss is fp32. Without valid rows the accuracy is
+    0 (Liger returns NaN).
     """
     del accum_dtype, chunk_mem_const
     return linear_cross_entropy(
@@ -52,7 +52,8 @@ def liger_fused_linear_cross_entropy(
 
 
 class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
-    """liger_fused_linear_cross_entropy with options set once. The weight is the first argument, as in Liger."""
+    """Calls liger_fused_linear_cross_entropy with options that are set once. The weight is the
+    first argument, as in Liger."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""SkyRL: the fused LM-head log-prob of its Megatron backend (pull request 1765).
+"""Replaces the fused LM-head log-prob of SkyRL's Megatron backend (pull request 1765).
 
 It is called FusedLinearLogprob in model_utils.py (formerly FusedLinearChunkedDistributedLogprob) and
-FusedLinearLogprobTriton in fused_linear_logprob_triton.py. Callers use `apply` with the same arguments for all
-of them.
+FusedLinearLogprobTriton in fused_linear_logprob_triton.py. Callers use `apply` with the same
+arguments for each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from logprobd_ops.linear_logprob import linear_logprob
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# SkyRL has no ignored id: its loss masks rows. No vocabulary contains this id.
+# SkyRL has no ignored id, because its loss masks rows. No vocabulary contains this id, so no row is
+# ignored.
 _NO_ID = -(2**31)
 
 
@@ -36,11 +37,13 @@ class FusedLinearLogprob:
         tp_group: ProcessGroup | None,
         inference_only: bool = False,
     ) -> Tensor:
-        """Returns the log-probs [B, S], fp32, of `target` [B, S], already shifted, for `hidden` [B, S, H].
+        """Returns the log-probs [B, S], fp32, of the already shifted `target` [B, S] for `hidden`
+        [B, S, H].
 
         `weight` is the rank's shard, ids [vocab_start_index, vocab_end_index). A target outside all ranks'
-        ranges has log-prob 0 but the gradient of -lse, as in the original. The gradient of `hidden` is the
-        rank's part of the sum: the caller's gather from, or copy to, the tensor-parallel region sums them.
+        ranges has log-prob 0 but the gradient of -lse, as in the original. The gradient of `hidden`
+        is the rank's part of the sum. The caller's gather from the tensor-parallel region, or copy
+        to it, sums the parts.
 
         chunk_size, which bounds the original's memory, has no effect. `inference_only` builds no graph.
         """

@@ -1,4 +1,4 @@
-"""verl: the function of verl/utils/kernel/linear_cross_entropy.py (verl 0.9)."""
+"""Replaces the function of verl/utils/kernel/linear_cross_entropy.py (verl 0.9)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def linear_cross_entropy(
     reduction: str = "none",
     dist_process_group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(logprobs, entropy), fp32, of `hidden` [..., H] flattened to T rows, `labels` already shifted.
+    """Returns (logprobs, entropy), fp32, of `hidden` [..., H] flattened to T rows.
 
-    entropy is [T]. logprobs is [T] for reduction "none", else the sum or the mean over all T rows. With a
-    group, `weight` is the rank's shard, shards have equal sizes, and the gradient of `hidden` is the rank's
-    part of the sum: as in verl, the caller's gather from the sequence-parallel region sums the parts.
+    `labels` must already be shifted. entropy is [T]. logprobs is [T] for reduction "none", else the
+    sum or the mean over all T rows. With a group, `weight` is the rank's shard, shards have equal
+    sizes, and the gradient of `hidden` is the rank's part of the sum. As in verl, the caller's
+    gather from the sequence-parallel region sums the parts.
 
-    Unlike in verl, labels of -100 give zeros, and other labels outside the vocabulary raise an error.
+    Unlike verl's function, this one returns zeros for labels of -100, and raises an error for other
+    labels outside the vocabulary.
     """
     flat = with_partial_gradient(hidden.reshape(-1, hidden.shape[-1]), dist_process_group)
     scores = linear_logprob(

@@ -61,7 +61,7 @@ TEST(RowMixTest, SaysWhatIsWrong) {
     return std::string(ParseRows(text).status().message());
   };
 
-  EXPECT_THAT(message("0"), HasSubstr("\"0\" is not a number of rows, 1 to 16777216"));
+  EXPECT_THAT(message("0"), HasSubstr("\"0\" is not a number of rows from 1 to 16777216"));
   EXPECT_THAT(message("1,"), HasSubstr("is not a number of rows"));
   EXPECT_THAT(message("16777217"), HasSubstr("is not a number of rows"));
   EXPECT_THAT(message("1:80,256"), HasSubstr("\"256\" is not rows:weight"));

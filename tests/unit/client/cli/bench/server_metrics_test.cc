@@ -265,7 +265,7 @@ TEST(HttpMetricsSourceTest, NamesTheAddressThatDoesNotAnswer) {
 
   ASSERT_TRUE(source.ok());
   EXPECT_THAT(std::string((*source)().status().message()),
-              HasSubstr("no metrics from 127.0.0.1:1"));
+              HasSubstr("cannot read metrics from 127.0.0.1:1"));
 }
 
 TEST(HttpMetricsSourceTest, RefusesOtherUrls) {

@@ -1,4 +1,4 @@
-"""Sizes of the servers of these tests, and the transports of the requests that they received."""
+"""Sizes of the head that the servers of these tests serve, and the transports of their requests."""
 
 HIDDEN = 512
 VOCAB = 31

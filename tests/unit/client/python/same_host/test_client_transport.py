@@ -21,7 +21,7 @@ def test_rows_of_a_client_on_the_same_host_go_through_shared_memory(server, clie
 
 
 def test_before_the_first_call_nothing_has_travelled(client):
-    assert (client.transport, client.transport_reason) == ("tcp", "nothing was scored yet")
+    assert (client.transport, client.transport_reason) == ("tcp", "nothing has been scored yet")
 
 
 @pytest.mark.parametrize("ignored", [[], [0, 1, 2], [5, 50, 99]])
@@ -62,7 +62,7 @@ def test_rows_to_several_servers_travel_in_requests(server, rows, expected):
     assert np.array_equal(result.logprob, expected)
     assert np.array_equal(streamed[0].logprob, expected)
     assert (result.transport, client.transport) == ("tcp", "tcp")
-    assert client.transport_reason == "several servers: rows travel in requests"
+    assert client.transport_reason == "with several servers, rows are sent inside requests"
     assert set(transports(server) + transports(other)) == {"tcp"}
     assert buffer.shape == (100, HIDDEN)
 
@@ -85,7 +85,7 @@ def test_small_requests_go_in_their_message(server, client, rows):
     result = client.score(hidden[:3], targets[:3])
 
     assert result.transport == "tcp"
-    assert "6144 bytes travels faster in its message" in client.transport_reason
+    assert "6144 bytes, sending the rows inside the request is faster" in client.transport_reason
 
 
 def test_most_rows_decide_what_is_reported(server, rows):

@@ -41,12 +41,15 @@ TEST_F(HeadVersionsFaultTest, RefusesBadFoldersBeforeAnyEngineIsMade) {
        "",
        absl::StatusCode::kUnimplemented,
        "quantised"},
-      {{.hidden_size = 8}, "", kInvalid, "hidden_size: the folder's head has 8, the live one 4"},
+      {{.hidden_size = 8},
+       "",
+       kInvalid,
+       "hidden_size: the folder's head has 8, but the live one has 4"},
       {{.vocab_size = 999}, "", kInvalid, "vocab_size: the folder's head has 999"},
       {{}, std::string(64, 'a'), kDataLoss, "expects aaaa"},
       {{}, "abc", kInvalid, "64 hexadecimal digits"},
       {{}, std::string(64, 'g'), kInvalid, "64 hexadecimal digits"},
-      {{.has_nan = true}, "", kInvalid, "row 0 column 0 is NaN or Inf; allow_nonfinite"},
+      {{.has_nan = true}, "", kInvalid, "row 0 column 0 is NaN or Inf; set allow_nonfinite"},
       {{.read = absl::DataLossError("the file is cut")}, "", kDataLoss, "the file is cut"}};
   for (const BadFolder& bad : cases) {
     folders_["/m/bad"] = bad.folder;

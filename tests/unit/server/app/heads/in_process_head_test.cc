@@ -283,7 +283,8 @@ TEST_F(InProcessHeadTest, EndsAVerifyWhenItIsDestroyed) {
   report.Wait();
 }
 
-// Regression: a callback that called Verify again waited for the lock under which it was called.
+// Regression: the callback was called under a lock, so a callback that called Verify again
+// deadlocked.
 TEST_F(InProcessHeadTest, AnswersARefusedVerifyUnderNoLock) {
   engine_->Hold();
   Answer<VerifyReport> first;

@@ -139,7 +139,7 @@ class ServerTest : public ::testing::Test {
     return text;
   }
 
-  /// Configures heads "a" and "b" instead of the only one.
+  /// Configures two heads, "a" and "b", instead of the head "default".
   void NameTwoHeads() {
     options_.model = "";
     options_.head_values = {{"model", "a", "/models/a"}, {"model", "b", "/models/b"}};
@@ -152,7 +152,7 @@ class ServerTest : public ::testing::Test {
   int num_replicas_ = 1;
   std::vector<ShardPlace> layout_;
   std::vector<FakeEngine*> engines_;
-  FakeEngine* engine_ = nullptr;  // the first
+  FakeEngine* engine_ = nullptr;  // engine of the first replica
 };
 
 }  // namespace logprobd::testing
