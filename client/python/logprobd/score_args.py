@@ -87,11 +87,18 @@ def _with_arguments(
     def decorate(
         method: Callable[[_Self, ScoreArgs], _Result],
     ) -> Callable[Concatenate[_Self, _P], _Result]:
+        def bound(*args: _P.args, **kwargs: _P.kwargs) -> ScoreArgs:
+            try:
+                return args_class(*args, **kwargs)
+            except TypeError as error:  # A wrong argument. Its message names the caller's method.
+                text = str(error).replace(f"{ScoreArgs.__name__}.__init__", method.__name__)
+                raise TypeError(text) from None
+
         def call(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
-            return method(self, args_class(*args, **kwargs))
+            return method(self, bound(*args, **kwargs))
 
         async def call_async(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
-            return await cast(Any, method(self, args_class(*args, **kwargs)))
+            return await cast(Any, method(self, bound(*args, **kwargs)))
 
         is_async = inspect.iscoroutinefunction(method)
         wrapper: Any = functools.wraps(method)(call_async if is_async else call)

@@ -2,7 +2,8 @@
 
 // Arguments and results of the operator, and the lists of fields from which signatures.h makes its
 // schemas, its adapters and what autograd saves. To add an option: add a member and a line to
-// LinearLogprobOptions, and read the member where it takes effect.
+// LinearLogprobOptions, with kMustAgree if ranks must pass the same value, and read the member where
+// it takes effect.
 
 #include <ATen/core/Tensor.h>
 
@@ -89,20 +90,20 @@ struct LinearLogprobOptions {
 
   static constexpr auto Fields() {
     using Opt = LinearLogprobOptions;
-    constexpr auto kMustAgree = AcrossRanks::kMustAgree;
+    using enum AcrossRanks;
     return std::tuple{Field{"temperature", &Opt::temperature, kMustAgree},
                       Field{"scale", &Opt::scale, kMustAgree},
                       Field{"softcap", &Opt::softcap, kMustAgree},
                       Field{"ignore_index", &Opt::ignore_index, kMustAgree},
-                      Field{"vocab_start", &Opt::vocab_start},
+                      Field{"vocab_start", &Opt::vocab_start, kMayDiffer},
                       Field{"vocab_valid", &Opt::vocab_valid, kMustAgree},
-                      Field{"group", &Opt::group},
+                      Field{"group", &Opt::group, kMayDiffer},
                       Field{"sequence_parallel", &Opt::sequence_parallel, kMustAgree},
                       Field{"out_of_vocab_is_zero", &Opt::out_of_vocab_is_zero, kMustAgree},
                       Field{"need_entropy", &Opt::need_entropy, kMustAgree},
                       Field{"need_argmax", &Opt::need_argmax, kMustAgree},
                       Field{"need_mean_logit", &Opt::need_mean_logit, kMustAgree},
-                      Field{"keep_logits", &Opt::keep_logits}};
+                      Field{"keep_logits", &Opt::keep_logits, kMayDiffer}};
   }
 };
 

@@ -36,7 +36,7 @@ Gradients Differentiate(const UpstreamGradients& upstream, const SavedOutputs& s
   return {gradients.hidden, gradients.weight, gradients.bias};
 }
 
-GradientsBesideWeight DifferentiateInto(const UpstreamGradients& upstream,
+HiddenAndBiasGradients DifferentiateInto(const UpstreamGradients& upstream,
                                         const SavedOutputs& saved,
                                         const LinearLogprobInputs& inputs,
                                         const LinearLogprobOptions& options, Needs needs,
@@ -54,8 +54,6 @@ LossOutputs Loss(const LinearLogprobInputs& inputs, const LinearLogprobOptions& 
           scores.argmax, scores.mean_logit, gradients.hidden, gradients.weight,
           gradients.bias};
 }
-
-bool HasFusedKernels() { return DeviceOps::For(at::kCUDA).HasFusedKernels(); }
 
 int64_t FreeBytes(int64_t device, int64_t enough) {
   return DeviceOps::For(at::kCUDA).FreeBytes(device, enough);
@@ -108,7 +106,7 @@ Gradients DifferentiateShapes(const UpstreamGradients& /*upstream*/, const Saved
   return GradientShapes(inputs, needs);
 }
 
-GradientsBesideWeight DifferentiateIntoShapes(const UpstreamGradients& /*upstream*/,
+HiddenAndBiasGradients DifferentiateIntoShapes(const UpstreamGradients& /*upstream*/,
                                               const SavedOutputs& /*saved*/,
                                               const LinearLogprobInputs& inputs,
                                               const LinearLogprobOptions& /*options*/, Needs needs,
@@ -142,7 +140,6 @@ void RegisterKernels(torch::Library& library) {
 }
 
 TORCH_LIBRARY(logprobd, library) {
-  library.def("has_fused_kernels() -> bool", &HasFusedKernels);
   library.def("free_bytes(int device, int enough) -> int", &FreeBytes);
   library.def(
       "is_fused(Device device, ScalarType hidden_dtype, ScalarType weight_dtype, "

@@ -128,7 +128,7 @@ Problem::Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& 
       device_ops(&DeviceOps::For(inputs.hidden.device().type())) {}
 
 void Problem::Plan() {
-  path = &ChoosePath(inputs, options);
+  path = &ChoosePath(*this);
   const int64_t weight_end = ShardIds(inputs, options).end;
   shard = Shard(inputs, options,
                 group.is_alone() ? weight_end : std::max(weight_end, options.vocab_valid));

@@ -213,7 +213,7 @@ using Outputs = decltype(ToTuple(std::declval<LinearLogprobOutputs>()));
 /// d_hidden, d_weight, d_bias.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 /// d_hidden, d_bias, when the weight's gradient is added to an argument.
-using GradientsBesideWeight = std::tuple<at::Tensor, at::Tensor>;
+using HiddenAndBiasGradients = std::tuple<at::Tensor, at::Tensor>;
 /// The loss, the scores without lse_rest and cache, and Gradients.
 using LossOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -232,7 +232,7 @@ using BackwardOperator =
 
 inline constexpr const char* kBackwardInto = "logprobd::linear_logprob_backward_into";
 /// The last argument is weight_grad.
-using BackwardIntoOperator = Operator<GradientsBesideWeight(
+using BackwardIntoOperator = Operator<HiddenAndBiasGradients(
     const UpstreamGradients&, const SavedOutputs&, const LinearLogprobInputs&,
     const LinearLogprobOptions&, Needs, at::Tensor&)>;
 

@@ -24,12 +24,6 @@ CacheFormat FormatOf(LogitCacheKind kind, at::ScalarType wide, const c10::SymInt
   TORCH_CHECK_VALUE(false, "keep_logits is ", static_cast<int64_t>(kind), ": it must be 0, 1 or 2");
 }
 
-CacheFormat FormatOf(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  return FormatOf(options.keep_logits,
-                  WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
-                  inputs.weight.sym_size(0));
-}
-
 /// Returns the indices of `rows` among the valid rows, or an undefined tensor if `rows` are all of
 /// the valid rows.
 at::Tensor IndicesAmongValid(const Rows& rows, const Problem& problem) {
@@ -49,14 +43,18 @@ int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_
 }
 
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  const CacheFormat format = FormatOf(inputs, options);
+  const CacheFormat format =
+      FormatOf(options.keep_logits,
+               WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
+               inputs.weight.sym_size(0));
   const bool is_cached = options.keep_logits != LogitCacheKind::kNone;
   return at::empty_symint({is_cached ? inputs.target.sym_numel() : c10::SymInt(0), format.pitch},
                           inputs.hidden.options().dtype(format.dtype));
 }
 
 at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem) {
-  const CacheFormat format = FormatOf(problem.inputs, problem.options);
+  const CacheFormat format =
+      FormatOf(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
   return at::empty({num_rows, format.pitch.expect_int()},
                    problem.inputs.hidden.options().dtype(format.dtype));
 }
@@ -78,7 +76,8 @@ at::Tensor CachedRows::Logits(Columns columns) const {
 
 CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Problem& problem) {
   if (problem.options.keep_logits == LogitCacheKind::kNone || !cache.has_value()) return {};
-  const CacheFormat format = FormatOf(problem.inputs, problem.options);
+  const CacheFormat format =
+      FormatOf(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
   TORCH_CHECK_VALUE(cache->scalar_type() == format.dtype && cache->dim() == 2 &&
                         cache->size(0) == problem.num_rows() && cache->sym_size(1) == format.pitch,
                     "cache is ", cache->scalar_type(), " with the shape ", cache->sizes(),

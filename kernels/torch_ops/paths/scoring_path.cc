@@ -82,13 +82,12 @@ std::unique_ptr<PendingScores> ScoringPath::StartFirstBlock(const Rows& rows,
   return StartBlock(*this, rows, 0, problem, cache);
 }
 
-const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
-                              const LinearLogprobOptions& options) {
-  const at::Device device = inputs.hidden.device();
+const ScoringPath& ChoosePath(const Problem& problem) {
+  const LinearLogprobInputs& inputs = problem.inputs;
+  const LinearLogprobOptions& options = problem.options;
   const ScoringPath* const fused =
-      DeviceOps::For(device.type())
-          .FusedPath(device, inputs.hidden.scalar_type(), inputs.weight.scalar_type(),
-                     inputs.weight.size(1));
+      problem.device_ops->FusedPath(problem.device(), inputs.hidden.scalar_type(),
+                                    inputs.weight.scalar_type(), problem.hidden_size());
   const bool caches_exponentials = options.keep_logits == LogitCacheKind::kExponentials ||
                                    options.keep_logits == LogitCacheKind::kRebasedExponentials;
   TORCH_CHECK_VALUE(

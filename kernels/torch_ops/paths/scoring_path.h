@@ -121,11 +121,10 @@ class ScoringPath {
 /// Returns the path that uses tensor operations and supports every device, dtype and option.
 const ScoringPath& GetTensorPath();
 
-/// Returns the path that scores these inputs. Throws c10::ValueError if options.keep_logits
+/// Returns the path that scores the problem's inputs. Throws c10::ValueError if options.keep_logits
 /// requests exponentials, which only the fused path can cache, and that path does not support the
 /// inputs.
-const ScoringPath& ChoosePath(const LinearLogprobInputs& inputs,
-                              const LinearLogprobOptions& options);
+const ScoringPath& ChoosePath(const Problem& problem);
 
 /// Reserves the memory that this rank needs in a forward pass while other ranks wait for it.
 void ReserveForwardMemory(const RowSubset& subset, const Problem& problem);

@@ -21,9 +21,6 @@ class DeviceOps {
 
   virtual ~DeviceOps() = default;
 
-  /// Returns whether this build has the fused kernels.
-  virtual bool HasFusedKernels() const { return false; }
-
   /// Returns the path of the fused kernels, or null if they do not support the device, dtypes or
   /// hidden size.
   virtual const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden,

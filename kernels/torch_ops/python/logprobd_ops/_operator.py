@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed import ProcessGroup
 
 LIBRARY_NAME = "liblogprobd_torch_ops.so"
@@ -34,6 +36,16 @@ class HeadOptions(TypedDict, total=False):
     vocab_valid: int | None
     process_group: ProcessGroup | None
     sequence_parallel: bool
+
+
+HEAD_OPTION_NAMES = frozenset(HeadOptions.__annotations__)
+
+
+def check_head_options(function: str, names: Iterable[str]) -> None:
+    """Raises the TypeError of a function that does not have one of these keyword arguments."""
+    for name in names:
+        if name not in HEAD_OPTION_NAMES:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def load_library() -> None:

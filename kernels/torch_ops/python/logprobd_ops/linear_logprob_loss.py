@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from logprobd_ops._memory import NOT_CACHED, budget_bytes, cache_kind, gradients_needed
-from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
+from logprobd_ops._operator import (
+    OutOfVocab,
+    check_head_options,
+    linear_logprob_arguments,
+    load_library,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,6 +84,7 @@ def linear_logprob_loss(
         The exceptions of linear_logprob. ValueError also if a coefficient is not finite, has a wrong shape,
         dtype or device, or requires a gradient. RuntimeError in a second backward pass.
     """
+    check_head_options("linear_logprob_loss", head_options)
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     needs = gradients_needed(hidden, weight, bias)

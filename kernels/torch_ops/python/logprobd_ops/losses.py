@@ -30,6 +30,7 @@ from logprobd_ops._cross_entropy import (
     uniform_coefficients,
 )
 from logprobd_ops._memory import Memory
+from logprobd_ops._operator import check_head_options
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
 from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
 
@@ -103,6 +104,7 @@ def linear_cross_entropy(
     Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
     that gradients_in_forward does not support.
     """
+    check_head_options("linear_cross_entropy", head_options)
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
     if not 0.0 <= label_smoothing <= 1.0:
