@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches CUTLASS's headers (a wheel on PyPI that needs no installation) into build/cutlass.
+# Downloads CUTLASS's headers into build/cutlass. They are a wheel on PyPI that needs no installation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=4.2.0.0

@@ -1,5 +1,5 @@
-# What the build needs and from which Debian 12 / Ubuntu 24.04 package it comes. A missing one is a
-# configure error that names the package.
+# Finds the dependencies of the build. If one is missing, the configure step fails with an error
+# that names its Debian 12 / Ubuntu 24.04 package.
 
 macro(logprobd_require package debian_package)
   find_package(${package} ${ARGN} QUIET)
@@ -13,7 +13,7 @@ find_package(Threads REQUIRED)
 logprobd_require(absl libabsl-dev)
 logprobd_require(Protobuf "libprotobuf-dev and protobuf-compiler" 3.21)
 logprobd_require(gRPC "libgrpc++-dev and protobuf-compiler-grpc" 1.51 CONFIG)
-# sha256 of weights; gRPC brings it along too.
+# Computes the sha256 of weights. gRPC depends on it, too.
 logprobd_require(OpenSSL libssl-dev 3.0 COMPONENTS Crypto)
 logprobd_require(spdlog libspdlog-dev 1.10)
 logprobd_require(nlohmann_json nlohmann-json3-dev 3.11)
@@ -28,9 +28,9 @@ foreach(header IN ITEMS httplib.h toml.hpp)
     message(FATAL_ERROR "${header} was not found: install libcpp-httplib-dev and libtoml11-dev")
   endif()
 endforeach()
-# Debian builds cpp-httplib as a library, Ubuntu too; where it is header-only nothing is linked. The
-# layout of its classes depends on definitions, which must be those that the library was built with:
-# its pkg-config file has them, and both distributions the same.
+# Debian and Ubuntu build cpp-httplib as a library. Where it is header-only, nothing is linked. The
+# layout of its classes depends on definitions, which must be the same as in the library's own
+# build. Its pkg-config file lists them; both distributions use the definitions below.
 add_library(logprobd_httplib INTERFACE)
 find_library(LOGPROBD_HTTPLIB_LIBRARY NAMES cpp-httplib)
 if(LOGPROBD_HTTPLIB_LIBRARY)
@@ -46,31 +46,32 @@ if(LOGPROBD_HTTPLIB_LIBRARY)
   target_link_libraries(logprobd_httplib INTERFACE ${LOGPROBD_HTTPLIB_LIBRARY})
 endif()
 
-# Only prometheus-cpp's core; its package file insists on curl and civetweb, which we do not use.
+# Finds only the core of prometheus-cpp, because its package file requires curl and civetweb, which
+# are not used here.
 find_library(LOGPROBD_PROMETHEUS_LIBRARY NAMES prometheus-cpp-core)
 if(NOT LOGPROBD_PROMETHEUS_LIBRARY)
   message(FATAL_ERROR "prometheus-cpp-core was not found: install prometheus-cpp-dev")
 endif()
 
-# CUDA: nvcc of toolkit 13 or later, on PATH or in the usual place.
+# The CUDA engine needs nvcc of toolkit 13 or later, on PATH or in /usr/local/cuda/bin.
 set(LOGPROBD_HAVE_CUDA OFF)
 if(NOT LOGPROBD_CUDA STREQUAL "OFF")
   find_program(LOGPROBD_NVCC nvcc HINTS /usr/local/cuda/bin)
   if(LOGPROBD_NVCC)
     set(CMAKE_CUDA_COMPILER ${LOGPROBD_NVCC})
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-      # 9.0 is what is tested; a package for other GPUs names its own list (8.0 and later).
+      # Tests cover 9.0 only. To build for other GPUs (8.0 and later), set the variable.
       set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures of the CUDA code")
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit QUIET)
     if(NOT CUDAToolkit_FOUND)
-      set(cuda_lack "${LOGPROBD_NVCC} was found, but not its toolkit: install cuda-cudart-dev-13-0")
+      set(cuda_lack "${LOGPROBD_NVCC} was found, but its toolkit was not: install cuda-cudart-dev-13-0")
     elseif(CUDAToolkit_VERSION VERSION_LESS 13)
-      set(cuda_lack "the CUDA toolkit found is ${CUDAToolkit_VERSION}, 13 or later is needed: "
+      set(cuda_lack "the CUDA toolkit has version ${CUDAToolkit_VERSION}, but 13 or later is needed: "
                     "install cuda-nvcc-13-0, cuda-cudart-dev-13-0 and libcublas-dev-13-0")
     elseif(NOT TARGET CUDA::cublasLt OR NOT TARGET CUDA::cublas)
-      set(cuda_lack "the CUDA toolkit lacks cuBLAS: install libcublas-dev-13-0")
+      set(cuda_lack "the CUDA toolkit does not contain cuBLAS: install libcublas-dev-13-0")
     else()
       set(LOGPROBD_HAVE_CUDA ON)
     endif()
@@ -86,9 +87,9 @@ if(NOT LOGPROBD_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# CUTLASS, headers only, for the fused kernel; deploy/fetch_cutlass.sh fetches it.
+# The fused kernel needs CUTLASS's headers, which deploy/fetch_cutlass.sh downloads.
 set(LOGPROBD_CUTLASS_INCLUDE ${PROJECT_SOURCE_DIR}/build/cutlass/cutlass_library/source/include
-    CACHE PATH "Folder that holds cutlass/cutlass.h (4.2)")
+    CACHE PATH "Folder that contains cutlass/cutlass.h (4.2)")
 set(LOGPROBD_HAVE_FUSED OFF)
 if(LOGPROBD_HAVE_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a?(-|;|$)|native|all")
   if(EXISTS ${LOGPROBD_CUTLASS_INCLUDE}/cutlass/cutlass.h)
@@ -100,8 +101,8 @@ if(LOGPROBD_HAVE_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a?(-|;|$)|nat
 endif()
 message(STATUS "logprobd ${PROJECT_VERSION}: CUDA engine ${LOGPROBD_HAVE_CUDA}, fused kernel ${LOGPROBD_HAVE_FUSED}")
 
-# Compiled objects are kept in the user's cache folder (ccache's default, or CCACHE_DIR). Paths below the source folder are
-# hashed as relative ones, so that all clones of this repository share them.
+# Compiled objects are stored in the user's cache folder (ccache's default, or CCACHE_DIR). Paths below the source folder
+# are hashed as relative paths, so that all clones of this repository share the objects.
 find_program(LOGPROBD_CCACHE ccache)
 if(LOGPROBD_CCACHE)
   set(launcher env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1

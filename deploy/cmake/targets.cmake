@@ -1,4 +1,4 @@
-# Functions for our own targets, so that flags and include paths are decided once.
+# Functions that define this project's targets, so that flags and include paths are set in one place.
 
 set(LOGPROBD_WARNINGS -Wall -Wextra -Wconversion -Werror)
 
@@ -12,8 +12,8 @@ function(logprobd_target_settings target)
   endif()
 endfunction()
 
-# logprobd_library(name SOURCES ... [PUBLIC libs...] [PRIVATE libs...]): a folder's target.
-# PRIVATE is the rule; PUBLIC is for what our headers show.
+# logprobd_library(name SOURCES ... [PUBLIC libs...] [PRIVATE libs...]) adds the library of a folder.
+# Libraries are PRIVATE unless this library's headers include theirs; those are PUBLIC.
 function(logprobd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -21,7 +21,7 @@ function(logprobd_library name)
   target_link_libraries(${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
 endfunction()
 
-# logprobd_executable(name SOURCES ... LIBS ...)
+# logprobd_executable(name SOURCES ... LIBS ...) adds an executable.
 function(logprobd_executable name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -29,13 +29,13 @@ function(logprobd_executable name)
   target_link_libraries(${name} PRIVATE ${ARG_LIBS})
 endfunction()
 
-# logprobd_test(name SOURCES ... LIBS ... [LABELS unit|gpu|integration|slow]): a GoogleTest binary,
-# each of whose tests is a CTest test.
+# logprobd_test(name SOURCES ... LIBS ... [LABELS unit|gpu|integration|slow]) adds a GoogleTest binary
+# and registers each of its tests with CTest. Without LABELS, the label is unit.
 function(logprobd_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;LABELS" ${ARGN})
   logprobd_executable(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS} GTest::gmock_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  # The code of tests themselves compiles a quarter faster at -O1; what they test keeps its flags.
+  # Test code compiles a quarter faster at -O1. The tested code keeps its own flags.
   target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
@@ -44,8 +44,8 @@ function(logprobd_test name)
   gtest_discover_tests(${name} PROPERTIES LABELS "${label}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
   list(LENGTH ARG_LABELS count)
   if(count GREATER 1)
-    # gtest_discover_tests takes no list as a property's value: the second label and TIMEOUT would
-    # be lost. CTest reads this file after the one that names the tests.
+    # gtest_discover_tests accepts no list as the value of a property; the second label and TIMEOUT
+    # would be lost. CTest reads the following file after the one that names the tests.
     set(labels_file ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
     file(CONFIGURE OUTPUT ${labels_file} @ONLY CONTENT
 "if(@name@_TESTS)

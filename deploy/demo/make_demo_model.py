@@ -3,9 +3,9 @@
 
     python3 deploy/demo/make_demo_model.py DIR
 
-config.json and two safetensors shards with an index; the head is tied to the embedding and stored
-in bfloat16; the vocabulary is no multiple of 256; rows of N(0, 1) give logits of standard
-deviation 3. The same seed gives the same bytes. Needs NumPy alone.
+The folder contains config.json and two safetensors shards with an index. The head is tied to the
+embedding and stored in bfloat16. The vocabulary size is not a multiple of 256. Rows drawn from
+N(0, 1) give logits with standard deviation 3. The same seed gives the same bytes. Needs only NumPy.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Bits = npt.NDArray[np.uint16]
 
 
 def bf16(values: npt.NDArray[np.float32]) -> Bits:
-    """bfloat16 bits of finite values, rounded to nearest, ties to even."""
+    """Rounds finite values to bfloat16 (to nearest, ties to even) and returns the bits."""
     bits = values.view(np.uint32)
     return ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
 def make_tensors(vocab: int, hidden: int, seed: int) -> dict[str, Bits]:
-    """Tensors by name; all but the head and the norms are only there to look like a model."""
+    """Returns the tensors by name. All but the head and the norms only make the model complete."""
     draw = np.random.default_rng(seed)
 
     def normal(*shape: int, stddev: float) -> Bits:
@@ -59,7 +59,7 @@ def make_tensors(vocab: int, hidden: int, seed: int) -> dict[str, Bits]:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Bits]) -> int:
-    """Writes one shard; returns the bytes of its tensors."""
+    """Writes one shard. Returns the number of bytes of its tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in sorted(tensors.items()):
@@ -70,7 +70,7 @@ def write_safetensors(path: Path, tensors: dict[str, Bits]) -> int:
         }
         offset += values.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins on 8 bytes, as other writers have it
+    text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes, as other writers do
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, values in sorted(tensors.items()):
@@ -99,7 +99,7 @@ def make_config(vocab: int, hidden: int) -> dict[str, Any]:
 def write_model(
     folder: Path, vocab: int = VOCAB_SIZE, hidden: int = HIDDEN_SIZE, seed: int = 0
 ) -> None:
-    """Writes the folder; the files there are replaced."""
+    """Writes the folder. Replaces existing files."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = make_tensors(vocab, hidden, seed)
     first = {name for name in tensors if name == HEAD or ".layers.0." in name}

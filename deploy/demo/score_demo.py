@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Scores a few rows on a running server and beside it in double precision, and compares.
+"""Scores a few rows on a running server and in double precision, and compares the results.
 
     python3 deploy/demo/score_demo.py --model DIR [--address 127.0.0.1:8470]
 
-The rows are N(0, 1), rounded to bfloat16. The reference reads the served head's tensor from the
-model folder, a block of rows at a time. Exits with 1 when a difference is above the tolerance, or
-when something fails. Needs the logprobd package and NumPy.
+The rows are drawn from N(0, 1) and rounded to bfloat16. The reference reads the tensor of the
+served head from the model folder, a block of rows at a time. Exits with 1 if a difference exceeds
+the tolerance or an error occurs. Needs the logprobd package and NumPy.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from make_demo_model import bf16
 
 Floats = npt.NDArray[np.float64]
 
-BLOCK_BYTES = 64 << 20  # of the weight in double precision
+BLOCK_BYTES = 64 << 20  # size of a block of the weight in double precision
 TYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 
 
 class ModelError(Exception):
-    """The model folder cannot be read."""
+    """Raised if the model folder cannot be read."""
 
 
 def tensor_file(folder: Path, tensor: str) -> Path:
-    """The safetensors file that holds a tensor."""
+    """Returns the safetensors file that contains a tensor."""
     index = folder / "model.safetensors.index.json"
     if folder.is_file():
         return folder
@@ -49,7 +49,7 @@ def tensor_file(folder: Path, tensor: str) -> Path:
 
 
 def open_tensor(folder: Path, tensor: str) -> tuple[npt.NDArray[np.generic], str]:
-    """A tensor as stored, mapped and not read, and its type's name."""
+    """Maps a tensor as it is stored. Returns the mapped array and the name of its type."""
     path = tensor_file(folder, tensor)
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -68,7 +68,7 @@ def as_double(values: npt.NDArray[np.generic], kind: str) -> Floats:
 
 
 def logits(model: Path, head: logprobd.HeadInfo, hidden: Floats) -> Floats:
-    """Logits [rows, vocab_size] of the head's stored values: scale, then bias, then cap."""
+    """Computes the logits [rows, vocab_size]: applies the scale, then the bias, then the cap."""
     weight, kind = open_tensor(model, head.tensor)
     step = max(1, BLOCK_BYTES // (8 * head.hidden_size))
     z = np.empty((len(hidden), head.vocab_size))
@@ -83,14 +83,14 @@ def logits(model: Path, head: logprobd.HeadInfo, hidden: Floats) -> Floats:
 
 
 def reference(z: Floats, targets: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Logprob of each target and entropy of each row."""
+    """Returns the logprob of each target and the entropy of each row."""
     shifted = z - z.max(axis=1, keepdims=True)
     logp = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return logp[np.arange(len(z)), targets], -(np.exp(logp) * logp).sum(axis=1)
 
 
 def compare(arguments: argparse.Namespace) -> float:
-    """Prints the table; returns the largest difference."""
+    """Prints the table. Returns the largest difference."""
     with logprobd.Client(arguments.address, timeout=arguments.timeout) as client:
         client.wait_ready()
         head = client.info(arguments.head)
@@ -104,7 +104,7 @@ def compare(arguments: argparse.Namespace) -> float:
     difference = np.maximum(np.abs(result.logprob - logprob), np.abs(result.entropy - entropy))
     for line in table(targets, result, logprob, entropy, difference):
         print(line)
-    # A NaN is as bad as any number.
+    # A NaN counts as an infinite difference.
     return float(np.where(np.isnan(difference), np.inf, difference).max())
 
 
@@ -115,7 +115,7 @@ def table(
     entropy: Floats,
     difference: Floats,
 ) -> Iterator[str]:
-    """The lines that show each row."""
+    """Yields the lines of the table, one for each row after two lines of titles."""
     yield "                     server                reference (double)"
     yield "row   target     logprob   entropy      logprob     entropy   difference"
     for row, target in enumerate(targets):
@@ -134,9 +134,9 @@ def positive(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, required=True, help="the folder that is served")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the served model")
     parser.add_argument("--address", help="default: LOGPROBD_ADDRESS, else 127.0.0.1:8470")
-    parser.add_argument("--head", default="", help="name of the head; default: the only one")
+    parser.add_argument("--head", default="", help="name of the head; default: the only head")
     parser.add_argument("--rows", type=positive, default=8, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="nats, default: %(default)s")
@@ -148,9 +148,12 @@ def main() -> int:
         print(f"score_demo: {error}", file=sys.stderr)
         return 1
     if not worst <= arguments.tolerance:
-        print(f"score_demo: a difference is above {arguments.tolerance:g} nats", file=sys.stderr)
+        print(
+            f"score_demo: a difference is above {arguments.tolerance:g} nats: {worst:.1e}",
+            file=sys.stderr,
+        )
         return 1
-    print(f"largest difference {worst:.1e} nats, within {arguments.tolerance:g}")
+    print(f"the largest difference, {worst:.1e} nats, is within {arguments.tolerance:g}")
     return 0
 
 

@@ -22,8 +22,8 @@ MEMORY = Row(
     (
         Panel(
             "GPU $gpu",
-            "Memory by use: weights, workspace and staging are reserved at the start; other is memory of any process"
-            " that the driver counts beyond that.",
+            "Memory by use. Weights, workspace and staging are reserved at the start; other is all other memory in use,"
+            " by any process, as reported by the driver.",
             series(gauge, GPU_MEMORY, OURS + ', gpu=~"$gpu"', "instance, kind"),
             "bytes",
             stacked=True,
@@ -31,14 +31,14 @@ MEMORY = Row(
             repeat="gpu",
         ),
         Panel(
-            "Peaks on GPUs",
-            "Largest memory use since the start, by kind.",
+            "Peak GPU memory",
+            "Highest memory use since the start, by kind.",
             one(f"max by ({GPU}, kind) (logprobd_gpu_memory_peak_bytes{{{OURS}}})", GPU_KIND),
             "bytes",
             needs_gpu=True,
         ),
         Panel(
-            "Free on GPUs",
+            "Free GPU memory",
             "Free share of the GPU's memory.",
             one(FREE_SHARE, GPU_NAME),
             "percentunit",
@@ -47,7 +47,7 @@ MEMORY = Row(
         ),
         Panel(
             "Host memory",
-            "Memory reserved at the start, by use; receive is an upper bound on messages that are being received.",
+            "Memory reserved at the start, by use. receive is the upper bound for messages that are being received.",
             series(gauge, "logprobd_host_memory_bytes", OURS, "instance, kind"),
             "bytes",
             stacked=True,
@@ -98,7 +98,7 @@ DEVICES = Row(
         ),
         Panel(
             "Reduced clocks",
-            "1 while the reason applies. power_cap is usual under full load; the other reasons are not.",
+            "1 while the reason applies. power_cap is normal under full load; the other reasons are not.",
             each("logprobd_gpu_throttled", GPU_NAME + " {{reason}}"),
             width=6,
             needs_gpu=True,
@@ -118,15 +118,15 @@ DEVICES = Row(
             width=6,
         ),
         Panel(
-            "Driver answers",
-            "1 if the driver's readings of a GPU are available; otherwise they show 0.",
+            "Driver readings available",
+            "1 if the driver's readings of a GPU are available. If it is 0, panels that show them show 0.",
             each("logprobd_gpu_nvml_up", GPU_NAME),
             width=6,
             needs_gpu=True,
             highest=1,
         ),
         Panel(
-            "Running for",
+            "Uptime",
             "Time since the process started.",
             one(f"time() - process_start_time_seconds{{{OURS}}}", "{{instance}}"),
             "s",
@@ -158,7 +158,7 @@ ERRORS = Row(
             "short",
         ),
         Panel(
-            "Errors of GPUs",
+            "GPU errors",
             "Errors per second. A cuda error ends the replica; an out_of_memory error ends the batch.",
             one(rate("logprobd_gpu_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
@@ -166,15 +166,15 @@ ERRORS = Row(
             load_shows=False,
         ),
         Panel(
-            "Errors between GPUs",
-            "Exchanges between the GPUs of a server that failed or took too long, per second.",
+            "GPU exchange errors",
+            "Data exchanges between the GPUs of a server that failed or timed out, per second.",
             one(rate("logprobd_collective_errors_total", OURS, f"{GPU}, kind"), GPU_KIND),
             "ops",
             needs_gpu=True,
             load_shows=False,
         ),
         Panel(
-            "Memory errors of GPUs",
+            "GPU memory errors",
             "ECC errors since the driver was loaded. A GPU with uncorrected errors needs attention.",
             each("logprobd_gpu_ecc_errors_total", GPU_KIND),
             needs_gpu=True,
@@ -190,7 +190,7 @@ WEIGHTS = Row(
     (
         Panel(
             "Live version",
-            "Version of the weights; 0 before they are loaded. While the lines differ, servers give different answers.",
+            "Version of the weights, 0 before they are loaded. While the lines differ, servers give different answers.",
             each("logprobd_weights_version", "{{instance}} {{head}}", HEAD),
             width=6,
         ),
@@ -213,13 +213,13 @@ WEIGHTS = Row(
         ),
         Panel(
             "Replicas",
-            "Number of replicas that score and of those that no longer do.",
+            "Number of replicas by state: those that score, and those that have failed.",
             series(gauge, "logprobd_replicas", HEAD, "instance, head, state"),
             width=6,
         ),
         Panel(
             "Heads",
-            "Properties of the heads that are served.",
+            "Properties of the served heads.",
             each("logprobd_head_info", "", HEAD),
             kind=Kind.TABLE,
             width=16,

@@ -106,7 +106,7 @@ OVERVIEW = Row(
         ),
         Panel(
             "GPU memory free",
-            "Free share of memory on the GPU that has the least. The server reserves what it needs at its start.",
+            "Free share of memory on the GPU with the least free memory. The server reserves its memory at the start.",
             one(f"min({FREE_SHARE})"),
             "percentunit",
             Kind.STAT,
@@ -154,13 +154,13 @@ LATENCIES = Row(
         ),
         Panel(
             "p95 by head",
-            "The slowest of 20 calls, by head.",
+            "95 of 100 scoring calls are answered within this time, by head.",
             one(quantile(0.95, LATENCY, SCORING, "head"), "{{head}}"),
             "s",
         ),
         Panel(
             "p95 by transport",
-            "tcp: the rows arrive over gRPC; shm and cuda_ipc: the rows arrive in shared or GPU memory.",
+            "With tcp, the rows are sent over gRPC; with shm and cuda_ipc, they are in shared memory or GPU memory.",
             one(quantile(0.95, LATENCY, SCORING, "transport"), "{{transport}}"),
             "s",
         ),
@@ -226,8 +226,8 @@ THROUGHPUT = Row(
         ),
         Panel(
             "Share of peak",
-            "The same relative to `peak_tflops`; the dashed line counts only the time in which kernels ran. A wide gap"
-            " between the two means that the GPU waits for work.",
+            "The rate of matrix products relative to `peak_tflops`. The dashed line counts only the time in which"
+            " kernels ran. A wide gap between the two lines means that the GPU waits for work.",
             (
                 Query(f"{TFLOPS} / $peak_tflops", GPU_NAME),
                 Query(f"{TFLOPS} / {BUSY} / $peak_tflops >= 0", f"{GPU_NAME} while busy"),
@@ -307,7 +307,7 @@ SATURATION = Row(
         ),
         Panel(
             "Bytes held for requests",
-            "The limit is `--queue-bytes`. With several heads, each has an equal part; requests beyond it are refused.",
+            "The limit is `--queue-bytes`, of which each head has an equal part. Requests beyond it are refused.",
             series(gauge, "logprobd_inflight_bytes", OURS, "instance")
             + series(gauge, "logprobd_inflight_bytes_limit", OURS, "instance", "limit"),
             "bytes",
@@ -315,14 +315,14 @@ SATURATION = Row(
         ),
         Panel(
             "Refused by reason",
-            "Requests refused before they were queued. queue_*, client_share and answer_bytes mean too much work; the"
-            " clients are told when to retry.",
+            "Requests refused before they were queued. queue_*, client_share and answer_bytes mean that there is too"
+            " much work; the answer tells the client when to retry.",
             series(rate, "logprobd_rejected_total", OURS, "reason"),
             "reqps",
         ),
         Panel(
             "Cancelled and expired requests",
-            "Requests that their client cancelled or whose deadline passed, by the stage that they were in.",
+            "Requests that their client cancelled or whose deadline passed, by the stage in which this happened.",
             (
                 Query(rate("logprobd_cancelled_total", OURS, "stage"), "cancelled in {{stage}}"),
                 Query(
@@ -333,7 +333,7 @@ SATURATION = Row(
         ),
         Panel(
             "GPU busy",
-            "Share of the time during which batches were in kernels.",
+            "Share of time during which kernels processed batches.",
             one(BUSY, GPU_NAME),
             "percentunit",
             needs_gpu=True,

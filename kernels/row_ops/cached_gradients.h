@@ -18,7 +18,8 @@ struct CachedGradientsParams {
   /// One number in device memory, 0 to num_rows, or null. The kernel reads it and computes only the
   /// first *row_count rows; the output of the other rows is not touched.
   const int64_t* row_count = nullptr;
-  const int64_t* cached_rows = nullptr;  ///< [num_rows]: index of each row in the cache; null: i.
+  /// [num_rows]: index of each row in the cache; null: row i is at index i.
+  const int64_t* cached_rows = nullptr;
   const __nv_bfloat16* exponentials = nullptr;  ///< [cached rows, row_tiles, 192]
   const int32_t* exponents = nullptr;           ///< [cached rows, row_tiles]
   int64_t row_tiles = 0;                        ///< At least the number of tiles of the shard.

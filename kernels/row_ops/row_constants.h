@@ -43,13 +43,15 @@ struct RowGradientsParams {
   /// gradient_scale of RowGradientOf divided by the row's log2_scale.
   double gradient_per_log2_scale = 0;
 
-  /// Values that the forward pass cached next to the exponentials. Both pointers are null when the
-  /// backward pass recomputes the logits; max_keys is null when the largest logit is not needed in
-  /// fp32.
-  const int64_t* cached_rows = nullptr;  ///< [num_rows]: index of each row in the cache; null: i.
+  /// [num_rows]: index of each row in the forward pass's cache; null: row i is at index i.
+  const int64_t* cached_rows = nullptr;
+  /// Logits of the targets, which the forward pass cached next to the exponentials. Null when the
+  /// backward pass recomputes the logits.
   const float* target_logits = nullptr;
-  const uint64_t* max_keys = nullptr;  ///< LogitKeys whose ids are columns of the shard.
-  int64_t cached_row_bytes = 0;        ///< Bytes from one cached row to the next; 0: contiguous.
+  /// LogitKeys of the largest logits, cached in the same way; their ids are columns of the shard.
+  /// Null when the logits are recomputed, or when the largest logit is not needed in fp32.
+  const uint64_t* max_keys = nullptr;
+  int64_t cached_row_bytes = 0;  ///< Bytes from one cached row to the next; 0: contiguous.
 
   RowGradient* rows = nullptr;  ///< [num_rows]
 };

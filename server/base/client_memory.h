@@ -15,15 +15,15 @@ class HostPinning {
  public:
   virtual ~HostPinning() = default;
 
-  /// Page-locks `memory`, which must stay mapped until Unpin. Takes about 0.7 s for 1 GiB.
-  /// RESOURCE_EXHAUSTED when the system refuses.
+  /// Page-locks `memory`, which must stay mapped until Unpin. This takes about 0.7 s for 1 GiB.
+  /// Returns RESOURCE_EXHAUSTED if the system refuses.
   virtual absl::Status Pin(absl::Span<std::byte> memory) = 0;
   virtual void Unpin(absl::Span<std::byte> memory) = 0;
-  /// Whether Pin page-locks anything; HiddenPayload::is_pinned has this value.
+  /// Returns whether Pin page-locks anything. HiddenPayload::is_pinned has this value.
   virtual bool pins() const = 0;
 };
 
-/// Does nothing, for a server without GPUs.
+/// Page-locks nothing, for a server without GPUs.
 class NoPinning final : public HostPinning {
  public:
   static NoPinning& Shared() {
@@ -40,16 +40,16 @@ class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
 
-  /// Returns the slice as a payload whose owner keeps the mapping. A mapping stays open for a while
-  /// after its last use. No handle can damage the GPU's context. Errors:
-  ///   INVALID_ARGUMENT     the handle names no existing memory, or the slice exceeds the
-  ///   allocation FAILED_PRECONDITION  the server neither uses nor reaches the GPU, the memory is
-  ///   this
-  ///                        process's own, or the host does not share GPU memory between processes
-  ///   RESOURCE_EXHAUSTED   there are too many mappings
+  /// Returns the slice as a payload whose owner keeps the mapping open. A mapping stays open for a
+  /// while after its last use. No handle can damage the GPU's context. Returns these errors:
+  ///   - INVALID_ARGUMENT: the handle refers to no existing memory, or the slice exceeds the
+  ///     allocation.
+  ///   - FAILED_PRECONDITION: the server neither uses nor can access the GPU, the memory belongs to
+  ///     this process, or the host does not share GPU memory between processes.
+  ///   - RESOURCE_EXHAUSTED: there are too many mappings.
   virtual absl::StatusOr<HiddenPayload> Open(const DeviceSlice& slice) = 0;
 
-  /// Number of open mappings.
+  /// Returns the number of open mappings.
   virtual int64_t num_mappings() const = 0;
 };
 

@@ -5,16 +5,16 @@
 
 namespace logprobd {
 
-/// A monotonic clock for queues and deadlines. Its epoch is arbitrary, and a step of the wall clock
-/// expires nothing. Do not mix its times with absl::Now().
+/// A monotonic clock for queues and deadlines. Its epoch is arbitrary, and a change of the wall
+/// clock does not affect it. Do not mix its times with absl::Now().
 class Clock {
  public:
   virtual ~Clock() = default;
 
   virtual absl::Time Now() const = 0;
 
-  /// Waits until `condition` holds or Now() reaches `until`; returns whether it holds. `mutex` is
-  /// held on entry and exit. A fake clock returns after it was advanced past `until`.
+  /// Waits until `condition` holds or Now() reaches `until`, and returns whether it holds. `mutex`
+  /// is held on entry and exit. A fake clock returns after it has been advanced past `until`.
   virtual bool AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
                           absl::Time until) const = 0;
 

@@ -27,17 +27,18 @@ constexpr absl::string_view DtypeName(Dtype dtype) {
   return "unknown";
 }
 
-/// Limits of a request. A request above one of them is INVALID_ARGUMENT, however small the load is.
+/// Limits of a request. A request above one of them fails with INVALID_ARGUMENT, however small the
+/// load is.
 struct RequestLimits {
-  /// Most rows of a request or of a stream chunk, >= 1.
+  /// Maximum number of rows of a request or of a stream chunk, >= 1.
   int64_t request_rows_max = 65'536;
-  /// Largest message, in bytes.
+  /// Maximum size of a message in bytes.
   int64_t message_bytes_max = int64_t{64} << 20;
-  int32_t top_k_max = 128;  ///< Largest top_k.
-  /// Most candidate ids of a request.
+  int32_t top_k_max = 128;  ///< Maximum top_k.
+  /// Maximum number of candidate ids of a request.
   int64_t candidates_max = 1 << 20;
-  int64_t segments_max = 65'536;  ///< Most segments of a request.
-  /// Most chunks of one stream that may wait for their answers.
+  int64_t segments_max = 65'536;  ///< Maximum number of segments of a request.
+  /// Maximum number of chunks of one stream that may wait for their answers.
   int32_t stream_window = 8;
 };
 
@@ -58,16 +59,16 @@ struct HeadInfo {
   std::string tensor;  ///< Name of the head's tensor in the checkpoint.
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;  ///< Number of valid ids; targets are in [0, vocab_size).
-  int64_t vocab_rows = 0;  ///< Rows of the weight, padding included; >= vocab_size.
+  int64_t vocab_rows = 0;  ///< Number of rows of the weight including padding, >= vocab_size.
   Dtype dtype = Dtype::kBf16;
   bool tied = false;
   bool has_bias = false;
   float scale = 1.0F;    ///< z = cap(scale * (h . w) + bias).
-  float softcap = 0.0F;  ///< 0: no cap.
+  float softcap = 0.0F;  ///< 0 means no cap.
   int64_t weight_bytes = 0;
   uint64_t weights_version = 1;
   std::string engine;         ///< For example "cuda/chunked".
-  std::string engine_reason;  ///< Why this engine was chosen.
+  std::string engine_reason;  ///< Reason for which this engine was chosen.
   /// Shards of all replicas, ordered by replica, then by shard; empty before an engine is planned.
   std::vector<ShardPlace> layout;
   RequestLimits limits;
@@ -86,14 +87,14 @@ using MemoryPlan = std::vector<MemoryUse>;
 /// Returns the name of a GPU in ShardPlace::device and MemoryUse::place: "gpu3" for CUDA ordinal 3.
 std::string GpuName(int32_t ordinal);
 
-/// Returns the CUDA ordinal of a GPU's name, or nothing when `name` is not the name of a GPU.
+/// Returns the CUDA ordinal of a GPU's name, or nullopt if `name` is not the name of a GPU.
 std::optional<int32_t> GpuOrdinal(absl::string_view name);
 
 /// Returns the CUDA ordinals of the GPUs in `places`, each once, in order of first use.
 std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places);
 
-/// Whether kernels of one GPU wait for kernels of another, as in a head with several shards on
-/// GPUs. CPU shards never need this: they are threads, all of which the system lets run.
+/// Returns whether kernels of one GPU wait for kernels of another, as in a head with several shards
+/// on GPUs. Returns false for CPU shards: they are threads, and the system lets all of them run.
 bool WaitsForPeers(absl::Span<const ShardPlace> places);
 
 }  // namespace logprobd

@@ -18,7 +18,7 @@
 namespace logprobd {
 namespace {
 
-/// Returns the number in a file of the control group, or nothing when the file holds "max" or does
+/// Returns the number in a file of the control group, or nullopt if the file contains "max" or does
 /// not exist.
 std::optional<int64_t> NumberIn(const std::string& path) {
   std::ifstream file(path);
@@ -46,11 +46,12 @@ HostMemorySize ReadMeminfo(const std::string& path) {
   return size;
 }
 
-/// Longest thread name that the system stores, without the terminating NUL.
+/// Maximum length of a thread name that the system stores, without the terminating NUL.
 constexpr size_t kNameBytesMax = 15;
 
 [[noreturn]] void EndProcess(const std::string& name, absl::string_view what) {
-  LogError("an exception left a thread; the process aborts", {{"thread", name}, {"what", what}});
+  LogError("a thread did not catch an exception; the process aborts",
+           {{"thread", name}, {"what", what}});
   std::abort();
 }
 

@@ -10,9 +10,10 @@
 
 namespace logprobd {
 
-/// Memory of the host that this process may use, in bytes. 0 when the system does not tell.
+/// Memory of the host that this process may use, in bytes. A value is 0 if the system does not
+/// report it.
 struct HostMemorySize {
-  int64_t total_bytes = 0;  ///< The machine's memory, or the limit of the control group if lower.
+  int64_t total_bytes = 0;  ///< The machine's memory or the control group's limit, if it is lower.
   int64_t available_bytes = 0;  ///< The part that is free or can be freed without swapping.
 };
 
@@ -20,9 +21,9 @@ struct HostMemorySize {
 /// paths, for tests.
 HostMemorySize ReadHostMemorySize(const std::string& root = "");
 
-/// Starts a thread that the system's tools show as `name`, cut at 15 bytes. An exception that
-/// leaves `body` is logged with `name` and aborts the process. RESOURCE_EXHAUSTED when the system
-/// gives no thread; `body` is then destroyed without a call.
+/// Starts a thread that the system's tools show as `name`, truncated to 15 bytes. An exception that
+/// `body` does not catch is logged with `name` and aborts the process. Returns RESOURCE_EXHAUSTED
+/// if the system cannot start a thread; `body` is then destroyed without being called.
 absl::StatusOr<std::thread> StartThread(absl::string_view name, absl::AnyInvocable<void()> body);
 
 }  // namespace logprobd

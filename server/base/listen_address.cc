@@ -24,7 +24,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
   const auto invalid = [flag, text] {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, ": \"", text,
-                     "\", must be host:port with a port in [0, 65535], like 127.0.0.1:8470"));
+                     "\" must be host:port with a port in [0, 65535], such as 127.0.0.1:8470"));
   };
   const size_t colon = text.rfind(':');
   if (colon == absl::string_view::npos) {
@@ -54,7 +54,7 @@ absl::Status CheckPublic(absl::string_view flag, const ListenAddress& address, b
   return absl::FailedPreconditionError(
       absl::StrCat(flag, ": ", address.ToString(),
                    " can be reached from other hosts without encryption or authentication; "
-                   "pass --insecure to allow that, or use a loopback address like 127.0.0.1"));
+                   "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
 }
 
 }  // namespace logprobd

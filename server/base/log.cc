@@ -108,12 +108,13 @@ absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
     }
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("log level \"", name, "\": use debug, info, warning or error"));
+      absl::StrCat("log level \"", name, "\" is unknown: use debug, info, warning or error"));
 }
 
 absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
   if (name != "text" && name != "json") {
-    return absl::InvalidArgumentError(absl::StrCat("log format \"", name, "\": use text or json"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("log format \"", name, "\" is unknown: use text or json"));
   }
   return name == "json" ? LogFormat::kJson : LogFormat::kText;
 }
@@ -121,7 +122,7 @@ absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
   LogState& state = State();
   const std::string line = LineOf(state.format, LogLevel::kInfo, message, fields);
-  // The logger would drop the line below its level; the sinks write every line.
+  // The logger drops a line below its level, but the sinks write every line.
   const spdlog::details::log_msg record(state.logger->name(), spdlog::level::info, line);
   for (const spdlog::sink_ptr& sink : state.logger->sinks()) {
     sink->log(record);

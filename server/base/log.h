@@ -24,14 +24,14 @@ struct LogOptions {
   LogFormat format = LogFormat::kText;
 };
 
-/// Sets the level and the format of the process's log, which goes to standard error. Call it before
-/// other threads start; without a call the defaults hold.
+/// Sets the level and the format of the process's log, which is written to standard error. Must be
+/// called before other threads start; without a call the defaults apply.
 void ConfigureLog(const LogOptions& options);
 
 /// Changes the level. Thread-safe.
 void SetLogLevel(LogLevel level);
 
-// Both return INVALID_ARGUMENT with the list of names.
+// Both functions return INVALID_ARGUMENT with the list of valid names if `name` is unknown.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);
 
@@ -44,8 +44,8 @@ struct LogField {
   std::string value;
 };
 
-/// Writes one line with `message` and the fields. Control characters are escaped, so that no text
-/// of a client can start a new line. Never pass hidden states, targets or scores. Thread-safe.
+/// Writes one line with `message` and the fields. Control characters are escaped, so that text from
+/// a client cannot start a new line. Never pass hidden states, targets or scores. Thread-safe.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
 /// Writes an info line at every log level, for lines that programs wait for.
@@ -70,7 +70,7 @@ class LogLimiter {
   /// Admits at most `lines_max` lines in each period of `window`. `clock` must outlive the limiter.
   LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock);
 
-  /// Returns nothing when the line must be suppressed, else the number of lines suppressed since
+  /// Returns nullopt if the line must be suppressed, otherwise the number of lines suppressed since
   /// the last admitted line.
   std::optional<int64_t> Admit();
 

@@ -7,8 +7,8 @@
 namespace logprobd {
 namespace {
 
-/// Memory for the span, the offset and the gRPC slice of a piece. A client chooses the pieces,
-/// which can be as small as one byte.
+/// Bytes of memory for the span, the offset and the gRPC slice of a piece. A client chooses the
+/// pieces, which can be as small as one byte.
 constexpr int64_t kPieceBytes = 56;
 
 template <typename T>

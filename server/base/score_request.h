@@ -46,7 +46,7 @@ inline constexpr int kNumPriorities = 3;
 
 inline constexpr int32_t kDefaultIgnoreIndex = -100;
 
-/// Where the memory of hidden states lies.
+/// Location of the memory of hidden states.
 enum class PayloadPlace {
   kMessage,       ///< In the slices of the request's message.
   kSharedMemory,  ///< In a region shared with the client, which can write to it at any time.
@@ -64,8 +64,8 @@ struct HiddenPayload {
   int32_t gpu = -1;        ///< CUDA ordinal; -1 unless `place` is kDevice.
 };
 
-/// A parsed proto ScoreRequest, which states the meaning of its fields. The small arrays are
-/// decoded. The parser checks the wire format only; ValidateRequest checks the rest.
+/// A parsed proto ScoreRequest. The proto file documents the fields. The small arrays are decoded.
+/// The parser checks only the wire format; ValidateRequest checks the rest.
 struct ScoreRequest {
   std::string request_id;
   std::string head;
@@ -87,13 +87,13 @@ struct ScoreRequest {
   int32_t priority_number = 0;  ///< The number on the wire; call `priority()` after validation.
   bool reject_nonfinite = false;
   HiddenPayload hidden;
-  /// Where the rows lie if not in the message; at most one of the two is set. The transport finds
-  /// the memory and sets `hidden`.
+  /// Location of the rows if they are not in the message; at most one of the two is set. The
+  /// transport finds the memory and sets `hidden`.
   std::optional<SharedMemorySlice> shared_memory;
   std::optional<CudaIpcSlice> cuda_ipc;
 
   // The transport sets the fields below; the client's message does not have them.
-  std::string client_id;  ///< From the metadata, else the peer address. For fairness.
+  std::string client_id;  ///< Id from the metadata, otherwise the peer address; used for fairness.
   absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
   absl::Time received;                           ///< Time of the server's Clock.
   int64_t message_bytes = 0;  ///< Size of the whole message, which `hidden.owner` keeps alive.
@@ -112,31 +112,35 @@ struct ScoreRequest {
             .candidates = static_cast<int64_t>(candidate_ids.size()),
             .segments = num_segments()};
   }
-  /// outputs(), and for segments also the row scores that their sums are computed from.
+  /// Returns outputs() and, for segments, also the row scores from which their sums are computed.
   OutputSet computed_outputs() const {
     return segment_offsets.empty() ? outputs()
                                    : outputs().With(Output::kLogprob).With(Output::kGreedy);
   }
 };
 
-/// How early gRPC may end a call before its deadline, because gRPC's timers are coarse.
+/// Maximum time by which gRPC may end a call before its deadline, because gRPC's timers are coarse.
 inline constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(20);
 
-/// Whether a call that gRPC cancelled at `now` ran out of time. gRPC does not tell why it cancels.
+/// Returns whether a call that gRPC cancelled at `now` has reached its deadline. gRPC does not
+/// report the reason for which it cancels a call.
 inline bool IsDue(absl::Time deadline, absl::Time now) { return now + kDeadlineSlack >= deadline; }
 
-// The memory that a validated request needs, for the limits that bound it. The functions add the
-// sizes of arrays; the limits on the number of requests bound the constant part of each.
+// The functions below compute the memory that a validated request needs, for the limits on memory.
+// They add the sizes of arrays; the limits on the number of requests bound the constant part of
+// each request.
 
-/// Bytes of the message as it arrived and of the list of its pieces, which are held until the last
-/// row of the payload is gathered. Rows in shared memory or on a GPU keep no message and have
-/// limits of their own.
+/// Returns the bytes of the message as it arrived and of the list of its pieces, which are held
+/// until the last row of the payload is gathered. Rows in shared memory or on a GPU keep no message
+/// and have separate limits.
 int64_t PayloadBytes(const ScoreRequest& request);
 
-/// Bytes of the decoded fields without the payload, which are held until the request is answered.
+/// Returns the bytes of the decoded fields without the payload, which are held until the request is
+/// answered.
 int64_t FieldBytes(const ScoreRequest& request);
 
-/// Bytes of the arrays of its answer, including arrays that are only needed to compute it.
+/// Returns the bytes of the arrays of the request's answer, including arrays that are only needed
+/// to compute it.
 int64_t AnswerBytes(const ScoreRequest& request);
 
 }  // namespace logprobd

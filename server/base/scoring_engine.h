@@ -29,17 +29,17 @@ struct HiddenRun {
 };
 
 /// Rows to score in one call, and the memory for their scores. All memory belongs to the caller and
-/// stays valid until `done`. Every row is scored (ignored rows never reach an engine), and all ids
-/// are in range. The engine fills the columns of ScoreSpans for which
-/// OutputColumn::IsScored(outputs) holds; other spans may be empty and stay untouched.
+/// stays valid until `done` is called. Every row is scored (ignored rows never reach an engine),
+/// and all ids are in range. The engine fills the columns of ScoreSpans for which
+/// OutputColumn::IsScored(outputs) is true; other spans may be empty and are not changed.
 ///
 /// Invariance: the bits of a row's scores depend on that row alone, not on the other rows, their
 /// order or the other outputs of the batch.
 struct ScoreBatch : ScoreSpans {
   Dtype dtype = Dtype::kBf16;         ///< Element type of `hidden`.
-  int64_t num_rows = 0;               ///< From 1 to batch_rows_max.
+  int64_t num_rows = 0;               ///< Number of rows, from 1 to batch_rows_max.
   const std::byte* hidden = nullptr;  ///< [num_rows, hidden_size], the start of a StagingBuffer.
-  /// Replaces `hidden` for engines that read rows in place: the memory of all rows, in their order.
+  /// Memory of all rows, in order, which replaces `hidden` for engines that read rows in place.
   /// Runs may point into `hidden`'s buffer, into pinned host memory or into a GPU's memory.
   absl::Span<const HiddenRun> runs;
   absl::Span<const int32_t> targets;             ///< [num_rows]
@@ -54,58 +54,57 @@ struct ScoreBatch : ScoreSpans {
   /// gets NaN scores and ids of -1.
   absl::Span<uint8_t> nonfinite;
 
-  // The engine sets these times, in seconds; 0 if a stage does not exist.
-  double h2d_seconds = 0;     ///< Until a device has all rows, including gather_seconds.
-  double gather_seconds = 0;  ///< Exchange of rows between shards.
+  // The engine sets these times in seconds. A time is 0 if its stage does not exist.
+  double h2d_seconds = 0;     ///< Time until a device has all rows, including gather_seconds.
+  double gather_seconds = 0;  ///< Time to exchange rows between shards.
   double kernel_seconds = 0;
   double combine_seconds = 0;
   double d2h_seconds = 0;
 };
 
-/// Receives the status of a batch when its scores are written or it has failed. It is called once
-/// and must not block.
+/// Receives the status of a batch once its scores are written or the batch has failed. It is called
+/// once and must not block.
 using ScoreDone = absl::AnyInvocable<void(absl::Status) &&>;
 
-/// Scores batches on one replica: a ShardedEngine, or FakeEngine in tests.
+/// Scores batches on one replica. ShardedEngine implements it, and FakeEngine does so in tests.
 ///
-/// Threads: one thread at a time calls Start; any thread calls the other methods. At most
-/// kBatchesInFlight batches are between Start and `done`. Batches end in the order in which they
-/// were started. The destructor waits for the batches in flight.
+/// Threads: Start must be called by one thread at a time; the other methods may be called from any
+/// thread. At most kBatchesInFlight batches may be between Start and `done`. Batches end in the
+/// order in which they were started. The destructor waits for the batches in flight.
 class ScoringEngine {
  public:
   static constexpr int kBatchesInFlight = 2;
 
   virtual ~ScoringEngine() = default;
 
-  /// Returns what the engine knows of the head: sizes, dtype, transforms and the engine's name.
+  /// Returns what the engine knows about the head: sizes, dtype, transforms and the engine's name.
   virtual const HeadInfo& info() const = 0;
 
-  /// Returns the largest number of rows of a batch, which is fixed at creation.
+  /// Returns the maximum number of rows of a batch, which is fixed at creation.
   virtual int64_t batch_rows_max() const = 0;
 
   /// Returns the memory that was reserved at creation, without the memory of AllocateStaging.
   virtual MemoryPlan memory() const = 0;
 
-  /// Allocates staging memory for Start. RESOURCE_EXHAUSTED when there is not enough memory.
+  /// Allocates staging memory for Start. Returns RESOURCE_EXHAUSTED if there is not enough memory.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
 
-  /// Begins to score `batch` and returns. The engine calls `done` once, on its own thread. `done`
-  /// gets one of these errors:
-  ///   RESOURCE_EXHAUSTED  the batch does not fit in device memory; the engine stays usable.
-  ///   INTERNAL            a device fault; healthy() is false from now on.
-  ///   UNAVAILABLE         the engine is not healthy, or the batch took too long; healthy() is
-  ///   false
-  ///                       from now on.
+  /// Starts to score `batch` and returns. The engine calls `done` once, on its own thread. If the
+  /// batch fails, `done` receives one of these errors:
+  ///   - RESOURCE_EXHAUSTED: the batch does not fit in device memory; the engine stays usable.
+  ///   - INTERNAL: a device failed; healthy() is false from now on.
+  ///   - UNAVAILABLE: the engine is not healthy, or the batch took too long; healthy() is false
+  ///     from now on.
   virtual void Start(ScoreBatch& batch, ScoreDone done) = 0;
 
   virtual bool healthy() const = 0;
 
-  /// Whether batches may have `runs`, that is rows in pinned host memory or in the memory of GPUs
-  /// that this engine's GPUs can access. If false, all rows must be staged.
+  /// Returns whether batches may have `runs`, which are rows in pinned host memory or in the memory
+  /// of GPUs that this engine's GPUs can access. If false, all rows must be staged.
   virtual bool reads_in_place() const { return false; }
 
-  /// Returns the number of rows that a batch of `num_rows` rows computes together, >= 1. An
-  /// incomplete last step takes as long as a whole one.
+  /// Returns the number of rows, >= 1, that the engine computes in one step of a batch of
+  /// `num_rows` rows. An incomplete last step takes as long as a full one.
   virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 };
 

@@ -21,15 +21,17 @@ namespace logprobd {
 using RequestTicket = uint64_t;
 
 struct VerifyOptions {
-  int32_t rows = 8;  ///< 1 to 64.
+  int32_t rows = 8;  ///< Number of rows, 1 to 64.
   uint64_t seed = 1;
-  /// Once the caller or the head sets it, the Verify ends soon (CANCELLED). Null: only the head can
-  /// stop the Verify.
+  /// Once the caller or the head sets it to true, Verify soon ends with CANCELLED. If it is null,
+  /// only the head can stop Verify.
   std::shared_ptr<std::atomic<bool>> stop = nullptr;
-  absl::Time deadline = absl::InfiniteFuture();  ///< For scoring the probe, on the server's Clock.
+  /// Deadline for scoring the probe, as a time of the server's Clock.
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
-/// Largest differences between the engine's scores and double precision on a seeded probe, in nats.
+/// Largest differences between the engine's scores and scores in double precision on a seeded
+/// probe, in nats.
 struct VerifyReport {
   bool passed = false;
   int32_t rows = 0;
@@ -50,38 +52,41 @@ class ServedHead {
  public:
   virtual ~ServedHead() = default;
 
-  /// Returns the info of the live weights. A swap of weights replaces it, so callers keep the
-  /// returned pointer for as long as they use the info.
+  /// Returns the info of the live weights. A change of weights replaces it, so callers must keep
+  /// the returned pointer for as long as they use the info.
   virtual std::shared_ptr<const HeadInfo> info() const = 0;
 
   /// Returns whether requests can be scored now: the weights are loaded, an engine is healthy and
   /// the head is not draining.
   virtual bool ready() const = 0;
 
-  /// Queues a validated request. It never blocks and copies no payload. After an error `done` is
-  /// dropped without a call; otherwise it is called once. Errors carry a reason (RejectionOf):
-  ///   RESOURCE_EXHAUSTED  the queue or the client's share is full; has a retry hint (errors.h).
-  ///   DEADLINE_EXCEEDED   the deadline has passed or cannot be met.
-  ///   UNAVAILABLE         the head is not ready or is shutting down.
+  /// Queues a validated request. Submit never blocks and copies no payload. If it returns an error,
+  /// `done` is destroyed without being called; otherwise `done` is called once. Returns these
+  /// errors, which carry a reason (RejectionOf):
+  ///   - RESOURCE_EXHAUSTED: the queue or the client's share is full; the error carries a retry
+  ///     hint (errors.h).
+  ///   - DEADLINE_EXCEEDED: the deadline has passed or cannot be met.
+  ///   - UNAVAILABLE: the head is not ready or is shutting down.
   virtual absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) = 0;
 
-  /// Drops the rows of a request that have not been launched. Its callback soon gets CANCELLED, or
-  /// DEADLINE_EXCEEDED if its deadline is due (IsDue). Unknown or finished tickets are ignored.
+  /// Drops the rows of a request that have not been launched. Its callback soon receives CANCELLED,
+  /// or DEADLINE_EXCEEDED if its deadline is due (IsDue). Unknown or finished tickets are ignored.
   virtual void Cancel(RequestTicket ticket) = 0;
 
   /// Scores a probe and compares the scores with double precision on a separate thread. Only one
-  /// Verify runs at a time; another one gets RESOURCE_EXHAUSTED. It reads the whole weight, which
-  /// takes tens of seconds for a large head.
+  /// Verify runs at a time; another one fails with RESOURCE_EXHAUSTED. Verify reads the whole
+  /// weight, which takes tens of seconds for a large head.
   virtual void Verify(const VerifyOptions& options, VerifyCallback done) = 0;
 };
 
-/// The heads by name. Thread-safe.
+/// Finds heads by name. Thread-safe.
 class HeadRegistry {
  public:
   virtual ~HeadRegistry() = default;
 
-  /// Returns the head with that name. An empty name finds the only head, and is INVALID_ARGUMENT if
-  /// there are several. NOT_FOUND lists the names. UNAVAILABLE while the head is being loaded.
+  /// Returns the head with that name; an empty name means the only head. Returns INVALID_ARGUMENT
+  /// if the name is empty and there are several heads, NOT_FOUND with a list of the names if the
+  /// name is unknown, and UNAVAILABLE while the head is being loaded.
   virtual absl::StatusOr<std::shared_ptr<ServedHead>> Find(absl::string_view name) const = 0;
 
   virtual std::vector<std::shared_ptr<ServedHead>> List() const = 0;

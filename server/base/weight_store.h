@@ -32,10 +32,10 @@ struct HeadWeightsState {
 
 /// A request to load weights; the fields of proto LoadWeightsRequest.
 struct WeightsLoad {
-  std::string head = {};    ///< Empty: the only head.
-  std::string path = {};    ///< Must lie below an allowed root.
-  uint64_t version = 0;     ///< 0: one above the highest number that the head has had.
-  std::string sha256 = {};  ///< Expected hex digest; empty: not checked.
+  std::string head = {};    ///< Name of the head; empty means the only head.
+  std::string path = {};    ///< Path below an allowed root.
+  uint64_t version = 0;     ///< 0 means one above the highest number that the head has had.
+  std::string sha256 = {};  ///< Expected hex digest; empty means that it is not checked.
   bool commit = false;
   bool in_place = false;
   bool allow_nonfinite = false;
@@ -47,9 +47,9 @@ struct WeightsProgress {
   int64_t bytes_total = 0;
 };
 
-/// Changes the weights of heads while they serve. Returns the errors that proto Weights documents;
-/// a call that fails leaves the live version unchanged. Thread-safe. A call may take minutes, so
-/// each runs on its own thread.
+/// Changes the weights of heads while they serve. The functions return the errors that proto
+/// Weights documents; a call that fails leaves the live version unchanged. Thread-safe. A call may
+/// take minutes, so each runs on its own thread.
 class WeightStore {
  public:
   virtual ~WeightStore() = default;

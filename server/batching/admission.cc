@@ -12,7 +12,7 @@ namespace {
 /// Weight of the newest batch in the running mean.
 constexpr double kNewest = 0.2;
 
-/// The smaller of two values in seconds per row; 0 stands for "not measured" and is skipped.
+/// Returns the smaller of two values in seconds per row. 0 means "not measured" and is ignored.
 double Faster(double a, double b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
 
 }  // namespace
@@ -33,7 +33,7 @@ void DrainRate::AddBatch(int64_t rows, absl::Time started, absl::Time ended, int
   if (is_representative) {
     mean_ = mean_ == 0 ? measured : (1 - kNewest) * mean_ + kNewest * measured;
   }
-  // A small batch can prove a faster rate, never a slower one.
+  // A small batch can show that the rate is faster, but never that it is slower.
   if (is_representative || measured < Fastest(ended)) {
     NoteFastest(measured, ended);
   }
@@ -112,16 +112,16 @@ QueueLoad Admission::ClientLimits(const Limits& limits) {
 absl::Status Admission::CheckPossible(const QueueLoad& load) const {
   if (load.rows > client_limit_.rows) {
     return WithRejection(absl::InvalidArgumentError(absl::StrCat(
-                             "rows: ", load.rows, " are more than a client may have waiting (",
-                             client_limit_.rows, "): send fewer rows per request")),
+                             "rows: ", load.rows, " rows exceed the limit of ", client_limit_.rows,
+                             " waiting rows per client: send fewer rows per request")),
                          Rejection::kInvalid);
   }
   if (load.bytes > client_limit_.bytes) {
-    return WithRejection(
-        absl::InvalidArgumentError(absl::StrCat(
-            "request: ", load.bytes, " bytes with its answer are more than a client may hold (",
-            client_limit_.bytes, "): ask for fewer rows, candidates or top_k at once")),
-        Rejection::kInvalid);
+    return WithRejection(absl::InvalidArgumentError(absl::StrCat(
+                             "request: ", load.bytes, " bytes with its answer exceed the limit of ",
+                             client_limit_.bytes,
+                             " bytes per client: ask for fewer rows, candidates or top_k at once")),
+                         Rejection::kInvalid);
   }
   return absl::OkStatus();
 }
@@ -132,8 +132,9 @@ absl::Status Admission::Admit(const std::string& client_id, Priority priority,
   after += load;
   const auto refuse = [&](absl::string_view what, int64_t waiting, int64_t more, int64_t limit,
                           const QueueLoad& excess, Rejection reason) {
-    absl::Status status = absl::ResourceExhaustedError(
-        absl::StrCat(what, ": ", waiting, " wait, ", more, " more pass the limit of ", limit));
+    absl::Status status =
+        absl::ResourceExhaustedError(absl::StrCat(what, ": ", waiting, " are waiting, and ", more,
+                                                  " more would exceed the limit of ", limit));
     return WithRejection(WithRetryAfter(std::move(status), RetryAfter(excess, rate)), reason);
   };
   if (after.rows > limit_.rows) {
@@ -193,7 +194,8 @@ absl::Duration Admission::RetryAfter(const QueueLoad& excess, const DrainRate& r
   // Bytes and requests leave with their rows, so they are converted into rows at the mean amount
   // per waiting row.
   if (total_.rows == 0 && excess.rows == 0) {
-    // The limit is held by requests that the engine already has, which says nothing about rows.
+    // Requests that the engine already has use up the limit, so the excess cannot be
+    // converted to rows.
     return DrainRate::kRetryAfterUnmeasured;
   }
   const auto rows = static_cast<double>(std::max<int64_t>(total_.rows, 1));

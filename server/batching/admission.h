@@ -14,13 +14,13 @@
 
 namespace logprobd {
 
-/// Measures how fast the replicas together take rows from the queue. Gives two rates: a running
-/// mean for retry hints, and the best of the last seconds for refusing requests that cannot be in
-/// time. A stall slows only the mean, since it must not make the server refuse work that it could
-/// do. Not thread-safe.
+/// Measures how fast the replicas together take rows from the queue. Provides two rates: a running
+/// mean for retry hints, and the best rate of the last seconds for refusing requests that cannot
+/// meet their deadline. A stall slows only the mean, because it must not make the server refuse
+/// work that it could do. Not thread-safe.
 ///
-/// Each batch measures the replica that scored it; all replicas are taken to be equally fast. The
-/// time between the ends of any two batches would not do: batches of different replicas may end
+/// Each batch measures the replica that scored it; all replicas are assumed to be equally fast. The
+/// time between the ends of any two batches is not used: batches of different replicas may end
 /// together, and a replica without work would make the others look slow.
 class DrainRate {
  public:
@@ -39,35 +39,37 @@ class DrainRate {
   void set_num_replicas(int num_replicas) { num_replicas_ = num_replicas; }
 
   /// Records a batch that replica number `replica` had from `started` to `ended`. The batch is
-  /// taken to have had the replica to itself since the end of the previous batch there.
+  /// assumed to have used the replica alone since the end of the replica's previous batch.
   void AddBatch(int64_t rows, absl::Time started, absl::Time ended, int replica = 0);
 
-  /// Time to score `rows` at the mean rate; nullopt before anything has been measured.
+  /// Returns the time to score `rows` at the mean rate, or nullopt before anything is measured.
   std::optional<absl::Duration> TimeFor(double rows) const;
 
-  /// Time to score `rows` at the best recent rate; nullopt if nothing was measured recently.
+  /// Returns the time to score `rows` at the best recent rate, or nullopt if nothing was measured
+  /// recently.
   std::optional<absl::Duration> LeastTimeFor(double rows, absl::Time now) const;
 
-  /// Time until `rows` will have left the queue, clamped to the bounds above.
+  /// Returns the time until `rows` will have left the queue, clamped to the bounds above.
   absl::Duration RetryAfter(double rows) const;
 
  private:
   void NoteFastest(double seconds_per_row, absl::Time now);
-  /// Best recent seconds per row with one replica; 0: not measured.
+  /// Returns the best recent seconds per row with one replica; 0 means not measured.
   double Fastest(absl::Time now) const;
 
   int64_t representative_rows_;
   int num_replicas_ = 1;
   std::vector<absl::Time> last_ends_;  ///< End of the last batch of each replica.
-  // The following are seconds per row with one replica; 0: not measured.
+  // The `double` members below are seconds per row with one replica; 0 means not measured.
   double mean_ = 0;
   absl::Time period_begin_ = absl::InfinitePast();  ///< Start of the period that `fastest_` covers.
   double fastest_ = 0;                              ///< Best rate of the current period.
   double earlier_fastest_ = 0;                      ///< Best rate of the kMemory before the period.
 };
 
-/// The amounts that requests are charged: rows until a batch takes them, requests and payload bytes
-/// until the last row of the payload is gathered, bytes of fields and answers until the answer.
+/// Amounts that are charged for requests. Rows are charged until a batch takes them, requests and
+/// payload bytes until the last row of the payload is gathered, and bytes of fields and answers
+/// until the request is answered.
 struct QueueLoad {
   int64_t rows = 0;
   int64_t bytes = 0;
@@ -89,14 +91,14 @@ class Admission {
 
   explicit Admission(const Limits& limits);
 
-  /// Applies new limits to later calls of Admit. Admitted requests stay.
+  /// Applies new limits to later calls of Admit. Admitted requests stay admitted.
   void SetLimits(const Limits& limits);
 
-  /// The limits of one client.
+  /// Returns the limits of one client.
   static QueueLoad ClientLimits(const Limits& limits);
 
-  /// OK when an idle server would admit `load`, otherwise INVALID_ARGUMENT with the value and its
-  /// limit. Refusals of this class carry their reason (errors.h).
+  /// Returns OK if an idle server would admit `load`, otherwise INVALID_ARGUMENT with the value and
+  /// its limit. Errors of this class carry a reason (errors.h).
   absl::Status CheckPossible(const QueueLoad& load) const;
 
   /// Charges `load`, or returns RESOURCE_EXHAUSTED with a retry hint from `rate`.

@@ -175,7 +175,7 @@ bool BatchSlot::NextHalf(const absl::Status& status) {
   }
   first_status_ = status;
   // A batch must begin at the start of its staging buffer, and its candidates count rows from
-  // there. Runs already point to the rows in memory.
+  // there. If there are runs, they already point to the rows in memory.
   if (runs_.empty()) {
     std::memmove(staging_->data(), staging_->data() + middle_ * row_bytes_,
                  static_cast<size_t>((num_rows_ - middle_) * row_bytes_));

@@ -1,5 +1,5 @@
-// The Batcher's interface, and what callers' threads do: create, submit, cancel, change limits,
-// commit another version of the weights, drain, stop.
+// The Batcher's interface and the functions that run on callers' threads: create, submit, cancel,
+// change limits, commit another version of the weights, drain, stop.
 
 #include "server/batching/batcher.h"
 
@@ -208,8 +208,8 @@ absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) {
         absl::UnavailableError("the server is shutting down: retry on another server"),
         Rejection::kDraining);
   }
-  // Checked under the same lock under which the live version changes, so that a request that was
-  // validated against one version is never scored with the next.
+  // The version is checked under the same lock under which the live version changes, so that a
+  // request that was validated against one version is never scored with the next.
   if (request.weights_version == 0 ||
       (live_ != nullptr && request.weights_version == live_->weights_version)) {
     return absl::OkStatus();
@@ -269,11 +269,11 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   }
   if (const Slot* slot = FindFreeSlotLocked();
       queue_.empty() && slot != nullptr && slot->replica.in_flight == 0) {
-    // Trying it delays no other request and shows how fast the engine is now.
+    // Scoring the request delays no other request and shows how fast the engine is now.
     return absl::OkStatus();
   }
-  // A lower bound: this client's earlier rows must leave the queue first, at the best measured
-  // rate.
+  // This is a lower bound of the wait: this client's earlier rows must leave the queue first, at
+  // the best measured rate.
   const int64_t rows = pending.rows_to_score +
                        queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
   const std::optional<absl::Duration> wait = rate_.LeastTimeFor(static_cast<double>(rows), now);
@@ -314,7 +314,7 @@ void Batcher::Impl::SetLimits(const Options& options) {
   if (live_ != nullptr) {
     live_->launch_rule.set_wait_max(wait_max_);
   }
-  wake_ = true;  // With the new limits a waiting batch may be due.
+  wake_ = true;  // A waiting batch may be due with the new limits.
 }
 
 bool Batcher::Impl::Drain(absl::Time deadline) {

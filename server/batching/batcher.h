@@ -27,68 +27,72 @@ struct VersionReplicas;
 ///   Submit (any thread) -> queues by priority and client -> batch thread: cut, gather rows into a
 ///   staging buffer (copy pool) -> engine.Start -> results scattered to requests -> callbacks
 ///
-/// Scheduling: a batch leaves when a replica is free and requests wait (launch_rule.h). It goes to
-/// the healthy replica with the fewest batches in flight. Batches of different replicas may end in
-/// any order. An unhealthy replica receives no more batches; those it already has end with its
-/// error. A request may be cut between any two rows; ignored rows never reach the engine. Within a
+/// Scheduling: a batch is launched when a replica is free and requests wait (launch_rule.h), on the
+/// healthy replica with the fewest batches in flight. Batches of different replicas may end in any
+/// order. An unhealthy replica receives no more batches; those it already has end with its error. A
+/// request may be split between any two rows; ignored rows never reach the engine. Within a
 /// priority, clients share batches fairly (deficit round robin over rows); lower priorities keep a
 /// guaranteed share.
 ///
 /// Completion: deadline and cancellation are checked at Submit, in the queue and before launch, and
 /// also while an engine hangs. Each request ends in exactly one way: either Submit fails and `done`
-/// is dropped, or `done` is called once, on the batch thread, an engine's thread or a thread of the
-/// answer pool. `done` is never called inside Submit or Cancel, and never under a lock.
+/// is destroyed without being called, or `done` is called once, on the batch thread, an engine's
+/// thread or a thread of the answer pool. `done` is never called inside Submit or Cancel, and never
+/// under a lock.
 ///
 /// Versions: Commit makes the engines of another version of the weights live between two batches.
-/// No request sees two versions, and none fails or waits because of a commit: a request that a
-/// batch of the old version has already taken rows of, or that is pinned to the old version, ends
-/// on the old engines.
+/// No request is scored by two versions, and none fails or waits because of a commit: the old
+/// engines finish each request that is pinned to the old version, or of which a batch of the old
+/// version has already taken rows.
 class Batcher {
  public:
   struct Options {
-    /// Most rows in a batch, from 1 to the replicas' batch_rows_max().
+    /// Maximum number of rows in a batch, from 1 to the replicas' batch_rows_max().
     int64_t batch_rows_max = 8'192;
-    /// Longest time that a request waits for others to share its batch while every healthy replica
-    /// has a batch in flight. When a replica is idle, a batch leaves at once. Zero: never wait.
+    /// Maximum time that a request waits for others to share its batch while every healthy replica
+    /// has a batch in flight. If a replica is idle, a batch is launched at once. Zero means that
+    /// requests never wait for others.
     absl::Duration batch_wait_max = absl::Microseconds(500);
-    /// Most rows waiting to be scored, >= 1. A request with more rows than one client's share is
-    /// never admitted.
+    /// Maximum number of rows waiting to be scored, >= 1. A request with more rows than one
+    /// client's share is never admitted.
     int64_t queue_rows_max = 262'144;
-    /// Most bytes held for requests: a message counts until its rows are gathered into a batch, its
-    /// decoded fields and its answer until it is answered (score_request.h).
+    /// Maximum number of bytes held for requests. A message counts until its rows are gathered into
+    /// a batch; its decoded fields and its answer count until it is answered (score_request.h).
     int64_t queue_bytes_max = int64_t{1} << 30;
-    int64_t queue_requests_max = 65'536;  ///< Most requests waiting, >= 1.
-    /// Share of the three limits above that one client may hold, above 0, at most 1.
+    int64_t queue_requests_max = 65'536;  ///< Maximum number of waiting requests, >= 1.
+    /// Share of the three limits above that one client may hold, in (0, 1].
     double client_share_max = 0.5;
-    /// How long the batch thread busy-polls for the next request before it sleeps, in real time.
-    /// Waking a sleeping thread adds some 50 us to a small request; polling occupies a core. Zero:
-    /// sleep at once.
+    /// Real time for which the batch thread busy-polls for the next request before it sleeps.
+    /// Waking a sleeping thread adds about 50 us to a small request; polling occupies a core. Zero
+    /// means that the thread sleeps at once.
     absl::Duration busy_poll = absl::ZeroDuration();
-    /// Threads that gather payloads into staging memory, in addition to the batch thread, 0 to 256.
+    /// Number of threads, 0 to 256, that gather payloads into staging memory in addition to the
+    /// batch thread.
     int32_t copy_threads = 2;
-    /// Threads that call callbacks when a batch answers many requests, in addition to the thread on
-    /// which the batch ended, 0 to 256. Sending one answer takes some 25 us.
+    /// Number of threads, 0 to 256, that call callbacks when a batch answers many requests, in
+    /// addition to the thread on which the batch ended. Sending one answer takes about 25 us.
     int32_t answer_threads = 0;
     /// Value of the metrics' label `head`.
     std::string head = "default";
-    /// Turns of the heads that share devices, which must outlive the Batcher, and this head's index
-    /// there; its lanes are the replicas. Null: no other head uses the devices.
+    /// Turns of the heads that share devices, which must outlive the Batcher. The lanes of this
+    /// head are the replicas. Null if no other head uses the devices.
     DeviceTurns* turns = nullptr;
-    int turns_head = 0;
+    int turns_head = 0;  ///< Index of this head in `turns`.
     /// Store through which versions of this head pass on their staging buffers; it must outlive
-    /// them. Null: each version allocates and frees its own buffers.
+    /// them. If it is null, each version allocates and frees its own buffers.
     StagingStore* staging = nullptr;
   };
 
-  /// `replicas`: at least one, none null, all of the same head and batch_rows_max. INVALID_ARGUMENT
-  /// names the bad option; RESOURCE_EXHAUSTED means that there is no memory for staging. The
-  /// replicas, `clock` and `metrics` must outlive the Batcher.
+  /// Creates a Batcher for `replicas`: at least one, none null, all of the same head and
+  /// batch_rows_max. Returns INVALID_ARGUMENT that names the invalid option, or RESOURCE_EXHAUSTED
+  /// if there is no memory for staging. The replicas, `clock` and `metrics` must outlive the
+  /// Batcher.
   static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
                                                          absl::Span<ScoringEngine* const> replicas,
                                                          const Clock& clock, Metrics& metrics);
 
-  /// Same as above, but the caller owns the first version's replicas: they must stay alive until
-  /// the version has been retired or the Batcher is destroyed.
+  /// Behaves like Create above, but the caller owns the first version's replicas, which must stay
+  /// alive until the version has been retired or the Batcher is destroyed.
   static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
                                                          VersionReplicas& first, const Clock& clock,
                                                          Metrics& metrics);
@@ -96,34 +100,34 @@ class Batcher {
   /// Calls Stop.
   ~Batcher();
 
-  /// Answers queued requests with UNAVAILABLE, waits for the batches in flight, joins its threads.
-  /// From then on Submit returns UNAVAILABLE and Cancel does nothing. Call it from one thread; it
-  /// may be called again.
+  /// Answers queued requests with UNAVAILABLE, waits for the batches in flight and joins its
+  /// threads. From then on Submit returns UNAVAILABLE and Cancel does nothing. Must be called from
+  /// one thread; may be called again.
   void Stop();
 
-  /// Implements ServedHead::Submit; `request` must have been validated. Additional errors:
-  ///   INVALID_ARGUMENT     more rows or bytes than could ever be admitted.
-  ///   FAILED_PRECONDITION  a weights_version that is neither 0 nor the live one, or rows in a
-  ///                        GPU's memory when an engine does not read in place.
-  /// A refusal carries its reason (errors.h).
+  /// Implements ServedHead::Submit; `request` must have been validated. Returns these additional
+  /// errors, which carry a reason (errors.h):
+  ///   - INVALID_ARGUMENT: the request has more rows or bytes than could ever be admitted.
+  ///   - FAILED_PRECONDITION: the weights_version is neither 0 nor the live one, or the rows are in
+  ///     a GPU's memory and an engine does not read in place.
   absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done);
 
   /// Implements ServedHead::Cancel.
   void Cancel(RequestTicket ticket);
 
   /// Applies the queue limits, client_share_max and batch_wait_max of `options`; all other options
-  /// are fixed at creation. Queued requests stay. INVALID_ARGUMENT as in Create: then nothing
-  /// changes.
+  /// are fixed at creation. Queued requests stay queued. Returns INVALID_ARGUMENT like Create and
+  /// then changes nothing.
   absl::Status SetLimits(const Options& options);
 
-  /// Makes `next`, which must have the same hidden_size, the live version; returns at once. The
-  /// version before it retires: requests that it has begun or that are pinned to it go to its
-  /// engines first, all others go to `next`. Null: no version is live for now, and requests that do
-  /// not belong to the retiring version wait. Call it from one thread at a time, and call
-  /// AwaitRetired before the next Commit.
+  /// Makes `next`, which must have the same hidden_size, the live version and returns at once. The
+  /// previous version retires: its engines first score the requests of which it has taken rows or
+  /// that are pinned to it; `next` scores all others. If `next` is null, no version is live, and
+  /// requests that do not belong to the retiring version wait. Must be called from one thread at a
+  /// time, and AwaitRetired must be called before the next Commit.
   void Commit(VersionReplicas* next);
 
-  /// Returns when the version that Commit retired has no row and no batch left, so that its engines
+  /// Waits until the version that Commit retired has no rows or batches left, so that its engines
   /// may be destroyed. Returns at once if no version is retiring.
   void AwaitRetired();
 
@@ -135,20 +139,20 @@ class Batcher {
   /// at `deadline` (on the Clock) if work is left.
   bool Drain(absl::Time deadline);
 
-  /// Memory of the staging buffers of all replicas of the live version.
+  /// Returns the memory of the staging buffers of all replicas of the live version.
   MemoryPlan memory() const;
 
-  /// Bytes of one staging buffer for batches of `batch_rows_max` rows of `head`. A replica has one
-  /// buffer for each of its batches in flight.
+  /// Returns the bytes of one staging buffer for batches of `batch_rows_max` rows of `head`. A
+  /// replica has one buffer for each of its batches in flight.
   static int64_t StagingBytes(int64_t batch_rows_max, const HeadInfo& head);
 
-  /// Most rows, bytes and requests that one client may have waiting.
+  /// Returns the maximum number of rows, bytes and requests that one client may have waiting.
   static QueueLoad ClientLimits(const Options& options);
 
  private:
   struct Impl;
   explicit Batcher(std::unique_ptr<Impl> impl);
-  std::unique_ptr<VersionReplicas> first_;  // Null when the caller owns the first version.
+  std::unique_ptr<VersionReplicas> first_;  // Null if the caller owns the first version.
   std::unique_ptr<Impl> impl_;
 };
 

@@ -54,15 +54,15 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   parts.clear();
   absl::MutexLock lock(&mutex_);
   --answering_;
-  // The batch thread updates the gauges. It is woken only now: with few cores it would delay the
-  // answers.
+  // The batch thread updates the gauges. It is woken only now because, with few cores, it would
+  // otherwise delay the answers.
   wake_ = true;
   UpdateIdleLocked();
 }
 
 void Batcher::Impl::RecordEngineStages(const ScoreBatch& batch) {
   const auto record = [this](Metrics::Stage stage, double seconds) {
-    if (seconds > 0) {  // Zero: the engine does not have this stage.
+    if (seconds > 0) {  // Zero means that the engine does not have this stage.
       metrics_.RecordStage(stage, seconds);
     }
   };
@@ -137,8 +137,8 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   endings.push_back(std::move(ending));
 }
 
-/// Called when one reader of the payload is done. The last reader moves the payload to `payloads`,
-/// to be freed outside the mutex, unless a later batch still has rows to read.
+/// Ends the read of the payload by one reader. The last reader moves the payload to `payloads`, to
+/// be freed outside the mutex, unless a later batch still has rows to read.
 void Batcher::Impl::EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads) {
   --pending.payload_readers;
   if (pending.payload_readers == 0 &&
@@ -186,7 +186,8 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
   CallBack(endings);
 }
 
-/// Calls the callbacks; many of them on the pool's threads, unless those answer another batch.
+/// Calls the callbacks. If there are many, the pool's threads share them, unless these threads
+/// answer another batch.
 void Batcher::Impl::CallBack(std::vector<Ending>& endings) {
   constexpr size_t kEndingsOfTask = 4;
   const size_t num_tasks = (endings.size() + kEndingsOfTask - 1) / kEndingsOfTask;

@@ -26,8 +26,9 @@
 
 namespace logprobd {
 
-/// The Batcher's state and threads. batcher.cc holds what callers' threads do, batcher_thread.cc
-/// the loop of the batch thread, batcher_done.cc the end of batches and requests.
+/// The Batcher's state and threads. batcher.cc contains the functions for callers' threads,
+/// batcher_thread.cc the loop of the batch thread, and batcher_done.cc the end of batches and
+/// requests.
 ///
 /// One mutex guards everything except the batches. It is never held while a callback, the start of
 /// a batch, the metrics or a copy runs. Callbacks run on the batch thread, an engine's thread or a
@@ -54,33 +55,35 @@ struct Batcher::Impl {
   /// A request that has left the maps and whose callback is about to be called.
   struct Ending {
     Pending pending;
-    absl::Status status;  ///< OK: `pending->result` is complete.
+    absl::Status status;  ///< If OK, `pending->result` is complete.
     /// The request's rows. They are freed outside the mutex and stay charged until then.
     HiddenPayload payload;
   };
 
-  // Any thread.
-  /// A free slot of the live version; null if there is none or it is another version's turn.
+  // Functions that may be called from any thread.
+  /// Returns a free slot of the live version, or null if there is none or it is another version's
+  /// turn.
   Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// The time at which the queue's next batch may leave in `slot`, which is a live one.
+  /// Returns the time at which the queue's next batch may be launched in `slot`, which belongs to
+  /// the live version.
   absl::Time LaunchTimeLocked(const Slot& slot, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsTurnOfLocked(const VersionReplicas& version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// The queue of the rows that `version`, live or retiring, scores.
+  /// Returns the queue of the rows that `version`, live or retiring, scores.
   RowQueue& QueueOfLocked(const VersionReplicas& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Callers' threads: batcher.cc.
+  // Functions that run on callers' threads (batcher.cc).
   absl::Status CheckServingLocked(const ScoreRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckDeadlineLocked(const PendingRequest& pending, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The batch thread: batcher_thread.cc. Functions that unlock the mutex for a while hold it again
-  // when they return.
+  // Functions that run on the batch thread (batcher_thread.cc). Functions that unlock the mutex
+  // lock it again before they return.
   void Run();
   void AwaitWakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool DoNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,13 +110,14 @@ struct Batcher::Impl {
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
   void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Turns on devices that several heads share: batcher_thread.cc.
+  // Functions for turns on devices that several heads share (batcher_thread.cc).
   bool LaunchInTurnLocked(RowQueue& queue, VersionReplicas& version)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveTurnBack(const Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The end of batches and requests, on an engine's thread or the batch thread: batcher_done.cc.
+  // Functions that end batches and requests, on an engine's thread or the batch thread
+  // (batcher_done.cc).
   void OnBatchDone(Slot& slot, const absl::Status& engine_status);
   void RecordEngineStages(const ScoreBatch& batch);
   void EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings,
@@ -140,7 +144,7 @@ struct Batcher::Impl {
   std::atomic<bool> is_answer_pool_taken_ = false;
 
   mutable absl::Mutex mutex_;
-  /// Null while no version is live: during Commit(nullptr), or after Fail, when `failure_` is set.
+  /// Null while no version is live: after Commit(nullptr), and after Fail, which sets `failure_`.
   VersionReplicas* live_ ABSL_GUARDED_BY(mutex_);
   VersionReplicas* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
   uint64_t version_ ABSL_GUARDED_BY(mutex_);  // Number of the live version, or of the last one.
@@ -150,14 +154,15 @@ struct Batcher::Impl {
   /// Version for which the batch thread requests a turn, or prepares or starts a batch. The engine
   /// may end that batch before Start returns.
   VersionReplicas* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  /// Version that launched last, and how many batches it has launched in a row. Only used when the
-  /// live and the retiring version must not have batches in flight at the same time.
+  /// Version that launched last, and the number of batches that it has launched in a row. They are
+  /// only used when the live and the retiring version must not have batches in flight at the same
+  /// time.
   VersionReplicas* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
   int64_t turn_batches_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // VersionReplicas::kind that `rate_` measures.
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   DrainRate rate_ ABSL_GUARDED_BY(mutex_);
-  absl::Duration wait_max_ ABSL_GUARDED_BY(mutex_);  // batch_wait_max in force.
+  absl::Duration wait_max_ ABSL_GUARDED_BY(mutex_);  // The batch_wait_max in force.
   absl::flat_hash_map<RequestTicket, Pending> requests_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<absl::Time, RequestTicket>> deadlines_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ending> endings_ ABSL_GUARDED_BY(mutex_);  // Requests for the batch thread to answer.
@@ -169,7 +174,7 @@ struct Batcher::Impl {
   bool is_idle_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  /// This head waits for its turn. Whoever ends a turn wakes the batch thread.
+  /// True while this head waits for its turn. The thread that ends a turn wakes the batch thread.
   bool waits_for_turn_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time wake_time_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

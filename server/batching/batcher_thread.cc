@@ -1,6 +1,6 @@
 // The batch thread of a Batcher: it cuts, gathers and starts batches, ends requests whose deadline
-// passes, and calls the callbacks of requests that end without the engine. When a batch may leave
-// is decided by launch_rule.h; which version or head may launch next, at the end of this file.
+// passes, and calls the callbacks of requests that end without the engine. launch_rule.h decides
+// when a batch may be launched; the end of this file decides which version or head launches next.
 
 #include <algorithm>
 #include <optional>
@@ -17,11 +17,11 @@
 namespace logprobd {
 namespace {
 
-/// How often the age of the oldest request is refreshed while it waits.
+/// Interval at which the age of the oldest request is updated while it waits.
 constexpr absl::Duration kGaugePeriod = absl::Seconds(1);
 
-/// Batches per replica that one version launches in a row while another version waits for the same
-/// devices.
+/// Number of batches per replica that one version launches in a row while another version waits for
+/// the same devices.
 constexpr int64_t kTurnBatches = ScoringEngine::kBatchesInFlight;
 
 }  // namespace
@@ -41,7 +41,8 @@ void Batcher::Impl::Run() {
   }
 }
 
-/// Busy-polls for a while, then sleeps, until there is something to do or wake_time_ has come.
+/// Busy-polls for at most busy_poll, then sleeps, until there is something to do or wake_time_ is
+/// reached.
 void Batcher::Impl::AwaitWakeLocked() {
   if (options_.busy_poll > absl::ZeroDuration()) {
     const absl::Time until = std::min(clock_.Now() + options_.busy_poll, wake_time_);
@@ -71,8 +72,8 @@ bool Batcher::Impl::DoNextLocked() {
 }
 
 bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
-  // Rows of the retiring version go first: its engines are freed when they are done, and waiting
-  // would bring no further rows to their batches.
+  // Rows of the retiring version are first: its engines are freed when they are done, and waiting
+  // would not add rows to their batches.
   if (!retiring_queue_.empty() && IsTurnOfLocked(*retiring_)) {
     if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) {
       return LaunchFromLocked(retiring_queue_, *slot, now);
@@ -85,8 +86,8 @@ bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
   return LaunchFromLocked(queue_, *slot, now);
 }
 
-/// Launches a batch of `queue` in `slot`; when heads share devices, in any slot of the same version
-/// that gets a turn. Returns whether anything was done.
+/// Launches a batch of `queue` in `slot` or, if heads share devices, in any slot of the same
+/// version that gets a turn. Returns whether anything was done.
 bool Batcher::Impl::LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   if (options_.turns != nullptr) {
     return LaunchInTurnLocked(queue, slot.version);
@@ -209,8 +210,8 @@ void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
 void Batcher::Impl::StartBatch(Slot& slot) {
   ScoringEngine& engine = slot.replica.engine;
   if (!engine.healthy()) {
-    // It failed after the cut, or after the first half. The rows lie in memory of this replica, so
-    // no other one can score them.
+    // The engine failed after the batch was cut, or after its first half. The rows are in memory of
+    // this replica, so no other replica can score them.
     OnBatchDone(slot, absl::UnavailableError("the engine that held the rows has failed: retry"));
     return;
   }
@@ -218,8 +219,8 @@ void Batcher::Impl::StartBatch(Slot& slot) {
                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
 }
 
-/// Lets go of the payloads that have been copied. Returns false when no request of the batch still
-/// needs its scores.
+/// Ends the reads of the payloads that have been copied. Returns false if no request of the batch
+/// needs its scores any more.
 bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads) {
   const absl::Time now = clock_.Now();
   bool is_needed = false;
@@ -337,10 +338,11 @@ Batcher::Impl::Slot* Batcher::Impl::FindFreeSlotLocked() const {
   return live_ != nullptr && IsTurnOfLocked(*live_) ? live_->FindFreeSlot() : nullptr;
 }
 
-/// Returns whether a batch of `version` may be started. The answer is yes unless the live and the
+/// Returns whether a batch of `version` may be started. It always may, unless the live and the
 /// retiring version share devices and both have kernels that wait for other GPUs: a batch of one
-/// could then wait for kernels that the other keeps from starting. In that case the versions take
-/// turns of a few batches, and one begins only when the other has nothing in flight.
+/// could then wait for kernels that the other prevents from starting. In that case the versions
+/// take turns of a few batches, and a turn begins only when the other version has no batch in
+/// flight.
 bool Batcher::Impl::IsTurnOfLocked(const VersionReplicas& version) const {
   const VersionReplicas* other = &version == live_ ? retiring_ : live_;
   if (other == nullptr || !(version.waits_for_peers && other->waits_for_peers)) {

@@ -15,19 +15,20 @@ namespace logprobd {
 
 /// Shares devices among heads. A batch needs a turn from before it is cut until its engine is done.
 ///
-/// Fairness: turns are shared by work, which is the number of rows times the cost of a row. Of the
-/// waiting heads the one that has received the least work goes next, as with deficit round robin
-/// with a quantum smaller than any batch. A head that was idle starts at the same level as the
-/// others; excess work from before is still counted against it. A head with little to do saves up
-/// at most the work of its batches in flight. Heads that share no device do not affect each other.
+/// Fairness: turns are shared by work, which is the number of rows times the cost of a row. The
+/// waiting head that has received the least work is next, as in deficit round robin with a quantum
+/// smaller than any batch. A head that was idle starts at the same level as the others, but excess
+/// work that it received before is still counted. A head with little work accumulates at most the
+/// work of its batches in flight. Heads that share no device do not affect each other.
 ///
 /// Capacity: a device has at most as many batches in flight as the head with the most replicas on
-/// it would have alone. So the copies of one batch overlap the kernels of another, and a head never
-/// waits for idle neighbours. The head that goes next keeps its devices free until it can go.
+/// it would have alone. Therefore the copies of one batch overlap the kernels of another, and a
+/// head never waits for idle heads. The devices of the next head are kept free until it can launch.
 ///
 /// Peers: two replicas whose GPUs wait for each other are never in flight together on any device,
-/// because each could wait for a kernel that the other keeps from starting. All batches of one end
-/// before those of the other begin. Such a hold lasts for two batches, so that these overlap.
+/// because each could wait for a kernel that the other prevents from starting. All batches of one
+/// replica end before those of the other begin. A replica holds its devices for two batches, so
+/// that these overlap.
 ///
 /// Thread-safe.
 class DeviceTurns {
@@ -39,7 +40,7 @@ class DeviceTurns {
   };
 
   struct Head {
-    std::vector<Lane> lanes = {};  ///< One per replica.
+    std::vector<Lane> lanes = {};  ///< One lane per replica.
     double row_cost = 1;           ///< Work per row, > 0, in a unit common to all heads.
   };
 
@@ -51,21 +52,22 @@ class DeviceTurns {
 
   /// Sets the function that is called, on any thread, when waiting head `head` should call Take
   /// again. `wake` must not block; this object holds no lock during the call except one that guards
-  /// `wake` itself. Returns once no call of the previous `wake` is running. Empty: no function.
+  /// `wake` itself. Returns once no call of the previous `wake` is running. If `wake` is empty, no
+  /// function is called.
   void SetWake(int head, std::function<void()> wake);
 
   /// Takes a turn for a batch on one of `replicas` (not empty, in order of preference) and returns
-  /// that replica. Returns nullopt if none is free: then the head waits for one of them and is
+  /// that replica. Returns nullopt if none is free; the head then waits for one of them and is
   /// woken. The caller must not hold a lock that a `wake` takes.
   std::optional<int> Take(int head, absl::Span<const int> replicas);
 
-  /// Charges the rows of a batch that has its turn.
+  /// Charges the head for the rows of a batch that has its turn.
   void Charge(int head, int64_t rows);
 
-  /// Ends a turn. The rule about locks of Take applies.
+  /// Ends a turn. The caller must not hold a lock that a `wake` takes.
   void GiveBack(int head, int replica);
 
-  /// Ends the head's wait. The rule about locks of Take applies.
+  /// Ends the head's wait. The caller must not hold a lock that a `wake` takes.
   void Withdraw(int head);
 
  private:
@@ -82,7 +84,7 @@ class DeviceTurns {
     size_t group = 0;   ///< Index of the group of heads that share devices.
     double served = 0;  ///< Work received.
     int64_t last_turn = 0;
-    std::vector<int> requested;  ///< Replicas it waits for; empty: it does not wait.
+    std::vector<int> requested;  ///< Replicas for which it waits; empty if it does not wait.
     bool is_woken = false;
     int in_flight = 0;
   };
@@ -94,7 +96,7 @@ class DeviceTurns {
 
   /// Free capacity of the devices while turns are assigned.
   struct Room {
-    std::vector<int> batches;               ///< [num_devices], further batches that fit.
+    std::vector<int> batches;               ///< [num_devices], number of further batches that fit.
     std::vector<const LaneState*> holders;  ///< [num_devices], lane that waits for peers, or null.
   };
 
@@ -122,7 +124,7 @@ class DeviceTurns {
   std::vector<std::unique_ptr<Waker>> wakers_;
   absl::Mutex mutex_;
   std::vector<HeadState> heads_ ABSL_GUARDED_BY(mutex_);
-  std::vector<int> capacity_;  ///< [num_devices], most batches in flight.
+  std::vector<int> capacity_;  ///< [num_devices], maximum number of batches in flight.
   std::vector<Group> groups_ ABSL_GUARDED_BY(mutex_);
   int64_t num_turns_ ABSL_GUARDED_BY(mutex_) = 0;
 };

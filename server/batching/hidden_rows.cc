@@ -44,8 +44,8 @@ void HiddenRuns::Place(absl::Span<BatchPart> parts, int64_t row_bytes, const std
   for (const BatchPart& part : parts) {
     num_rows_ += part.num_rows;
     if (!part.is_in_place) {
-      // Only staged rows are joined into one run. Clients' memory that happens to be adjacent
-      // cannot be copied at once.
+      // Only staged rows are merged into one run. Clients' memory cannot be copied at once even if
+      // it happens to be adjacent.
       if (is_after_staged) {
         runs_.back().num_rows += part.num_rows;
       } else {

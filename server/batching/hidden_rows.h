@@ -16,25 +16,25 @@ namespace logprobd {
 /// (PayloadGather).
 ///
 /// Rows in pinned shared memory are read in place if their runs have at least kRunBytes on average.
-/// Shorter runs are gathered like rows of messages, since each copy to a GPU takes microseconds
+/// Shorter runs are gathered like rows of messages, because each copy to a GPU takes microseconds
 /// however short it is. Rows in a GPU's memory are always read in place, with at most one run per
-/// row. The lists keep their memory from batch to batch.
+/// row. The lists keep their memory between batches.
 class HiddenRuns {
  public:
   static constexpr int64_t kRunBytes = int64_t{64} << 10;
 
-  /// Removes all runs: the whole batch is staged.
+  /// Removes all runs, which means that the whole batch is staged.
   void Clear() { runs_.clear(); }
 
   /// Sets `is_in_place` of each part and builds the runs. The caller gathers the other parts into
   /// `staging`, each at its batch_row.
   void Place(absl::Span<BatchPart> parts, int64_t row_bytes, const std::byte* staging);
 
-  /// True when nothing is read in place: all rows are in the staging buffer, in order.
+  /// Returns true if nothing is read in place: all rows are in the staging buffer, in order.
   bool empty() const { return runs_.empty(); }
 
-  /// The runs of rows [row_begin, row_end) of the batch, valid until the next call. There are none
-  /// if empty().
+  /// Returns the runs of rows [row_begin, row_end) of the batch, valid until the next call. There
+  /// are none if empty().
   absl::Span<const HiddenRun> Of(int64_t row_begin, int64_t row_end);
 
  private:
@@ -48,7 +48,7 @@ class HiddenRuns {
 /// that are read in place. The pieces of a payload may have any size and alignment; a row may span
 /// several of them.
 ///
-/// Fewer than kShareBytes are copied by the calling thread alone: waking other threads takes
+/// The calling thread alone copies fewer than kShareBytes, because waking other threads takes
 /// longer.
 class PayloadGather {
  public:
@@ -57,8 +57,8 @@ class PayloadGather {
 
   explicit PayloadGather(TaskPool& pool) : pool_(pool) {}
 
-  /// `staging` must have room for all rows of `parts`, `row_bytes` each, at their batch_row.
-  /// IndexPieces must have been called for each part's request.
+  /// Copies the rows of `parts` to `staging`, which must have room for all of them, `row_bytes`
+  /// each, at their batch_row. IndexPieces must have been called for each part's request.
   void Gather(absl::Span<const BatchPart> parts, int64_t row_bytes, std::byte* staging);
 
  private:
@@ -74,7 +74,7 @@ class PayloadGather {
               int64_t num_bytes);
 
   TaskPool& pool_;
-  std::vector<Run> runs_;  // Members keep their memory from batch to batch.
+  std::vector<Run> runs_;  // The vectors keep their memory between batches.
   std::vector<int64_t> task_begins_;
   int64_t task_bytes_ = 0;
 };

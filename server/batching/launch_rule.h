@@ -11,32 +11,32 @@ namespace logprobd {
 
 /// Decides how long a batch waits and how many rows it takes.
 ///
-/// Waiting. A batch leaves at once when a replica has no batch in flight: waiting could only add
-/// latency. When every replica has one in flight, the next batch leaves as soon as one of these
-/// holds:
+/// Waiting: a batch is launched at once if a replica has no batch in flight, because waiting could
+/// only add latency. If every replica has one in flight, the next batch is launched as soon as one
+/// of these conditions is true:
 ///   - its budget is full;
 ///   - its oldest request has waited `wait_max`;
-///   - an engine will be idle within kPrepareTime, judged by the duration of its last batch.
-/// When every replica has two in flight there is no free slot, and the batch waits for one.
+///   - an engine will be idle within kPrepareTime, estimated from the duration of its last batch.
+/// If every replica has two in flight, there is no free slot, and the batch waits for one.
 ///
-/// Small requests. While a small request waits, or one arrived within kSmallMemory, a batch takes
-/// rows of large requests for at most a quarter of its budget, so that a small request never waits
+/// Small requests: while a small request waits, or if one arrived within kSmallMemory, a batch uses
+/// at most a quarter of its budget for rows of large requests, so that a small request never waits
 /// for a batch full of large ones.
 ///
-/// Whole steps. An engine computes rows in steps (ScoringEngine::row_step); a part of a step takes
-/// as long as a whole one. A batch of several steps therefore leaves the part to the next batch,
-/// taking fewer rows of large requests, if other rows wait or another batch is in flight. A batch
-/// of small requests only leaves the part in any case once it fills a step: most of its rows are
-/// answered sooner and the rest hardly later.
+/// Whole steps: an engine computes rows in steps (ScoringEngine::row_step), and a partial step
+/// takes as long as a whole one. If other rows wait or another batch is in flight, a batch of
+/// several steps therefore takes fewer rows of large requests and leaves the partial step to the
+/// next batch. A batch of only small requests always leaves the partial step if it fills at least
+/// one step: most of its rows are answered sooner and the others only slightly later.
 class LaunchRule {
  public:
-  /// How long a small request limits the share of large ones after it has arrived.
+  /// Time after the arrival of a small request for which it limits the share of large ones.
   static constexpr absl::Duration kSmallMemory = absl::Milliseconds(100);
   /// Time to gather a small batch and copy it to a GPU.
   static constexpr absl::Duration kPrepareTime = absl::Microseconds(250);
-  /// A batch with fewer steps is never cut to whole steps.
+  /// Minimum number of steps at which a batch with large requests is cut to whole steps.
   static constexpr int64_t kStepsMin = 4;
-  /// The same when some rows have to wait for the next batch anyway.
+  /// The same minimum for the case that some rows have to wait for the next batch anyway.
   static constexpr int64_t kCutStepsMin = 2;
 
   /// Batches hold at most `rows_max` rows, or `rows_max_f32` rows of f32. `engine`, whose steps
@@ -49,7 +49,7 @@ class LaunchRule {
 
   void NoteSmallRequest(absl::Time now) { last_small_ = now; }
 
-  /// The most that a batch may take now.
+  /// Returns the maximum that a batch may take now.
   BatchBudget Budget(const RowQueue& queue, absl::Time now) const {
     const bool is_shared = queue.has_small() || now - last_small_ <= kSmallMemory;
     return BatchBudget{
@@ -58,8 +58,8 @@ class LaunchRule {
         .bulk_rows_max = is_shared ? std::max<int64_t>(rows_max_ / 4, 1) : rows_max_};
   }
 
-  /// The budget of a batch that leaves now, cut to whole steps. `in_flight`: number of batches in
-  /// flight on its replica.
+  /// Returns the budget of a batch that is launched now, cut to whole steps. `in_flight` is the
+  /// number of batches in flight on its replica.
   BatchBudget CutBudget(const RowQueue& queue, int in_flight, absl::Time now) const {
     BatchBudget budget = Budget(queue, now);
     const int64_t bulk = std::min(queue.bulk_rows(), budget.bulk_rows_max);
@@ -77,9 +77,10 @@ class LaunchRule {
     return budget;
   }
 
-  /// The time at which the next batch may leave if a slot is free; `now` if its budget is full, and
-  /// infinite if nothing waits. `in_flight`: number of batches in flight on the healthy replica
-  /// that has the fewest; `idle_time`: when that replica will probably end the older one.
+  /// Returns the time at which the next batch may be launched if a slot is free. This is `now` if
+  /// its budget is full, and infinite if nothing waits. `in_flight` is the number of batches in
+  /// flight on the healthy replica that has the fewest; `idle_time` is the time at which that
+  /// replica will probably end the older one.
   absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time idle_time,
                         absl::Time now) const {
     if (queue.empty()) {

@@ -88,7 +88,7 @@ ScatteredPart ScatterPart(const BatchSlot& slot, const BatchPart& part) {
   ScoreResult& result = part.pending->result;
   ForEachOutputColumn([&](const auto& column) {
     auto& to = result.*column.values;
-    // An empty column was not asked for by this request, but perhaps by others in the batch.
+    // An empty column is not needed by this request, but other requests of the batch may need it.
     if (!column.is_from_engine() || to.empty()) {
       return;
     }

@@ -11,8 +11,8 @@ namespace {
 /// Share of each batch that a waiting lower priority earns.
 constexpr double kLowerPriorityShare = 1.0 / 16;
 
-/// Rows in a client's turn: small enough for many turns in a batch, and large enough that their
-/// cost does not matter.
+/// Returns the number of rows in a client's turn: small enough for many turns in a batch, and large
+/// enough that the cost of the turns does not matter.
 int64_t TurnRows(int64_t rows_max) { return std::clamp<int64_t>(rows_max / 16, 1, 64); }
 
 }  // namespace
@@ -91,8 +91,8 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
                   .bulk_rows_left = budget.bulk_rows_max,
                   .candidates_left = budget.candidates_max};
   EarnCredit(cutting.rows_left, budget.rows_max);
-  // A level that has earned a whole batch goes first: its rows may have a different dtype from all
-  // others.
+  // A level that has earned a whole batch is first, because the dtype of its rows may differ from
+  // that of all others.
   for (size_t i = levels_.size(); i-- > 1;) {
     if (levels_[i].credit >= static_cast<double>(budget.rows_max)) {
       TakeFromLevel(levels_[i], cutting.rows_left, cutting);
@@ -141,7 +141,7 @@ void RowQueue::EarnCredit(int64_t batch_rows, int64_t rows_max) {
 }
 
 void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
-  std::list<Flow> blocked;  // Cannot add rows to this batch; they go first in the next one.
+  std::list<Flow> blocked;  // Cannot add rows to this batch, and are first in the next one.
   rows_max = std::min(rows_max, cutting.rows_left);
   while (rows_max > 0 && !level.flows.empty()) {
     const auto flow = level.flows.begin();
@@ -200,7 +200,7 @@ int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_
       cutting.has_row = true;
       ++part_rows;
       ++pending.next_row;
-      // The part ends right after a scored row, so that is_contiguous() holds when it can.
+      // The part ends right after a scored row, so that is_contiguous() is true if possible.
       part.row_end = pending.next_row;
       pending.SkipIgnoredRows();
     }

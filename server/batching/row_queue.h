@@ -18,15 +18,16 @@ namespace logprobd {
 
 /// Limits on the rows of one batch.
 struct BatchBudget {
-  int64_t rows_max = 1;  ///< Most rows of a 16-bit dtype.
-  /// Most rows of f32: fewer if the staging buffer is sized for a 16-bit dtype.
+  int64_t rows_max = 1;  ///< Maximum number of rows of a 16-bit dtype.
+  /// Maximum number of rows of f32, which is lower if the staging buffer is sized for a 16-bit
+  /// dtype.
   int64_t rows_max_f32 = 1;
-  int64_t bulk_rows_max = 1;  ///< Most rows of requests that are not small.
-  /// Most rows of all requests together, to take fewer than fit. The length of clients' turns still
-  /// follows rows_max.
+  int64_t bulk_rows_max = 1;  ///< Maximum number of rows of requests that are not small.
+  /// Maximum number of rows of all requests together, for a batch that takes fewer rows than fit.
+  /// The length of clients' turns still depends on rows_max.
   int64_t taken_rows_max = std::numeric_limits<int64_t>::max();
-  /// Most candidates of all rows together; a row with more goes alone. A slot needs 12 bytes for
-  /// each candidate.
+  /// Maximum number of candidates of all rows together; a row with more candidates has a batch of
+  /// its own. A slot needs 12 bytes for each candidate.
   int64_t candidates_max = int64_t{1} << 20;
 
   int64_t RowsFor(Dtype dtype) const { return dtype == Dtype::kF32 ? rows_max_f32 : rows_max; }
@@ -57,16 +58,19 @@ class RowQueue {
   std::vector<BatchPart> Cut(const BatchBudget& budget);
 
   bool empty() const { return arrivals_.empty(); }
-  int64_t rows() const { return rows_; }  ///< Waiting rows; ignored rows do not count.
-  int64_t bulk_rows() const {
-    return bulk_rows_;
-  }  ///< Waiting rows of requests that are not small.
-  /// Waiting rows of a client at a priority, counting only its small or only its bulk requests.
+  /// Returns the number of waiting rows; ignored rows do not count.
+  int64_t rows() const { return rows_; }
+  /// Returns the number of waiting rows of requests that are not small.
+  int64_t bulk_rows() const { return bulk_rows_; }
+  /// Returns the number of waiting rows of a client at a priority, counting only its small or only
+  /// its bulk requests.
   int64_t ClientRows(const std::string& client_id, Priority priority, bool is_small) const;
-  bool has_small() const { return small_requests_ > 0; }  ///< True if a small request waits.
-  /// When the longest-waiting request was submitted. The queue must not be empty.
+  /// Returns whether a small request waits.
+  bool has_small() const { return small_requests_ > 0; }
+  /// Returns the time at which the longest-waiting request was submitted. The queue must not be
+  /// empty.
   absl::Time OldestSubmitted() const { return arrivals_.front()->submitted; }
-  /// The longest-waiting request, or null.
+  /// Returns the longest-waiting request, or null if there is none.
   PendingRequest* Oldest() const { return arrivals_.empty() ? nullptr : arrivals_.front(); }
 
  private:

@@ -163,8 +163,7 @@ std::vector<std::string> BenchWarnings(const BenchReport& report) {
       warnings.push_back(absl::StrFormat(
           "%s: the load generator could not keep up: %s requests were sent more than 1 ms late (at "
           "most %s ms), which the latencies include; use a lower rate, more --writers or a "
-          "separate "
-          "machine for the generator",
+          "separate machine for the generator",
           load.Name(), CountText(late.by_generator), MillisecondsText(late.generator_seconds_max)));
     }
     if (late.by_server > 0 || late.unsent > 0) {

@@ -1,9 +1,9 @@
 #pragma once
 
-// Arguments and results of the operator, and the lists of fields from which signatures.h makes its
-// schemas, its adapters and what autograd saves. To add an option: add a member and a line to
-// LinearLogprobOptions, with kMustAgree if ranks must pass the same value, and read the member where
-// it takes effect.
+// Arguments and results of the operator, and the lists of fields from which signatures.h derives
+// the schemas, the adapters and the values that autograd saves. To add an option: add a member and
+// a line to LinearLogprobOptions, with kMustAgree if ranks must pass the same value, and read the
+// member where it takes effect.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,7 @@ namespace logprobd::torch_ops {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
-/// Whether the ranks of a group must pass the same value.
+/// States whether the ranks of a group must pass the same value.
 enum class AcrossRanks { kMayDiffer, kMustAgree };
 
 /// One member of a struct of arguments or results, with its name in the schema.
@@ -41,10 +41,11 @@ constexpr void ForEachField(const Visit& visit) {
 /// Tensor arguments of linear_logprob. All are on one device and may have any strides.
 struct LinearLogprobInputs {
   at::Tensor hidden;  ///< [..., H]: fp32, bf16, fp16 or fp64.
-  at::Tensor weight;  ///< [V, H]: this rank's rows of the head; dtype as for hidden, may differ.
-  at::Tensor target;  ///< [...], integers: ids in the whole vocabulary, or ignore_index.
-  MaybeTensor bias;   ///< [V]
-  MaybeTensor row_temperature;     ///< Shaped like target, > 0; absent: options.temperature.
+  /// [V, H]: this rank's rows of the head. The dtype is one of those of hidden, and may differ.
+  at::Tensor weight;
+  at::Tensor target;            ///< [...], integers: ids in the whole vocabulary, or ignore_index.
+  MaybeTensor bias;             ///< [V]
+  MaybeTensor row_temperature;  ///< Shaped like target, > 0; absent: options.temperature.
   MaybeTensor mean_logit_weights;  ///< [V]; absent: 1 / size of the valid vocabulary.
 
   static constexpr auto Fields() {
@@ -58,15 +59,15 @@ struct LinearLogprobInputs {
   }
 };
 
-/// What a forward pass caches of the logits for the backward pass. paths/logit_cache.h describes
-/// the layouts.
+/// Form in which a forward pass caches the logits for the backward pass. paths/logit_cache.h
+/// describes the layouts.
 enum class LogitCacheKind : int64_t {
   kNone = 0,  ///< Nothing: the backward pass recomputes the logits.
   kWide = 1,  ///< All logits, in the wide dtype.
   /// All logits as exponentials in 16 bits (kernels::CachedExponentials). Fused path only.
   kExponentials = 2,
-  /// As kExponentials, but relative to one reference exponent per row where possible. The loss
-  /// chooses it when gradients are exponentials times a factor; callers cannot ask for it.
+  /// Like kExponentials, but relative to one reference exponent per row where possible. The loss
+  /// chooses it when gradients are exponentials times a factor; callers cannot request it.
   kRebasedExponentials = 3,
 };
 
@@ -78,7 +79,7 @@ struct LinearLogprobOptions {
   double softcap = 0;              ///< 0: no cap.
   int64_t ignore_index = -100;     ///< Rows with this target have zero scores and zero gradients.
   int64_t vocab_start = 0;         ///< Vocabulary id of the first row of the weight.
-  int64_t vocab_valid = -1;        ///< Ids from here on are padding; -1: no rank has padding.
+  int64_t vocab_valid = -1;        ///< Larger or equal ids are padding; -1: no rank has padding.
   std::string group;               ///< Name of the process group that shares the head; empty: none.
   bool sequence_parallel = false;  ///< hidden holds this rank's part of the rows of target.
   /// An out-of-vocabulary target has logprob 0 and the gradient of -lse, instead of an error.
@@ -108,15 +109,15 @@ struct LinearLogprobOptions {
 };
 
 /// Results of a forward pass. Each score is shaped like target and in the wide dtype, which is fp64
-/// when hidden or weight are fp64, else fp32. A score that was not requested has no elements.
+/// if hidden or weight are fp64, otherwise fp32. A score that was not requested has no elements.
 struct LinearLogprobOutputs {
   at::Tensor logprob;     ///< x[target] - lse, nats, <= 0.
   at::Tensor entropy;     ///< Entropy of softmax(x), nats, in [0, ln V].
-  at::Tensor lse;         ///< ln of the sum of exp(x).
+  at::Tensor lse;         ///< Natural logarithm of the sum of exp(x).
   at::Tensor argmax;      ///< int64: the lowest id with the largest logit; -1 if not finite.
   at::Tensor mean_logit;  ///< Sum of mean_logit_weights * x.
   at::Tensor lse_rest;    ///< Rounding error of lse: exact lse minus lse.
-  at::Tensor cache;       ///< What options.keep_logits requests (paths/logit_cache.h).
+  at::Tensor cache;       ///< Cache that options.keep_logits requests (paths/logit_cache.h).
 
   static constexpr auto Fields() {
     using Out = LinearLogprobOutputs;
@@ -144,7 +145,7 @@ struct UpstreamGradients {
   }
 };
 
-/// The members of UpstreamGradients, for loops.
+/// The members of UpstreamGradients, to loop over.
 inline constexpr std::array<MaybeTensor UpstreamGradients::*, 4> kUpstreamScores = {
     &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
     &UpstreamGradients::mean_logit};
@@ -155,7 +156,7 @@ struct SavedOutputs {
   at::Tensor lse_rest;
   at::Tensor entropy;
   MaybeTensor cache;                   ///< Absent: the logits are recomputed.
-  bool is_cache_overwritable = false;  ///< The cache has no later reader.
+  bool is_cache_overwritable = false;  ///< True if nothing reads the cache later.
 
   static constexpr auto Fields() {
     using Saved = SavedOutputs;
@@ -164,7 +165,7 @@ struct SavedOutputs {
   }
 };
 
-/// Which inputs need a gradient.
+/// States which inputs need a gradient.
 struct GradientNeeds {
   bool hidden = true;
   bool weight = true;
@@ -173,32 +174,33 @@ struct GradientNeeds {
   bool any() const { return hidden || weight || bias; }
 };
 
-/// Gradients with respect to the inputs, in their dtypes. One that is not needed has no elements.
+/// Gradients with respect to the inputs, in the dtypes of the inputs. A gradient that is not needed
+/// has no elements.
 struct InputGradients {
   at::Tensor hidden;
   at::Tensor weight;
   at::Tensor bias;
 };
 
-/// The dtype of sums and gradients: fp64 when hidden or weight are fp64, else fp32.
+/// Returns the dtype of sums and gradients: fp64 if hidden or weight are fp64, otherwise fp32.
 at::ScalarType WideDtype(at::ScalarType hidden, at::ScalarType weight);
 
 /// Throws c10::ValueError unless all tensors are on the device of hidden.
 void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad);
 
 /// Scores every row. Logits exist for one block of rows and columns at a time unless
-/// options.keep_logits asks for a cache.
+/// options.keep_logits requests a cache.
 ///
-/// The ranks of a group call it together, with the same targets; when one fails, all throw. Throws
-/// c10::ValueError for invalid arguments and c10::IndexError for an out-of-vocabulary target.
-/// Thread-safe.
+/// The ranks of a group must call it together, with the same targets; if one rank fails, all throw.
+/// Throws c10::ValueError for invalid arguments and c10::IndexError for an out-of-vocabulary
+/// target. Thread-safe.
 LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
                              const LinearLogprobOptions& options);
 
 /// Computes the gradients of the inputs, one block of columns at a time, from cached or recomputed
-/// logits. A cache in the wide dtype gives the bits of recomputed logits. With `weight_grad`, fp32
-/// [V, H], the weight's gradient is added to it and not returned. Ranks, errors and threads as in
-/// Forward.
+/// logits. With a cache in the wide dtype, the results are bit-identical to those from recomputed
+/// logits. If `weight_grad`, fp32 [V, H], is given, the weight's gradient is added to it and not
+/// returned. The rules of Forward for ranks, errors and threads apply.
 InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobInputs& inputs,
                         const SavedOutputs& saved, const LinearLogprobOptions& options,
                         GradientNeeds needs, const MaybeTensor& weight_grad);

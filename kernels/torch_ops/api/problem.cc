@@ -19,7 +19,8 @@ bool IsDtypeSupported(at::ScalarType dtype) {
 
 void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& hidden) {
   TORCH_CHECK_VALUE(!tensor.has_value() || tensor->device() == hidden.device(), name, " is on ",
-                    tensor->device(), " but hidden is on ", hidden.device());
+                    tensor->device(), ", but hidden is on ", hidden.device(),
+                    ": both must be on the same device");
 }
 
 void CheckPerColumn(const MaybeTensor& tensor, const char* name, const at::Tensor& weight) {

@@ -14,20 +14,21 @@ class DeviceOps;
 class ScoringPath;
 struct Rows;
 
-/// One pass of the operator, and everything that is decided about it once: group, wide dtype,
+/// One pass of the operator, with the decisions that are made once per pass: group, wide dtype,
 /// device operations, path and shard. Functions that take a Problem read the decisions from it.
 struct Problem {
   /// Resolves the process group. Throws c10::ValueError for an unknown group.
   Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
   /// Sets `path` and `shard`. Throws c10::ValueError for a cache or a vocabulary that is not
-  /// supported; ranks of a group call it where an error still reaches the others.
+  /// supported. The ranks of a group call it at a point where errors are still shared with the
+  /// other ranks.
   void Plan();
 
-  /// The problem of scoring or differentiating some of the rows, all of which count as valid.
+  /// Returns the problem of scoring or differentiating only `rows`, all of which count as valid.
   Problem ForRows(const Rows& rows) const;
 
-  /// Number of all rows: the targets, whatever they hold.
+  /// Returns the number of all rows, that is of targets, whatever their values.
   int64_t num_rows() const { return inputs.target.numel(); }
   int64_t hidden_size() const { return inputs.weight.size(1); }
   at::Device device() const { return inputs.hidden.device(); }
@@ -38,12 +39,13 @@ struct Problem {
   at::ScalarType wide;  ///< Dtype of sums and gradients (WideDtype).
   const DeviceOps* device_ops;
   const ScoringPath* path = nullptr;
-  /// This rank's part of the vocabulary. In a group, shard.vocab_size is the size as far as this
-  /// rank knows it, until the ranks have agreed on it.
+  /// This rank's part of the vocabulary. In a group, shard.vocab_size is only the size that this
+  /// rank knows until the ranks have agreed on it.
   Shard shard;
 };
 
-/// Throws c10::ValueError, naming the argument, when shapes, dtypes or options do not fit.
+/// Throws a c10::ValueError that names the argument if shapes, dtypes or options are invalid or
+/// inconsistent.
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const RankGroup& group);
 

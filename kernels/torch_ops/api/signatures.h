@@ -27,7 +27,7 @@ concept HasFields = requires {
   T::Fields();
 };
 
-/// How a member of type T is declared in a schema and passed through the dispatcher.
+/// Describes how a member of type T is declared in a schema and passed through the dispatcher.
 template <typename T>
 struct SchemaType;
 template <>
@@ -71,7 +71,7 @@ struct SchemaType<MaybeTensor> {
   static constexpr const char* kName = "Tensor?";
 };
 
-/// The fields of `Struct` as a schema declares them: "Tensor hidden, Tensor weight, ...".
+/// Returns the fields of `Struct` as a schema declares them: "Tensor hidden, Tensor weight, ...".
 template <HasFields Struct>
 std::string Declare() {
   std::string declaration;
@@ -87,7 +87,7 @@ std::string Declare() {
 namespace internal {
 
 /// The flat arguments, as a tuple type, for one parameter of a function of structs. A parameter
-/// without fields is passed on as it is.
+/// without fields is passed unchanged.
 template <typename Parameter>
 struct FlatArguments {
   using Tuple = std::tuple<Parameter>;
@@ -126,7 +126,7 @@ decltype(auto) Unflatten(const Flat& flat) {
   }
 }
 
-/// The parameter as a tuple of flat arguments.
+/// Returns the parameter as a tuple of flat arguments.
 template <typename Parameter>
 auto Flatten(const std::remove_reference_t<Parameter>& value) {
   using Struct = std::remove_cvref_t<Parameter>;
@@ -153,7 +153,7 @@ struct FlatFunction<Result, std::tuple<Flat...>> {
 
 }  // namespace internal
 
-/// The operator that stands for a function of structs, `Result(const Struct&..., others...)`.
+/// The operator that corresponds to a function of structs, `Result(const Struct&..., others...)`.
 template <typename Function>
 class Operator;
 template <typename Result, typename... Parameters>
@@ -164,7 +164,8 @@ class Operator<Result(Parameters...)> {
  public:
   using Signature = typename internal::FlatFunction<Result, Flat>::Signature;
 
-  /// A pointer to the kernel that calls kFunction with structs made of its flat arguments.
+  /// Returns a pointer to the kernel that calls kFunction with structs made from its flat
+  /// arguments.
   template <auto kFunction>
   static constexpr Signature* Kernel() {
     return Adapter<kFunction>(static_cast<Signature*>(nullptr));
@@ -192,7 +193,7 @@ class Operator<Result(Parameters...)> {
     return kFunction(internal::Unflatten<Parameters, Begin(kIndex)>(flat)...);
   }
 
-  /// Index of the first flat argument of parameter `index`.
+  /// Returns the index of the first flat argument of parameter `index`.
   static constexpr size_t Begin(size_t index) {
     constexpr std::array<size_t, sizeof...(Parameters)> kSizes = {
         internal::kNumFlat<Parameters>...};
@@ -202,7 +203,7 @@ class Operator<Result(Parameters...)> {
   }
 };
 
-/// The fields of a struct of results, as an operator returns them.
+/// Returns the fields of a struct of results as the tuple that an operator returns.
 template <HasFields Struct>
 auto ToTuple(const Struct& results) {
   return std::apply([&](const auto&... fields) { return std::tuple(results.*fields.member...); },
@@ -210,18 +211,18 @@ auto ToTuple(const Struct& results) {
 }
 using Outputs = decltype(ToTuple(std::declval<LinearLogprobOutputs>()));
 
-/// d_hidden, d_weight, d_bias.
+/// The gradients d_hidden, d_weight and d_bias.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-/// d_hidden, d_bias, when the weight's gradient is added to an argument.
+/// The gradients d_hidden and d_bias, for when the weight's gradient is added to an argument.
 using HiddenAndBiasGradients = std::tuple<at::Tensor, at::Tensor>;
 /// The loss, the scores without lse_rest and cache, and Gradients.
 using LossOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-/// Whether hidden, weight and bias need a gradient.
+/// States whether hidden, weight and bias need a gradient, in this order.
 using Needs = std::array<bool, 3>;
 
 inline constexpr const char* kScore = "logprobd::linear_logprob";
-/// Arguments: inputs, options, weight_grad.
+/// The arguments are inputs, options and weight_grad.
 using ScoreOperator =
     Operator<Outputs(const LinearLogprobInputs&, const LinearLogprobOptions&, const MaybeTensor&)>;
 

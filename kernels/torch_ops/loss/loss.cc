@@ -1,5 +1,5 @@
-// One loss of all rows with its gradients: for each block of rows, scores with a cache of logits,
-// then gradients from the cache.
+// Computes one loss of all rows and its gradients. For each block of rows it computes the scores
+// and a cache of logits, then the gradients from the cache.
 
 #include "kernels/torch_ops/loss/loss.h"
 
@@ -33,8 +33,8 @@ namespace {
 
 // Coefficients.
 
-/// The tensors that decide which rows have a gradient: those of scores with a factor. None at all
-/// if some score has the same coefficient for every row.
+/// Returns the tensors that decide which rows have a gradient: those of scores whose factor is not
+/// 0. Returns no tensors if any such score has the same coefficient for every row.
 UpstreamGradients DecidingCoefficients(const LossCoefficients& coefficients) {
   const UpstreamGradients tensors = coefficients.tensors();
   UpstreamGradients deciding;
@@ -52,8 +52,8 @@ bool HasAny(const UpstreamGradients& gradients) {
                      [&](const auto score) { return (gradients.*score).has_value(); });
 }
 
-/// Coefficients of `rows`, [n] each, as a backward pass takes them. Ignored rows, which are among
-/// `rows` while a CUDA graph is captured, have 0.
+/// Returns the coefficients of `rows`, [n] each, as a backward pass takes them. Ignored rows, which
+/// are among `rows` while a CUDA graph is captured, have the coefficient 0.
 UpstreamGradients CoefficientsOfRows(const LossCoefficients& coefficients, const Rows& rows,
                                      const Problem& problem) {
   const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
@@ -75,14 +75,14 @@ UpstreamGradients CoefficientsOfRows(const LossCoefficients& coefficients, const
     at::Tensor values;
     if (given.has_value()) {
       values = rows.GatherFromAll(Flat(*given));
-      // Wide, since a mean would be rounded to 16 bits otherwise.
+      // The values are widened because a mean would otherwise be rounded to 16 bits.
       if (values.element_size() == 2) values = values.to(wide.dtype());
       if (factor != 1) values = values * factor;
     } else {
       values = at::full({}, factor, wide).expand({rows.size()});
     }
     if (unchecked_share.defined()) values = values * unchecked_share;
-    // Whatever the coefficients of ignored rows are.
+    // Ignored rows get 0, whatever their coefficients are.
     if (is_valid.defined()) values = at::where(is_valid, values, 0);
     result.*kUpstreamScores[i] = values;
   }
@@ -101,19 +101,20 @@ UpstreamGradients SliceCoefficients(const UpstreamGradients& gradients, int64_t 
 
 // Options and block sizes.
 
-/// Whether the gradient of a row is its exponentials times one factor, except at the target.
+/// Returns whether the gradient of a row is its exponentials times one factor, except at the
+/// target.
 bool AreGradientsExponentials(const LossCoefficients& coefficients, GradientNeeds needs,
                               const LinearLogprobInputs& inputs,
                               const LinearLogprobOptions& options) {
   const auto [logprob, entropy, lse, mean_logit] = coefficients.factors;
   const bool is_logprob_alone = logprob != 0 && entropy == 0 && lse == 0 && mean_logit == 0;
-  // The bias's gradient sums over rows before they are multiplied by their factors. fp16 does not
-  // have the range of the exponentials.
+  // The bias's gradient is summed over rows before they are multiplied by their factors. The range
+  // of fp16 is too small for the exponentials.
   return is_logprob_alone && !needs.bias && options.softcap == 0 &&
          inputs.hidden.scalar_type() == at::kBFloat16;
 }
 
-/// The options of the pass, which may compute more scores than it returns.
+/// Returns the options of the pass, which may compute more scores than it returns.
 LinearLogprobOptions PassOptions(const LossCoefficients& coefficients, GradientNeeds needs,
                                  const LinearLogprobInputs& inputs, LinearLogprobOptions options) {
   options.need_entropy |= coefficients.factors[1] != 0;
@@ -126,14 +127,15 @@ LinearLogprobOptions PassOptions(const LossCoefficients& coefficients, GradientN
   return options;
 }
 
-/// Number of rows, of `num_rows`, whose logits fit this rank's cache at a time.
+/// Returns how many of `num_rows` rows have logits that fit this rank's cache at a time.
 int64_t RowsThatFit(int64_t num_rows, const Problem& problem, int64_t cache_bytes) {
   const int64_t row_bytes =
       CachedRowBytes(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
   return row_bytes == 0 ? num_rows : std::min(num_rows, cache_bytes / row_bytes);
 }
 
-/// The size of equal blocks of at most `block_rows_max` rows, or of one row.
+/// Returns the size of equal blocks of at most `block_rows_max` rows, or of one row if that is less
+/// than 1.
 int64_t BlockSize(int64_t num_rows, int64_t block_rows_max) {
   block_rows_max = std::max<int64_t>(block_rows_max, 1);
   const int64_t num_blocks = std::max<int64_t>((num_rows + block_rows_max - 1) / block_rows_max, 1);
@@ -141,7 +143,7 @@ int64_t BlockSize(int64_t num_rows, int64_t block_rows_max) {
 }
 
 /// Adds the gradients of the rows of a block that need one; sums.hidden has all rows of the block.
-/// `when_hidden_is_complete` is as for AddGradients, but not called when some rows need none.
+/// `when_hidden_is_complete` is called as in AddGradients, but not if some rows need no gradient.
 void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, GradientSums& sums,
                          const std::function<void()>& when_hidden_is_complete) {
   const at::Tensor hidden = sums.hidden;
@@ -153,11 +155,11 @@ void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, Gradi
   at::Tensor(hidden).zero_().index_copy_(0, rows.rows.row_indices, sums.hidden);
 }
 
-/// The pass over blocks of rows.
+/// Runs the pass, one block of rows at a time.
 class LossPass {
  public:
-  /// `with_gradient`: the rows that have a coefficient other than 0. `cache`: unwritten, for the
-  /// rows of a block.
+  /// `with_gradient` are the rows that have a coefficient other than 0. `cache` is unwritten and
+  /// has space for the rows of one block.
   LossPass(const Problem& problem, GradientNeeds needs, const Agreement& agreed,
            RowSubset with_gradient, at::Tensor cache)
       : problem_(problem),
@@ -168,15 +170,15 @@ class LossPass {
         cache_(std::move(cache)) {}
 
   /// Computes the scores of all rows and adds up the gradients. `first` has the scores of the first
-  /// block, or is null. Errors between the collectives are thrown by Gradients.
+  /// block, or is null. Gradients throws the errors that occur between the collectives.
   LinearLogprobOutputs Run(const LossCoefficients& coefficients,
                            std::unique_ptr<PendingScores> first) {
     std::vector<LinearLogprobOutputs> blocks;
     int64_t begin = 0;
     do {
       const Rows given = rows_.Slice(begin, std::min(block_rows_, rows_.size() - begin));
-      // After this, a rank that failed would leave the others in the collectives of the scores.
-      // The first block's memory was reserved before the ranks agreed.
+      // If a rank failed later, the others would wait forever in the collectives of the scores. The
+      // first block's memory was reserved before the ranks agreed.
       if (begin > 0) {
         problem_.group.RunOnAllRanks(problem_.device(), [&] {
           ReserveForwardMemory(/*subset=*/{}, problem_.ForRows(given));
@@ -184,11 +186,11 @@ class LossPass {
       }
       const at::Tensor cache = SliceRows(cache_, 0, given.size());
       blocks.push_back(problem_.path->Score(given, problem_, cache, std::move(first)));
-      // A pending compaction has all of its rows in the first block.
+      // If a compaction is pending, the first block contains all of its rows.
       const Rows block = given.Resolved();
       if (begin == 0) rows_ = rows_.Resolved();
       error_.Run([&] {
-        // Enqueued behind the block's kernels, which run meanwhile.
+        // These operations are enqueued after the block's kernels, which run in the meantime.
         if (begin == 0) row_coefficients_ = CoefficientsOfRows(coefficients, rows_, problem_);
         Differentiate(block, blocks.back(),
                       SliceCoefficients(row_coefficients_, begin, block.size()), begin);
@@ -200,7 +202,7 @@ class LossPass {
     return ConcatenateScores(blocks);
   }
 
-  /// The gradients of the inputs. Throws on every rank if any rank failed.
+  /// Returns the gradients of the inputs. Throws on every rank if any rank failed.
   InputGradients Gradients() {
     if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
     if (problem_.group.is_alone()) return ToInputGradients(hidden_sum_, sums_, problem_.inputs);
@@ -211,9 +213,9 @@ class LossPass {
     return gradients;
   }
 
-  /// The valid rows, after Run.
+  /// Returns the valid rows. Must be called after Run.
   const Rows& rows() const { return rows_; }
-  /// Coefficients of these rows, [n] each.
+  /// Returns the coefficients of these rows, [n] each. Must be called after Run.
   const UpstreamGradients& row_coefficients() const { return row_coefficients_; }
 
  private:
@@ -242,7 +244,7 @@ class LossPass {
     if (needs_.hidden) block_sums.hidden = SliceRows(sums_.hidden, begin, block.size());
     const bool is_last = begin + block.size() == rows_.size();
     AddGradientsOfBlock(backward, block_problem, block_sums, [&] {
-      // Scattering rows next to the cached logits would take more memory.
+      // Scattering rows while the logits are cached would take more memory.
       const bool is_scattered = rows_.row_indices.defined();
       if (is_last && !problem_.group.is_alone() && !is_scattered) StartSum();
     });
@@ -271,7 +273,7 @@ class LossPass {
   std::optional<RankGroup::PendingSum> hidden_sum_;
 };
 
-/// Whether rows may be scored while they are compacted: they must fit one block.
+/// Returns whether rows may be scored while they are compacted. They must fit one block.
 bool ScoresDuringCompaction(const Problem& problem, int64_t cache_bytes) {
   const int64_t num_rows = problem.num_rows();
   return problem.path->ScoresDuringCompaction(problem) &&
@@ -296,12 +298,14 @@ void CheckCoefficients(const LossCoefficients& coefficients, const LinearLogprob
       TORCH_CHECK_VALUE(tensor->is_floating_point(), field.name, " is ", tensor->scalar_type(),
                         ": it must have a floating-point dtype");
       TORCH_CHECK_VALUE(tensor->device() == inputs.hidden.device(), field.name, " is on ",
-                        tensor->device(), " but hidden is on ", inputs.hidden.device());
+                        tensor->device(), ", but hidden is on ", inputs.hidden.device(),
+                        ": both must be on the same device");
     }
   });
-  TORCH_CHECK_VALUE(has_any,
-                    "logprob_coef, entropy_coef, lse_coef, mean_logit_coef: at least one of them "
-                    "must not be 0");
+  TORCH_CHECK_VALUE(
+      has_any,
+      "logprob_coef, entropy_coef, lse_coef and mean_logit_coef are all 0: at least one of "
+      "them must not be 0");
 }
 
 LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
@@ -322,7 +326,7 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
     const Wait wait = ScoresDuringCompaction(problem, cache_bytes) ? Wait::kLater : Wait::kNow;
     const UpstreamGradients deciding = DecidingCoefficients(coefficients);
     with_gradient = CompactValidRows(problem, deciding, wait);
-    // Usually all valid rows have a gradient. Where that is known, one compaction is enough.
+    // Usually all valid rows have a gradient. If that is known, one compaction is enough.
     const bool is_known = with_gradient.pending == nullptr || !HasAny(deciding);
     mine.subset = is_known && with_gradient.has_every_valid_row
                       ? with_gradient
@@ -344,7 +348,7 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
   const Agreement agreed = AgreeOnRows(problem, prepare, [&](const Rows& rows) {
     first = problem.path->StartFirstBlock(rows.Slice(0, cache.size(0)), problem, cache);
   });
-  // Another rank may have memory for smaller blocks only.
+  // Another rank may have memory only for smaller blocks; these scores are then discarded.
   if (BlockSize(agreed.rows.size(), agreed.block_rows_max) != cache.size(0)) first.reset();
   LossPass pass(problem, needs, agreed, with_gradient, std::move(cache));
   LinearLogprobOutputs scores = pass.Run(coefficients, std::move(first));

@@ -9,15 +9,15 @@
 
 namespace logprobd::torch_ops {
 
-/// Scores and gradients by the fused kernels for Hopper GPUs. For inputs that DeviceOps::FusedPath
-/// accepts; gradients that the kernels do not support are formed by the tensor path. Only in builds
-/// with CUDA.
+/// Computes scores and gradients with the fused kernels for Hopper GPUs. It supports the inputs
+/// that DeviceOps::FusedPath accepts; the tensor path computes the gradients that the kernels do
+/// not support. Defined only in builds with CUDA.
 class FusedPath : public ScoringPath {
  public:
-  /// Largest number of rows for which kernels start during the row compaction. Their rows are
-  /// copied even when all of them are valid, which beyond this number costs more than the wait.
+  /// Largest number of rows for which kernels start during the row compaction. The rows are then
+  /// copied even if all of them are valid, which costs more than the wait if there are more rows.
   static constexpr int64_t kCompactionRowsMax = 4'096;
-  /// Number of rows in a block of scores: its partials take 16 bytes per row and tile.
+  /// Number of rows in a block of scores. The partials of a block take 16 bytes per row and tile.
   static constexpr int64_t kScoreRowsMax = 8'192;
   static_assert(kCompactionRowsMax <= kScoreRowsMax, "a pending compaction must fit one block");
 

@@ -1,5 +1,5 @@
-// Scores by the fused kernels: partials of tiles -> scores. Over ranks, the exact sums of
-// kernels/combine/shard_sums.h come in between.
+// Computes scores with the fused kernels: first the partials of tiles, then the scores. In a group
+// of ranks, the exact sums of kernels/combine/shard_sums.h are computed in between.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
@@ -56,7 +56,7 @@ struct Memory {
   uint8_t* nonfinite;
   PartialLayout layout;
 
-  /// The [n] values at `begin` as a tensor.
+  /// Returns the [n] values at `begin` as a tensor.
   template <typename T>
   at::Tensor Values(const T* begin, int64_t num_rows, at::ScalarType dtype) const {
     const auto* const values = reinterpret_cast<const uint8_t*>(begin);
@@ -117,7 +117,7 @@ void ComputeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& me
   CheckLaunch(LaunchRowOperands(params, stream), "the kernel of row operands");
 }
 
-/// Parameters of the fused kernel for tiles [0, tile_end) of `rows`.
+/// Returns the parameters of the fused kernel for tiles [0, tile_end) of `rows`.
 kernels::FusedPartialsParams PartialsParams(const Rows& rows, const FusedHead& head,
                                             int64_t tile_end, const Memory& memory) {
   kernels::FusedPartialsParams params = head.Params(0, tile_end);
@@ -138,7 +138,7 @@ void ComputeReferenceSums(const Rows& rows, const FusedHead& head, const Memory&
 }
 
 /// Computes the partials of all tiles. With a cache, also writes the rows' exponentials, largest
-/// logit and target's logit there.
+/// logit and target's logit to it.
 void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
                      const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
   kernels::FusedPartialsParams params = PartialsParams(rows, head, head.num_tiles(), memory);
@@ -166,7 +166,7 @@ void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memo
 
 // Scores.
 
-/// Scores of a block in this shard's memory. The argmax is a column of the shard.
+/// Scores of a block. The argmax is a column of this rank's shard.
 struct BlockScores {
   LinearLogprobOutputs scores;
   at::Tensor max_logit;  ///< The largest logit of this shard; undefined unless needed.
@@ -200,8 +200,8 @@ kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory,
   return params;
 }
 
-/// Joins the sums of all shards and computes the scores, with the same bits on every rank. Returns
-/// the number of ranks that have each row's target.
+/// Combines the sums of all shards and computes the scores, with the same bits on every rank.
+/// Returns the number of ranks that have each row's target.
 at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
                       const kernels::RowScoresParams& scores, const RankGroup& group,
                       cudaStream_t stream) {
@@ -216,9 +216,9 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   params.sums = memory.partials;
   params.exponents = PointerTo<int32_t>(exponents);
   params.row_sums = PointerTo<int64_t>(sums);
-  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the exponents of a shard");
+  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the shard exponent kernel");
   group.Max(exponents);
-  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the sums of a shard");
+  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the shard sum kernel");
   // Only one rank has the target's logit, so the sum of its bits is exact as well.
   at::Tensor target_logits = memory.Values(memory.target_logits, num_rows, at::kInt);
   sums[2].copy_(target_logits);
@@ -229,17 +229,18 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   joined.scores = scores;
   joined.exponents = params.exponents;
   joined.row_sums = params.row_sums;
-  CheckLaunch(LaunchShardScores(joined, stream), "the scores");
+  CheckLaunch(LaunchShardScores(joined, stream), "the score kernel");
   return sums[3];
 }
 
-/// The vocabulary id of the largest logit over all ranks.
+/// Returns the vocabulary id of the largest logit over all ranks.
 at::Tensor ArgmaxOverRanks(const BlockScores& block, const Problem& problem) {
   constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
   const Shard& shard = problem.shard;
   const at::Tensor id = block.scores.argmax.to(at::kLong);
   if (problem.group.is_alone()) return at::where(id >= 0, id + shard.begin, id);
-  // A NaN is one on all ranks; an empty shard's largest logit is NaN as well.
+  // NaN must not take part in the maximum. A row whose scores are NaN has them on all ranks and
+  // gets -1 below; an empty shard's largest logit is NaN as well.
   const at::Tensor mine = block.max_logit.nan_to_num(-kInfinity, kInfinity, -kInfinity);
   at::Tensor max = mine.clone();
   problem.group.Max(max);
@@ -251,8 +252,8 @@ at::Tensor ArgmaxOverRanks(const BlockScores& block, const Problem& problem) {
 
 // Mean logit, without materialising logits unless a cap makes it necessary.
 
-/// Splits fp32 values into three values of the 16-bit `dtype` that add up to them, [3, m], with 24
-/// bits or nearly so: fp16 drops what is too small for it.
+/// Splits fp32 values into three values of the 16-bit `dtype` that add up to them, [3, m]. The sums
+/// have 24 bits, or slightly fewer if parts are too small for fp16.
 at::Tensor Split(at::Tensor values, at::ScalarType dtype) {
   constexpr int kNumSplits = 3;
   std::vector<at::Tensor> splits;
@@ -263,12 +264,12 @@ at::Tensor Split(at::Tensor values, at::ScalarType dtype) {
   return at::stack(splits);
 }
 
-/// The largest absolute value. Values divided by it neither underflow nor overflow in fp16.
+/// Returns the largest absolute value. Values divided by it neither underflow nor overflow in fp16.
 at::Tensor MaxAbs(const at::Tensor& values) {
   return values.abs().amax().clamp_min_(std::numeric_limits<float>::min());
 }
 
-/// The sum of the weight's rows, each times its column's weight: [H], fp32.
+/// Returns the sum of the weight's rows, each times its column's mean-logit weight, fp32 [H].
 at::Tensor MeanWeight(const Problem& problem) {
   const at::Tensor& weight = problem.inputs.weight;
   const int64_t columns = problem.shard.columns;
@@ -278,7 +279,7 @@ at::Tensor MeanWeight(const Problem& problem) {
   return at::mm(splits, weight.narrow(0, 0, columns), at::kFloat).sum(0).mul_(max);
 }
 
-/// With a softcap: block by block from logits.
+/// Returns the mean logits of a head with a softcap, computed from blocks of logits.
 at::Tensor MeanOfCappedLogits(const Rows& rows, const Problem& problem) {
   at::Tensor mean = at::zeros({rows.size()}, problem.inputs.hidden.options().dtype(at::kDouble));
   for (const Columns& columns : BlocksOfColumns(problem.shard, rows.size())) {
@@ -288,7 +289,8 @@ at::Tensor MeanOfCappedLogits(const Rows& rows, const Problem& problem) {
   return mean.to(at::kFloat);
 }
 
-/// Without a softcap: one product with the mean weight.
+/// Returns the mean logits of a head without a softcap, computed as one product with the mean
+/// weight.
 at::Tensor MeanOfProducts(const Rows& rows, const Problem& problem) {
   const at::Tensor weight = MeanWeight(problem);
   const at::Tensor max = MaxAbs(weight);
@@ -303,7 +305,7 @@ at::Tensor MeanOfProducts(const Rows& rows, const Problem& problem) {
   return mean;
 }
 
-/// The weighted mean of each row's logits over temperature, fp32 [n].
+/// Returns the weighted mean of each row's logits over temperature, fp32 [n].
 at::Tensor MeanLogit(const Rows& rows, const Problem& problem) {
   at::Tensor mean = at::zeros({rows.size()}, problem.inputs.hidden.options().dtype(at::kFloat));
   if (problem.shard.columns > 0) {
@@ -317,7 +319,7 @@ at::Tensor MeanLogit(const Rows& rows, const Problem& problem) {
 
 class FusedScores : public PendingScores {
  public:
-  /// Enqueues the partials.
+  /// Enqueues the computation of the partials.
   FusedScores(const Rows& rows, const Problem& problem, const at::Tensor& cache)
       : rows_(rows),
         num_tiles_(kernels::NumTiles(problem.shard.columns)),
@@ -336,7 +338,7 @@ class FusedScores : public PendingScores {
     const LinearLogprobOptions& options = problem.options;
     const c10::cuda::CUDAGuard on_device(problem.device());
     const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-    // Waits for the number of rows only now that the partials are enqueued and run.
+    // The host waits for the number of rows only now, while the enqueued partials are computed.
     const Rows found = rows_.Resolved();
     if (rows_.pending != nullptr) {
       CheckTargets(rows_.pending->Result(), rows_.all_targets, problem);
@@ -348,7 +350,7 @@ class FusedScores : public PendingScores {
       params.num_tiles = num_tiles_;
       params.sums = memory_.partials;
       params.follows_partials = !has_cache_;
-      CheckLaunch(LaunchRowScores(params, stream), "the scores");
+      CheckLaunch(LaunchRowScores(params, stream), "the score kernel");
       if (found.num_out_of_vocab > 0 || found.is_unchecked) {
         const double without_target =
             options.out_of_vocab_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();

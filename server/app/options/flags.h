@@ -17,7 +17,7 @@ namespace logprobd {
 struct Flag {
   enum class Kind {
     kText,
-    kSwitch,   ///< true or false; without a value on the command line it is true.
+    kSwitch,   ///< true or false; the flag without a value on the command line means true.
     kInteger,  ///< A whole number from `min` to `max`.
     kCount,    ///< Like kInteger, or "auto", which is stored as 0.
     kBytes,    ///< Like kInteger, also written as 64KiB, 64MiB or 2GiB.
@@ -27,7 +27,7 @@ struct Flag {
     kGpus,     ///< Distinct numbers from `min` to `max`, comma-separated; "auto" is an empty list.
   };
 
-  absl::string_view name;  ///< Written with dashes; file and environment also accept underscores.
+  absl::string_view name;  ///< Name with dashes; file and environment also accept underscores.
   absl::string_view group;
   Kind kind = Kind::kText;
   std::variant<std::string ServerOptions::*, bool ServerOptions::*, int64_t ServerOptions::*,
@@ -38,26 +38,27 @@ struct Flag {
   double min = 0;
   double max = 0;
   std::vector<absl::string_view> choices = {};
-  /// An action of one start, which neither the environment nor a file can request.
+  /// True for an action of a single start, which neither the environment nor a file can request.
   bool command_line_only = false;
-  /// The flag also takes NAME=VALUE for the head of that name, and can be repeated.
+  /// True if the flag also accepts NAME=VALUE for the head of that name, and can be repeated.
   bool is_of_head = false;
-  /// SIGHUP applies a new value; any other flag needs a restart.
+  /// True if SIGHUP applies a new value; otherwise a new value needs a restart.
   bool is_reloadable = false;
 };
 
 /// Returns all flags, group by group, in the order of --help.
 absl::Span<const Flag> Flags();
 
-/// Returns the flag of that name, written with dashes or underscores, or null.
+/// Returns the flag of that name, which may be written with dashes or underscores. Returns null if
+/// there is none.
 const Flag* FindFlag(absl::string_view name);
 
-/// Returns the name of the flag with the smallest edit distance to `name`, for error messages;
-/// never empty.
+/// Returns the name of the flag with the smallest edit distance to `name`, for error messages. The
+/// result is never empty.
 std::string NearestFlag(absl::string_view name);
 
-/// Sets the flag for all heads from text. Returns INVALID_ARGUMENT that says what the value must be
-/// and does not name the flag.
+/// Sets the flag for all heads from `text`. Returns INVALID_ARGUMENT if the text is not valid. The
+/// message says what the value must be, but does not name the flag.
 absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& options);
 
 /// A part of a flag's text: the value for one head, or for all heads if `head` is empty.
@@ -69,25 +70,25 @@ struct HeadText {
 /// Splits a text such as "policy=2,reference=4". The value of one head is NAME=VALUE, where NAME is
 /// not empty and contains no slash, comma or "=". A path that contains "=" is therefore written
 /// with a slash before it, as in "./a=b". The next value begins at a comma that is followed by
-/// NAME=. A text that does not begin with NAME= is a value for all heads up to the first such
-/// comma; for --model it is one path as a whole. Only the text of a flag that heads can set is
-/// split.
+/// NAME=. If the text does not begin with NAME=, the part before the first such comma is a value
+/// for all heads; for --model the whole text is one path. The text of a flag that cannot be set for
+/// one head is not split.
 std::vector<HeadText> SplitByHead(const Flag& flag, absl::string_view text);
 
 /// Sets a flag from all texts of one source and replaces its earlier value, including the values of
-/// single heads. The message of INVALID_ARGUMENT continues a sentence that begins with the name of
-/// the source, as in `is "x" for head "a": it must be ...`.
+/// single heads. If the function returns INVALID_ARGUMENT, the message continues a sentence that
+/// begins with the name of the source, as in `is "x" for head "a": it must be ...`.
 absl::Status SetFlagFromSource(const Flag& flag, absl::Span<const std::string> texts,
                                ServerOptions& options);
 
-/// Returns the shortest text that reads back as `value`.
+/// Returns the shortest text that is parsed as `value`.
 std::string NumberText(double value);
 
 /// Returns bytes in the largest unit that divides them, for example 67108864 as "64MiB".
 std::string BytesText(int64_t bytes);
 
-/// Returns the flag's value as TOML: quoted text, true or false, a number, or "64MiB"; an array of
-/// them if heads have values of their own.
+/// Returns the flag's value as TOML: quoted text, true or false, a number, or "64MiB". Returns an
+/// array of such values if heads have values of their own.
 std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options);
 
 }  // namespace logprobd

@@ -11,7 +11,7 @@ namespace logprobd {
 
 struct ParsedOptions {
   ServerOptions options;
-  /// The source of each flag's value, by the flag's name; "default" if no source sets it.
+  /// Source of each flag's value, by the flag's name. It is "default" if no source sets the flag.
   std::map<std::string, std::string, std::less<>> sources;
   bool help = false;
 };

@@ -77,8 +77,8 @@ absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   return device == Device::kCuda ? kGpuBatchTimeMax : absl::InfiniteDuration();
 }
 
-/// Sending an answer takes about 25 us, a batch may have dozens of answers, and the next batch of
-/// the engine would wait for the thread that sends them.
+/// Number of additional threads that send answers. Sending one answer takes about 25 us and a batch
+/// may have dozens of them, so that a single thread would delay the engine's next batch.
 constexpr int32_t kAnswerThreads = 3;
 
 Batcher::Options BatcherOptionsOf(const ServerOptions& options) {

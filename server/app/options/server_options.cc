@@ -19,9 +19,10 @@ namespace logprobd {
 namespace {
 
 constexpr absl::string_view kModel = "model";
-/// More heads have no known use, and each has its own queue, threads and metric series.
+/// Maximum number of heads. Each has its own queue, threads and metric series, and more heads have
+/// no known use.
 constexpr size_t kHeadsMax = 64;
-/// Bytes of a value that an error message repeats.
+/// Maximum number of bytes of a value that an error message repeats.
 constexpr size_t kTextBytesShown = 100;
 
 std::vector<const HeadValue*> ValuesOf(const ServerOptions& options, absl::string_view flag) {
@@ -60,14 +61,14 @@ absl::Status CheckName(absl::string_view flag, const std::string& name, size_t b
 absl::Status CheckNames(const ServerOptions& options, const std::vector<ServerOptions>& heads) {
   // A request cannot carry a longer name, and answers repeat the name as UTF-8.
   constexpr size_t kNameBytesMax = 256;
-  // The metrics tell several heads apart by a label, which is cut to this length.
+  // The metrics distinguish several heads by a label, which is truncated to this length.
   constexpr size_t kLabelBytesMax = 128;
   if (ValuesOf(options, kModel).empty()) {
     return CheckName("--head-name", options.head_name, kNameBytesMax);
   }
   if (!options.model.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--model has the folder ", options.model,
-                                                   " without a name next to the heads ",
+                                                   " without a name in addition to the heads ",
                                                    NamesOf(heads), ": write NAME=DIR for each"));
   }
   if (options.head_name != ServerOptions().head_name) {
@@ -112,10 +113,11 @@ absl::Status CheckReceiveBytes(const ServerOptions& options) {
   const std::string receive = absl::StrCat("--receive-bytes ", BytesText(options.receive_bytes));
   // One message is received while another waits for its rows to be copied.
   if (options.receive_bytes / 2 < options.max_message_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        receive, " is less than twice --max-message-bytes ", BytesText(options.max_message_bytes)));
+    return absl::InvalidArgumentError(absl::StrCat(receive,
+                                                   " must be at least twice --max-message-bytes ",
+                                                   BytesText(options.max_message_bytes)));
   }
-  // Queued messages count towards it.
+  // Queued messages count towards --receive-bytes.
   if (options.receive_bytes <= options.queue_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         receive, " must be larger than --queue-bytes ", BytesText(options.queue_bytes),
@@ -124,8 +126,8 @@ absl::Status CheckReceiveBytes(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-/// Finds errors of --gpus, --replicas and --shards that do not depend on the GPUs of the machine;
-/// later `--device auto` would fall back to the CPU because of them.
+/// Checks --gpus, --replicas and --shards for errors that do not depend on the GPUs of the machine.
+/// Without this check, `--device auto` would later fall back to the CPU because of such an error.
 absl::Status CheckLayout(const ServerOptions& options) {
   if (options.gpus.empty()) {
     return absl::OkStatus();
@@ -172,8 +174,8 @@ absl::Status CheckAddresses(const ServerOptions& options) {
   // The path of the control socket has the suffix ".control".
   constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;
   if (options.local.size() > kSocketPathBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--local: a path of ", options.local.size(),
-                                                   " bytes is too long; the limit is ",
+    return absl::InvalidArgumentError(absl::StrCat("--local: the path has ", options.local.size(),
+                                                   " bytes, but must have at most ",
                                                    kSocketPathBytesMax));
   }
   return absl::OkStatus();

@@ -38,16 +38,16 @@ struct ServerOptions {
   std::string head_name = ModelFolderOptions().head_name;
   std::string head_tensor = ModelFolderOptions().head_tensor;
   int64_t weights_version = static_cast<int64_t>(ModelFolderOptions().weights_version);
-  std::string weights_root;  ///< Comma-separated folders, or "none"; empty: see WeightsRootsOf.
+  std::string weights_root;  ///< Comma-separated folders, or "none". If empty, see WeightsRootsOf.
   int64_t valid_vocab = 0;
   bool include_padding = ModelFolderOptions().include_padding;
 
   std::string device = "auto";
   std::string kernel = "auto";
-  std::vector<int32_t> gpus = EngineOptions().gpus;  ///< Empty: auto.
-  int64_t shards = EngineOptions().shards;           ///< 0: auto.
-  int64_t replicas = EngineOptions().replicas;       ///< 0: auto.
-  double watchdog_s = 0;                             ///< 0: see BatchTimeMaxOf.
+  std::vector<int32_t> gpus = EngineOptions().gpus;  ///< Empty means auto.
+  int64_t shards = EngineOptions().shards;           ///< 0 means auto.
+  int64_t replicas = EngineOptions().replicas;       ///< 0 means auto.
+  double watchdog_s = 0;                             ///< If 0, see BatchTimeMaxOf.
   std::string exchange = "auto";
   int64_t cpu_threads = EngineOptions().cpu_threads;
 
@@ -94,20 +94,20 @@ struct ServerOptions {
 std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
 
 /// Checks what the range of a single flag cannot express: combinations of flags, names and
-/// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. Settings that
-/// pass are not refused later by any part of the server for their own sake.
+/// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. If settings
+/// pass, no part of the server later rejects them because of their values alone.
 absl::Status CheckServerOptions(const ServerOptions& options);
 
 /// Effect of SIGHUP on settings that have been read again.
 struct Reload {
   ServerOptions options;                   ///< Settings in force after the reload.
-  std::vector<std::string> applied;        ///< Names of changed flags that `options` takes over.
+  std::vector<std::string> applied;        ///< Names of changed flags with new values in `options`.
   std::vector<std::string> needs_restart;  ///< Names of changed flags that only a restart applies.
 };
 
 /// Compares the newly read settings `next` with `current`. `start` holds the settings at the start,
-/// which fix the workspace: a `top_k_max` above theirs needs a restart. Returns the errors of
-/// CheckServerOptions for the settings that would be in force.
+/// which determine the workspace: a `top_k_max` above the one in `start` needs a restart. Returns
+/// the errors of CheckServerOptions for the settings that would be in force.
 absl::StatusOr<Reload> PlanReload(const ServerOptions& start, const ServerOptions& current,
                                   const ServerOptions& next);
 

@@ -23,7 +23,8 @@
 namespace logprobd {
 namespace {
 
-/// More files than any realistic server needs; some systems set the hard limit to a billion.
+/// Target for the soft limit of open files, which is more than any realistic server needs. The hard
+/// limit is not the target because some systems set it to a billion.
 constexpr rlim_t kOpenFilesTarget = 65'536;
 
 absl::Status CheckOpenFiles() {
@@ -51,8 +52,8 @@ void* AwaitRelease(void* release) {
   return nullptr;
 }
 
-/// Checks the limit by starting threads, because limits are set in several places (ulimit, systemd,
-/// control groups).
+/// Checks whether kThreadsMin threads can run by starting them, because limits are set in several
+/// places (ulimit, systemd, control groups).
 absl::Status CheckThreads() {
   absl::Notification release;
   std::vector<pthread_t> threads;

@@ -22,19 +22,22 @@ inline constexpr int kOpenFilesMin = 256;
 /// and the server itself.
 inline constexpr int kThreadsMin = 64;
 
-/// Raises the soft limit of open files as far as the hard limit allows, then checks files and
-/// threads. Returns RESOURCE_EXHAUSTED that names the limit, its value and the required minimum.
+/// Raises the soft limit of open files as far as the hard limit allows, then checks the limits of
+/// files and threads. Returns RESOURCE_EXHAUSTED that names the limit, its value and the required
+/// minimum.
 absl::Status PrepareProcessLimits();
 
 /// Turns SIGTERM, SIGINT and SIGHUP into calls on a separate thread, where any function may be
 /// called.
 ///
-/// Create it in main before any other thread: it blocks the signals in the calling thread and in
-/// all threads that this one starts later. The destructor ends the thread but unblocks no signal.
+/// Must be created in main before any other thread is started: it blocks the signals in the calling
+/// thread and in all threads that this thread starts later. The destructor ends the separate thread
+/// but does not unblock the signals.
 class StopSignals {
  public:
-  /// `on_stop` gets SIGTERM or SIGINT and how many of them have arrived, including this one.
-  /// `on_reload` is called for SIGHUP, only once for several that arrive together.
+  /// `on_stop` receives the signal (SIGTERM or SIGINT) and the number of these signals that have
+  /// arrived, including this one. `on_reload` is called for SIGHUP, and only once if several arrive
+  /// together.
   StopSignals(std::function<void(int signal, int count)> on_stop, std::function<void()> on_reload);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;

@@ -48,7 +48,7 @@ class SignalRelay {
   void OnStop(int signal, int count) {
     LogInfo("signal", {{"name", signal == SIGINT ? "SIGINT" : "SIGTERM"}, {"count", count}});
     if (count > 1) {
-      LogWarning("second signal: ending without finishing the work in flight");
+      LogWarning("second signal: the process ends without finishing the work in flight");
       _exit(kExitWorkCut);
     }
     const absl::MutexLock lock(&mutex_);
@@ -115,7 +115,8 @@ int LoadAndRun(Server& server) {
   return kExitFailed;
 }
 
-/// `read_options` reads the settings again.
+/// Runs the server until it stops and returns the exit status. `read_options` reads the settings
+/// again.
 int Serve(const ServerOptions& options,
           std::function<absl::StatusOr<ServerOptions>()> read_options) {
   std::signal(SIGPIPE, SIG_IGN);

@@ -16,10 +16,11 @@ inline constexpr int kExitWorkCut = 3;
 /// Must be called from main before any thread is started. `arguments` excludes the program's name;
 /// `environment` has the form "NAME=value".
 ///
-/// SIGHUP makes the server read file and environment again (Server::RequestReload). SIGTERM and
-/// SIGINT stop it: at once while it loads, and within --grace-s while it serves. A second one ends
-/// the process with kExitWorkCut, as does work that outlives the grace time; such work may be stuck
-/// in a device, so the process does not wait for it. A failure is one line on standard error.
+/// SIGHUP makes the server read the configuration file and the environment again
+/// (Server::RequestReload). SIGTERM and SIGINT stop it: at once while it loads, and within
+/// --grace-s while it serves. The process ends with kExitWorkCut if a second such signal arrives or
+/// if work is not finished within the grace time; such work may be stuck in a device, so the
+/// process does not wait for it. A failure is reported as one line on standard error.
 int RunLogprobd(absl::Span<const std::string> arguments, absl::Span<const std::string> environment);
 
 }  // namespace logprobd

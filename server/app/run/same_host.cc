@@ -40,10 +40,10 @@ EnginePlan Joined(const ServerPlan& plan) {
 constexpr mode_t kOwnerOnly = S_IRWXU;
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
-/// A private folder within a directory that other users may write to.
+/// Returns the path of a private folder in /tmp, to which other users may also write.
 std::string FolderInTmp() { return absl::StrCat("/tmp/logprobd-", geteuid()); }
 
-/// Returns why a folder is not usable; empty if it is.
+/// Returns the reason why a folder is not usable, or an empty string if it is usable.
 std::string Fault(const std::string& folder) {
   if (!absl::StartsWith(folder, "/")) {
     return "it is not an absolute path";
@@ -57,7 +57,7 @@ std::string Fault(const std::string& folder) {
     return "it is not a folder of this user";
   }
   if ((info.st_mode & kOthers) != 0) {
-    return "other users may enter it";
+    return "other users have access to it";
   }
   return access(folder.c_str(), W_OK | X_OK) == 0 ? "" : std::strerror(errno);
 }
@@ -119,7 +119,7 @@ absl::StatusOr<std::string> AutoSocketPath(int port, const std::vector<std::stri
   std::vector<std::string> reasons;
   for (const std::string& folder : folders) {
     if (folder == FolderInTmp()) {
-      (void)mkdir(folder.c_str(), kOwnerOnly);  // checked next
+      (void)mkdir(folder.c_str(), kOwnerOnly);  // Fault checks the result.
     }
     const std::string reason = Fault(folder);
     if (reason.empty()) {

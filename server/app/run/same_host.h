@@ -17,11 +17,11 @@ namespace logprobd {
 /// gRPC server.
 struct SameHostMemory {
   std::unique_ptr<HostPinning> pinning = std::make_unique<NoPinning>();
-  std::unique_ptr<DeviceMemory> devices = nullptr;  ///< Null: CUDA IPC is off.
+  std::unique_ptr<DeviceMemory> devices = nullptr;  ///< Null if CUDA IPC is off.
 };
 
 /// Creates the shared memory for the devices of all heads of `plan`. Returns FAILED_PRECONDITION if
-/// --cuda-ipc is not possible.
+/// --cuda-ipc is set but not possible.
 absl::StatusOr<SameHostMemory> CreateSameHostMemory(const ServerOptions& options,
                                                     const ServerPlan& plan, Metrics& metrics);
 
@@ -35,8 +35,9 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
 std::vector<std::string> SameHostFolders();
 
 /// Returns a path for the Unix socket of a server with data port `port`, or with a random name if
-/// `port` is 0. The path is in the first of `folders` that belongs to this user, that no other user
-/// may enter, and that is writable. UNAVAILABLE says what is wrong with each folder.
+/// `port` is 0. The path is in the first of `folders` that belongs to this user, gives other users
+/// no access, and is writable. If there is none, returns UNAVAILABLE that says what is wrong with
+/// each folder.
 absl::StatusOr<std::string> AutoSocketPath(int port, const std::vector<std::string>& folders);
 
 }  // namespace logprobd

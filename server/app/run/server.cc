@@ -42,8 +42,8 @@ GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMe
   result.message_bytes_max = options.max_message_bytes;
   result.receive_bytes_max = options.receive_bytes;
   result.streams_max = static_cast<int32_t>(options.streams_max);
-  result.answer_bytes_max =
-      options.queue_bytes;  // every request that the queue admits can be answered
+  // Within this limit, every request that the queue admits can be answered.
+  result.answer_bytes_max = options.queue_bytes;
   result.answer_client_share = options.client_share;
   result.version = Build().version;
   return result;
@@ -121,26 +121,26 @@ struct Server::Impl {
   bool IsOnly() const { return heads.size() == 1; }
 
   const ServerOptions start_options;
-  ServerOptions options;  // in force; used by the thread that creates, loads and runs
+  ServerOptions options;  // Options in force; used by the thread that calls Create, Load and Run.
   const ServerParts parts;
   const Clock& clock;
   Metrics metrics;
   StatusBoard status_board;
   LoadProgress progress;
   std::atomic<bool> stop_loading = false;
-  bool is_serving = false;  // state of health; used by Load and Run
+  bool is_serving = false;  // State that health reports; used by Load and Run.
 
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
   bool reload_requested ABSL_GUARDED_BY(mutex) = false;
   State state ABSL_GUARDED_BY(mutex) = State::kLoading;
-  ServerPlan plan ABSL_GUARDED_BY(mutex);  // as planned; Plan() returns the current one
-  absl::Mutex memory_mutex;                // used by PublishMemory; locked before `mutex`
+  ServerPlan plan ABSL_GUARDED_BY(mutex);  // The initial plan; Plan() returns the current one.
+  absl::Mutex memory_mutex;                // Used by PublishMemory; locked before `mutex`.
 
-  // The members are destroyed from the last to the first: no call may be running when the heads are
+  // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
   SameHostMemory same_host;
-  std::unique_ptr<DeviceTurns> turns;  // null if no heads share devices
+  std::unique_ptr<DeviceTurns> turns;  // Null if no heads share devices.
   bool serves_while_loading = true;
   LoadTurn load_turn;
   HeadTable head_table;
@@ -205,8 +205,8 @@ ServerPlan Server::Impl::Plan() {
   return now;
 }
 
-/// Publishes the memory in use; may run on any thread. The lock makes sure that the newest figures
-/// are published last.
+/// Publishes the memory in use. May be called from any thread; the lock ensures that the newest
+/// values are published last.
 void Server::Impl::PublishMemory() {
   const absl::MutexLock lock(&memory_mutex);
   metrics.SetMemory(Plan().memory());
@@ -271,7 +271,7 @@ std::string Server::Impl::LoadingText() {
   return absl::StrCat(text, progress.Text());
 }
 
-/// Returns what has failed in the loaded heads; empty if nothing has.
+/// Returns what has failed in the loaded heads, or an empty string if nothing has.
 std::string Server::Impl::FailureText() {
   std::vector<std::string> failures;
   for (const std::unique_ptr<HeadManager>& head : heads) {
@@ -393,7 +393,7 @@ void Server::Impl::Publish(const HeadManager& head) {
   metrics.SetReady(head.name(), true);
 }
 
-/// Sets health to NOT_SERVING while no head can score.
+/// Sets the health status to SERVING if a head can score, otherwise to NOT_SERVING.
 void Server::Impl::UpdateServing() {
   const bool any_ready = absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); });
   if (any_ready != is_serving) {
@@ -423,7 +423,8 @@ absl::Status Server::Load() {
   Impl& impl = *impl_;
   const absl::Time start = impl.clock.Now();
   {
-    // New weights of loaded heads wait for this turn: the free memory is for the other heads.
+    // Loads of new weights for loaded heads wait for this turn, because the other heads need the
+    // free memory.
     const auto turn = impl.load_turn.Take(absl::InfiniteDuration());
     for (const std::unique_ptr<HeadManager>& head : impl.heads) {
       LOGPROBD_RETURN_IF_ERROR(impl.LoadHead(*head));
@@ -436,7 +437,7 @@ absl::Status Server::Load() {
   }
   {
     const absl::MutexLock lock(&impl.mutex);
-    impl.plan.available.clear();  // the heads have taken the memory
+    impl.plan.available.clear();  // The heads have allocated this memory.
     impl.state = Impl::State::kReady;
   }
   impl.WatchHeads();

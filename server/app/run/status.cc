@@ -18,12 +18,13 @@ namespace {
 
 using Labels = MetricsSnapshot::Labels;
 
-// Stages in the order in which a request passes them.
+// Stages in the order in which a request passes through them.
 constexpr const char* kStages[] = {"receive", "copy",    "queue", "h2d",
                                    "kernel",  "combine", "d2h",   "reply"};
 constexpr const char* kGpuKinds[] = {"weights", "workspace", "staging", "other", "free"};
 constexpr const char* kThrottleReasons[] = {"power_cap", "thermal", "power_brake", "hw_slowdown"};
-// The same codes as in deploy/monitoring: faults of the server, and refusals for lack of room.
+// Status codes that are faults of the server, and reasons of refusals because of load.
+// deploy/monitoring uses the same ones.
 constexpr const char* kFaults[] = {"UNKNOWN",  "DEADLINE_EXCEEDED", "ABORTED",
                                    "INTERNAL", "UNAVAILABLE",       "DATA_LOSS"};
 constexpr const char* kRefusals[] = {"queue_rows", "queue_bytes", "queue_requests", "client_share",
@@ -66,7 +67,7 @@ LatencySummary SummaryOf(std::string name, const HistogramCounts& counts) {
   return summary;
 }
 
-/// Adds the load figures to the status of a head.
+/// Adds the load and latency of a head to its status.
 HeadStatus WithFigures(HeadStatus head, const Window& window) {
   const std::string label = LabelValue(head.info.name);
   const Labels labels = {{"head", label}};

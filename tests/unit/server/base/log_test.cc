@@ -97,9 +97,9 @@ TEST_F(LogTest, ParsesLevelsAndFormats) {
   EXPECT_EQ(*ParseLogLevel("warning"), LogLevel::kWarning);
   EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);
   EXPECT_THAT(std::string(ParseLogLevel("loud").status().message()),
-              HasSubstr("\"loud\": use debug, info, warning or error"));
+              HasSubstr("\"loud\" is unknown: use debug, info, warning or error"));
   EXPECT_THAT(std::string(ParseLogFormat("xml").status().message()),
-              HasSubstr("\"xml\": use text or json"));
+              HasSubstr("\"xml\" is unknown: use text or json"));
 }
 
 TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {

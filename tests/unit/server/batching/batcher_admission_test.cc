@@ -23,7 +23,8 @@ TEST_F(BatcherAdmissionTest, RefusesRowsBeyondTheQueueLimitWithoutCallingBack) {
   const absl::Status status = Refusal({.rows = 3, .client_id = "b"});
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("8 wait, 3 more pass the limit of 10"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("8 are waiting, and 3 more would exceed the limit of 10"));
   EXPECT_TRUE(RetryAfter(status).has_value());
   engine_->Release();
   EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
@@ -45,7 +46,7 @@ TEST_F(BatcherAdmissionTest, AppliesNewLimitsWhileItServes) {
   Answer& queued = Submit({.rows = 8});
 
   ASSERT_TRUE(batcher_->SetLimits({.queue_rows_max = 5, .client_share_max = 1}).ok());
-  EXPECT_THAT(Refusal({.rows = 1}).message(), HasSubstr("pass the limit of 5"));
+  EXPECT_THAT(Refusal({.rows = 1}).message(), HasSubstr("would exceed the limit of 5"));
   ASSERT_TRUE(batcher_->SetLimits({.queue_rows_max = 20, .client_share_max = 1}).ok());
 
   EXPECT_TRUE(Refusal({.rows = 12}).ok());
@@ -84,7 +85,8 @@ TEST_F(BatcherAdmissionTest, RefusesBytesBeyondTheQueueLimit) {
   const absl::Status status = Refusal({.rows = 1});
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("queue bytes: 280 wait, 76 more pass the limit of 320"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("queue bytes: 280 are waiting, and 76 more would exceed the limit of 320"));
 }
 
 TEST_F(BatcherAdmissionTest, RefusesRequestsBeyondTheQueueLimit) {
