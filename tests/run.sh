@@ -25,15 +25,20 @@ jobs=$(nproc)
 
 # The tests' Python packages, among them Torch, lie in the user's cache folder: all clones share them.
 python_environment() {
-  local name environment
-  name=venv-$(sha256sum tests/requirements.txt | cut -c1-16)
+  local name environment lock
+  name=venv-$({ /usr/bin/python3 --version && cat tests/requirements.txt; } | sha256sum | cut -c1-16)
   environment=${XDG_CACHE_HOME:-$HOME/.cache}/logprobd/$name
+  mkdir -p "$(dirname "$environment")"
+  # Two clones may install at once.
+  exec {lock}>"$environment.lock"
+  flock "$lock"
   if [ ! -f "$environment/.complete" ]; then
     rm -rf "$environment"
     /usr/bin/python3 -m venv "$environment"
     "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
     touch "$environment/.complete"
   fi
+  exec {lock}>&-
   rm -rf build/venv-tests
   ln -s "$environment" build/venv-tests
 }

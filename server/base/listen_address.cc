@@ -47,7 +47,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
   return address;
 }
 
-absl::Status CheckPublic(absl::string_view flag, const ListenAddress& address, bool insecure) {
+absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure) {
   if (address.is_loopback || insecure) {
     return absl::OkStatus();
   }

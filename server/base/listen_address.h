@@ -24,6 +24,6 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
 
 /// Returns FAILED_PRECONDITION that names `flag` if `address` is not loopback and `insecure` is
 /// false, because no listener encrypts or authenticates.
-absl::Status CheckPublic(absl::string_view flag, const ListenAddress& address, bool insecure);
+absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure);
 
 }  // namespace logprobd

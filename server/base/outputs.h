@@ -198,7 +198,7 @@ static_assert(
           [&outputs](const auto& column) { outputs = outputs.Union(column.returned_for); });
       return outputs.bits();
     }() == OutputSet::kAllBits,
-    "every bit of Output returns a column");
+    "OutputSet::kAllBits is the union of the bits for which the table returns a column");
 
 /// Returns the size in bytes of all columns of a response to a request for `outputs`.
 constexpr int64_t ColumnBytes(OutputSet outputs, const ColumnCounts& counts) {

@@ -66,6 +66,10 @@ struct ScoreBatch : ScoreSpans {
 /// once and must not block.
 using ScoreDone = absl::AnyInvocable<void(absl::Status) &&>;
 
+/// Default maximum number of rows in a batch, which sizes the queue's batches and the engine's
+/// buffers.
+inline constexpr int64_t kDefaultBatchRowsMax = 8'192;
+
 /// Scores batches on one replica. ShardedEngine implements it, and FakeEngine does so in tests.
 ///
 /// Threads: Start must be called by one thread at a time; the other methods may be called from any

@@ -48,7 +48,7 @@ class Batcher {
  public:
   struct Options {
     /// Maximum number of rows in a batch, from 1 to the replicas' batch_rows_max().
-    int64_t batch_rows_max = 8'192;
+    int64_t batch_rows_max = kDefaultBatchRowsMax;
     /// Maximum time that a request waits for others to share its batch while every healthy replica
     /// has a batch in flight. If a replica is idle, a batch is launched at once. Zero means that
     /// requests never wait for others.

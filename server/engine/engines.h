@@ -33,7 +33,7 @@ inline constexpr int32_t kTopKMax = 128;
 struct EngineOptions {
   Device device = Device::kAuto;
   /// Maximum number of rows of a batch, >= 1; determines the size of the workspace.
-  int64_t batch_rows_max = 8'192;
+  int64_t batch_rows_max = kDefaultBatchRowsMax;
   /// Longest top-k list of a row, 0 to kTopKMax; determines the size of the workspace.
   int32_t top_k_max = 128;
   /// Which kernels score on a GPU; kAuto uses the fused kernel on GPUs that support it.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "server/base/scoring_engine.h"
 #include "server/engine/kernel_params.h"
 
 namespace logprobd {
@@ -15,9 +16,9 @@ struct WorkspacePlanOptions {
   /// Number of shards of the head. Their ranges of tiles differ in size by at most one tile; the
   /// larger ranges come first.
   int32_t num_shards = 1;
-  int64_t tile_begin = 0;          ///< First tile of this shard.
-  int64_t tile_end = 0;            ///< End of this shard's tiles; 0 means the end of the head.
-  int64_t batch_rows_max = 8'192;  ///< >= 1.
+  int64_t tile_begin = 0;  ///< First tile of this shard.
+  int64_t tile_end = 0;    ///< End of this shard's tiles; 0 means the end of the head.
+  int64_t batch_rows_max = kDefaultBatchRowsMax;  ///< >= 1.
   int32_t top_k_max = 128;
   /// Maximum number of candidates that one pass over a batch scores; a batch with more candidates
   /// takes several passes.

@@ -96,13 +96,13 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("streams_max: ", options.streams_max, ", must be at least 1"));
   }
-  if (options.answer_bytes_max < 1) {
+  if (options.answers.bytes_max < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("answer_bytes_max: ", options.answer_bytes_max, ", must be at least 1"));
+        absl::StrCat("answers.bytes_max: ", options.answers.bytes_max, ", must be at least 1"));
   }
-  if (!(options.answer_client_share > 0 && options.answer_client_share <= 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("answer_client_share: ", options.answer_client_share, ", must be in (0, 1]"));
+  if (!(options.answers.client_share_max > 0 && options.answers.client_share_max <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "answers.client_share_max: ", options.answers.client_share_max, ", must be in (0, 1]"));
   }
   return absl::OkStatus();
 }
@@ -110,7 +110,7 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
                                              bool insecure) {
   LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, insecure));
+  LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, insecure));
   return address;
 }
 
@@ -263,9 +263,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
                             OpenSameHostAccess(options, metrics));
   const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
-  const AnswerBudget::Options answers{.bytes_max = options.answer_bytes_max,
-                                      .client_share_max = options.answer_client_share};
-  auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), answers,
+  auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
                                      std::move(local), metrics, clock);
 
   LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,

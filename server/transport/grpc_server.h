@@ -11,6 +11,7 @@
 #include "server/base/served_head.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/answer_budget.h"
 #include "server/transport/shared_regions.h"
 
 namespace logprobd {
@@ -31,7 +32,7 @@ class GrpcServer {
     DeviceMemory* devices = nullptr;  ///< Null switches CUDA IPC off.
     /// Address host:port of the admin listener. Empty: there is none.
     std::string admin;
-    /// Allows listeners on public addresses, which have no encryption and no authentication.
+    /// Allows listeners on addresses other than loopback, which have no encryption and no authentication.
     bool insecure = false;
     bool reflection = false;
     /// Largest message in bytes.
@@ -41,16 +42,13 @@ class GrpcServer {
     int64_t receive_bytes_max = int64_t{2} << 30;
     /// Most concurrent calls of a connection.
     int32_t streams_max = 256;
-    /// Most bytes of all answers, counted from the queueing of a request until its client has
-    /// received the answer.
-    int64_t answer_bytes_max = int64_t{1} << 30;
-    /// Share of answer_bytes_max that one client may hold, in (0, 1].
-    double answer_client_share = 0.5;
+    /// Limits of the answers that clients have not received yet.
+    AnswerBudget::Options answers;
     std::string version;
   };
 
   /// Binds and serves. Health is NOT_SERVING until SetServing(true). Errors: INVALID_ARGUMENT (an
-  /// address), FAILED_PRECONDITION (public address without `insecure`), UNAVAILABLE (port in use).
+  /// address), FAILED_PRECONDITION (not loopback without `insecure`), UNAVAILABLE (port in use).
   /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
   /// that it submitted. The admin listener serves `weights`; null means that there is no Weights
   /// service.

@@ -226,8 +226,16 @@ grpc::Status FakeScoringService::ListHeads(grpc::ServerContext*, const v1::ListH
 
 grpc::Status FakeScoringService::Verify(grpc::ServerContext*, const v1::VerifyRequest*,
                                         v1::VerifyResponse* response) {
+  absl::MutexLock lock(&mutex_);
+  if (verify_calls_left_ == 0) return {grpc::StatusCode::INTERNAL, "the engine is lost"};
+  --verify_calls_left_;
   *response = verify_;
   return grpc::Status::OK;
+}
+
+void FakeScoringService::FailVerifyAfter(int64_t calls) {
+  absl::MutexLock lock(&mutex_);
+  verify_calls_left_ = calls;
 }
 
 void FakeScoringService::Share(FakeControlSocket* control) {

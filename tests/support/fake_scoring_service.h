@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ class FakeScoringService final : public v1::Scoring::Service {
   v1::ListHeadsResponse& heads() { return heads_; }
   /// Returns the answer of Verify; change it only before the first call.
   v1::VerifyResponse& verify() { return verify_; }
+  /// Makes Verify return INTERNAL once it has been answered `calls` times from now on.
+  void FailVerifyAfter(int64_t calls);
 
   /// Accepts rows in the memory that `control` shares from now on.
   void Share(FakeControlSocket* control);
@@ -89,6 +92,7 @@ class FakeScoringService final : public v1::Scoring::Service {
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t held_max_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t verify_calls_left_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<int64_t>::max();
 };
 
 /// Returns the fake's logprob of a row, a function of its hidden bytes and its target.

@@ -156,6 +156,11 @@ class Bench {
       absl::StatusOr<VerifyReport> before = client_->Verify({.head = head_.name});
       if (!before.ok()) return before.status();
       verification_.before = *std::move(before);
+      if (!verification_.before.passed) {
+        return absl::FailedPreconditionError(
+            "the server's own check failed before the load, so nothing was measured; see "
+            "'logprobctl selftest', or measure without --verify");
+      }
     }
     return absl::OkStatus();
   }
@@ -189,6 +194,7 @@ class Bench {
     absl::StatusOr<VerifyReport> after = client_->Verify({.head = head_.name});
     if (!after.ok()) return after.status();
     verification_.after = *std::move(after);
+    verification_.answers_nonfinite = baseline_->rows_nonfinite();
     verification_.answers_compared = baseline_->rows_compared();
     verification_.answers_different = baseline_->rows_different();
     verification_.first_difference = baseline_->first_difference();

@@ -99,6 +99,7 @@ Json VerificationJson(const Verification& verification) {
   Json json = {{"passed", verification.passed()},
                {"server_before", ToJson(verification.before)},
                {"server_after", ToJson(verification.after)},
+               {"answers_nonfinite", verification.answers_nonfinite},
                {"answers_compared", verification.answers_compared},
                {"answers_different", verification.answers_different}};
   if (!verification.first_difference.empty()) {

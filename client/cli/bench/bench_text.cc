@@ -135,6 +135,14 @@ void PrintVerification(const Verification& verification, std::ostream& out) {
   out << absl::StrFormat(
       "verify: %s answered rows compared with the first answer to the same row: %s differ\n",
       CountText(verification.answers_compared), CountText(verification.answers_different));
+  if (verification.answers_compared == 0) {
+    out << "verify: no row was answered twice: send more requests, or fewer rows per request\n";
+  }
+  if (verification.answers_nonfinite > 0) {
+    out << absl::StrFormat(
+        "verify: %s answered rows have a logprob or entropy that is NaN or Inf\n",
+        CountText(verification.answers_nonfinite));
+  }
   if (!verification.first_difference.empty()) {
     out << "verify: first difference: " << verification.first_difference << '\n';
   }

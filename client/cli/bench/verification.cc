@@ -1,5 +1,6 @@
 #include "client/cli/bench/verification.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -26,6 +27,11 @@ uint64_t MixRow(uint64_t digest, const std::vector<T>& values, size_t row, size_
     digest = Mix(digest, bits);
   }
   return digest;
+}
+
+/// Returns whether a row's value was requested and is NaN or infinite.
+bool IsNonfinite(const std::vector<float>& values, size_t row) {
+  return !values.empty() && !std::isfinite(values[row]);
 }
 
 /// Returns a row's value, or NaN if the output was not requested.
@@ -70,6 +76,7 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
     return;
   }
   for (size_t row = 0; row < rows; ++row) {
+    if (IsNonfinite(result.logprob, row) || IsNonfinite(result.entropy, row)) ++num_nonfinite_;
     const size_t pool_row = (static_cast<size_t>(first) + row) % entries_.size();
     Entry& entry = entries_[pool_row];
     const Entry found = {.is_answered = true,
@@ -100,6 +107,11 @@ int64_t Baseline::rows_compared() const {
 int64_t Baseline::rows_different() const {
   absl::MutexLock lock(&mutex_);
   return num_different_;
+}
+
+int64_t Baseline::rows_nonfinite() const {
+  absl::MutexLock lock(&mutex_);
+  return num_nonfinite_;
 }
 
 std::string Baseline::first_difference() const {

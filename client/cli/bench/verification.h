@@ -28,6 +28,8 @@ class Baseline {
   /// Returns the number of compared rows that differed in any bit. A response of another version of
   /// the weights counts as one.
   int64_t rows_different() const;
+  /// Returns the number of answered rows whose logprob or entropy was requested and is not finite.
+  int64_t rows_nonfinite() const;
   /// Returns a description of the first difference, or "" if there is none.
   std::string first_difference() const;
 
@@ -43,6 +45,7 @@ class Baseline {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   int64_t num_compared_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_different_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_nonfinite_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string first_difference_ ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> weights_version_ ABSL_GUARDED_BY(mutex_);
 };
@@ -52,11 +55,17 @@ class Baseline {
 struct Verification {
   VerifyReport before;
   VerifyReport after;
+  int64_t answers_nonfinite =
+      0;  ///< Number of answered rows with a requested score that is NaN or Inf.
   int64_t answers_compared = 0;   ///< Number of rows compared with their first response.
   int64_t answers_different = 0;  ///< Number of these rows that differ in any bit.
   std::string first_difference;   ///< Empty if there is none.
 
-  bool passed() const { return before.passed && after.passed && answers_different == 0; }
+  /// Returns whether every check passed, and at least one row was compared.
+  bool passed() const {
+    return before.passed && after.passed && answers_nonfinite == 0 && answers_compared > 0 &&
+           answers_different == 0;
+  }
 };
 
 }  // namespace logprobd::client

@@ -37,10 +37,10 @@ Gradients Differentiate(const UpstreamGradients& upstream, const SavedOutputs& s
 }
 
 HiddenAndBiasGradients DifferentiateInto(const UpstreamGradients& upstream,
-                                        const SavedOutputs& saved,
-                                        const LinearLogprobInputs& inputs,
-                                        const LinearLogprobOptions& options, Needs needs,
-                                        Tensor& weight_grad) {
+                                         const SavedOutputs& saved,
+                                         const LinearLogprobInputs& inputs,
+                                         const LinearLogprobOptions& options, Needs needs,
+                                         Tensor& weight_grad) {
   InputGradients gradients =
       Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs), weight_grad);
   return {gradients.hidden, gradients.bias};
@@ -107,10 +107,10 @@ Gradients DifferentiateShapes(const UpstreamGradients& /*upstream*/, const Saved
 }
 
 HiddenAndBiasGradients DifferentiateIntoShapes(const UpstreamGradients& /*upstream*/,
-                                              const SavedOutputs& /*saved*/,
-                                              const LinearLogprobInputs& inputs,
-                                              const LinearLogprobOptions& /*options*/, Needs needs,
-                                              Tensor& /*weight_grad*/) {
+                                               const SavedOutputs& /*saved*/,
+                                               const LinearLogprobInputs& inputs,
+                                               const LinearLogprobOptions& /*options*/, Needs needs,
+                                               Tensor& /*weight_grad*/) {
   const auto [d_hidden, d_weight, d_bias] = GradientShapes(inputs, {needs[0], false, needs[2]});
   return {d_hidden, d_bias};
 }

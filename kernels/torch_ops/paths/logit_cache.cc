@@ -43,10 +43,9 @@ int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_
 }
 
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  const CacheFormat format =
-      FormatOf(options.keep_logits,
-               WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
-               inputs.weight.sym_size(0));
+  const CacheFormat format = FormatOf(
+      options.keep_logits, WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
+      inputs.weight.sym_size(0));
   const bool is_cached = options.keep_logits != LogitCacheKind::kNone;
   return at::empty_symint({is_cached ? inputs.target.sym_numel() : c10::SymInt(0), format.pitch},
                           inputs.hidden.options().dtype(format.dtype));

@@ -163,7 +163,6 @@ std::optional<kernels::Dtype> KernelDtype(const at::Tensor& tensor) {
 
 class CudaOps : public DeviceOps {
  public:
-
   const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,
                                int64_t hidden_size) const override {
     if (!IsMultipliedInSixteenBits(device, hidden, weight) || !kernels::HasFusedKernel()) {

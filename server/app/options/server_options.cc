@@ -169,7 +169,7 @@ absl::Status CheckAddresses(const ServerOptions& options) {
       continue;
     }
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
-    LOGPROBD_RETURN_IF_ERROR(CheckPublic(flag, address, options.insecure));
+    LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, options.insecure));
   }
   // The path of the control socket has the suffix ".control".
   constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;

@@ -43,8 +43,7 @@ GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMe
   result.receive_bytes_max = options.receive_bytes;
   result.streams_max = static_cast<int32_t>(options.streams_max);
   // Within this limit, every request that the queue admits can be answered.
-  result.answer_bytes_max = options.queue_bytes;
-  result.answer_client_share = options.client_share;
+  result.answers = {.bytes_max = options.queue_bytes, .client_share_max = options.client_share};
   result.version = Build().version;
   return result;
 }
@@ -79,7 +78,7 @@ std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
 absl::Status CheckHttpAddress(const ServerOptions& options) {
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
                             ParseListenAddress("--http", options.http));
-  return CheckPublic("--http", address, options.insecure);
+  return CheckLoopback("--http", address, options.insecure);
 }
 
 }  // namespace

@@ -400,14 +400,24 @@ TEST_F(CommandTest, BenchVerifiesTheServerAndComparesAnswers) {
                     HasSubstr("same row: 0 differ")));
 }
 
-TEST_F(CommandTest, BenchFailsIfTheServersOwnCheckFails) {
+TEST_F(CommandTest, BenchSendsNoRowsIfTheServersOwnCheckFails) {
   server_.service().verify().set_passed(false);
 
   const Outcome outcome = Run({"bench", "--rows", "1", "--requests", "5", "--verify", "--json"});
 
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_EQ(nlohmann::json::parse(outcome.out)["verification"]["passed"], false);
-  EXPECT_THAT(outcome.err, HasSubstr("the verification failed"));
+  EXPECT_THAT(outcome.err, HasSubstr("own check failed before the load"));
+  EXPECT_THAT(server_.service().requests(), IsEmpty());
+}
+
+TEST_F(CommandTest, BenchReportsWhatItMeasuredIfTheCheckAfterTheLoadsCannotRun) {
+  server_.service().FailVerifyAfter(1);
+
+  const Outcome outcome = Run({"bench", "--rows", "1", "--requests", "5", "--verify", "--json"});
+
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["results"].size(), 1);
+  EXPECT_THAT(outcome.err, HasSubstr("the engine is lost"));
 }
 
 TEST_F(CommandTest, BenchFailsIfTheMetricsCannotBeRead) {

@@ -102,6 +102,14 @@ TEST(FusedChoiceTest, TheRowStepIsOneClusterForFewRowsAndTwoForMany) {
   EXPECT_EQ(step(8'192, 4'096), 1'024);
 }
 
+// Regression: tiles of 64 rows were introduced for vocabularies whose tiles all fit on the GPU at
+// once, and a test of the engine still expected the step of larger tiles.
+TEST(FusedChoiceTest, TheRowStepOfASmallVocabularyIsOneTileOf64Rows) {
+  for (const int64_t depth : {896, 4'096}) {
+    EXPECT_EQ(FusedRowStep({.num_rows = 300, .num_tiles = 6, .depth = depth}), 64);
+  }
+}
+
 // Regression: a swizzle that does not divide the row clusters turned 8 tiles into 16, which took
 // twice the time. The few tiles of a small vocabulary were rounded up in the same way.
 TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {

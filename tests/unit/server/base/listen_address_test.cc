@@ -45,12 +45,12 @@ TEST(ListenAddressTest, NamesTheFlagOfABadAddress) {
 TEST(ListenAddressTest, APublicAddressNeedsInsecure) {
   const auto open = ParseListenAddress("--http", "[::]:9470");
 
-  const absl::Status refused = CheckPublic("--http", *open, /*insecure=*/false);
+  const absl::Status refused = CheckLoopback("--http", *open, /*insecure=*/false);
 
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--http: [::]:9470 can be reached"));
-  EXPECT_TRUE(CheckPublic("--http", *open, /*insecure=*/true).ok());
-  EXPECT_TRUE(CheckPublic("--http", *ParseListenAddress("--http", "[::1]:1"), false).ok());
+  EXPECT_TRUE(CheckLoopback("--http", *open, /*insecure=*/true).ok());
+  EXPECT_TRUE(CheckLoopback("--http", *ParseListenAddress("--http", "[::1]:1"), false).ok());
 }
 
 }  // namespace

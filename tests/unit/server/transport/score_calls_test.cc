@@ -355,8 +355,8 @@ TEST(ScoreStreamTest, AnEmptyStreamEndsWithOk) {
 // Regression: every stream of a client held a window of answers of its own.
 TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) {
   GrpcServer::Options options = TestServerOptions();
-  options.answer_bytes_max = 8;  // one row's logprob and entropy
-  options.answer_client_share = 1;
+  options.answers.bytes_max = 8;  // one row's logprob and entropy
+  options.answers.client_share_max = 1;
   TransportServer server(options);
   server.head->Hold();
   TestStream first(server.channel);

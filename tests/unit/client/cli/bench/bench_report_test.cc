@@ -89,6 +89,7 @@ Verification SomeVerification() {
   verification.before.entropy_difference_max = 2.5e-5;
   verification.before.entropy_tolerance = 2e-4;
   verification.after = verification.before;
+  verification.answers_compared = 3;
   return verification;
 }
 
@@ -164,6 +165,24 @@ TEST(BenchReportTest, FailsTheVerificationIfTheServersCheckFails) {
   verification.after.passed = false;
 
   EXPECT_FALSE(verification.passed());
+}
+
+TEST(BenchReportTest, FailsTheVerificationIfNoRowWasCompared) {
+  Verification verification = SomeVerification();
+
+  verification.answers_compared = 0;
+
+  EXPECT_FALSE(verification.passed());
+}
+
+TEST(BenchReportTest, FailsTheVerificationIfAnAnswerIsNotFinite) {
+  BenchReport report = SomeReport();
+  report.verification = SomeVerification();
+
+  report.verification->answers_nonfinite = 2;
+
+  EXPECT_FALSE(report.verification->passed());
+  EXPECT_THAT(TextOf(report), HasSubstr("2 answered rows have a logprob or entropy that is NaN"));
 }
 
 TEST(BenchReportTest, WarnsAboutUnstableLoadsAndLateSends) {

@@ -1,6 +1,7 @@
 #include "client/cli/bench/verification.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,17 @@ TEST(BaselineTest, ComparesTheRepeatedRowsOfOneAnswer) {
 
   EXPECT_EQ(baseline.rows_compared(), 1);
   EXPECT_EQ(baseline.rows_different(), 1);
+}
+
+TEST(BaselineTest, CountsRowsThatAreNotFinite) {
+  Baseline baseline(3);
+  ScoreResult result = Scores(0, 3);
+  result.logprob[1] = std::numeric_limits<float>::quiet_NaN();
+  result.entropy[2] = std::numeric_limits<float>::infinity();
+
+  baseline.Add(0, result);
+
+  EXPECT_EQ(baseline.rows_nonfinite(), 2);
 }
 
 TEST(BaselineTest, ReportsAChangeOfTheWeights) {
